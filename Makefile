@@ -1,0 +1,46 @@
+.PHONY: help demo test lint types proto bench clean
+
+PYTHON ?= python3
+DEMO_STEPS ?= 1000
+
+# Everything runs in .venv, which is made on demand and again when the dependencies change.
+READY = .venv/ready
+PROTO_READY = .venv-proto/ready
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+demo: $(READY) ## three learners and one alone on this machine, in about two minutes; DEMO_STEPS=150 is a quick look
+	.venv/bin/python examples/demo.py --steps $(DEMO_STEPS)
+
+test: lint types ## lint, types, then all tests
+	.venv/bin/python -m pytest
+
+lint: $(READY) ## ruff
+	.venv/bin/ruff check .
+
+types: $(READY) ## mypy, strict
+	.venv/bin/mypy
+
+bench: $(READY) ## measure: one JSON line per run
+	.venv/bin/python -m bench
+
+# The oldest tools whose code runs on every protobuf that pyproject.toml promises: 1.72 writes code for 6.30 and up.
+# The virtual path registers the file as mend_optim/_pb/peer.proto: a bare peer.proto could be some other package's.
+proto: $(PROTO_READY) ## write mend_optim/_pb from protos/peer.proto
+	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=mend_optim/_pb=protos \
+		--python_out=. --pyi_out=. mend_optim/_pb/peer.proto
+
+clean: ## remove everything that these targets made, the environments too
+	rm -rf .venv .venv-proto build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(PROTO_READY): Makefile
+	$(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/python -m pip install -q --disable-pip-version-check 'grpcio-tools==1.72.*'
+	touch $@

@@ -1,0 +1,276 @@
+"""The tensor side of a learner: anchors, velocities and progress, and the jobs the engine asks for.
+
+The engine (`syncer.py`) decides, in plain data; whoever owns an `Anchors` performs the jobs one at a time, in order, and reports the
+results. Nothing here touches a parameter: what training must add to its weights comes out as a `Correction`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import merge
+from .codec import Codec, Dense, Packet, Sections, as_bytes, decode
+from .errors import PeerError
+from .fragment import Layout
+from .lineage import Lineage, content_digest
+from .outer import Nesterov, correction_between, delta, outer_step
+from .protocol import Offer, Seal, State
+
+# Jobs: from the engine to whoever performs them.
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`. `tensor` is handed over by the training thread."""
+
+    fragment: int
+    seq: int
+    tensor: Tensor = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Check a received offer's bytes: size, codec, finite values."""
+
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta and its digest."""
+
+    fragment: int
+    base: Lineage
+    offers: tuple[Offer, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it."""
+
+    seal: Seal
+    lineage: Lineage
+    mine: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Take whole anchors. `replace`: the weights become the anchor and all local progress is dropped."""
+
+    states: tuple[State, ...]
+    mine: bool
+    replace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Alone, take this learner's own weights (snapshots of all fragments, in order) as the anchors."""
+
+    tensors: tuple[Tensor, ...] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Copy out the anchor of `fragment` for a peer that lacks it. `lineage` is the engine's, for the answer."""
+
+    fragment: int
+    lineage: Lineage
+
+
+Job = Union[Prepare, Inspect, Merge, Advance, Install, Found, Export]
+
+
+# Results: back to the engine.
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What the training thread must do to the fragment's parameters: add `values`, or become them when `replace`."""
+
+    fragment: int
+    values: Tensor = field(compare=False, repr=False)
+    replace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A job's outcome: what it made, or why it was refused. `digest` is of the bytes that were made or taken."""
+
+    sections: Sections = field(default_factory=dict, compare=False, repr=False)
+    digest: bytes = b""
+    corrections: tuple[Correction, ...] = field(default=(), compare=False, repr=False)
+    fault: str = ""
+
+
+class Buffers:
+    """Float32 host buffers that return to the pool when their last holder drops them (pinned for GPUs). Page faults cost more than copies,
+    so a buffer of 100 MB is worth keeping; a slice of it, or a packet being sent, keeps it alive by itself."""
+
+    def __init__(self, pin: bool = False) -> None:
+        self._pin = pin
+        self._free: defaultdict[int, list[np.ndarray[Any, Any]]] = defaultdict(list)
+
+    def take(self, numel: int) -> Tensor:
+        """A flat float32 buffer of `numel` elements with arbitrary content."""
+        free = self._free[numel]
+        try:
+            base = free.pop()
+        except IndexError:
+            base = torch.empty(numel, dtype=torch.float32, pin_memory=self._pin).numpy()
+        lent = base.view()  # what torch's storage holds: every view shares the storage, but not the tensor object handed out
+        weakref.finalize(lent, free.append, base).atexit = False
+        return torch.from_numpy(lent)
+
+
+class Anchors:
+    """Θ, b, Δ and residual of every fragment. One thread at a time."""
+
+    def __init__(
+        self, layout: Layout, weights: Sequence[Tensor], codec: Codec, outer: Nesterov, scheme: str, buffers: Buffers,
+        synchronous: bool = False,
+    ) -> None:
+        self.codec, self.outer, self.scheme, self.buffers = codec, outer, scheme, buffers
+        self.layout = layout
+        self.synchronous = synchronous
+        self.theta = list(weights)
+        self.velocity = [torch.zeros_like(w) if outer.momentum else None for w in weights]
+        self.progress: list[Tensor | None] = [None] * len(weights)
+        self.residual: list[Tensor | None] = [None] * len(weights)
+        self.lost: list[Tensor | None] = [None] * len(weights)
+
+    def genesis(self) -> bytes:
+        """The digest of all anchors' bytes."""
+        return content_digest(*(as_bytes(theta) for theta in self.theta))
+
+    def perform(self, job: Job) -> Done:
+        """Do one job. A peer's garbage becomes a `fault`, never an exception."""
+        try:
+            do: Callable[[Job], Done] = getattr(self, "_" + type(job).__name__.lower())
+            return do(job)
+        except PeerError as error:
+            return Done(fault=str(error))
+
+    def _prepare(self, job: Prepare) -> Done:
+        progress = delta(self.theta[job.fragment], job.tensor)
+        if not merge.finite(progress):
+            return Done(fault="its parameters are not finite")
+        self.progress[job.fragment] = progress
+        return Done(sections={"delta": self._encode(job.fragment, progress)})
+
+    def _encode(self, fragment: int, progress: Tensor) -> Packet:
+        """Error feedback: A = Δ + e is encoded, and A - decode(encode(A)) waits until a seal says that the offer was merged."""
+        if self.codec.exact:
+            return self.codec.encode(progress)
+        residual = self.residual[fragment]
+        whole = progress + residual if residual is not None else progress.clone()
+        packet = self.codec.encode(whole)
+        self.lost[fragment] = whole.sub_(self.codec.decode(packet))
+        return packet
+
+    def _settle(self, fragment: int, mine: bool) -> Tensor | None:
+        """The pending Δ if it was merged; its residual is committed and it is pending no more."""
+        if not mine:
+            return None
+        self.residual[fragment], self.lost[fragment] = self.lost[fragment], None
+        progress, self.progress[fragment] = self.progress[fragment], None
+        return progress
+
+    def _inspect(self, job: Inspect) -> Done:
+        values = self._read(job.offer.sections, "delta", job.offer.fragment)
+        return Done() if merge.finite(values) else Done(fault="not finite")
+
+    def _read(self, sections: Sections, name: str, fragment: int) -> Tensor:
+        if name not in sections:
+            raise PeerError(f"section {name!r} is missing")
+        return decode(sections[name], self.theta[fragment].numel())
+
+    def _merge(self, job: Merge) -> Done:
+        stepped = [(o, w) for o, w in zip(job.offers, job.weights, strict=True) if o.steps]  # the others bring no delta
+        deltas = [self._read(offer.sections, "delta", job.fragment) for offer, _ in stepped]
+        out = self.buffers.take(self.theta[job.fragment].numel())
+        merge.merge(self.scheme, deltas, [w for _, w in stepped], out, self.layout.fragments[job.fragment].offsets)
+        packet = _dense(out)
+        return Done(sections={"merged": packet}, digest=content_digest(packet.data))
+
+    def _advance(self, job: Advance) -> Done:
+        seal, p = job.seal, job.seal.fragment
+        merged = self._read(seal.sections, "merged", p)
+        if not merge.finite(merged) or content_digest(seal.sections["merged"].data) != seal.payload:
+            return Done(fault="the merged bytes do not have the digest that was sealed")
+        mine = self._settle(p, job.mine)
+        values = self.buffers.take(merged.numel())
+        outer_step(self.outer, self.theta[p], self.velocity[p], merged, mine, values)
+        replace = self.synchronous and job.mine
+        if replace:
+            values.copy_(self.theta[p])
+        return Done(corrections=(Correction(p, values, replace),))
+
+    def _install(self, job: Install) -> Done:
+        for state in job.states:
+            self._verify(state)
+        return Done(corrections=tuple(self._take(state, job) for state in job.states))
+
+    def _verify(self, state: State) -> None:
+        sections = [state.sections[name].data for name in sorted(state.sections)]
+        if content_digest(*sections) != state.content:
+            raise PeerError("the anchor's bytes do not have the digest that came with them")
+        values = [self._read(state.sections, "anchor", state.fragment)]
+        if self.outer.momentum:
+            values.append(self._read(state.sections, "velocity", state.fragment))
+        if not all(merge.finite(v) for v in values):
+            raise PeerError("the anchor is not finite")
+
+    def _take(self, state: State, job: Install) -> Correction:
+        p = state.fragment
+        anchor = self._read(state.sections, "anchor", p)
+        values = self.buffers.take(anchor.numel())
+        if job.replace:
+            self.progress[p] = self.residual[p] = self.lost[p] = None
+            values.copy_(anchor)
+        else:
+            correction_between(self.theta[p], anchor, self._settle(p, job.mine), values)
+        self.theta[p].copy_(anchor)
+        velocity = self.velocity[p]
+        if velocity is not None:
+            velocity.copy_(self._read(state.sections, "velocity", p))
+        return Correction(p, values, job.replace)
+
+    def _found(self, job: Found) -> Done:
+        if not all(merge.finite(tensor) for tensor in job.tensors):
+            return Done(fault="its parameters are not finite")
+        for p, tensor in enumerate(job.tensors):
+            self.theta[p].copy_(tensor)
+            self.progress[p] = self.residual[p] = self.lost[p] = None
+        return Done(digest=self.genesis())
+
+    def _export(self, job: Export) -> Done:
+        p = job.fragment
+        sections = {"anchor": _dense(self._copy(self.theta[p]))}
+        velocity = self.velocity[p]
+        if velocity is not None:
+            sections["velocity"] = _dense(self._copy(velocity))
+        return Done(sections=sections, digest=content_digest(*(sections[name].data for name in sorted(sections))))
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        return self.buffers.take(tensor.numel()).copy_(tensor)
+
+
+def _dense(values: Tensor) -> Packet:
+    return Dense().encode(values)
+
+
+def stack(older: Correction | None, newer: Correction) -> Correction:
+    """One correction that does what `older`, not yet applied, and then `newer` would have done."""
+    if older is None or newer.replace:
+        return newer
+    newer.values.add_(older.values)
+    return Correction(newer.fragment, newer.values, older.replace)

@@ -1,0 +1,137 @@
+"""Which parameters: an exact, balanced partition into fragments, and the copies between parameters and flat host buffers.
+
+A fragment is a set of whole tensors. Flat buffers are float32 on the host, one element per parameter element, tensors laid end to
+end in parameter order. Only the training thread calls `gather` and `scatter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from .errors import UsageError, require
+
+
+def partition(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ...]:
+    """Indices of `sizes` in `fragments` bins: largest first, each into the lightest bin (at most 4/3 of the optimum).
+
+    Exact: every index is in one bin. Deterministic: ties go to the lower index and the lower bin. Bins list their indices in order.
+    """
+    bins: list[list[int]] = [[] for _ in range(fragments)]
+    weight = [0] * fragments
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        lightest = min(range(fragments), key=lambda b: (weight[b], len(bins[b]), b))
+        bins[lightest].append(index)
+        weight[lightest] += sizes[index]
+    return tuple(tuple(sorted(members)) for members in bins)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Fragment p: which tensors, and where each lies in the flat buffer (`offsets[i]` to `offsets[i + 1]`, in elements)."""
+
+    index: int
+    tensors: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return self.offsets[-1]
+
+
+class Layout:
+    """The parameters of a model as P fragments. Raises `UsageError` for what cannot be merged."""
+
+    def __init__(self, names: Sequence[str], tensors: Sequence[Tensor], fragments: int) -> None:
+        require(len(tensors) > 0, "inner", "an optimizer without parameters", "an optimizer with at least one parameter")
+        require(
+            fragments <= len(tensors),
+            "fragments",
+            fragments,
+            f"at most the number of parameter tensors ({len(tensors)})",
+            "a fragment holds whole tensors",
+        )
+        for name, tensor in zip(names, tensors, strict=True):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                raise UsageError(f"parameter {name} must be floating point or complex to be merged, got {tensor.dtype}")
+        _refuse_aliases(names, tensors)
+        self.names = tuple(names)
+        self.shapes = tuple(tuple(t.shape) for t in tensors)
+        self.dtypes = tuple(str(t.dtype) for t in tensors)
+        sizes = [t.numel() * (2 if t.is_complex() else 1) for t in tensors]
+        self.fragments = tuple(
+            Fragment(p, members, (0, *accumulate(sizes[i] for i in members)))
+            for p, members in enumerate(partition(sizes, fragments))
+        )
+
+    @property
+    def numel(self) -> int:
+        return sum(f.numel for f in self.fragments)
+
+    def fingerprint(self) -> tuple[tuple[str, str], ...]:
+        """(field, value) pairs that two learners must have in common, in an order that names the first difference well."""
+        listed = zip(self.names, self.shapes, self.dtypes, strict=True)
+        count = ("number of parameters", str(len(self.names)))
+        return (count, *((f"parameter {name}", f"{list(shape)} {dtype}") for name, shape, dtype in listed))
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Raise `UsageError` if the parameters are no longer those the layout was made of."""
+        if len(tensors) != len(self.shapes):
+            raise UsageError(
+                f"the optimizer must keep its {len(self.shapes)} parameters while it trains with peers, got {len(tensors)}; "
+                "add parameters before the first step, or close() this optimizer and make a new one"
+            )
+        for name, shape, tensor in zip(self.names, self.shapes, tensors, strict=True):
+            if tuple(tensor.shape) != shape:
+                raise UsageError(
+                    f"parameter {name} must keep its shape {list(shape)} while it trains with peers, got {list(tensor.shape)}; "
+                    "close() this optimizer and make a new one for the changed model"
+                )
+
+
+def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+    owners: dict[tuple[torch.device, int], int] = {}
+    for i, tensor in enumerate(tensors):
+        owner = owners.setdefault((tensor.device, tensor.data_ptr()), i) if tensor.numel() and tensor.data_ptr() else i
+        if owner != i:
+            raise UsageError(
+                f"parameter {names[i]} must have memory of its own, got that of parameter {names[owner]}; "
+                "what others learned would be added to it twice: give tied parameters to the inner optimizer once"
+            )
+
+
+def _real(parameter: Tensor) -> Tensor:
+    plain = parameter.detach()
+    return torch.view_as_real(plain) if plain.is_complex() else plain
+
+
+@torch.no_grad()
+def gather(fragment: Fragment, parameters: Sequence[Tensor], out: Tensor) -> None:
+    """Copy the fragment's parameters into `out` (float32, host). From a GPU into pinned memory the copies are asynchronous:
+    wait for the device's current stream before reading `out`."""
+    for i, start, stop in zip(fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False):
+        source = _real(parameters[i])
+        if source.is_cuda:
+            source = source.to(torch.float32)  # on the device: a cast during the copy would make it synchronous
+        out[start:stop].view(source.shape).copy_(source, non_blocking=True)
+
+
+@torch.no_grad()
+def scatter(fragment: Fragment, values: Tensor, parameters: Sequence[Tensor], replace: bool) -> None:
+    """Add `values` (float32, host) to the fragment's parameters in place, or copy them over when `replace`.
+
+    The sum is rounded once, to the parameter's dtype; what rounding loses stays in the learner's next delta.
+    """
+    for i, start, stop in zip(fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False):
+        target = _real(parameters[i])
+        source = values[start:stop].view(target.shape)
+        if target.is_cuda:
+            source = source.to(target.device, non_blocking=True)
+        if replace:
+            target.copy_(source)
+        else:
+            target.add_(source)  # in the wider of both dtypes, whatever they are

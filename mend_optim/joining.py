@@ -1,0 +1,61 @@
+"""Finding the others: when a learner may take its first inner step, and whose weights it takes when they are not its own.
+
+Lineages of one genesis are compared fragment by fragment. Those of different genesis are compared as whole models, by
+(Σ tokens, Σ version, genesis), and taken as whole models: no learner ends with a mixture of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .lineage import Key, PeerId
+from .protocol import State
+
+
+class ModelKey(NamedTuple):
+    """The order of whole models."""
+
+    tokens: int
+    version: int
+    genesis: bytes
+
+
+def model_key(keys: Iterable[Key], genesis: bytes) -> ModelKey:
+    listed = list(keys)
+    return ModelKey(sum(k.tokens for k in listed), sum(k.version for k in listed), genesis)
+
+
+@dataclass(slots=True)
+class Switch:
+    """Taking another model whole: the anchors that have arrived from `peer`, until all fragments' have."""
+
+    peer: PeerId
+    genesis: bytes
+    states: dict[int, State] = field(default_factory=dict)
+
+    def complete(self, fragments: int) -> bool:
+        return len(self.states) == fragments
+
+
+class Seeds:
+    """The addresses the user gave, and what became of each: a peer, ourselves, or a refusal."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.found: dict[str, PeerId | None] = {address: None for address in addresses}
+
+    def resolve(self, address: str, peer: PeerId) -> None:
+        if address in self.found:
+            self.found[address] = peer
+
+    def discard(self, address: str) -> None:
+        """The address is our own, or its learner refused us: nothing to wait for."""
+        self.found.pop(address, None)
+
+    @property
+    def missing(self) -> list[str]:
+        return [address for address, peer in self.found.items() if peer is None]
+
+    def peers(self) -> list[PeerId]:
+        return [peer for peer in self.found.values() if peer is not None]

@@ -1,0 +1,85 @@
+"""What happened: records of rounds and events, as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .lineage import Lineage, PeerId
+from .protocol import Seal
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """One member of a round: how much work its offer carried, and its weight in the merge."""
+
+    name: str
+    incarnation: int
+    seq: int
+    tokens: int
+    steps: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One adopted anchor. `reason`: "all_present", "grace_expired", or how else it came: "pulled", "founded".
+
+    `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's offer; `superseded` names peers whose
+    merged work is not in it (after a partition); `dropped_tokens` is local progress that could not be kept.
+    """
+
+    fragment: int
+    version: int
+    tokens: int
+    digest: str
+    reason: str
+    sealer: str = ""
+    members: tuple[MemberRecord, ...] = ()
+    absent: tuple[str, ...] = ()
+    mine: bool = False
+    superseded: tuple[str, ...] = ()
+    dropped_tokens: int = 0
+
+    def json(self) -> str:
+        """One line of the ledger."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something the user may want to know: what kind, in words, and the facts. `kind` is one of "joined", "alone", "met", "left", "evicted",
+    "refused", "round", "fault"."""
+
+    kind: str
+    text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def sealed_record(seal: Seal, mine: bool) -> RoundRecord:
+    members = tuple(
+        MemberRecord(m.peer.name, m.peer.incarnation, m.seq, m.tokens, m.steps, weight)
+        for m, weight in zip(seal.members, seal.weights, strict=True)
+    )
+    tokens, version, digest = seal.key
+    return RoundRecord(
+        seal.fragment, version, tokens, digest.hex(), seal.reason, seal.sealer.name, members, seal.absent, mine
+    )
+
+
+def taken_record(
+    fragment: int, old: Lineage, new: Lineage, reason: str, mine: bool = False, dropped_tokens: int = 0
+) -> RoundRecord:
+    """The record of an anchor that came whole; names those whose merged work the old lineage had and the new one has not."""
+    lost = {peer.name for peer, seq in old.merged.items() if new.last_merged(peer) < seq}
+    return RoundRecord(
+        fragment, new.version, new.tokens, new.digest.hex(), reason,
+        mine=mine, superseded=tuple(sorted(lost)), dropped_tokens=dropped_tokens,
+    )  # fmt: skip
+
+
+def describe(peer: PeerId, what: str, **facts: Any) -> Event:
+    """An event about a peer."""
+    return Event(what, f"{peer.name} {what}", {"peer": peer.name, "incarnation": peer.incarnation, **facts})

@@ -1,0 +1,68 @@
+"""The outer optimizer, and the arithmetic of adoption. All tensors flat float32 on the host, updated in place.
+
+    b ← μ b + Δ̄            Θ ← Θ - η (Δ̄ + μ b)            (DiLoCo, arXiv 2311.08105; Nesterov as torch writes it)
+
+Progress Δ = Θ - θ does not change when an unmerged learner moves to another anchor of its genesis, because its weights move by the same
+step as the anchor. Both forms of late adoption are therefore one formula, and need no snapshot:
+
+    θ ← θ + C,    C = (Θ_new - Θ_old) + [my offer was merged] Δ
+
+With the offer merged, that is θ + (Θ_new - θ_t), θ_t = Θ_old - Δ being the snapshot; without, θ + (Θ_new - Θ_old).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import is_number, require
+from .merge import blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nesterov:
+    """Outer learning rate η > 0 and momentum 0 ≤ μ < 1. The default is plain averaging: Θ ← Θ - Δ̄.
+
+    Under a constant Δ̄ the first step has gain η(1+μ), the steady state η/(1-μ). 0.7 / 0.9 is the literature's choice for long
+    runs; in short ones it was worse than training alone. Raises `UsageError`.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(is_number(self.lr) and 0 < self.lr <= 10, "outer.lr", self.lr, "in (0, 10]")
+        require(is_number(self.momentum) and 0 <= self.momentum < 1, "outer.momentum", self.momentum, "in [0, 1)")
+
+
+def delta(anchor: Tensor, snapshot: Tensor) -> Tensor:
+    """Δ = Θ - θ_t, written over the snapshot."""
+    return torch.sub(anchor, snapshot, out=snapshot)
+
+
+def outer_step(
+    outer: Nesterov, anchor: Tensor, velocity: Tensor | None, merged: Tensor, mine: Tensor | None, correction: Tensor
+) -> None:
+    """Move the anchor (and velocity) by the merged delta, and write the adoption's correction C for this learner.
+
+    `mine` is the learner's own Δ if its offer was merged. Scale and add are separate operations: a fused one would round
+    differently on machines that have it, and anchors must agree to the bit.
+    """
+    for block in blocks(anchor.numel()):
+        old = anchor[block].clone()
+        update = merged[block].clone()
+        if velocity is not None:
+            momentum = velocity[block].mul_(outer.momentum).add_(update)
+            update.add_(momentum * outer.momentum)
+        anchor[block].sub_(update.mul_(outer.lr) if outer.lr != 1 else update)
+        torch.sub(anchor[block], old, out=correction[block])
+        if mine is not None:
+            correction[block].add_(mine[block])
+
+
+def correction_between(old: Tensor, new: Tensor, mine: Tensor | None, out: Tensor) -> Tensor:
+    """C = (Θ_new - Θ_old) + [merged] Δ, for a learner that took a whole anchor instead of a seal."""
+    torch.sub(new, old, out=out)
+    return out.add_(mine) if mine is not None else out

@@ -1,0 +1,125 @@
+"""The learner's side of a fragment: what was trained since the anchor, what was offered, what awaits adoption.
+
+A learner has at most one pending offer per fragment, and keeps it, same sequence number and same bytes, until some anchor has merged it.
+Progress trained after its snapshot travels in the next offer. So everything up to `banked` is settled, the pending offer holds exactly what
+follows, and no seal met later can contain work that is also still to be offered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .lineage import Lineage, PeerId
+from .protocol import Offer, Seal, State
+from .schedule import Schedule
+
+NEVER = float("inf")
+
+
+class Motion(Enum):
+    """What a fragment is busy with. A snapshot and a moving anchor exclude each other: Δ needs the anchor its weights rest on."""
+
+    STILL = "still"
+    SNAPSHOT = "snapshot"  # copied by the training thread, not yet Δ
+    MOVING = "moving"  # the worker takes an outer step or installs an anchor
+
+
+@dataclass(slots=True)
+class Pending:
+    """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was sent."""
+
+    seq: int
+    step: int
+    tokens: int
+    steps: int
+    due: bool
+    offer: Offer | None = None
+    sent_to: PeerId | None = None
+    delivered: bool = False
+    resend_at: float = NEVER
+    missed: bool = False
+
+
+@dataclass(slots=True)
+class Totals:
+    """Inner steps and tokens trained by this process: monotone counters."""
+
+    step: int = 0
+    tokens: int = 0
+
+
+class Progress:
+    """One fragment of one learner. Tokens: trained = banked (merged or dropped) + unmerged."""
+
+    def __init__(self, fragment: int, lineage: Lineage, mark: int) -> None:
+        self.fragment, self.lineage, self.mark = fragment, lineage, mark
+        self.banked = Totals()
+        self.dropped_tokens = 0
+        self.seq = 0
+        self.pending: Pending | None = None
+        self.motion = Motion.STILL
+        self.stash: Seal | State | None = None
+        self.untaken = False
+        self.adopt_at: int | None = None
+        self.called = False
+        self.caller: PeerId | None = None
+        self.behind_since: float | None = None
+
+    def unmerged(self, totals: Totals) -> Totals:
+        """Steps and tokens trained since the last settled snapshot."""
+        return Totals(totals.step - self.banked.step, totals.tokens - self.banked.tokens)
+
+    def wants_snapshot(self, totals: Totals, schedule: Schedule) -> bool:
+        """Due or called, with something to offer, nothing pending, and weights that rest on the current anchor."""
+        if self.pending or self.untaken or self.motion is not Motion.STILL or not self.unmerged(totals).step:
+            return False
+        return self.called or schedule.due(totals.step, self.mark)
+
+    def snapshot(self, totals: Totals, due: bool) -> Pending:
+        """The training thread copies the fragment now; everything unmerged goes into the next offer."""
+        work = self.unmerged(totals)
+        self.seq += 1
+        self.motion, self.called = Motion.SNAPSHOT, False
+        self.pending = Pending(self.seq, totals.step, work.tokens, work.step, due)
+        return self.pending
+
+    def includes_pending(self, lineage: Lineage, me: PeerId) -> bool:
+        """Whether `lineage` has merged the pending offer."""
+        return self.pending is not None and lineage.last_merged(me) == self.pending.seq
+
+    def in_doubt(self, lineage: Lineage, me: PeerId) -> bool:
+        """Whether `lineage` merged an offer of ours that we know nothing of: then drop, never double (law 5)."""
+        settled = self.seq - (1 if self.pending else 0)
+        return lineage.last_merged(me) > settled and not self.includes_pending(lineage, me)
+
+    def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule) -> None:
+        """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training thread."""
+        self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
+        pending = self.pending
+        if mine and pending:
+            self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)
+            self.pending = None
+            self.mark = totals.step if pending.missed else pending.step
+            self.called = pending.missed and not schedule.lockstep
+            self.adopt_at = pending.step + schedule.adopt_after if schedule.adopt_after is not None else None
+        else:
+            self.mark = totals.step if self.unmerged(totals).step else self.mark
+            if pending:
+                pending.missed, pending.due = True, False
+
+    def taken(self, replace: bool, totals: Totals) -> int:
+        """The training thread applied the correction. Returns the tokens that a replacement dropped."""
+        self.untaken, self.adopt_at = False, None
+        if not replace:
+            return 0
+        dropped = self.unmerged(totals)
+        self.banked, self.pending = Totals(totals.step, totals.tokens), None
+        self.mark = totals.step if dropped.step else self.mark
+        self.dropped_tokens += dropped.tokens
+        return dropped.tokens
+
+    def founded(self, lineage: Lineage, at: Totals) -> None:
+        """Alone, the weights at `at` became the anchor: all of it is merged."""
+        self.motion, self.lineage, self.pending = Motion.STILL, lineage, None
+        self.banked, self.called = Totals(at.step, at.tokens), False

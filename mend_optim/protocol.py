@@ -1,0 +1,175 @@
+"""Every message that learners exchange, as plain data. `wire.py` turns them into protobuf and back.
+
+Bulky messages (Offer, Seal, State) carry *sections*: named packets. A later kind of content is one more section, not another message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Union
+
+from .codec import Packet, Sections
+from .lineage import Entry, Key, Lineage, PeerId
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What two learners must agree on before they exchange anything else; also the answer to it.
+
+    `model` and `policy` are (field, value) pairs in a fixed order. `refusal` is empty in a request and in a welcome. `known` is the
+    incarnation the answering side knows under the caller's name, 0 if none.
+    """
+
+    peer: PeerId
+    address: str
+    model: tuple[tuple[str, str], ...]
+    policy: tuple[tuple[str, str], ...]
+    protocol: int = PROTOCOL
+    refusal: str = ""
+    known: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rumor:
+    """What a peer says of a third: the greatest beat count it has seen. `left` spreads a goodbye."""
+
+    peer: PeerId
+    address: str
+    count: int
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One fragment in a beat: the sender's anchor, and the offers it holds as a sealer."""
+
+    key: Key
+    held: tuple[tuple[PeerId, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life, with everything that is small: roster, lineages, counters.
+
+    `genesis` is empty until the sender has weights to show. `training` is false until it has joined. `seconds_per_step` is the
+    sender's running mean of an inner step, 0 if unknown.
+    """
+
+    peer: PeerId
+    address: str
+    count: int
+    step: int = 0
+    tokens: int = 0
+    seconds_per_step: float = 0.0
+    training: bool = False
+    genesis: bytes = b""
+    reports: tuple[Report, ...] = ()
+    roster: tuple[Rumor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The sender leaves: nobody need wait for it."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The sealer asks a peer for its offer: what it has done since it last offered, at the end of its current inner step."""
+
+    peer: PeerId
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A learner's progress Δ on one fragment. Resent, it is the same offer: same `seq`, same bytes.
+
+    `key` is the sender's anchor when it was sent. `due` is true at the sender's own boundary: such an offer launches a round.
+    """
+
+    peer: PeerId
+    fragment: int
+    seq: int
+    tokens: int
+    steps: int
+    genesis: bytes
+    key: Key
+    due: bool
+    sections: Sections = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(self.peer, self.seq, self.tokens, self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The sealer's decision: exactly which offers, which weights, why; and the merged bytes.
+
+    `payload` is the digest of the merged bytes, so `base.seal(members, payload).key == key`.
+    """
+
+    sealer: PeerId
+    fragment: int
+    base: bytes
+    key: Key
+    members: tuple[Entry, ...]
+    weights: tuple[float, ...]
+    absent: tuple[str, ...]
+    reason: str
+    payload: bytes
+    sections: Sections = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Ask for a fragment's newest anchor; `have` is the digest of the asker's, so that a seal can answer where one suffices."""
+
+    peer: PeerId
+    fragment: int
+    have: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A whole anchor: sections "anchor" and, with outer momentum, "velocity". `content` is the digest of their bytes."""
+
+    peer: PeerId
+    fragment: int
+    lineage: Lineage
+    content: bytes
+    sections: Sections = field(default_factory=dict, compare=False, repr=False)
+
+
+Control = Union[Beat, Goodbye, Call, Want]
+Bulk = Union[Offer, Seal, State]
+Message = Union[Control, Bulk]
+
+
+def nbytes(sections: Mapping[str, Packet]) -> int:
+    """Payload bytes of a bulky message."""
+    return sum(packet.nbytes for packet in sections.values())
+
+
+def first_difference(mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]) -> str | None:
+    """ "field: here …, there …" for the first field in which two fingerprints differ; None if they agree."""
+    here, there = dict(mine), dict(theirs)
+    for name in [*here, *(name for name in there if name not in here)]:
+        if here.get(name) != there.get(name):
+            return f"{name}: here {here.get(name, 'absent')}, there {there.get(name, 'absent')}"
+    return None
+
+
+def refusal(mine: Hello, theirs: Hello) -> str:
+    """Why these two must not train together, naming the first differing field on both sides; "" if they may."""
+    if mine.protocol != theirs.protocol:
+        return f"protocol version: here {mine.protocol}, there {theirs.protocol}; install the same mend-optim on both"
+    if mine.peer.name == theirs.peer.name:
+        return f"name: {mine.peer.name!r} on both sides; give every learner a name of its own"
+    different = first_difference(mine.model, theirs.model) or first_difference(mine.policy, theirs.policy)
+    return different or ""

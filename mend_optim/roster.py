@@ -1,0 +1,216 @@
+"""Who is known, alive, suspected, evicted; and who seals.
+
+    alive ──silence or a broken link──▶ suspected ──evict_after_s of silence──▶ (evicted: forgotten but for a tombstone)
+      ▲                                     │
+      └────────── any sign of life ─────────┘          a goodbye evicts at once
+
+A peer's beat count grows with every beat; hearing of a greater count from anybody is a sign of life, so liveness spreads by gossip
+and survives links that work one way only. A greater incarnation replaces a smaller one of the same name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .errors import is_number, require
+from .lineage import PeerId
+from .protocol import Beat, Rumor
+
+FANOUT = 16
+LEFT = 2**62  # the beat count of a peer that said goodbye: no news can be newer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The only timeouts, in seconds; all others derive from them. Raises `UsageError`.
+
+    `beat_s` between beats (three missed ones make a suspect); `join_timeout_s` to find peers before starting alone; `round_timeout_s` the
+    longest that `step()` waits for a round under `adopt_after`, and a transfer may stand still; `evict_after_s` of silence until the
+    roster forgets a peer.
+    """
+
+    beat_s: float = 1.0
+    join_timeout_s: float = 30.0
+    round_timeout_s: float = 60.0
+    evict_after_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("beat_s", "round_timeout_s", "evict_after_s"):
+            value = getattr(self, name)
+            require(is_number(value) and value > 0, f"timing.{name}", value, "a number of seconds > 0")
+        patience = self.join_timeout_s
+        require(is_number(patience) and patience >= 0, "timing.join_timeout_s", patience, "a number of seconds >= 0")
+        require(
+            self.evict_after_s > self.suspect_after_s,
+            "timing.evict_after_s",
+            self.evict_after_s,
+            f"more than three beats ({self.suspect_after_s} s)",
+            "a peer is suspected before it is evicted",
+        )
+
+    @property
+    def suspect_after_s(self) -> float:
+        return 3 * self.beat_s
+
+
+@dataclass(slots=True)
+class Peer:
+    """A learner as seen over the network."""
+
+    id: PeerId
+    address: str
+    count: int
+    heard_at: float
+    linked: bool = False
+    suspected: bool = False
+    beat: Beat | None = None
+
+    @property
+    def training(self) -> bool:
+        return self.beat is not None and self.beat.training
+
+
+class Roster:
+    """The peers this learner knows. `hear` and `gossip` feed it, `expire` ages it; all take the time as an argument."""
+
+    def __init__(self, me: PeerId, address: str, timing: Timing) -> None:
+        self.me, self.address, self.timing = me, address, timing
+        self.peers: dict[str, Peer] = {}
+        self._tombstones: dict[str, tuple[int, int]] = {}  # name: (incarnation, last count; LEFT after a goodbye)
+
+    def find(self, id: PeerId) -> Peer | None:
+        """The peer of exactly this incarnation, if it is on the roster."""
+        peer = self.peers.get(id.name)
+        return peer if peer and peer.id == id else None
+
+    def meet(self, now: float, id: PeerId, address: str) -> Peer | None:
+        """A peer that said hello: direct news, so it lifts a tombstone of its own incarnation. None for ourselves or a past incarnation."""
+        known = self.peers.get(id.name)
+        if id.name == self.me.name or (known and known.id.incarnation > id.incarnation):
+            return None
+        buried = self._tombstones.get(id.name, (0, 0))
+        if buried >= (id.incarnation, LEFT):
+            return None
+        if not known or known.id != id:
+            self._tombstones.pop(id.name, None)
+            known = self.peers[id.name] = Peer(id, address, buried[1] if buried[0] == id.incarnation else 0, now)
+        known.heard_at, known.suspected = now, False
+        known.address = address or known.address
+        return known
+
+    def hear(self, now: float, beat: Beat) -> Peer | None:
+        """A beat from the peer itself. None if it is of the past (an older beat or incarnation) or our own.
+
+        On a slow link gossip may overtake it: then it is no sign of life any more, but still the newest report.
+        """
+        known = self.find(beat.peer)
+        if known and known.beat and beat.count <= known.beat.count:
+            return None
+        peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count)) or known
+        if peer:
+            peer.beat = beat
+        return peer
+
+    def gossip(self, now: float, rumors: Iterable[Rumor]) -> None:
+        """What a peer says of others: a greater count is a sign of life, `left` is a goodbye passed on."""
+        for rumor in rumors:
+            if rumor.left:
+                self.leave(rumor.peer)
+            else:
+                self._learn(now, rumor)
+
+    def _learn(self, now: float, rumor: Rumor) -> Peer | None:
+        name, incarnation = rumor.peer
+        known = self.peers.get(name)
+        last = (known.id.incarnation, known.count) if known else self._tombstones.get(name, (0, -1))
+        if name == self.me.name or (incarnation, rumor.count) <= last:
+            return None
+        if known is None or known.id != rumor.peer:
+            self._tombstones.pop(name, None)
+            known = self.peers[name] = Peer(rumor.peer, rumor.address, rumor.count, now)
+        known.count, known.heard_at, known.suspected = rumor.count, now, False
+        known.address = rumor.address or known.address
+        return known
+
+    def touch(self, now: float, id: PeerId) -> None:
+        """Bytes arrived from the peer: a sign of life, too."""
+        peer = self.find(id)
+        if peer:
+            peer.heard_at, peer.suspected = now, False
+
+    def link(self, now: float, id: PeerId, up: bool) -> None:
+        """The control stream with the peer opened, or broke: a broken one makes a suspect at once."""
+        peer = self.find(id)
+        if peer:
+            peer.linked = up
+            peer.suspected = not up
+            if up:
+                peer.heard_at = now
+
+    def leave(self, id: PeerId) -> bool:
+        """The peer said goodbye: this incarnation never comes back. False if that changes nothing."""
+        if id.name == self.me.name or self._tombstones.get(id.name, (0, 0)) >= (id.incarnation, LEFT):
+            return False
+        known = self.peers.get(id.name)
+        if known and known.id.incarnation > id.incarnation:
+            return False
+        self.peers.pop(id.name, None)
+        self._tombstones[id.name] = (id.incarnation, LEFT)
+        return known is not None
+
+    def expire(self, now: float) -> list[PeerId]:
+        """Suspect the silent, evict the long silent; returns the evicted."""
+        for peer in self.peers.values():
+            if now >= peer.heard_at + self.timing.suspect_after_s:  # as `wake_at` rounds it
+                peer.suspected = True
+        silent = [p for p in self.peers.values() if now >= p.heard_at + self.timing.evict_after_s]
+        for peer in silent:
+            del self.peers[peer.id.name]
+            self._tombstones[peer.id.name] = (peer.id.incarnation, peer.count)
+        return [peer.id for peer in silent]
+
+    def wake_at(self) -> float:
+        """When somebody becomes suspect or evicted if nothing is heard."""
+        limit = self.timing
+        waits = (p.heard_at + (limit.evict_after_s if p.suspected else limit.suspect_after_s) for p in self.peers.values())
+        return min(waits, default=float("inf"))
+
+    @property
+    def alone(self) -> bool:
+        return not self.peers
+
+    @property
+    def size(self) -> int:
+        """Learners on the roster, this one included."""
+        return 1 + len(self.peers)
+
+    def alive(self) -> list[PeerId]:
+        """Peers that are not suspected, in name order."""
+        return sorted(p.id for p in self.peers.values() if not p.suspected)
+
+    def sealer(self, fragment: int) -> PeerId | None:
+        """Who runs the fragment's rounds: the greatest hash of (fragment, name) over the live learners that can be dialled."""
+        candidates = [p.id for p in self.peers.values() if p.address and not p.suspected]
+        if self.address:
+            candidates.append(self.me)
+        return max(candidates, key=lambda id: _rendezvous(fragment, id.name), default=None)
+
+    def rumors(self) -> tuple[Rumor, ...]:
+        """What this learner passes on: everyone it knows, not those it only suspects, and the goodbyes."""
+        known = [Rumor(p.id, p.address, p.count) for p in self.peers.values() if not p.suspected]
+        left = [Rumor(PeerId(n, i), "", c, left=True) for n, (i, c) in self._tombstones.items() if c == LEFT]
+        return (*known, *left)
+
+    def audience(self, count: int) -> list[PeerId]:
+        """Whom to send beat number `count`: everybody, or in a big roster a window that moves round it."""
+        everyone = sorted(p.id for p in self.peers.values())
+        if len(everyone) <= FANOUT:
+            return everyone
+        start = count * FANOUT % len(everyone)
+        return (everyone + everyone)[start : start + FANOUT]
+
+
+def _rendezvous(fragment: int, name: str) -> bytes:
+    return hashlib.blake2b(f"{fragment}/{name}".encode(), digest_size=16).digest()

@@ -1,0 +1,78 @@
+"""A twin of `anchor.Anchors` in set algebra: units of work stand for tensors.
+
+A vector is a dict from unit to integer coefficient; weights are the anchor's units plus the learner's own. A merge is a plain sum. Since adoption is linear, the
+engine must keep every coefficient of every anchor and of all weights at exactly 1: a unit merged twice shows as 2, a lost correction as 0 or -1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mend_optim.anchor import Advance, Correction, Done, Export, Found, Inspect, Install, Job, Merge, Prepare
+from mend_optim.lineage import content_digest
+
+Vector = dict[Any, int]
+
+
+def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
+    """a + scale·b, without zeros."""
+    total = dict(a)
+    for unit, count in b.items():
+        total[unit] = total.get(unit, 0) + scale * count
+    return {unit: count for unit, count in total.items() if count}
+
+
+def digest(*vectors: Vector) -> bytes:
+    return content_digest(*(repr(sorted(v.items(), key=repr)).encode() for v in vectors))
+
+
+class Units:
+    """Performs the engine's jobs on vectors of units."""
+
+    def __init__(self, weights: list[Vector]) -> None:
+        self.theta = [dict(w) for w in weights]
+        self.progress: list[Vector] = [{} for _ in weights]
+
+    def genesis(self) -> bytes:
+        return digest(*self.theta)
+
+    def perform(self, job: Job) -> Done:
+        if isinstance(job, Prepare):
+            p = job.fragment
+            self.progress[p] = add(job.tensor, self.theta[p], -1)  # type: ignore[arg-type]
+            return Done(sections={"delta": dict(self.progress[p])})  # type: ignore[dict-item]
+        if isinstance(job, Inspect):
+            return Done()
+        if isinstance(job, Merge):
+            merged: Vector = {}
+            for offer in job.offers:
+                merged = add(merged, offer.sections.get("delta", {}))  # type: ignore[arg-type]
+            return Done(sections={"merged": merged}, digest=digest(merged))  # type: ignore[dict-item]
+        if isinstance(job, Advance):
+            p = job.seal.fragment
+            return Done(corrections=(self._to(p, add(self.theta[p], job.seal.sections["merged"]), job.mine, False),))  # type: ignore[arg-type]
+        if isinstance(job, Install):
+            return Done(
+                corrections=tuple(
+                    self._to(s.fragment, s.sections["anchor"], job.mine, job.replace)  # type: ignore[arg-type]
+                    for s in job.states
+                )
+            )
+        if isinstance(job, Found):
+            self.theta = [dict(t) for t in job.tensors]  # type: ignore[arg-type]
+            return Done(digest=digest(*self.theta))
+        assert isinstance(job, Export)
+        return Done(sections={"anchor": dict(self.theta[job.fragment])}, digest=b"")  # type: ignore[dict-item]
+
+    def _to(self, p: int, new: Vector, mine: bool, replace: bool) -> Correction:
+        values = dict(new) if replace else add(new, self.theta[p], -1)
+        if mine and not replace:
+            values = add(values, self.progress[p], -1)
+        self.theta[p] = dict(new)
+        return Correction(p, values, replace)  # type: ignore[arg-type]
+
+
+def stack(older: Correction | None, newer: Correction) -> Correction:
+    if older is None or newer.replace:
+        return newer
+    return Correction(newer.fragment, add(older.values, newer.values), older.replace)  # type: ignore[arg-type]

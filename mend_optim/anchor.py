@@ -126,7 +126,9 @@ class Buffers:
             base = free.pop()
         except IndexError:
             base = torch.empty(numel, dtype=torch.float32, pin_memory=self._pin).numpy()
-        lent = base.view()  # what torch's storage holds: every view shares the storage, but not the tensor object handed out
+        lent = (
+            base.view()
+        )  # what torch's storage holds: every view shares the storage, but not the tensor object handed out
         weakref.finalize(lent, free.append, base).atexit = False
         return torch.from_numpy(lent)
 
@@ -135,7 +137,13 @@ class Anchors:
     """Θ, b, Δ and residual of every fragment. One thread at a time."""
 
     def __init__(
-        self, layout: Layout, weights: Sequence[Tensor], codec: Codec, outer: Nesterov, scheme: str, buffers: Buffers,
+        self,
+        layout: Layout,
+        weights: Sequence[Tensor],
+        codec: Codec,
+        outer: Nesterov,
+        scheme: str,
+        buffers: Buffers,
         synchronous: bool = False,
     ) -> None:
         self.codec, self.outer, self.scheme, self.buffers = codec, outer, scheme, buffers
@@ -259,6 +267,10 @@ class Anchors:
         if velocity is not None:
             sections["velocity"] = _dense(self._copy(velocity))
         return Done(sections=sections, digest=content_digest(*(sections[name].data for name in sorted(sections))))
+
+    def copies(self) -> list[Tensor]:
+        """Copies of all anchors."""
+        return [self._copy(theta) for theta in self.theta]
 
     def _copy(self, tensor: Tensor) -> Tensor:
         return self.buffers.take(tensor.numel()).copy_(tensor)

@@ -101,7 +101,7 @@ class Progress:
             self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)
             self.pending = None
             self.mark = totals.step if pending.missed else pending.step
-            self.called = pending.missed and not schedule.lockstep
+            self.called = self.called or (pending.missed and not schedule.lockstep)
             self.adopt_at = pending.step + schedule.adopt_after if schedule.adopt_after is not None else None
         else:
             self.mark = totals.step if self.unmerged(totals).step else self.mark

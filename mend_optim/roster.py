@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import is_number, require
 from .lineage import PeerId
@@ -174,7 +175,9 @@ class Roster:
     def wake_at(self) -> float:
         """When somebody becomes suspect or evicted if nothing is heard."""
         limit = self.timing
-        waits = (p.heard_at + (limit.evict_after_s if p.suspected else limit.suspect_after_s) for p in self.peers.values())
+        waits = (
+            p.heard_at + (limit.evict_after_s if p.suspected else limit.suspect_after_s) for p in self.peers.values()
+        )
         return min(waits, default=float("inf"))
 
     @property
@@ -212,5 +215,6 @@ class Roster:
         return (everyone + everyone)[start : start + FANOUT]
 
 
+@lru_cache(maxsize=4096)
 def _rendezvous(fragment: int, name: str) -> bytes:
     return hashlib.blake2b(f"{fragment}/{name}".encode(), digest_size=16).digest()

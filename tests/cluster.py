@@ -17,7 +17,8 @@ from mend_optim.ledger import Event
 from mend_optim.lineage import PeerId
 from mend_optim.progress import Motion
 from mend_optim.protocol import Message, Offer, Seal, State, Want
-from mend_optim.syncer import PULL, Policies, Send, Syncer, Work
+from mend_optim.books import PULL, Policies, Send, Work
+from mend_optim.syncer import Syncer
 from units import Units, Vector, add, stack
 
 
@@ -51,15 +52,15 @@ class Learner:
         """One inner step if joined: a new unit of work in every fragment."""
         if self.dead:
             return
-        if self.waiting or self.copying or not self.engine.joined:
+        if self.waiting or self.copying or not self.engine.books.joined:
             self.cluster.at(0.3, self.step)
             self.hand_over()
             self.pump()
             return
         if self.cluster.training:
-            self.engine.stepped(self.cluster.now, 1)
+            self.engine.training.stepped(self.cluster.now, 1)
             self.cluster.trained += 1
-            unit = (self.id, self.engine.totals.step)
+            unit = (self.id, self.engine.books.totals.step)
             self.weights = [add(w, {unit: 1}) for w in self.weights]
         self.waits_until = self.cluster.now + self.cluster.policies.timing.round_timeout_s
         self.hand_over()
@@ -71,36 +72,36 @@ class Learner:
         """What `step()` does after the inner step: apply corrections, then copy what is wanted."""
         if self.copying:
             return
-        if not self.engine.fragments:
+        if not self.engine.books.fragments:
             return
-        self.waiting = self.engine.must_wait() and self.cluster.now < self.waits_until
-        for p in [p for p in self.mailbox if not self.engine.holds_back(p)]:
+        self.waiting = self.engine.training.must_wait() and self.cluster.now < self.waits_until
+        for p in [p for p in self.mailbox if not self.engine.training.holds_back(p)]:
             correction = self.mailbox.pop(p)
             self.engine.taken(self.cluster.now, p, correction.replace)
             values: Vector = correction.values  # type: ignore[assignment]
             self.weights[p] = dict(values) if correction.replace else add(self.weights[p], values)
-        wanted = self.engine.wanted()
+        wanted = self.engine.training.wanted()
         if not wanted:
             return
         self.copying = True
         copies = {p: dict(self.weights[p]) for p in wanted}
-        if self.engine.founding:
-            self.engine.reserve_all()
+        if self.engine.training.founding:
+            self.engine.training.reserve_all()
             self.cluster.at(self.cluster.random.random() * 0.2, self.copied_all, copies)
         else:
             for p in wanted:
-                self.engine.reserve(p)
+                self.engine.training.reserve(p)
             self.cluster.at(self.cluster.random.random() * 0.2, self.copied, copies)
 
     def copied(self, copies: dict[int, Vector]) -> None:
         self.copying = False
         for p, copy in copies.items():
-            self.engine.snapshot(p, copy)  # type: ignore[arg-type]
+            self.engine.training.snapshot(p, copy)  # type: ignore[arg-type]
         self.pump()
 
     def copied_all(self, copies: dict[int, Vector]) -> None:
         self.copying = False
-        self.engine.found(tuple(copies[p] for p in sorted(copies)))  # type: ignore[misc]
+        self.engine.training.found(tuple(copies[p] for p in sorted(copies)))  # type: ignore[misc]
         self.pump()
 
     # the worker and the network loop
@@ -109,7 +110,7 @@ class Learner:
         """Do what the engine asks for, then check the laws."""
         if self.dead:
             return
-        for effect in self.engine.drain():
+        for effect in self.engine.drain(self.cluster.now):
             if isinstance(effect, Send):
                 self.cluster.send(self, effect)
             elif isinstance(effect, Work):
@@ -263,11 +264,13 @@ class Cluster:
         """Dial every address known and not linked, now and then."""
         if learner.dead:
             return
-        contacts = {p.address for p in learner.engine.roster.peers.values() if p.address}
-        for address in sorted(contacts | set(learner.engine.seeds.found)):
+        contacts = {p.address for p in learner.engine.books.roster.peers.values() if p.address}
+        for address in sorted(contacts | set(learner.engine.books.seeds.found)):
             there = self.learners.get(address)
-            if there and frozenset((learner.id, there.id)) not in self.links and not (
-                self.is_cut(learner.name, address) or self.is_cut(address, learner.name)
+            if (
+                there
+                and frozenset((learner.id, there.id)) not in self.links
+                and not (self.is_cut(learner.name, address) or self.is_cut(address, learner.name))
             ):
                 self.at(self.random.random() * self.delay_s, self.hello, learner, there)
         self.at(1.0, self.dial, learner)
@@ -275,7 +278,7 @@ class Cluster:
     def hello(self, caller: Learner, callee: Learner) -> None:
         if caller.dead or callee.dead or self.is_cut(caller.name, callee.name) or self.is_cut(callee.name, caller.name):
             return
-        if callee.engine.met(self.now, caller.id, caller.engine.roster.address) and caller.engine.met(
+        if callee.engine.met(self.now, caller.id, caller.engine.books.roster.address) and caller.engine.met(
             self.now, callee.id, callee.name, callee.name
         ):
             self.links.add(frozenset((caller.id, callee.id)))
@@ -318,12 +321,12 @@ class Cluster:
             self.at(0.5 + self.random.random(), self.report, sender, "undelivered", effect.to, message)
         elif isinstance(message, (Seal, State)):
             asker = self.find(effect.to)
-            if asker is None or not asker.engine.fragments:
+            if asker is None or not asker.engine.books.fragments:
                 return
             if effect.reply == PULL:
                 answer: Message = Want(asker.id, message.fragment, b"")
             else:
-                pending = asker.engine.fragments[message.fragment].pending
+                pending = asker.engine.books.fragments[message.fragment].pending
                 if pending is None or pending.offer is None:
                     return
                 answer = pending.offer
@@ -353,15 +356,15 @@ class Cluster:
     def check(self, learner: Learner) -> None:
         """Laws 3, 4 and 5 for the learner that something just happened to."""
         engine = learner.engine
-        for p, fragment in enumerate(engine.fragments):
+        for p, fragment in enumerate(engine.books.fragments):
             theta, weights = learner.units.theta[p], learner.weights[p]
             assert all(count == 1 for count in theta.values()), ("merged twice", learner.id, p)
             assert all(count == 1 for count in weights.values()), ("wrong weights", learner.id, p, weights)
-            if fragment.motion is Motion.STILL and not engine._founding:
+            if fragment.motion is Motion.STILL and not engine.books.founding:
                 self.check_anchor(learner, p)
 
     def check_anchor(self, learner: Learner, p: int) -> None:
-        engine, fragment, theta = learner.engine, learner.engine.fragments[p], learner.units.theta[p]
+        engine, fragment, theta = learner.engine, learner.engine.books.fragments[p], learner.units.theta[p]
         lineage = fragment.lineage
         units = frozenset(theta)
         assert lineage.tokens == len(units) - 1, ("tokens of the lineage are not its units", learner.id)
@@ -369,15 +372,27 @@ class Cluster:
         assert self.contents.setdefault(key, units) == units, ("one digest, two contents", learner.id)
         last = learner.last_keys.get(p)
         if last and last[0] == lineage.genesis:
-            assert lineage.key >= last[1], ("adopted a smaller lineage", learner.id, p, last, lineage, [r for r in engine.records][-3:])
+            assert lineage.key >= last[1], (
+                "adopted a smaller lineage",
+                learner.id,
+                p,
+                last,
+                lineage,
+                [r for r in engine.books.records][-3:],
+            )
         learner.last_keys[p] = (lineage.genesis, lineage.key)
         if p not in learner.mailbox:
             own = [u for u in learner.weights[p] if u not in theta]
-            assert len(own) == fragment.unmerged(engine.totals).tokens, ("unmerged tokens are not the units", learner.id)
+            assert len(own) == fragment.unmerged(engine.books.totals).tokens, (
+                "unmerged tokens are not the units",
+                learner.id,
+            )
             assert all(u[0] == learner.id for u in own), ("somebody else's work in the weights", learner.id)
 
     def keys(self) -> set[Any]:
-        return {tuple((f.lineage.genesis, f.lineage.key) for f in x.engine.fragments) for x in self.learners.values()}
+        return {
+            tuple((f.lineage.genesis, f.lineage.key) for f in x.engine.books.fragments) for x in self.learners.values()
+        }
 
     def settle(self, limit: float = 200.0) -> bool:
         """Stop faults and training, let everybody offer the rest; True once all are on one lineage with nothing unmerged."""
@@ -385,18 +400,23 @@ class Cluster:
         self.cuts.clear()
         for name in self.names:
             self.start(name)
-        self.until(lambda: all(x.engine.joined for x in self.learners.values()), 100)
+        self.until(lambda: all(x.engine.books.joined for x in self.learners.values()), 100)
 
         def rest() -> None:
             for x in self.learners.values():
-                if x.engine.fragments:
+                if x.engine.books.fragments:
                     x.engine.rest(self.now)
                     x.pump()
             self.at(5.0, rest)
 
         rest()
         return self.until(
-            lambda: len(self.keys()) == 1
-            and all(x.engine.settled() and x.engine.joined and not x.mailbox for x in self.learners.values()),
+            lambda: (
+                len(self.keys()) == 1
+                and all(
+                    x.engine.training.settled() and x.engine.books.joined and not x.mailbox
+                    for x in self.learners.values()
+                )
+            ),
             limit,
         )

@@ -1,0 +1,174 @@
+"""Law 4 at work: anchors form a max-register. Compare lineages, pull what is greater, take seals and whole anchors.
+
+same genesis, greater anchor       pull it (a seal if one is all we lack, else the whole anchor)
+other genesis, greater model       take all of it, in one piece
+solo, and ours is the greater      found our anchor from our weights, so that the others find them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .anchor import Advance, Export, Install
+from .books import PULL, Books, Send
+from .joining import Switch, model_key
+from .lineage import Key, PeerId
+from .progress import Motion, Progress
+from .protocol import Beat, Seal, State, Want
+
+
+class Adopting:
+    """What a learner does about anchors other than its own."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
+    def compare(self, now: float, beat: Beat) -> None:
+        """Law 4: adopt what is greater. Solo, what is smaller makes us found our anchor, so that the others can adopt it."""
+        same = beat.genesis == self.books.genesis
+        theirs = model_key((r.key for r in beat.reports), beat.genesis)
+        switch = self.books.switch
+        if switch and switch.peer == beat.peer and (switch.genesis != beat.genesis or theirs <= self.books.model()):
+            self.books.switch = None  # it took another model itself, or we trained past it
+            self.books.wants.clear()
+        if same and (beat.training or theirs == self.books.model()) and self.books.founding == "":
+            self.books.solo = self.books.solo and not beat.training
+        if self.books.solo and theirs < self.books.model():
+            trained = any(f.unmerged(self.books.totals).tokens for f in self.books.fragments)
+            self.books.founding = self.books.founding or ("due" if trained and self.books.joined else "")
+        elif same and not self.books.founding:
+            for fragment, report in zip(self.books.fragments, beat.reports, strict=True):
+                self.catch_up(now, fragment, report.key, beat.peer)
+        elif not same and theirs > self.books.model() and self.books.founding != "running":
+            self.books.founding = ""
+            self._start_switch(now, beat)
+
+    def catch_up(self, now: float, fragment: Progress, key: Key, peer: PeerId) -> None:
+        """Pull a greater anchor, unless its seal is about to come down the stream our offer went up."""
+        if key <= fragment.lineage.key:
+            return
+        if fragment.behind_since is None:
+            fragment.behind_since = now
+        pending = fragment.pending
+        coming = pending and pending.delivered and pending.sent_to == peer
+        if not coming or now - fragment.behind_since >= self.books.policies.timing.round_timeout_s:
+            self._want(now, fragment.fragment, peer, fragment.lineage.digest)
+
+    def behind(self, fragment: Progress) -> bool:
+        beats = (peer.beat for peer in self.books.roster.peers.values() if not peer.suspected)
+        return any(
+            b.genesis == self.books.genesis and b.reports[fragment.fragment].key > self.books.key(fragment)
+            for b in beats
+            if b and b.reports
+        )
+
+    def _want(self, now: float, p: int, peer: PeerId, have: bytes) -> None:
+        if p not in self.books.wants:
+            self.books.wants[p] = (peer, now + self.books.policies.timing.round_timeout_s)
+            self.books.emit(Send(peer, Want(self.books.me, p, have)))
+
+    def _start_switch(self, now: float, beat: Beat) -> None:
+        if self.books.switch is None and all(f.motion is not Motion.MOVING for f in self.books.fragments):
+            self.books.switch = Switch(beat.peer, beat.genesis)
+            self.books.wants.clear()
+            for fragment in self.books.fragments:
+                self._want(now, fragment.fragment, beat.peer, b"")
+
+    def finish_switch(self) -> None:
+        """Install the other model once all of it is here and every fragment stands still."""
+        switch = self.books.switch
+        if (
+            switch
+            and switch.complete(len(self.books.fragments))
+            and all(f.motion is Motion.STILL for f in self.books.fragments)
+        ):
+            self.books.switch = None
+            self._install(tuple(switch.states[p] for p in sorted(switch.states)), mine=False, replace=True)
+
+    def _install(self, states: tuple[State, ...], mine: bool, replace: bool) -> None:
+        for state in states:
+            self.books.fragments[state.fragment].motion = Motion.MOVING
+            self.books.fragments[state.fragment].stash = None
+        self.books.work(Install(states, mine, replace))
+
+    def take_seal(self, now: float, seal: Seal) -> None:
+        fragment = self.books.fragments[seal.fragment]
+        if seal.key <= fragment.lineage.key or self.books.switch or self.books.founding:
+            return
+        if fragment.motion is not Motion.STILL:
+            self._keep(fragment, seal)
+            return
+        if seal.base != fragment.lineage.digest:
+            if seal.sealer != self.books.me:
+                self._want(now, seal.fragment, seal.sealer, fragment.lineage.digest)
+            return
+        lineage = fragment.lineage.seal(seal.members, seal.payload)
+        if lineage.key != seal.key:
+            self.books.fault(f"seal of {seal.sealer.name} refused: its lineage does not follow from its members")
+        elif fragment.in_doubt(lineage, self.books.me):
+            self._want(now, seal.fragment, seal.sealer, b"")
+        else:
+            fragment.motion = Motion.MOVING
+            self.books.work(Advance(seal, lineage, fragment.includes_pending(lineage, self.books.me)))
+
+    def _keep(self, fragment: Progress, news: Seal | State) -> None:
+        """Hold the greatest of what arrives while the fragment is busy."""
+        held = fragment.stash
+        if held is None or _key_of(news) > _key_of(held):
+            fragment.stash = news
+
+    def take_state(self, now: float, state: State) -> None:
+        fragment, lineage = self.books.fragments[state.fragment], state.lineage
+        if self.books.switch:
+            if lineage.genesis == self.books.switch.genesis:
+                self.books.switch.states[state.fragment] = state
+                self.books.wants.pop(state.fragment, None)
+                self.finish_switch()
+            return
+        if lineage.genesis != self.books.genesis or lineage.key <= fragment.lineage.key or self.books.founding:
+            self.books.wants.pop(state.fragment, None)
+        elif fragment.motion is not Motion.STILL:
+            self._keep(fragment, state)
+        else:
+            doubt = fragment.in_doubt(lineage, self.books.me)
+            self._install((state,), fragment.includes_pending(lineage, self.books.me), doubt)
+
+    def outdone(self, beats: Sequence[Beat]) -> bool:
+        """Whether any of these beats shows a greater model, or a greater anchor of ours."""
+        others = (
+            model_key((r.key for r in b.reports), b.genesis)
+            for b in beats
+            if b.genesis not in (b"", self.books.genesis)
+        )
+        return any(other > self.books.model() for other in others) or any(map(self.behind, self.books.fragments))
+
+    def expire(self, now: float) -> None:
+        """Stop waiting for answers that did not come."""
+        self.books.wants = {p: (peer, until) for p, (peer, until) in self.books.wants.items() if now < until}
+        switch = self.books.switch
+        if switch and not self.books.wants and not switch.complete(len(self.books.fragments)):
+            self.books.switch = None
+
+    def asked(self, want: Want) -> None:
+        """A peer wants an anchor of ours."""
+        same = (want.peer, want.fragment)
+        self.books.deferred = [w for w in self.books.deferred if (w.peer, w.fragment) != same]
+        self.books.deferred.append(want)
+        self.answer(want.fragment)
+
+    def answer(self, p: int) -> None:
+        """Answer the wants for fragment `p` once its anchor stands still: a seal if that is all the asker lacks, else the whole anchor."""
+        fragment, seal = self.books.fragments[p], self.books.seals[p]
+        asked = [w for w in self.books.deferred if w.fragment == p]
+        if not asked or self.books.founding or self.books.switch or fragment.motion is Motion.MOVING:
+            return
+        for want in asked:
+            if seal and seal.base == want.have and seal.key == fragment.lineage.key:
+                self.books.deferred.remove(want)
+                self.books.emit(Send(want.peer, seal, PULL))
+        if any(w.fragment == p for w in self.books.deferred):
+            self.books.work(Export(p, fragment.lineage))
+
+
+def _key_of(news: Seal | State) -> Key:
+    return news.key if isinstance(news, Seal) else news.lineage.key

@@ -1,0 +1,115 @@
+"""What the engine knows, and what it wants done: the one state that its parts share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from .anchor import Job
+from .joining import ModelKey, Seeds, Switch, model_key
+from .ledger import Event, RoundRecord
+from .lineage import Key, PeerId
+from .progress import NEVER, Progress, Totals
+from .protocol import Message, Seal, Want
+from .quorum import Grace, Quorum
+from .roster import Roster, Timing
+from .round import Round
+from .schedule import Schedule
+
+EXCHANGE, PULL = "exchange", "pull"
+RECORDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message for a peer. `reply` names the open stream it answers on ("exchange" or "pull"), empty if it opens its own."""
+
+    to: PeerId
+    message: Message
+    reply: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A job for the worker, to be performed in the order of emission and reported with `finished`."""
+
+    job: Job
+
+
+Effect = Union[Send, Work, Event]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policies:
+    """What the engine goes by."""
+
+    schedule: Schedule
+    quorum: Quorum = Quorum()
+    grace: Grace = Grace()
+    weighting: str = "tokens"
+    timing: Timing = Timing()
+
+
+class Books:
+    """State of one learner's engine; rules live in `syncer`, `adopting`, `offering` and `sealing`."""
+
+    def __init__(self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies) -> None:
+        self.me, self.policies = me, policies
+        self.roster = Roster(me, address, policies.timing)
+        self.seeds = Seeds(seeds)
+        self.totals = Totals()
+        self.step_s = 0.0  # running mean of an inner step's seconds
+        self.genesis = b""
+        self.fragments: list[Progress] = []
+        self.rounds: list[Round] = []
+        self.seals: list[Seal | None] = []  # the last seal of ours per fragment, while it is the newest
+        self.records: deque[RoundRecord] = deque(maxlen=RECORDS)
+        self.adopted_rounds = 0
+        self.joined = self.resting = self.closed = False
+        self.solo = True  # no peer of our genesis heard of since we were last alone
+        self.founding = ""  # "", "due" or "running"
+        self.switch: Switch | None = None
+        self.wants: dict[int, tuple[PeerId, float]] = {}  # fragment: whom we asked, until when we wait
+        self.deferred: list[Want] = []  # asked of us, to be answered when the anchor stands still
+        self.wake_at = NEVER
+        self.loopback: deque[Message] = deque()  # messages to ourselves
+        self.out: list[Effect] = []
+
+    def emit(self, effect: Effect) -> None:
+        if isinstance(effect, Send) and effect.to == self.me:
+            self.loopback.append(effect.message)
+        else:
+            self.out.append(effect)
+
+    def work(self, job: Job) -> None:
+        self.emit(Work(job))
+
+    def fault(self, text: str) -> None:
+        self.emit(Event("fault", text))
+
+    def record(self, record: RoundRecord) -> None:
+        self.records.append(record)
+        self.adopted_rounds += 1
+        text = f"fragment {record.fragment} version {record.version}: {record.reason}"
+        self.emit(Event("round", text, {"round": record}))
+
+    def key(self, fragment: Progress) -> Key:
+        """What others should compare with: while solo, our weights are the anchor, with all tokens trained so far."""
+        key = fragment.lineage.key
+        tokens = fragment.unmerged(self.totals).tokens
+        return Key(key.tokens + tokens, key.version + 1, key.digest) if self.solo and tokens else key
+
+    def model(self) -> ModelKey:
+        """The same for the whole model."""
+        return model_key((self.key(f) for f in self.fragments), self.genesis)
+
+    def moved(self, p: int) -> None:
+        """The anchor of `p` has a new lineage: what it merged need not be kept."""
+        lineage = self.fragments[p].lineage
+        self.wants.pop(p, None)
+        seal = self.seals[p]
+        if seal and seal.key != lineage.key:
+            self.seals[p] = None
+        self.rounds[p].purge(lineage)

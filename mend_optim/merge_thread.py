@@ -1,0 +1,395 @@
+"""Threads and clocks: the only room that has them.
+
+    training thread ── step(): stepped, take, submit ──┐
+    network loop (one per process) ── gRPC, timers ────┼──▶ one mutex around one engine ──▶ messages, jobs, events
+    merge worker (one per learner) ── tensor jobs ─────┘
+
+The mutex is held for decisions only: copies, merges and sends happen after it is released. Both threads are daemons; `close` is idempotent
+and also runs at interpreter exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from .anchor import Anchors, Correction, Done, Job, stack
+from .books import Send, Work
+from .errors import ClosedError, MendError
+from .ledger import Event
+from .lineage import PeerId
+from .peer import Transport
+from .protocol import Hello, Message
+from .syncer import Syncer
+
+log = logging.getLogger("mend_optim")
+T = TypeVar("T")
+CLOSE_S = 3.0  # how long close() may take: goodbyes go out, the worker ends its job
+
+Ready = Callable[[], None]  # waits for an asynchronous copy
+
+
+class Todo(NamedTuple):
+    """What the training thread must do now: apply corrections, then copy fragments; `wait`: an anchor is due that has not come."""
+
+    corrections: list[Correction]
+    wanted: list[int]
+    founding: bool
+    wait: bool
+
+
+class NetworkLoop:
+    """The process's one asyncio loop, on a daemon thread, while any learner uses it."""
+
+    _lock = threading.Lock()
+    _shared: NetworkLoop | None = None
+    _users = 0
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="mend-network", daemon=True)
+        self.thread.start()
+
+    @classmethod
+    def acquire(cls) -> NetworkLoop:
+        with cls._lock:
+            cls._shared = cls._shared or cls()
+            cls._users += 1
+            return cls._shared
+
+    def release(self) -> None:
+        with self._lock:
+            NetworkLoop._users -= 1
+            if NetworkLoop._users:
+                return
+            NetworkLoop._shared = None
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(CLOSE_S)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run a coroutine on the loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self.loop.call_soon_threadsafe(action)
+
+
+class MergeThread:
+    """One learner's engine, worker and place on the network. It is the transport's `Handler`."""
+
+    def __init__(
+        self, engine: Callable[[float], Syncer], hello: Callable[[str], Hello], transport: Callable[[MergeThread], Transport],
+        ledger: Path | None, on_event: Callable[[Event], None] | None,
+    ) -> None:  # fmt: skip
+        self.condition = threading.Condition()
+        self.error: BaseException | None = None
+        self.closed = False
+        self._anchors: Anchors | None = None
+        self._mailbox: dict[int, Correction] = {}
+        self._outbox: deque[Send] = deque()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ledger_path, self._on_event, self._ledger_broken = ledger, on_event, False
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushing = False
+        self._hello = hello
+        self._pid = os.getpid()
+        self.engine = engine(time.monotonic())
+        self.network = NetworkLoop.acquire()
+        self.transport = transport(self)
+        try:
+            self.address = self.network.run(self.transport.start(), 30.0)
+        except BaseException:
+            self.network.release()
+            raise
+        self.engine.books.roster.address = self.address
+        _open.add(self)
+        # Last, so that no thread ever sees a half-made learner.
+        self._worker = threading.Thread(target=self._work, name="mend-merge", daemon=True)
+        self._worker.start()
+        self._poke()
+
+    # ── the training thread ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, anchors: Anchors) -> bool:
+        """Show our weights, wait until joined. Returns whether the weights that wait in the mailbox are to replace ours."""
+        genesis = anchors.genesis()
+        with self.condition:
+            self._anchors = anchors
+            self.engine.begin(time.monotonic(), genesis)
+            self._pump()
+            self.condition.wait_for(lambda: self.engine.books.joined or self._over())
+            return any(c.replace for c in self._mailbox.values())
+
+    def stepped(self, tokens: int) -> None:
+        """One inner step was taken."""
+        self.check()
+        with self.condition:
+            self.engine.training.stepped(time.monotonic(), tokens)
+
+    def take(self) -> Todo:
+        """Take the corrections that are due, and reserve the fragments that are to be copied."""
+        now = time.monotonic()
+        with self.condition:
+            ready = [p for p in self._mailbox if not self.engine.training.holds_back(p)]
+            corrections = [self._mailbox.pop(p) for p in ready]
+            for correction in corrections:
+                self.engine.taken(now, correction.fragment, correction.replace)
+            wanted, founding = self.engine.training.wanted(), self.engine.training.founding
+            if wanted and founding:
+                self.engine.training.reserve_all()
+            elif wanted:
+                for p in wanted:
+                    self.engine.training.reserve(p)
+            wait = self.engine.training.must_wait() and not self._over()
+            if corrections:
+                self._pump()
+        return Todo(corrections, wanted, founding, wait)
+
+    def submit(self, p: int, tensor: Tensor, ready: Ready) -> None:
+        """The copy of fragment `p` is made, or under way until `ready`."""
+        with self.condition:
+            self._jobs.put(ready)
+            self.engine.training.snapshot(p, tensor)
+            self._pump()
+
+    def submit_all(self, tensors: tuple[Tensor, ...], ready: Ready) -> None:
+        """The copies of all fragments, to found anchors."""
+        with self.condition:
+            self._jobs.put(ready)
+            self.engine.training.found(tensors)
+            self._pump()
+
+    def wait(self, news: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait on the engine until `news`; False if it does not come in time."""
+        with self.condition:
+            return self.condition.wait_for(lambda: news() or self._over(), max(0.0, timeout_s))
+
+    def deliverable(self) -> bool:
+        """Whether `take` would find something to do. Called with the mutex held."""
+        return bool(self._mailbox) or not self.engine.training.must_wait()
+
+    def give_up(self) -> None:
+        """The anchor that `take` said to wait for did not come in time."""
+        with self.condition:
+            self.engine.training.waited_out()
+
+    def news(self) -> bool:
+        """Whether `take` has something for a training thread at rest. Called with the mutex held."""
+        return bool(self._mailbox) or bool(self.engine.training.wanted()) or self.engine.training.settled()
+
+    def rest(self) -> None:
+        """The training thread stops stepping to synchronize."""
+        with self.condition:
+            self.engine.rest(time.monotonic())
+            self._pump()
+
+    def anchors(self) -> list[Tensor]:
+        """Copies of all anchors, made by the worker between its jobs."""
+        copies: Future[list[Tensor]] = Future()
+
+        def copy() -> None:
+            assert self._anchors is not None
+            copies.set_result(self._anchors.copies())
+
+        if self._over():
+            assert self._anchors is not None
+            return self._anchors.copies()
+        self._jobs.put(copy)
+        return copies.result()
+
+    def check(self) -> None:
+        """Raise, chained, what stopped a background thread: a bug of ours or no memory, never a peer's fault."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise MendError("a background thread of mend_optim failed; training goes on alone from here") from error
+
+    def _over(self) -> bool:
+        return self.closed or self.error is not None
+
+    # ── the worker ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _work(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                job()
+        except BaseException as error:
+            with self.condition:
+                self.error, self.closed = error, True
+                self.condition.notify_all()
+            log.exception("the merge worker failed")
+
+    def _perform(self, job: Job) -> None:
+        assert self._anchors is not None
+        done = self._anchors.perform(job)
+        corrections = [self._stacked(correction) for correction in done.corrections]
+        with self.condition:
+            for correction in corrections:
+                self._mailbox[correction.fragment] = correction
+            self._finish(job, done)
+
+    def _stacked(self, correction: Correction) -> Correction:
+        """A correction that was not yet applied is taken back and added to the new one, outside the mutex."""
+        with self.condition:
+            older = self._mailbox.pop(correction.fragment, None)
+        return stack(older, correction)
+
+    def _finish(self, job: Job, done: Done) -> None:
+        self.engine.finished(time.monotonic(), job, done)
+        self._pump()
+
+    # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _pump(self) -> None:
+        """Hand out what the engine wants done. Called with the mutex held; nothing here blocks."""
+        for effect in self.engine.drain(time.monotonic()):
+            if isinstance(effect, Send):
+                self._outbox.append(effect)
+            elif isinstance(effect, Work):
+                self._jobs.put(lambda job=effect.job: self._perform(job))  # type: ignore[misc]
+            else:
+                self._jobs.put(lambda event=effect: self._tell(event))  # type: ignore[misc]
+        self.condition.notify_all()
+        self._poke()
+
+    def _poke(self) -> None:
+        """Let the network loop send and set its timer; once for any number of effects."""
+        if not self._flushing:
+            self._flushing = True
+            self.network.soon(self._flush)
+
+    def _flush(self) -> None:
+        with self.condition:
+            self._flushing = False
+            outbox, self._outbox = self._outbox, deque()
+            wake = self.engine.wake_at()
+        for send in outbox:
+            self.transport.send(send.to, send.message, send.reply)
+        if self._timer:
+            self._timer.cancel()
+        if not self.closed:
+            self._timer = self.network.loop.call_later(max(0.0, wake - time.monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        with self.condition:
+            self.engine.tick(time.monotonic())
+            self._pump()
+
+    def _tell(self, event: Event) -> None:
+        """Ledger, log and callback; none of them may hurt training."""
+        record = event.facts.get("round")
+        if record and self._ledger_path:
+            try:
+                with self._ledger_path.open("a", encoding="utf-8") as file:
+                    file.write(record.json() + "\n")
+            except OSError as error:
+                if not self._ledger_broken:
+                    log.warning("the ledger %s cannot be written: %s", self._ledger_path, error)
+                self._ledger_broken = True
+        if event.kind in ("alone", "refused", "fault"):
+            log.warning("%s: %s", self.engine.books.me.name, event.text)
+        else:
+            log.debug("%s: %s", self.engine.books.me.name, event.text)
+        if self._on_event:
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("on_event failed")
+
+    # ── the transport's handler, on the network loop ─────────────────────────────────────────────────────────────────
+
+    def _feed(self, method: str, *args: Any) -> Any:
+        with self.condition:
+            result = getattr(self.engine, method)(time.monotonic(), *args)
+            self._pump()
+            return result
+
+    def hello(self) -> Hello:
+        return self._hello(self.engine.books.roster.address)
+
+    def met(self, id: PeerId, address: str, seed: str) -> bool:
+        return bool(self._feed("met", id, address, seed))
+
+    def linked(self, id: PeerId, up: bool) -> None:
+        self._feed("linked", id, up)
+
+    def heard(self, id: PeerId) -> None:
+        with self.condition:
+            self.engine.heard(time.monotonic(), id)
+
+    def refused(self, address: str, reason: str) -> None:
+        self._feed("refused", address, reason)
+
+    def itself(self, address: str) -> None:
+        with self.condition:
+            self.engine.books.seeds.discard(address)
+
+    def receive(self, message: Message) -> None:
+        self._feed("receive", message)
+
+    def delivered(self, to: PeerId, message: Message) -> None:
+        self._feed("delivered", to, message)
+
+    def undelivered(self, to: PeerId, message: Message) -> None:
+        self._feed("undelivered", to, message)
+
+    def contacts(self) -> Sequence[tuple[PeerId, str]]:
+        with self.condition:
+            return [(peer.id, peer.address) for peer in self.engine.books.roster.peers.values() if peer.address]
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Say goodbye, stop both threads' work for this learner. Safe to call twice, and in a forked child, where it does nothing."""
+        _open.discard(self)
+        if self._pid != os.getpid():
+            return
+        with self.condition:
+            if self.closed and not self._worker.is_alive() and self.error is None:
+                return
+            self.engine.leave(time.monotonic())
+            self._pump()
+            self.closed = True
+            self.condition.notify_all()
+        self._jobs.put(None)
+        with suppress(Exception):
+            self.network.run(self.transport.stop(), CLOSE_S)
+        self._worker.join(CLOSE_S)
+        self.network.release()
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this optimizer was closed; it still steps, but it has no peers to wait for")
+
+
+_open: weakref.WeakSet[MergeThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for learner in list(_open):
+        learner.close()
+
+
+def cuda_ready(device: torch.device | None) -> Ready:
+    """A function that waits for the copies just enqueued on the device's current stream; on the host there is nothing to wait for."""
+    if device is None:
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize

@@ -1,0 +1,57 @@
+"""The learner's side of the rounds: send the pending offer, send it again, answer calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .books import Books, Send
+from .lineage import PeerId
+from .progress import NEVER, Progress
+from .protocol import Offer
+from .roster import FANOUT
+
+
+class Offering:
+    """What a learner does about its own offers."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
+    def send_offer(self, fragment: Progress, to: PeerId | None) -> None:
+        """Send the pending offer to `to` if it is live, else to the fragment's sealer; nobody to send to: wait."""
+        pending = fragment.pending
+        if pending is None or pending.offer is None:
+            return
+        peer = self.books.roster.find(to) if to else None
+        target = to if peer and not peer.suspected else self.books.roster.sealer(fragment.fragment)
+        pending.sent_to, pending.delivered, pending.resend_at = target, False, NEVER
+        if target is not None:
+            pending.delivered = target == self.books.me
+            self.books.emit(Send(target, replace(pending.offer, key=fragment.lineage.key, due=pending.due)))
+
+    def resend(self, now: float, fragment: Progress) -> None:
+        """Offer again if whoever has the offer died, lost it, or runs the fragment's rounds no more."""
+        pending = fragment.pending
+        if pending is None or pending.offer is None or self.books.solo:
+            return
+        peer = self.books.roster.find(pending.sent_to) if pending.sent_to else None
+        live = pending.sent_to == self.books.me or (peer is not None and not peer.suspected)
+        moved = self.books.roster.sealer(fragment.fragment) != pending.sent_to and (pending.delivered or not live)
+        if not live or moved or now >= pending.resend_at:
+            self.send_offer(fragment, None)
+
+    def patience(self) -> float:
+        """How long a sealer's beats may not mention our offer before it counts as lost."""
+        return self.books.policies.timing.suspect_after_s * (1 + self.books.roster.size // FANOUT)
+
+    def called(self, p: int, caller: PeerId) -> None:
+        """The sealer asks for our offer: send the pending one, or make one at the end of this step; at rest, take part with nothing."""
+        fragment = self.books.fragments[p]
+        if fragment.pending:
+            if fragment.pending.offer and fragment.pending.sent_to != caller:
+                self.send_offer(fragment, caller)
+        elif self.books.resting and not fragment.unmerged(self.books.totals).step:
+            empty = Offer(self.books.me, p, fragment.seq, 0, 0, self.books.genesis, fragment.lineage.key, False)
+            self.books.emit(Send(caller, empty))
+        elif not self.books.policies.schedule.lockstep:
+            fragment.called, fragment.caller = True, caller

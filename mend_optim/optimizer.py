@@ -1,0 +1,405 @@
+"""MendOptimizer: one line around any torch optimizer, and training processes on slow links train one model together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .anchor import Anchors, Buffers, Correction
+from .books import Policies
+from .codec import codec as codec_named
+from .errors import UsageError, require
+from .fragment import Layout, gather, scatter
+from .ledger import Event
+from .lineage import PeerId
+from .merge import MERGES, WEIGHTINGS
+from .merge_thread import MergeThread, cuda_ready
+from .outer import Nesterov
+from .peer import Transport, parse_address
+from .protocol import Hello
+from .quorum import Grace, Quorum
+from .roster import Timing
+from .schedule import Schedule
+from .status import Status, fragment_statuses, peer_statuses
+from .syncer import Syncer
+
+_HOOKS = (
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks",
+)  # fmt: skip
+
+
+class MendOptimizer(Optimizer):
+    """Train one model in independent processes: `MendOptimizer(AdamW(model.parameters(), lr=3e-4), listen="0.0.0.0:51900", peers=["b:51900"])`.
+
+    `step()` takes the inner optimizer's step. Every `sync_every` steps it copies the parameters and offers, in the background, what was learned since
+    the anchor Θ (delta Δ = Θ - θ, float32). A quorum of offers is merged, Δ̄ = Σ wᵢ Δᵢ, every learner takes the outer step Θ ← Θ - η (Δ̄ + μ b), and
+    the difference is added to the parameters in a later `step()`, local progress kept (Decoupled DiLoCo, arXiv 2604.21428). No network fault blocks
+    or raises into training. Without `listen` and `peers` it is the inner optimizer, bit for bit.
+
+    Args:
+        inner: any torch optimizer. All its floating point parameters are merged; buffers and its state are not.
+        name: stable name of this learner, unique in the cluster (MEND_NAME; default host-pid).
+        listen: "host:port" to serve on; None takes part by outbound calls alone (MEND_LISTEN).
+        peers: "host:port" of any reachable learners; gossip finds the rest (MEND_PEERS, comma separated).
+        sync_every: H, inner steps between two offers of a fragment. fragments: P, turns staggered by H/P.
+        adopt_after: None adopts when ready; n adopts exactly n inner steps after the snapshot, in lockstep and reproducibly.
+        quorum: `Quorum` or the fewest offers a seal may have. grace: `Grace` or seconds to wait for more.
+        weighting: "tokens", "throughput" or "uniform". merge: "mean", "rda", "trimmed_mean" or "median".
+        outer: `Nesterov(lr, momentum)`. codec: "none" or "bf16", of offers on the wire.
+        tokens_per_step: tokens of one step; None: what `count_tokens` said, else 1.
+        timing: `Timing`, the only timeouts. advertise: address others should dial, where it differs from `listen`.
+        ledger: path of a JSONL file, one line per adopted round. on_event: called with an `Event`, on a background thread.
+
+    Raises:
+        UsageError: (a ValueError) a bad argument, named with its value, bound and remedy; or, from `step()`, parameters that changed.
+    """
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        *,
+        name: str | None = None,
+        listen: str | None = None,
+        peers: Sequence[str] = (),
+        sync_every: int = 128,
+        fragments: int = 1,
+        adopt_after: int | None = None,
+        quorum: Quorum | int = Quorum(),
+        grace: Grace | float = Grace(),
+        weighting: str = "tokens",
+        merge: str = "mean",
+        outer: Nesterov = Nesterov(),
+        codec: str = "none",
+        tokens_per_step: int | None = None,
+        timing: Timing = Timing(),
+        advertise: str | None = None,
+        ledger: str | Path | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        require(isinstance(inner, Optimizer), "inner", type(inner).__name__, "a torch.optim.Optimizer")
+        require(not isinstance(inner, MendOptimizer), "inner", "MendOptimizer", "a plain optimizer", "wrap once")
+        require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
+        require(merge in MERGES, "merge", merge, f"one of {MERGES}")
+        require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
+        require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
+        valid = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
+        require(valid, "tokens_per_step", tokens_per_step, "None or an int >= 1")
+        self.inner = inner
+        for hooks in _HOOKS:  # one set of hooks for both, so that each fires once
+            setattr(self, hooks, getattr(inner, hooks))
+        self._schedule = Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after)
+        self._outer, self._codec, self._merge = outer, codec_named(codec), merge
+        self._policies = Policies(
+            schedule=self._schedule,
+            quorum=quorum if isinstance(quorum, Quorum) else Quorum(minimum=quorum),
+            grace=grace if isinstance(grace, Grace) else Grace(max_s=grace),
+            weighting=weighting,
+            timing=timing,
+        )
+        self._tokens_per_step, self._counted = tokens_per_step, 0
+        self._step, self._tokens, self._in_mend_s = 0, 0, 0.0
+        self._begun = self._swapped = False
+        self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
+        self._parameters, self._layout = self._lay_out()
+        self.name = _learner_name(name)
+        listen = listen or os.environ.get("MEND_LISTEN") or None
+        peers = [peers] if isinstance(peers, str) else list(peers)
+        peers = peers or [p for p in os.environ.get("MEND_PEERS", "").split(",") if p]
+        if advertise is not None:
+            require(
+                listen is not None,
+                "advertise",
+                advertise,
+                "None without listen",
+                "a learner nobody can dial has no address",
+            )
+        self._learner: MergeThread | None = None
+        if listen or peers:
+            self._learner = self._connect(listen, advertise, peers, ledger, on_event)
+        else:
+            least = self._policies.quorum.minimum or 1
+            require(least == 1, "quorum.minimum", least, "1 without listen or peers", "nobody else can ever take part")
+
+    # ── a torch optimizer ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner optimizer's own groups, live: schedulers and reloads see one truth."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The inner optimizer's own state, live."""
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The inner optimizer's own defaults, live."""
+        return self.inner.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the inner optimizer's state."""
+        self.inner.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to the inner optimizer. With peers only before the first step: all learners must have the same ones."""
+        if self._learner and self._begun:
+            raise UsageError(
+                "add_param_group must be called before the first step when training with peers; "
+                "close() this optimizer and make a new one on every learner"
+            )
+        self.inner.add_param_group(param_group)
+        self._parameters, self._layout = self._lay_out()
+
+    def __repr__(self) -> str:
+        return f"MendOptimizer(name={self.name!r}, {self.inner!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UsageError("a MendOptimizer must not be copied or pickled: it has threads and peers; use state_dict()")
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        """The inner optimizer's step; then, at boundaries, a copy; and when an anchor is ready, its correction.
+
+        The first step with peers waits until this learner has joined (at most `timing.join_timeout_s` if nobody is found). If it takes
+        over a running cluster's weights, the gradient of the old ones is dropped: nothing is trained in that call, nothing counted.
+        """
+        learner = self._learner
+        if learner is None:
+            loss = self.inner.step(closure)  # type: ignore[arg-type]
+            self._step += 1
+            self._tokens += self._take_count()
+            return loss
+        if self._swapped:
+            raise UsageError("step() must not be called inside global_weights(): leave the block first")
+        started = time.perf_counter()
+        if not self._begun and self._begin(learner) and closure is None:
+            self._counted = 0
+            self._in_mend_s += time.perf_counter() - started
+            return None
+        inner_at = time.perf_counter()
+        loss = self.inner.step(closure)  # type: ignore[arg-type]
+        done_at = time.perf_counter()
+        tokens = self._take_count()
+        self._step += 1
+        self._tokens += tokens
+        if not learner.closed:
+            learner.stepped(tokens)
+            self._hand_over(learner)
+        else:
+            learner.check()
+        self._in_mend_s += time.perf_counter() - done_at + inner_at - started
+        return loss
+
+    # ── beyond it ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def count_tokens(self, n: int) -> None:
+        """Add `n` tokens to the coming step: the weight of its work. Raises `UsageError` unless n is an int >= 0."""
+        require(isinstance(n, int) and not isinstance(n, bool) and n >= 0, "n", n, "an int >= 0")
+        self._counted += n
+
+    def synchronize(self, timeout: float | None = None) -> bool:
+        """Offer everything not yet merged and wait until it is merged and this learner holds the greatest anchor it has heard of.
+
+        `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that. Until the next `step()` this learner takes part in rounds
+        with nothing to add, so the others still find their quorum. Raises `ClosedError` after `close()`.
+        """
+        learner = self._learner
+        if learner is None:
+            return True
+        learner.require_open()
+        if not self._begun:
+            self._begin(learner)
+        deadline = time.monotonic() + (self._policies.timing.round_timeout_s if timeout is None else timeout)
+        learner.rest()
+        while True:
+            self._hand_over(learner)
+            left = deadline - time.monotonic()
+            if learner.wait(learner.engine.training.settled, 0.0) and not learner.closed:
+                return True
+            if left <= 0 or learner.closed:
+                return False
+            learner.wait(learner.news, min(left, self._policies.timing.beat_s))
+
+    @contextmanager
+    def global_weights(self) -> Iterator[None]:
+        """Swap the anchor, the merged model, into the parameters: to evaluate, save or ship it. Restores them to the bit, also on an exception.
+
+        Alone, this learner's weights are the anchor. `step()` inside the block raises `UsageError`.
+        """
+        learner = self._learner
+        if learner is None or not self._begun or learner.engine.books.solo:
+            yield
+            return
+        anchors = learner.anchors()
+        saved = [parameter.detach().clone() for parameter in self._parameters]
+        self._swapped = True
+        try:
+            for fragment, anchor in zip(self._layout.fragments, anchors, strict=True):
+                scatter(fragment, anchor, self._parameters, replace=True)
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(self._parameters, saved, strict=True):
+                    parameter.copy_(value)
+            self._swapped = False
+
+    def status(self) -> Status:
+        """Where this learner stands, as frozen data."""
+        learner = self._learner
+        if learner is None:
+            return Status(self.name, "", self._step, self._tokens)
+        with learner.condition:
+            books = learner.engine.books
+            fragments = fragment_statuses(books)
+            return Status(
+                self.name, learner.address, self._step, self._tokens,
+                max((f.unmerged_tokens for f in fragments), default=0), max((f.dropped_tokens for f in books.fragments), default=0),
+                books.joined, books.adopted_rounds, fragments, peer_statuses(books), tuple(books.records),
+                learner.transport.bytes_sent, learner.transport.bytes_received, self._in_mend_s,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Say goodbye to the peers and stop the background threads. Steps after it are the inner optimizer's. Idempotent."""
+        if self._learner:
+            self._learner.close()
+
+    def __enter__(self) -> MendOptimizer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ── the training thread's part ───────────────────────────────────────────────────────────────────────────────────
+
+    def _take_count(self) -> int:
+        counted, self._counted = self._counted, 0
+        return self._tokens_per_step or counted or 1
+
+    def _lay_out(self) -> tuple[list[Tensor], Layout]:
+        groups = self.inner.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        named = [str(n) for group in groups for n in group.get("param_names", ())]
+        names = named if len(named) == len(parameters) else [str(i) for i in range(len(parameters))]
+        return parameters, Layout(names, parameters, self._schedule.fragments)
+
+    def _device(self) -> torch.device | None:
+        return next((p.device for p in self._parameters if p.is_cuda), None)
+
+    def _begin(self, learner: MergeThread) -> bool:
+        """Before the first inner step: show our weights, join. Returns whether the cluster's weights replaced ours."""
+        self._check_layout()
+        self._buffers = Buffers(pin=self._device() is not None)
+        weights = [self._copy(p) for p in range(self._schedule.fragments)]
+        cuda_ready(self._device())()
+        anchors = Anchors(
+            self._layout, weights, self._codec, self._outer, self._merge, self._buffers, self._schedule.adopt_after == 0
+        )
+        self._begun = True
+        replaced = learner.begin(anchors)
+        self._hand_over(learner)
+        return replaced
+
+    def _copy(self, p: int) -> Tensor:
+        fragment = self._layout.fragments[p]
+        buffer = self._buffers.take(fragment.numel)
+        gather(fragment, self._parameters, buffer)
+        return buffer
+
+    def _check_layout(self) -> None:
+        self._layout.check([p for group in self.inner.param_groups for p in group["params"]])
+
+    def _hand_over(self, learner: MergeThread) -> None:
+        """Apply what is ready, copy what is due; under `adopt_after`, wait for an anchor that is due now."""
+        deadline = time.monotonic() + self._policies.timing.round_timeout_s
+        while True:
+            todo = learner.take()
+            for correction in todo.corrections:
+                self._apply(correction)
+            if todo.wanted:
+                self._check_layout()
+                self._offer(learner, todo.wanted, todo.founding)
+            if not todo.wait and not (todo.wanted and self._schedule.adopt_after == 0):
+                return
+            if not learner.wait(learner.deliverable, deadline - time.monotonic()):
+                learner.give_up()
+                return
+
+    def _offer(self, learner: MergeThread, wanted: list[int], founding: bool) -> None:
+        if founding:
+            copies = tuple(self._copy(p) for p in wanted)
+            learner.submit_all(copies, cuda_ready(self._device()))
+            return
+        for p in wanted:
+            copy = self._copy(p)
+            learner.submit(p, copy, cuda_ready(self._device()))
+
+    def _apply(self, correction: Correction) -> None:
+        """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its pool."""
+        scatter(self._layout.fragments[correction.fragment], correction.values, self._parameters, correction.replace)
+        device = self._device()
+        if device is not None:
+            self._in_flight = [(event, held) for event, held in self._in_flight if not event.query()]
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            self._in_flight.append((event, correction))
+
+    def _connect(
+        self, listen: str | None, advertise: str | None, peers: Sequence[str], ledger: str | Path | None,
+        on_event: Callable[[Event], None] | None,
+    ) -> MergeThread:  # fmt: skip
+        for argument, addresses in (("listen", [listen]), ("advertise", [advertise]), ("peers", peers)):
+            for address in addresses:
+                if address is not None:
+                    parse_address(argument, address)
+        me = PeerId(self.name, time.time_ns())
+        numel = [f.numel for f in self._layout.fragments]
+
+        def limit(fragment: int) -> int:
+            return 8 * numel[fragment]  # anchor and velocity, float32
+
+        return MergeThread(
+            lambda now: Syncer(me, "", peers, self._policies, now),
+            lambda address: Hello(me, address, self._layout.fingerprint(), self._policy()),
+            lambda handler: Transport(
+                handler, listen=listen, advertise=advertise, seeds=peers, timing=self._policies.timing, limit=limit
+            ),
+            Path(ledger) if ledger else None,
+            on_event,
+        )
+
+    def _policy(self) -> tuple[tuple[str, str], ...]:
+        """What learners must have in common besides the model; grace and timing may differ."""
+        schedule, quorum = self._schedule, self._policies.quorum.minimum
+        return (
+            ("sync_every", str(schedule.sync_every)),
+            ("fragments", str(schedule.fragments)),
+            ("adopt_after", str(schedule.adopt_after)),
+            ("quorum", "majority" if quorum is None else str(quorum)),
+            ("weighting", self._policies.weighting),
+            ("merge", self._merge),
+            ("outer", repr(self._outer)),
+            ("codec", self._codec.name),
+        )
+
+
+def _learner_name(name: str | None) -> str:
+    name = name or os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+    require(isinstance(name, str) and 0 < len(name) <= 200, "name", name, "a text of 1 to 200 characters")
+    return name

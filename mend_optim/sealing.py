@@ -1,0 +1,135 @@
+"""The sealer's side of the rounds: take offers in, call for the rest, decide, publish the seal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from .adopting import Adopting
+from .anchor import Done, Inspect, Merge
+from .books import EXCHANGE, Books, Send
+from .lineage import PeerId
+from .merge import weights
+from .progress import Motion
+from .protocol import Call, Offer, Seal
+from .roster import Peer
+from .round import Phase, Round
+
+
+class Sealing:
+    """What a learner does as the sealer of a fragment, and about offers that reach it."""
+
+    def __init__(self, books: Books, adopting: Adopting) -> None:
+        self.books, self.adopting = books, adopting
+        self._inspecting: set[tuple[PeerId, int, int]] = set()
+
+    def on_offer(self, now: float, offer: Offer) -> None:
+        fragment, seal = self.books.fragments[offer.fragment], self.books.seals[offer.fragment]
+        if offer.genesis != self.books.genesis:
+            return
+        self.adopting.catch_up(now, fragment, offer.key, offer.peer)
+        if seal and offer.steps and any((m.peer, m.seq) == (offer.peer, offer.seq) for m in seal.members):
+            self.books.emit(Send(offer.peer, seal, EXCHANGE))
+        ticket = (offer.peer, offer.fragment, offer.seq)
+        if ticket in self._inspecting or not self.books.rounds[offer.fragment].fresh(offer, fragment.lineage):
+            return
+        if offer.steps:
+            self._inspecting.add(ticket)
+            self.books.work(Inspect(offer))
+        else:
+            self._admit(now, offer)
+
+    def inspected(self, now: float, offer: Offer, done: Done) -> None:
+        self._inspecting.discard((offer.peer, offer.fragment, offer.seq))
+        if done.fault:
+            self.books.fault(f"offer {offer.seq} of {offer.peer.name} refused: {done.fault}")
+        elif self.books.rounds[offer.fragment].fresh(offer, self.books.fragments[offer.fragment].lineage):
+            self._admit(now, offer)
+
+    def _admit(self, now: float, offer: Offer) -> None:
+        self.books.rounds[offer.fragment].add(offer)
+        self.poll(now, offer.fragment)
+
+    def _expected(self) -> list[PeerId]:
+        """Whom a round waits for: live peers that train this model (in lockstep all live peers), and us."""
+        lockstep = self.books.policies.schedule.lockstep
+        peers = [self.books.roster.find(id) for id in self.books.roster.alive()]
+        return [self.books.me, *(p.id for p in peers if p and (lockstep or self._trains(p)))]
+
+    def _trains(self, peer: Peer) -> bool:
+        return peer.beat is not None and peer.beat.training and peer.beat.genesis == self.books.genesis
+
+    def _interval_s(self) -> float:
+        """About H median steps: the least time between seals that leave somebody out."""
+        if self.books.policies.schedule.lockstep:
+            return 0.0
+        beats = [p.beat for p in self.books.roster.peers.values() if p.beat and p.beat.seconds_per_step]
+        return self.books.policies.schedule.sync_every * median(
+            [self.books.step_s, *(b.seconds_per_step for b in beats)]
+        )
+
+    def poll(self, now: float, p: int) -> None:
+        """Run the fragment's round: launch, call, decide."""
+        fragment, round = self.books.fragments[p], self.books.rounds[p]
+        if round.phase is Phase.MERGING or fragment.motion is Motion.MOVING or self.books.founding or self.books.switch:
+            return
+        if not self.books.joined or self.books.roster.sealer(p) != self.books.me or fragment.stash:
+            if round.phase is Phase.CALLING:
+                round.void()
+            return
+        expected, interval = self._expected(), self._interval_s()
+        if round.launch_due(now, expected, interval):
+            round.on("launch")
+            round.call_at = now
+        if round.phase is Phase.WAITING:
+            launch_at = round.sealed_at + interval
+            self.books.wake_at = min(self.books.wake_at, launch_at) if launch_at > now else self.books.wake_at
+            return
+        self._call(now, round, expected)
+        decision = round.decide(
+            now,
+            expected,
+            self.books.policies.quorum.needed(self.books.roster.size),
+            self.books.policies.grace.max_s,
+            interval,
+        )
+        if decision.seal:
+            offers = round.close(expected, decision.reason)
+            scheme = self.books.policies.weighting
+            self.books.work(Merge(p, fragment.lineage, offers, tuple(weights(scheme, [o.entry for o in offers]))))
+        elif decision.wake_at is not None:
+            self.books.wake_at = min(self.books.wake_at, decision.wake_at)
+
+    def _call(self, now: float, round: Round, expected: Sequence[PeerId]) -> None:
+        if now < round.call_at:
+            return
+        round.call_at = now + self.books.policies.timing.beat_s
+        for peer in round.missing(expected):
+            self.books.emit(Send(peer, Call(self.books.me, round.fragment)))
+
+    def merged(self, now: float, job: Merge, done: Done) -> None:
+        p = job.fragment
+        fragment, round = self.books.fragments[p], self.books.rounds[p]
+        if (
+            done.fault
+            or fragment.lineage.key != job.base.key
+            or fragment.motion is Motion.MOVING
+            or self.books.switch
+            or self.books.founding
+        ):
+            round.void()
+            round.purge(fragment.lineage)
+            self.poll(now, p)
+            return
+        members = tuple(offer.entry for offer in job.offers)
+        lineage = job.base.seal(members, done.digest)
+        seal = Seal(
+            self.books.me, p, job.base.digest, lineage.key, members, job.weights, round.absent, round.reason, done.digest,
+            done.sections,
+        )  # fmt: skip
+        audience = sorted(peer for peer in round.inbox if peer != self.books.me)
+        round.sealed(now)
+        self.books.seals[p] = seal
+        for peer in audience:
+            self.books.emit(Send(peer, seal, EXCHANGE))
+        self.adopting.take_seal(now, seal)

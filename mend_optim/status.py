@@ -1,0 +1,72 @@
+"""What a learner shows of itself: plain, frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .books import Books
+from .ledger import RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentStatus:
+    """One fragment's anchor: `tokens` merged into it by all learners, `version`, `digest` (hex); and this learner's tokens not in it yet."""
+
+    index: int
+    tokens: int
+    version: int
+    digest: str
+    unmerged_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """A peer on the roster; `state` is "alive" or "suspected"; `step` and `tokens` as of its last beat."""
+
+    name: str
+    incarnation: int
+    state: str
+    address: str
+    step: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A learner at one moment. `rounds` are its last adopted anchors, newest last; bytes count since the start, in both directions;
+    `seconds_in_mend` is the time the training thread has spent in this library, not in the inner optimizer."""
+
+    name: str
+    address: str
+    step: int
+    tokens: int
+    unmerged_tokens: int = 0
+    dropped_tokens: int = 0
+    joined: bool = False
+    rounds_adopted: int = 0
+    fragments: tuple[FragmentStatus, ...] = ()
+    roster: tuple[PeerStatus, ...] = ()
+    rounds: tuple[RoundRecord, ...] = ()
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds_in_mend: float = 0.0
+
+
+def fragment_statuses(books: Books) -> tuple[FragmentStatus, ...]:
+    return tuple(
+        FragmentStatus(f.fragment, *f.lineage.key[:2], f.lineage.digest.hex(), f.unmerged(books.totals).tokens)
+        for f in books.fragments
+    )
+
+
+def peer_statuses(books: Books) -> tuple[PeerStatus, ...]:
+    return tuple(
+        PeerStatus(
+            *peer.id,
+            "suspected" if peer.suspected else "alive",
+            peer.address,
+            peer.beat.step if peer.beat else 0,
+            peer.beat.tokens if peer.beat else 0,
+        )
+        for peer in sorted(books.roster.peers.values(), key=lambda peer: peer.id)
+    )

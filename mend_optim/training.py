@@ -1,0 +1,107 @@
+"""The engine's side of the training thread: what to count, what to copy, what to hold back, when to wait."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .adopting import Adopting
+from .anchor import Found, Prepare
+from .books import Books
+from .progress import Motion, Totals
+
+
+class Training:
+    """Called by the training thread, in `step()`, with the mutex held."""
+
+    def __init__(self, books: Books, adopting: Adopting) -> None:
+        self.books, self.adopting = books, adopting
+        self.founded_at = Totals()
+        self._stepped_at: float | None = None
+
+    def stepped(self, now: float, tokens: int) -> None:
+        """One inner step on `tokens` tokens was taken."""
+        if self._stepped_at is not None and not self.books.resting:
+            last = now - self._stepped_at
+            self.books.step_s = last if not self.books.step_s else 0.8 * self.books.step_s + 0.2 * last
+        self._stepped_at, self.books.resting = now, False
+        self.books.totals.step += 1
+        self.books.totals.tokens += tokens
+
+    def wanted(self) -> list[int]:
+        """Fragments whose parameters the training thread should copy now; then call `snapshot` for each (or `found` for all)."""
+        if not self.books.joined or self.books.switch:
+            return []
+        if self.books.founding == "due":
+            if not any(f.unmerged(self.books.totals).step for f in self.books.fragments):
+                self.books.founding = ""
+                return []
+            still = all(f.motion is Motion.STILL and not f.untaken for f in self.books.fragments)
+            return list(range(len(self.books.fragments))) if still else []
+        if self.books.solo or self.books.founding:
+            return []
+        return [
+            f.fragment
+            for f in self.books.fragments
+            if f.wants_snapshot(self.books.totals, self.books.policies.schedule)
+        ]
+
+    @property
+    def founding(self) -> bool:
+        """Whether the wanted snapshots are to found anchors, all at once."""
+        return self.books.founding == "due"
+
+    def reserve(self, p: int) -> None:
+        """The training thread begins to copy fragment `p`: its anchor stands still until `snapshot`."""
+        fragment = self.books.fragments[p]
+        due = self.books.resting or self.books.policies.schedule.due(self.books.totals.step, fragment.mark)
+        fragment.snapshot(self.books.totals, due)
+
+    def snapshot(self, p: int, tensor: Tensor) -> None:
+        """The copy of fragment `p` that was reserved is ready to become an offer."""
+        pending = self.books.fragments[p].pending
+        assert pending is not None
+        self.books.work(Prepare(p, pending.seq, tensor))
+
+    def reserve_all(self) -> None:
+        """The training thread begins to copy all fragments, to found anchors."""
+        self.books.founding = "running"
+        self.founded_at = Totals(self.books.totals.step, self.books.totals.tokens)
+        for fragment in self.books.fragments:
+            fragment.motion = Motion.SNAPSHOT
+
+    def found(self, tensors: tuple[Tensor, ...]) -> None:
+        """The copies of all fragments are ready to become the anchors."""
+        self.books.work(Found(tensors))
+
+    def holds_back(self, p: int) -> bool:
+        """Under `adopt_after`: whether a correction of `p` that is ready must wait for its step."""
+        if self.books.resting:
+            return False
+        adopt_at = self.books.fragments[p].adopt_at
+        return adopt_at is not None and self.books.totals.step < adopt_at
+
+    def must_wait(self) -> bool:
+        """Under `adopt_after`: whether the training thread is at a step whose anchor has not come yet."""
+        overlap = self.books.policies.schedule.adopt_after
+        if overlap is None or self.books.solo or self.books.resting:
+            return False
+        return any(
+            f.pending is not None and not f.pending.missed and self.books.totals.step >= f.pending.step + overlap
+            for f in self.books.fragments
+        )
+
+    def settled(self) -> bool:
+        """Whether nothing of ours is unmerged and our anchors are the greatest we have heard of."""
+        if self.books.solo:
+            return True
+        clean = all(
+            not f.unmerged(self.books.totals).step and not f.untaken and not self.adopting.behind(f)
+            for f in self.books.fragments
+        )
+        return clean and not self.books.switch
+
+    def waited_out(self) -> None:
+        """Under `adopt_after`: the anchor did not come in time; go on, and adopt it whenever it comes."""
+        for fragment in self.books.fragments:
+            if fragment.pending:
+                fragment.pending.missed = True

@@ -68,6 +68,8 @@ class Books:
         self.records: deque[RoundRecord] = deque(maxlen=RECORDS)
         self.adopted_rounds = 0
         self.joined = self.resting = self.closed = False
+        self.ping = 0  # the last one we sent
+        self.answered: set[PeerId] = set()  # who has answered it
         self.solo = True  # no peer of our genesis heard of since we were last alone
         self.founding = ""  # "", "due" or "running"
         self.switch: Switch | None = None

@@ -55,7 +55,7 @@ class Beat:
     """A sign of life, with everything that is small: roster, lineages, counters.
 
     `genesis` is empty until the sender has weights to show. `training` is false until it has joined. `seconds_per_step` is the
-    sender's running mean of an inner step, 0 if unknown.
+    sender's running mean of an inner step, 0 if unknown. `ping` asks for a beat in answer at once, whose `pong` repeats it.
     """
 
     peer: PeerId
@@ -68,6 +68,8 @@ class Beat:
     genesis: bytes = b""
     reports: tuple[Report, ...] = ()
     roster: tuple[Rumor, ...] = ()
+    ping: int = 0
+    pong: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,14 +102,11 @@ class Roster:
         return known
 
     def hear(self, now: float, beat: Beat) -> Peer | None:
-        """A beat from the peer itself. None if it is of the past (an older beat or incarnation) or our own.
-
-        On a slow link gossip may overtake it: then it is no sign of life any more, but still the newest report.
-        """
+        """A beat from the peer itself. None if it is of the past (an older beat or incarnation) or our own."""
         known = self.find(beat.peer)
         if known and known.beat and beat.count <= known.beat.count:
             return None
-        peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count)) or known
+        peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count)) or known  # gossip may have been faster
         if peer:
             peer.beat = beat
         return peer

@@ -59,8 +59,8 @@ class Round:
         """Whether the offer is new here: not merged yet, not held yet. An offer of nothing is always fresh."""
         if offer.genesis != lineage.genesis:
             return False
-        if not offer.tokens and not offer.steps:
-            return offer.peer not in self.inbox
+        if not offer.steps:
+            return not offer.tokens and offer.peer not in self.inbox  # tokens without a step are nobody's work
         held = self.inbox.get(offer.peer)
         return offer.seq > lineage.last_merged(offer.peer) and (held is None or offer.seq > held.seq or not held.steps)
 

@@ -67,8 +67,12 @@ class Syncer:
     def rest(self, now: float) -> None:
         """Training pauses to synchronize: offer what there is, and take part with nothing until the next step."""
         self.books.resting = True
+        self.books.ping, self.books.answered = self.books.ping + 1, set()
         for fragment in self.books.fragments:
             fragment.called = True
+        ask = self._make_beat(ping=self.books.ping)
+        for peer in self.books.roster.peers.values():
+            self.books.emit(Send(peer.id, ask))
         self.tick(now)
 
     def taken(self, now: float, p: int, replaced: bool) -> None:
@@ -266,6 +270,10 @@ class Syncer:
         return pending if pending and pending.seq == message.seq else None
 
     def _on_beat(self, now: float, beat: Beat) -> None:
+        if beat.ping:
+            self.books.emit(Send(beat.peer, self._make_beat(pong=beat.ping)))
+        if beat.pong == self.books.ping:
+            self.books.answered.add(beat.peer)
         peer = self.books.roster.hear(now, beat)
         if peer is None:
             return
@@ -303,17 +311,28 @@ class Syncer:
         self._beat_at = now + self.books.policies.timing.beat_s
         if self.books.closed:
             return
-        self._beats += 1
         beat = self._make_beat()
         for id in self.books.roster.audience(self._beats):
             self.books.emit(Send(id, beat))
 
-    def _make_beat(self) -> Beat:
-        reports = tuple(Report(self.books.key(f), self.books.rounds[f.fragment].held()) for f in self.books.fragments)
+    def _make_beat(self, ping: int = 0, pong: int = 0) -> Beat:
+        books = self.books
+        self._beats += 1
+        reports = tuple(Report(books.key(f), books.rounds[f.fragment].held()) for f in books.fragments)
         return Beat(
-            self.books.me, self.books.roster.address, self._beats, self.books.totals.step, self.books.totals.tokens, self.books.step_s,
-            self.books.joined, self.books.genesis, reports, self.books.roster.rumors(),
-        )  # fmt: skip
+            books.me,
+            books.roster.address,
+            self._beats,
+            books.totals.step,
+            books.totals.tokens,
+            books.step_s,
+            books.joined,
+            books.genesis,
+            reports,
+            books.roster.rumors(),
+            ping,
+            pong,
+        )
 
     def _poll_all(self, now: float) -> None:
         for fragment in self.books.fragments:

@@ -91,14 +91,14 @@ class Training:
         )
 
     def settled(self) -> bool:
-        """Whether nothing of ours is unmerged and our anchors are the greatest we have heard of."""
-        if self.books.solo:
+        """Whether nothing of ours is unmerged, and no live peer that answered since we came to rest has a greater anchor."""
+        books = self.books
+        if books.solo:
             return True
-        clean = all(
-            not f.unmerged(self.books.totals).step and not f.untaken and not self.adopting.behind(f)
-            for f in self.books.fragments
-        )
-        return clean and not self.books.switch
+        near = (peer.id for peer in books.roster.peers.values() if peer.linked and not peer.suspected)
+        answered = books.answered.issuperset(near)
+        clean = all(not f.unmerged(books.totals).step and not f.untaken for f in books.fragments)
+        return answered and clean and not books.switch and not any(map(self.adopting.behind, books.fragments))
 
     def waited_out(self) -> None:
         """Under `adopt_after`: the anchor did not come in time; go on, and adopt it whenever it comes."""

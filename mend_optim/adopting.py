@@ -109,7 +109,15 @@ class Adopting:
             self._want(now, seal.fragment, seal.sealer, b"")
         else:
             fragment.motion = Motion.MOVING
-            self.books.work(Advance(seal, lineage, fragment.includes_pending(lineage, self.books.me)))
+            mine = fragment.includes_pending(lineage, self.books.me)
+            exact = mine and self._waits_exactly(fragment)
+            self.books.work(Advance(seal, lineage, mine, exact, ours=seal.sealer == self.books.me))
+
+    def _waits_exactly(self, fragment: Progress) -> bool:
+        """Synchronous adoption, and the training thread has not stepped on since the snapshot."""
+        pending = fragment.pending
+        synchronous = self.books.policies.schedule.adopt_after == 0
+        return synchronous and pending is not None and not pending.missed and pending.step == self.books.totals.step
 
     def _keep(self, fragment: Progress, news: Seal | State) -> None:
         """Hold the greatest of what arrives while the fragment is busy."""

@@ -55,11 +55,14 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it."""
+    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it; `exact`, that nothing was trained since
+    and training waits, so that the weights can become the anchor to the bit; `ours`, that we made the merged bytes ourselves."""
 
     seal: Seal
     lineage: Lineage
     mine: bool
+    exact: bool = False
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +147,9 @@ class Anchors:
         outer: Nesterov,
         scheme: str,
         buffers: Buffers,
-        synchronous: bool = False,
     ) -> None:
         self.codec, self.outer, self.scheme, self.buffers = codec, outer, scheme, buffers
         self.layout = layout
-        self.synchronous = synchronous
         self.theta = list(weights)
         self.velocity = [torch.zeros_like(w) if outer.momentum else None for w in weights]
         self.progress: list[Tensor | None] = [None] * len(weights)
@@ -206,21 +207,25 @@ class Anchors:
         deltas = [self._read(offer.sections, "delta", job.fragment) for offer, _ in stepped]
         out = self.buffers.take(self.theta[job.fragment].numel())
         merge.merge(self.scheme, deltas, [w for _, w in stepped], out, self.layout.fragments[job.fragment].offsets)
+        if not merge.finite(out):
+            return Done(fault="the merged delta is not finite")
         packet = _dense(out)
         return Done(sections={"merged": packet}, digest=content_digest(packet.data))
 
     def _advance(self, job: Advance) -> Done:
         seal, p = job.seal, job.seal.fragment
         merged = self._read(seal.sections, "merged", p)
-        if not merge.finite(merged) or content_digest(seal.sections["merged"].data) != seal.payload:
-            return Done(fault="the merged bytes do not have the digest that was sealed")
+        if not job.ours:
+            if content_digest(seal.sections["merged"].data) != seal.payload:
+                return Done(fault="the merged bytes do not have the digest that was sealed")
+            if not merge.finite(merged):
+                return Done(fault="the merged bytes are not finite")
         mine = self._settle(p, job.mine)
         values = self.buffers.take(merged.numel())
         outer_step(self.outer, self.theta[p], self.velocity[p], merged, mine, values)
-        replace = self.synchronous and job.mine
-        if replace:
+        if job.exact:
             values.copy_(self.theta[p])
-        return Done(corrections=(Correction(p, values, replace),))
+        return Done(corrections=(Correction(p, values, job.exact),))
 
     def _install(self, job: Install) -> Done:
         for state in job.states:
@@ -258,6 +263,9 @@ class Anchors:
         for p, tensor in enumerate(job.tensors):
             self.theta[p].copy_(tensor)
             self.progress[p] = self.residual[p] = self.lost[p] = None
+            velocity = self.velocity[p]
+            if velocity is not None:
+                velocity.zero_()  # it belongs to the rounds before we were alone
         return Done(digest=self.genesis())
 
     def _export(self, job: Export) -> Done:

@@ -109,29 +109,42 @@ def _real(parameter: Tensor) -> Tensor:
     return torch.view_as_real(plain) if plain.is_complex() else plain
 
 
+def narrow(tensor: Tensor) -> bool:
+    """Whether the tensor's dtype holds less than a float32 does, so that an anchor written to it is rounded."""
+    return torch.finfo(tensor.dtype).bits < 32
+
+
 @torch.no_grad()
-def gather(fragment: Fragment, parameters: Sequence[Tensor], out: Tensor) -> None:
-    """Copy the fragment's parameters into `out` (float32, host). From a GPU into pinned memory the copies are asynchronous:
-    wait for the device's current stream before reading `out`."""
+def gather(fragment: Fragment, parameters: Sequence[Tensor], out: Tensor, rounding: Tensor | None = None) -> None:
+    """Copy the fragment's parameters into `out` (float32, host), and add what `scatter` had to round away. From a GPU into pinned memory
+    the copies are asynchronous: wait for the device's current stream before reading `out`."""
     for i, start, stop in zip(fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False):
         source = _real(parameters[i])
-        if source.is_cuda:
+        if rounding is not None and narrow(source):
+            source = source.float().add_(rounding[start:stop].view(source.shape).to(source.device, non_blocking=True))
+        elif source.is_cuda:
             source = source.to(torch.float32)  # on the device: a cast during the copy would make it synchronous
         out[start:stop].view(source.shape).copy_(source, non_blocking=True)
 
 
 @torch.no_grad()
-def scatter(fragment: Fragment, values: Tensor, parameters: Sequence[Tensor], replace: bool) -> None:
+def scatter(
+    fragment: Fragment, values: Tensor, parameters: Sequence[Tensor], replace: bool, rounding: Tensor | None = None
+) -> None:
     """Add `values` (float32, host) to the fragment's parameters in place, or copy them over when `replace`.
 
-    The sum is rounded once, to the parameter's dtype; what rounding loses stays in the learner's next delta.
+    The sum is rounded once, to the parameter's dtype. What a narrow dtype loses is kept in `rounding` (float32, host): parameters stand for
+    themselves plus that. Else the next delta would take it back from the anchor, and no merge finer than the dtype would ever add up.
     """
     for i, start, stop in zip(fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False):
         target = _real(parameters[i])
-        source = values[start:stop].view(target.shape)
-        if target.is_cuda:
-            source = source.to(target.device, non_blocking=True)
-        if replace:
+        source = values[start:stop].view(target.shape).to(target.device, non_blocking=True)
+        if rounding is not None and narrow(target):
+            lost = rounding[start:stop].view(target.shape)
+            exact = source if replace else target.float().add_(lost.to(target.device, non_blocking=True)).add_(source)
+            target.copy_(exact)
+            lost.copy_(exact - target.float(), non_blocking=True)
+        elif replace:
             target.copy_(source)
         else:
             target.add_(source)  # in the wider of both dtypes, whatever they are

@@ -20,7 +20,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -80,6 +79,8 @@ class NetworkLoop:
             NetworkLoop._shared = None
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(CLOSE_S)
+        if not self.thread.is_alive():
+            self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop and wait for it."""
@@ -106,13 +107,13 @@ class MergeThread:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ledger_path, self._on_event, self._ledger_broken = ledger, on_event, False
         self._timer: asyncio.TimerHandle | None = None
-        self._flushing = False
+        self._flushing = self._released = False
         self._hello = hello
         self._pid = os.getpid()
         self.engine = engine(time.monotonic())
         self.network = NetworkLoop.acquire()
-        self.transport = transport(self)
         try:
+            self.transport = transport(self)
             self.address = self.network.run(self.transport.start(), 30.0)
         except BaseException:
             self.network.release()
@@ -200,18 +201,20 @@ class MergeThread:
             self._pump()
 
     def anchors(self) -> list[Tensor]:
-        """Copies of all anchors, made by the worker between its jobs."""
-        copies: Future[list[Tensor]] = Future()
+        """Copies of all anchors, made by the worker between its jobs; by us once there is none."""
+        anchors, copies = self._anchors, list[Tensor]()
+        assert anchors is not None
 
         def copy() -> None:
-            assert self._anchors is not None
-            copies.set_result(self._anchors.copies())
+            made = anchors.copies()
+            with self.condition:
+                copies.extend(made)
+                self.condition.notify_all()
 
-        if self._over():
-            assert self._anchors is not None
-            return self._anchors.copies()
         self._jobs.put(copy)
-        return copies.result()
+        with self.condition:
+            self.condition.wait_for(lambda: copies or self._over())
+        return copies or anchors.copies()
 
     def check(self) -> None:
         """Raise, chained, what stopped a background thread: a bug of ours or no memory, never a peer's fault."""
@@ -360,8 +363,9 @@ class MergeThread:
         if self._pid != os.getpid():
             return
         with self.condition:
-            if self.closed and not self._worker.is_alive() and self.error is None:
+            if self._released:  # else the second call would take the loop away from the process's other learners
                 return
+            self._released = True
             self.engine.leave(time.monotonic())
             self._pump()
             self.closed = True
@@ -369,7 +373,8 @@ class MergeThread:
         self._jobs.put(None)
         with suppress(Exception):
             self.network.run(self.transport.stop(), CLOSE_S)
-        self._worker.join(CLOSE_S)
+        if threading.current_thread() is not self._worker:  # `on_event` may close its learner
+            self._worker.join(CLOSE_S)
         self.network.release()
 
     def require_open(self) -> None:

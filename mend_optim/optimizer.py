@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,19 @@ from .anchor import Anchors, Buffers, Correction
 from .books import Policies
 from .codec import codec as codec_named
 from .errors import UsageError, require
-from .fragment import Layout, gather, scatter
+from .fragment import Layout, gather, narrow, scatter
 from .ledger import Event
 from .lineage import PeerId
 from .merge import MERGES, WEIGHTINGS
 from .merge_thread import MergeThread, cuda_ready
 from .outer import Nesterov
-from .peer import Transport, parse_address
+from .peer import Transport, parse_dialable
 from .protocol import Hello
 from .quorum import Grace, Quorum
 from .roster import Timing
 from .schedule import Schedule
 from .status import Status, fragment_statuses, peer_statuses
 from .syncer import Syncer
-
-_HOOKS = (
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks",
-)  # fmt: skip
 
 
 class MendOptimizer(Optimizer):
@@ -91,12 +86,16 @@ class MendOptimizer(Optimizer):
         require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
         require(merge in MERGES, "merge", merge, f"one of {MERGES}")
         require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
+        require(isinstance(codec, str), "codec", codec, "the name of a codec")
         require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
-        valid = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
-        require(valid, "tokens_per_step", tokens_per_step, "None or an int >= 1")
+        require(isinstance(ledger, str | Path | None), "ledger", ledger, "None or the path of a file")
+        require(on_event is None or callable(on_event), "on_event", on_event, "None or a function of an Event")
+        weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
+        require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
         self.inner = inner
-        for hooks in _HOOKS:  # one set of hooks for both, so that each fires once
-            setattr(self, hooks, getattr(inner, hooks))
+        for attribute, hooks in vars(inner).items():
+            if attribute.startswith("_optimizer_") and attribute.endswith("_hooks"):
+                setattr(self, attribute, hooks)  # one set of hooks for both, so that each fires once
         self._schedule = Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after)
         self._outer, self._codec, self._merge = outer, codec_named(codec), merge
         self._policies = Policies(
@@ -112,19 +111,14 @@ class MendOptimizer(Optimizer):
         self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
         self._parameters, self._layout = self._lay_out()
         self.name = _learner_name(name)
-        listen = listen or os.environ.get("MEND_LISTEN") or None
-        peers = [peers] if isinstance(peers, str) else list(peers)
-        peers = peers or [p for p in os.environ.get("MEND_PEERS", "").split(",") if p]
-        if advertise is not None:
-            require(
-                listen is not None,
-                "advertise",
-                advertise,
-                "None without listen",
-                "a learner nobody can dial has no address",
-            )
+        listen = os.environ.get("MEND_LISTEN") or None if listen is None else listen
+        peers = [peers] if isinstance(peers, str) else peers
+        require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
+        peers = list(peers) or [p.strip() for p in os.environ.get("MEND_PEERS", "").split(",") if p.strip()]
+        dialable = advertise is None or listen is not None
+        require(dialable, "advertise", advertise, "None without listen", "a learner nobody can dial has no address")
         self._learner: MergeThread | None = None
-        if listen or peers:
+        if listen is not None or peers:
             self._learner = self._connect(listen, advertise, peers, ledger, on_event)
         else:
             least = self._policies.quorum.minimum or 1
@@ -186,8 +180,7 @@ class MendOptimizer(Optimizer):
             self._step += 1
             self._tokens += self._take_count()
             return loss
-        if self._swapped:
-            raise UsageError("step() must not be called inside global_weights(): leave the block first")
+        self._refuse_swapped("step")
         started = time.perf_counter()
         if not self._begun and self._begin(learner) and closure is None:
             self._counted = 0
@@ -224,6 +217,7 @@ class MendOptimizer(Optimizer):
         if learner is None:
             return True
         learner.require_open()
+        self._refuse_swapped("synchronize")
         if not self._begun:
             self._begin(learner)
         deadline = time.monotonic() + (self._policies.timing.round_timeout_s if timeout is None else timeout)
@@ -241,8 +235,9 @@ class MendOptimizer(Optimizer):
     def global_weights(self) -> Iterator[None]:
         """Swap the anchor, the merged model, into the parameters: to evaluate, save or ship it. Restores them to the bit, also on an exception.
 
-        Alone, this learner's weights are the anchor. `step()` inside the block raises `UsageError`.
+        Alone, this learner's weights are the anchor. `step()` and `synchronize()` inside the block raise `UsageError`.
         """
+        self._refuse_swapped("global_weights")
         learner = self._learner
         if learner is None or not self._begun or learner.engine.books.solo:
             yield
@@ -288,6 +283,10 @@ class MendOptimizer(Optimizer):
 
     # ── the training thread's part ───────────────────────────────────────────────────────────────────────────────────
 
+    def _refuse_swapped(self, call: str) -> None:
+        if self._swapped:
+            raise UsageError(f"{call}() must not be called inside global_weights(): leave the block first")
+
     def _take_count(self) -> int:
         counted, self._counted = self._counted, 0
         return self._tokens_per_step or counted or 1
@@ -306,11 +305,11 @@ class MendOptimizer(Optimizer):
         """Before the first inner step: show our weights, join. Returns whether the cluster's weights replaced ours."""
         self._check_layout()
         self._buffers = Buffers(pin=self._device() is not None)
+        rounds = any(map(narrow, self._parameters))
+        self._rounding = [self._buffers.take(f.numel).zero_() if rounds else None for f in self._layout.fragments]
         weights = [self._copy(p) for p in range(self._schedule.fragments)]
         cuda_ready(self._device())()
-        anchors = Anchors(
-            self._layout, weights, self._codec, self._outer, self._merge, self._buffers, self._schedule.adopt_after == 0
-        )
+        anchors = Anchors(self._layout, weights, self._codec, self._outer, self._merge, self._buffers)
         self._begun = True
         replaced = learner.begin(anchors)
         self._hand_over(learner)
@@ -319,7 +318,7 @@ class MendOptimizer(Optimizer):
     def _copy(self, p: int) -> Tensor:
         fragment = self._layout.fragments[p]
         buffer = self._buffers.take(fragment.numel)
-        gather(fragment, self._parameters, buffer)
+        gather(fragment, self._parameters, buffer, self._rounding[p])
         return buffer
 
     def _check_layout(self) -> None:
@@ -347,12 +346,12 @@ class MendOptimizer(Optimizer):
             learner.submit_all(copies, cuda_ready(self._device()))
             return
         for p in wanted:
-            copy = self._copy(p)
-            learner.submit(p, copy, cuda_ready(self._device()))
+            learner.submit(p, self._copy(p), cuda_ready(self._device()))
 
     def _apply(self, correction: Correction) -> None:
         """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its pool."""
-        scatter(self._layout.fragments[correction.fragment], correction.values, self._parameters, correction.replace)
+        fragment, rounding = self._layout.fragments[correction.fragment], self._rounding[correction.fragment]
+        scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
         device = self._device()
         if device is not None:
             self._in_flight = [(event, held) for event, held in self._in_flight if not event.query()]
@@ -364,22 +363,16 @@ class MendOptimizer(Optimizer):
         self, listen: str | None, advertise: str | None, peers: Sequence[str], ledger: str | Path | None,
         on_event: Callable[[Event], None] | None,
     ) -> MergeThread:  # fmt: skip
-        for argument, addresses in (("listen", [listen]), ("advertise", [advertise]), ("peers", peers)):
-            for address in addresses:
-                if address is not None:
-                    parse_address(argument, address)
+        for address in peers:
+            parse_dialable("peers", address)
         me = PeerId(self.name, time.time_ns())
-        numel = [f.numel for f in self._layout.fragments]
-
-        def limit(fragment: int) -> int:
-            return 8 * numel[fragment]  # anchor and velocity, float32
-
         return MergeThread(
             lambda now: Syncer(me, "", peers, self._policies, now),
             lambda address: Hello(me, address, self._layout.fingerprint(), self._policy()),
             lambda handler: Transport(
-                handler, listen=listen, advertise=advertise, seeds=peers, timing=self._policies.timing, limit=limit
-            ),
+                handler, listen=listen, advertise=advertise, seeds=peers, timing=self._policies.timing,
+                limit=lambda p: 8 * self._layout.fragments[p].numel,  # anchor and velocity, float32
+            ),  # fmt: skip
             Path(ledger) if ledger else None,
             on_event,
         )
@@ -400,6 +393,6 @@ class MendOptimizer(Optimizer):
 
 
 def _learner_name(name: str | None) -> str:
-    name = name or os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+    name = os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}" if name is None else name
     require(isinstance(name, str) and 0 < len(name) <= 200, "name", name, "a text of 1 to 200 characters")
     return name

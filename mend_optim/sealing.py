@@ -119,6 +119,9 @@ class Sealing:
         ):
             round.void()
             round.purge(fragment.lineage)
+            if done.fault:  # these offers do not go together: hold none of them, or they would be merged again at once
+                self.books.fault(f"round of fragment {p} thrown away: {done.fault}")
+                round.inbox.clear()
             self.poll(now, p)
             return
         members = tuple(offer.entry for offer in job.offers)

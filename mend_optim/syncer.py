@@ -31,7 +31,7 @@ class Syncer:
         self.sealing = Sealing(self.books, self.adopting)
         self.training = Training(self.books, self.adopting)
         self._join_by = NEVER
-        self._beats = 0
+        self._beats = self._broadcasts = 0
         self._beat_at = now
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -311,8 +311,9 @@ class Syncer:
         self._beat_at = now + self.books.policies.timing.beat_s
         if self.books.closed:
             return
+        self._broadcasts += 1
         beat = self._make_beat()
-        for id in self.books.roster.audience(self._beats):
+        for id in self.books.roster.audience(self._broadcasts):
             self.books.emit(Send(id, beat))
 
     def _make_beat(self, ping: int = 0, pong: int = 0) -> Beat:

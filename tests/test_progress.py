@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mend_optim.lineage import Entry, Lineage, PeerId
+from mend_optim.progress import Motion, Pending, Progress, Totals
+from mend_optim.schedule import Schedule
+
+ME, OTHER = PeerId("me", 1), PeerId("other", 1)
+BASE = Lineage.fresh(b"genesis")
+FREE = Schedule(sync_every=4)
+LOCKSTEP = Schedule(sync_every=4, adopt_after=2)
+
+
+class Fragment:
+    """A fragment of a learner, driven as the engine drives it."""
+
+    def __init__(self, schedule: Schedule = FREE) -> None:
+        self.schedule, self.totals = schedule, Totals()
+        self.progress = Progress(0, BASE, schedule.first_mark(0))
+
+    def step(self, count: int = 1, tokens: int = 10) -> None:
+        self.totals = Totals(self.totals.step + count, self.totals.tokens + count * tokens)
+
+    def wants(self) -> bool:
+        return self.progress.wants_snapshot(self.totals, self.schedule)
+
+    def offer(self) -> Pending:
+        pending = self.progress.snapshot(self.totals, self.schedule.due(self.totals.step, self.progress.mark))
+        self.progress.motion = Motion.STILL
+        return pending
+
+    def sealed(self, mine: bool) -> None:
+        """The anchor moved by a seal of the pending offer, or of somebody else's; the correction is not taken yet."""
+        progress, pending = self.progress, self.progress.pending
+        entry = Entry(ME, pending.seq, pending.tokens, pending.steps) if mine and pending else Entry(OTHER, 1, 7, 1)
+        lineage = progress.lineage.seal([entry], b"payload")
+        assert progress.includes_pending(lineage, ME) is mine
+        assert not progress.in_doubt(lineage, ME)
+        progress.moved(lineage, mine, self.totals, self.schedule)
+
+    def taken(self, replace: bool = False) -> int:
+        return self.progress.taken(replace, self.totals)
+
+
+class Accounting(RuleBasedStateMachine):
+    """Trained = merged + dropped + unmerged, in steps and in tokens, whatever happens in whatever order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fragment = Fragment()
+        self.merged, self.dropped = Totals(), Totals()
+        self.replacing = False
+        self.offered: list[int] = []
+
+    @property
+    def progress(self) -> Progress:
+        return self.fragment.progress
+
+    def unmerged(self) -> Totals:
+        return self.progress.unmerged(self.fragment.totals)
+
+    @rule(tokens=st.integers(0, 100), count=st.integers(1, 5))
+    def step(self, tokens: int, count: int) -> None:
+        self.fragment.step(count, tokens)
+
+    @rule()
+    def call(self) -> None:
+        self.progress.called = True
+
+    @precondition(lambda self: self.fragment.wants())
+    @rule()
+    def offer(self) -> None:
+        before = self.unmerged()
+        pending = self.fragment.offer()
+        assert (pending.steps, pending.tokens) == (before.step, before.tokens)
+        self.offered.append(pending.seq)
+
+    @precondition(lambda self: self.progress.pending)
+    @rule()
+    def merge(self) -> None:
+        pending = self.progress.pending
+        assert pending is not None
+        self.fragment.sealed(mine=True)
+        self.merged = Totals(self.merged.step + pending.steps, self.merged.tokens + pending.tokens)
+
+    @rule(whole=st.booleans())
+    def leave_out(self, whole: bool) -> None:
+        self.fragment.sealed(mine=False)
+        self.replacing = self.replacing or whole
+
+    @precondition(lambda self: self.progress.untaken)
+    @rule()
+    def take(self) -> None:
+        before = self.unmerged() if self.replacing else Totals()
+        assert self.fragment.taken(self.replacing) == before.tokens
+        self.dropped = Totals(self.dropped.step + before.step, self.dropped.tokens + before.tokens)
+        self.replacing = False
+
+    @precondition(lambda self: not self.progress.untaken)
+    @rule()
+    def found(self) -> None:
+        unmerged = self.unmerged()
+        self.progress.founded(self.progress.lineage, self.fragment.totals)
+        self.merged = Totals(self.merged.step + unmerged.step, self.merged.tokens + unmerged.tokens)
+
+    @invariant()
+    def everything_is_accounted_for(self) -> None:
+        unmerged, totals = self.unmerged(), self.fragment.totals
+        assert self.merged.step + self.dropped.step + unmerged.step == totals.step
+        assert self.merged.tokens + self.dropped.tokens + unmerged.tokens == totals.tokens
+        assert self.progress.dropped_tokens == self.dropped.tokens
+
+    @invariant()
+    def the_pending_offer_is_part_of_what_is_unmerged(self) -> None:
+        pending, unmerged = self.progress.pending, self.unmerged()
+        assert pending is None or (1 <= pending.steps <= unmerged.step and 0 <= pending.tokens <= unmerged.tokens)
+
+    @invariant()
+    def sequence_numbers_are_never_used_twice(self) -> None:
+        assert self.offered == sorted(set(self.offered))
+
+    @invariant()
+    def nothing_is_copied_while_something_is_on_its_way(self) -> None:
+        progress = self.progress
+        assert not (self.fragment.wants() and (progress.pending or progress.untaken or not self.unmerged().step))
+
+
+TestAccounting = Accounting.TestCase
+TestAccounting.settings = settings(max_examples=200, stateful_step_count=30)
+
+
+# When to offer
+
+
+def test_an_offer_is_wanted_at_the_boundary() -> None:
+    fragment = Fragment()
+    fragment.step(3)
+    assert not fragment.wants()
+    fragment.step()
+    assert fragment.wants()
+
+
+def test_a_called_learner_offers_after_one_step() -> None:
+    fragment = Fragment()
+    fragment.progress.called = True
+    assert not fragment.wants()
+    fragment.step()
+    assert fragment.wants()
+    assert fragment.offer().due is False
+    assert fragment.progress.called is False
+
+
+@pytest.mark.parametrize("motion", [Motion.SNAPSHOT, Motion.MOVING])
+def test_nothing_is_copied_while_the_anchor_moves_or_is_read(motion: Motion) -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.progress.motion = motion
+    assert not fragment.wants()
+
+
+def test_a_snapshot_holds_the_anchor_still() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.progress.snapshot(fragment.totals, True)
+    assert fragment.progress.motion is Motion.SNAPSHOT
+
+
+# Marks
+
+
+def test_after_a_merge_the_period_runs_from_the_snapshot() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer()
+    fragment.step(2)
+    fragment.sealed(mine=True)
+    fragment.taken()
+    assert fragment.progress.mark == 4
+    fragment.step(2)
+    assert fragment.wants()
+
+
+def test_who_was_left_out_starts_its_period_at_the_adoption() -> None:
+    fragment = Fragment()
+    fragment.step(3)
+    fragment.sealed(mine=False)
+    fragment.taken()
+    assert fragment.progress.mark == 3
+
+
+def test_who_had_not_trained_keeps_its_turn() -> None:
+    fragment = Fragment(Schedule(sync_every=4, fragments=2))
+    fragment.sealed(mine=False)
+    fragment.taken(replace=True)
+    assert fragment.progress.mark == -2
+
+
+def test_an_offer_that_missed_its_round_waits_for_the_next_and_is_due_no_more() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    pending = fragment.offer()
+    fragment.sealed(mine=False)
+    assert fragment.progress.pending is pending
+    assert (pending.missed, pending.due, pending.tokens) == (True, False, 40)
+
+
+def test_once_it_is_merged_the_learner_is_called_for_what_came_meanwhile() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer()
+    fragment.sealed(mine=False)
+    fragment.step(2)
+    fragment.sealed(mine=True)
+    fragment.taken()
+    assert (fragment.progress.called, fragment.progress.mark) == (True, 6)
+    assert fragment.offer().tokens == 20
+
+
+def test_a_call_that_came_while_the_offer_travelled_is_not_forgotten() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer()
+    fragment.progress.called = True
+    fragment.sealed(mine=True)
+    assert fragment.progress.called is True
+
+
+def test_replacement_starts_a_new_period_and_counts_what_it_dropped() -> None:
+    fragment = Fragment()
+    fragment.step(3)
+    fragment.offer()
+    fragment.sealed(mine=False)
+    fragment.step(2)
+    assert fragment.taken(replace=True) == 50
+    assert (fragment.progress.mark, fragment.progress.dropped_tokens, fragment.progress.pending) == (5, 50, None)
+
+
+def test_a_founder_starts_with_nothing_unmerged() -> None:
+    fragment = Fragment()
+    fragment.step(3)
+    at = fragment.totals
+    fragment.step(2)
+    fragment.progress.founded(BASE, at)
+    assert fragment.progress.unmerged(fragment.totals) == Totals(2, 20)
+
+
+# Lockstep
+
+
+def test_in_lockstep_the_anchor_is_adopted_exactly_the_overlap_after_the_snapshot() -> None:
+    fragment = Fragment(LOCKSTEP)
+    fragment.step(4)
+    fragment.offer()
+    fragment.step()
+    fragment.sealed(mine=True)
+    assert fragment.progress.adopt_at == 6
+    fragment.taken()
+    assert fragment.progress.adopt_at is None
+
+
+def test_in_lockstep_a_missed_learner_waits_for_its_own_boundary() -> None:
+    fragment = Fragment(LOCKSTEP)
+    fragment.step(4)
+    fragment.offer()
+    fragment.sealed(mine=False)
+    fragment.step()
+    fragment.sealed(mine=True)
+    assert fragment.progress.called is False
+
+
+# In doubt
+
+
+def merged(seq: int) -> Lineage:
+    return BASE.seal([Entry(ME, seq, 10, 1)], b"payload")
+
+
+def test_a_lineage_that_merged_the_pending_offer_is_no_doubt() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer()
+    assert fragment.progress.includes_pending(merged(1), ME)
+    assert not fragment.progress.in_doubt(merged(1), ME)
+
+
+def test_a_lineage_that_merged_what_we_know_nothing_of_is_in_doubt() -> None:
+    fragment = Fragment()
+    assert fragment.progress.in_doubt(merged(1), ME)
+    fragment.step(4)
+    fragment.offer()
+    assert fragment.progress.in_doubt(merged(2), ME)
+    assert not fragment.progress.includes_pending(merged(2), ME)
+
+
+def test_another_incarnations_offers_are_not_ours() -> None:
+    assert not Fragment().progress.in_doubt(merged(1), PeerId("me", 2))

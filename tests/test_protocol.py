@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.codec import Packet
+from mend_optim.lineage import Entry, Key, PeerId
+from mend_optim.protocol import PROTOCOL, Hello, Offer, first_difference, nbytes, refusal
+
+MODEL = (("number of parameters", "1"), ("parameter w", "[2] torch.float32"))
+POLICY = (("sync_every", "128"), ("codec", "none"))
+HERE = Hello(PeerId("a", 1), "a:1", MODEL, POLICY)
+THERE = Hello(PeerId("b", 1), "b:1", MODEL, POLICY)
+fingerprints = st.lists(
+    st.tuples(st.sampled_from("vwxyz"), st.sampled_from("123")), max_size=5, unique_by=lambda field: field[0]
+).map(tuple)
+
+
+@given(fingerprints, fingerprints)
+def test_fingerprints_agree_exactly_if_they_have_the_same_fields(
+    mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]
+) -> None:
+    assert (first_difference(mine, theirs) is None) == (dict(mine) == dict(theirs))
+    assert (first_difference(theirs, mine) is None) == (first_difference(mine, theirs) is None)
+
+
+def test_the_first_field_that_differs_is_named_with_both_values() -> None:
+    mine, theirs = (("a", "1"), ("b", "2"), ("c", "3")), (("a", "1"), ("b", "9"), ("c", "8"))
+    assert first_difference(mine, theirs) == "b: here 2, there 9"
+
+
+def test_a_field_that_one_side_lacks_is_absent_there() -> None:
+    assert first_difference((("a", "1"), ("b", "2")), (("a", "1"),)) == "b: here 2, there absent"
+    assert first_difference((("a", "1"),), (("a", "1"), ("b", "2"))) == "b: here absent, there 2"
+
+
+def test_learners_of_one_model_and_policy_may_train_together() -> None:
+    assert refusal(HERE, THERE) == refusal(THERE, HERE) == ""
+
+
+def test_another_protocol_is_refused_before_anything_else() -> None:
+    theirs = replace(THERE, protocol=PROTOCOL + 1, model=())
+    assert refusal(HERE, theirs) == (
+        f"protocol version: here {PROTOCOL}, there {PROTOCOL + 1}; install the same mend-optim on both"
+    )
+
+
+def test_one_name_twice_is_refused() -> None:
+    assert refusal(HERE, replace(THERE, peer=PeerId("a", 2))).startswith("name: 'a' on both sides; give every learner")
+
+
+def test_another_model_is_named_before_another_policy() -> None:
+    theirs = replace(THERE, model=(MODEL[0], ("parameter w", "[3] torch.float32")), policy=())
+    assert refusal(HERE, theirs) == "parameter w: here [2] torch.float32, there [3] torch.float32"
+
+
+def test_another_policy_is_named() -> None:
+    theirs = replace(THERE, policy=(POLICY[0], ("codec", "bf16")))
+    assert refusal(HERE, theirs) == "codec: here none, there bf16"
+
+
+def test_the_size_of_a_message_is_that_of_its_sections() -> None:
+    assert nbytes({}) == 0
+    assert (
+        nbytes({"anchor": Packet("none", 1, memoryview(b"1234")), "velocity": Packet("none", 0, memoryview(b""))}) == 4
+    )
+
+
+def test_an_offer_resent_is_the_same_offer() -> None:
+    """Its bytes are never compared: they may be large, and on their way."""
+    offer = Offer(PeerId("a", 1), 0, 7, 30, 3, b"g", Key(0, 0, b""), True)
+    assert replace(offer, sections={"delta": Packet("none", 0, memoryview(b""))}) == offer
+    assert offer.entry == Entry(PeerId("a", 1), 7, 30, 3)

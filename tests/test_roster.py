@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.errors import UsageError
+from mend_optim.lineage import PeerId
+from mend_optim.protocol import Beat, Rumor
+from mend_optim.roster import FANOUT, Peer, Roster, Timing
+
+TIMING = Timing(beat_s=1, evict_after_s=30)  # suspected after 3 s
+ME, B = PeerId("a", 1), PeerId("b", 1)
+
+
+def new(*names: str, now: float = 0.0, address: str = "a:1") -> Roster:
+    """The roster of a, who has heard the first beat of each of `names`."""
+    roster = Roster(ME, address, TIMING)
+    for name in names:
+        roster.hear(now, beat(name, 1))
+    return roster
+
+
+def beat(name: str, count: int, incarnation: int = 1, **facts: Any) -> Beat:
+    return Beat(PeerId(name, incarnation), f"{name}:1", count, **facts)
+
+
+def rumor(name: str, count: int, incarnation: int = 1, left: bool = False) -> Rumor:
+    return Rumor(PeerId(name, incarnation), f"{name}:1", count, left)
+
+
+def known(roster: Roster, name: str = "b") -> Peer:
+    return roster.peers[name]
+
+
+# Beats
+
+
+def test_a_beat_makes_a_peer_known_and_alive() -> None:
+    roster = new("b")
+    assert roster.alive() == [B]
+    assert roster.size == 2
+    assert not roster.alone
+    assert known(roster).address == "b:1"
+
+
+@given(st.permutations([(i, c) for i in (1, 2) for c in (1, 2, 3)]))
+def test_the_newest_beat_is_kept_in_whatever_order_they_arrive(order: list[tuple[int, int]]) -> None:
+    roster = new()
+    for incarnation, count in order:
+        roster.hear(0, beat("b", count, incarnation, step=10 * incarnation + count))
+    peer = known(roster)
+    assert (peer.id.incarnation, peer.count) == (2, 3)
+    assert peer.beat == beat("b", 3, 2, step=23)
+
+
+def test_an_older_beat_is_no_sign_of_life() -> None:
+    roster = new()
+    roster.hear(0, beat("b", 5))
+    assert roster.hear(2, beat("b", 5)) is None
+    assert roster.hear(2, beat("b", 4)) is None
+    assert known(roster).heard_at == 0
+
+
+def test_a_beat_that_gossip_overtook_is_still_the_newest_report() -> None:
+    """On a slow link every beat is overtaken: the peer would look alive, and never as if it trained."""
+    roster = new()
+    roster.gossip(0, [rumor("b", 7)])
+    assert roster.hear(1, beat("b", 6, training=True)) is known(roster)
+    assert known(roster).training
+    assert (known(roster).count, known(roster).heard_at) == (7, 0)
+    assert roster.hear(1, beat("b", 5)) is None
+
+
+def test_our_own_beats_and_rumors_are_ignored() -> None:
+    roster = new()
+    assert roster.hear(0, beat("a", 9, incarnation=7)) is None
+    roster.gossip(0, [rumor("a", 10), rumor("a", 0, left=True)])
+    assert roster.leave(ME) is False
+    assert roster.alone
+
+
+def test_a_greater_incarnation_replaces_and_a_smaller_one_is_ignored() -> None:
+    roster = new()
+    roster.hear(0, beat("b", 50, incarnation=1, training=True))
+    roster.hear(1, beat("b", 1, incarnation=2))
+    assert roster.hear(2, beat("b", 51, incarnation=1)) is None
+    assert roster.alive() == [PeerId("b", 2)]
+    assert not known(roster).training
+    assert roster.find(B) is None
+
+
+# Gossip
+
+
+def test_liveness_spreads_by_gossip() -> None:
+    roster = new("b")
+    roster.expire(3)
+    assert roster.alive() == []
+    roster.gossip(3, [rumor("b", 2), rumor("c", 1)])
+    assert [peer.name for peer in roster.alive()] == ["b", "c"]
+
+
+def test_an_old_rumor_revives_nobody() -> None:
+    roster = new("b")
+    roster.expire(3)
+    roster.gossip(3, [rumor("b", 1)])
+    assert roster.alive() == []
+
+
+def test_suspects_are_not_passed_on() -> None:
+    roster = new("b", "c")
+    roster.link(0, B, up=False)
+    assert [r.peer.name for r in roster.rumors()] == ["c"]
+
+
+def test_what_one_passes_on_another_learns() -> None:
+    roster, other = new("b", "c"), Roster(PeerId("z", 1), "z:1", TIMING)
+    roster.leave(PeerId("c", 1))
+    other.hear(0, beat("c", 9))
+    other.gossip(0, roster.rumors())
+    assert other.alive() == [B]
+
+
+# Silence
+
+
+def test_silence_makes_a_suspect_then_evicts() -> None:
+    roster = new("b")
+    assert roster.expire(2.9) == []
+    assert not known(roster).suspected
+    assert roster.expire(3) == []
+    assert known(roster).suspected
+    assert roster.expire(29.9) == []
+    assert roster.expire(30) == [B]
+    assert roster.alone
+
+
+@pytest.mark.parametrize("sign", ["beat", "rumor", "bytes", "link", "hello"])
+def test_any_sign_of_life_clears_suspicion(sign: str) -> None:
+    roster = new("b")
+    roster.expire(5)
+    act = {
+        "beat": lambda: roster.hear(5, beat("b", 2)),
+        "rumor": lambda: roster.gossip(5, [rumor("b", 2)]),
+        "bytes": lambda: roster.touch(5, B),
+        "link": lambda: roster.link(5, B, up=True),
+        "hello": lambda: roster.meet(5, B, "b:1"),
+    }[sign]
+    assert known(roster).suspected
+    act()
+    assert not known(roster).suspected
+    assert roster.expire(7.9) == []
+    assert roster.alive() == [B]
+
+
+def test_a_broken_link_makes_a_suspect_at_once() -> None:
+    roster = new("b")
+    roster.link(0, B, up=True)
+    roster.link(0.5, B, up=False)
+    assert roster.alive() == []
+    assert not known(roster).linked
+
+
+def test_news_of_another_incarnations_link_is_ignored() -> None:
+    roster = new("b")
+    roster.link(0, PeerId("b", 2), up=False)
+    roster.touch(9, PeerId("b", 2))
+    assert roster.alive() == [B]
+    assert known(roster).heard_at == 0
+
+
+@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=5))
+def test_something_expires_whenever_it_says_it_will(heard: list[float]) -> None:
+    """Else a virtual clock would stand still, and a real loop would spin."""
+    roster = new()
+    for i, now in enumerate(heard):
+        roster.hear(now, beat(f"peer-{i}", 1))
+    while not roster.alone:
+        before = [peer.suspected for peer in roster.peers.values()]
+        roster.expire(roster.wake_at())
+        assert [peer.suspected for peer in roster.peers.values()] != before
+    assert roster.wake_at() == float("inf")
+
+
+# Tombstones
+
+
+def test_the_evicted_stay_out_until_there_is_newer_news() -> None:
+    roster = new()
+    roster.hear(0, beat("b", 5))
+    roster.expire(30)
+    roster.gossip(31, [rumor("b", 5)])
+    assert roster.hear(31, beat("b", 5)) is None
+    assert roster.alone
+    roster.gossip(31, [rumor("b", 6)])
+    assert roster.alive() == [B]
+
+
+def test_a_hello_lifts_the_tombstone_of_the_evicted() -> None:
+    roster = new()
+    roster.hear(0, beat("b", 5))
+    roster.expire(30)
+    assert roster.meet(31, B, "b:2") is known(roster)
+    assert (known(roster).count, known(roster).address) == (5, "b:2")
+
+
+def test_a_goodbye_is_final_for_its_incarnation() -> None:
+    roster = new("b")
+    assert roster.leave(B) is True
+    assert roster.leave(B) is False
+    assert roster.hear(1, beat("b", 99)) is None
+    assert roster.meet(1, B, "b:1") is None
+    roster.gossip(1, [rumor("b", 99)])
+    assert roster.alone
+
+
+def test_after_a_goodbye_the_next_incarnation_is_welcome() -> None:
+    roster = new("b")
+    roster.leave(B)
+    assert roster.hear(1, beat("b", 1, incarnation=2)) is known(roster)
+    assert roster.alive() == [PeerId("b", 2)]
+
+
+def test_a_goodbye_of_a_past_incarnation_changes_nothing() -> None:
+    roster = new()
+    roster.hear(0, beat("b", 1, incarnation=2))
+    roster.gossip(0, [rumor("b", 0, incarnation=1, left=True)])
+    assert roster.alive() == [PeerId("b", 2)]
+
+
+def test_a_goodbye_of_an_unknown_peer_keeps_its_late_beats_out() -> None:
+    roster = new()
+    assert roster.leave(B) is False
+    assert roster.hear(0, beat("b", 3)) is None
+
+
+def test_hello_of_ourselves_or_of_a_past_incarnation_meets_nobody() -> None:
+    roster = new()
+    roster.hear(0, beat("b", 1, incarnation=2))
+    assert roster.meet(0, B, "b:1") is None
+    assert roster.meet(0, PeerId("a", 9), "a:2") is None
+    assert roster.alive() == [PeerId("b", 2)]
+
+
+def test_a_peer_that_says_hello_before_its_first_beat_is_on_the_roster() -> None:
+    roster = new()
+    roster.meet(0, B, "b:1")
+    assert roster.alive() == [B]
+    assert not known(roster).training
+    assert roster.hear(1, beat("b", 1, training=True)) is known(roster)
+    assert known(roster).training
+
+
+news = st.one_of(
+    st.builds(lambda i, c: ("hear", i, c), st.integers(1, 3), st.integers(1, 5)),
+    st.builds(lambda i, c: ("gossip", i, c), st.integers(1, 3), st.integers(1, 5)),
+    st.builds(lambda i: ("meet", i, 0), st.integers(1, 3)),
+    st.builds(lambda i: ("leave", i, 0), st.integers(1, 3)),
+    st.just(("expire", 0, 0)),
+)
+
+
+@given(st.lists(news, max_size=12))
+def test_incarnations_only_grow_and_goodbyes_last(events: list[tuple[str, int, int]]) -> None:
+    roster, greatest, gone, now = new(), 0, 0, 0.0
+    for what, incarnation, count in events:
+        id = PeerId("b", incarnation)
+        if what == "hear":
+            roster.hear(now, beat("b", count, incarnation))
+        elif what == "gossip":
+            roster.gossip(now, [rumor("b", count, incarnation)])
+        elif what == "meet":
+            roster.meet(now, id, "b:1")
+        elif what == "leave":
+            roster.leave(id)
+            gone = max(gone, incarnation)
+        else:
+            now += 31
+            roster.expire(now)
+        here = roster.peers.get("b")
+        assert here is None or (here.id.incarnation >= greatest and here.id.incarnation > gone)
+        greatest = here.id.incarnation if here else greatest
+
+
+# The sealer
+
+names = st.lists(st.text("bcdefg", min_size=1, max_size=4), min_size=1, max_size=8, unique=True)
+fragments = st.integers(0, 30)
+
+
+def view(me: str, everyone: list[str]) -> Roster:
+    roster = Roster(PeerId(me, 1), f"{me}:1", TIMING)
+    for name in everyone:
+        roster.hear(0, beat(name, 1))
+    return roster
+
+
+@given(names, fragments, st.data())
+def test_all_who_see_the_same_learners_agree_on_the_sealer(
+    names: list[str], fragment: int, data: st.DataObject
+) -> None:
+    views = [view(me, data.draw(st.permutations(names))) for me in names]
+    assert len({roster.sealer(fragment) for roster in views}) == 1
+
+
+@given(names, fragments)
+def test_losing_another_learner_never_moves_the_role(names: list[str], fragment: int) -> None:
+    before = view(names[0], names).sealer(fragment)
+    for gone in names[1:]:
+        if before and gone != before.name:
+            assert view(names[0], [n for n in names if n != gone]).sealer(fragment) == before
+
+
+@given(names, fragments)
+def test_a_newcomer_takes_the_role_or_leaves_it(names: list[str], fragment: int) -> None:
+    before, after = view(names[0], names).sealer(fragment), view(names[0], [*names, "new"]).sealer(fragment)
+    assert after in (before, PeerId("new", 1))
+
+
+def test_fragments_are_spread_over_the_learners() -> None:
+    roster = view("b", ["b", "c", "d", "e"])
+    assert {roster.sealer(p) for p in range(24)} == {PeerId(name, 1) for name in "bcde"}
+
+
+def test_who_cannot_be_dialled_never_seals() -> None:
+    roster = new(address="")
+    roster.hear(0, Beat(B, "", 1))
+    assert {roster.sealer(p) for p in range(20)} == {None}
+    roster.hear(0, beat("c", 1))
+    assert {roster.sealer(p) for p in range(20)} == {PeerId("c", 1)}
+
+
+def test_a_suspect_never_seals() -> None:
+    roster = new("b")
+    fragment = next(p for p in range(99) if roster.sealer(p) == B)
+    roster.link(0, B, up=False)
+    assert roster.sealer(fragment) == ME
+
+
+def test_a_restarted_learner_has_the_roles_it_had() -> None:
+    roster = new("b")
+    before = [roster.sealer(p) == B for p in range(30)]
+    roster.hear(1, beat("b", 1, incarnation=2))
+    assert [roster.sealer(p) == PeerId("b", 2) for p in range(30)] == before
+
+
+# The audience of a beat
+
+
+def test_in_a_small_roster_everybody_hears_every_beat() -> None:
+    roster = new(*(f"peer-{i}" for i in range(FANOUT)))
+    assert len(roster.audience(7)) == FANOUT
+
+
+@given(st.integers(1, 70), st.integers(0, 1000))
+def test_everybody_hears_a_beat_in_turn(others: int, first: int) -> None:
+    roster = new(*(f"peer-{i}" for i in range(others)))
+    rounds = [roster.audience(first + i) for i in range(-(-others // FANOUT))]
+    assert {peer.name for audience in rounds for peer in audience} == set(roster.peers)
+    assert all(len(set(audience)) == len(audience) <= FANOUT for audience in rounds)
+
+
+# Timing
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"beat_s": 0}, "timing.beat_s must be a number of seconds > 0, got 0"),
+        ({"round_timeout_s": -1}, "timing.round_timeout_s .* got -1"),
+        ({"join_timeout_s": -1}, "timing.join_timeout_s must be a number of seconds >= 0, got -1"),
+        ({"join_timeout_s": None}, "timing.join_timeout_s .* got None"),
+        ({"evict_after_s": "30"}, "timing.evict_after_s .* got '30'"),
+        ({"beat_s": 10}, r"timing.evict_after_s must be more than three beats \(30 s\), got 30.0; a peer is suspected"),
+    ],
+)
+def test_a_wrong_timeout_is_named(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Timing(**wrong)

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.lineage import Lineage, PeerId
+from mend_optim.protocol import Offer
+from mend_optim.round import Phase, Round
+
+BASE = Lineage.fresh(b"genesis")
+ALL = [PeerId(name, 1) for name in "abc"]
+NEXT = {
+    ("waiting", "launch"): "calling",
+    ("calling", "seal"): "merging",
+    ("merging", "sealed"): "waiting",
+    ("merging", "void"): "waiting",
+    ("calling", "void"): "waiting",
+    ("waiting", "void"): "waiting",
+}
+
+
+def offer(name: str, seq: int = 1, steps: int = 5, **facts: Any) -> Offer:
+    given: dict[str, Any] = {"tokens": 10 * steps, "genesis": BASE.genesis, "due": False, **facts}
+    return Offer(PeerId(name, 1), 0, seq, steps=steps, key=BASE.key, **given)
+
+
+def holding(*offers: Offer) -> Round:
+    round = Round(0)
+    for each in offers:
+        round.add(each)
+    return round
+
+
+def merged(*offers: Offer) -> Lineage:
+    return BASE.seal([each.entry for each in offers], b"payload")
+
+
+# Phases
+
+
+@pytest.mark.parametrize("phase", [phase.value for phase in Phase])
+@pytest.mark.parametrize("event", ["launch", "seal", "sealed", "void"])
+def test_the_table_of_phases(phase: str, event: str) -> None:
+    round = Round(0)
+    round.phase = Phase(phase)
+    if (phase, event) in NEXT:
+        round.on(event)
+        assert round.phase.value == NEXT[phase, event]
+    else:
+        with pytest.raises(KeyError):
+            round.on(event)
+        assert round.phase.value == phase
+
+
+def test_a_round_from_launch_to_seal() -> None:
+    round = holding(offer("b"), offer("a"))
+    round.on("launch")
+    assert round.decide(5, ALL[:2], 2, 10, 60).reason == "all_present"
+    members = round.close(ALL, "all_present")
+    assert [o.peer.name for o in members] == ["a", "b"]
+    assert (round.members, round.absent, round.reason) == (members, ("c",), "all_present")
+    round.sealed(5)
+    assert (round.phase, round.sealed_at, round.members, round.quorum_at) == (Phase.WAITING, 5, (), None)
+
+
+def test_a_seal_cannot_be_closed_before_it_was_launched() -> None:
+    with pytest.raises(KeyError):
+        holding(offer("a"), offer("b")).close(ALL, "all_present")
+
+
+def test_a_voided_round_keeps_its_offers() -> None:
+    round = holding(offer("a"), offer("b"))
+    round.on("launch")
+    round.close(ALL, "all_present")
+    round.void()
+    assert round.phase is Phase.WAITING
+    assert round.members == ()
+    assert [peer.name for peer, _ in round.held()] == ["a", "b"]
+
+
+# Receipt
+
+
+def test_an_offer_is_fresh_once() -> None:
+    round = Round(0)
+    assert round.fresh(offer("a"), BASE)
+    round.add(offer("a"))
+    assert not round.fresh(offer("a"), BASE)
+
+
+def test_an_older_offer_is_not_fresh_and_a_newer_one_replaces() -> None:
+    round = holding(offer("a", seq=5))
+    assert not round.fresh(offer("a", seq=4), BASE)
+    assert round.fresh(offer("a", seq=6), BASE)
+    round.add(offer("a", seq=6))
+    assert round.held() == ((ALL[0], 6),)
+
+
+def test_a_merged_offer_is_a_replay() -> None:
+    lineage = merged(offer("a", seq=5))
+    assert not Round(0).fresh(offer("a", seq=5), lineage)
+    assert not Round(0).fresh(offer("a", seq=4), lineage)
+    assert Round(0).fresh(offer("a", seq=6), lineage)
+    assert Round(0).fresh(offer("b", seq=5), lineage)
+
+
+def test_an_offer_of_another_model_is_not_fresh() -> None:
+    assert not Round(0).fresh(offer("a", genesis=b"another"), BASE)
+    assert not Round(0).fresh(offer("a", steps=0, genesis=b"another"), BASE)
+
+
+def test_tokens_without_a_step_are_not_taken() -> None:
+    """Nobody inspects an offer of nothing, and its tokens would count in the lineage."""
+    assert not Round(0).fresh(offer("a", steps=0, tokens=10**9), BASE)
+
+
+def test_an_offer_of_nothing_gives_way_to_work_but_not_the_other_way_round() -> None:
+    round = Round(0)
+    nothing = offer("a", seq=3, steps=0)
+    assert round.fresh(nothing, BASE)
+    round.add(nothing)
+    assert not round.fresh(nothing, BASE)
+    assert round.fresh(offer("a", seq=3), BASE)
+    round.add(offer("a", seq=3))
+    assert not round.fresh(nothing, BASE)
+
+
+def test_purging_drops_what_was_merged_and_offers_of_nothing() -> None:
+    round = holding(offer("a", seq=2), offer("b", seq=2), offer("c", steps=0), offer("d", genesis=b"another"))
+    round.purge(merged(offer("a", seq=2), offer("b", seq=1)))
+    assert round.held() == ((ALL[1], 2),)
+
+
+arrivals = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.integers(0, 2)), max_size=30)
+
+
+@given(arrivals, st.data())
+def test_no_offer_is_ever_merged_twice(arrivals: list[tuple[str, int, int]], data: st.DataObject) -> None:
+    """However often and in whatever order offers come, and whenever a seal closes."""
+    round, lineage = Round(0), BASE
+    times: Counter[tuple[PeerId, int]] = Counter()
+    for name, seq, steps in arrivals:
+        arrived = offer(name, seq, steps)
+        if round.fresh(arrived, lineage):
+            round.add(arrived)
+        if any(o.steps for o in round.inbox.values()) and data.draw(st.booleans()):
+            round.on("launch")
+            members = round.close(ALL, "all_present")
+            round.sealed(0)
+            before, lineage = lineage, lineage.seal([o.entry for o in members], b"payload")
+            round.purge(lineage)
+            times.update((o.peer, o.seq) for o in members if o.steps)
+            assert all(lineage.last_merged(peer) >= seq for peer, seq in before.merged.items())
+    assert not times or max(times.values()) == 1
+
+
+# Launching
+
+
+def test_nothing_launches_without_work() -> None:
+    assert not Round(0).launch_due(1e9, [], 0)
+    assert not holding(offer("a", steps=0, due=True)).launch_due(1e9, ALL[:1], 0)
+
+
+def test_a_due_offer_launches() -> None:
+    round = holding(offer("a", due=True))
+    round.sealed_at = 0
+    assert round.launch_due(1, ALL, 60)
+
+
+def test_when_all_are_in_the_round_launches() -> None:
+    round = holding(offer("a"), offer("b"), offer("c", steps=0))
+    round.sealed_at = 0
+    assert round.launch_due(1, ALL, 60)
+
+
+def test_an_offer_that_missed_its_round_launches_after_the_interval() -> None:
+    round = holding(offer("a"))
+    round.sealed_at = 10
+    assert not round.launch_due(69, ALL, 60)
+    assert round.launch_due(70, ALL, 60)
+
+
+@pytest.mark.parametrize("phase", [Phase.CALLING, Phase.MERGING])
+def test_a_round_that_is_under_way_is_not_launched_again(phase: Phase) -> None:
+    round = holding(offer("a", due=True))
+    round.phase = phase
+    assert not round.launch_due(1e9, ALL, 0)
+
+
+def test_the_missing_are_those_expected_that_have_not_offered() -> None:
+    assert [peer.name for peer in holding(offer("b"), offer("z")).missing(ALL)] == ["a", "c"]
+
+
+# Deciding
+
+
+def test_grace_runs_from_when_quorum_was_met_and_again_if_it_is_lost() -> None:
+    round = holding(offer("a"))
+    assert round.decide(0, ALL, 2, 10, 0).reason == "below_quorum"
+    round.add(offer("b"))
+    assert round.decide(5, ALL, 2, 10, 0).wake_at == 15
+    assert round.decide(9, ALL, 2, 10, 0).wake_at == 15
+    assert round.decide(9, ALL, 3, 10, 0).reason == "below_quorum"
+    assert round.decide(12, ALL, 2, 10, 0).wake_at == 22
+    assert round.decide(22, ALL, 2, 10, 0).reason == "grace_expired"
+
+
+def test_who_is_at_rest_counts_for_quorum() -> None:
+    assert holding(offer("a"), offer("b", steps=0)).decide(0, ALL[:2], 2, 10, 0).reason == "all_present"
+
+
+def test_of_nothing_nothing_is_sealed() -> None:
+    round = holding(*(offer(name, steps=0) for name in "abc"))
+    assert round.decide(1e9, ALL, 2, 0, 0) == (decision := round.decide(0, ALL, 2, 0, 0))
+    assert (decision.seal, decision.reason) == (False, "nothing_offered")
+
+
+def test_a_seal_that_leaves_somebody_out_waits_for_the_interval_since_the_last() -> None:
+    round = holding(offer("a"), offer("b"))
+    round.sealed_at = 0
+    assert round.decide(30, ALL, 2, 0, 60).wake_at == 60
+    round.add(offer("c"))
+    assert round.decide(30, ALL, 2, 0, 60).reason == "all_present"
+
+
+@given(st.permutations("abcde"))
+def test_members_are_in_name_order_however_they_arrived(order: list[str]) -> None:
+    round = holding(*(offer(name) for name in order))
+    round.on("launch")
+    assert [o.peer.name for o in round.close(ALL, "all_present")] == ["a", "b", "c", "d", "e"]

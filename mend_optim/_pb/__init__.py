@@ -1,0 +1,1 @@
+"""Generated from `protos/peer.proto` by `make proto`; never edited by hand."""

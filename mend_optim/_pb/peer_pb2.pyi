@@ -1,0 +1,253 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PeerId(_message.Message):
+    __slots__ = ("name", "incarnation")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: int
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Key(_message.Message):
+    __slots__ = ("tokens", "version", "digest")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    version: int
+    digest: bytes
+    def __init__(self, tokens: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class Field(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("peer", "address", "model", "policy", "protocol", "refusal", "known")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    address: str
+    model: _containers.RepeatedCompositeFieldContainer[Field]
+    policy: _containers.RepeatedCompositeFieldContainer[Field]
+    protocol: int
+    refusal: str
+    known: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., model: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., policy: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., protocol: _Optional[int] = ..., refusal: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
+
+class Control(_message.Message):
+    __slots__ = ("beat", "goodbye", "call", "want")
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    beat: Beat
+    goodbye: Goodbye
+    call: Call
+    want: Want
+    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    GENESIS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    address: str
+    count: int
+    step: int
+    tokens: int
+    seconds_per_step: float
+    training: bool
+    genesis: bytes
+    reports: _containers.RepeatedCompositeFieldContainer[Report]
+    roster: _containers.RepeatedCompositeFieldContainer[Rumor]
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("key", "held")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    held: _containers.RepeatedCompositeFieldContainer[Merged]
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ...) -> None: ...
+
+class Rumor(_message.Message):
+    __slots__ = ("peer", "address", "count", "left")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    address: str
+    count: int
+    left: bool
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ...) -> None: ...
+
+class Call(_message.Message):
+    __slots__ = ("peer", "fragment")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    fragment: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ...) -> None: ...
+
+class Want(_message.Message):
+    __slots__ = ("peer", "fragment", "have")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    HAVE_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    fragment: int
+    have: bytes
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., have: _Optional[bytes] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("header", "chunk", "ack")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    header: Header
+    chunk: bytes
+    ack: Ack
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., chunk: _Optional[bytes] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Header(_message.Message):
+    __slots__ = ("offer", "seal", "state", "sections")
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    offer: Offer
+    seal: Seal
+    state: State
+    sections: _containers.RepeatedCompositeFieldContainer[Section]
+    def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ..., sections: _Optional[_Iterable[_Union[Section, _Mapping]]] = ...) -> None: ...
+
+class Section(_message.Message):
+    __slots__ = ("name", "codec", "numel", "nbytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    NUMEL_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    codec: str
+    numel: int
+    nbytes: int
+    def __init__(self, name: _Optional[str] = ..., codec: _Optional[str] = ..., numel: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("peer", "fragment", "seq", "tokens", "steps", "genesis", "key", "due")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    GENESIS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    fragment: int
+    seq: int
+    tokens: int
+    steps: int
+    genesis: bytes
+    key: Key
+    due: bool
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ...) -> None: ...
+
+class Seal(_message.Message):
+    __slots__ = ("sealer", "fragment", "base", "key", "members", "absent", "reason", "payload")
+    SEALER_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    sealer: PeerId
+    fragment: int
+    base: bytes
+    key: Key
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    absent: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    payload: bytes
+    def __init__(self, sealer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., base: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("peer", "seq", "tokens", "steps", "weight")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    seq: int
+    tokens: int
+    steps: int
+    weight: float
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class State(_message.Message):
+    __slots__ = ("peer", "fragment", "lineage", "content")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    fragment: int
+    lineage: Lineage
+    content: bytes
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., lineage: _Optional[_Union[Lineage, _Mapping]] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class Lineage(_message.Message):
+    __slots__ = ("key", "genesis", "merged")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENESIS_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    genesis: bytes
+    merged: _containers.RepeatedCompositeFieldContainer[Merged]
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., genesis: _Optional[bytes] = ..., merged: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ...) -> None: ...
+
+class Merged(_message.Message):
+    __slots__ = ("peer", "seq")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    seq: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., seq: _Optional[int] = ...) -> None: ...

@@ -198,6 +198,7 @@ def _beat(beat: Beat) -> pb.Beat:
         seconds_per_step=beat.seconds_per_step, training=beat.training, genesis=beat.genesis,
         reports=[pb.Report(key=_key(report.key), held=_merged(report.held)) for report in beat.reports],
         roster=[pb.Rumor(peer=_id(r.peer), address=r.address, count=r.count, left=r.left) for r in beat.roster],
+        ping=beat.ping, pong=beat.pong,
     )  # fmt: skip
 
 
@@ -210,6 +211,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
             Rumor(_to_id(r.peer), _name("address", r.address, empty=True), r.count, r.left)
             for r in _list("rumors", beat.roster)
         ),
+        beat.ping, beat.pong,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ MEMBERS = st.lists(st.tuples(st.builds(Entry, ID, U64, U64, U64), NUMBER), max_s
 HELLO = st.builds(Hello, ID, TEXT, FIELDS, FIELDS, st.integers(0, 2**32 - 1), TEXT, U64)
 BEAT = st.builds(
     Beat, ID, TEXT, U64, U64, U64, NUMBER, st.booleans(), DIGEST, st.lists(st.builds(Report, KEY, HELD), max_size=3).map(tuple),
-    st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple),
+    st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple), U64, U64,
 )  # fmt: skip
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
 CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT), WANT)

@@ -24,7 +24,8 @@ class Adopting:
         self.books = books
 
     def compare(self, now: float, beat: Beat) -> None:
-        """Law 4: adopt what is greater. Solo, what is smaller makes us found our anchor, so that the others can adopt it."""
+        """Law 4: adopt what is greater. Solo, what is smaller makes us found our anchor, so that the others can adopt
+        it."""
         same = beat.genesis == self.books.genesis
         theirs = model_key((r.key for r in beat.reports), beat.genesis)
         switch = self.books.switch
@@ -165,7 +166,8 @@ class Adopting:
         self.answer(want.fragment)
 
     def answer(self, p: int) -> None:
-        """Answer the wants for fragment `p` once its anchor stands still: a seal if that is all the asker lacks, else the whole anchor."""
+        """Answer the wants for fragment `p` once its anchor stands still: a seal if that is all the asker lacks, else
+        the whole anchor."""
         fragment, seal = self.books.fragments[p], self.books.seals[p]
         asked = [w for w in self.books.deferred if w.fragment == p]
         if not asked or self.books.founding or self.books.switch or fragment.motion is Motion.MOVING:

@@ -1,8 +1,8 @@
 """The tensor side of a learner: anchors, velocities and progress, and the jobs the engine asks for.
 
-The engine (`syncer.py`) decides, in plain data; whoever owns an `Anchors` performs the jobs one at a time, in order, and reports the
-results. Nothing here touches a parameter: what training must add to its weights comes out as a `Correction`.
-"""
+The engine (`syncer.py`) decides, in plain data; whoever owns an `Anchors` performs the jobs one at a time, in order,
+and reports the results. Nothing here touches a parameter: what training must add to its weights comes out as a
+`Correction`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from .protocol import Offer, Seal, State
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`. `tensor` is handed over by the training thread."""
+    """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`. `tensor` is handed over by the training
+    thread."""
 
     fragment: int
     seq: int
@@ -55,8 +56,9 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it; `exact`, that nothing was trained since
-    and training waits, so that the weights can become the anchor to the bit; `ours`, that we made the merged bytes ourselves."""
+    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it; `exact`, that nothing
+    was trained since and training waits, so that the weights can become the anchor to the bit; `ours`, that we made the
+    merged bytes ourselves."""
 
     seal: Seal
     lineage: Lineage
@@ -115,8 +117,9 @@ class Done:
 
 
 class Buffers:
-    """Float32 host buffers that return to the pool when their last holder drops them (pinned for GPUs). Page faults cost more than copies,
-    so a buffer of 100 MB is worth keeping; a slice of it, or a packet being sent, keeps it alive by itself."""
+    """Float32 host buffers that return to the pool when their last holder drops them (pinned for GPUs). Page faults
+    cost more than copies, so a buffer of 100 MB is worth keeping; a slice of it, or a packet being sent, keeps it alive
+    by itself."""
 
     def __init__(self, pin: bool = False) -> None:
         self._pin = pin
@@ -176,7 +179,8 @@ class Anchors:
         return Done(sections={"delta": self._encode(job.fragment, progress)})
 
     def _encode(self, fragment: int, progress: Tensor) -> Packet:
-        """Error feedback: A = Δ + e is encoded, and A - decode(encode(A)) waits until a seal says that the offer was merged."""
+        """Error feedback: A = Δ + e is encoded, and A - decode(encode(A)) waits until a seal says that the offer was
+        merged."""
         if self.codec.exact:
             return self.codec.encode(progress)
         residual = self.residual[fragment]

@@ -24,7 +24,8 @@ RECORDS = 64
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message for a peer. `reply` names the open stream it answers on ("exchange" or "pull"), empty if it opens its own."""
+    """A message for a peer. `reply` names the open stream it answers on ("exchange" or "pull"), empty if it opens its
+    own."""
 
     to: PeerId
     message: Message

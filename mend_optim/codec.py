@@ -1,8 +1,7 @@
 """Packets: what a tensor looks like on the wire, and the dense codecs.
 
-A codec turns a flat float32 tensor into a self-describing packet and back. What a lossy codec loses stays with the learner that
-lost it (error feedback, `anchor.py`): residual = A - decode(encode(A)).
-"""
+A codec turns a flat float32 tensor into a self-describing packet and back. What a lossy codec loses stays with the
+learner that lost it (error feedback, `anchor.py`): residual = A - decode(encode(A))."""
 
 from __future__ import annotations
 
@@ -54,7 +53,9 @@ def _as_tensor(packet: Packet, dtype: torch.dtype) -> Tensor:
     if packet.numel == 0:
         return torch.empty(0, dtype=dtype)
     data = np.frombuffer(packet.data, dtype=np.uint8)
-    return torch.from_numpy(data if data.flags.writeable else data.copy()).view(dtype)  # torch warns about read-only memory
+    return torch.from_numpy(data if data.flags.writeable else data.copy()).view(
+        dtype
+    )  # torch warns about read-only memory
 
 
 class Dense:
@@ -100,7 +101,8 @@ def codec(name: str) -> Codec:
 
 
 def decode(packet: Packet, numel: int) -> Tensor:
-    """A peer's packet as a flat float32 tensor of `numel` elements; sizes are checked before anything is read. Raises `PeerError`."""
+    """A peer's packet as a flat float32 tensor of `numel` elements; sizes are checked before anything is read. Raises
+    `PeerError`."""
     if packet.codec not in _CODECS:
         raise PeerError(f"unknown codec {packet.codec!r}")
     chosen = _CODECS[packet.codec]

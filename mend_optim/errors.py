@@ -1,9 +1,9 @@
 """Who is to blame: the local user, the other side, or nobody (a closed learner).
 
-    MendError
-    ├── UsageError   the local user's mistake; raised at construction or in `step()`, never crosses the wire
-    ├── PeerError    the other side's fault; recorded and refused, never raised into training
-    └── ClosedError  the optimizer was closed and is asked for something that needs its peers
+MendError
+├── UsageError   the local user's mistake; raised at construction or in `step()`, never crosses the wire
+├── PeerError    the other side's fault; recorded and refused, never raised into training
+└── ClosedError  the optimizer was closed and is asked for something that needs its peers
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which parameters: an exact, balanced partition into fragments, and the copies between parameters and flat host buffers.
+"""Which parameters: an exact, balanced partition into fragments, and the copies between parameters and flat host
+buffers.
 
-A fragment is a set of whole tensors. Flat buffers are float32 on the host, one element per parameter element, tensors laid end to
-end in parameter order. Only the training thread calls `gather` and `scatter`.
-"""
+A fragment is a set of whole tensors. Flat buffers are float32 on the host, one element per parameter element, tensors
+laid end to end in parameter order. Only the training thread calls `gather` and `scatter`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .errors import UsageError, require
 def partition(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ...]:
     """Indices of `sizes` in `fragments` bins: largest first, each into the lightest bin (at most 4/3 of the optimum).
 
-    Exact: every index is in one bin. Deterministic: ties go to the lower index and the lower bin. Bins list their indices in order.
-    """
+    Exact: every index is in one bin. Deterministic: ties go to the lower index and the lower bin. Bins list their
+    indices in order."""
     bins: list[list[int]] = [[] for _ in range(fragments)]
     weight = [0] * fragments
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
@@ -32,7 +32,8 @@ def partition(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ..
 
 @dataclass(frozen=True)
 class Fragment:
-    """Fragment p: which tensors, and where each lies in the flat buffer (`offsets[i]` to `offsets[i + 1]`, in elements)."""
+    """Fragment p: which tensors, and where each lies in the flat buffer (`offsets[i]` to `offsets[i + 1]`, in
+    elements)."""
 
     index: int
     tensors: tuple[int, ...]
@@ -47,7 +48,9 @@ class Layout:
     """The parameters of a model as P fragments. Raises `UsageError` for what cannot be merged."""
 
     def __init__(self, names: Sequence[str], tensors: Sequence[Tensor], fragments: int) -> None:
-        require(len(tensors) > 0, "inner", "an optimizer without parameters", "an optimizer with at least one parameter")
+        require(
+            len(tensors) > 0, "inner", "an optimizer without parameters", "an optimizer with at least one parameter"
+        )
         require(
             fragments <= len(tensors),
             "fragments",
@@ -73,7 +76,8 @@ class Layout:
         return sum(f.numel for f in self.fragments)
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
-        """(field, value) pairs that two learners must have in common, in an order that names the first difference well."""
+        """(field, value) pairs that two learners must have in common, in an order that names the first difference
+        well."""
         listed = zip(self.names, self.shapes, self.dtypes, strict=True)
         count = ("number of parameters", str(len(self.names)))
         return (count, *((f"parameter {name}", f"{list(shape)} {dtype}") for name, shape, dtype in listed))
@@ -82,14 +86,14 @@ class Layout:
         """Raise `UsageError` if the parameters are no longer those the layout was made of."""
         if len(tensors) != len(self.shapes):
             raise UsageError(
-                f"the optimizer must keep its {len(self.shapes)} parameters while it trains with peers, got {len(tensors)}; "
-                "add parameters before the first step, or close() this optimizer and make a new one"
+                f"the optimizer must keep its {len(self.shapes)} parameters while it trains with peers, "
+                f"got {len(tensors)}; add parameters before the first step, or close() this optimizer and make a new one"
             )
         for name, shape, tensor in zip(self.names, self.shapes, tensors, strict=True):
             if tuple(tensor.shape) != shape:
                 raise UsageError(
-                    f"parameter {name} must keep its shape {list(shape)} while it trains with peers, got {list(tensor.shape)}; "
-                    "close() this optimizer and make a new one for the changed model"
+                    f"parameter {name} must keep its shape {list(shape)} while it trains with peers, "
+                    f"got {list(tensor.shape)}; close() this optimizer and make a new one for the changed model"
                 )
 
 
@@ -116,8 +120,8 @@ def narrow(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def gather(fragment: Fragment, parameters: Sequence[Tensor], out: Tensor, rounding: Tensor | None = None) -> None:
-    """Copy the fragment's parameters into `out` (float32, host), and add what `scatter` had to round away. From a GPU into pinned memory
-    the copies are asynchronous: wait for the device's current stream before reading `out`."""
+    """Copy the fragment's parameters into `out` (float32, host), and add what `scatter` had to round away. From a GPU
+    into pinned memory the copies are asynchronous: wait for the device's current stream before reading `out`."""
     for i, start, stop in zip(fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False):
         source = _real(parameters[i])
         if rounding is not None and narrow(source):
@@ -133,9 +137,9 @@ def scatter(
 ) -> None:
     """Add `values` (float32, host) to the fragment's parameters in place, or copy them over when `replace`.
 
-    The sum is rounded once, to the parameter's dtype. What a narrow dtype loses is kept in `rounding` (float32, host): parameters stand for
-    themselves plus that. Else the next delta would take it back from the anchor, and no merge finer than the dtype would ever add up.
-    """
+    The sum is rounded once, to the parameter's dtype. What a narrow dtype loses is kept in `rounding` (float32, host):
+    parameters stand for themselves plus that. Else the next delta would take it back from the anchor, and no merge
+    finer than the dtype would ever add up."""
     for i, start, stop in zip(fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False):
         target = _real(parameters[i])
         source = values[start:stop].view(target.shape).to(target.device, non_blocking=True)

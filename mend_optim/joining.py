@@ -1,4 +1,5 @@
-"""Finding the others: when a learner may take its first inner step, and whose weights it takes when they are not its own.
+"""Finding the others: when a learner may take its first inner step, and whose weights it takes when they are not its
+own.
 
 Lineages of one genesis are compared fragment by fragment. Those of different genesis are compared as whole models, by
 (Σ tokens, Σ version, genesis), and taken as whole models: no learner ends with a mixture of two.
@@ -43,7 +44,7 @@ class Seeds:
     """The addresses the user gave, and what became of each: a peer, ourselves, or a refusal."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self.found: dict[str, PeerId | None] = {address: None for address in addresses}
+        self.found: dict[str, PeerId | None] = dict.fromkeys(addresses)
 
     def resolve(self, address: str, peer: PeerId) -> None:
         if address in self.found:

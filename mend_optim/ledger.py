@@ -27,9 +27,9 @@ class MemberRecord:
 class RoundRecord:
     """One adopted anchor. `reason`: "all_present", "grace_expired", or how else it came: "pulled", "founded".
 
-    `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's offer; `superseded` names peers whose
-    merged work is not in it (after a partition); `dropped_tokens` is local progress that could not be kept.
-    """
+    `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's offer; `superseded`
+    names peers whose merged work is not in it (after a partition); `dropped_tokens` is local progress that could not be
+    kept."""
 
     fragment: int
     version: int
@@ -50,8 +50,8 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something the user may want to know: what kind, in words, and the facts. `kind` is one of "joined", "alone", "met", "left", "evicted",
-    "refused", "round", "fault"."""
+    """Something the user may want to know: what kind, in words, and the facts. `kind` is one of "joined", "alone",
+    "met", "left", "evicted", "refused", "round", "fault"."""
 
     kind: str
     text: str
@@ -72,7 +72,8 @@ def sealed_record(seal: Seal, mine: bool) -> RoundRecord:
 def taken_record(
     fragment: int, old: Lineage, new: Lineage, reason: str, mine: bool = False, dropped_tokens: int = 0
 ) -> RoundRecord:
-    """The record of an anchor that came whole; names those whose merged work the old lineage had and the new one has not."""
+    """The record of an anchor that came whole; names those whose merged work the old lineage had and the new one has
+    not."""
     lost = {peer.name for peer, seq in old.merged.items() if new.last_merged(peer) < seq}
     return RoundRecord(
         fragment, new.version, new.tokens, new.digest.hex(), reason,

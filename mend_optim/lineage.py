@@ -2,9 +2,8 @@
 
     lineage ℓ = (tokens, version, digest) + genesis + merged {peer: last merged sequence number}
 
-Lineages of one genesis are totally ordered by `(tokens, version, digest)`; a learner that meets a greater one adopts it. The
-digest is a chain, digest' = H(digest, members, payload), so equal digests mean equal histories.
-"""
+Lineages of one genesis are totally ordered by `(tokens, version, digest)`; a learner that meets a greater one adopts
+it. The digest is a chain, digest' = H(digest, members, payload), so equal digests mean equal histories."""
 
 from __future__ import annotations
 
@@ -45,7 +44,8 @@ class Entry(NamedTuple):
 
 
 def content_digest(*parts: bytes | memoryview) -> bytes:
-    """A 128-bit digest of the parts' bytes, in order (SHA-256, truncated: the fastest strong hash in the standard library)."""
+    """A 128-bit digest of the parts' bytes, in order (SHA-256, truncated: the fastest strong hash in the standard
+    library)."""
     state = hashlib.sha256()
     for part in parts:
         state.update(part)
@@ -96,8 +96,7 @@ class Lineage:
     def found(self, peer: PeerId, seq: int, tokens: int, model: bytes) -> Lineage:
         """The successor when `peer`, alone, takes its own weights as the anchor.
 
-        The digest depends on the whole model (`model`) but not on the fragment, so that all fragments of two founders that trained equally
-        many tokens are ordered alike and no learner ends with a mixture of both models.
-        """
+        The digest depends on the whole model (`model`) but not on the fragment, so that all fragments of two founders
+        that trained equally many tokens are ordered alike and no learner ends with a mixture of both models."""
         digest = content_digest(self.genesis, model)
         return Lineage(self.tokens + tokens, self.version + 1, digest, self.genesis, {**self.merged, peer: seq})

@@ -57,9 +57,10 @@ class Outbox:
         self._closed = False
 
     def put(self, message: Message) -> None:
-        """Queue a message. A beat replaces one that still waits: on a slow link only the newest is worth sending."""
+        """Queue a message. A beat replaces one that still waits, unless that asks or answers: on a slow link only the
+        newest is worth sending."""
         if isinstance(message, Beat):
-            self._waiting = deque(m for m in self._waiting if not isinstance(m, Beat))
+            self._waiting = deque(m for m in self._waiting if not isinstance(m, Beat) or m.ping or m.pong)
         if len(self._waiting) == OUTBOX_LIMIT:
             self._waiting.popleft()
         self._waiting.append(message)

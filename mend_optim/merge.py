@@ -1,8 +1,7 @@
 """How offers become one delta: weights, and the merges. All float32, on the host, members in peer-name order.
 
-In-place and by blocks: a merge touches each offer once, holds no temporary of the model's size, and its result depends on
-nothing but the offers, their weights and their order.
-"""
+In-place and by blocks: a merge touches each offer once, holds no temporary of the model's size, and its result depends
+on nothing but the offers, their weights and their order."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .lineage import Entry
+import itertools
 
 WEIGHTINGS = ("tokens", "throughput", "uniform")
 MERGES = ("mean", "rda", "trimmed_mean", "median")
@@ -26,8 +26,9 @@ def blocks(numel: int, size: int = BLOCK) -> Iterator[slice]:
 
 
 def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
-    """wᵢ ≥ 0 with Σ wᵢ = 1. "tokens": wᵢ ∝ tokensᵢ; "throughput": wᵢ ∝ tokensᵢ²/stepsᵢ (Decoupled DiLoCo, arXiv 2604.21428);
-    "uniform": wᵢ = 1/n. A member without steps brings no delta and weighs 0; if no step had tokens, all that stepped weigh the same."""
+    """wᵢ ≥ 0 with Σ wᵢ = 1. "tokens": wᵢ ∝ tokensᵢ; "throughput": wᵢ ∝ tokensᵢ²/stepsᵢ (Decoupled DiLoCo, arXiv
+    2604.21428); "uniform": wᵢ = 1/n. A member without steps brings no delta and weighs 0; if no step had tokens, all
+    that stepped weigh the same."""
     stepped = [1.0 if m.steps else 0.0 for m in members]
     if scheme == "tokens":
         raw = [m.tokens * s for m, s in zip(members, stepped, strict=True)]
@@ -57,10 +58,9 @@ def _norm(values: Tensor) -> float:
 def radial_directional(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]) -> Tensor:
     """RDA per tensor: Δ̄ = R φ(Σ wᵢ φ(Δᵢ)), R = Σ wᵢ ‖Δᵢ‖, φ(x) = x/‖x‖, φ(0) = 0 (arXiv 2604.21428).
 
-    `offsets` bound the tensors in the flat buffers. Its norm does not shrink with the number of nearly orthogonal members. Where directions
-    cancel to rounding, the plain mean stands in.
-    """
-    for start, stop in zip(offsets, offsets[1:], strict=False):
+    `offsets` bound the tensors in the flat buffers. Its norm does not shrink with the number of nearly orthogonal
+    members. Where directions cancel to rounding, the plain mean stands in."""
+    for start, stop in itertools.pairwise(offsets):
         parts = [delta[start:stop] for delta in deltas]
         norms = [_norm(part) for part in parts]
         unit = [weight / norm if norm > 0 else 0.0 for weight, norm in zip(w, norms, strict=True)]
@@ -74,7 +74,8 @@ def radial_directional(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor
 
 
 def trimmed_mean(deltas: Sequence[Tensor], out: Tensor, trim: float = TRIM) -> Tensor:
-    """Per coordinate: drop the ⌊trim·n⌋ smallest and largest values, average the rest, unweighted. Survives that many garbage members."""
+    """Per coordinate: drop the ⌊trim·n⌋ smallest and largest values, average the rest, unweighted. Survives that many
+    garbage members."""
     cut = int(trim * len(deltas))
     for block in blocks(out.numel()):
         ordered = torch.stack([delta[block] for delta in deltas]).sort(dim=0).values
@@ -103,5 +104,6 @@ def merge(scheme: str, deltas: Sequence[Tensor], w: Sequence[float], out: Tensor
 
 
 def finite(values: Tensor) -> bool:
-    """Whether every element is finite. One pass: a sum carries any NaN or infinity (and a sum that overflows is refused too)."""
+    """Whether every element is finite. One pass: a sum carries any NaN or infinity (and a sum that overflows is refused
+    too)."""
     return bool(torch.isfinite(values.sum()))

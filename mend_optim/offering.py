@@ -45,7 +45,8 @@ class Offering:
         return self.books.policies.timing.suspect_after_s * (1 + self.books.roster.size // FANOUT)
 
     def called(self, p: int, caller: PeerId) -> None:
-        """The sealer asks for our offer: send the pending one, or make one at the end of this step; at rest, take part with nothing."""
+        """The sealer asks for our offer: send the pending one, or make one at the end of this step; at rest, take part
+        with nothing."""
         fragment = self.books.fragments[p]
         if fragment.pending:
             if fragment.pending.offer and fragment.pending.sent_to != caller:

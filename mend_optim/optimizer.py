@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from .anchor import Anchors, Buffers, Correction
 from .books import Policies
 from .codec import codec as codec_named
-from .errors import UsageError, require
+from .errors import UsageError, is_number, require
 from .fragment import Layout, gather, narrow, scatter
 from .ledger import Event
 from .lineage import PeerId
@@ -213,6 +213,8 @@ class MendOptimizer(Optimizer):
         `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that. Until the next `step()` this learner takes part in rounds
         with nothing to add, so the others still find their quorum. Raises `ClosedError` after `close()`.
         """
+        waits = timeout is None or (is_number(timeout) and timeout >= 0)
+        require(waits, "timeout", timeout, "None or a number of seconds >= 0")
         learner = self._learner
         if learner is None:
             return True

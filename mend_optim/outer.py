@@ -2,8 +2,8 @@
 
     b ← μ b + Δ̄            Θ ← Θ - η (Δ̄ + μ b)            (DiLoCo, arXiv 2311.08105; Nesterov as torch writes it)
 
-Progress Δ = Θ - θ does not change when an unmerged learner moves to another anchor of its genesis, because its weights move by the same
-step as the anchor. Both forms of late adoption are therefore one formula, and need no snapshot:
+Progress Δ = Θ - θ does not change when an unmerged learner moves to another anchor of its genesis, because its weights
+move by the same step as the anchor. Both forms of late adoption are therefore one formula, and need no snapshot:
 
     θ ← θ + C,    C = (Θ_new - Θ_old) + [my offer was merged] Δ
 
@@ -25,9 +25,8 @@ from .merge import blocks
 class Nesterov:
     """Outer learning rate η > 0 and momentum 0 ≤ μ < 1. The default is plain averaging: Θ ← Θ - Δ̄.
 
-    Under a constant Δ̄ the first step has gain η(1+μ), the steady state η/(1-μ). 0.7 / 0.9 is the literature's choice for long
-    runs; in short ones it was worse than training alone. Raises `UsageError`.
-    """
+    Under a constant Δ̄ the first step has gain η(1+μ), the steady state η/(1-μ). 0.7 / 0.9 is the literature's choice
+    for long runs; in short ones it was worse than training alone. Raises `UsageError`."""
 
     lr: float = 1.0
     momentum: float = 0.0
@@ -47,9 +46,8 @@ def outer_step(
 ) -> None:
     """Move the anchor (and velocity) by the merged delta, and write the adoption's correction C for this learner.
 
-    `mine` is the learner's own Δ if its offer was merged. Scale and add are separate operations: a fused one would round
-    differently on machines that have it, and anchors must agree to the bit.
-    """
+    `mine` is the learner's own Δ if its offer was merged. Scale and add are separate operations: a fused one would
+    round differently on machines that have it, and anchors must agree to the bit."""
     for block in blocks(anchor.numel()):
         old = anchor[block].clone()
         update = merged[block].clone()

@@ -1,9 +1,9 @@
 """The learner's side of a fragment: what was trained since the anchor, what was offered, what awaits adoption.
 
-A learner has at most one pending offer per fragment, and keeps it, same sequence number and same bytes, until some anchor has merged it.
-Progress trained after its snapshot travels in the next offer. So everything up to `banked` is settled, the pending offer holds exactly what
-follows, and no seal met later can contain work that is also still to be offered.
-"""
+A learner has at most one pending offer per fragment, and keeps it, same sequence number and same bytes, until some
+anchor has merged it. Progress trained after its snapshot travels in the next offer. So everything up to `banked` is
+settled, the pending offer holds exactly what follows, and no seal met later can contain work that is also still to be
+offered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ NEVER = float("inf")
 
 
 class Motion(Enum):
-    """What a fragment is busy with. A snapshot and a moving anchor exclude each other: Δ needs the anchor its weights rest on."""
+    """What a fragment is busy with. A snapshot and a moving anchor exclude each other: Δ needs the anchor its weights
+    rest on."""
 
     STILL = "still"
     SNAPSHOT = "snapshot"  # copied by the training thread, not yet Δ
@@ -94,7 +95,8 @@ class Progress:
         return lineage.last_merged(me) > settled and not self.includes_pending(lineage, me)
 
     def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule) -> None:
-        """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training thread."""
+        """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training
+        thread."""
         self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
         pending = self.pending
         if mine and pending:

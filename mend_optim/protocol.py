@@ -1,7 +1,7 @@
 """Every message that learners exchange, as plain data. `wire.py` turns them into protobuf and back.
 
-Bulky messages (Offer, Seal, State) carry *sections*: named packets. A later kind of content is one more section, not another message.
-"""
+Bulky messages (Offer, Seal, State) carry *sections*: named packets. A later kind of content is one more section, not
+another message."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ PROTOCOL = 1
 class Hello:
     """What two learners must agree on before they exchange anything else; also the answer to it.
 
-    `model` and `policy` are (field, value) pairs in a fixed order. `refusal` is empty in a request and in a welcome. `known` is the
-    incarnation the answering side knows under the caller's name, 0 if none.
-    """
+    `model` and `policy` are (field, value) pairs in a fixed order. `refusal` is empty in a request and in a welcome.
+    `known` is the incarnation the answering side knows under the caller's name, 0 if none."""
 
     peer: PeerId
     address: str
@@ -54,9 +53,9 @@ class Report:
 class Beat:
     """A sign of life, with everything that is small: roster, lineages, counters.
 
-    `genesis` is empty until the sender has weights to show. `training` is false until it has joined. `seconds_per_step` is the
-    sender's running mean of an inner step, 0 if unknown. `ping` asks for a beat in answer at once, whose `pong` repeats it.
-    """
+    `genesis` is empty until the sender has weights to show. `training` is false until it has joined. `seconds_per_step`
+    is the sender's running mean of an inner step, 0 if unknown. `ping` asks for a beat in answer at once, whose `pong`
+    repeats it."""
 
     peer: PeerId
     address: str
@@ -81,7 +80,8 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The sealer asks a peer for its offer: what it has done since it last offered, at the end of its current inner step."""
+    """The sealer asks a peer for its offer: what it has done since it last offered, at the end of its current inner
+    step."""
 
     peer: PeerId
     fragment: int
@@ -91,8 +91,8 @@ class Call:
 class Offer:
     """A learner's progress Δ on one fragment. Resent, it is the same offer: same `seq`, same bytes.
 
-    `key` is the sender's anchor when it was sent. `due` is true at the sender's own boundary: such an offer launches a round.
-    """
+    `key` is the sender's anchor when it was sent. `due` is true at the sender's own boundary: such an offer launches a
+    round."""
 
     peer: PeerId
     fragment: int
@@ -130,7 +130,8 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Ask for a fragment's newest anchor; `have` is the digest of the asker's, so that a seal can answer where one suffices."""
+    """Ask for a fragment's newest anchor; `have` is the digest of the asker's, so that a seal can answer where one
+    suffices."""
 
     peer: PeerId
     fragment: int
@@ -139,7 +140,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A whole anchor: sections "anchor" and, with outer momentum, "velocity". `content` is the digest of their bytes."""
+    """A whole anchor: sections "anchor" and, with outer momentum, "velocity". `content` is the digest of their
+    bytes."""
 
     peer: PeerId
     fragment: int

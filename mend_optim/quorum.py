@@ -11,13 +11,16 @@ from .lineage import PeerId
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum:
-    """The fewest offers a seal may have. `minimum=None`: more than half of the roster, at least 2. Raises `UsageError`."""
+    """The fewest offers a seal may have. `minimum=None`: more than half of the roster, at least 2. Raises
+    `UsageError`."""
 
     minimum: int | None = None
 
     def __post_init__(self) -> None:
         if self.minimum is not None:
-            require(type(self.minimum) is int and self.minimum >= 1, "quorum.minimum", self.minimum, "None or an int >= 1")
+            require(
+                type(self.minimum) is int and self.minimum >= 1, "quorum.minimum", self.minimum, "None or an int >= 1"
+            )
 
     def needed(self, roster: int) -> int:
         """Offers needed when `roster` learners (this one included, evicted ones not) are known."""
@@ -53,11 +56,11 @@ def decide(
     quorum_at: float | None,
     not_before: float,
 ) -> Decision:
-    """Seal when all expected have offered ("all_present"), or when quorum is met and grace has run out ("grace_expired").
+    """Seal when all expected have offered ("all_present"), or when quorum is met and grace has run out
+    ("grace_expired").
 
-    `quorum_at` is when quorum was met, None while it is not. `not_before` holds back a seal that leaves somebody out: rounds that
-    fire too often over-drive the outer momentum. Never seals below `needed`.
-    """
+    `quorum_at` is when quorum was met, None while it is not. `not_before` holds back a seal that leaves somebody out:
+    rounds that fire too often over-drive the outer momentum. Never seals below `needed`."""
     if len(present) < needed:
         return Decision(False, "below_quorum")
     if set(expected) <= set(present):

@@ -4,9 +4,9 @@
       ▲                                     │
       └────────── any sign of life ─────────┘          a goodbye evicts at once
 
-A peer's beat count grows with every beat; hearing of a greater count from anybody is a sign of life, so liveness spreads by gossip
-and survives links that work one way only. A greater incarnation replaces a smaller one of the same name.
-"""
+A peer's beat count grows with every beat; hearing of a greater count from anybody is a sign of life, so liveness
+spreads by gossip and survives links that work one way only. A greater incarnation replaces a smaller one of the same
+name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ LEFT = 2**62  # the beat count of a peer that said goodbye: no news can be newer
 class Timing:
     """The only timeouts, in seconds; all others derive from them. Raises `UsageError`.
 
-    `beat_s` between beats (three missed ones make a suspect); `join_timeout_s` to find peers before starting alone; `round_timeout_s` the
-    longest that `step()` waits for a round under `adopt_after`, and a transfer may stand still; `evict_after_s` of silence until the
-    roster forgets a peer.
-    """
+    `beat_s` between beats (three missed ones make a suspect); `join_timeout_s` to find peers before starting alone;
+    `round_timeout_s` the longest that `step()` waits for a round under `adopt_after`, and a transfer may stand still;
+    `evict_after_s` of silence until the roster forgets a peer."""
 
     beat_s: float = 1.0
     join_timeout_s: float = 30.0
@@ -87,7 +86,8 @@ class Roster:
         return peer if peer and peer.id == id else None
 
     def meet(self, now: float, id: PeerId, address: str) -> Peer | None:
-        """A peer that said hello: direct news, so it lifts a tombstone of its own incarnation. None for ourselves or a past incarnation."""
+        """A peer that said hello: direct news, so it lifts a tombstone of its own incarnation. None for ourselves or a
+        past incarnation."""
         known = self.peers.get(id.name)
         if id.name == self.me.name or (known and known.id.incarnation > id.incarnation):
             return None
@@ -191,7 +191,8 @@ class Roster:
         return sorted(p.id for p in self.peers.values() if not p.suspected)
 
     def sealer(self, fragment: int) -> PeerId | None:
-        """Who runs the fragment's rounds: the greatest hash of (fragment, name) over the live learners that can be dialled."""
+        """Who runs the fragment's rounds: the greatest hash of (fragment, name) over the live learners that can be
+        dialled."""
         candidates = [p.id for p in self.peers.values() if p.address and not p.suspected]
         if self.address:
             candidates.append(self.me)

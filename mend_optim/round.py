@@ -6,10 +6,9 @@
     CALLING   seal             MERGING    `decide` said so: the members are fixed, the worker merges
     MERGING   sealed, void     WAITING    published; or the anchor moved meanwhile and the merge is thrown away
 
-An offer is valid on any anchor of its genesis that has not merged it, because progress does not change when its learner moves
-from one anchor to another (`outer.py`). So the inbox outlives rounds, handovers and voided merges; only the merged vector empties it.
-Receipt is idempotent: an offer is known by (peer, seq).
-"""
+An offer is valid on any anchor of its genesis that has not merged it, because progress does not change when its learner
+moves from one anchor to another (`outer.py`). So the inbox outlives rounds, handovers and voided merges; only the
+merged vector empties it. Receipt is idempotent: an offer is known by (peer, seq)."""
 
 from __future__ import annotations
 
@@ -79,7 +78,8 @@ class Round:
         return tuple((peer, offer.seq) for peer, offer in self.inbox.items())
 
     def launch_due(self, now: float, expected: Collection[PeerId], interval_s: float) -> bool:
-        """Whether to call the others: somebody reached its own boundary, all are in, or a launch interval has passed."""
+        """Whether to call the others: somebody reached its own boundary, all are in, or a launch interval has
+        passed."""
         if self.phase is not Phase.WAITING or not any(offer.steps for offer in self.inbox.values()):
             return False
         due = any(offer.due for offer in self.inbox.values())

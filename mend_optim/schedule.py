@@ -51,7 +51,8 @@ class Schedule:
         return self.adopt_after is not None
 
     def first_mark(self, fragment: int, step: int = 0) -> int:
-        """The mark that makes `fragment` due at `step + ⌊H (p+1) / P⌋`: staggered turns, the last one a full period on."""
+        """The mark that makes `fragment` due at `step + ⌊H (p+1) / P⌋`: staggered turns, the last one a full period
+        on."""
         return step + self.sync_every * (fragment + 1) // self.fragments - self.sync_every
 
     def due(self, step: int, mark: int) -> bool:

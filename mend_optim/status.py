@@ -10,7 +10,8 @@ from .ledger import RoundRecord
 
 @dataclass(frozen=True, slots=True)
 class FragmentStatus:
-    """One fragment's anchor: `tokens` merged into it by all learners, `version`, `digest` (hex); and this learner's tokens not in it yet."""
+    """One fragment's anchor: `tokens` merged into it by all learners, `version`, `digest` (hex); and this learner's
+    tokens not in it yet."""
 
     index: int
     tokens: int
@@ -33,8 +34,9 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A learner at one moment. `rounds` are its last adopted anchors, newest last; bytes count since the start, in both directions;
-    `seconds_in_mend` is the time the training thread has spent in this library, not in the inner optimizer."""
+    """A learner at one moment. `rounds` are its last adopted anchors, newest last; bytes count since the start, in both
+    directions; `seconds_in_mend` is the time the training thread has spent in this library, not in the inner
+    optimizer."""
 
     name: str
     address: str

@@ -1,8 +1,8 @@
 """The engine of a learner: everything it decides, and nothing it does.
 
-Feed it what happened (`stepped`, `receive`, `finished`, `tick` …), with the time; then `drain()` what it wants done: messages to send,
-jobs for the worker, events for the user. It reads no clock, starts no thread, touches no tensor. One owner at a time.
-"""
+Feed it what happened (`stepped`, `receive`, `finished`, `tick` …), with the time; then `drain()` what it wants done:
+messages to send, jobs for the worker, events for the user. It reads no clock, starts no thread, touches no tensor. One
+owner at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Syncer:
     # ── the training thread ──────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, now: float, genesis: bytes) -> None:
-        """The first step is about to be taken, with weights of this digest; from here on there is something to compare."""
+        """The first step is about to be taken, with weights of this digest; from here on there is something to
+        compare."""
         schedule = self.books.policies.schedule
         self.books.genesis = genesis
         lineage = Lineage.fresh(genesis)
@@ -343,7 +344,8 @@ class Syncer:
     # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check_joined(self, now: float) -> None:
-        """Joined: everyone the user named is here (or somebody is training already, or nobody came in time), and nobody has a greater anchor."""
+        """Joined: everyone the user named is here (or somebody is training already, or nobody came in time), and nobody
+        has a greater anchor."""
         if self.books.joined or not self.books.fragments:
             return
         beats = [p.beat for p in self.books.roster.peers.values() if p.beat and not p.suspected]
@@ -354,6 +356,7 @@ class Syncer:
         fetching = bool(self.books.wants) or self.books.switch is not None or moving
         if not fetching and (now >= self._join_by or (found and not self.adopting.outdone(beats))):
             self.books.joined = True
+            self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
             alone = not here
             text = "nobody found yet: training alone, still looking" if alone and self.books.seeds.missing else "joined"
             self.books.emit(Event("alone" if alone else "joined", text, {"waiting for": self.books.seeds.missing}))

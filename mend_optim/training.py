@@ -28,7 +28,8 @@ class Training:
         self.books.totals.tokens += tokens
 
     def wanted(self) -> list[int]:
-        """Fragments whose parameters the training thread should copy now; then call `snapshot` for each (or `found` for all)."""
+        """Fragments whose parameters the training thread should copy now; then call `snapshot` for each (or `found` for
+        all)."""
         if not self.books.joined or self.books.switch:
             return []
         if self.books.founding == "due":
@@ -91,7 +92,8 @@ class Training:
         )
 
     def settled(self) -> bool:
-        """Whether nothing of ours is unmerged, and no live peer that answered since we came to rest has a greater anchor."""
+        """Whether nothing of ours is unmerged, and no live peer that answered since we came to rest has a greater
+        anchor."""
         books = self.books
         if books.solo:
             return True

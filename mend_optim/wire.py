@@ -125,7 +125,7 @@ def encode_id(peer: PeerId) -> bytes:
 
 
 def decode_id(data: bytes) -> PeerId:
-    """Raises `PeerError`."""
+    """The inverse. Raises `PeerError`."""
     return _to_id(_parse(pb.PeerId, data))
 
 
@@ -207,12 +207,12 @@ def _to_beat(beat: pb.Beat) -> Beat:
         _to_id(beat.peer), _name("address", beat.address, empty=True), beat.count, beat.step, beat.tokens,
         _number("seconds per step", beat.seconds_per_step), beat.training, _digest("genesis", beat.genesis),
         tuple(Report(_to_key(r), _to_merged("offers held", r.held)) for r in _list("reports", beat.reports)),
-        tuple(
-            Rumor(_to_id(r.peer), _name("address", r.address, empty=True), r.count, r.left)
-            for r in _list("rumors", beat.roster)
-        ),
-        beat.ping, beat.pong,
+        tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)), beat.ping, beat.pong,
     )  # fmt: skip
+
+
+def _to_rumor(rumor: pb.Rumor) -> Rumor:
+    return Rumor(_to_id(rumor.peer), _name("address", rumor.address, empty=True), rumor.count, rumor.left)
 
 
 # ── bulky messages ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -382,12 +382,10 @@ class Assembler:
             _name("codec", section.codec)
         nbytes, most = sum(section.nbytes for section in sections), check_fragment(self._limit, bare.fragment)
         _check(nbytes <= most, f"a message of {nbytes} bytes for fragment {bare.fragment}, at most {most}")
-        packets = {s.name: Packet(s.codec, s.numel, self._room(s.nbytes)) for s in sections}
+        room = {s.name: self._allocate(s.nbytes) if s.nbytes else memoryview(b"") for s in sections}
+        packets = {s.name: Packet(s.codec, s.numel, room[s.name]) for s in sections}
         self._message = _to_bulk(header, packets)
         self._rooms = [packet.data for packet in packets.values() if packet.nbytes]
-
-    def _room(self, nbytes: int) -> memoryview:
-        return self._allocate(nbytes) if nbytes else memoryview(b"")
 
     def _fill(self, chunk: memoryview) -> None:
         _check(self._message is not None, "a chunk outside a message")

@@ -1,7 +1,8 @@
-"""A whole cluster in virtual time: N engines, a faulty network, a seeded schedule of faults, and DESIGN's laws checked after every event.
+"""A whole cluster in virtual time: N engines, a faulty network, a seeded schedule of faults, and DESIGN's laws checked
+after every event.
 
-Nothing here sleeps or reads a clock. `Cluster.at` puts an event on the heap, `run` plays it. The same seed plays the same events.
-"""
+Nothing here sleeps or reads a clock. `Cluster.at` puts an event on the heap, `run` plays it. The same seed plays the
+same events."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from units import Units, Vector, add, stack
+
 from mend_optim.anchor import Correction, Merge
+from mend_optim.books import PULL, Policies, Send, Work
 from mend_optim.ledger import Event
 from mend_optim.lineage import PeerId
 from mend_optim.progress import Motion
 from mend_optim.protocol import Message, Offer, Seal, State, Want
-from mend_optim.books import PULL, Policies, Send, Work
 from mend_optim.syncer import Syncer
-from units import Units, Vector, add, stack
 
 
 class Learner:
@@ -289,7 +291,7 @@ class Cluster:
     # messages
 
     def send(self, sender: Learner, effect: Send) -> None:
-        to, message = effect.to, effect.message
+        to, _message = effect.to, effect.message
         lost = self.random.random() < self.loss or self.is_cut(sender.name, to.name)
         if lost:
             self.seen["lost"] += 1
@@ -315,7 +317,8 @@ class Cluster:
             self.at(0.05, self.report, sender, "delivered", to, message)
 
     def fail(self, sender: Learner, effect: Send) -> None:
-        """What a real transport reports when a stream breaks: to the sender of an offer or want, and to who waits for an answer."""
+        """What a real transport reports when a stream breaks: to the sender of an offer or want, and to who waits for
+        an answer."""
         message = effect.message
         if isinstance(message, (Offer, Want)):
             self.at(0.5 + self.random.random(), self.report, sender, "undelivered", effect.to, message)
@@ -378,7 +381,7 @@ class Cluster:
                 p,
                 last,
                 lineage,
-                [r for r in engine.books.records][-3:],
+                list(engine.books.records)[-3:],
             )
         learner.last_keys[p] = (lineage.genesis, lineage.key)
         if p not in learner.mailbox:
@@ -395,7 +398,8 @@ class Cluster:
         }
 
     def settle(self, limit: float = 200.0) -> bool:
-        """Stop faults and training, let everybody offer the rest; True once all are on one lineage with nothing unmerged."""
+        """Stop faults and training, let everybody offer the rest; True once all are on one lineage with nothing
+        unmerged."""
         self.loss, self.training = 0.0, False
         self.cuts.clear()
         for name in self.names:

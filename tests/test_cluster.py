@@ -1,4 +1,5 @@
-"""The protocol under faults, in virtual time: DESIGN's laws 3 to 6 hold after every event, and everybody ends on one lineage."""
+"""The protocol under faults, in virtual time: DESIGN's laws 3 to 6 hold after every event, and everybody ends on one
+lineage."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def test_laws_hold_under_thousands_of_fault_schedules(batch: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
-    """Law 5: tokens in the lineage + tokens not yet merged = tokens trained, although messages are lost, doubled and reordered."""
+    """Law 5: tokens in the lineage + tokens not yet merged = tokens trained, although messages are lost, doubled and
+    reordered."""
     cluster = Cluster(3, seed, policies(fragments=1 + seed % 2), loss=0.1, duplicates=0.1)
     cluster.start_all()
     cluster.run(80)
@@ -79,7 +81,8 @@ def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_fresh_process_adopts_trained_weights(seed: int) -> None:
-    """A restart from nothing beside one survivor: the survivor's units are in the newcomer's weights, never the reverse."""
+    """A restart from nothing beside one survivor: the survivor's units are in the newcomer's weights, never the
+    reverse."""
     cluster = Cluster(2, seed, policies())
     cluster.start_all()
     cluster.run(40)
@@ -110,7 +113,8 @@ def with_a_slow_learner(seed: int, grace_s: float) -> tuple[Cluster, float]:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_slow_learner_takes_part_in_every_round(seed: int) -> None:
-    """DESIGN §3: rounds are called, so a learner three times slower is never missed while its step fits into the grace window."""
+    """DESIGN §3: rounds are called, so a learner three times slower is never missed while its step fits into the grace
+    window."""
     _, share = with_a_slow_learner(seed, grace_s=5)
     assert share == 1.0
 

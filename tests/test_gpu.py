@@ -1,4 +1,5 @@
-"""The GPU paths: asynchronous copies to pinned memory, corrections back, AMP, fused and compiled steps. Runs where there is a GPU."""
+"""The GPU paths: asynchronous copies to pinned memory, corrections back, AMP, fused and compiled steps. Runs where
+there is a GPU."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def plain_step(m: nn.Module, optimizer: MendOptimizer, x: torch.Tensor) -> None:
 
 
 def check(pairs: list[tuple[nn.Module, MendOptimizer]]) -> None:
-    """Both hold one anchor, bit for bit, which holds all tokens of both; rounds really happened; weights are near the anchor."""
+    """Both hold one anchor, bit for bit, which holds all tokens of both; rounds really happened; weights are near the
+    anchor."""
     (m, a), (n, b) = pairs
     try:
         assert a.status().roster

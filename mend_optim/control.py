@@ -63,7 +63,8 @@ class Links:
                 self.dismiss(past)
         link = self._links.setdefault(id, Link(id))
         if dialled or not link.dialled:  # where we reached it is better than where it says it is
-            link.address, link.host, link.dialled = address or link.address, host, dialled
+            link.reach(address, host)
+            link.dialled = dialled
         link.down_since = asyncio.get_running_loop().time()
         return link
 
@@ -73,8 +74,7 @@ class Links:
         self._drop(link)
         for outbox in link.streams:
             outbox.close()
-        if link.hang_up:
-            link.hang_up()
+        link.close_channel()
 
     def tidy(self, patience_s: float) -> None:
         """Dismiss the peers that have been gone for so long; a transfer under way has its own patience."""

@@ -95,6 +95,19 @@ class Link:
         self.channel: Any = None  # for bulky messages to it, once there was one
         self.hang_up: Callable[[], object] | None = None  # closes the channel
 
+    def reach(self, address: str, host: str) -> None:
+        """It is to be dialled there from now on; an empty address tells nothing new."""
+        if address and address != self.address:
+            self.close_channel()
+            self.address = address
+        self.host = host
+
+    def close_channel(self) -> None:
+        """End the bulky messages to it."""
+        if self.hang_up:
+            self.hang_up()
+        self.channel = self.hang_up = None
+
     def post(self, message: Message) -> bool:
         """Queue a control message on the newest stream; an older one may be half dead. False if there is none."""
         if self.streams:

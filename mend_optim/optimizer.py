@@ -374,7 +374,7 @@ class MendOptimizer(Optimizer):
             lambda handler: Transport(
                 handler, listen=listen, advertise=advertise, seeds=peers, timing=self._policies.timing,
                 limit=lambda p: 8 * self._layout.fragments[p].numel,  # anchor and velocity, float32
-            ),  # fmt: skip
+            ),
             Path(ledger) if ledger else None,
             on_event,
         )

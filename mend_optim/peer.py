@@ -15,6 +15,7 @@ import os
 import random
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from functools import partial
@@ -36,6 +37,8 @@ from .wire import MESSAGE_LIMIT, decode_hello, decode_id, encode_hello, encode_i
 # first imported; if somebody imported it before us, all that is left is to say so.
 _TOO_LATE = "grpc._cython.cygrpc" in sys.modules and "GRPC_ENABLE_FORK_SUPPORT" not in os.environ
 FORKS_CRASH = os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0").lower() in ("1", "true", "yes") or _TOO_LATE
+# A link that breaks is an event of ours, not a line of gRPC's on the user's terminal.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc  # noqa: E402
 import grpc.aio  # noqa: E402
@@ -132,10 +135,10 @@ class Transport:
         host, port = parse_address("listen", listen)
         server = grpc.aio.server(options=self._server_options())
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
-        try:
-            bound: int = server.add_insecure_port(format_address(host or "[::]", port))
-        except RuntimeError:
-            bound = 0
+        bound = 0
+        for one in [host] if host else ["::", "0.0.0.0"]:  # everywhere, with or without IPv6
+            with suppress(RuntimeError):
+                bound = bound or server.add_insecure_port(format_address(one, port))
         remedy = "another process may use the port, or the host is not this machine's; port 0 takes any that is free"
         require(bound > 0, "listen", listen, "an address of this machine with a free port", remedy)
         await server.start()

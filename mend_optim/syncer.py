@@ -153,6 +153,7 @@ class Syncer:
         for state in job.states:
             self._settled(now, state.fragment)
         self._check_joined(now)
+        self._beat(now)  # others may wait for us to have it
 
     def _found(self, now: float, done: Done) -> None:
         self.books.founding = ""
@@ -354,8 +355,11 @@ class Syncer:
         found = everyone or any(beat.training for beat in beats)
         moving = any(f.motion is not Motion.STILL for f in self.books.fragments)
         fetching = bool(self.books.wants) or self.books.switch is not None or moving
-        if not fetching and (now >= self._join_by or (found and not self.adopting.outdone(beats))):
+        # Those that start with us must have our weights before anybody steps away from them.
+        agreed = all(beat.training or beat.genesis in (b"", self.books.genesis) for beat in beats)
+        if not fetching and (now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))):
             self.books.joined = True
+            self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
             self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
             alone = not here
             text = "nobody found yet: training alone, still looking" if alone and self.books.seeds.missing else "joined"

@@ -37,9 +37,6 @@ _CHUNK_TAG = 0x12  # protobuf: field 2, length-delimited
 _P = TypeVar("_P", bound=Proto)
 
 
-# ── checks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _check(holds: bool, what: str) -> None:
     if not holds:
         raise PeerError(what)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -21,12 +22,13 @@ from mend_optim import peer as room
 from mend_optim import wire
 from mend_optim.address import host_of, seen_from
 from mend_optim.codec import Packet
-from mend_optim.errors import UsageError
+from mend_optim.errors import PeerError, UsageError
 from mend_optim.lineage import Key, Lineage, PeerId
-from mend_optim.link import Outbox
+from mend_optim.link import Link, Outbox
 from mend_optim.peer import Transport, parse_address, parse_dialable
 from mend_optim.protocol import Beat, Call, Goodbye, Hello, Message, Offer, Rumor, Seal, State, Want
 from mend_optim.roster import Timing
+from mend_optim.transfer import Transfers
 
 grpc = room.grpc  # not imported here: whoever imports it first decides about its fork handlers
 LOOPBACK = "127.0.0.1:0"
@@ -329,9 +331,10 @@ def test_an_outbox_keeps_the_newest_beat_and_is_bounded():
 
     me = PeerId("a", 1)
     box = Outbox()
-    for message in (Beat(me, "", 1), Goodbye(me), Beat(me, "", 2)):
+    asks, answers = Beat(me, "", 2, ping=1), Beat(me, "", 3, pong=1)  # somebody waits for these two
+    for message in (Beat(me, "", 1), Goodbye(me), asks, answers, Beat(me, "", 4), Beat(me, "", 5)):
         box.put(message)
-    assert asyncio.run(drained(box)) == [Goodbye(me), Beat(me, "", 2)]
+    assert asyncio.run(drained(box)) == [Goodbye(me), asks, answers, Beat(me, "", 5)]
     box = Outbox()
     for fragment in range(300):
         box.put(Call(me, fragment))
@@ -432,6 +435,43 @@ async def test_a_learner_that_listens_everywhere_is_dialled_where_it_is_seen(cre
     (beat,) = b.messages(Beat)
     assert beat.address == "127.0.0.1" + a.address
     assert [rumor.address for rumor in beat.roster] == ["", "127.0.0.1:9", "there:9"]
+
+
+@scenario
+async def test_bulky_messages_go_where_a_peer_was_reached_not_where_it_says_it_is(crew):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        there = f"127.0.0.1:{free.getsockname()[1]}"
+    b = await crew("b", listen=there, advertise="127.0.0.1:1")
+    a = await crew("a")
+    b.known = [(a.id, a.address)]
+    await a.linked_with(b)  # b dialled, and said where it is to be dialled; nobody is there
+    a.transport.send(b.id, offer_of(a), "")
+    await a.until(lambda: a.of("undelivered"))
+    a.known = [(b.id, there)]
+    await a.until(lambda: len(a.of("met")) == 2)
+    while not a.transport._links.get(b.id).dialled:
+        await asyncio.sleep(TIMING.beat_s)
+    a.transport.send(b.id, offer_of(a), "")
+    await a.until(lambda: a.of("delivered"))
+
+
+@scenario
+async def test_a_proxy_in_the_environment_is_not_for_peers(crew):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            patch.setenv(name, "http://127.0.0.1:9")
+        await crew.pair()
+
+
+@pytest.mark.parametrize("listen", [":0", "0.0.0.0:0", "localhost:0"])
+def test_a_learner_may_listen_everywhere_or_by_name(listen):
+    @scenario
+    async def run(crew):
+        b = await crew("b", listen=listen)
+        a = await crew("a", "localhost:" + b.address.rpartition(":")[2])
+        await a.linked_with(b)
+
+    run()
 
 
 @scenario
@@ -780,6 +820,82 @@ async def test_what_was_not_asked_for_cannot_be_pushed(crew):
     assert a.messages(State) == []
 
 
+class Script:
+    """A stream whose other end says what is written here."""
+
+    def __init__(self, *frames: bytes) -> None:
+        self.frames, self.written = list(frames), []
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        return self.frames.pop(0) if self.frames else None
+
+    async def write(self, frame: bytes) -> None:
+        self.written.append(frame)
+
+    async def finish(self) -> None: ...
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def answers_of(other: Learner) -> dict[str, list[bytes]]:
+    """What no offer and no want may be answered with."""
+    state, seal = state_of(other), seal_of(other)
+    return {
+        "nothing": [],
+        "garbage": [b"garbage"],
+        "an offer": [wire.ACK, *wire.frames(offer_of(other))],
+        "an offer at once": [*wire.frames(offer_of(other))],
+        "another fragment's": [wire.ACK, *wire.frames(replace(seal, fragment=1))],
+        "another fragment's at once": [*wire.frames(replace(state, fragment=1))],
+        "somebody else's": [wire.ACK, *wire.frames(replace(seal, sealer=PeerId("c", 1)))],
+        "the half of it": [*wire.frames(state)][:2],
+    }
+
+
+@pytest.mark.parametrize("answer", answers_of(Learner("b")))
+@pytest.mark.parametrize("kind", ["offer", "want"])
+def test_a_wrong_answer_is_none(kind, answer):
+    async def run() -> None:
+        a, b = Learner("a"), Learner("b")
+        stream = Script(*answers_of(b)[answer])
+        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, wire.fresh_buffer, 1.0, lambda link, method: stream)
+        message = offer_of(a) if kind == "offer" else Want(a.id, 0, b"")
+        (transfers.exchange if kind == "offer" else transfers.pull)(Link(b.id), message)
+        await a.until(lambda: a.of("undelivered") == [(b.id, message)])
+        assert a.of("received") == []
+
+    asyncio.run(run())
+
+
+def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothing():
+    async def run() -> None:
+        a, b = Learner("a"), Learner("b")
+        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, wire.fresh_buffer, 1.0, lambda link, method: Script())
+        link, first, second = Link(b.id), Want(a.id, 0, b"first"), Want(a.id, 0, b"second")
+        transfers.ask(link, first)
+        await a.until(lambda: a.of("undelivered") == [(b.id, first)])  # no control stream to ask over
+        link.streams.append(Outbox())
+        transfers.ask(link, first)
+        transfers.ask(link, second)  # instead
+        for frames in ([*wire.frames(state_of(b))][:2], [*wire.frames(offer_of(b))]):
+            with pytest.raises(PeerError):
+                await transfers.serve_push(link, Script(*frames))
+            await a.until(lambda: a.of("undelivered")[-1] == (b.id, second))
+            transfers.ask(link, second)
+        stream = Script(*wire.frames(state_of(b)))
+        await transfers.serve_push(link, stream)
+        assert a.messages(State) == [state_of(b)]
+        assert stream.written == [wire.ACK]
+        assert len(a.of("undelivered")) == 3
+        with pytest.raises(PeerError, match="nobody asked"):
+            await transfers.serve_push(link, Script(*wire.frames(state_of(b))))
+
+    asyncio.run(run())
+
+
 # ── strangers and garbage ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -907,7 +1023,7 @@ def python(*arguments: str) -> list[str]:
     """What a fresh interpreter prints, whose environment says nothing of gRPC."""
     here = Path(__file__).parent
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), environment.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split()

@@ -1,0 +1,53 @@
+"""`python -m bench [NAME…] [--out FILE]`: run benches, print one JSON line per number."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import alone, delay, exchange, merge, slow, sync
+from .result import Result, environment, line
+
+BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
+    "sync": sync.run,
+    "exchange": exchange.run,
+    "merge": merge.run,
+    "alone": alone.run,
+    "slow": slow.run,
+    "delay": delay.run,
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure: one JSON line per number.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHES)}; default: all")
+    parser.add_argument("--out", type=Path, help="append the lines to this file, too")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(BENCHES))
+    if unknown:
+        parser.error(f"no bench is called {unknown[0]!r}; there are {', '.join(BENCHES)}")
+    return arguments
+
+
+def publish(text: str, out: Path | None) -> None:
+    print(text, flush=True)
+    if out:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    machine = environment()
+    for name in arguments.names or BENCHES:
+        started = time.monotonic()
+        for result in BENCHES[name]():
+            publish(line(result, machine), arguments.out)
+        print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

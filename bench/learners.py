@@ -1,0 +1,121 @@
+"""Learners in processes of their own, on loopback, and what they train."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mend_optim import MendOptimizer
+
+LIMIT_S = 120.0  # no bench takes half as long
+MEET_S = 60.0
+
+
+class Still(Optimizer):
+    """An inner optimizer that does nothing: what is left of `step()` is mend_optim."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        return None
+
+
+def transformer(width: int, layers: int) -> list[nn.Parameter]:
+    """The parameters of a transformer's blocks, twelve tensors each: 12 · width² · layers elements, and a little."""
+    shapes = [
+        (width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,),
+        (width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,),
+    ]  # fmt: skip
+    torch.manual_seed(0)
+    return [nn.Parameter(0.02 * torch.randn(shape)) for _ in range(layers) for shape in shapes]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One process's place among `count`; `meeting` lets all of them start something at once."""
+
+    rank: int
+    addresses: tuple[tuple[str, ...], ...]  # of every cluster: one for every rank
+    meeting: Any
+
+    def meet(self) -> None:
+        self.meeting.wait(MEET_S)
+
+    def join(self, inner: Optimizer, cluster: int = 0, **options: Any) -> MendOptimizer:
+        """This rank's learner of that cluster. Its first `step()` waits for the others'."""
+        addresses = self.addresses[cluster]
+        peers = [address for address in addresses if address != addresses[self.rank]]
+        return MendOptimizer(inner, name=f"learner{self.rank}", listen=addresses[self.rank], peers=peers, **options)
+
+
+def run_learners(work: Callable[[Seat], Any], count: int, clusters: int = 1) -> list[Any]:
+    """What `work(seat)` returns in each of `count` processes, in rank order. None of them is left behind."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # inherited: a learner has one core for its tensor work
+    context = multiprocessing.get_context("spawn")
+    meeting = context.Barrier(count)
+    addresses = _free_addresses(count, clusters)
+    pipes = [context.Pipe(duplex=False) for _ in range(count)]
+    processes = [
+        context.Process(target=_work, args=(work, Seat(rank, addresses, meeting), pipe), daemon=True)
+        for rank, (_, pipe) in enumerate(pipes)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        return _collect([pipe for pipe, _ in pipes])
+    finally:
+        _end(processes)
+
+
+def _collect(pipes: list[Connection]) -> list[Any]:
+    """The answers of all. Raises as soon as one of them failed: the others may wait for it."""
+    answers: dict[Connection, Any] = {}
+    while len(answers) < len(pipes):
+        ready = wait([pipe for pipe in pipes if pipe not in answers], LIMIT_S)
+        if not ready:
+            raise TimeoutError(f"no learner answered for {LIMIT_S:g} s")
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            answers[pipe], fault = pipe.recv()
+            if fault:
+                raise RuntimeError(f"a learner failed:\n{fault}")
+    return [answers[pipe] for pipe in pipes]
+
+
+def _work(work: Callable[[Seat], Any], seat: Seat, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    try:
+        answer, fault = work(seat), ""
+    except BaseException:
+        answer, fault = None, traceback.format_exc()
+    pipe.send((answer, fault))
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
+        if process.pid is not None:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _free_addresses(count: int, clusters: int) -> tuple[tuple[str, ...], ...]:
+    """Addresses the system has free. All are held until the last is known, so that no two are the same."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count * clusters)]
+    addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
+    for server in sockets:
+        server.close()
+    return tuple(tuple(addresses[c * count : (c + 1) * count]) for c in range(clusters))

@@ -1,0 +1,68 @@
+"""Merging four offers of 10 M parameters, beside the same arithmetic on whole vectors in place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from mend_optim.anchor import Anchors, Buffers, Merge
+from mend_optim.codec import Dense
+from mend_optim.fragment import Layout
+from mend_optim.lineage import Lineage, PeerId
+from mend_optim.merge import merge
+from mend_optim.outer import Nesterov
+from mend_optim.protocol import Offer
+
+from .result import Result, beside
+
+NUMEL, TENSORS, MEMBERS = 10_000_000, 100, 4
+WARM = 1
+WEIGHTS = (0.1, 0.2, 0.3, 0.4)
+OFFSETS = tuple(range(0, NUMEL + 1, NUMEL // TENSORS))
+REPEATS = {"mean": 15, "rda": 7, "trimmed_mean": 3, "median": 3, "job": 7}
+
+
+def _floor(deltas: list[Tensor], out: Tensor) -> None:
+    torch.mul(deltas[0], WEIGHTS[0], out=out)
+    for delta, weight in zip(deltas[1:], WEIGHTS[1:], strict=True):
+        out.add_(delta, alpha=weight)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _job(deltas: list[Tensor]) -> Callable[[], object]:
+    """The whole job of a sealer's worker: read the packets, merge, digest the result."""
+    model = [nn.Parameter(torch.empty(NUMEL))]
+    anchors = Anchors(Layout(["0"], model, 1), [torch.zeros(NUMEL)], Dense(), Nesterov(), "mean", Buffers())
+    base = Lineage.fresh(anchors.genesis())
+    offers = tuple(
+        Offer(PeerId(str(i), 1), 0, 1, 1, 1, base.genesis, base.key, True, {"delta": Dense().encode(delta)})
+        for i, delta in enumerate(deltas)
+    )
+    job = Merge(0, base, offers, WEIGHTS)
+    return lambda: anchors.perform(job)
+
+
+def run() -> Iterator[Result]:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    deltas = [1e-3 * torch.randn(NUMEL) for _ in range(MEMBERS)]
+    out, floor_out = torch.empty(NUMEL), torch.empty(NUMEL)
+    job = _job(deltas)
+
+    def measure(name: str, work: Callable[[], object], goal: str = "", notes: str = "") -> Result:
+        turns = [(_seconds(work), _seconds(lambda: _floor(deltas, floor_out))) for _ in range(WARM + REPEATS[name])]
+        took, floors = ([1e3 * s for s in column] for column in zip(*turns[WARM:], strict=True))
+        return beside("merge", f"{name}, 4 x 10 M", "ms", took, floors, goal, notes)
+
+    yield measure("mean", lambda: merge("mean", deltas, WEIGHTS, out, OFFSETS), "<= 1.2", "floor = mul + 3 add_")
+    for scheme in ("rda", "trimmed_mean", "median"):
+        yield measure(scheme, lambda scheme=scheme: merge(scheme, deltas, WEIGHTS, out, OFFSETS))  # type: ignore[misc]
+    yield measure("job", job, notes="mean and digest, as a sealer's worker does it")

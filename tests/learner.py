@@ -1,0 +1,232 @@
+"""A learner that does as it is told: one JSON order a line on stdin, one JSON event a line on stdout.
+
+    learn      fork a process that is a learner, and wait for its end; the other orders are for that process
+    run        take steps, up to number `steps` (null: until told to pause)         pause    take no more
+    report     say where it stands                                                  synchronize
+    cut        die by SIGKILL when the next seal of its own making has reached some peers
+    leave      end: by "close", by the end of a "with" block, or "plain", without either
+
+Importing torch takes far longer than most tests: so the first process only imports, and every learner is a fork of it, before there is any
+thread. Learners train a small network on a fixed problem, so that their losses can be compared.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import random
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from mend_optim import Event, MendOptimizer, Timing
+from mend_optim.merge_thread import NetworkLoop
+from mend_optim.peer import Transport
+from mend_optim.protocol import Seal
+
+INPUTS, EXAMPLES, BATCH = 16, 1024, 32
+END_OF_COMPLAINTS = "── ended ──\n"
+Order = dict[str, Any]
+
+
+class Console:
+    """Orders in, events out. Awaiting an order is also what paces the training."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._unread = b""
+        self._writing = threading.Lock()
+
+    def say(self, event: str, **facts: object) -> None:
+        line = json.dumps({"event": event, **facts}, default=str) + "\n"
+        with self._writing:
+            os.write(1, line.encode())
+
+    def next(self, within_s: float | None) -> Order | None:
+        """The next order; None if none comes in time. The end of the input is an order to exit."""
+        while b"\n" not in self._unread:
+            if not select.select([0], [], [], within_s)[0]:
+                return None
+            chunk = os.read(0, 65536)
+            if not chunk:
+                self.over = True
+                return {"do": "leave", "how": "close"}
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        order: Order = json.loads(line)
+        return order
+
+
+def digest(model: nn.Module) -> str:
+    content = hashlib.sha256()
+    for parameter in model.parameters():
+        content.update(parameter.detach().numpy().tobytes())
+    return content.hexdigest()
+
+
+def problem() -> TensorDataset:
+    """What everyone learns: a fixed random function."""
+    draws = torch.Generator().manual_seed(7)
+    inputs = torch.randn(EXAMPLES, INPUTS, generator=draws)
+    return TensorDataset(inputs, inputs @ torch.randn(INPUTS, 4, generator=draws))
+
+
+def batches(seed: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches for ever; with `workers`, an epoch's are made by processes that are forked for it."""
+    fork = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    draws = torch.Generator().manual_seed(seed)
+    loader: DataLoader[Any] = DataLoader(problem(), BATCH, shuffle=True, generator=draws, **fork)  # type: ignore[arg-type]
+    while True:
+        yield from loader
+
+
+class Learner:
+    """One optimizer's life."""
+
+    def __init__(self, console: Console, order: Order) -> None:
+        self.console, self.order = console, order
+        self.pace_s, self.until = order["pace_s"], order["steps"]
+        torch.manual_seed(order["seed"])
+        width = order["width"]
+        self.model = nn.Sequential(nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 4))
+        self.batches = batches(order["data_seed"], order["workers"])
+        self.chance = random.Random(order["data_seed"])
+        self.step = 0
+        self.optimizer = MendOptimizer(
+            torch.optim.SGD(self.model.parameters(), lr=0.05),
+            timing=Timing(**order["timing"]),
+            on_event=self.tell,
+            **order["options"],
+        )
+        console.say("open", address=self.optimizer.status().address, weights=digest(self.model))
+
+    def tell(self, event: Event) -> None:
+        facts = dict(event.facts)
+        if event.kind == "round":
+            facts = asdict(facts["round"])
+        self.console.say(event.kind, text=event.text, **facts)
+
+    def live(self) -> None:
+        """Train and obey until told to leave."""
+        with self.optimizer if self.order["managed"] else nullcontext():
+            while (how := self._serve()) is None:
+                pass
+        if how == "close":
+            self.optimizer.close()
+        if how != "plain":
+            self.console.say("left behind", threads=[thread.name for thread in threading.enumerate()])
+
+    def _serve(self) -> str | None:
+        """Obey an order or take a step. How to leave, if it was the order to leave."""
+        training = self.until is None or self.step < self.until
+        order = self.console.next(self.pace_s if training else None)
+        if order is None:
+            self.train()
+        elif order["do"] == "leave":
+            return str(order["how"])
+        else:
+            getattr(self, order.pop("do"))(**order)
+        return None
+
+    def train(self) -> None:
+        inputs, targets = next(self.batches)
+        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        before = digest(self.model) if not self.step else ""
+        self.optimizer.count_tokens(self.chance.randint(*self.order["tokens"]))
+        self.optimizer.step()
+        if before and not self.optimizer.status().step:
+            self.console.say("took over", weights=digest(self.model))
+            return
+        if before:
+            self.console.say("first", weights=before)
+        self.step += 1
+        self.console.say("step", step=self.step, loss=loss.item().hex())
+
+    def run(self, steps: int | None = None, pace_s: float | None = None) -> None:
+        self.until, self.pace_s = steps, self.pace_s if pace_s is None else pace_s
+
+    def pause(self) -> None:
+        self.until = 0
+        self.console.say("paused", step=self.step)
+
+    def synchronize(self, timeout: float) -> None:
+        self.console.say("synchronized", done=self.optimizer.synchronize(timeout))
+
+    def report(self) -> None:
+        status = self.optimizer.status()
+        while True:  # anchors move in the background: until they have not while we looked
+            with self.optimizer.global_weights():
+                anchors = digest(self.model)
+            before, status = status, self.optimizer.status()
+            if before.fragments == status.fragments:
+                break
+        facts = asdict(status)
+        engine = self.optimizer._learner.engine  # type: ignore[union-attr]
+        del facts["rounds"]
+        self.console.say("report", anchors=anchors, genesis=engine.books.genesis.hex(), **facts)
+
+    def cut(self, reached: int) -> None:
+        """At the next seal of ours, die after it went out to `reached` peers."""
+        send, left = Transport.send, reached
+        loop = NetworkLoop._shared.loop  # type: ignore[union-attr]
+
+        def die() -> None:
+            self.console.say("cut", reached=reached - left)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def send_or_die(transport: Transport, to: Any, message: Any, reply: str) -> None:
+            nonlocal left
+            if isinstance(message, Seal) and left == 0:
+                loop.call_later(0.05 if reached else 0, die)  # what went out is on its way first
+                return
+            send(transport, to, message, reply)
+            if isinstance(message, Seal):
+                left -= 1
+                if left == 0:
+                    loop.call_later(0.05, die)
+
+        Transport.send = send_or_die  # type: ignore[method-assign]
+
+
+def give_birth(console: Console, order: Order) -> bool:
+    """Fork a learner. In the new process, true once it has lived; in the old one, false once the new one has ended."""
+    child = os.fork()
+    if not child:
+        console.say("born", pid=os.getpid())
+        Learner(console, order).live()
+        return True
+    _, status = os.waitpid(child, 0)
+    os.write(2, END_OF_COMPLAINTS.encode())
+    console.say("ended", status=os.waitstatus_to_exitcode(status))
+    return False
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)])  # torch imports much at the first optimizer
+    gc.collect()
+    gc.freeze()  # else every learner that ends searches all of torch for garbage, and copies it for that
+    console = Console()
+    while True:
+        order = console.next(None)
+        assert order is not None
+        if order["do"] == "learn" and give_birth(console, order):
+            return
+        if console.over:
+            return
+
+
+if __name__ == "__main__":
+    main()

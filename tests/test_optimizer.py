@@ -1,0 +1,174 @@
+"""The face of a learner with peers: status, global weights, synchronize, close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from learners import (
+    LOCKSTEP,
+    LOOPBACK,
+    PATIENCE_S,
+    TIMING,
+    cluster,
+    descent,
+    drive,
+    parameters,
+    read,
+    same,
+    settle,
+    start,
+    step,
+    together,
+    until,
+    weights,
+)  # fmt: skip
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from mend_optim import ClosedError, MendOptimizer, UsageError
+
+
+def test_peers_end_on_equal_anchors() -> None:
+    with cluster(descent(1.0, 5.0), descent(1.0, 5.0), sync_every=4, fragments=2) as optimizers:
+        drive(optimizers, 30, lambda i, s: 0.1 * (i + 1) * (s % 5))
+        settle(optimizers)
+        lineages = [[(f.tokens, f.version, f.digest) for f in o.status().fragments] for o in optimizers]
+        assert lineages[0] == lineages[1]
+        assert [tokens for tokens, _, _ in lineages[0]] == [60, 60]
+        assert same(merged_weights(optimizers[0]), merged_weights(optimizers[1]))
+        for weight, anchor in zip(parameters(optimizers[1]), merged_weights(optimizers[0]), strict=True):
+            torch.testing.assert_close(weight, anchor)  # nothing unmerged is left but rounding
+
+
+def merged_weights(optimizer: MendOptimizer) -> list[Tensor]:
+    with optimizer.global_weights():
+        return [p.clone() for p in parameters(optimizer)]
+
+
+def test_status_tells_where_a_learner_stands() -> None:
+    with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as (a, b):
+        drive([a, b], 3, lambda i, s: 1.0)
+        status = a.status()
+        assert (status.name, status.step, status.tokens, status.joined, status.rounds_adopted) == ("a", 3, 3, True, 3)
+        assert (status.unmerged_tokens, status.dropped_tokens) == (0, 0)
+        assert [(f.tokens, f.version, f.unmerged_tokens) for f in status.fragments] == [(6, 3, 0)]
+        assert [(p.name, p.state, p.address) for p in status.roster] == [("b", "alive", b.status().address)]
+        assert [[m.name for m in r.members] for r in status.rounds] == [["a", "b"]] * 3
+        assert status.address.startswith("127.0.0.1:")
+        assert min(status.bytes_sent, status.bytes_received, status.seconds_in_mend) > 0
+
+
+def test_status_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        MendOptimizer(descent(1.0)).status().step = 3  # type: ignore[misc]
+
+
+def test_global_weights_are_the_anchor_and_only_for_a_while() -> None:
+    with cluster(descent(1.0), descent(1.0), sync_every=2, adopt_after=0) as optimizers:
+        drive(optimizers, 3, lambda i, s: float(i))  # the last step is in no anchor yet
+        assert [read(o) for o in optimizers] == [[0.0], [-1.0]]
+        before = [p.clone() for p in parameters(optimizers[1])]
+        assert merged_weights(optimizers[1])[0][0] == 0.0
+        assert same(parameters(optimizers[1]), before)
+
+
+def zero_and_fail(optimizer: MendOptimizer) -> None:
+    with optimizer.global_weights():
+        optimizer.param_groups[0]["params"][0].data.zero_()
+        raise KeyError
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_global_weights_come_back_to_the_bit_after_an_exception(dtype: torch.dtype) -> None:
+    odd = [SGD([nn.Parameter((torch.arange(5) / 7).to(dtype))], lr=0.1) for _ in range(2)]
+    with cluster(*odd, **LOCKSTEP) as optimizers:
+        drive(optimizers, 2, lambda i, s: 1.0 + i)
+        before = [p.clone() for p in parameters(optimizers[0])]
+        with pytest.raises(KeyError):
+            zero_and_fail(optimizers[0])
+        assert same(parameters(optimizers[0]), before)
+
+
+def test_a_merge_that_comes_meanwhile_waits_until_the_weights_are_back() -> None:
+    with cluster(descent(1.0), descent(1.0), sync_every=1) as (a, b):
+        step(a, 1.0)
+        with a.global_weights():
+            step(b, 3.0)
+            until(a, lambda: a._learner._mailbox)  # type: ignore[union-attr]
+        assert read(a) == [0.0]
+        step(a, 0.0)
+        assert read(a) == [-1.0]
+
+
+CALLS = [lambda o: o.step(), lambda o: o.synchronize(), lambda o: o.global_weights().__enter__()]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_nothing_else_may_be_done_with_the_global_weights(call: Callable[[MendOptimizer], Any]) -> None:
+    with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as (a, _):
+        with a.global_weights(), pytest.raises(UsageError, match=r"inside global_weights\(\): leave the block first"):
+            call(a)
+        assert read(a) == [1.0]
+
+
+def test_synchronize_says_that_nobody_is_left_for_a_quorum() -> None:
+    with cluster(descent(1.0), descent(1.0), descent(1.0), sync_every=8, quorum=3) as optimizers:
+        drive(optimizers, 2, lambda i, s: 1.0)
+        optimizers[2].close()
+        assert together(*(lambda o=o: o.synchronize(0.3) for o in optimizers[:2])) == [False, False]
+        drive(optimizers[:2], 2, lambda i, s: 1.0)  # and training goes on
+        assert read(optimizers[0]) == [-3.0]
+
+
+def test_whoever_is_left_alone_holds_the_anchor() -> None:
+    with cluster(descent(1.0), descent(1.0), sync_every=8) as (a, b):
+        drive([a, b], 2, lambda i, s: 1.0)
+        b.close()
+        until(a, lambda: a._learner.engine.books.roster.alone)  # type: ignore[union-attr]
+        assert a.synchronize(PATIENCE_S)
+        assert merged_weights(a)[0][0] == -1.0
+
+
+def test_after_close_steps_are_the_inner_optimizers() -> None:
+    with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as (a, b):
+        drive([a, b], 1, lambda i, s: float(i))
+        a.close()
+        a.close()
+        step(a, 1.0)
+        assert read(a) == [-0.5]
+        with pytest.raises(ClosedError, match="was closed"):
+            a.synchronize()
+
+
+def test_a_learner_can_be_closed_before_it_begins() -> None:
+    with MendOptimizer(descent(1.0), listen=LOOPBACK, timing=TIMING) as optimizer:
+        optimizer.close()
+        step(optimizer, 1.0)
+        assert read(optimizer) == [0.0]
+
+
+def test_groups_may_be_added_until_the_first_step() -> None:
+    hasty = replace(TIMING, beat_s=0.05)  # constructed, they differ and refuse each other; they soon try again
+    with cluster(descent(1.0), descent(1.0), started=False, timing=hasty, **LOCKSTEP) as optimizers:
+        for optimizer in optimizers:
+            optimizer.add_param_group({"params": weights(*range(50)), "lr": 2.0})
+        start(optimizers)
+        drive(optimizers, 2, lambda i, s: float(i))
+        assert read(optimizers[0])[:2] == [0.0, -2.0]
+        with pytest.raises(UsageError, match="add_param_group must be called before the first step"):
+            optimizers[0].add_param_group({"params": weights(9.0)})
+
+
+def test_the_environment_can_say_who_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MendOptimizer(descent(1.0), name="a", listen=LOOPBACK, timing=TIMING) as a:
+        monkeypatch.setenv("MEND_NAME", "from outside")
+        monkeypatch.setenv("MEND_LISTEN", LOOPBACK)
+        monkeypatch.setenv("MEND_PEERS", f" {a.status().address} , ")
+        with MendOptimizer(descent(1.0), timing=TIMING) as b:
+            start([a, b])
+            assert (b.status().name, [p.name for p in b.status().roster]) == ("from outside", ["a"])
+            assert b.status().address.startswith("127.0.0.1:")

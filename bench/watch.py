@@ -37,8 +37,8 @@ class Watch:
         return len(self._spans[label])
 
     def take(self) -> Spans:
-        """The spans since the last call."""
-        spans, self._spans = dict(self._spans), defaultdict(list)
+        """The spans since the last call; an empty list where there were none."""
+        spans, self._spans = self._spans, defaultdict(list)
         return spans
 
 

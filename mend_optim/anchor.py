@@ -10,7 +10,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,7 +91,7 @@ class Export:
     lineage: Lineage
 
 
-Job = Union[Prepare, Inspect, Merge, Advance, Install, Found, Export]
+Job = Prepare | Inspect | Merge | Advance | Install | Found | Export
 
 
 # Results: back to the engine.

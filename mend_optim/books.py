@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Union
 
 from .anchor import Job
 from .joining import ModelKey, Seeds, Switch, model_key
@@ -39,7 +38,7 @@ class Work:
     job: Job
 
 
-Effect = Union[Send, Work, Event]
+Effect = Send | Work | Event
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ laid end to end in parameter order. Only the training thread calls `gather` and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -28,6 +28,10 @@ def partition(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ..
         bins[lightest].append(index)
         weight[lightest] += sizes[index]
     return tuple(tuple(sorted(members)) for members in bins)
+
+
+Ready = Callable[[], None]
+"""Waits for an asynchronous copy."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Layout:
         if len(tensors) != len(self.shapes):
             raise UsageError(
                 f"the optimizer must keep its {len(self.shapes)} parameters while it trains with peers, "
-                f"got {len(tensors)}; add parameters before the first step, or close() this optimizer and make a new one"
+                f"got {len(tensors)}; "
+                "add parameters before the first step, or close() this optimizer and make a new one"
             )
         for name, shape, tensor in zip(self.names, self.shapes, tensors, strict=True):
             if tuple(tensor.shape) != shape:
@@ -106,6 +111,15 @@ def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
                 f"parameter {names[i]} must have memory of its own, got that of parameter {names[owner]}; "
                 "what others learned would be added to it twice: give tied parameters to the inner optimizer once"
             )
+
+
+def copied(device: torch.device | None) -> Ready:
+    """A function that waits for the copies just enqueued on the device's stream; on the host there is nothing to wait for."""
+    if device is None:
+        return lambda: None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize
 
 
 def _real(parameter: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ on nothing but the offers, their weights and their order."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .lineage import Entry
-import itertools
 
 WEIGHTINGS = ("tokens", "throughput", "uniform")
 MERGES = ("mean", "rda", "trimmed_mean", "median")

@@ -4,9 +4,8 @@
     network loop (one per process) ── gRPC, timers ────┼──▶ one mutex around one engine ──▶ messages, jobs, events
     merge worker (one per learner) ── tensor jobs ─────┘
 
-The mutex is held for decisions only: copies, merges and sends happen after it is released. Both threads are daemons; `close` is idempotent
-and also runs at interpreter exit.
-"""
+The mutex is held for decisions only: copies, merges and sends happen after it is released. Both threads are daemons;
+`close` is idempotent and also runs at interpreter exit."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
 from .anchor import Anchors, Correction, Done, Job, stack
 from .books import Send, Work
 from .errors import ClosedError, MendError
+from .fragment import Ready
 from .ledger import Event
 from .lineage import PeerId
 from .peer import Transport
@@ -40,11 +39,10 @@ log = logging.getLogger("mend_optim")
 T = TypeVar("T")
 CLOSE_S = 3.0  # how long close() may take: goodbyes go out, the worker ends its job
 
-Ready = Callable[[], None]  # waits for an asynchronous copy
-
 
 class Todo(NamedTuple):
-    """What the training thread must do now: apply corrections, then copy fragments; `wait`: an anchor is due that has not come."""
+    """What the training thread must do now: apply corrections, then copy fragments; `wait`: an anchor is due that has
+    not come."""
 
     corrections: list[Correction]
     wanted: list[int]
@@ -95,9 +93,13 @@ class MergeThread:
     """One learner's engine, worker and place on the network. It is the transport's `Handler`."""
 
     def __init__(
-        self, engine: Callable[[float], Syncer], hello: Callable[[str], Hello], transport: Callable[[MergeThread], Transport],
-        ledger: Path | None, on_event: Callable[[Event], None] | None,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Callable[[float], Syncer],
+        hello: Callable[[str], Hello],
+        transport: Callable[[MergeThread], Transport],
+        ledger: Path | None,
+        on_event: Callable[[Event], None] | None,
+    ) -> None:
         self.condition = threading.Condition()
         self.error: BaseException | None = None
         self.closed = False
@@ -128,7 +130,8 @@ class MergeThread:
     # ── the training thread ──────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, anchors: Anchors) -> bool:
-        """Show our weights, wait until joined. Returns whether the weights that wait in the mailbox are to replace ours."""
+        """Show our weights, wait until joined. Returns whether the weights that wait in the mailbox are to replace
+        ours."""
         genesis = anchors.genesis()
         with self.condition:
             self._anchors = anchors
@@ -358,7 +361,8 @@ class MergeThread:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Say goodbye, stop both threads' work for this learner. Safe to call twice, and in a forked child, where it does nothing."""
+        """Say goodbye, stop both threads' work for this learner. Safe to call twice, and in a forked child, where it
+        does nothing."""
         _open.discard(self)
         if self._pid != os.getpid():
             return
@@ -389,12 +393,3 @@ _open: weakref.WeakSet[MergeThread] = weakref.WeakSet()
 def _close_all() -> None:
     for learner in list(_open):
         learner.close()
-
-
-def cuda_ready(device: torch.device | None) -> Ready:
-    """A function that waits for the copies just enqueued on the device's current stream; on the host there is nothing to wait for."""
-    if device is None:
-        return lambda: None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event.synchronize

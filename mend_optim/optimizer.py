@@ -22,7 +22,7 @@ from .fragment import Layout, gather, narrow, scatter
 from .ledger import Event
 from .lineage import PeerId
 from .merge import MERGES, WEIGHTINGS
-from .merge_thread import MergeThread, cuda_ready
+from .merge_thread import MergeThread
 from .outer import Nesterov
 from .peer import Transport, parse_dialable
 from .protocol import Hello
@@ -34,12 +34,14 @@ from .syncer import Syncer
 
 
 class MendOptimizer(Optimizer):
-    """Train one model in independent processes: `MendOptimizer(AdamW(model.parameters(), lr=3e-4), listen="0.0.0.0:51900", peers=["b:51900"])`.
+    """Train one model in independent processes: `MendOptimizer(AdamW(model.parameters(), lr=3e-4),
+    listen="0.0.0.0:51900", peers=["b:51900"])`.
 
-    `step()` takes the inner optimizer's step. Every `sync_every` steps it copies the parameters and offers, in the background, what was learned since
-    the anchor Θ (delta Δ = Θ - θ, float32). A quorum of offers is merged, Δ̄ = Σ wᵢ Δᵢ, every learner takes the outer step Θ ← Θ - η (Δ̄ + μ b), and
-    the difference is added to the parameters in a later `step()`, local progress kept (Decoupled DiLoCo, arXiv 2604.21428). No network fault blocks
-    or raises into training. Without `listen` and `peers` it is the inner optimizer, bit for bit.
+    `step()` takes the inner optimizer's step. Every `sync_every` steps it copies the parameters and offers, in the
+    background, what was learned since the anchor Θ (delta Δ = Θ - θ, float32). A quorum of offers is merged, Δ̄ = Σ wᵢ
+    Δᵢ, every learner takes the outer step Θ ← Θ - η (Δ̄ + μ b), and the difference is added to the parameters in a
+    later `step()`, local progress kept (Decoupled DiLoCo, arXiv 2604.21428). No network fault blocks or raises into
+    training. Without `listen` and `peers` it is the inner optimizer, bit for bit.
 
     Args:
         inner: any torch optimizer. All its floating point parameters are merged; buffers and its state are not.
@@ -47,16 +49,19 @@ class MendOptimizer(Optimizer):
         listen: "host:port" to serve on; None takes part by outbound calls alone (MEND_LISTEN).
         peers: "host:port" of any reachable learners; gossip finds the rest (MEND_PEERS, comma separated).
         sync_every: H, inner steps between two offers of a fragment. fragments: P, turns staggered by H/P.
-        adopt_after: None adopts when ready; n adopts exactly n inner steps after the snapshot, in lockstep and reproducibly.
+        adopt_after: None adopts when ready; n adopts exactly n inner steps after the snapshot, in lockstep and
+        reproducibly.
         quorum: `Quorum` or the fewest offers a seal may have. grace: `Grace` or seconds to wait for more.
         weighting: "tokens", "throughput" or "uniform". merge: "mean", "rda", "trimmed_mean" or "median".
         outer: `Nesterov(lr, momentum)`. codec: "none" or "bf16", of offers on the wire.
         tokens_per_step: tokens of one step; None: what `count_tokens` said, else 1.
         timing: `Timing`, the only timeouts. advertise: address others should dial, where it differs from `listen`.
-        ledger: path of a JSONL file, one line per adopted round. on_event: called with an `Event`, on a background thread.
+        ledger: path of a JSONL file, one line per adopted round. on_event: called with an `Event`, on a background
+        thread.
 
     Raises:
-        UsageError: (a ValueError) a bad argument, named with its value, bound and remedy; or, from `step()`, parameters that changed.
+        UsageError: (a ValueError) a bad argument, named with its value, bound and remedy; or, from `step()`, parameters
+        that changed.
     """
 
     def __init__(
@@ -153,7 +158,8 @@ class MendOptimizer(Optimizer):
         self.inner.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to the inner optimizer. With peers only before the first step: all learners must have the same ones."""
+        """Add parameters to the inner optimizer. With peers only before the first step: all learners must have the same
+        ones."""
         if self._learner and self._begun:
             raise UsageError(
                 "add_param_group must be called before the first step when training with peers; "
@@ -171,9 +177,9 @@ class MendOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
         """The inner optimizer's step; then, at boundaries, a copy; and when an anchor is ready, its correction.
 
-        The first step with peers waits until this learner has joined (at most `timing.join_timeout_s` if nobody is found). If it takes
-        over a running cluster's weights, the gradient of the old ones is dropped: nothing is trained in that call, nothing counted.
-        """
+        The first step with peers waits until this learner has joined (at most `timing.join_timeout_s` if nobody is
+        found). If it takes over a running cluster's weights, the gradient of the old ones is dropped: nothing is
+        trained in that call, nothing counted."""
         learner = self._learner
         if learner is None:
             loss = self.inner.step(closure)  # type: ignore[arg-type]
@@ -208,11 +214,12 @@ class MendOptimizer(Optimizer):
         self._counted += n
 
     def synchronize(self, timeout: float | None = None) -> bool:
-        """Offer everything not yet merged and wait until it is merged and this learner holds the greatest anchor it has heard of.
+        """Offer everything not yet merged and wait until it is merged and this learner holds the greatest anchor it has
+        heard of.
 
-        `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that. Until the next `step()` this learner takes part in rounds
-        with nothing to add, so the others still find their quorum. Raises `ClosedError` after `close()`.
-        """
+        `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that. Until the next
+        `step()` this learner takes part in rounds with nothing to add, so the others still find their quorum. Raises
+        `ClosedError` after `close()`."""
         waits = timeout is None or (is_number(timeout) and timeout >= 0)
         require(waits, "timeout", timeout, "None or a number of seconds >= 0")
         learner = self._learner
@@ -235,7 +242,8 @@ class MendOptimizer(Optimizer):
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """Swap the anchor, the merged model, into the parameters: to evaluate, save or ship it. Restores them to the bit, also on an exception.
+        """Swap the anchor, the merged model, into the parameters: to evaluate, save or ship it. Restores them to the
+        bit, also on an exception.
 
         Alone, this learner's weights are the anchor. `step()` and `synchronize()` inside the block raise `UsageError`.
         """
@@ -266,14 +274,25 @@ class MendOptimizer(Optimizer):
             books = learner.engine.books
             fragments = fragment_statuses(books)
             return Status(
-                self.name, learner.address, self._step, self._tokens,
-                max((f.unmerged_tokens for f in fragments), default=0), max((f.dropped_tokens for f in books.fragments), default=0),
-                books.joined, books.adopted_rounds, fragments, peer_statuses(books), tuple(books.records),
-                learner.transport.bytes_sent, learner.transport.bytes_received, self._in_mend_s,
-            )  # fmt: skip
+                self.name,
+                learner.address,
+                self._step,
+                self._tokens,
+                max((f.unmerged_tokens for f in fragments), default=0),
+                max((f.dropped_tokens for f in books.fragments), default=0),
+                books.joined,
+                books.adopted_rounds,
+                fragments,
+                peer_statuses(books),
+                tuple(books.records),
+                learner.transport.bytes_sent,
+                learner.transport.bytes_received,
+                self._in_mend_s,
+            )
 
     def close(self) -> None:
-        """Say goodbye to the peers and stop the background threads. Steps after it are the inner optimizer's. Idempotent."""
+        """Say goodbye to the peers and stop the background threads. Steps after it are the inner optimizer's.
+        Idempotent."""
         if self._learner:
             self._learner.close()
 
@@ -310,7 +329,7 @@ class MendOptimizer(Optimizer):
         rounds = any(map(narrow, self._parameters))
         self._rounding = [self._buffers.take(f.numel).zero_() if rounds else None for f in self._layout.fragments]
         weights = [self._copy(p) for p in range(self._schedule.fragments)]
-        cuda_ready(self._device())()
+        copied(self._device())()
         anchors = Anchors(self._layout, weights, self._codec, self._outer, self._merge, self._buffers)
         self._begun = True
         replaced = learner.begin(anchors)
@@ -345,10 +364,10 @@ class MendOptimizer(Optimizer):
     def _offer(self, learner: MergeThread, wanted: list[int], founding: bool) -> None:
         if founding:
             copies = tuple(self._copy(p) for p in wanted)
-            learner.submit_all(copies, cuda_ready(self._device()))
+            learner.submit_all(copies, copied(self._device()))
             return
         for p in wanted:
-            learner.submit(p, self._copy(p), cuda_ready(self._device()))
+            learner.submit(p, self._copy(p), copied(self._device()))
 
     def _apply(self, correction: Correction) -> None:
         """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its pool."""
@@ -362,9 +381,13 @@ class MendOptimizer(Optimizer):
             self._in_flight.append((event, correction))
 
     def _connect(
-        self, listen: str | None, advertise: str | None, peers: Sequence[str], ledger: str | Path | None,
+        self,
+        listen: str | None,
+        advertise: str | None,
+        peers: Sequence[str],
+        ledger: str | Path | None,
         on_event: Callable[[Event], None] | None,
-    ) -> MergeThread:  # fmt: skip
+    ) -> MergeThread:
         for address in peers:
             parse_dialable("peers", address)
         me = PeerId(self.name, time.time_ns())
@@ -372,7 +395,11 @@ class MendOptimizer(Optimizer):
             lambda now: Syncer(me, "", peers, self._policies, now),
             lambda address: Hello(me, address, self._layout.fingerprint(), self._policy()),
             lambda handler: Transport(
-                handler, listen=listen, advertise=advertise, seeds=peers, timing=self._policies.timing,
+                handler,
+                listen=listen,
+                advertise=advertise,
+                seeds=peers,
+                timing=self._policies.timing,
                 limit=lambda p: 8 * self._layout.fragments[p].numel,  # anchor and velocity, float32
             ),
             Path(ledger) if ledger else None,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Union
 
 from .codec import Packet, Sections
 from .lineage import Entry, Key, Lineage, PeerId
@@ -150,9 +149,9 @@ class State:
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
 
 
-Control = Union[Beat, Goodbye, Call, Want]
-Bulk = Union[Offer, Seal, State]
-Message = Union[Control, Bulk]
+Control = Beat | Goodbye | Call | Want
+Bulk = Offer | Seal | State
+Message = Control | Bulk
 
 
 def nbytes(sections: Mapping[str, Packet]) -> int:

@@ -127,9 +127,17 @@ class Sealing:
         members = tuple(offer.entry for offer in job.offers)
         lineage = job.base.seal(members, done.digest)
         seal = Seal(
-            self.books.me, p, job.base.digest, lineage.key, members, job.weights, round.absent, round.reason, done.digest,
+            self.books.me,
+            p,
+            job.base.digest,
+            lineage.key,
+            members,
+            job.weights,
+            round.absent,
+            round.reason,
+            done.digest,
             done.sections,
-        )  # fmt: skip
+        )
         audience = sorted(peer for peer in round.inbox if peer != self.books.me)
         round.sealed(now)
         self.books.seals[p] = seal

@@ -117,9 +117,16 @@ class Syncer:
                 fragment.pending, fragment.mark = None, self.books.totals.step
             else:
                 pending.offer = Offer(
-                    self.books.me, job.fragment, job.seq, pending.tokens, pending.steps, self.books.genesis, fragment.lineage.key,
-                    pending.due, done.sections,
-                )  # fmt: skip
+                    self.books.me,
+                    job.fragment,
+                    job.seq,
+                    pending.tokens,
+                    pending.steps,
+                    self.books.genesis,
+                    fragment.lineage.key,
+                    pending.due,
+                    done.sections,
+                )
                 self.offering.send_offer(fragment, fragment.caller)
         fragment.caller = None
         self._settled(now, job.fragment)

@@ -152,9 +152,17 @@ class Cluster:
     """N learners, the network between them, and the oracle."""
 
     def __init__(
-        self, n: int, seed: int, policies: Policies, *, loss: float = 0.05, duplicates: float = 0.03, delay_s: float = 0.3,
-        work_s: float = 0.2, hidden: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        n: int,
+        seed: int,
+        policies: Policies,
+        *,
+        loss: float = 0.05,
+        duplicates: float = 0.03,
+        delay_s: float = 0.3,
+        work_s: float = 0.2,
+        hidden: int = 0,
+    ) -> None:
         self.random, self.policies, self.now = random.Random(seed), policies, 0.0
         self.loss, self.duplicates, self.delay_s, self.work_s = loss, duplicates, delay_s, work_s
         self.names = [f"learner-{i}" for i in range(n)]

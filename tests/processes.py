@@ -209,7 +209,8 @@ class Crew:
         width: int = 48, workers: int = 0, tokens: tuple[int, int] = (1, 1), managed: bool = False,
         timing: Facts | None = None, **options: Any,
     ) -> Learner:  # fmt: skip
-        """Start a learner: with a model of this seed, and every keyword of MendOptimizer that can be written in JSON."""
+        """Start a learner: with a model of this seed, and every keyword of MendOptimizer that can be written in
+        JSON."""
         free = [p for p in self._processes if not p.learner or p.learner.ended]
         process = free[0] if free else Process(self._news)
         if not free:

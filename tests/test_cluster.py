@@ -36,9 +36,11 @@ def storm(seed: int) -> Cluster:
     n = r.choice([2, 2, 3, 3, 4])
     fragments = r.choice([1, 1, 2])
     p = policies(
-        r.choice([None, None, None, 2, 1]), sync_every=3 + fragments, fragments=fragments,
+        r.choice([None, None, None, 2, 1]),
+        sync_every=3 + fragments,
+        fragments=fragments,
         adopt_after=r.choice([None, None, None, 0, 2]),
-    )  # fmt: skip
+    )
     cluster = Cluster(n, seed, p, hidden=r.choice([0, 0, 1]) if n > 2 else 0)
     cluster.start_all()
     for _ in range(r.randrange(1, 5)):
@@ -138,9 +140,13 @@ class Storm(RuleBasedStateMachine):
     """Hypothesis chooses the faults; the cluster asserts the laws after every event, and convergence at the end."""
 
     @initialize(
-        n=st.integers(2, 5), seed=st.integers(0, 2**32), quorum=st.sampled_from([None, 1, 2]), fragments=st.integers(1, 3),
-        overlap=st.sampled_from([None, None, 0, 3]), hidden=st.booleans(),
-    )  # fmt: skip
+        n=st.integers(2, 5),
+        seed=st.integers(0, 2**32),
+        quorum=st.sampled_from([None, 1, 2]),
+        fragments=st.integers(1, 3),
+        overlap=st.sampled_from([None, None, 0, 3]),
+        hidden=st.booleans(),
+    )
     def begin(self, n: int, seed: int, quorum: int | None, fragments: int, overlap: int | None, hidden: bool) -> None:
         chosen = policies(quorum, sync_every=5, fragments=fragments, adopt_after=overlap)
         self.cluster = Cluster(n, seed, chosen, hidden=int(hidden and n > 2))

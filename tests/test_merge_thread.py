@@ -84,6 +84,13 @@ def test_outer_momentum_is_nesterovs() -> None:
     assert seen == pytest.approx([-1.33, -3.227, -5.6343])
 
 
+def all_merged(optimizers: list[MendOptimizer]) -> None:
+    for optimizer in optimizers:
+        assert optimizer._learner is not None
+        fragments = optimizer._learner.engine.books.fragments
+        until(optimizer, lambda fragments=fragments: not any(f.pending for f in fragments))  # type: ignore[misc]
+
+
 def falling(adopt_after: int) -> list[list[float]]:
     """Weights that fall from 1 by 2 a step, in two fragments, outer steps twice as long; after each step."""
     outer, seen = Nesterov(lr=2.0), [[1.0, 1.0]]
@@ -92,6 +99,7 @@ def falling(adopt_after: int) -> list[list[float]]:
         for _ in range(13):
             drive(optimizers, 1, lambda i, s: 1.0)
             seen.append(read(optimizers[0]))
+            all_merged(optimizers)  # every anchor is there long before its turn to be adopted
     return seen
 
 

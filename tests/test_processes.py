@@ -1,4 +1,5 @@
-"""What the library promises, with real processes over loopback: they are killed, slow, late, cut off, mismatched and interrupted."""
+"""What the library promises, with real processes over loopback: they are killed, slow, late, cut off, mismatched and
+interrupted."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def test_a_learner_that_finds_nobody_trains_alone_and_joins_when_somebody_comes(
 
 def test_a_learner_three_times_slower_takes_part_in_every_round_with_fewer_tokens(crew: Crew) -> None:
     learners = crew.start_all("abc", {"c": {"pace_s": 0.015}}, seed=0, timing=DISTANT)
-    a, _, c = learners
+    a, _, _c = learners
     a.await_rounds(25)
     crew.settle(*learners)
     seals = list({r["digest"]: r for x in learners for r in x.rounds if r["members"]}.values())

@@ -1,14 +1,14 @@
 """What one outer sync costs the training thread: one copy of the parameters, one addition, and whatever else there is.
 
 Two learners of 25 M parameters, real rounds over loopback. After every round each measures the floor while the other
-waits: the copy and the addition alone, on the same tensors. In a round both copy at the same moment, and apply beside
-the background threads of both.
+waits: the copy and the addition alone, on the same tensors, and each after a pause, as in a round: what comes straight
+after the other finds its code and data in the caches. In a round the background threads of both want the cores, too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -46,14 +46,26 @@ class Floor:
         self._copies = [torch.empty_like(p) for p in parameters]
         self._changes = [torch.zeros_like(p) for p in parameters]
 
-    @torch.no_grad()
     def measure(self) -> float:
-        started = time.perf_counter()
+        return _after_a_pause(self._copy) + _after_a_pause(self._add)
+
+    @torch.no_grad()
+    def _copy(self) -> None:
         for copy, parameter in zip(self._copies, self._parameters, strict=True):
             copy.copy_(parameter)
+
+    @torch.no_grad()
+    def _add(self) -> None:
         for parameter, change in zip(self._parameters, self._changes, strict=True):
             parameter.add_(change)
-        return time.perf_counter() - started
+
+
+def _after_a_pause(work: Callable[[], object]) -> float:
+    """Seconds it takes, as long after anything else as an inner step is."""
+    time.sleep(STEP_S)
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def _instrument() -> Watch:
@@ -69,10 +81,7 @@ def _train_a_round(optimizer: MendOptimizer, watch: Watch) -> list[float]:
     """Steps until a correction was applied: how long each took."""
     times = []
     while not watch.count("apply"):
-        time.sleep(STEP_S)
-        started = time.perf_counter()
-        optimizer.step()
-        times.append(time.perf_counter() - started)
+        times.append(_after_a_pause(optimizer.step))
     return times
 
 
@@ -88,7 +97,6 @@ def _measure_in_turn(seat: Seat, floor: Floor) -> float:
     took = 0.0
     for rank in range(LEARNERS):
         seat.meet()
-        time.sleep(STEP_S)
         if rank == seat.rank:
             took = floor.measure()
     return took

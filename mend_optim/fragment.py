@@ -114,7 +114,7 @@ def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
 
 
 def copied(device: torch.device | None) -> Ready:
-    """A function that waits for the copies just enqueued on the device's stream; on the host there is nothing to wait for."""
+    """A function that waits for the copies just enqueued on the device's stream; on the host there is none."""
     if device is None:
         return lambda: None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .anchor import Anchors, Buffers, Correction
+from .anchor import Anchors, Buffers
 from .books import Policies
 from .codec import codec as codec_named
 from .errors import UsageError, is_number, require
-from .fragment import Layout, gather, narrow, scatter
+from .fragment import Layout
+from .handover import Handover
 from .ledger import Event
 from .lineage import PeerId
 from .merge import MERGES, WEIGHTINGS
@@ -112,8 +113,8 @@ class MendOptimizer(Optimizer):
         )
         self._tokens_per_step, self._counted = tokens_per_step, 0
         self._step, self._tokens, self._in_mend_s = 0, 0, 0.0
-        self._begun = self._swapped = False
-        self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
+        self._swapped = False
+        self._handover: Handover | None = None  # from the first step with peers on
         self._parameters, self._layout = self._lay_out()
         self.name = _learner_name(name)
         listen = os.environ.get("MEND_LISTEN") or None if listen is None else listen
@@ -160,7 +161,7 @@ class MendOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer. With peers only before the first step: all learners must have the same
         ones."""
-        if self._learner and self._begun:
+        if self._handover:
             raise UsageError(
                 "add_param_group must be called before the first step when training with peers; "
                 "close() this optimizer and make a new one on every learner"
@@ -174,7 +175,7 @@ class MendOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         raise UsageError("a MendOptimizer must not be copied or pickled: it has threads and peers; use state_dict()")
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """The inner optimizer's step; then, at boundaries, a copy; and when an anchor is ready, its correction.
 
         The first step with peers waits until this learner has joined (at most `timing.join_timeout_s` if nobody is
@@ -182,25 +183,26 @@ class MendOptimizer(Optimizer):
         trained in that call, nothing counted."""
         learner = self._learner
         if learner is None:
-            loss = self.inner.step(closure)  # type: ignore[arg-type]
+            loss = self.inner.step(closure)
             self._step += 1
             self._tokens += self._take_count()
             return loss
         self._refuse_swapped("step")
         started = time.perf_counter()
-        if not self._begun and self._begin(learner) and closure is None:
+        handover, stale = self._begun(learner)
+        if stale and closure is None:
             self._counted = 0
             self._in_mend_s += time.perf_counter() - started
             return None
         inner_at = time.perf_counter()
-        loss = self.inner.step(closure)  # type: ignore[arg-type]
+        loss = self.inner.step(closure)
         done_at = time.perf_counter()
         tokens = self._take_count()
         self._step += 1
         self._tokens += tokens
         if not learner.closed:
             learner.stepped(tokens)
-            self._hand_over(learner)
+            handover.run(self._check_layout)
         else:
             learner.check()
         self._in_mend_s += time.perf_counter() - done_at + inner_at - started
@@ -227,12 +229,11 @@ class MendOptimizer(Optimizer):
             return True
         learner.require_open()
         self._refuse_swapped("synchronize")
-        if not self._begun:
-            self._begin(learner)
+        handover, _ = self._begun(learner)
         deadline = time.monotonic() + (self._policies.timing.round_timeout_s if timeout is None else timeout)
         learner.rest()
         while True:
-            self._hand_over(learner)
+            handover.run(self._check_layout)
             left = deadline - time.monotonic()
             if learner.wait(learner.engine.training.settled, 0.0) and not learner.closed:
                 return True
@@ -249,15 +250,15 @@ class MendOptimizer(Optimizer):
         """
         self._refuse_swapped("global_weights")
         learner = self._learner
-        if learner is None or not self._begun or learner.engine.books.solo:
+        handover = self._handover
+        if learner is None or handover is None or learner.engine.books.solo:
             yield
             return
         anchors = learner.anchors()
         saved = [parameter.detach().clone() for parameter in self._parameters]
         self._swapped = True
         try:
-            for fragment, anchor in zip(self._layout.fragments, anchors, strict=True):
-                scatter(fragment, anchor, self._parameters, replace=True)
+            handover.show(anchors)
             yield
         finally:
             with torch.no_grad():
@@ -319,66 +320,20 @@ class MendOptimizer(Optimizer):
         names = named if len(named) == len(parameters) else [str(i) for i in range(len(parameters))]
         return parameters, Layout(names, parameters, self._schedule.fragments)
 
-    def _device(self) -> torch.device | None:
-        return next((p.device for p in self._parameters if p.is_cuda), None)
-
-    def _begin(self, learner: MergeThread) -> bool:
-        """Before the first inner step: show our weights, join. Returns whether the cluster's weights replaced ours."""
+    def _begun(self, learner: MergeThread) -> tuple[Handover, bool]:
+        """Before the first inner step, show our weights and join. Also returns whether the cluster's replaced ours."""
+        if self._handover:
+            return self._handover, False
         self._check_layout()
-        self._buffers = Buffers(pin=self._device() is not None)
-        rounds = any(map(narrow, self._parameters))
-        self._rounding = [self._buffers.take(f.numel).zero_() if rounds else None for f in self._layout.fragments]
-        weights = [self._copy(p) for p in range(self._schedule.fragments)]
-        copied(self._device())()
-        anchors = Anchors(self._layout, weights, self._codec, self._outer, self._merge, self._buffers)
-        self._begun = True
-        replaced = learner.begin(anchors)
-        self._hand_over(learner)
-        return replaced
+        synchronous, patience_s = self._schedule.adopt_after == 0, self._policies.timing.round_timeout_s
+        self._handover = Handover(learner, self._layout, self._parameters, self._make_anchors, synchronous, patience_s)
+        return self._handover, self._handover.begin()
 
-    def _copy(self, p: int) -> Tensor:
-        fragment = self._layout.fragments[p]
-        buffer = self._buffers.take(fragment.numel)
-        gather(fragment, self._parameters, buffer, self._rounding[p])
-        return buffer
+    def _make_anchors(self, weights: list[Tensor], buffers: Buffers) -> Anchors:
+        return Anchors(self._layout, weights, self._codec, self._outer, self._merge, buffers)
 
     def _check_layout(self) -> None:
         self._layout.check([p for group in self.inner.param_groups for p in group["params"]])
-
-    def _hand_over(self, learner: MergeThread) -> None:
-        """Apply what is ready, copy what is due; under `adopt_after`, wait for an anchor that is due now."""
-        deadline = time.monotonic() + self._policies.timing.round_timeout_s
-        while True:
-            todo = learner.take()
-            for correction in todo.corrections:
-                self._apply(correction)
-            if todo.wanted:
-                self._check_layout()
-                self._offer(learner, todo.wanted, todo.founding)
-            if not todo.wait and not (todo.wanted and self._schedule.adopt_after == 0):
-                return
-            if not learner.wait(learner.deliverable, deadline - time.monotonic()):
-                learner.give_up()
-                return
-
-    def _offer(self, learner: MergeThread, wanted: list[int], founding: bool) -> None:
-        if founding:
-            copies = tuple(self._copy(p) for p in wanted)
-            learner.submit_all(copies, copied(self._device()))
-            return
-        for p in wanted:
-            learner.submit(p, self._copy(p), copied(self._device()))
-
-    def _apply(self, correction: Correction) -> None:
-        """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its pool."""
-        fragment, rounding = self._layout.fragments[correction.fragment], self._rounding[correction.fragment]
-        scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
-        device = self._device()
-        if device is not None:
-            self._in_flight = [(event, held) for event, held in self._in_flight if not event.query()]
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(device))
-            self._in_flight.append((event, correction))
 
     def _connect(
         self,
@@ -423,5 +378,5 @@ class MendOptimizer(Optimizer):
 
 def _learner_name(name: str | None) -> str:
     name = os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}" if name is None else name
-    require(isinstance(name, str) and 0 < len(name) <= 200, "name", name, "a text of 1 to 200 characters")
+    require(isinstance(name, str) and 0 < len(name.encode()) <= 200, "name", name, "a text of 1 to 200 bytes")
     return name

@@ -13,7 +13,7 @@ LONGEST = 400
 
 # From the bottom up. A room that is not listed is pure.
 TRANSPORT = {"wire", "stream", "link", "control", "transfer", "peer"}
-CONCURRENCY, FACE = {"merge_thread"}, {"optimizer"}
+CONCURRENCY, FACE = {"handover", "merge_thread"}, {"optimizer"}
 SHELL = TRANSPORT | CONCURRENCY | FACE
 PURE = sorted(set(ROOMS) - SHELL)
 
@@ -25,7 +25,7 @@ CONFINED = {
     "grpc": {"peer"},
     "google": {"wire"},
     "threading": {"merge_thread", "peer", "optimizer"},
-    "time": {"merge_thread", "peer", "optimizer"},
+    "time": {"merge_thread", "handover", "peer", "optimizer"},
     "asyncio": {"merge_thread", *TRANSPORT},
 }
 

@@ -1,0 +1,90 @@
+"""The training thread's part of a round: copy parameters out, add corrections to them, wait where it was asked to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .anchor import Anchors, Buffers, Correction
+from .fragment import Layout, copied, gather, narrow, scatter
+from .merge_thread import MergeThread
+
+
+class Handover:
+    """Between one model's parameters and one learner's background threads. Only the training thread calls it.
+
+    `make(weights, buffers)` makes the anchors. `synchronous`: adopt at the very step of the snapshot. `patience_s`: the
+    longest that `run` waits for an anchor."""
+
+    def __init__(
+        self,
+        learner: MergeThread,
+        layout: Layout,
+        parameters: Sequence[Tensor],
+        make: Callable[[list[Tensor], Buffers], Anchors],
+        synchronous: bool,
+        patience_s: float,
+    ) -> None:
+        self._learner, self._layout, self._parameters = learner, layout, parameters
+        self._make, self._synchronous, self._patience_s = make, synchronous, patience_s
+        self._device = next((p.device for p in parameters if p.is_cuda), None)
+        self._buffers = Buffers(pin=self._device is not None)
+        rounds = any(map(narrow, parameters))
+        self._rounding = [self._buffers.take(f.numel).zero_() if rounds else None for f in layout.fragments]
+        self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
+
+    def begin(self) -> bool:
+        """Before the first inner step: show our weights, join. Whether the cluster's weights replaced ours."""
+        weights = [self._copy(p) for p in range(len(self._layout.fragments))]
+        copied(self._device)()
+        replaced = self._learner.begin(self._make(weights, self._buffers))
+        self.run()
+        return replaced
+
+    def run(self, check: Callable[[], None] = lambda: None) -> None:
+        """Apply what is ready, copy what is due (after `check`); under `adopt_after`, wait for an anchor due now."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            todo = self._learner.take()
+            for correction in todo.corrections:
+                self._apply(correction)
+            if todo.wanted:
+                check()
+                self._offer(todo.wanted, todo.founding)
+            if not todo.wait and not (todo.wanted and self._synchronous):
+                return
+            if not self._learner.wait(self._learner.deliverable, deadline - time.monotonic()):
+                self._learner.give_up()
+                return
+
+    def show(self, anchors: Sequence[Tensor]) -> None:
+        """Write these anchors over the parameters."""
+        for fragment, anchor in zip(self._layout.fragments, anchors, strict=True):
+            scatter(fragment, anchor, self._parameters, replace=True)
+
+    def _copy(self, p: int) -> Tensor:
+        fragment = self._layout.fragments[p]
+        buffer = self._buffers.take(fragment.numel)
+        gather(fragment, self._parameters, buffer, self._rounding[p])
+        return buffer
+
+    def _offer(self, wanted: Sequence[int], founding: bool) -> None:
+        if founding:
+            copies = tuple(self._copy(p) for p in wanted)
+            self._learner.submit_all(copies, copied(self._device))
+            return
+        for p in wanted:
+            self._learner.submit(p, self._copy(p), copied(self._device))
+
+    def _apply(self, correction: Correction) -> None:
+        """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its pool."""
+        fragment, rounding = self._layout.fragments[correction.fragment], self._rounding[correction.fragment]
+        scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
+        if self._device is not None:
+            self._in_flight = [(event, held) for event, held in self._in_flight if not event.query()]  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._device))
+            self._in_flight.append((event, correction))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mend_optim import MendOptimizer, anchor
 from mend_optim.anchor import Advance, Anchors
+from mend_optim.handover import Handover
 from mend_optim.merge_thread import MergeThread
 
 from .learners import Seat, Still, run_learners, transformer
@@ -40,7 +41,7 @@ class Lap(NamedTuple):
 
 def _instrument() -> Watch:
     watch = Watch()
-    watch.on(MendOptimizer, "_copy", "snapshot")
+    watch.on(Handover, "_copy", "snapshot")
     watch.on(Anchors, "perform", lambda _, job: type(job).__name__.lower())
     watch.on(anchor, "content_digest", "digest")
     watch.on(MergeThread, "receive", lambda _, message: f"got {type(message).__name__.lower()}")

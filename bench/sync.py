@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mend_optim import MendOptimizer
+from mend_optim.handover import Handover
 from mend_optim.merge_thread import MergeThread
 
 from .learners import Seat, Still, run_learners, transformer
@@ -70,8 +71,8 @@ def _after_a_pause(work: Callable[[], object]) -> float:
 
 def _instrument() -> Watch:
     watch = Watch()
-    watch.on(MendOptimizer, "_copy", "copy")
-    watch.on(MendOptimizer, "_apply", "apply")
+    watch.on(Handover, "_copy", "copy")
+    watch.on(Handover, "_apply", "apply")
     for name in (*EVERY_STEP, "submit"):
         watch.on(MergeThread, name, name)
     return watch

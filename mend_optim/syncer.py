@@ -367,7 +367,6 @@ class Syncer:
         if not fetching and (now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))):
             self.books.joined = True
             self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
-            self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
             alone = not here
             text = "nobody found yet: training alone, still looking" if alone and self.books.seeds.missing else "joined"
             self.books.emit(Event("alone" if alone else "joined", text, {"waiting for": self.books.seeds.missing}))

@@ -6,8 +6,9 @@
     cut        die by SIGKILL when the next seal of its own making has reached some peers
     leave      end: by "close", by the end of a "with" block, or "plain", without either
 
-Importing torch takes far longer than most tests: so the first process only imports, and every learner is a fork of it,
-before there is any thread. Learners train a small network on a fixed problem, so that their losses can be compared. """
+Importing torch takes longer than most tests do: so the first process only imports, and every learner is a fork of it,
+made before there is any thread. Learners train a small network on a fixed problem: their losses can be compared.
+"""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def start(optimizers: Sequence[MendOptimizer]) -> None:
         return 0 if books.solo else sum(peer.training and peer.linked for peer in books.roster.peers.values())
 
     learners = [o._learner for o in optimizers if o._learner]
-    together(*(lambda o=o, m=m: o._begin(m) for o, m in zip(optimizers, learners, strict=True)))
+    together(*(lambda o=o, m=m: o._begun(m) for o, m in zip(optimizers, learners, strict=True)))
     for optimizer, learner in zip(optimizers, learners, strict=True):
         until(optimizer, lambda books=learner.engine.books: others(books) == len(learners) - 1)
 

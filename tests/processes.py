@@ -18,12 +18,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-SCRIPT = Path(__file__).with_name("learner.py")
+import learner
+
+SCRIPT = Path(learner.__file__)
 PATIENCE_S = 40.0  # a wait that long has failed; none takes a tenth of it
-END_OF_COMPLAINTS = "── ended ──\n"  # as in `learner.py`
+NEWS = threading.Condition()  # some learner has said something
 TIMING = {"beat_s": 0.2, "join_timeout_s": 10.0, "round_timeout_s": 10.0, "evict_after_s": 3.0}
 Facts = dict[str, Any]
 
@@ -40,7 +41,7 @@ def free_addresses(count: int) -> list[str]:
 class Process:
     """A Python process that bears learners, one after another. What they print goes to the learner of the time."""
 
-    def __init__(self, news: threading.Condition) -> None:
+    def __init__(self) -> None:
         here = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
         pipe = subprocess.PIPE
         self.popen = subprocess.Popen(
@@ -52,25 +53,24 @@ class Process:
             start_new_session=True,  # Ctrl-C at the test run is not for the learners
         )
         self.learner: Learner | None = None
-        self.news = news
         for read in (self._listen, self._collect):
             threading.Thread(target=read, daemon=True).start()
 
     def _listen(self) -> None:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
-            with self.news:
+            with NEWS:
                 if self.learner:
                     self.learner.note(json.loads(line))
-                self.news.notify_all()
+                NEWS.notify_all()
 
     def _collect(self) -> None:
         assert self.popen.stderr is not None
         for line in self.popen.stderr:
-            with self.news:
+            with NEWS:
                 if self.learner:
                     self.learner.complain(line.decode(errors="replace"))
-                self.news.notify_all()
+                NEWS.notify_all()
 
     def order(self, do: str, **facts: Any) -> None:
         assert self.popen.stdin is not None
@@ -97,7 +97,7 @@ class Learner:
         self.silent = self.may_end = False
 
     def complain(self, line: str) -> None:
-        if line == END_OF_COMPLAINTS:
+        if line == learner.END_OF_COMPLAINTS:
             self.silent = True
         else:
             self.complaints += line
@@ -128,9 +128,10 @@ class Learner:
         """Whether its process has ended, and everything it said has been read."""
         return self.silent and bool(self.events["ended"])
 
-    def has(self, kind: str, **facts: Any) -> bool:
-        """Whether it said so."""
-        return any(facts.items() <= event.items() for event in self.events[kind])
+    @property
+    def lost(self) -> bool:
+        """Whether it ended although nobody meant it to."""
+        return (self.ended and not self.may_end) or self.process.popen.poll() is not None
 
     def seals_with(self, *names: str) -> int:
         """How many adopted seals have exactly these members."""
@@ -200,86 +201,88 @@ def members(round: Facts) -> set[str]:
 class Crew:
     """The learners of one test."""
 
-    def __init__(self, news: threading.Condition, processes: list[Process]) -> None:
-        self._news, self._processes = news, processes
+    def __init__(self, processes: list[Process]) -> None:
+        self._processes = processes
         self.learners: list[Learner] = []
 
     def start(
-        self, name: str, *, seed: int = 0, data_seed: int | None = None, pace_s: float = 0.005, steps: int | None = None,
-        width: int = 48, workers: int = 0, tokens: tuple[int, int] = (1, 1), managed: bool = False,
-        timing: Facts | None = None, **options: Any,
+        self, name: str, *, seed: int = 0, data_seed: int | None = None, pace_s: float = 0.005,
+        steps: int | None = None, width: int = 48, workers: int = 0, tokens: tuple[int, int] = (1, 1),
+        managed: bool = False, timing: Facts | None = None, **options: Any,
     ) -> Learner:  # fmt: skip
-        """Start a learner: with a model of this seed, and every keyword of MendOptimizer that can be written in
-        JSON."""
+        """Start a learner, with any keyword of MendOptimizer that can be written in JSON. It pauses after `steps`."""
         free = [p for p in self._processes if not p.learner or p.learner.ended]
-        process = free[0] if free else Process(self._news)
+        process = free[0] if free else Process()
         if not free:
             self._processes.append(process)
-        process.learner = learner = Learner(name, process, self)
-        self.learners.append(learner)
+        process.learner = Learner(name, process, self)
+        self.learners.append(process.learner)
         options = {"name": name, "listen": "127.0.0.1:0", "sync_every": 10, "grace": 2.0, **options}
         process.order(
             "learn", seed=seed, data_seed=seed if data_seed is None else data_seed, pace_s=pace_s, steps=steps,
             width=width, workers=workers, tokens=tokens, managed=managed, timing={**TIMING, **(timing or {})},
             options=options,
         )  # fmt: skip
-        return learner
+        return process.learner
 
-    def start_all(self, names: str, special: Mapping[str, Facts] = MappingProxyType({}), **options: Any) -> list[Learner]:
-        """Start learners that all listen and know each other's address; seeds count up from 0. `special`: some are."""
+    def start_all(self, names: str, special: Mapping[str, Facts] | None = None, **options: Any) -> list[Learner]:
+        """Start learners that all listen and know each other's address; seeds count up from 0. `special`: of one."""
         addresses = free_addresses(len(names))
         own = [{"seed": i, "listen": a, "peers": [b for b in addresses if b != a]} for i, a in enumerate(addresses)]
         return [
-            self.start(name, **{**its, **options, **special.get(name, {})})
+            self.start(name, **{**its, **options, **(special or {}).get(name, {})})
             for name, its in zip(names, own, strict=True)
         ]
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         """Wait for output that makes the condition true. Fails if it does not come, or a learner ends unbidden."""
         deadline = time.monotonic() + PATIENCE_S
-        with self._news:
+        with NEWS:
             while not condition():
-                lost = [learner.name for learner in self.learners if learner.ended and not learner.may_end]
+                lost = [x.name for x in self.learners if x.lost]
                 left = deadline - time.monotonic()
                 if lost or left <= 0:
                     why = f"{lost} ended" if lost else f"{PATIENCE_S:g} s went by"
                     raise AssertionError(f"waiting for {what}: {why}\n{self._describe()}")
-                self._news.wait(min(left, 1.0))
+                NEWS.wait(min(left, 1.0))
 
     def _describe(self) -> str:
         lines = []
-        for learner in self.learners:
-            said = {kind: events[-2:] for kind, events in learner.events.items()}
-            lines.append(f"── {learner.name}: {said}")
-            lines.append(learner.complaints[-2000:])
+        for x in self.learners:
+            said = {kind: events[-2:] for kind, events in x.events.items()}
+            lines += [f"── {x.name}: {said}", x.complaints[-2000:]]
         return "\n".join(lines)
 
     def settle(self, *learners: Learner) -> list[Facts]:
-        """Let them synchronize until all hold the same anchors, and say what they then report."""
-        for learner in learners:
-            learner.ask("pause", "paused")
+        """Let them pause and synchronize, and say what they report once all hold the same anchors."""
+        for x in learners:
+            x.ask("pause", "paused")
+        seen = {x: len(x.events["synchronized"]) for x in learners}
+        for x in learners:
+            x.order("synchronize", timeout=PATIENCE_S)
+        for x in learners:
+            assert x.await_event("synchronized", seen[x])["done"], f"{x.name} could not synchronize"
+        return self.agree(*learners)
+
+    def agree(self, *learners: Learner) -> list[Facts]:
+        """Ask them, until all hold the same anchors, and say what they then report."""
         deadline = time.monotonic() + PATIENCE_S
-        while True:
-            seen = {learner: len(learner.events["synchronized"]) for learner in learners}
-            for learner in learners:
-                learner.order("synchronize", timeout=10)
-            for learner in learners:
-                learner.await_event("synchronized", seen[learner])
-            reports = [learner.report() for learner in learners]
+        while time.monotonic() < deadline:
+            reports = [x.report() for x in learners]
             if len({lineages(report) for report in reports}) == 1:
                 return reports
-            assert time.monotonic() < deadline, f"no common lineage: {[lineages(r) for r in reports]}"
+        raise AssertionError(f"no common lineage: {[lineages(report) for report in reports]}")
 
     def end(self) -> None:
         """Close every learner that is still there: each must end well, and leave no thread behind."""
-        staying = [learner for learner in self.learners if not learner.may_end]
+        staying = [x for x in self.learners if not x.may_end]
         try:
-            for learner in staying:
-                learner.may_end = True
-                learner.order("leave", how="close")
-            for learner in staying:
-                assert learner.await_end() == 0, learner.complaints
-                threads = learner.events["left behind"][0]["threads"]
+            for x in staying:
+                x.may_end = True
+                x.order("leave", how="close")
+            for x in staying:
+                assert x.await_end() == 0, x.complaints
+                threads = x.events["left behind"][0]["threads"]
                 assert not [name for name in threads if name.startswith("mend-")]
         finally:
             for process in [p for p in self._processes if p.learner and not p.learner.ended]:

@@ -13,7 +13,7 @@ LONGEST = 400
 
 # From the bottom up. A room that is not listed is pure.
 TRANSPORT = {"wire", "stream", "link", "control", "transfer", "peer"}
-CONCURRENCY, FACE = {"handover", "merge_thread"}, {"optimizer"}
+CONCURRENCY, FACE = {"merge_thread"}, {"handover", "optimizer"}
 SHELL = TRANSPORT | CONCURRENCY | FACE
 PURE = sorted(set(ROOMS) - SHELL)
 

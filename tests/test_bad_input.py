@@ -28,7 +28,7 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("fragments", 0, "fragments must be an int >= 1, got {}"),
     ("fragments", "2", "fragments must be an int >= 1, got {}"),
     ("fragments", 3, "fragments must be at most the number of parameter tensors (2), got {}; a fragment holds whole"),
-    ("fragments", 200, "fragments must be at most sync_every=128, got {}; each fragment needs an inner step of its own"),
+    ("fragments", 200, "fragments must be at most sync_every=128, got {}; each fragment needs an inner step of its"),
     ("adopt_after", -1, "adopt_after must be None or an int in [0, sync_every=128], got {}; an anchor"),
     ("adopt_after", 129, "adopt_after must be None or an int in [0, sync_every=128], got {}"),
     ("adopt_after", 1.0, "adopt_after must be None or an int in [0, sync_every=128], got {}"),

@@ -28,7 +28,7 @@ from .watch import Span, Spans, Watch, seconds
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
 WARM, ROUNDS = 2, 10
 ADOPTABLE = "adoptable"
-LIMIT_S = 30.0
+LIMIT_S, POLL_S = 30.0, 5e-3
 
 
 class Lap(NamedTuple):
@@ -56,7 +56,7 @@ def _step_to_boundary(optimizer: MendOptimizer, watch: Watch) -> float:
         optimizer.step()
         if watch.count("snapshot"):
             return began
-        time.sleep(1e-3)
+        time.sleep(POLL_S)
 
 
 def _round(optimizer: MendOptimizer, watch: Watch) -> tuple[float, Spans]:
@@ -66,7 +66,7 @@ def _round(optimizer: MendOptimizer, watch: Watch) -> tuple[float, Spans]:
     while not watch.count(ADOPTABLE):
         if time.monotonic() > given_up:
             raise TimeoutError(f"no correction came within {LIMIT_S:g} s")
-        time.sleep(1e-3)
+        time.sleep(POLL_S)  # the span says when it came
     spans = watch.take()
     optimizer.step()
     return boundary, spans

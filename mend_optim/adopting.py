@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from .anchor import Advance, Export, Install
 from .books import PULL, Books, Send
-from .joining import Switch, model_key
+from .joining import ModelKey, Switch, model_key
 from .lineage import Key, PeerId
 from .progress import Motion, Progress
 from .protocol import Beat, Seal, State, Want
@@ -27,7 +27,7 @@ class Adopting:
         """Law 4: adopt what is greater. Solo, what is smaller makes us found our anchor, so that the others can adopt
         it."""
         same = beat.genesis == self.books.genesis
-        theirs = model_key((r.key for r in beat.reports), beat.genesis)
+        theirs = _model(beat)
         switch = self.books.switch
         if switch and switch.peer == beat.peer and (switch.genesis != beat.genesis or theirs <= self.books.model()):
             self.books.switch = None  # it took another model itself, or we trained past it
@@ -144,11 +144,7 @@ class Adopting:
 
     def outdone(self, beats: Sequence[Beat]) -> bool:
         """Whether any of these beats shows a greater model, or a greater anchor of ours."""
-        others = (
-            model_key((r.key for r in b.reports), b.genesis)
-            for b in beats
-            if b.genesis not in (b"", self.books.genesis)
-        )
+        others = (_model(b) for b in beats if b.genesis not in (b"", self.books.genesis))
         return any(other > self.books.model() for other in others) or any(map(self.behind, self.books.fragments))
 
     def expire(self, now: float) -> None:
@@ -178,6 +174,10 @@ class Adopting:
                 self.books.emit(Send(want.peer, seal, PULL))
         if any(w.fragment == p for w in self.books.deferred):
             self.books.work(Export(p, fragment.lineage))
+
+
+def _model(beat: Beat) -> ModelKey:
+    return model_key((report.key for report in beat.reports), beat.genesis, beat.step > 0)
 
 
 def _key_of(news: Seal | State) -> Key:

@@ -105,7 +105,7 @@ class Books:
 
     def model(self) -> ModelKey:
         """The same for the whole model."""
-        return model_key((self.key(f) for f in self.fragments), self.genesis)
+        return model_key((self.key(f) for f in self.fragments), self.genesis, self.totals.step > 0)
 
     def moved(self, p: int) -> None:
         """The anchor of `p` has a new lineage: what it merged need not be kept."""

@@ -2,8 +2,8 @@
 own.
 
 Lineages of one genesis are compared fragment by fragment. Those of different genesis are compared as whole models, by
-(Σ tokens, Σ version, genesis), and taken as whole models: no learner ends with a mixture of two.
-"""
+(Σ tokens, whether anybody steps with it, Σ version, genesis), and taken as whole models: no learner ends with a mixture
+of two. """
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from .protocol import State
 
 
 class ModelKey(NamedTuple):
-    """The order of whole models."""
+    """The order of whole models. `started` breaks the tie before the first seal: what somebody trains is worth more
+    than first weights."""
 
     tokens: int
+    started: bool
     version: int
     genesis: bytes
 
 
-def model_key(keys: Iterable[Key], genesis: bytes) -> ModelKey:
+def model_key(keys: Iterable[Key], genesis: bytes, started: bool) -> ModelKey:
     listed = list(keys)
-    return ModelKey(sum(k.tokens for k in listed), sum(k.version for k in listed), genesis)
+    return ModelKey(sum(k.tokens for k in listed), started, sum(k.version for k in listed), genesis)
 
 
 @dataclass(slots=True)

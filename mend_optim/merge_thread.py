@@ -100,7 +100,9 @@ class MergeThread:
         ledger: Path | None,
         on_event: Callable[[Event], None] | None,
     ) -> None:
-        self.condition = threading.Condition()
+        # `with` on the lock, never on the condition: the latter is Python code, in which Ctrl-C can leave it locked.
+        self.mutex = threading.RLock()
+        self.condition = threading.Condition(self.mutex)
         self.error: BaseException | None = None
         self.closed = False
         self._anchors: Anchors | None = None
@@ -133,7 +135,7 @@ class MergeThread:
         """Show our weights, wait until joined. Returns whether the weights that wait in the mailbox are to replace
         ours."""
         genesis = anchors.genesis()
-        with self.condition:
+        with self.mutex:
             self._anchors = anchors
             self.engine.begin(time.monotonic(), genesis)
             self._pump()
@@ -143,13 +145,13 @@ class MergeThread:
     def stepped(self, tokens: int) -> None:
         """One inner step was taken."""
         self.check()
-        with self.condition:
+        with self.mutex:
             self.engine.training.stepped(time.monotonic(), tokens)
 
     def take(self) -> Todo:
         """Take the corrections that are due, and reserve the fragments that are to be copied."""
         now = time.monotonic()
-        with self.condition:
+        with self.mutex:
             ready = [p for p in self._mailbox if not self.engine.training.holds_back(p)]
             corrections = [self._mailbox.pop(p) for p in ready]
             for correction in corrections:
@@ -167,21 +169,21 @@ class MergeThread:
 
     def submit(self, p: int, tensor: Tensor, ready: Ready) -> None:
         """The copy of fragment `p` is made, or under way until `ready`."""
-        with self.condition:
+        with self.mutex:
             self._jobs.put(ready)
             self.engine.training.snapshot(p, tensor)
             self._pump()
 
     def submit_all(self, tensors: tuple[Tensor, ...], ready: Ready) -> None:
         """The copies of all fragments, to found anchors."""
-        with self.condition:
+        with self.mutex:
             self._jobs.put(ready)
             self.engine.training.found(tensors)
             self._pump()
 
     def wait(self, news: Callable[[], bool], timeout_s: float) -> bool:
         """Wait on the engine until `news`; False if it does not come in time."""
-        with self.condition:
+        with self.mutex:
             return self.condition.wait_for(lambda: news() or self._over(), max(0.0, timeout_s))
 
     def deliverable(self) -> bool:
@@ -190,7 +192,7 @@ class MergeThread:
 
     def give_up(self) -> None:
         """The anchor that `take` said to wait for did not come in time."""
-        with self.condition:
+        with self.mutex:
             self.engine.training.waited_out()
 
     def news(self) -> bool:
@@ -199,7 +201,7 @@ class MergeThread:
 
     def rest(self) -> None:
         """The training thread stops stepping to synchronize."""
-        with self.condition:
+        with self.mutex:
             self.engine.rest(time.monotonic())
             self._pump()
 
@@ -210,12 +212,12 @@ class MergeThread:
 
         def copy() -> None:
             made = anchors.copies()
-            with self.condition:
+            with self.mutex:
                 copies.extend(made)
                 self.condition.notify_all()
 
         self._jobs.put(copy)
-        with self.condition:
+        with self.mutex:
             self.condition.wait_for(lambda: copies or self._over())
         return copies or anchors.copies()
 
@@ -235,7 +237,7 @@ class MergeThread:
             while (job := self._jobs.get()) is not None:
                 job()
         except BaseException as error:
-            with self.condition:
+            with self.mutex:
                 self.error, self.closed = error, True
                 self.condition.notify_all()
             log.exception("the merge worker failed")
@@ -244,14 +246,14 @@ class MergeThread:
         assert self._anchors is not None
         done = self._anchors.perform(job)
         corrections = [self._stacked(correction) for correction in done.corrections]
-        with self.condition:
+        with self.mutex:
             for correction in corrections:
                 self._mailbox[correction.fragment] = correction
             self._finish(job, done)
 
     def _stacked(self, correction: Correction) -> Correction:
         """A correction that was not yet applied is taken back and added to the new one, outside the mutex."""
-        with self.condition:
+        with self.mutex:
             older = self._mailbox.pop(correction.fragment, None)
         return stack(older, correction)
 
@@ -280,7 +282,7 @@ class MergeThread:
             self.network.soon(self._flush)
 
     def _flush(self) -> None:
-        with self.condition:
+        with self.mutex:
             self._flushing = False
             outbox, self._outbox = self._outbox, deque()
             wake = self.engine.wake_at()
@@ -292,7 +294,7 @@ class MergeThread:
             self._timer = self.network.loop.call_later(max(0.0, wake - time.monotonic()), self._tick)
 
     def _tick(self) -> None:
-        with self.condition:
+        with self.mutex:
             self.engine.tick(time.monotonic())
             self._pump()
 
@@ -320,7 +322,7 @@ class MergeThread:
     # ── the transport's handler, on the network loop ─────────────────────────────────────────────────────────────────
 
     def _feed(self, method: str, *args: Any) -> Any:
-        with self.condition:
+        with self.mutex:
             result = getattr(self.engine, method)(time.monotonic(), *args)
             self._pump()
             return result
@@ -335,14 +337,14 @@ class MergeThread:
         self._feed("linked", id, up)
 
     def heard(self, id: PeerId) -> None:
-        with self.condition:
+        with self.mutex:
             self.engine.heard(time.monotonic(), id)
 
     def refused(self, address: str, reason: str) -> None:
         self._feed("refused", address, reason)
 
     def itself(self, address: str) -> None:
-        with self.condition:
+        with self.mutex:
             self.engine.books.seeds.discard(address)
 
     def receive(self, message: Message) -> None:
@@ -355,7 +357,7 @@ class MergeThread:
         self._feed("undelivered", to, message)
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
-        with self.condition:
+        with self.mutex:
             return [(peer.id, peer.address) for peer in self.engine.books.roster.peers.values() if peer.address]
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -366,7 +368,7 @@ class MergeThread:
         _open.discard(self)
         if self._pid != os.getpid():
             return
-        with self.condition:
+        with self.mutex:
             if self._released:  # else the second call would take the loop away from the process's other learners
                 return
             self._released = True

@@ -271,7 +271,7 @@ class MendOptimizer(Optimizer):
         learner = self._learner
         if learner is None:
             return Status(self.name, "", self._step, self._tokens)
-        with learner.condition:
+        with learner.mutex:
             books = learner.engine.books
             fragments = fragment_statuses(books)
             return Status(

@@ -59,7 +59,9 @@ class Learner:
             self.hand_over()
             self.pump()
             return
-        if self.cluster.training:
+        if not self.engine.books.totals.step:
+            self.hand_over()  # what joining brought, before the first inner step
+        if self.cluster.training and not self.copying:
             self.engine.training.stepped(self.cluster.now, 1)
             self.cluster.trained += 1
             unit = (self.id, self.engine.books.totals.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from cluster import Cluster
@@ -21,12 +22,14 @@ TIMING = Timing(evict_after_s=8, join_timeout_s=6, round_timeout_s=15)
 SCHEDULES, BATCHES = 3000, 10
 
 
-def policies(quorum: int | None = None, grace_s: float = 2, **schedule: int | None) -> Policies:
+def policies(
+    quorum: int | None = None, grace_s: float = 2, timing: Timing = TIMING, **schedule: int | None
+) -> Policies:
     return Policies(
         schedule=Schedule(**{"sync_every": 5, **schedule}),  # type: ignore[arg-type]
         quorum=Quorum(minimum=quorum),
         grace=Grace(max_s=grace_s),
-        timing=TIMING,
+        timing=timing,
     )
 
 
@@ -69,15 +72,14 @@ def test_laws_hold_under_thousands_of_fault_schedules(batch: int) -> None:
 def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
     """Law 5: tokens in the lineage + tokens not yet merged = tokens trained, although messages are lost, doubled and
     reordered."""
-    cluster = Cluster(3, seed, policies(fragments=1 + seed % 2), loss=0.1, duplicates=0.1)
+    patient = replace(TIMING, join_timeout_s=60)
+    cluster = Cluster(3, seed, policies(timing=patient, fragments=1 + seed % 2), loss=0.1, duplicates=0.1)
     cluster.start_all()
     cluster.run(80)
     assert cluster.settle()
     trained = sum(x.engine.books.totals.tokens for x in cluster.learners.values())
-    dropped = sum(f.dropped_tokens for x in cluster.learners.values() for f in x.engine.books.fragments[:1])
     tokens = {f.lineage.tokens for x in cluster.learners.values() for f in x.engine.books.fragments}
-    assert tokens == {trained - dropped}
-    assert dropped <= 3, "only steps before all had found each other may be dropped"
+    assert tokens == {trained}
     assert cluster.seen["merge"] > 5
 
 

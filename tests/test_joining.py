@@ -17,14 +17,15 @@ def state(fragment: int) -> State:
 
 @given(st.lists(lineages, max_size=5), digests)
 def test_models_are_ordered_by_the_sums_over_their_fragments(fragments: list[Lineage], genesis: bytes) -> None:
-    key = model_key((f.key for f in fragments), genesis)
-    assert key == (sum(f.tokens for f in fragments), sum(f.version for f in fragments), genesis)
+    key = model_key((f.key for f in fragments), genesis, False)
+    assert key == (sum(f.tokens for f in fragments), False, sum(f.version for f in fragments), genesis)
 
 
 def test_a_trained_model_is_greater_and_the_genesis_breaks_ties() -> None:
     fresh, trained = Lineage.fresh(b"z"), Lineage(1, 0, b"d", b"a")
-    assert model_key([trained.key], b"a") > model_key([fresh.key], b"z")
-    assert model_key([fresh.key], b"z") > model_key([Lineage.fresh(b"a").key], b"a")
+    assert model_key([trained.key], b"a", False) > model_key([fresh.key], b"z", True)
+    assert model_key([fresh.key], b"a", True) > model_key([fresh.key], b"z", False)
+    assert model_key([fresh.key], b"z", False) > model_key([Lineage.fresh(b"a").key], b"a", False)
 
 
 def test_a_switch_is_complete_once_every_fragment_has_arrived() -> None:

@@ -88,6 +88,7 @@ def run() -> Iterator[Result]:
     yield beside("delay", "throughput, offers in time, overlapped", "1/s", in_time, alone, notes=notes)
     for index, (delay_ms, adopt_after) in enumerate(SETTINGS[1:], start=1):
         overlapped = adopt_after is None
-        what = f"throughput, offers {delay_ms} ms late, " + ("overlapped" if overlapped else "synchronous")
+        lag = f"{delay_ms} ms late" if delay_ms else "in time"
+        what = f"throughput, offers {lag}, " + ("overlapped" if overlapped else "synchronous")
         floor = "floor = in time, overlapped" + ("" if overlapped else "; adopt_after=0")
         yield beside("delay", what, "1/s", _rates(learners, index), in_time, ">= 0.995" if overlapped else "", floor)

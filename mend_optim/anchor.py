@@ -132,11 +132,14 @@ class Buffers:
             base = free.pop()
         except IndexError:
             base = torch.empty(numel, dtype=torch.float32, pin_memory=self._pin).numpy()
-        lent = (
-            base.view()
-        )  # what torch's storage holds: every view shares the storage, but not the tensor object handed out
+        # The view is what torch's storage holds: slices share the storage, but not the tensor object handed out.
+        lent = base.view()
         weakref.finalize(lent, free.append, base).atexit = False
         return torch.from_numpy(lent)
+
+    def take_bytes(self, nbytes: int) -> memoryview:
+        """A buffer for `nbytes` bytes from the wire, with arbitrary content."""
+        return as_bytes(self.take(-(-nbytes // 4)))[:nbytes]
 
 
 class Anchors:

@@ -17,7 +17,7 @@ from .lineage import Entry
 WEIGHTINGS = ("tokens", "throughput", "uniform")
 MERGES = ("mean", "rda", "trimmed_mean", "median")
 TRIM = 0.25
-BLOCK = 1 << 15  # elements: a block of every operand stays in the second-level cache
+BLOCK = 1 << 16  # elements: a block of every operand stays in the second-level cache
 
 
 def blocks(numel: int, size: int = BLOCK) -> Iterator[slice]:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,7 @@ class MendOptimizer(Optimizer):
                 seeds=peers,
                 timing=self._policies.timing,
                 limit=lambda p: 8 * self._layout.fragments[p].numel,  # anchor and velocity, float32
+                allocate=Buffers().take_bytes,
             ),
             Path(ledger) if ledger else None,
             on_event,
@@ -376,7 +378,11 @@ class MendOptimizer(Optimizer):
         )
 
 
+_suffixes = chain([""], map("-{}".format, count(2)))  # of learners in one process that nobody named
+
+
 def _learner_name(name: str | None) -> str:
-    name = os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}" if name is None else name
+    if name is None:
+        name = os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
     require(isinstance(name, str) and 0 < len(name.encode()) <= 200, "name", name, "a text of 1 to 200 bytes")
     return name

@@ -49,15 +49,15 @@ def outer_step(
     `mine` is the learner's own Δ if its offer was merged. Scale and add are separate operations: a fused one would
     round differently on machines that have it, and anchors must agree to the bit."""
     for block in blocks(anchor.numel()):
-        old = anchor[block].clone()
-        update = merged[block].clone()
+        theta, change, update = anchor[block], correction[block], merged[block]
+        change.copy_(theta)
         if velocity is not None:
             momentum = velocity[block].mul_(outer.momentum).add_(update)
-            update.add_(momentum * outer.momentum)
-        anchor[block].sub_(update.mul_(outer.lr) if outer.lr != 1 else update)
-        torch.sub(anchor[block], old, out=correction[block])
+            update = update + momentum * outer.momentum
+        theta.sub_(update if outer.lr == 1 else update * outer.lr)
+        torch.sub(theta, change, out=change)
         if mine is not None:
-            correction[block].add_(mine[block])
+            change.add_(mine[block])
 
 
 def correction_between(old: Tensor, new: Tensor, mine: Tensor | None, out: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from .lineage import PeerId
 from .protocol import Beat, Rumor
 
 FANOUT = 16
+LONGEST_S = 10**6  # what every timer can take
 LEFT = 2**62  # the beat count of a peer that said goodbye: no news can be newer
 
 
@@ -40,6 +41,7 @@ class Timing:
         for name in ("beat_s", "round_timeout_s", "evict_after_s"):
             value = getattr(self, name)
             require(is_number(value) and value > 0, f"timing.{name}", value, "a number of seconds > 0")
+            require(value <= LONGEST_S, f"timing.{name}", value, f"at most {LONGEST_S} seconds")
         patience = self.join_timeout_s
         require(is_number(patience) and patience >= 0, "timing.join_timeout_s", patience, "a number of seconds >= 0")
         require(

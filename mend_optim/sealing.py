@@ -33,7 +33,7 @@ class Sealing:
         ticket = (offer.peer, offer.fragment, offer.seq)
         if ticket in self._inspecting or not self.books.rounds[offer.fragment].fresh(offer, fragment.lineage):
             return
-        if offer.steps:
+        if offer.steps and offer.peer != self.books.me:
             self._inspecting.add(ticket)
             self.books.work(Inspect(offer))
         else:

@@ -321,7 +321,8 @@ class Syncer:
         if self.books.closed:
             return
         self._broadcasts += 1
-        beat = self._make_beat()
+        # At rest we ask again with every beat: a peer may have linked since, or an answer been lost.
+        beat = self._make_beat(ping=self.books.ping if self.books.resting else 0)
         for id in self.books.roster.audience(self._broadcasts):
             self.books.emit(Send(id, beat))
 
@@ -367,7 +368,8 @@ class Syncer:
         if not fetching and (now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))):
             self.books.joined = True
             self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
-            alone = not here
-            text = "nobody found yet: training alone, still looking" if alone and self.books.seeds.missing else "joined"
-            self.books.emit(Event("alone" if alone else "joined", text, {"waiting for": self.books.seeds.missing}))
+            missing = self.books.seeds.missing
+            alone = bool(missing) and not here
+            text = "nobody found yet: training alone, still looking" if alone else "joined"
+            self.books.emit(Event("alone" if alone else "joined", text, {"waiting for": missing}))
             self._beat(now)

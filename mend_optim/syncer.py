@@ -135,6 +135,8 @@ class Syncer:
         fragment = self.books.fragments[job.seal.fragment]
         if done.fault:
             fragment.motion = Motion.STILL
+            if fragment.pending:
+                fragment.pending.delivered = False  # no other seal will come for it: pull the anchor instead
             self.books.fault(f"seal of {job.seal.sealer.name} refused: {done.fault}")
         else:
             fragment.moved(job.lineage, job.mine, self.books.totals, self.books.policies.schedule)

@@ -47,18 +47,25 @@ class Seeds:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.found: dict[str, PeerId | None] = dict.fromkeys(addresses)
+        self.refused: set[str] = set()
 
     def resolve(self, address: str, peer: PeerId) -> None:
         if address in self.found:
             self.found[address] = peer
+            self.refused.discard(address)
 
     def discard(self, address: str) -> None:
-        """The address is our own, or its learner refused us: nothing to wait for."""
+        """The address is our own: nothing to wait for."""
         self.found.pop(address, None)
+
+    def refuse(self, address: str) -> None:
+        """The learner there and we must not train together: nothing to wait for, either."""
+        if address in self.found:
+            self.refused.add(address)
 
     @property
     def missing(self) -> list[str]:
-        return [address for address, peer in self.found.items() if peer is None]
+        return [address for address, peer in self.found.items() if peer is None and address not in self.refused]
 
     def peers(self) -> list[PeerId]:
         return [peer for peer in self.found.values() if peer is not None]

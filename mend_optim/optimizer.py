@@ -212,7 +212,8 @@ class MendOptimizer(Optimizer):
     # ── beyond it ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def count_tokens(self, n: int) -> None:
-        """Add `n` tokens to the coming step: the weight of its work. Raises `UsageError` unless n is an int >= 0."""
+        """Add `n` tokens to the coming step, the weight of its work; they take the place of `tokens_per_step`, and a
+        step counts at least 1. Raises `UsageError` unless n is an int >= 0."""
         require(isinstance(n, int) and not isinstance(n, bool) and n >= 0, "n", n, "an int >= 0")
         self._counted += n
 
@@ -220,7 +221,8 @@ class MendOptimizer(Optimizer):
         """Offer everything not yet merged and wait until it is merged and this learner holds the greatest anchor it has
         heard of.
 
-        `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that. Until the next
+        `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that; once all others have
+        left, and where no peers were ever named, there is nobody to merge with and it is true at once. Until the next
         `step()` this learner takes part in rounds with nothing to add, so the others still find their quorum. Raises
         `ClosedError` after `close()`."""
         waits = timeout is None or (is_number(timeout) and timeout >= 0)
@@ -312,7 +314,7 @@ class MendOptimizer(Optimizer):
 
     def _take_count(self) -> int:
         counted, self._counted = self._counted, 0
-        return self._tokens_per_step or counted or 1
+        return counted or self._tokens_per_step or 1
 
     def _lay_out(self) -> tuple[list[Tensor], Layout]:
         groups = self.inner.param_groups

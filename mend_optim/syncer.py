@@ -233,8 +233,8 @@ class Syncer:
 
     def refused(self, now: float, address: str, reason: str) -> None:
         """A hello was refused, by us or by the learner at `address`."""
-        self.books.seeds.discard(address)
-        self.books.emit(Event("refused", f"{address}: {reason}", {"address": address, "reason": reason}))
+        self.books.seeds.refuse(address)
+        self.books.emit(Event("refused", f"{address} refused: {reason}", {"address": address, "reason": reason}))
         self._check_joined(now)
 
     def receive(self, now: float, message: Message) -> None:
@@ -370,8 +370,8 @@ class Syncer:
         if not fetching and (now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))):
             self.books.joined = True
             self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
-            missing = self.books.seeds.missing
-            alone = bool(missing) and not here
-            text = "nobody found yet: training alone, still looking" if alone else "joined"
-            self.books.emit(Event("alone" if alone else "joined", text, {"waiting for": missing}))
+            sought = [*self.books.seeds.missing, *sorted(self.books.seeds.refused)]
+            alone = bool(sought) and not here
+            text = f"nobody found to train with at {', '.join(sought)}: training alone, still looking"
+            self.books.emit(Event("alone" if alone else "joined", text if alone else "joined", {"missing": sought}))
             self._beat(now)

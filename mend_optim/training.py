@@ -95,8 +95,8 @@ class Training:
         """Whether nothing of ours is unmerged, and no live peer that answered since we came to rest has a greater
         anchor."""
         books = self.books
-        if books.solo:
-            return True
+        if books.solo:  # the others left, or nobody was ever expected; else whom we expected is still not here
+            return books.adopted_rounds > 0 or not books.seeds.found
         near = (peer.id for peer in books.roster.peers.values() if peer.linked and not peer.suspected)
         answered = books.answered.issuperset(near)
         clean = all(not f.unmerged(books.totals).step and not f.untaken for f in books.fragments)

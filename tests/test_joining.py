@@ -52,6 +52,15 @@ def test_nobody_waits_for_a_seed_that_refused_us_or_is_ourselves() -> None:
     assert (seeds.missing, seeds.peers()) == ([], [])
 
 
+def test_a_refusal_ends_the_wait_until_the_learner_there_agrees() -> None:
+    seeds = Seeds(["a:1"])
+    seeds.refuse("a:1")
+    seeds.refuse("unknown:1")
+    assert (seeds.missing, seeds.refused) == ([], {"a:1"})
+    seeds.resolve("a:1", B)
+    assert (seeds.peers(), seeds.refused) == ([B], set())
+
+
 def test_an_address_the_user_did_not_name_is_no_seed() -> None:
     seeds = Seeds(["b:1"])
     seeds.resolve("z:1", PeerId("z", 1))

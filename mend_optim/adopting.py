@@ -45,14 +45,15 @@ class Adopting:
             self._start_switch(now, beat)
 
     def catch_up(self, now: float, fragment: Progress, key: Key, peer: PeerId) -> None:
-        """Pull a greater anchor, unless its seal is about to come down the stream our offer went up."""
+        """Pull a greater anchor, unless its seal is about to come down the stream our offer went up; not for long
+        if no bytes come: a sealer that died may have told the others, and nobody else has the seal."""
         if key <= fragment.lineage.key:
             return
         if fragment.behind_since is None:
             fragment.behind_since = now
         pending = fragment.pending
         coming = pending and pending.delivered and pending.sent_to == peer
-        if not coming or now - fragment.behind_since >= self.books.policies.timing.round_timeout_s:
+        if not coming or now - fragment.behind_since >= self.books.policies.timing.suspect_after_s:
             self._want(now, fragment.fragment, peer, fragment.lineage.digest)
 
     def behind(self, fragment: Progress) -> bool:

@@ -52,8 +52,12 @@ class Handover:
             for correction in todo.corrections:
                 self._apply(correction)
             if todo.wanted:
-                check()
-                self._offer(todo.wanted, todo.founding)
+                try:
+                    check()
+                    self._offer(todo.wanted, todo.founding)
+                except BaseException:  # Ctrl-C too: a fragment that stays reserved would never be offered again
+                    self._learner.release(todo.wanted)
+                    raise
             if not todo.wait and not (todo.wanted and self._synchronous):
                 return
             if not self._learner.wait(self._learner.deliverable, deadline - time.monotonic()):

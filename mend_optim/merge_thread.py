@@ -132,8 +132,7 @@ class MergeThread:
     # ── the training thread ──────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, anchors: Anchors) -> bool:
-        """Show our weights, wait until joined. Returns whether the weights that wait in the mailbox are to replace
-        ours."""
+        """Show our weights, wait until joined. Returns whether the weights in the mailbox are to replace ours."""
         genesis = anchors.genesis()
         with self.mutex:
             self._anchors = anchors
@@ -189,6 +188,10 @@ class MergeThread:
     def deliverable(self) -> bool:
         """Whether `take` would find something to do. Called with the mutex held."""
         return bool(self._mailbox) or not self.engine.training.must_wait()
+
+    def release(self, fragments: Sequence[int]) -> None:
+        with self.mutex:  # the copies that `take` asked for were not made
+            self.engine.training.release(fragments)
 
     def give_up(self) -> None:
         """The anchor that `take` said to wait for did not come in time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from .adopting import Adopting
@@ -73,6 +75,14 @@ class Training:
     def found(self, tensors: tuple[Tensor, ...]) -> None:
         """The copies of all fragments are ready to become the anchors."""
         self.books.work(Found(tensors))
+
+    def release(self, fragments: Iterable[int]) -> None:
+        """The copies that were reserved did not come about (Ctrl-C, say): they are wanted again."""
+        for fragment in (self.books.fragments[p] for p in fragments):
+            if fragment.motion is Motion.SNAPSHOT:
+                fragment.motion, fragment.pending = Motion.STILL, None
+        if self.books.founding == "running":
+            self.books.founding = "due"
 
     def holds_back(self, p: int) -> bool:
         """Under `adopt_after`: whether a correction of `p` that is ready must wait for its step."""

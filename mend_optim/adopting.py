@@ -107,11 +107,11 @@ class Adopting:
         lineage = fragment.lineage.seal(seal.members, seal.payload)
         if lineage.key != seal.key:
             self.books.fault(f"seal of {seal.sealer.name} refused: its lineage does not follow from its members")
-        elif fragment.in_doubt(lineage, self.books.me):
+        elif fragment.in_doubt(lineage):
             self._want(now, seal.fragment, seal.sealer, b"")
         else:
             fragment.motion = Motion.MOVING
-            mine = fragment.includes_pending(lineage, self.books.me)
+            mine = fragment.includes_pending(lineage)
             exact = mine and self._waits_exactly(fragment)
             self.books.work(Advance(seal, lineage, mine, exact, ours=seal.sealer == self.books.me))
 
@@ -140,8 +140,8 @@ class Adopting:
         elif fragment.motion is not Motion.STILL:
             self._keep(fragment, state)
         else:
-            doubt = fragment.in_doubt(lineage, self.books.me)
-            self._install((state,), fragment.includes_pending(lineage, self.books.me), doubt)
+            doubt = fragment.in_doubt(lineage)
+            self._install((state,), fragment.includes_pending(lineage), doubt)
 
     def outdone(self, beats: Sequence[Beat]) -> bool:
         """Whether any of these beats shows a greater model, or a greater anchor of ours."""

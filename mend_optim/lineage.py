@@ -43,6 +43,16 @@ class Entry(NamedTuple):
     steps: int
 
 
+class Claim(NamedTuple):
+    """Whose work an offer carries: everything of `author` after its offer number `settled`.
+
+    The author is not always the sender: work that a checkpoint held unmerged stays its author's when another process
+    goes on with it, since the old process, or a second one with the same checkpoint, may have offered it as well."""
+
+    author: PeerId
+    settled: int
+
+
 def content_digest(*parts: bytes | memoryview) -> bytes:
     """A 128-bit digest of the parts' bytes, in order (SHA-256, truncated: the fastest strong hash in the standard
     library)."""
@@ -78,6 +88,10 @@ class Lineage:
         """The sequence number of the last offer of `peer` in this anchor; 0 if it has none."""
         return self.merged.get(peer, 0)
 
+    def admits(self, claim: Claim) -> bool:
+        """Whether none of the claimed work is in this anchor: the rule that makes every merge the only one."""
+        return self.last_merged(claim.author) <= claim.settled
+
     def seal(self, members: Iterable[Entry], payload: bytes) -> Lineage:
         """The successor after merging `members`, whose merged bytes have the digest `payload`.
 
@@ -93,10 +107,12 @@ class Lineage:
             {**self.merged, **{entry.peer: max(entry.seq, self.last_merged(entry.peer)) for entry in members}},
         )
 
-    def found(self, peer: PeerId, seq: int, tokens: int, model: bytes) -> Lineage:
-        """The successor when `peer`, alone, takes its own weights as the anchor.
+    def found(self, merged: Mapping[PeerId, int], tokens: int, model: bytes) -> Lineage:
+        """The successor when a learner, alone, takes its own weights as the anchor; `merged` names all work in them
+        that may also be in offers.
 
         The digest depends on the whole model (`model`) but not on the fragment, so that all fragments of two founders
         that trained equally many tokens are ordered alike and no learner ends with a mixture of both models."""
         digest = content_digest(self.genesis, model)
-        return Lineage(self.tokens + tokens, self.version + 1, digest, self.genesis, {**self.merged, peer: seq})
+        later = {peer: max(seq, self.last_merged(peer)) for peer, seq in merged.items()}
+        return Lineage(self.tokens + tokens, self.version + 1, digest, self.genesis, {**self.merged, **later})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .lineage import Lineage, PeerId
+from .lineage import Claim, Lineage, PeerId
 from .protocol import Offer, Seal, State
 from .schedule import Schedule
 
@@ -30,6 +30,7 @@ class Motion(Enum):
 class Pending:
     """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was sent."""
 
+    claim: Claim
     seq: int
     step: int
     tokens: int
@@ -53,11 +54,12 @@ class Totals:
 class Progress:
     """One fragment of one learner. Tokens: trained = banked (merged or dropped) + unmerged."""
 
-    def __init__(self, fragment: int, lineage: Lineage, mark: int) -> None:
-        self.fragment, self.lineage, self.mark = fragment, lineage, mark
+    def __init__(self, me: PeerId, fragment: int, lineage: Lineage, mark: int) -> None:
+        self.me, self.fragment, self.lineage, self.mark = me, fragment, lineage, mark
         self.banked = Totals()
         self.dropped_tokens = 0
         self.seq = 0
+        self.inherited: Claim | None = None  # unmerged work that came with a checkpoint, in no offer yet
         self.pending: Pending | None = None
         self.motion = Motion.STILL
         self.stash: Seal | State | None = None
@@ -79,20 +81,40 @@ class Progress:
 
     def snapshot(self, totals: Totals, due: bool) -> Pending:
         """The training thread copies the fragment now; everything unmerged goes into the next offer."""
-        work = self.unmerged(totals)
-        self.seq += 1
+        work, claim = self.unmerged(totals), self.claim
+        if self.inherited:
+            seq, self.inherited = self._past(claim), None
+        else:
+            seq = self.seq = self.seq + 1
         self.motion, self.called = Motion.SNAPSHOT, False
-        self.pending = Pending(self.seq, totals.step, work.tokens, work.step, due)
+        self.pending = Pending(claim, seq, totals.step, work.tokens, work.step, due)
         return self.pending
 
-    def includes_pending(self, lineage: Lineage, me: PeerId) -> bool:
-        """Whether `lineage` has merged the pending offer."""
-        return self.pending is not None and lineage.last_merged(me) == self.pending.seq
+    def _past(self, claim: Claim) -> int:
+        """A number past every one that the author's own process can have used: what it offered after its checkpoint is
+        the same work."""
+        return max(self.me.incarnation, claim.settled + 1)
 
-    def in_doubt(self, lineage: Lineage, me: PeerId) -> bool:
-        """Whether `lineage` merged an offer of ours that we know nothing of: then drop, never double (law 5)."""
-        settled = self.seq - (1 if self.pending else 0)
-        return lineage.last_merged(me) > settled and not self.includes_pending(lineage, me)
+    @property
+    def claim(self) -> Claim:
+        """Whose work it is that no offer holds yet."""
+        return self.inherited or Claim(self.me, self.seq)
+
+    def includes_pending(self, lineage: Lineage) -> bool:
+        """Whether `lineage` has merged the pending offer."""
+        return self.pending is not None and lineage.last_merged(self.pending.claim.author) == self.pending.seq
+
+    def in_doubt(self, lineage: Lineage) -> bool:
+        """Whether `lineage` merged work of ours in an offer that we know nothing of: then drop, never double (law 5)."""
+        if self.pending and not lineage.admits(self.pending.claim) and not self.includes_pending(lineage):
+            return True
+        return not lineage.admits(self.claim)
+
+    def withdraw(self) -> None:
+        """The pending offer did not come about: its work goes into the next one."""
+        if self.pending and self.pending.claim.author != self.me:
+            self.inherited = self.pending.claim
+        self.pending = None
 
     def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule) -> None:
         """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training
@@ -116,12 +138,23 @@ class Progress:
         if not replace:
             return 0
         dropped = self.unmerged(totals)
-        self.banked, self.pending = Totals(totals.step, totals.tokens), None
+        self.banked, self.pending, self.inherited = Totals(totals.step, totals.tokens), None, None
+        self.seq = max(self.seq, self.lineage.last_merged(self.me))
         self.mark = totals.step if dropped.step else self.mark
         self.dropped_tokens += dropped.tokens
         return dropped.tokens
 
+    def found(self, tokens: int, model: bytes) -> Lineage:
+        """Alone, our weights become the anchor (`model` is their digest): its lineage has merged all that is ours."""
+        self.seq += 1
+        merged = {self.me: self.seq}
+        if self.pending:
+            merged[self.pending.claim.author] = max(self.pending.seq, merged.get(self.pending.claim.author, 0))
+        if self.inherited:
+            merged[self.inherited.author] = self._past(self.inherited)
+        return self.lineage.found(merged, tokens, model)
+
     def founded(self, lineage: Lineage, at: Totals) -> None:
         """Alone, the weights at `at` became the anchor: all of it is merged."""
-        self.motion, self.lineage, self.pending = Motion.STILL, lineage, None
+        self.motion, self.lineage, self.pending, self.inherited = Motion.STILL, lineage, None, None
         self.banked, self.called = Totals(at.step, at.tokens), False

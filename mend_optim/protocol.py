@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .codec import Packet, Sections
-from .lineage import Entry, Key, Lineage, PeerId
+from .lineage import Claim, Entry, Key, Lineage, PeerId
 
 PROTOCOL = 1
 
@@ -91,7 +91,7 @@ class Offer:
     """A learner's progress Δ on one fragment. Resent, it is the same offer: same `seq`, same bytes.
 
     `key` is the sender's anchor when it was sent. `due` is true at the sender's own boundary: such an offer launches a
-    round."""
+    round. `inherited` says whose work it is if it came, unmerged, from a checkpoint."""
 
     peer: PeerId
     fragment: int
@@ -102,10 +102,21 @@ class Offer:
     key: Key
     due: bool
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
+    inherited: Claim | None = None
+
+    @property
+    def claim(self) -> Claim:
+        """The work it carries."""
+        return self.inherited or Claim(self.peer, self.seq - 1)
 
     @property
     def entry(self) -> Entry:
-        return Entry(self.peer, self.seq, self.tokens, self.steps)
+        return Entry(self.claim.author, self.seq, self.tokens, self.steps)
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Among the offers of one sender: first the inherited ones."""
+        return self.inherited is None, self.seq
 
 
 @dataclass(frozen=True, slots=True)

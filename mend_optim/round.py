@@ -61,7 +61,7 @@ class Round:
         if not offer.steps:
             return not offer.tokens and offer.peer not in self.inbox  # tokens without a step are nobody's work
         held = self.inbox.get(offer.peer)
-        return offer.seq > lineage.last_merged(offer.peer) and (held is None or offer.seq > held.seq or not held.steps)
+        return lineage.admits(offer.claim) and (held is None or offer.order > held.order or not held.steps)
 
     def add(self, offer: Offer) -> None:
         self.inbox[offer.peer] = offer
@@ -71,7 +71,7 @@ class Round:
         self.inbox = {
             peer: offer
             for peer, offer in self.inbox.items()
-            if offer.genesis == lineage.genesis and offer.steps and offer.seq > lineage.last_merged(peer)
+            if offer.genesis == lineage.genesis and offer.steps and lineage.admits(offer.claim)
         }
 
     def held(self) -> tuple[tuple[PeerId, int], ...]:
@@ -110,9 +110,13 @@ class Round:
         )
 
     def close(self, expected: Collection[PeerId], reason: str) -> tuple[Offer, ...]:
-        """Fix the members, in peer-name order, and name the absent."""
+        """Fix the members, in peer-name order, and name the absent. Of two offers of one author's work (both of one
+        checkpoint, say) the earlier is a member; what becomes of the other the new anchor says."""
         self.on("seal")
-        self.members = tuple(self.inbox[peer] for peer in sorted(self.inbox))
+        stepped = sorted((o for o in self.inbox.values() if o.steps), key=lambda o: (o.seq, o.peer), reverse=True)
+        first = {offer.claim.author: offer for offer in stepped}
+        held = (offer for _, offer in sorted(self.inbox.items()))
+        self.members = tuple(o for o in held if not o.steps or first[o.claim.author] is o)
         self.absent = tuple(sorted(peer.name for peer in self.missing(expected)))
         self.reason = reason
         return self.members

@@ -21,14 +21,14 @@ class Sealing:
 
     def __init__(self, books: Books, adopting: Adopting) -> None:
         self.books, self.adopting = books, adopting
-        self._inspecting: set[tuple[PeerId, int, int]] = set()
+        self._inspecting: set[tuple[PeerId, int, int]] = set()  # (sender, fragment, seq)
 
     def on_offer(self, now: float, offer: Offer) -> None:
         fragment, seal = self.books.fragments[offer.fragment], self.books.seals[offer.fragment]
         if offer.genesis != self.books.genesis:
             return
         self.adopting.catch_up(now, fragment, offer.key, offer.peer)
-        if seal and offer.steps and any((m.peer, m.seq) == (offer.peer, offer.seq) for m in seal.members):
+        if seal and offer.steps and any((m.peer, m.seq) == (offer.claim.author, offer.seq) for m in seal.members):
             self.books.emit(Send(offer.peer, seal, EXCHANGE))
         ticket = (offer.peer, offer.fragment, offer.seq)
         if ticket in self._inspecting or not self.books.rounds[offer.fragment].fresh(offer, fragment.lineage):

@@ -55,7 +55,7 @@ class Syncer:
         schedule = self.books.policies.schedule
         self.books.genesis = genesis
         lineage = Lineage.fresh(genesis)
-        self.books.fragments = [Progress(p, lineage, schedule.first_mark(p)) for p in range(schedule.fragments)]
+        self.books.fragments = [Progress(self.books.me, p, lineage, schedule.first_mark(p)) for p in range(schedule.fragments)]
         self.books.rounds = [Round(p) for p in range(schedule.fragments)]
         self.books.seals = [None] * schedule.fragments
         self._join_by = now + self.books.policies.timing.join_timeout_s
@@ -114,7 +114,8 @@ class Syncer:
         if pending and pending.seq == job.seq:
             if done.fault:
                 self.books.fault(f"fragment {job.fragment} was not offered: {done.fault}")
-                fragment.pending, fragment.mark = None, self.books.totals.step
+                fragment.withdraw()
+                fragment.mark = self.books.totals.step
             else:
                 pending.offer = Offer(
                     self.books.me,
@@ -126,6 +127,7 @@ class Syncer:
                     fragment.lineage.key,
                     pending.due,
                     done.sections,
+                    pending.claim if pending.claim.author != self.books.me else None,
                 )
                 self.offering.send_offer(fragment, fragment.caller)
         fragment.caller = None
@@ -171,8 +173,7 @@ class Syncer:
             fragment.motion = Motion.STILL
             if not done.fault:
                 tokens = self.training.founded_at.tokens - fragment.banked.tokens
-                fragment.seq += 1
-                lineage = fragment.lineage.found(self.books.me, fragment.seq, tokens, done.digest)
+                lineage = fragment.found(tokens, done.digest)
                 self.books.record(taken_record(fragment.fragment, fragment.lineage, lineage, "founded", mine=True))
                 fragment.founded(lineage, self.training.founded_at)
                 self.books.moved(fragment.fragment)
@@ -281,7 +282,7 @@ class Syncer:
         if not isinstance(message, Offer) or not self.books.fragments or not message.steps:
             return None
         pending = self.books.fragments[message.fragment].pending
-        return pending if pending and pending.seq == message.seq else None
+        return pending if pending and (pending.claim, pending.seq) == (message.claim, message.seq) else None
 
     def _on_beat(self, now: float, beat: Beat) -> None:
         if beat.ping:

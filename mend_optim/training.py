@@ -80,7 +80,8 @@ class Training:
         """The copies that were reserved did not come about (Ctrl-C, say): they are wanted again."""
         for fragment in (self.books.fragments[p] for p in fragments):
             if fragment.motion is Motion.SNAPSHOT:
-                fragment.motion, fragment.pending = Motion.STILL, None
+                fragment.motion = Motion.STILL
+                fragment.withdraw()
         if self.books.founding == "running":
             self.books.founding = "due"
 

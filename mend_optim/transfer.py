@@ -116,7 +116,7 @@ class Transfers:
         if not isinstance(seal, Seal) or seal.fragment != offer.fragment:
             raise PeerError("an offer is answered by seals of its fragment")
         self._handler.receive(seal)
-        return _holds(seal, offer.peer, offer.seq)
+        return _holds(seal, offer.claim.author, offer.seq)
 
     async def _pull(self, link: Link, want: Want) -> None:
         with self._dial(link, "Pull") as stream:

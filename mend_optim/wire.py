@@ -19,7 +19,7 @@ from google.protobuf.message import Message as Proto
 from ._pb import peer_pb2 as pb
 from .codec import Packet, Sections
 from .errors import PeerError
-from .lineage import Entry, Key, Lineage, PeerId
+from .lineage import Claim, Entry, Key, Lineage, PeerId
 from .protocol import Beat, Bulk, Call, Control, Goodbye, Hello, Message, Offer, Report, Rumor, Seal, State, Want
 
 CHUNK = 1 << 20  # payload bytes in one frame; smaller costs throughput, greater costs fairness to beats
@@ -266,13 +266,17 @@ def _offer(offer: Offer) -> pb.Offer:
     return pb.Offer(
         peer=_id(offer.peer), fragment=offer.fragment, seq=offer.seq, tokens=offer.tokens, steps=offer.steps,
         genesis=offer.genesis, key=_key(offer.key), due=offer.due,
+        inherited=_merged([offer.inherited])[0] if offer.inherited else None,
     )  # fmt: skip
 
 
 def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
+    claims = [offer.inherited] if offer.HasField("inherited") else []
+    inherited = next((Claim(*pair) for pair in _to_merged("claims", claims)), None)
+    _check(inherited is None or inherited.settled < offer.seq, "an offer that claims what comes after it")
     return Offer(
         _to_id(offer.peer), offer.fragment, offer.seq, offer.tokens, offer.steps, _digest("genesis", offer.genesis),
-        _to_key(offer), offer.due, sections,
+        _to_key(offer), offer.due, sections, inherited,
     )  # fmt: skip
 
 

@@ -86,16 +86,16 @@ def test_all_fragments_of_a_founder_have_the_same_key(
     genesis: bytes, model: bytes, founder: PeerId, tokens: int
 ) -> None:
     """Whatever their digests were: so that two founders are ordered alike in every fragment."""
-    one = Lineage.fresh(genesis).seal([], b"one").found(founder, 1, tokens, model)
-    two = Lineage.fresh(genesis).seal([], b"two").found(founder, 1, tokens, model)
+    one = Lineage.fresh(genesis).seal([], b"one").found({founder: 1}, tokens, model)
+    two = Lineage.fresh(genesis).seal([], b"two").found({founder: 1}, tokens, model)
     assert one.key == two.key
     assert one.last_merged(founder) == 1
 
 
 def test_founders_of_different_weights_have_different_digests() -> None:
     base = Lineage.fresh(b"g")
-    assert base.found(ME, 1, 5, b"one").digest != base.found(ME, 1, 5, b"two").digest
-    assert base.found(ME, 1, 5, b"one").digest != Lineage.fresh(b"h").found(ME, 1, 5, b"one").digest
+    assert base.found({ME: 1}, 5, b"one").digest != base.found({ME: 1}, 5, b"two").digest
+    assert base.found({ME: 1}, 5, b"one").digest != Lineage.fresh(b"h").found({ME: 1}, 5, b"one").digest
 
 
 def test_a_lineage_cannot_be_changed() -> None:

@@ -18,9 +18,9 @@ LOCKSTEP = Schedule(sync_every=4, adopt_after=2)
 class Fragment:
     """A fragment of a learner, driven as the engine drives it."""
 
-    def __init__(self, schedule: Schedule = FREE) -> None:
+    def __init__(self, schedule: Schedule = FREE, me: PeerId = ME) -> None:
         self.schedule, self.totals = schedule, Totals()
-        self.progress = Progress(0, BASE, schedule.first_mark(0))
+        self.progress = Progress(me, 0, BASE, schedule.first_mark(0))
 
     def step(self, count: int = 1, tokens: int = 10) -> None:
         self.totals = Totals(self.totals.step + count, self.totals.tokens + count * tokens)
@@ -38,8 +38,8 @@ class Fragment:
         progress, pending = self.progress, self.progress.pending
         entry = Entry(ME, pending.seq, pending.tokens, pending.steps) if mine and pending else Entry(OTHER, 1, 7, 1)
         lineage = progress.lineage.seal([entry], b"payload")
-        assert progress.includes_pending(lineage, ME) is mine
-        assert not progress.in_doubt(lineage, ME)
+        assert progress.includes_pending(lineage) is mine
+        assert not progress.in_doubt(lineage)
         progress.moved(lineage, mine, self.totals, self.schedule)
 
     def taken(self, replace: bool = False) -> int:
@@ -283,18 +283,18 @@ def test_a_lineage_that_merged_the_pending_offer_is_no_doubt() -> None:
     fragment = Fragment()
     fragment.step(4)
     fragment.offer()
-    assert fragment.progress.includes_pending(merged(1), ME)
-    assert not fragment.progress.in_doubt(merged(1), ME)
+    assert fragment.progress.includes_pending(merged(1))
+    assert not fragment.progress.in_doubt(merged(1))
 
 
 def test_a_lineage_that_merged_what_we_know_nothing_of_is_in_doubt() -> None:
     fragment = Fragment()
-    assert fragment.progress.in_doubt(merged(1), ME)
+    assert fragment.progress.in_doubt(merged(1))
     fragment.step(4)
     fragment.offer()
-    assert fragment.progress.in_doubt(merged(2), ME)
-    assert not fragment.progress.includes_pending(merged(2), ME)
+    assert fragment.progress.in_doubt(merged(2))
+    assert not fragment.progress.includes_pending(merged(2))
 
 
 def test_another_incarnations_offers_are_not_ours() -> None:
-    assert not Fragment().progress.in_doubt(merged(1), PeerId("me", 2))
+    assert not Fragment(me=PeerId("me", 2)).progress.in_doubt(merged(1))

@@ -11,7 +11,7 @@ from mend_optim.training import Training
 def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
     """Ctrl-C between reserving and copying: a fragment that stayed reserved would never be offered again."""
     books = Books(PeerId("a", 1), "", [], Policies(schedule=Schedule(sync_every=2)))
-    books.fragments = [Progress(0, Lineage.fresh(b"genesis"), mark=0)]
+    books.fragments = [Progress(PeerId("me", 1), 0, Lineage.fresh(b"genesis"), mark=0)]
     books.joined, books.solo = True, False
     training = Training(books, Adopting(books))
     for now in (1.0, 2.0):

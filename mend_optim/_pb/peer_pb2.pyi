@@ -173,7 +173,7 @@ class Section(_message.Message):
     def __init__(self, name: _Optional[str] = ..., codec: _Optional[str] = ..., numel: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("peer", "fragment", "seq", "tokens", "steps", "genesis", "key", "due")
+    __slots__ = ("peer", "fragment", "seq", "tokens", "steps", "genesis", "key", "due", "inherited")
     PEER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class Offer(_message.Message):
     GENESIS_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     DUE_FIELD_NUMBER: _ClassVar[int]
+    INHERITED_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     fragment: int
     seq: int
@@ -190,7 +191,8 @@ class Offer(_message.Message):
     genesis: bytes
     key: Key
     due: bool
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ...) -> None: ...
+    inherited: Merged
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ..., inherited: _Optional[_Union[Merged, _Mapping]] = ...) -> None: ...
 
 class Seal(_message.Message):
     __slots__ = ("sealer", "fragment", "base", "key", "members", "absent", "reason", "payload")

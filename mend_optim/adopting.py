@@ -32,8 +32,10 @@ class Adopting:
         if switch and switch.peer == beat.peer and (switch.genesis != beat.genesis or theirs <= self.books.model()):
             self.books.switch = None  # it took another model itself, or we trained past it
             self.books.wants.clear()
-        if same and (beat.training or theirs == self.books.model()) and self.books.founding == "":
-            self.books.solo = self.books.solo and not beat.training
+        # Whoever has steps behind it is no newcomer, even before it has joined: it goes on where a checkpoint stood.
+        at_work = beat.training or beat.step > 0
+        if same and self.books.founding == "":
+            self.books.solo = self.books.solo and not at_work
         if self.books.solo and theirs < self.books.model():
             trained = any(f.unmerged(self.books.totals).tokens for f in self.books.fragments)
             self.books.founding = self.books.founding or ("due" if trained and self.books.joined else "")
@@ -48,6 +50,9 @@ class Adopting:
         """Pull a greater anchor, unless its seal is about to come down the stream our offer went up; not for long
         if no bytes come: a sealer that died may have told the others, and nobody else has the seal."""
         if key <= fragment.lineage.key:
+            wanted = self.books.wants.get(fragment.fragment)
+            if wanted and wanted[0] == peer and not self.books.switch:
+                del self.books.wants[fragment.fragment]  # it showed more a moment ago, but has nothing to answer with
             return
         if fragment.behind_since is None:
             fragment.behind_since = now
@@ -108,6 +113,7 @@ class Adopting:
         if lineage.key != seal.key:
             self.books.fault(f"seal of {seal.sealer.name} refused: its lineage does not follow from its members")
         elif fragment.in_doubt(lineage):
+            self.books.wants.pop(seal.fragment, None)  # this may have been the answer, and will not do
             self._want(now, seal.fragment, seal.sealer, b"")
         else:
             fragment.motion = Motion.MOVING

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,14 @@ class Prepare:
     fragment: int
     seq: int
     tensor: Tensor = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reoffer:
+    """Encode the Δ that came with a checkpoint again: the same offer, `seq`, with the same bytes."""
+
+    fragment: int
+    seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ class Export:
     lineage: Lineage
 
 
-Job = Prepare | Inspect | Merge | Advance | Install | Found | Export
+Job = Prepare | Reoffer | Inspect | Merge | Advance | Install | Found | Export
 
 
 # Results: back to the engine.
@@ -181,12 +189,17 @@ class Anchors:
         self.progress[job.fragment] = progress
         return Done(sections={"delta": self._encode(job.fragment, progress)})
 
+    def _reoffer(self, job: Reoffer) -> Done:
+        progress = self.progress[job.fragment]
+        assert progress is not None
+        return Done(sections={"delta": self._encode(job.fragment, progress)})
+
     def _encode(self, fragment: int, progress: Tensor) -> Packet:
         """Error feedback: A = Δ + e is encoded, and A - decode(encode(A)) waits until a seal says that the offer was
         merged."""
-        if self.codec.exact:
+        residual = self.residual[fragment]  # an exact codec has one where a checkpoint of another came with it
+        if self.codec.exact and residual is None:
             return self.codec.encode(progress)
-        residual = self.residual[fragment]
         whole = progress + residual if residual is not None else progress.clone()
         packet = self.codec.encode(whole)
         self.lost[fragment] = whole.sub_(self.codec.decode(packet))
@@ -282,6 +295,23 @@ class Anchors:
         if velocity is not None:
             sections["velocity"] = _dense(self._copy(velocity))
         return Done(sections=sections, digest=content_digest(*(sections[name].data for name in sorted(sections))))
+
+    def save(self, p: int) -> dict[str, Tensor]:
+        """Copies of all that there is of fragment `p`, by name."""
+        held = {
+            "anchor": self.theta[p], "velocity": self.velocity[p], "delta": self.progress[p],
+            "residual": self.residual[p], "lost": self.lost[p],
+        }  # fmt: skip
+        return {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
+
+    def load(self, p: int, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse, into buffers of our own."""
+        self.theta[p].copy_(tensors["anchor"])
+        velocity = self.velocity[p]
+        if velocity is not None and "velocity" in tensors:
+            velocity.copy_(tensors["velocity"])
+        for name, held in (("delta", self.progress), ("residual", self.residual), ("lost", self.lost)):
+            held[p] = self._copy(tensors[name]) if name in tensors else None
 
     def copies(self) -> list[Tensor]:
         """Copies of all anchors."""

@@ -60,6 +60,7 @@ class Books:
         self.roster = Roster(me, address, policies.timing)
         self.seeds = Seeds(seeds)
         self.totals = Totals()
+        self.head_start = 0  # the cluster's steps before our first
         self.step_s = 0.0  # running mean of an inner step's seconds
         self.genesis = b""
         self.fragments: list[Progress] = []
@@ -106,6 +107,26 @@ class Books:
     def model(self) -> ModelKey:
         """The same for the whole model."""
         return model_key((self.key(f) for f in self.fragments), self.genesis, self.totals.step > 0)
+
+    @property
+    def position(self) -> int:
+        """Inner steps on the way from the first weights to ours: those of who trained before us, then our own."""
+        return self.head_start + self.totals.step
+
+    def cluster_step(self) -> int:
+        """The position of the learner that is farthest on."""
+        return max([self.position, *(p.beat.position for p in self.roster.peers.values() if p.beat)])
+
+    def cluster_tokens(self) -> int:
+        """The tokens in the anchor that holds the most."""
+        beats = (p.beat for p in self.roster.peers.values() if p.beat and p.beat.genesis == self.genesis)
+        held = [report.key.tokens for beat in beats for report in beat.reports]
+        return max([*(self.key(f).tokens for f in self.fragments), *held], default=self.totals.tokens)
+
+    def catch_up_position(self) -> int:
+        """We have the others' weights now: go on from where they are."""
+        self.head_start = self.cluster_step() - self.totals.step
+        return self.position
 
     def moved(self, p: int) -> None:
         """The anchor of `p` has a new lineage: what it merged need not be kept."""

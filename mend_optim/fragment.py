@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError, require
+from .lineage import content_digest
 
 
 def partition(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ...]:
@@ -94,11 +95,12 @@ class Layout:
                 f"got {len(tensors)}; "
                 "add parameters before the first step, or close() this optimizer and make a new one"
             )
-        for name, shape, tensor in zip(self.names, self.shapes, tensors, strict=True):
-            if tuple(tensor.shape) != shape:
+        for name, shape, dtype, tensor in zip(self.names, self.shapes, self.dtypes, tensors, strict=True):
+            if (tuple(tensor.shape), str(tensor.dtype)) != (shape, dtype):
                 raise UsageError(
-                    f"parameter {name} must keep its shape {list(shape)} while it trains with peers, "
-                    f"got {list(tensor.shape)}; close() this optimizer and make a new one for the changed model"
+                    f"parameter {name} must keep its shape {list(shape)} and {dtype} while it trains with peers, "
+                    f"got {list(tensor.shape)} {tensor.dtype}; close() this optimizer and make a new one for the "
+                    "changed model"
                 )
 
 
@@ -166,3 +168,18 @@ def scatter(
             target.copy_(source)
         else:
             target.add_(source)  # in the wider of both dtypes, whatever they are
+
+
+SAMPLES = 64  # elements of each tensor
+
+
+@torch.no_grad()
+def sketch(parameters: Sequence[Tensor]) -> str:
+    """A digest, in hex, of some elements of every parameter: enough to tell whether these are the weights that a
+    checkpoint belongs to, and no copy of a model."""
+    samples = []
+    for parameter in parameters:
+        flat = _real(parameter).reshape(-1)
+        sample = flat[:: max(1, flat.numel() // SAMPLES)].contiguous().cpu()
+        samples.append(sample.view(torch.uint8).numpy().data)
+    return content_digest(*samples).hex()

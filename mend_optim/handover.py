@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from .anchor import Anchors, Buffers, Correction
-from .fragment import Layout, copied, gather, narrow, scatter
+from .checkpoint import Checkpoint, Kept, anchored
+from .fragment import Layout, copied, gather, narrow, scatter, sketch
 from .merge_thread import MergeThread
+from .starting import Resumed
 
 
 class Handover:
@@ -36,13 +39,43 @@ class Handover:
         self._rounding = [self._buffers.take(f.numel).zero_() if rounds else None for f in layout.fragments]
         self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
 
-    def begin(self) -> bool:
-        """Before the first inner step: show our weights, join. Whether the cluster's weights replaced ours."""
-        weights = [self._copy(p) for p in range(len(self._layout.fragments))]
-        copied(self._device)()
-        replaced = self._learner.begin(self._make(weights, self._buffers))
+    def begin(self, saved: Checkpoint | None) -> bool:
+        """Before the first inner step: show our weights, or go on where a checkpoint stood; join. Whether the cluster's
+        weights replaced ours."""
+        fragments = range(len(self._layout.fragments))
+        if saved and saved.fragments:
+            replaced = self._learner.begin(*self._restore(saved))
+        else:
+            weights = [self._copy(p) for p in fragments]
+            copied(self._device)()
+            resumed = Resumed(saved.totals, (), saved.head_start) if saved and saved.step else None
+            replaced = self._learner.begin(self._make(weights, self._buffers), resumed, ())
         self.run()
         return replaced
+
+    def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
+        intact = saved.weights == sketch(self._parameters)
+        kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
+        anchors = self._make([self._buffers.take(f.numel) for f in self._layout.fragments], self._buffers)
+        corrections = []
+        for p, fragment in enumerate(kept):
+            anchors.load(p, fragment.tensors)
+            rounding = self._rounding[p]
+            if rounding is not None and "rounding" in fragment.tensors:
+                rounding.copy_(fragment.tensors["rounding"])
+            if "correction" in fragment.tensors:
+                values = self._buffers.take(self._layout.fragments[p].numel)
+                corrections.append(Correction(p, values.copy_(fragment.tensors["correction"]), fragment.replace))
+        standings = [fragment.standing for fragment in kept]
+        return anchors, Resumed(saved.totals, standings, saved.head_start, intact), corrections
+
+    def keep(self) -> tuple[Kept, ...]:
+        """What a checkpoint keeps of every fragment. Waits for the worker's present job, never for the network."""
+        kept = self._learner.keep()
+        return tuple(
+            k if rounding is None else replace(k, tensors={**k.tensors, "rounding": rounding.clone()})
+            for k, rounding in zip(kept, self._rounding, strict=True)
+        )
 
     def run(self, check: Callable[[], None] = lambda: None) -> None:
         """Apply what is ready, copy what is due (after `check`); under `adopt_after`, wait for an anchor due now."""

@@ -1,4 +1,4 @@
-"""Threads and clocks: the only room that has them.
+"""Threads and clocks: all of a learner's.
 
     training thread ── step(): stepped, take, submit ──┐
     network loop (one per process) ── gRPC, timers ────┼──▶ one mutex around one engine ──▶ messages, jobs, events
@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -27,17 +27,19 @@ from torch import Tensor
 
 from .anchor import Anchors, Correction, Done, Job, stack
 from .books import Send, Work
+from .checkpoint import Kept, keep
 from .errors import ClosedError, MendError
 from .fragment import Ready
 from .ledger import Event
 from .lineage import PeerId
+from .network_loop import CLOSE_S, NetworkLoop
 from .peer import Transport
 from .protocol import Hello, Message
+from .starting import Resumed
 from .syncer import Syncer
 
 log = logging.getLogger("mend_optim")
 T = TypeVar("T")
-CLOSE_S = 3.0  # how long close() may take: goodbyes go out, the worker ends its job
 
 
 class Todo(NamedTuple):
@@ -48,45 +50,6 @@ class Todo(NamedTuple):
     wanted: list[int]
     founding: bool
     wait: bool
-
-
-class NetworkLoop:
-    """The process's one asyncio loop, on a daemon thread, while any learner uses it."""
-
-    _lock = threading.Lock()
-    _shared: NetworkLoop | None = None
-    _users = 0
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="mend-network", daemon=True)
-        self.thread.start()
-
-    @classmethod
-    def acquire(cls) -> NetworkLoop:
-        with cls._lock:
-            cls._shared = cls._shared or cls()
-            cls._users += 1
-            return cls._shared
-
-    def release(self) -> None:
-        with self._lock:
-            NetworkLoop._users -= 1
-            if NetworkLoop._users:
-                return
-            NetworkLoop._shared = None
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(CLOSE_S)
-        if not self.thread.is_alive():
-            self.loop.close()
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Run a coroutine on the loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
-
-    def soon(self, action: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            self.loop.call_soon_threadsafe(action)
 
 
 class MergeThread:
@@ -131,12 +94,14 @@ class MergeThread:
 
     # ── the training thread ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, anchors: Anchors) -> bool:
-        """Show our weights, wait until joined. Returns whether the weights in the mailbox are to replace ours."""
+    def begin(self, anchors: Anchors, resumed: Resumed | None, corrections: Sequence[Correction]) -> bool:
+        """Show our weights, or where a checkpoint stood; wait until joined. Returns whether the weights in the mailbox
+        are to replace ours."""
         genesis = anchors.genesis()
         with self.mutex:
             self._anchors = anchors
-            self.engine.begin(time.monotonic(), genesis)
+            self._mailbox.update({correction.fragment: correction for correction in corrections})
+            self.engine.begin(time.monotonic(), genesis, resumed)
             self._pump()
             self.condition.wait_for(lambda: self.engine.books.joined or self._over())
             return any(c.replace for c in self._mailbox.values())
@@ -209,20 +174,38 @@ class MergeThread:
             self._pump()
 
     def anchors(self) -> list[Tensor]:
-        """Copies of all anchors, made by the worker between its jobs; by us once there is none."""
-        anchors, copies = self._anchors, list[Tensor]()
+        """Copies of all anchors."""
+        return self._between_jobs(lambda anchors: anchors.copies())
+
+    def keep(self) -> list[Kept]:
+        """Copies of all that a checkpoint keeps, as of one moment: a job in the queue counts as not begun."""
+
+        def copy(anchors: Anchors) -> list[Kept]:
+            with self.mutex:
+                standings, mailbox = self.engine.standings(), dict(self._mailbox)
+            return [keep(s, anchors.save(p), mailbox.get(p)) for p, s in enumerate(standings)]
+
+        return self._between_jobs(copy)
+
+    def _between_jobs(self, look: Callable[[Anchors], T]) -> T:
+        """Let the worker look at the anchors between two of its jobs; do it ourselves once there is no worker, or where
+        we are the worker (in `on_event`)."""
+        anchors, seen = self._anchors, list[T]()
         assert anchors is not None
 
-        def copy() -> None:
-            made = anchors.copies()
+        def see() -> None:
+            made = look(anchors)
             with self.mutex:
-                copies.extend(made)
+                seen.append(made)
                 self.condition.notify_all()
 
-        self._jobs.put(copy)
-        with self.mutex:
-            self.condition.wait_for(lambda: copies or self._over())
-        return copies or anchors.copies()
+        if threading.current_thread() is not self._worker:
+            self._jobs.put(see)
+            with self.mutex:
+                self.condition.wait_for(lambda: seen or self._over())
+            if not seen:
+                self._worker.join(CLOSE_S)  # it ends its job before it ends
+        return seen[0] if seen else look(anchors)
 
     def check(self) -> None:
         """Raise, chained, what stopped a background thread: a bug of ours or no memory, never a peer's fault."""

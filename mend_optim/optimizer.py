@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, count
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .anchor import Anchors, Buffers
-from .books import Policies
-from .codec import codec as codec_named
+from .checkpoint import Checkpoint, from_state, to_state
 from .errors import UsageError, is_number, require
-from .fragment import Layout
+from .fragment import Layout, sketch
 from .handover import Handover
 from .ledger import Event
-from .lineage import PeerId
-from .merge import MERGES, WEIGHTINGS
 from .merge_thread import MergeThread
 from .outer import Nesterov
-from .peer import Transport, parse_dialable
-from .protocol import Hello
 from .quorum import Grace, Quorum
 from .roster import Timing
 from .schedule import Schedule
+from .settings import Settings, settings
 from .status import Status, fragment_statuses, peer_statuses
-from .syncer import Syncer
+from .tokens import TokenCount
 
 
 class MendOptimizer(Optimizer):
@@ -66,6 +61,8 @@ class MendOptimizer(Optimizer):
         that changed.
     """
 
+    _learner: MergeThread | None
+
     def __init__(
         self,
         inner: Optimizer,
@@ -88,48 +85,28 @@ class MendOptimizer(Optimizer):
         ledger: str | Path | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        require(isinstance(inner, Optimizer), "inner", type(inner).__name__, "a torch.optim.Optimizer")
         require(not isinstance(inner, MendOptimizer), "inner", "MendOptimizer", "a plain optimizer", "wrap once")
-        require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
-        require(merge in MERGES, "merge", merge, f"one of {MERGES}")
-        require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
-        require(isinstance(codec, str), "codec", codec, "the name of a codec")
-        require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
-        require(isinstance(ledger, str | Path | None), "ledger", ledger, "None or the path of a file")
-        require(on_event is None or callable(on_event), "on_event", on_event, "None or a function of an Event")
-        weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
-        require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
-        self.inner = inner
+        schedule = Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after)
+        told = settings(
+            inner, name, listen, peers, schedule, quorum, grace, weighting, merge, outer, codec, tokens_per_step,
+            timing, advertise, ledger, on_event,
+        )  # fmt: skip
+        self._wrap(inner, told)
+        self._learner = told.connect(lambda: self._layout)
+
+    def _wrap(self, inner: Optimizer, told: Settings) -> None:
+        self.inner, self._settings, self.name = inner, told, told.name
         for attribute, hooks in vars(inner).items():
             if attribute.startswith("_optimizer_") and attribute.endswith("_hooks"):
                 setattr(self, attribute, hooks)  # one set of hooks for both, so that each fires once
-        self._schedule = Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after)
-        self._outer, self._codec, self._merge = outer, codec_named(codec), merge
-        self._policies = Policies(
-            schedule=self._schedule,
-            quorum=quorum if isinstance(quorum, Quorum) else Quorum(minimum=quorum),
-            grace=grace if isinstance(grace, Grace) else Grace(max_s=grace),
-            weighting=weighting,
-            timing=timing,
-        )
-        self._tokens_per_step, self._counted = tokens_per_step, 0
+        self._count = TokenCount()
         self._step, self._tokens, self._in_mend_s = 0, 0, 0.0
-        self._swapped = False
+        self._own_weights: list[Tensor] | None = None  # while the anchor is swapped in
+        self._learner = None
+        self._uncompiled: Any = None
         self._handover: Handover | None = None  # from the first step with peers on
+        self._saved: Checkpoint | None = None  # loaded, and not yet gone on from
         self._parameters, self._layout = self._lay_out()
-        self.name = _learner_name(name)
-        listen = os.environ.get("MEND_LISTEN") or None if listen is None else listen
-        peers = [peers] if isinstance(peers, str) else peers
-        require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
-        peers = list(peers) or [p.strip() for p in os.environ.get("MEND_PEERS", "").split(",") if p.strip()]
-        dialable = advertise is None or listen is not None
-        require(dialable, "advertise", advertise, "None without listen", "a learner nobody can dial has no address")
-        self._learner: MergeThread | None = None
-        if listen is not None or peers:
-            self._learner = self._connect(listen, advertise, peers, ledger, on_event)
-        else:
-            least = self._policies.quorum.minimum or 1
-            require(least == 1, "quorum.minimum", least, "1 without listen or peers", "nobody else can ever take part")
 
     # ── a torch optimizer ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -149,15 +126,30 @@ class MendOptimizer(Optimizer):
         return self.inner.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._count:
+            self._count.cleared(_any_gradient(self._parameters), _stamp(self._parameters))
+        else:
+            self._count.cleared(False, None)
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state."""
-        return self.inner.state_dict()
+        """The inner optimizer's state, which the inner optimizer can load, and under "mend" all else that it takes to
+        go on to the bit: anchors, velocities, lineages, pending offers, residuals, counters; tensors (copies, on the
+        host) and plain containers. Waits for nothing on the network."""
+        return {**self.inner.state_dict(), "mend": self._mend_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the inner optimizer's state."""
-        self.inner.load_state_dict(state_dict)
+        """Go on where a checkpoint stood, the bare inner optimizer's or ours; load the model's weights as well.
+
+        Ours counts steps and tokens on, offers again what was on its way, and takes whatever newer anchor the others
+        have; each token counts once. The weights must be those saved with it; others are replaced by its anchor.
+        After the first step with peers this learner leaves, and joins again as a new incarnation. Raises `UsageError`
+        for what is damaged or another model's; then nothing has changed."""
+        mend = state_dict.get("mend")
+        saved = None if mend is None else from_state(mend, self._layout)
+        self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "mend"})
+        if saved:
+            self._resume(saved)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer. With peers only before the first step: all learners must have the same
@@ -174,38 +166,48 @@ class MendOptimizer(Optimizer):
         return f"MendOptimizer(name={self.name!r}, {self.inner!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        raise UsageError("a MendOptimizer must not be copied or pickled: it has threads and peers; use state_dict()")
+        """What a copy or a pickle holds: an optimizer without peers, and our state for its `state_dict`."""
+        return {"inner": self.inner, "settings": self._settings.offline(), "mend": self._mend_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._wrap(state["inner"], state["settings"])
+        self._resume(from_state(state["mend"], self._layout))
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """The inner optimizer's step; then, at boundaries, a copy; and when an anchor is ready, its correction.
 
         The first step with peers waits until this learner has joined (at most `timing.join_timeout_s` if nobody is
         found). If it takes over a running cluster's weights, the gradient of the old ones is dropped: nothing is
-        trained in that call, nothing counted."""
-        learner = self._learner
-        if learner is None:
-            loss = self.inner.step(closure)
-            self._step += 1
-            self._tokens += self._take_count()
+        trained in that call, nothing counted. Nor is anything in the step with `lr=0` and no gradient that
+        torch.distributed.checkpoint takes to make an optimizer's first state."""
+        if closure is None and _is_phantom(self.inner):
+            return self.inner.step()
+        if self._learner is None:
+            loss = self._inner_step(closure)
+            self._counted()
             return loss
+        if self._uncompiled is None:  # threads, clocks, copies: where the user compiles step(), nothing of it is
+            self._uncompiled = torch.compiler.disable(self._step_with_peers)  # type: ignore[no-untyped-call]
+        return self._uncompiled(self._learner, closure)
+
+    def _step_with_peers(self, learner: MergeThread, closure: Callable[[], float] | None) -> Any:
         self._refuse_swapped("step")
         started = time.perf_counter()
         handover, stale = self._begun(learner)
-        if stale and closure is None:
-            self._counted = 0
-            self._in_mend_s += time.perf_counter() - started
-            return None
+        if stale:
+            self.inner.zero_grad()  # gradients of weights that are gone
         inner_at = time.perf_counter()
-        loss = self.inner.step(closure)
+        loss = None if stale and closure is None else self._inner_step(closure)
         done_at = time.perf_counter()
-        tokens = self._take_count()
-        self._step += 1
-        self._tokens += tokens
-        if not learner.closed:
-            learner.stepped(tokens)
-            handover.run(self._check_layout)
+        if stale and not _any_gradient(self._parameters):
+            self._count.take(0)
         else:
-            learner.check()
+            tokens = self._counted()
+            if not learner.closed:
+                learner.stepped(tokens)
+                handover.run(self._check_layout)
+            else:
+                learner.check()
         self._in_mend_s += time.perf_counter() - done_at + inner_at - started
         return loss
 
@@ -215,7 +217,7 @@ class MendOptimizer(Optimizer):
         """Add `n` tokens to the coming step, the weight of its work; they take the place of `tokens_per_step`, and a
         step counts at least 1. Raises `UsageError` unless n is an int >= 0."""
         require(isinstance(n, int) and not isinstance(n, bool) and n >= 0, "n", n, "an int >= 0")
-        self._counted += n
+        self._count.add(n, _stamp(self._parameters))
 
     def synchronize(self, timeout: float | None = None) -> bool:
         """Offer everything not yet merged and wait until it is merged and this learner holds the greatest anchor it has
@@ -233,7 +235,7 @@ class MendOptimizer(Optimizer):
         learner.require_open()
         self._refuse_swapped("synchronize")
         handover, _ = self._begun(learner)
-        deadline = time.monotonic() + (self._policies.timing.round_timeout_s if timeout is None else timeout)
+        deadline = time.monotonic() + (self._settings.policies.timing.round_timeout_s if timeout is None else timeout)
         learner.rest()
         while True:
             handover.run(self._check_layout)
@@ -242,7 +244,7 @@ class MendOptimizer(Optimizer):
                 return True
             if left <= 0 or learner.closed:
                 return False
-            learner.wait(learner.news, min(left, self._policies.timing.beat_s))
+            learner.wait(learner.news, min(left, self._settings.policies.timing.beat_s))
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
@@ -258,22 +260,22 @@ class MendOptimizer(Optimizer):
             yield
             return
         anchors = learner.anchors()
-        saved = [parameter.detach().clone() for parameter in self._parameters]
-        self._swapped = True
+        own = self._own_weights = [parameter.detach().clone() for parameter in self._parameters]
         try:
             handover.show(anchors)
             yield
         finally:
             with torch.no_grad():
-                for parameter, value in zip(self._parameters, saved, strict=True):
+                for parameter, value in zip(self._parameters, own, strict=True):
                     parameter.copy_(value)
-            self._swapped = False
+            self._own_weights = None
 
     def status(self) -> Status:
         """Where this learner stands, as frozen data."""
         learner = self._learner
         if learner is None:
-            return Status(self.name, "", self._step, self._tokens)
+            step, tokens = self._step, self._tokens
+            return Status(self.name, "", step, tokens, position=step, cluster_step=step, cluster_tokens=tokens)
         with learner.mutex:
             books = learner.engine.books
             fragments = fragment_statuses(books)
@@ -292,6 +294,9 @@ class MendOptimizer(Optimizer):
                 learner.transport.bytes_sent,
                 learner.transport.bytes_received,
                 self._in_mend_s,
+                books.position,
+                books.cluster_step(),
+                books.cluster_tokens(),
             )
 
     def close(self) -> None:
@@ -309,82 +314,85 @@ class MendOptimizer(Optimizer):
     # ── the training thread's part ───────────────────────────────────────────────────────────────────────────────────
 
     def _refuse_swapped(self, call: str) -> None:
-        if self._swapped:
+        if self._own_weights is not None:
             raise UsageError(f"{call}() must not be called inside global_weights(): leave the block first")
 
-    def _take_count(self) -> int:
-        counted, self._counted = self._counted, 0
-        return counted or self._tokens_per_step or 1
+    def _inner_step(self, closure: Callable[[], float] | None) -> Any:
+        return self.inner.step() if closure is None else self.inner.step(closure)
+
+    def _counted(self) -> int:
+        """One step was taken: the tokens of it."""
+        tokens = self._count.take(self._settings.tokens_per_step or 1)
+        self._step += 1
+        self._tokens += tokens
+        return tokens
+
+    def _checkpoint(self) -> Checkpoint:
+        saved, learner, handover = self._saved or Checkpoint(), self._learner, self._handover
+        own = self._parameters if self._own_weights is None else self._own_weights
+        here = replace(saved, step=self._step, tokens=self._tokens, weights=sketch(own))
+        if learner is None or handover is None:
+            return here
+        books = learner.engine.books
+        history = (*saved.history, str(books.me))
+        return replace(here, head_start=books.head_start, history=history, fragments=handover.keep())
+
+    def _mend_state(self) -> dict[str, Any]:
+        return to_state(self._checkpoint(), self._layout)
+
+    def _resume(self, saved: Checkpoint) -> None:
+        """Go on from there at the next step, as a new incarnation if this one has begun."""
+        if self._learner and self._handover:
+            self._learner.close()
+            self._handover = None
+            self._learner = self._settings.connect(lambda: self._layout)
+        self._saved, self._step, self._tokens = saved, saved.step, saved.tokens
 
     def _lay_out(self) -> tuple[list[Tensor], Layout]:
         groups = self.inner.param_groups
         parameters = [p for group in groups for p in group["params"]]
         named = [str(n) for group in groups for n in group.get("param_names", ())]
         names = named if len(named) == len(parameters) else [str(i) for i in range(len(parameters))]
-        return parameters, Layout(names, parameters, self._schedule.fragments)
+        return parameters, Layout(names, parameters, self._settings.schedule.fragments)
 
     def _begun(self, learner: MergeThread) -> tuple[Handover, bool]:
         """Before the first inner step, show our weights and join. Also returns whether the cluster's replaced ours."""
         if self._handover:
             return self._handover, False
         self._check_layout()
-        synchronous, patience_s = self._schedule.adopt_after == 0, self._policies.timing.round_timeout_s
+        told, patience_s = self._settings, self._settings.policies.timing.round_timeout_s
+        synchronous = told.schedule.adopt_after == 0
         self._handover = Handover(learner, self._layout, self._parameters, self._make_anchors, synchronous, patience_s)
-        return self._handover, self._handover.begin()
+        return self._handover, self._handover.begin(self._saved)
 
     def _make_anchors(self, weights: list[Tensor], buffers: Buffers) -> Anchors:
-        return Anchors(self._layout, weights, self._codec, self._outer, self._merge, buffers)
+        told = self._settings
+        return Anchors(self._layout, weights, told.codec, told.outer, told.merge, buffers)
 
     def _check_layout(self) -> None:
-        self._layout.check([p for group in self.inner.param_groups for p in group["params"]])
-
-    def _connect(
-        self,
-        listen: str | None,
-        advertise: str | None,
-        peers: Sequence[str],
-        ledger: str | Path | None,
-        on_event: Callable[[Event], None] | None,
-    ) -> MergeThread:
-        for address in peers:
-            parse_dialable("peers", address)
-        me = PeerId(self.name, time.time_ns())
-        return MergeThread(
-            lambda now: Syncer(me, "", peers, self._policies, now),
-            lambda address: Hello(me, address, self._layout.fingerprint(), self._policy()),
-            lambda handler: Transport(
-                handler,
-                listen=listen,
-                advertise=advertise,
-                seeds=peers,
-                timing=self._policies.timing,
-                limit=lambda p: 8 * self._layout.fragments[p].numel,  # anchor and velocity, float32
-                allocate=Buffers().take_bytes,
-            ),
-            Path(ledger) if ledger else None,
-            on_event,
-        )
-
-    def _policy(self) -> tuple[tuple[str, str], ...]:
-        """What learners must have in common besides the model; grace and timing may differ."""
-        schedule, quorum = self._schedule, self._policies.quorum.minimum
-        return (
-            ("sync_every", str(schedule.sync_every)),
-            ("fragments", str(schedule.fragments)),
-            ("adopt_after", str(schedule.adopt_after)),
-            ("quorum", "majority" if quorum is None else str(quorum)),
-            ("weighting", self._policies.weighting),
-            ("merge", self._merge),
-            ("outer", repr(self._outer)),
-            ("codec", self._codec.name),
-        )
+        present = [p for group in self.inner.param_groups for p in group["params"]]
+        self._layout.check(present)
+        for name, now, then in zip(self._layout.names, present, self._parameters, strict=True):
+            if now is not then:
+                raise UsageError(
+                    f"parameter {name} must keep its tensor while it trains with peers, got another one in "
+                    "param_groups; write to the parameter in place, or make a new MendOptimizer"
+                )
 
 
-_suffixes = chain([""], map("-{}".format, count(2)))  # of learners in one process that nobody named
+def _any_gradient(parameters: Sequence[Tensor]) -> bool:
+    return any(p.grad is not None and bool(p.grad.any()) for p in parameters)
 
 
-def _learner_name(name: str | None) -> str:
-    if name is None:
-        name = os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
-    require(isinstance(name, str) and 0 < len(name.encode()) <= 200, "name", name, "a text of 1 to 200 bytes")
-    return name
+def _stamp(parameters: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    """Changes when gradients are computed, accumulated, scaled or cleared; a few tell for all."""
+    gradients = (p.grad for p in parameters if p.grad is not None)
+    return tuple((id(grad), grad._version) for grad in islice(gradients, 4))
+
+
+def _is_phantom(inner: Optimizer) -> bool:
+    """Whether the coming step can do nothing but make the inner optimizer's first state."""
+    groups = inner.param_groups
+    if inner.state or any(group.get("lr") is None or bool(group["lr"] != 0) for group in groups):
+        return False
+    return not _any_gradient([p for group in groups for p in group["params"]])

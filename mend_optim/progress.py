@@ -7,7 +7,7 @@ offered."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from .lineage import Claim, Lineage, PeerId
@@ -51,6 +51,20 @@ class Totals:
     tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a checkpoint keeps of a fragment's progress. `claim` is whose work it is that no offer holds yet."""
+
+    lineage: Lineage
+    claim: Claim
+    mark: int
+    banked: Totals
+    dropped_tokens: int
+    pending: Pending | None
+    untaken: bool
+    adopt_at: int | None
+
+
 class Progress:
     """One fragment of one learner. Tokens: trained = banked (merged or dropped) + unmerged."""
 
@@ -68,6 +82,28 @@ class Progress:
         self.called = False
         self.caller: PeerId | None = None
         self.behind_since: float | None = None
+
+    def standing(self) -> Standing:
+        """What to keep of it. A copy that is not Δ yet, and an anchor that is still moving, count as not begun."""
+        claim, pending = self.claim, self.pending
+        if pending and pending.offer is None and self.motion is Motion.SNAPSHOT:
+            claim, pending = pending.claim, None
+        kept = replace(pending, offer=None, sent_to=None, delivered=False, resend_at=NEVER) if pending else None
+        return Standing(
+            self.lineage, claim, self.mark, self.banked, self.dropped_tokens, kept, self.untaken, self.adopt_at
+        )
+
+    @classmethod
+    def resumed(cls, me: PeerId, fragment: int, standing: Standing, totals: Totals) -> Progress:
+        """The progress of `me`, a new incarnation, which goes on where a checkpoint stood."""
+        progress = cls(me, fragment, standing.lineage, standing.mark)
+        progress.banked, progress.dropped_tokens = standing.banked, standing.dropped_tokens
+        progress.pending = replace(standing.pending) if standing.pending else None
+        progress.untaken, progress.adopt_at = standing.untaken, standing.adopt_at
+        offered = standing.pending.steps if standing.pending else 0
+        if progress.unmerged(totals).step > offered:
+            progress.inherited = standing.claim
+        return progress
 
     def unmerged(self, totals: Totals) -> Totals:
         """Steps and tokens trained since the last settled snapshot."""
@@ -105,7 +141,7 @@ class Progress:
         return self.pending is not None and lineage.last_merged(self.pending.claim.author) == self.pending.seq
 
     def in_doubt(self, lineage: Lineage) -> bool:
-        """Whether `lineage` merged work of ours in an offer that we know nothing of: then drop, never double (law 5)."""
+        """Whether `lineage` merged work of ours in an offer we know nothing of: then drop, never double (law 5)."""
         if self.pending and not lineage.admits(self.pending.claim) and not self.includes_pending(lineage):
             return True
         return not lineage.admits(self.claim)

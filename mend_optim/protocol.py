@@ -54,7 +54,7 @@ class Beat:
 
     `genesis` is empty until the sender has weights to show. `training` is false until it has joined. `seconds_per_step`
     is the sender's running mean of an inner step, 0 if unknown. `ping` asks for a beat in answer at once, whose `pong`
-    repeats it."""
+    repeats it. `position` counts the inner steps from the first weights to the sender's, its own and those before."""
 
     peer: PeerId
     address: str
@@ -68,6 +68,7 @@ class Beat:
     roster: tuple[Rumor, ...] = ()
     ping: int = 0
     pong: int = 0
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ merged vector empties it. Receipt is idempotent: an offer is known by (peer, seq
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from enum import Enum
 
 from .lineage import Lineage, PeerId
@@ -110,13 +111,14 @@ class Round:
         )
 
     def close(self, expected: Collection[PeerId], reason: str) -> tuple[Offer, ...]:
-        """Fix the members, in peer-name order, and name the absent. Of two offers of one author's work (both of one
-        checkpoint, say) the earlier is a member; what becomes of the other the new anchor says."""
+        """Fix the members, in peer-name order, and name the absent. Of two offers of one author's work (both from one
+        checkpoint, say) the earlier counts, and the other is as good as nothing; its sender sees that by the new
+        anchor."""
         self.on("seal")
         stepped = sorted((o for o in self.inbox.values() if o.steps), key=lambda o: (o.seq, o.peer), reverse=True)
         first = {offer.claim.author: offer for offer in stepped}
         held = (offer for _, offer in sorted(self.inbox.items()))
-        self.members = tuple(o for o in held if not o.steps or first[o.claim.author] is o)
+        self.members = tuple(o if not o.steps or first[o.claim.author] is o else _nothing(o) for o in held)
         self.absent = tuple(sorted(peer.name for peer in self.missing(expected)))
         self.reason = reason
         return self.members
@@ -129,3 +131,7 @@ class Round:
         """The anchor moved, or the role went to another sealer: the offers stay, the round is over."""
         self.on("void")
         self.quorum_at, self.members = None, ()
+
+
+def _nothing(offer: Offer) -> Offer:
+    return replace(offer, seq=0, tokens=0, steps=0, sections={}, inherited=None)

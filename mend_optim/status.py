@@ -36,7 +36,11 @@ class PeerStatus:
 class Status:
     """A learner at one moment. `rounds` are its last adopted anchors, newest last; bytes count since the start, in both
     directions; `seconds_in_mend` is the time the training thread has spent in this library, not in the inner
-    optimizer."""
+    optimizer.
+
+    `step` counts this learner's own inner steps; `position` also those that the others had behind them when it took
+    their weights: where its schedule and its data should be. `cluster_step` is the position of the learner farthest on,
+    `cluster_tokens` what the fullest anchor heard of holds."""
 
     name: str
     address: str
@@ -52,6 +56,9 @@ class Status:
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds_in_mend: float = 0.0
+    position: int = 0
+    cluster_step: int = 0
+    cluster_tokens: int = 0
 
 
 def fragment_statuses(books: Books) -> tuple[FragmentStatus, ...]:

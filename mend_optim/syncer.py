@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .adopting import Adopting
-from .anchor import Advance, Done, Export, Found, Inspect, Install, Job, Merge, Prepare
+from .anchor import Advance, Done, Export, Found, Inspect, Install, Job, Merge, Prepare, Reoffer
 from .books import PULL, Books, Effect, Policies, Send
 from .ledger import Event, describe, sealed_record, taken_record
-from .lineage import Lineage, PeerId
+from .lineage import PeerId
 from .offering import Offering
-from .progress import NEVER, Motion, Pending, Progress
+from .progress import NEVER, Motion, Pending, Standing
 from .protocol import Beat, Call, Goodbye, Message, Offer, Report, Seal, State, Want
-from .round import Round
 from .sealing import Sealing
+from .starting import Resumed, Starting
 from .training import Training
 
 
@@ -30,7 +30,7 @@ class Syncer:
         self.offering = Offering(self.books)
         self.sealing = Sealing(self.books, self.adopting)
         self.training = Training(self.books, self.adopting)
-        self._join_by = NEVER
+        self.starting = Starting(self.books, self.adopting)
         self._beats = self._broadcasts = 0
         self._beat_at = now
 
@@ -49,21 +49,19 @@ class Syncer:
 
     # ── the training thread ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, now: float, genesis: bytes) -> None:
-        """The first step is about to be taken, with weights of this digest; from here on there is something to
-        compare."""
-        schedule = self.books.policies.schedule
-        self.books.genesis = genesis
-        lineage = Lineage.fresh(genesis)
-        self.books.fragments = [Progress(self.books.me, p, lineage, schedule.first_mark(p)) for p in range(schedule.fragments)]
-        self.books.rounds = [Round(p) for p in range(schedule.fragments)]
-        self.books.seals = [None] * schedule.fragments
-        self._join_by = now + self.books.policies.timing.join_timeout_s
+    def begin(self, now: float, genesis: bytes, resumed: Resumed | None = None) -> None:
+        """The first step is about to be taken, with weights of this digest, or where a checkpoint stood; from here on
+        there is something to compare."""
+        self.starting.begin(now, genesis, resumed)
         for peer in self.books.roster.peers.values():
             if peer.beat:
                 self.adopting.compare(now, peer.beat)
         self._beat(now)
         self.tick(now)
+
+    def standings(self) -> list[Standing]:
+        """What a checkpoint keeps."""
+        return [fragment.standing() for fragment in self.books.fragments]
 
     def rest(self, now: float) -> None:
         """Training pauses to synchronize: offer what there is, and take part with nothing until the next step."""
@@ -92,7 +90,7 @@ class Syncer:
 
     def finished(self, now: float, job: Job, done: Done) -> None:
         """A job was performed."""
-        if isinstance(job, Prepare):
+        if isinstance(job, Prepare | Reoffer):
             self._prepared(now, job, done)
         elif isinstance(job, Inspect):
             self.sealing.inspected(now, job.offer, done)
@@ -107,7 +105,7 @@ class Syncer:
         else:
             self._exported(job, done)
 
-    def _prepared(self, now: float, job: Prepare, done: Done) -> None:
+    def _prepared(self, now: float, job: Prepare | Reoffer, done: Done) -> None:
         fragment = self.books.fragments[job.fragment]
         fragment.motion = Motion.STILL
         pending = fragment.pending
@@ -161,6 +159,8 @@ class Syncer:
                 fragment.moved(state.lineage, job.mine, self.books.totals, self.books.policies.schedule)
                 self.books.record(record)
                 self.books.moved(state.fragment)
+        if job.replace and not done.fault:
+            self.books.catch_up_position()
         for state in job.states:
             self._settled(now, state.fragment)
         self._check_joined(now)
@@ -349,6 +349,7 @@ class Syncer:
             books.roster.rumors(),
             ping,
             pong,
+            books.position,
         )
 
     def _poll_all(self, now: float) -> None:
@@ -356,26 +357,6 @@ class Syncer:
             self.offering.resend(now, fragment)
             self.sealing.poll(now, fragment.fragment)
 
-    # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def _check_joined(self, now: float) -> None:
-        """Joined: everyone the user named is here (or somebody is training already, or nobody came in time), and nobody
-        has a greater anchor."""
-        if self.books.joined or not self.books.fragments:
-            return
-        beats = [p.beat for p in self.books.roster.peers.values() if p.beat and not p.suspected]
-        here = {beat.peer for beat in beats if beat.genesis}
-        everyone = not self.books.seeds.missing and all(peer in here for peer in self.books.seeds.peers())
-        found = everyone or any(beat.training for beat in beats)
-        moving = any(f.motion is not Motion.STILL for f in self.books.fragments)
-        fetching = bool(self.books.wants) or self.books.switch is not None or moving
-        # Those that start with us must have our weights before anybody steps away from them.
-        agreed = all(beat.training or beat.genesis in (b"", self.books.genesis) for beat in beats)
-        if not fetching and (now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))):
-            self.books.joined = True
-            self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
-            sought = [*self.books.seeds.missing, *sorted(self.books.seeds.refused)]
-            alone = bool(sought) and not here
-            text = f"nobody found to train with at {', '.join(sought)}: training alone, still looking"
-            self.books.emit(Event("alone" if alone else "joined", text if alone else "joined", {"missing": sought}))
+        if self.starting.check_joined(now):
             self._beat(now)

@@ -195,7 +195,7 @@ def _beat(beat: Beat) -> pb.Beat:
         seconds_per_step=beat.seconds_per_step, training=beat.training, genesis=beat.genesis,
         reports=[pb.Report(key=_key(report.key), held=_merged(report.held)) for report in beat.reports],
         roster=[pb.Rumor(peer=_id(r.peer), address=r.address, count=r.count, left=r.left) for r in beat.roster],
-        ping=beat.ping, pong=beat.pong,
+        ping=beat.ping, pong=beat.pong, position=beat.position,
     )  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         _to_id(beat.peer), _name("address", beat.address, empty=True), beat.count, beat.step, beat.tokens,
         _number("seconds per step", beat.seconds_per_step), beat.training, _digest("genesis", beat.genesis),
         tuple(Report(_to_key(r), _to_merged("offers held", r.held)) for r in _list("reports", beat.reports)),
-        tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)), beat.ping, beat.pong,
+        tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)), beat.ping, beat.pong, beat.position,
     )  # fmt: skip
 
 
@@ -271,8 +271,7 @@ def _offer(offer: Offer) -> pb.Offer:
 
 
 def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
-    claims = [offer.inherited] if offer.HasField("inherited") else []
-    inherited = next((Claim(*pair) for pair in _to_merged("claims", claims)), None)
+    inherited = Claim(_to_id(offer.inherited.peer), offer.inherited.seq) if offer.HasField("inherited") else None
     _check(inherited is None or inherited.settled < offer.seq, "an offer that claims what comes after it")
     return Offer(
         _to_id(offer.peer), offer.fragment, offer.seq, offer.tokens, offer.steps, _digest("genesis", offer.genesis),

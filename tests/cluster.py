@@ -11,6 +11,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from units import Units, Vector, add, stack
@@ -19,16 +20,40 @@ from mend_optim.anchor import Correction, Merge
 from mend_optim.books import PULL, Policies, Send, Work
 from mend_optim.ledger import Event
 from mend_optim.lineage import PeerId
-from mend_optim.progress import Motion
+from mend_optim.progress import Motion, Totals
 from mend_optim.protocol import Message, Offer, Seal, State, Want
+from mend_optim.starting import Resumed
 from mend_optim.syncer import Syncer
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint; `heirs`: whose unmerged work may be in its weights."""
+
+    resumed: Resumed
+    weights: list[Vector]
+    theta: list[Vector]
+    progress: list[Vector]
+    mailbox: dict[int, Correction]
+    heirs: frozenset[PeerId]
+
+    def beside_other_weights(self) -> Saved:
+        """The same, found to belong to other weights: they become the anchor."""
+        standings = [
+            replace(s, pending=None, untaken=True, adopt_at=None) for s in self.resumed.standings
+        ]
+        mailbox = {p: Correction(p, dict(theta), True) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]
+        return replace(self, resumed=self.resumed._replace(standings=standings, intact=False), mailbox=mailbox)
 
 
 class Learner:
     """One incarnation of a learner: its engine, its weights, its worker."""
 
-    def __init__(self, cluster: Cluster, name: str, incarnation: int, dialable: bool) -> None:
-        self.cluster, self.name = cluster, name
+    def __init__(
+        self, cluster: Cluster, name: str, incarnation: int, dialable: bool, saved: Saved | None = None
+    ) -> None:
+        self.cluster, self.name, self.saved = cluster, name, saved
+        self.heirs: frozenset[PeerId] = frozenset()
         self.id = PeerId(name, incarnation)
         seeds = [n for n in cluster.names if n != name and cluster.dialable[n]]
         self.engine = Syncer(self.id, name if dialable else "", seeds, cluster.policies, cluster.now)
@@ -47,8 +72,26 @@ class Learner:
     # the training thread
 
     def begin(self) -> None:
-        self.engine.begin(self.cluster.now, self.units.genesis())
+        saved = self.saved
+        if saved:
+            self.weights = [dict(w) for w in saved.weights]
+            self.units.theta = [dict(t) for t in saved.theta]
+            self.units.progress = [dict(d) for d in saved.progress]
+            self.mailbox = dict(saved.mailbox)
+            self.heirs = saved.heirs
+            self.engine.begin(self.cluster.now, b"", saved.resumed)
+        else:
+            self.engine.begin(self.cluster.now, self.units.genesis())
         self.pump()
+
+    def save(self) -> Saved | None:
+        """A checkpoint, as the training thread takes one between two steps; none while it copies."""
+        if self.dead or self.copying or not self.engine.books.joined:
+            return None
+        standings, totals = self.engine.standings(), self.engine.books.totals
+        resumed = Resumed(Totals(totals.step, totals.tokens), standings)
+        copies = ([dict(v) for v in vectors] for vectors in (self.weights, self.units.theta, self.units.progress))
+        return Saved(resumed, *copies, dict(self.mailbox), self.heirs | {self.id})
 
     def step(self) -> None:
         """One inner step if joined: a new unit of work in every fragment."""
@@ -171,7 +214,7 @@ class Cluster:
         self.dialable = {name: i < n - hidden for i, name in enumerate(self.names)}
         self.speed = {name: self.random.choice([1.0, 1.0, 2.0, 3.0]) for name in self.names}
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self.order, self.incarnations = itertools.count(), itertools.count(1)
+        self.order, self.incarnations = itertools.count(), itertools.count(10**6, 10**6)
         self.learners: dict[str, Learner] = {}
         self.cuts: Counter[tuple[str, str]] = Counter()
         self.links: set[frozenset[PeerId]] = set()
@@ -179,6 +222,7 @@ class Cluster:
         self.training, self.trained = True, 0
         self.seen: Counter[str] = Counter()  # faults injected and decisions taken: a test asserts that they happened
         self.crashed_units = 0
+        self.saved: list[Saved] = []
 
     # virtual time
 
@@ -204,10 +248,26 @@ class Cluster:
 
     # faults
 
-    def start(self, name: str, begin_after: float = 0.5) -> None:
+    def save(self, name: str) -> None:
+        learner = self.learners.get(name)
+        saved = learner.save() if learner else None
+        if saved:
+            self.saved.append(saved)
+            self.seen["saved"] += 1
+
+    def restore(self, name: str) -> None:
+        """Start a learner from any of the checkpoints, its own or another's."""
+        if name in self.learners or not self.saved:
+            return
+        saved = self.random.choice(self.saved)
+        other_weights = self.random.random() < 0.2
+        self.seen["other weights"] += other_weights
+        self.start(name, saved=saved.beside_other_weights() if other_weights else saved)
+
+    def start(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> None:
         if name in self.learners:
             return
-        learner = self.learners[name] = Learner(self, name, next(self.incarnations), self.dialable[name])
+        learner = self.learners[name] = Learner(self, name, next(self.incarnations), self.dialable[name], saved)
         self.at(0.05, self.dial, learner)
         self.at(begin_after * self.random.random(), self.begin, learner)
         learner.pump()
@@ -400,7 +460,8 @@ class Cluster:
                 "unmerged tokens are not the units",
                 learner.id,
             )
-            assert all(u[0] == learner.id for u in own), ("somebody else's work in the weights", learner.id)
+            authors = {u[0] for u in own}
+            assert authors <= learner.heirs | {learner.id}, ("somebody else's work in the weights", learner.id)
 
     def keys(self) -> set[Any]:
         return {

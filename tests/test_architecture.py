@@ -13,7 +13,7 @@ LONGEST = 400
 
 # From the bottom up. A room that is not listed is pure.
 TRANSPORT = {"wire", "stream", "link", "control", "transfer", "peer"}
-CONCURRENCY, FACE = {"merge_thread"}, {"handover", "optimizer"}
+CONCURRENCY, FACE = {"network_loop", "merge_thread"}, {"handover", "settings", "optimizer"}
 SHELL = TRANSPORT | CONCURRENCY | FACE
 PURE = sorted(set(ROOMS) - SHELL)
 
@@ -24,9 +24,9 @@ IMPURE = {
 CONFINED = {
     "grpc": {"peer"},
     "google": {"wire"},
-    "threading": {"merge_thread", "peer", "optimizer"},
-    "time": {"merge_thread", "handover", "peer", "optimizer"},
-    "asyncio": {"merge_thread", *TRANSPORT},
+    "threading": CONCURRENCY,
+    "time": {"merge_thread", "handover", "peer", "settings", "optimizer"},
+    "asyncio": {*CONCURRENCY, *TRANSPORT},
 }
 
 

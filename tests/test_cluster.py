@@ -49,8 +49,9 @@ def storm(seed: int) -> Cluster:
     for _ in range(r.randrange(1, 5)):
         at, name, kind = r.random() * 30, r.choice(cluster.names), r.random()
         if kind < 0.5:
+            cluster.at(at * r.random(), cluster.save, r.choice([name, name, r.choice(cluster.names)]))
             cluster.at(at, cluster.crash if kind < 0.4 else cluster.leave, name)
-            cluster.at(at + r.random() * 15, cluster.start, name)
+            cluster.at(at + r.random() * 15, cluster.restore if r.random() < 0.5 else cluster.start, name)
         else:
             cluster.at(at, cluster.partition, {m for m in cluster.names if r.random() < 0.5}, r.random() * 15)
     cluster.run(30)
@@ -64,7 +65,8 @@ def test_laws_hold_under_thousands_of_fault_schedules(batch: int) -> None:
     each = SCHEDULES // BATCHES
     for seed in range(batch * each, (batch + 1) * each):
         seen.update(storm(seed).seen)
-    for what in ("crash", "cut", "left", "lost", "duplicate", "evicted", "merge", "founded", "pulled", "superseded"):
+    for what in ("crash", "cut", "left", "lost", "duplicate", "evicted", "merge", "founded", "pulled",
+                 "superseded", "saved", "restored", "other weights"):
         assert seen[what] > 0, f"no {what} in {each} schedules: the storm is too mild to prove anything"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mend_optim.anchor import Advance, Correction, Done, Export, Found, Inspect, Install, Job, Merge, Prepare
+from mend_optim.anchor import Advance, Correction, Done, Export, Found, Inspect, Install, Job, Merge, Prepare, Reoffer
 from mend_optim.lineage import content_digest
 
 Vector = dict[Any, int]
@@ -41,6 +41,8 @@ class Units:
             p = job.fragment
             self.progress[p] = add(job.tensor, self.theta[p], -1)  # type: ignore[arg-type]
             return Done(sections={"delta": dict(self.progress[p])})  # type: ignore[dict-item]
+        if isinstance(job, Reoffer):
+            return Done(sections={"delta": dict(self.progress[job.fragment])})  # type: ignore[dict-item]
         if isinstance(job, Inspect):
             return Done()
         if isinstance(job, Merge):

@@ -63,7 +63,7 @@ class Control(_message.Message):
     def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong")
+    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong", "position")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class Beat(_message.Message):
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
@@ -88,7 +89,8 @@ class Beat(_message.Message):
     roster: _containers.RepeatedCompositeFieldContainer[Rumor]
     ping: int
     pong: int
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ...) -> None: ...
+    position: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("key", "held")

@@ -1,0 +1,250 @@
+"""What a checkpoint holds of a learner, as tensors and plain containers, and back; what is damaged or another model's
+is refused before anything changes.
+
+    {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …, "weights": hex, "history": […],
+     "fragments": [{"lineage": …, "claim": …, "mark": …, "banked": …, "pending": …, …, "tensors": {"anchor": …, …}}, …]}
+
+`fragments` is empty for a learner that has had no peers. `weights` is the `sketch` of the parameters that the rest
+belongs to: progress is the difference between an anchor and exactly those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from .anchor import Correction
+from .errors import UsageError
+from .fragment import Layout
+from .lineage import Claim, Lineage, PeerId
+from .merge import finite
+from .progress import Pending, Standing, Totals
+from .protocol import first_difference
+
+FORMAT = 1
+TENSORS = ("anchor", "velocity", "delta", "residual", "lost", "rounding", "correction")
+REMEDY = "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner state alone"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One fragment in a checkpoint. `tensors`: flat float32, those of `TENSORS` that there are. `replace`: whether its
+    correction, not yet applied, is to become the weights."""
+
+    standing: Standing
+    tensors: Mapping[str, Tensor]
+    replace: bool = False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A learner between two steps. `history`: the incarnations it has gone through, oldest first."""
+
+    step: int = 0
+    tokens: int = 0
+    head_start: int = 0
+    weights: str = ""
+    history: tuple[str, ...] = ()
+    fragments: tuple[Kept, ...] = ()
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(self.step, self.tokens)
+
+
+def keep(standing: Standing, tensors: dict[str, Tensor], correction: Correction | None) -> Kept:
+    """One fragment as the engine, the worker and the mailbox have it at one moment."""
+    if not standing.pending:
+        tensors.pop("delta", None)
+        tensors.pop("lost", None)
+    if correction is None:
+        return Kept(standing, tensors)
+    return Kept(standing, {**tensors, "correction": correction.values.clone()}, correction.replace)
+
+
+def anchored(kept: Kept) -> Kept:
+    """The same for weights other than the saved ones: they are to become the anchor, and progress is dropped."""
+    standing = replace(kept.standing, pending=None, untaken=True, adopt_at=None)
+    tensors = {name: kept.tensors[name] for name in ("anchor", "velocity") if name in kept.tensors}
+    return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
+
+
+def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
+    """Tensors and plain containers, which `torch.load(weights_only=True)` accepts."""
+    return {
+        "format": FORMAT,
+        "model": [list(pair) for pair in layout.fingerprint()],
+        "step": checkpoint.step,
+        "tokens": checkpoint.tokens,
+        "head_start": checkpoint.head_start,
+        "weights": checkpoint.weights,
+        "history": list(checkpoint.history),
+        "fragments": [_to_fragment(kept) for kept in checkpoint.fragments],
+    }
+
+
+def _to_fragment(kept: Kept) -> dict[str, Any]:
+    standing = kept.standing
+    pending = standing.pending
+    return {
+        "lineage": {
+            "tokens": standing.lineage.tokens,
+            "version": standing.lineage.version,
+            "digest": standing.lineage.digest.hex(),
+            "genesis": standing.lineage.genesis.hex(),
+            "merged": [[*peer, seq] for peer, seq in sorted(standing.lineage.merged.items())],
+        },
+        "claim": _to_claim(standing.claim),
+        "mark": standing.mark,
+        "banked": [standing.banked.step, standing.banked.tokens],
+        "dropped_tokens": standing.dropped_tokens,
+        "pending": {"claim": _to_claim(pending.claim), **_plain(pending)} if pending else None,
+        "untaken": standing.untaken,
+        "adopt_at": standing.adopt_at,
+        "replace": kept.replace,
+        "tensors": dict(kept.tensors),
+    }
+
+
+def _to_claim(claim: Claim) -> list[Any]:
+    return [*claim.author, claim.settled]
+
+
+_PENDING = ("seq", "step", "tokens", "steps", "due", "missed")
+
+
+def _plain(pending: Pending) -> dict[str, Any]:
+    return {name: getattr(pending, name) for name in _PENDING}
+
+
+# ── and back ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Reader:
+    """Takes values of the expected type out of a mapping that anybody may have written."""
+
+    def __init__(self, where: str, values: object) -> None:
+        self._where, self._values = where, values
+        if not isinstance(values, Mapping):
+            raise self.fault("", values, "a dict")
+
+    def fault(self, key: str, value: object, bound: str) -> UsageError:
+        shown = f"{type(value).__name__} {value!r}"[:80]
+        return UsageError(f"{self._where}{f'[{key!r}]' if key else ''} must be {bound}, got {shown}; {REMEDY}")
+
+    def take(self, key: str, kind: type[T], optional: bool = False) -> T:
+        assert isinstance(self._values, Mapping)
+        if key not in self._values:
+            raise UsageError(f"{self._where}[{key!r}] is missing: the checkpoint is damaged; {REMEDY}")
+        value = self._values[key]
+        wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is int)
+        if wrong and not (optional and value is None):
+            raise self.fault(key, value, f"of type {kind.__name__}")
+        return cast(T, value)
+
+    def count(self, key: str) -> int:
+        value = self.take(key, int)
+        if value < 0:
+            raise self.fault(key, value, "an int >= 0")
+        return value
+
+    def pair(self, entry: object) -> Sequence[object]:
+        if isinstance(entry, Sequence) and len(entry) == 2:
+            return entry
+        raise self.fault("model", entry, "a list of [field, value]")
+
+    def digest(self, key: str) -> bytes:
+        text = self.take(key, str)
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            raise self.fault(key, text, "a digest in hex") from None
+
+    def numbered(self, key: str) -> tuple[PeerId, int]:
+        """[name, incarnation, number]"""
+        return self.peer(key, self.take(key, list))
+
+    def peer(self, key: str, entry: object) -> tuple[PeerId, int]:
+        if isinstance(entry, Sequence) and [type(part) for part in entry] == [str, int, int]:
+            return PeerId(entry[0], entry[1]), entry[2]
+        raise self.fault(key, entry, "[name, incarnation, number]")
+
+
+def from_state(state: object, layout: Layout) -> Checkpoint:
+    """The inverse of `to_state`, for the model of `layout`. Raises `UsageError` for what is damaged or foreign."""
+    read = _Reader("state_dict['mend']", state)
+    form = read.take("format", int)
+    if form != FORMAT:
+        raise read.fault("format", form, f"{FORMAT}, the one that this version writes")
+    theirs = tuple((str(field), str(value)) for field, value in map(read.pair, read.take("model", list)))
+    different = first_difference(layout.fingerprint(), theirs)
+    if different:
+        raise UsageError(f"state_dict must be of the same model, got another one: {different}; {REMEDY}")
+    entries = read.take("fragments", list)
+    if entries and len(entries) != len(layout.fragments):
+        raise UsageError(
+            f"state_dict must have fragments={len(layout.fragments)}, got {len(entries)}: "
+            f"pass the same `fragments` as the learner that saved it; {REMEDY}"
+        )
+    kept = [
+        _from_fragment(_Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p].numel)
+        for p, entry in enumerate(entries)
+    ]
+    return Checkpoint(
+        read.count("step"),
+        read.count("tokens"),
+        read.count("head_start"),
+        read.take("weights", str),
+        tuple(map(str, read.take("history", list))),
+        tuple(kept),
+    )
+
+
+def _from_fragment(read: _Reader, numel: int) -> Kept:
+    origin = _Reader("its lineage", read.take("lineage", dict))
+    merged = dict(origin.peer("merged", entry) for entry in origin.take("merged", list))
+    counts = origin.count("tokens"), origin.count("version")
+    lineage = Lineage(*counts, origin.digest("digest"), origin.digest("genesis"), merged)
+    pending = read.take("pending", dict, optional=True)
+    banked = read.take("banked", list)
+    if [type(n) for n in banked] != [int, int]:
+        raise read.fault("banked", banked, "[steps, tokens]")
+    tensors = {name: _tensor(read, name, t, numel) for name, t in read.take("tensors", dict).items() if name in TENSORS}
+    untaken = read.take("untaken", bool)
+    needed = {"anchor", *(["delta"] if pending else []), *(["correction"] if untaken else [])}
+    if needed - set(tensors):
+        raise UsageError(f"state_dict lacks the tensor {min(needed - set(tensors))!r}: it is damaged; {REMEDY}")
+    standing = Standing(
+        lineage,
+        Claim(*read.numbered("claim")),
+        read.take("mark", int),
+        Totals(*banked),
+        read.count("dropped_tokens"),
+        _from_pending(_Reader("its pending offer", pending)) if pending else None,
+        untaken,
+        read.take("adopt_at", int, optional=True),
+    )
+    return Kept(standing, tensors, read.take("replace", bool))
+
+
+def _from_pending(read: _Reader) -> Pending:
+    seq, step, tokens, steps = (read.count(name) for name in _PENDING[:4])
+    claim, due = Claim(*read.numbered("claim")), read.take("due", bool)
+    return Pending(claim, seq, step, tokens, steps, due, missed=read.take("missed", bool))
+
+
+def _tensor(read: _Reader, name: str, value: object, numel: int) -> Tensor:
+    flat = isinstance(value, Tensor) and value.dtype == torch.float32 and tuple(value.shape) == (numel,)
+    if not flat:
+        shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else value
+        raise read.fault(name, shown, f"a float32 tensor of {numel} elements")
+    assert isinstance(value, Tensor)
+    values = value.detach().cpu()  # loaders move whatever is in a checkpoint to the model's device
+    if not finite(values):
+        raise read.fault(name, "NaN or infinity in it", "a tensor of finite values")
+    return values

@@ -1,0 +1,174 @@
+"""What the constructor was told: checked once, then kept; and the learner on the network that is made of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+
+from .anchor import Buffers
+from .books import Policies
+from .codec import Codec
+from .codec import codec as codec_named
+from .errors import require
+from .fragment import Layout
+from .ledger import Event
+from .lineage import PeerId
+from .merge import MERGES, WEIGHTINGS
+from .merge_thread import MergeThread
+from .outer import Nesterov
+from .peer import Transport, parse_dialable
+from .protocol import Hello
+from .quorum import Grace, Quorum
+from .roster import Timing
+from .schedule import Schedule
+from .syncer import Syncer
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a learner is on the network, and whom it tells what happens there."""
+
+    listen: str | None
+    advertise: str | None
+    peers: tuple[str, ...]
+    ledger: Path | None
+    on_event: Callable[[Event], None] | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One learner's settings. `place` is None for one without peers."""
+
+    name: str
+    policies: Policies
+    outer: Nesterov
+    codec: Codec
+    merge: str
+    tokens_per_step: int | None
+    place: Place | None
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.policies.schedule
+
+    def policy(self, added: int) -> tuple[tuple[str, str], ...]:
+        """What learners must have in common besides the model; grace and timing may differ."""
+        schedule, quorum = self.schedule, self.policies.quorum.minimum
+        return (
+            ("sync_every", str(schedule.sync_every)),
+            ("fragments", str(schedule.fragments)),
+            ("adopt_after", str(schedule.adopt_after)),
+            ("quorum", "majority" if quorum is None else str(quorum)),
+            ("weighting", self.policies.weighting),
+            ("merge", self.merge),
+            ("outer", repr(self.outer)),
+            ("codec", self.codec.name),
+        )
+
+    def offline(self) -> Settings:
+        """The same without peers: for copies, which must not take part twice."""
+        return replace(self, place=None)
+
+    def connect(self, layout: Callable[[], Layout]) -> MergeThread | None:
+        """The learner: its engine, its threads, its place on the network; None without peers. `layout()` is the
+        parameters' as of now."""
+        place = self.place
+        if place is None:
+            return None
+        me = PeerId(self.name, time.time_ns())
+        return MergeThread(
+            lambda now: Syncer(me, "", place.peers, self.policies, now),
+            lambda address: Hello(me, address, layout().fingerprint(), self.policy(0)),
+            lambda handler: Transport(
+                handler,
+                listen=place.listen,
+                advertise=place.advertise,
+                seeds=place.peers,
+                timing=self.policies.timing,
+                limit=lambda p: 8 * layout().fragments[p].numel,  # anchor and velocity, float32
+                allocate=Buffers().take_bytes,
+            ),
+            place.ledger,
+            place.on_event,
+        )
+
+
+def settings(
+    inner: Optimizer,
+    name: str | None,
+    listen: str | None,
+    peers: Sequence[str],
+    schedule: Schedule,
+    quorum: Quorum | int,
+    grace: Grace | float,
+    weighting: str,
+    merge: str,
+    outer: Nesterov,
+    codec: str,
+    tokens_per_step: int | None,
+    timing: Timing,
+    advertise: str | None,
+    ledger: str | Path | None,
+    on_event: Callable[[Event], None] | None,
+) -> Settings:
+    """Check the arguments of `MendOptimizer`; what they leave out, the environment may say. Raises `UsageError`."""
+    require(isinstance(inner, Optimizer), "inner", type(inner).__name__, "a torch.optim.Optimizer")
+    require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
+    require(merge in MERGES, "merge", merge, f"one of {MERGES}")
+    require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
+    require(isinstance(codec, str), "codec", codec, "the name of a codec")
+    require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
+    require(isinstance(ledger, str | Path | None), "ledger", ledger, "None or the path of a file")
+    require(on_event is None or callable(on_event), "on_event", on_event, "None or a function of an Event")
+    weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
+    require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
+    policies = Policies(
+        schedule=schedule,
+        quorum=quorum if isinstance(quorum, Quorum) else Quorum(minimum=quorum),
+        grace=grace if isinstance(grace, Grace) else Grace(max_s=grace),
+        weighting=weighting,
+        timing=timing,
+    )
+    place = _place(listen, peers, advertise, ledger, on_event)
+    if place is None:
+        least = policies.quorum.minimum or 1
+        require(least == 1, "quorum.minimum", least, "1 without listen or peers", "nobody else can ever take part")
+    return Settings(_learner_name(name), policies, outer, codec_named(codec), merge, tokens_per_step, place)
+
+
+def _place(
+    listen: str | None,
+    peers: Sequence[str],
+    advertise: str | None,
+    ledger: str | Path | None,
+    on_event: Callable[[Event], None] | None,
+) -> Place | None:
+    listen = os.environ.get("MEND_LISTEN") or None if listen is None else listen
+    peers = [peers] if isinstance(peers, str) else peers
+    require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
+    named = list(peers) or [p.strip() for p in os.environ.get("MEND_PEERS", "").split(",") if p.strip()]
+    dialable = advertise is None or listen is not None
+    require(dialable, "advertise", advertise, "None without listen", "a learner nobody can dial has no address")
+    for address in named:
+        parse_dialable("peers", address)
+    if listen is None and not named:
+        return None
+    return Place(listen, advertise, tuple(named), Path(ledger) if ledger else None, on_event)
+
+
+_suffixes: Any = chain([""], map("-{}".format, count(2)))  # of learners in one process that nobody named
+
+
+def _learner_name(name: str | None) -> str:
+    if name is None:
+        name = os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
+    require(isinstance(name, str) and 0 < len(name.encode()) <= 200, "name", name, "a text of 1 to 200 bytes")
+    return name

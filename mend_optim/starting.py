@@ -1,0 +1,91 @@
+"""Before the first inner step: with what a learner begins, and when it has joined the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .adopting import Adopting
+from .anchor import Reoffer
+from .books import Books
+from .ledger import Event, taken_record
+from .lineage import Lineage
+from .progress import NEVER, Motion, Progress, Standing, Totals
+from .round import Round
+
+DROP = "the anchor is taken, what no anchor has is dropped"
+
+
+class Resumed(NamedTuple):
+    """Where a checkpoint stood; without standings it was saved by a learner without peers. `intact`: whether the
+    weights are those that it was saved with; else they become the anchor."""
+
+    totals: Totals
+    standings: Sequence[Standing]
+    head_start: int = 0
+    intact: bool = True
+
+
+class Starting:
+    """A learner between `begin` and `joined`."""
+
+    def __init__(self, books: Books, adopting: Adopting) -> None:
+        self.books, self.adopting = books, adopting
+        self._join_by = NEVER
+
+    def begin(self, now: float, genesis: bytes, resumed: Resumed | None) -> None:
+        """With first weights of this digest, or where a checkpoint stood."""
+        books, schedule = self.books, self.books.policies.schedule
+        me, lineage = books.me, Lineage.fresh(genesis)
+        books.fragments = [Progress(me, p, lineage, schedule.first_mark(p)) for p in range(schedule.fragments)]
+        if resumed:
+            self._resume(resumed)
+        books.rounds = [Round(p) for p in range(len(books.fragments))]
+        books.seals = [None] * len(books.fragments)
+        books.genesis = books.fragments[0].lineage.genesis
+        self._join_by = now + books.policies.timing.join_timeout_s
+
+    def _resume(self, resumed: Resumed) -> None:
+        books, totals = self.books, Totals(resumed.totals.step, resumed.totals.tokens)
+        books.totals, books.head_start = totals, resumed.head_start
+        books.solo = not resumed.standings  # else the anchor is what it was, whatever was trained since
+        if not resumed.standings:  # all that was trained is in the weights, and no offer of it on its way
+            for fragment in books.fragments:
+                genesis = fragment.lineage.genesis
+                fragment.lineage = Lineage(totals.tokens, int(totals.tokens > 0), genesis, genesis)
+                fragment.banked, fragment.mark = Totals(totals.step, totals.tokens), totals.step + fragment.mark
+        for p, standing in enumerate(resumed.standings):
+            fragment = books.fragments[p] = Progress.resumed(books.me, p, standing, totals)
+            books.record(taken_record(p, Lineage.fresh(standing.lineage.genesis), standing.lineage, "restored"))
+            if fragment.pending:
+                fragment.motion = Motion.SNAPSHOT
+                books.work(Reoffer(p, fragment.pending.seq))
+        unmerged = max(f.unmerged(totals).tokens for f in books.fragments)
+        what = f"{unmerged} tokens not merged yet" if resumed.intact else f"other weights than the saved ones: {DROP}"
+        facts = {"step": totals.step, "tokens": totals.tokens, "unmerged_tokens": unmerged, "intact": resumed.intact}
+        books.emit(Event("restored", f"restored at step {totals.step}, {what}", facts))
+
+    def check_joined(self, now: float) -> bool:
+        """Joined: everyone the user named is here (or somebody is training already, or nobody came in time), and nobody
+        has a greater anchor. Whether that is so since just now."""
+        if self.books.joined or not self.books.fragments:
+            return False
+        beats = [p.beat for p in self.books.roster.peers.values() if p.beat and not p.suspected]
+        here = {beat.peer for beat in beats if beat.genesis}
+        everyone = not self.books.seeds.missing and all(peer in here for peer in self.books.seeds.peers())
+        found = everyone or any(beat.training for beat in beats)
+        moving = any(f.motion is not Motion.STILL for f in self.books.fragments)
+        fetching = bool(self.books.wants) or self.books.switch is not None or moving
+        # Those that start with us must have our weights before anybody steps away from them.
+        agreed = all(beat.training or beat.genesis in (b"", self.books.genesis) for beat in beats)
+        if fetching or not (now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))):
+            return False
+        self.books.joined = True
+        self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
+        sought = [*self.books.seeds.missing, *sorted(self.books.seeds.refused)]
+        alone = bool(sought) and not here
+        step, tokens = self.books.catch_up_position(), self.books.cluster_tokens()
+        facts = {"missing": sought, "step": step, "tokens": tokens}
+        text = f"nobody found to train with at {', '.join(sought)}: training alone, still looking"
+        self.books.emit(Event("alone" if alone else "joined", text if alone else "joined", facts))
+        return True

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -14,3 +16,15 @@ slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=60, suppress_health_check=slow)
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=slow)
 settings.load_profile("default")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The table of the drop-in contract, for `pytest -k contract`."""
+    if "contract" not in terminalreporter.config.option.keyword:
+        return
+    from contract import tables
+
+    stats = terminalreporter.stats
+    reports = sorted((r for kind in ("passed", "failed") for r in stats.get(kind, ())), key=lambda r: r.start)
+    for line in tables((report.passed, dict(report.user_properties)) for report in reports):
+        terminalreporter.write_line(line)

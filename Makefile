@@ -1,20 +1,24 @@
-.PHONY: help demo test lint types proto bench clean
+.PHONY: help demo test test-clients lint types proto bench clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 1000
 
 # Everything runs in .venv, which is made on demand and again when the dependencies change.
 READY = .venv/ready
+CLIENTS_READY = .venv/ready-clients
 PROTO_READY = .venv-proto/ready
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(READY) ## three learners and one alone on this machine, in about two minutes; DEMO_STEPS=150 is a quick look
 	.venv/bin/python examples/demo.py --steps $(DEMO_STEPS)
 
 test: lint types ## lint, types, then all tests
 	.venv/bin/python -m pytest
+
+test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
+	.venv/bin/python -m pytest tests/clients tests/test_unusual.py -k "clients or free"
 
 lint: $(READY) ## ruff
 	.venv/bin/ruff check .
@@ -38,6 +42,10 @@ clean: ## remove everything that these targets made, the environments too
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(CLIENTS_READY): $(READY)
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
 	touch $@
 
 $(PROTO_READY): Makefile

@@ -27,24 +27,31 @@ class Adopting:
         """Law 4: adopt what is greater. Solo, what is smaller makes us found our anchor, so that the others can adopt
         it."""
         same = beat.genesis == self.books.genesis
-        theirs = _model(beat)
+        theirs, ours = self._models(beat)
         switch = self.books.switch
-        if switch and switch.peer == beat.peer and (switch.genesis != beat.genesis or theirs <= self.books.model()):
+        if switch and switch.peer == beat.peer and (switch.genesis != beat.genesis or theirs <= ours):
             self.books.switch = None  # it took another model itself, or we trained past it
             self.books.wants.clear()
         # Whoever has steps behind it is no newcomer, even before it has joined: it goes on where a checkpoint stood.
         at_work = beat.training or beat.step > 0
         if same and self.books.founding == "":
             self.books.solo = self.books.solo and not at_work
-        if self.books.solo and theirs < self.books.model():
+        if self.books.solo and theirs < ours:
             trained = any(f.unmerged(self.books.totals).tokens for f in self.books.fragments)
             self.books.founding = self.books.founding or ("due" if trained and self.books.joined else "")
         elif same and not self.books.founding:
-            for fragment, report in zip(self.books.fragments, beat.reports, strict=True):
+            for fragment, report in zip(self.books.fragments, beat.reports, strict=False):
                 self.catch_up(now, fragment, report.key, beat.peer)
-        elif not same and theirs > self.books.model() and self.books.founding != "running":
+        elif not same and theirs > ours and self.books.founding != "running":
             self.books.founding = ""
             self._start_switch(now, beat)
+
+    def _models(self, beat: Beat) -> tuple[ModelKey, ModelKey]:
+        """Theirs and ours, in the fragments that both have."""
+        books, shared = self.books, min(len(beat.reports), len(self.books.fragments))
+        keys = (report.key for report in beat.reports[:shared])
+        ours = model_key(map(books.key, books.fragments[:shared]), books.genesis, books.totals.step > 0)
+        return model_key(keys, beat.genesis, beat.step > 0), ours
 
     def catch_up(self, now: float, fragment: Progress, key: Key, peer: PeerId) -> None:
         """Pull a greater anchor, unless its seal is about to come down the stream our offer went up; not for long
@@ -66,7 +73,7 @@ class Adopting:
         return any(
             b.genesis == self.books.genesis and b.reports[fragment.fragment].key > self.books.key(fragment)
             for b in beats
-            if b and b.reports
+            if b and fragment.fragment < len(b.reports)
         )
 
     def _want(self, now: float, p: int, peer: PeerId, have: bytes) -> None:
@@ -76,9 +83,10 @@ class Adopting:
 
     def _start_switch(self, now: float, beat: Beat) -> None:
         if self.books.switch is None and all(f.motion is not Motion.MOVING for f in self.books.fragments):
-            self.books.switch = Switch(beat.peer, beat.genesis)
+            shared = self.books.fragments[: len(beat.reports)]
+            self.books.switch = Switch(beat.peer, beat.genesis, len(shared))
             self.books.wants.clear()
-            for fragment in self.books.fragments:
+            for fragment in shared:
                 self._want(now, fragment.fragment, beat.peer, b"")
 
     def finish_switch(self) -> None:
@@ -86,7 +94,7 @@ class Adopting:
         switch = self.books.switch
         if (
             switch
-            and switch.complete(len(self.books.fragments))
+            and switch.complete
             and all(f.motion is Motion.STILL for f in self.books.fragments)
         ):
             self.books.switch = None
@@ -151,14 +159,14 @@ class Adopting:
 
     def outdone(self, beats: Sequence[Beat]) -> bool:
         """Whether any of these beats shows a greater model, or a greater anchor of ours."""
-        others = (_model(b) for b in beats if b.genesis not in (b"", self.books.genesis))
-        return any(other > self.books.model() for other in others) or any(map(self.behind, self.books.fragments))
+        others = (self._models(b) for b in beats if b.genesis not in (b"", self.books.genesis))
+        return any(theirs > ours for theirs, ours in others) or any(map(self.behind, self.books.fragments))
 
     def expire(self, now: float) -> None:
         """Stop waiting for answers that did not come."""
         self.books.wants = {p: (peer, until) for p, (peer, until) in self.books.wants.items() if now < until}
         switch = self.books.switch
-        if switch and not self.books.wants and not switch.complete(len(self.books.fragments)):
+        if switch and not self.books.wants and not switch.complete:
             self.books.switch = None
 
     def asked(self, want: Want) -> None:
@@ -181,10 +189,6 @@ class Adopting:
                 self.books.emit(Send(want.peer, seal, PULL))
         if any(w.fragment == p for w in self.books.deferred):
             self.books.work(Export(p, fragment.lineage))
-
-
-def _model(beat: Beat) -> ModelKey:
-    return model_key((report.key for report in beat.reports), beat.genesis, beat.step > 0)
 
 
 def _key_of(news: Seal | State) -> Key:

@@ -46,6 +46,15 @@ class Reoffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Extend:
+    """A group was added: its parameters, as they are, become the anchor of one more fragment. `at`: (step, tokens)."""
+
+    layout: Layout = field(compare=False, repr=False)
+    tensor: Tensor = field(compare=False, repr=False)
+    at: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """Check a received offer's bytes: size, codec, finite values."""
 
@@ -99,7 +108,7 @@ class Export:
     lineage: Lineage
 
 
-Job = Prepare | Reoffer | Inspect | Merge | Advance | Install | Found | Export
+Job = Prepare | Reoffer | Extend | Inspect | Merge | Advance | Install | Found | Export
 
 
 # Results: back to the engine.
@@ -193,6 +202,14 @@ class Anchors:
         progress = self.progress[job.fragment]
         assert progress is not None
         return Done(sections={"delta": self._encode(job.fragment, progress)})
+
+    def _extend(self, job: Extend) -> Done:
+        self.layout = job.layout
+        self.theta.append(job.tensor)
+        self.velocity.append(torch.zeros_like(job.tensor) if self.outer.momentum else None)
+        for held in (self.progress, self.residual, self.lost):
+            held.append(None)
+        return Done(digest=content_digest(as_bytes(job.tensor)))
 
     def _encode(self, fragment: int, progress: Tensor) -> Packet:
         """Error feedback: A = Δ + e is encoded, and A - decode(encode(A)) waits until a seal says that the offer was

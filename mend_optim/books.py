@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .anchor import Job
-from .joining import ModelKey, Seeds, Switch, model_key
+from .joining import Seeds, Switch
 from .ledger import Event, RoundRecord
-from .lineage import Key, PeerId
+from .lineage import Key, Lineage, PeerId
 from .progress import NEVER, Progress, Totals
 from .protocol import Message, Seal, Want
 from .quorum import Grace, Quorum
@@ -64,6 +64,7 @@ class Books:
         self.step_s = 0.0  # running mean of an inner step's seconds
         self.genesis = b""
         self.fragments: list[Progress] = []
+        self.groups: tuple[bytes, ...] = ()  # of each fragment: see `Report`
         self.rounds: list[Round] = []
         self.seals: list[Seal | None] = []  # the last seal of ours per fragment, while it is the newest
         self.records: deque[RoundRecord] = deque(maxlen=RECORDS)
@@ -79,6 +80,16 @@ class Books:
         self.wake_at = NEVER
         self.loopback: deque[Message] = deque()  # messages to ourselves
         self.out: list[Effect] = []
+
+    def extend(self, digest: bytes, at: Totals, groups: tuple[bytes, ...]) -> None:
+        """One more fragment, of what is trained since `at`; the digest decides whose first weights all begin with."""
+        p, lineage = len(self.fragments), Lineage(0, 0, digest, self.genesis)
+        progress = Progress(self.me, p, lineage, mark=at.step)
+        progress.banked = Totals(at.step, at.tokens)
+        self.fragments.append(progress)
+        self.groups = groups
+        self.rounds.append(Round(p))
+        self.seals.append(None)
 
     def emit(self, effect: Effect) -> None:
         if isinstance(effect, Send) and effect.to == self.me:
@@ -103,10 +114,6 @@ class Books:
         key = fragment.lineage.key
         tokens = fragment.unmerged(self.totals).tokens
         return Key(key.tokens + tokens, key.version + 1, key.digest) if self.solo and tokens else key
-
-    def model(self) -> ModelKey:
-        """The same for the whole model."""
-        return model_key((self.key(f) for f in self.fragments), self.genesis, self.totals.step > 0)
 
     @property
     def position(self) -> int:

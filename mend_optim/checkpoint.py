@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from .anchor import Correction
+from .codec import as_bytes
 from .errors import UsageError
 from .fragment import Layout
-from .lineage import Claim, Lineage, PeerId
+from .lineage import Claim, Lineage, PeerId, content_digest
 from .merge import finite
 from .progress import Pending, Standing, Totals
 from .protocol import first_difference
@@ -72,6 +73,15 @@ def anchored(kept: Kept) -> Kept:
     standing = replace(kept.standing, pending=None, untaken=True, adopt_at=None)
     tensors = {name: kept.tensors[name] for name in ("anchor", "velocity") if name in kept.tensors}
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
+
+
+def with_group(saved: Checkpoint, anchor: Tensor) -> Checkpoint:
+    """The same with one more fragment, of a group that was added since; `anchor`: its parameters as they are."""
+    first = saved.fragments[0].standing
+    lineage = Lineage(0, 0, content_digest(as_bytes(anchor)), first.lineage.genesis)
+    claim = Claim(first.claim.author, 0)
+    standing = Standing(lineage, claim, saved.step, saved.totals, 0, None, untaken=False, adopt_at=None)
+    return replace(saved, fragments=(*saved.fragments, Kept(standing, {"anchor": anchor})))
 
 
 def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ def partition(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ..
     return tuple(tuple(sorted(members)) for members in bins)
 
 
+ADDED = "added group"
 Ready = Callable[[], None]
 """Waits for an asynchronous copy."""
 
@@ -50,17 +51,19 @@ class Fragment:
 
 
 class Layout:
-    """The parameters of a model as P fragments. Raises `UsageError` for what cannot be merged."""
+    """The parameters of a model as P fragments, and one more for each group that was added later: `added` is the number
+    of tensors in each of those, which come last. Raises `UsageError` for what cannot be merged."""
 
-    def __init__(self, names: Sequence[str], tensors: Sequence[Tensor], fragments: int) -> None:
+    def __init__(
+        self, names: Sequence[str], tensors: Sequence[Tensor], fragments: int, added: Sequence[int] = ()
+    ) -> None:
+        wrapped = len(tensors) - sum(added)
+        require(wrapped > 0, "inner", "an optimizer without parameters", "an optimizer with at least one parameter")
         require(
-            len(tensors) > 0, "inner", "an optimizer without parameters", "an optimizer with at least one parameter"
-        )
-        require(
-            fragments <= len(tensors),
+            fragments <= wrapped,
             "fragments",
             fragments,
-            f"at most the number of parameter tensors ({len(tensors)})",
+            f"at most the number of parameter tensors ({wrapped})",
             "a fragment holds whole tensors",
         )
         for name, tensor in zip(names, tensors, strict=True):
@@ -71,9 +74,11 @@ class Layout:
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.dtypes = tuple(str(t.dtype) for t in tensors)
         sizes = [t.numel() * (2 if t.is_complex() else 1) for t in tensors]
+        ends = list(accumulate(added, initial=wrapped))
+        self.added = tuple(tuple(range(*ends_of)) for ends_of in pairwise(ends))
         self.fragments = tuple(
             Fragment(p, members, (0, *accumulate(sizes[i] for i in members)))
-            for p, members in enumerate(partition(sizes, fragments))
+            for p, members in enumerate((*partition(sizes[:wrapped], fragments), *self.added))
         )
 
     @property
@@ -82,10 +87,21 @@ class Layout:
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
         """(field, value) pairs that two learners must have in common, in an order that names the first difference
-        well."""
-        listed = zip(self.names, self.shapes, self.dtypes, strict=True)
-        count = ("number of parameters", str(len(self.names)))
-        return (count, *((f"parameter {name}", f"{list(shape)} {dtype}") for name, shape, dtype in listed))
+        well. Added groups have fields named `ADDED …`: they must agree where both have them."""
+        kinds = [f"{list(shape)} {dtype}" for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
+        wrapped = len(kinds) - sum(map(len, self.added))
+        listed = zip(self.names[:wrapped], kinds, strict=False)
+        added = (", ".join(f"{self.names[i]} {kinds[i]}" for i in group) for group in self.added)
+        return (
+            ("number of parameters", str(wrapped)),
+            *((f"parameter {name}", kind) for name, kind in listed),
+            *((f"{ADDED} {number}", group) for number, group in enumerate(added, 1)),
+        )
+
+    def groups(self) -> tuple[bytes, ...]:
+        """For each fragment of an added group, a digest of its names, shapes and dtypes; empty for the others."""
+        added = [content_digest(kind.encode()) for name, kind in self.fingerprint() if name.startswith(ADDED)]
+        return (*(b"" for _ in self.fragments[len(added) :]), *added)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raise `UsageError` if the parameters are no longer those the layout was made of."""
@@ -93,7 +109,7 @@ class Layout:
             raise UsageError(
                 f"the optimizer must keep its {len(self.shapes)} parameters while it trains with peers, "
                 f"got {len(tensors)}; "
-                "add parameters before the first step, or close() this optimizer and make a new one"
+                "add parameters with add_param_group() of the MendOptimizer"
             )
         for name, shape, dtype, tensor in zip(self.names, self.shapes, self.dtypes, tensors, strict=True):
             if (tuple(tensor.shape), str(tensor.dtype)) != (shape, dtype):
@@ -145,6 +161,13 @@ def gather(fragment: Fragment, parameters: Sequence[Tensor], out: Tensor, roundi
         elif source.is_cuda:
             source = source.to(torch.float32)  # on the device: a cast during the copy would make it synchronous
         out[start:stop].view(source.shape).copy_(source, non_blocking=True)
+
+
+def flat(fragment: Fragment, parameters: Sequence[Tensor]) -> Tensor:
+    """A copy of the fragment's parameters, in a buffer of its own."""
+    out = torch.empty(fragment.numel, dtype=torch.float32)
+    gather(fragment, parameters, out)
+    return out
 
 
 @torch.no_grad()

@@ -74,7 +74,7 @@ class Handover:
         kept = self._learner.keep()
         return tuple(
             k if rounding is None else replace(k, tensors={**k.tensors, "rounding": rounding.clone()})
-            for k, rounding in zip(kept, self._rounding, strict=True)
+            for k, rounding in zip(kept, self._rounding, strict=False)
         )
 
     def run(self, check: Callable[[], None] = lambda: None) -> None:
@@ -96,6 +96,14 @@ class Handover:
             if not self._learner.wait(self._learner.deliverable, deadline - time.monotonic()):
                 self._learner.give_up()
                 return
+
+    def extend(self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int]) -> None:
+        """A group was added: it is the last fragment of `layout`."""
+        self._layout, self._parameters = layout, parameters
+        fragment = layout.fragments[-1]
+        rounds = any(narrow(parameters[i]) for i in fragment.tensors)
+        self._rounding.append(self._buffers.take(fragment.numel).zero_() if rounds else None)
+        self._learner.extend(layout, self._copy(fragment.index), copied(self._device), at)
 
     def show(self, anchors: Sequence[Tensor]) -> None:
         """Write these anchors over the parameters."""

@@ -32,14 +32,16 @@ def model_key(keys: Iterable[Key], genesis: bytes, started: bool) -> ModelKey:
 
 @dataclass(slots=True)
 class Switch:
-    """Taking another model whole: the anchors that have arrived from `peer`, until all fragments' have."""
+    """Taking another model whole: the anchors that have arrived from `peer`, until those of all its fragments have."""
 
     peer: PeerId
     genesis: bytes
+    fragments: int
     states: dict[int, State] = field(default_factory=dict)
 
-    def complete(self, fragments: int) -> bool:
-        return len(self.states) == fragments
+    @property
+    def complete(self) -> bool:
+        return len(self.states) == self.fragments
 
 
 class Seeds:

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from .anchor import Anchors, Correction, Done, Job, stack
+from .anchor import Anchors, Correction, Done, Extend, Job, stack
 from .books import Send, Work
 from .checkpoint import Kept, keep
 from .errors import ClosedError, MendError
-from .fragment import Ready
+from .fragment import Layout, Ready
 from .ledger import Event
 from .lineage import PeerId
 from .network_loop import CLOSE_S, NetworkLoop
@@ -101,7 +101,7 @@ class MergeThread:
         with self.mutex:
             self._anchors = anchors
             self._mailbox.update({correction.fragment: correction for correction in corrections})
-            self.engine.begin(time.monotonic(), genesis, resumed)
+            self.engine.begin(time.monotonic(), genesis, anchors.layout.groups(), resumed)
             self._pump()
             self.condition.wait_for(lambda: self.engine.books.joined or self._over())
             return any(c.replace for c in self._mailbox.values())
@@ -143,6 +143,13 @@ class MergeThread:
         with self.mutex:
             self._jobs.put(ready)
             self.engine.training.found(tensors)
+            self._pump()
+
+    def extend(self, layout: Layout, tensor: Tensor, ready: Ready, at: tuple[int, int]) -> None:
+        """A group was added, whose parameters are `tensor`."""
+        with self.mutex:
+            self._jobs.put(ready)
+            self.engine.books.work(Extend(layout, tensor, at))
             self._pump()
 
     def wait(self, news: Callable[[], bool], timeout_s: float) -> bool:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .anchor import Anchors, Buffers
-from .checkpoint import Checkpoint, from_state, to_state
+from .checkpoint import Checkpoint, from_state, to_state, with_group
 from .errors import UsageError, is_number, require
-from .fragment import Layout, sketch
+from .fragment import Layout, flat, sketch
+from .gradients import any_gradient, is_phantom, stamp
 from .handover import Handover
 from .ledger import Event
 from .merge_thread import MergeThread
@@ -91,11 +91,11 @@ class MendOptimizer(Optimizer):
             inner, name, listen, peers, schedule, quorum, grace, weighting, merge, outer, codec, tokens_per_step,
             timing, advertise, ledger, on_event,
         )  # fmt: skip
-        self._wrap(inner, told)
+        self._wrap(inner, told, len(inner.param_groups))
         self._learner = told.connect(lambda: self._layout)
 
-    def _wrap(self, inner: Optimizer, told: Settings) -> None:
-        self.inner, self._settings, self.name = inner, told, told.name
+    def _wrap(self, inner: Optimizer, told: Settings, groups: int) -> None:
+        self.inner, self._settings, self.name, self._wrapped_groups = inner, told, told.name, groups
         for attribute, hooks in vars(inner).items():
             if attribute.startswith("_optimizer_") and attribute.endswith("_hooks"):
                 setattr(self, attribute, hooks)  # one set of hooks for both, so that each fires once
@@ -127,7 +127,7 @@ class MendOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._count:
-            self._count.cleared(_any_gradient(self._parameters), _stamp(self._parameters))
+            self._count.cleared(any_gradient(self._parameters), stamp(self._parameters))
         else:
             self._count.cleared(False, None)
         self.inner.zero_grad(set_to_none)
@@ -152,25 +152,37 @@ class MendOptimizer(Optimizer):
             self._resume(saved)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to the inner optimizer. With peers only before the first step: all learners must have the same
-        ones."""
-        if self._handover:
-            raise UsageError(
-                "add_param_group must be called before the first step when training with peers; "
-                "close() this optimizer and make a new one on every learner"
-            )
+        """Add parameters to the inner optimizer, at any time. Each group that is added after wrapping is a fragment of
+        its own: it is merged among the learners that have added it, from first weights of one of them, and the others
+        go on with the rest until they add it too, in the same order. Raises `UsageError` for what cannot be merged;
+        then nothing has changed."""
+        self._refuse_swapped("add_param_group")
+        groups = self.inner.param_groups
         self.inner.add_param_group(param_group)
-        self._parameters, self._layout = self._lay_out()
+        try:
+            parameters, layout = self._lay_out()
+        except UsageError:
+            groups.pop()
+            raise
+        if not groups[-1]["params"]:
+            return
+        self._parameters, self._layout = parameters, layout
+        if self._saved and self._saved.fragments and not self._handover:
+            here = replace(self._saved, step=self._step, tokens=self._tokens)
+            self._saved = with_group(here, flat(layout.fragments[-1], parameters))
+        if self._handover:
+            self._handover.extend(layout, parameters, (self._step, self._tokens))
 
     def __repr__(self) -> str:
         return f"MendOptimizer(name={self.name!r}, {self.inner!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: an optimizer without peers, and our state for its `state_dict`."""
-        return {"inner": self.inner, "settings": self._settings.offline(), "mend": self._mend_state()}
+        groups = self._wrapped_groups
+        return {"inner": self.inner, "settings": self._settings.offline(), "groups": groups, "mend": self._mend_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._wrap(state["inner"], state["settings"])
+        self._wrap(state["inner"], state["settings"], state["groups"])
         self._resume(from_state(state["mend"], self._layout))
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -180,7 +192,7 @@ class MendOptimizer(Optimizer):
         found). If it takes over a running cluster's weights, the gradient of the old ones is dropped: nothing is
         trained in that call, nothing counted. Nor is anything in the step with `lr=0` and no gradient that
         torch.distributed.checkpoint takes to make an optimizer's first state."""
-        if closure is None and _is_phantom(self.inner):
+        if closure is None and is_phantom(self.inner):
             return self.inner.step()
         if self._learner is None:
             loss = self._inner_step(closure)
@@ -199,7 +211,7 @@ class MendOptimizer(Optimizer):
         inner_at = time.perf_counter()
         loss = None if stale and closure is None else self._inner_step(closure)
         done_at = time.perf_counter()
-        if stale and not _any_gradient(self._parameters):
+        if stale and not any_gradient(self._parameters):
             self._count.take(0)
         else:
             tokens = self._counted()
@@ -217,7 +229,7 @@ class MendOptimizer(Optimizer):
         """Add `n` tokens to the coming step, the weight of its work; they take the place of `tokens_per_step`, and a
         step counts at least 1. Raises `UsageError` unless n is an int >= 0."""
         require(isinstance(n, int) and not isinstance(n, bool) and n >= 0, "n", n, "an int >= 0")
-        self._count.add(n, _stamp(self._parameters))
+        self._count.add(n, stamp(self._parameters))
 
     def synchronize(self, timeout: float | None = None) -> bool:
         """Offer everything not yet merged and wait until it is merged and this learner holds the greatest anchor it has
@@ -349,11 +361,13 @@ class MendOptimizer(Optimizer):
         self._saved, self._step, self._tokens = saved, saved.step, saved.tokens
 
     def _lay_out(self) -> tuple[list[Tensor], Layout]:
-        groups = self.inner.param_groups
-        parameters = [p for group in groups for p in group["params"]]
-        named = [str(n) for group in groups for n in group.get("param_names", ())]
-        names = named if len(named) == len(parameters) else [str(i) for i in range(len(parameters))]
-        return parameters, Layout(names, parameters, self._settings.schedule.fragments)
+        groups, parameters, names = self.inner.param_groups, list[Tensor](), list[str]()
+        for group in groups:
+            positions = map(str, range(len(names), len(names) + len(group["params"])))
+            names += map(str, group.get("param_names", positions))
+            parameters += group["params"]
+        added = [len(group["params"]) for group in groups[self._wrapped_groups :] if group["params"]]
+        return parameters, Layout(names, parameters, self._settings.schedule.fragments, added)
 
     def _begun(self, learner: MergeThread) -> tuple[Handover, bool]:
         """Before the first inner step, show our weights and join. Also returns whether the cluster's replaced ours."""
@@ -378,21 +392,3 @@ class MendOptimizer(Optimizer):
                     f"parameter {name} must keep its tensor while it trains with peers, got another one in "
                     "param_groups; write to the parameter in place, or make a new MendOptimizer"
                 )
-
-
-def _any_gradient(parameters: Sequence[Tensor]) -> bool:
-    return any(p.grad is not None and bool(p.grad.any()) for p in parameters)
-
-
-def _stamp(parameters: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
-    """Changes when gradients are computed, accumulated, scaled or cleared; a few tell for all."""
-    gradients = (p.grad for p in parameters if p.grad is not None)
-    return tuple((id(grad), grad._version) for grad in islice(gradients, 4))
-
-
-def _is_phantom(inner: Optimizer) -> bool:
-    """Whether the coming step can do nothing but make the inner optimizer's first state."""
-    groups = inner.param_groups
-    if inner.state or any(group.get("lr") is None or bool(group["lr"] != 0) for group in groups):
-        return False
-    return not _any_gradient([p for group in groups for p in group["params"]])

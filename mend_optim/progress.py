@@ -163,7 +163,7 @@ class Progress:
             self.mark = totals.step if pending.missed else pending.step
             self.called = self.called or (pending.missed and not schedule.lockstep)
             self.adopt_at = pending.step + schedule.adopt_after if schedule.adopt_after is not None else None
-        else:
+        elif lineage.version:  # else these are but other first weights: no round was missed
             self.mark = totals.step if self.unmerged(totals).step else self.mark
             if pending:
                 pending.missed, pending.due = True, False

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .codec import Packet, Sections
+from .fragment import ADDED
 from .lineage import Claim, Entry, Key, Lineage, PeerId
 
 PROTOCOL = 1
@@ -42,10 +43,12 @@ class Rumor:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One fragment in a beat: the sender's anchor, and the offers it holds as a sealer."""
+    """One fragment in a beat: the sender's anchor, and the offers it holds as a sealer; for an added group, a digest of
+    what is in it, which a hello may have come too early to say."""
 
     key: Key
     held: tuple[tuple[PeerId, int], ...] = ()
+    group: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,5 +189,11 @@ def refusal(mine: Hello, theirs: Hello) -> str:
         return f"protocol version: here {mine.protocol}, there {theirs.protocol}; install the same mend-optim on both"
     if mine.peer.name == theirs.peer.name:
         return f"name: {mine.peer.name!r} on both sides; give every learner a name of its own"
-    different = first_difference(mine.model, theirs.model) or first_difference(mine.policy, theirs.policy)
-    return different or ""
+    models = _without_extras(mine.model, theirs.model)
+    return first_difference(*models) or first_difference(mine.policy, theirs.policy) or ""
+
+
+def _without_extras(*models: tuple[tuple[str, str], ...]) -> list[tuple[tuple[str, str], ...]]:
+    """Two models' fields, without the added groups that one of them does not have (yet)."""
+    shared = set.intersection(*({name for name, _ in model} for model in models))
+    return [tuple(f for f in model if f[0] in shared or not f[0].startswith(ADDED)) for model in models]

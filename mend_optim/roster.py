@@ -69,6 +69,10 @@ class Peer:
     suspected: bool = False
     beat: Beat | None = None
 
+    def has(self, fragment: int) -> bool:
+        """Whether the peer has that fragment, for all we know: not everybody adds a group at the same moment."""
+        return self.beat is None or not self.beat.reports or fragment < len(self.beat.reports)
+
     @property
     def training(self) -> bool:
         return self.beat is not None and self.beat.training
@@ -195,7 +199,7 @@ class Roster:
     def sealer(self, fragment: int) -> PeerId | None:
         """Who runs the fragment's rounds: the greatest hash of (fragment, name) over the live learners that can be
         dialled."""
-        candidates = [p.id for p in self.peers.values() if p.address and not p.suspected]
+        candidates = [p.id for p in self.peers.values() if p.address and not p.suspected and p.has(fragment)]
         if self.address:
             candidates.append(self.me)
         return max(candidates, key=lambda id: _rendezvous(fragment, id.name), default=None)

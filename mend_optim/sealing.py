@@ -50,11 +50,11 @@ class Sealing:
         self.books.rounds[offer.fragment].add(offer)
         self.poll(now, offer.fragment)
 
-    def _expected(self) -> list[PeerId]:
+    def _expected(self, fragment: int) -> list[PeerId]:
         """Whom a round waits for: live peers that train this model (in lockstep all live peers), and us."""
         lockstep = self.books.policies.schedule.lockstep
         peers = [self.books.roster.find(id) for id in self.books.roster.alive()]
-        return [self.books.me, *(p.id for p in peers if p and (lockstep or self._trains(p)))]
+        return [self.books.me, *(p.id for p in peers if p and p.has(fragment) and (lockstep or self._trains(p)))]
 
     def _trains(self, peer: Peer) -> bool:
         return peer.beat is not None and peer.beat.training and peer.beat.genesis == self.books.genesis
@@ -77,7 +77,7 @@ class Sealing:
             if round.phase is Phase.CALLING:
                 round.void()
             return
-        expected, interval = self._expected(), self._interval_s()
+        expected, interval = self._expected(p), self._interval_s()
         if round.launch_due(now, expected, interval):
             round.on("launch")
             round.call_at = now

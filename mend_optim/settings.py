@@ -59,7 +59,7 @@ class Settings:
     def schedule(self) -> Schedule:
         return self.policies.schedule
 
-    def policy(self, added: int) -> tuple[tuple[str, str], ...]:
+    def policy(self) -> tuple[tuple[str, str], ...]:
         """What learners must have in common besides the model; grace and timing may differ."""
         schedule, quorum = self.schedule, self.policies.quorum.minimum
         return (
@@ -86,7 +86,7 @@ class Settings:
         me = PeerId(self.name, time.time_ns())
         return MergeThread(
             lambda now: Syncer(me, "", place.peers, self.policies, now),
-            lambda address: Hello(me, address, layout().fingerprint(), self.policy(0)),
+            lambda address: Hello(me, address, layout().fingerprint(), self.policy()),
             lambda handler: Transport(
                 handler,
                 listen=place.listen,

@@ -33,11 +33,12 @@ class Starting:
         self.books, self.adopting = books, adopting
         self._join_by = NEVER
 
-    def begin(self, now: float, genesis: bytes, resumed: Resumed | None) -> None:
-        """With first weights of this digest, or where a checkpoint stood."""
+    def begin(self, now: float, genesis: bytes, groups: tuple[bytes, ...], resumed: Resumed | None) -> None:
+        """With first weights of this digest, or where a checkpoint stood. `groups`: see `Report`."""
         books, schedule = self.books, self.books.policies.schedule
-        me, lineage = books.me, Lineage.fresh(genesis)
-        books.fragments = [Progress(me, p, lineage, schedule.first_mark(p)) for p in range(schedule.fragments)]
+        me, lineage, turns = books.me, Lineage.fresh(genesis), schedule.fragments
+        marks = [schedule.first_mark(p) if p < turns else 0 for p in range(len(groups))]
+        books.fragments, books.groups = [Progress(me, p, lineage, mark) for p, mark in enumerate(marks)], groups
         if resumed:
             self._resume(resumed)
         books.rounds = [Round(p) for p in range(len(books.fragments))]

@@ -7,14 +7,15 @@ owner at a time."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .adopting import Adopting
-from .anchor import Advance, Done, Export, Found, Inspect, Install, Job, Merge, Prepare, Reoffer
+from .anchor import Advance, Done, Export, Extend, Found, Inspect, Install, Job, Merge, Prepare, Reoffer
 from .books import PULL, Books, Effect, Policies, Send
 from .ledger import Event, describe, sealed_record, taken_record
 from .lineage import PeerId
 from .offering import Offering
-from .progress import NEVER, Motion, Pending, Standing
+from .progress import NEVER, Motion, Pending, Standing, Totals
 from .protocol import Beat, Call, Goodbye, Message, Offer, Report, Seal, State, Want
 from .sealing import Sealing
 from .starting import Resumed, Starting
@@ -33,6 +34,7 @@ class Syncer:
         self.starting = Starting(self.books, self.adopting)
         self._beats = self._broadcasts = 0
         self._beat_at = now
+        self._told: set[PeerId] = set()  # whose groups are others than ours
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -49,10 +51,10 @@ class Syncer:
 
     # ── the training thread ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, now: float, genesis: bytes, resumed: Resumed | None = None) -> None:
+    def begin(self, now: float, genesis: bytes, groups: tuple[bytes, ...], resumed: Resumed | None = None) -> None:
         """The first step is about to be taken, with weights of this digest, or where a checkpoint stood; from here on
         there is something to compare."""
-        self.starting.begin(now, genesis, resumed)
+        self.starting.begin(now, genesis, groups, resumed)
         for peer in self.books.roster.peers.values():
             if peer.beat:
                 self.adopting.compare(now, peer.beat)
@@ -102,6 +104,8 @@ class Syncer:
             self._installed(now, job, done)
         elif isinstance(job, Found):
             self._found(now, done)
+        elif isinstance(job, Extend):
+            self._extended(now, job, done)
         else:
             self._exported(job, done)
 
@@ -161,6 +165,8 @@ class Syncer:
                 self.books.moved(state.fragment)
         if job.replace and not done.fault:
             self.books.catch_up_position()
+            for fragment in self.books.fragments[len(job.states) :]:  # groups that were added only here
+                fragment.lineage = replace(fragment.lineage, genesis=self.books.genesis)
         for state in job.states:
             self._settled(now, state.fragment)
         self._check_joined(now)
@@ -181,6 +187,12 @@ class Syncer:
             self.books.fault(f"the anchor was not taken from the weights: {done.fault}")
         for fragment in self.books.fragments:
             self._settled(now, fragment.fragment)
+        self._beat(now)
+
+    def _extended(self, now: float, job: Extend, done: Done) -> None:
+        self.books.extend(done.digest, Totals(*job.at), job.layout.groups())
+        for peer in self.books.roster.peers.values():
+            peer.beat = peer.beat and self._comparable(peer.beat)
         self._beat(now)
 
     def _exported(self, job: Export, done: Done) -> None:
@@ -289,19 +301,31 @@ class Syncer:
             self.books.emit(Send(beat.peer, self._make_beat(pong=beat.ping)))
         if beat.pong == self.books.ping:
             self.books.answered.add(beat.peer)
-        peer = self.books.roster.hear(now, beat)
-        if peer is None:
+        peer = self.books.roster.hear(now, self._comparable(beat))
+        if peer is None or peer.beat is None:
             return
+        beat = peer.beat
         self.books.roster.gossip(now, beat.roster)
-        if not self.books.fragments or not beat.genesis or len(beat.reports) != len(self.books.fragments):
+        if not self.books.fragments or not beat.genesis or not beat.reports:
             return
         self.adopting.compare(now, beat)
-        for fragment, report in zip(self.books.fragments, beat.reports, strict=True):
+        for fragment, report in zip(self.books.fragments, beat.reports, strict=False):
             pending = fragment.pending
             if pending and pending.sent_to == beat.peer and (self.books.me, pending.seq) in report.held:
                 pending.delivered, pending.resend_at = True, now + self.offering.patience()
             self.sealing.poll(now, fragment.fragment)
         self._check_joined(now)
+
+    def _comparable(self, beat: Beat) -> Beat:
+        """The beat without fragments that are another group there than here; as if the peer did not have them."""
+        pairs = zip(self.books.groups, beat.reports, strict=False)
+        other = next((p for p, (group, report) in enumerate(pairs) if group != report.group), None)
+        if other is None:
+            return beat
+        if beat.peer not in self._told:
+            self._told.add(beat.peer)
+            self.books.fault(f"{beat.peer.name} has added another group: fragment {other} is not merged with it")
+        return replace(beat, reports=beat.reports[:other])
 
     def tick(self, now: float) -> None:
         """Time passed."""
@@ -335,7 +359,10 @@ class Syncer:
     def _make_beat(self, ping: int = 0, pong: int = 0) -> Beat:
         books = self.books
         self._beats += 1
-        reports = tuple(Report(books.key(f), books.rounds[f.fragment].held()) for f in books.fragments)
+        reports = tuple(
+            Report(books.key(f), books.rounds[f.fragment].held(), group)
+            for f, group in zip(books.fragments, books.groups, strict=True)
+        )
         return Beat(
             books.me,
             books.roster.address,

@@ -98,7 +98,10 @@ class Training:
         if overlap is None or self.books.solo or self.books.resting:
             return False
         return any(
-            f.pending is not None and not f.pending.missed and self.books.totals.step >= f.pending.step + overlap
+            f.pending is not None
+            and not f.pending.missed
+            and self.books.totals.step >= f.pending.step + overlap
+            and any(peer.has(f.fragment) for peer in self.books.roster.peers.values())
             for f in self.books.fragments
         )
 

@@ -105,10 +105,6 @@ def _to_merged(what: str, pairs: Any) -> tuple[tuple[PeerId, int], ...]:
     return tuple((_to_id(pair.peer), pair.seq) for pair in _list(what, pairs))
 
 
-def _fields(pairs: Iterable[tuple[str, str]]) -> list[pb.Field]:
-    return [pb.Field(name=name, value=value) for name, value in pairs]
-
-
 def _to_fields(fields: Any) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, field.value) for field in _list("fields", fields))
 
@@ -128,8 +124,9 @@ def decode_id(data: bytes) -> PeerId:
 
 def encode_hello(hello: Hello) -> bytes:
     """A hello, or the answer to one."""
+    model, policy = ([pb.Field(name=n, value=v) for n, v in pairs] for pairs in (hello.model, hello.policy))
     return _bytes(pb.Hello(
-        peer=_id(hello.peer), address=hello.address, model=_fields(hello.model), policy=_fields(hello.policy),
+        peer=_id(hello.peer), address=hello.address, model=model, policy=policy,
         protocol=hello.protocol, refusal=hello.refusal, known=hello.known,
     ))  # fmt: skip
 
@@ -193,7 +190,7 @@ def _beat(beat: Beat) -> pb.Beat:
     return pb.Beat(
         peer=_id(beat.peer), address=beat.address, count=beat.count, step=beat.step, tokens=beat.tokens,
         seconds_per_step=beat.seconds_per_step, training=beat.training, genesis=beat.genesis,
-        reports=[pb.Report(key=_key(report.key), held=_merged(report.held)) for report in beat.reports],
+        reports=[pb.Report(key=_key(r.key), held=_merged(r.held), group=r.group) for r in beat.reports],
         roster=[pb.Rumor(peer=_id(r.peer), address=r.address, count=r.count, left=r.left) for r in beat.roster],
         ping=beat.ping, pong=beat.pong, position=beat.position,
     )  # fmt: skip
@@ -203,9 +200,13 @@ def _to_beat(beat: pb.Beat) -> Beat:
     return Beat(
         _to_id(beat.peer), _name("address", beat.address, empty=True), beat.count, beat.step, beat.tokens,
         _number("seconds per step", beat.seconds_per_step), beat.training, _digest("genesis", beat.genesis),
-        tuple(Report(_to_key(r), _to_merged("offers held", r.held)) for r in _list("reports", beat.reports)),
+        tuple(map(_to_report, _list("reports", beat.reports))),
         tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)), beat.ping, beat.pong, beat.position,
     )  # fmt: skip
+
+
+def _to_report(report: pb.Report) -> Report:
+    return Report(_to_key(report), _to_merged("offers held", report.held), _digest("group", report.group))
 
 
 def _to_rumor(rumor: pb.Rumor) -> Rumor:
@@ -373,8 +374,7 @@ class Assembler:
         _check(self._message is None, "a header within a message")
         parsed = _parse(pb.Frame, frame)
         _check(parsed.WhichOneof("kind") == "header", "a frame that is neither header nor chunk")
-        header = parsed.header
-        bare = _to_bulk(header, {})
+        header, bare = parsed.header, _to_bulk(parsed.header, {})
         sections = _list("sections", header.sections, SECTION_LIMIT)
         _check(len({section.name for section in sections}) == len(sections), "two sections of one name")
         for section in sections:

@@ -60,6 +60,7 @@ class Learner:
         fragments = cluster.policies.schedule.fragments
         start = {("init", cluster.random.getrandbits(40)): 1}
         self.weights: list[Vector] = [dict(start) for _ in range(fragments)]
+        self.groups = (b"",) * fragments
         self.units = Units(self.weights)
         self.mailbox: dict[int, Correction] = {}
         self.queue: list[Any] = []
@@ -79,9 +80,9 @@ class Learner:
             self.units.progress = [dict(d) for d in saved.progress]
             self.mailbox = dict(saved.mailbox)
             self.heirs = saved.heirs
-            self.engine.begin(self.cluster.now, b"", saved.resumed)
+            self.engine.begin(self.cluster.now, b"", self.groups, saved.resumed)
         else:
-            self.engine.begin(self.cluster.now, self.units.genesis())
+            self.engine.begin(self.cluster.now, self.units.genesis(), self.groups)
         self.pump()
 
     def save(self) -> Saved | None:

@@ -172,7 +172,7 @@ def test_check_accepts_the_same_parameters_with_other_values() -> None:
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        ([torch.zeros(2)], "keep its 2 parameters .* got 1; add parameters before"),
+        ([torch.zeros(2)], "keep its 2 parameters .* got 1; add parameters with add_param_group"),
         ([torch.zeros(2), torch.zeros(4)], r"w1 .*\[3\].*\[4\]"),
     ],
 )

@@ -29,12 +29,12 @@ def test_a_trained_model_is_greater_and_the_genesis_breaks_ties() -> None:
 
 
 def test_a_switch_is_complete_once_every_fragment_has_arrived() -> None:
-    switch = Switch(B, b"g")
+    switch = Switch(B, b"g", 2)
     switch.states[1] = state(1)
     switch.states[1] = state(1)
-    assert not switch.complete(2)
+    assert not switch.complete
     switch.states[0] = state(0)
-    assert switch.complete(2)
+    assert switch.complete
 
 
 def test_a_seed_is_missing_until_its_learner_is_known() -> None:

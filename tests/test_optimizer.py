@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from learners import (
     step,
     together,
     until,
-    weights,
 )  # fmt: skip
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -149,18 +147,6 @@ def test_a_learner_can_be_closed_before_it_begins() -> None:
         optimizer.close()
         step(optimizer, 1.0)
         assert read(optimizer) == [0.0]
-
-
-def test_groups_may_be_added_until_the_first_step() -> None:
-    hasty = replace(TIMING, beat_s=0.05)  # constructed, they differ and refuse each other; they soon try again
-    with cluster(descent(1.0), descent(1.0), started=False, timing=hasty, **LOCKSTEP) as optimizers:
-        for optimizer in optimizers:
-            optimizer.add_param_group({"params": weights(*range(50)), "lr": 2.0})
-        start(optimizers)
-        drive(optimizers, 2, lambda i, s: float(i))
-        assert read(optimizers[0])[:2] == [0.0, -2.0]
-        with pytest.raises(UsageError, match="add_param_group must be called before the first step"):
-            optimizers[0].add_param_group({"params": weights(9.0)})
 
 
 def test_the_environment_can_say_who_and_where(monkeypatch: pytest.MonkeyPatch) -> None:

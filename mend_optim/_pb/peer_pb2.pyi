@@ -93,12 +93,14 @@ class Beat(_message.Message):
     def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("key", "held")
+    __slots__ = ("key", "held", "group")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     key: Key
     held: _containers.RepeatedCompositeFieldContainer[Merged]
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ...) -> None: ...
+    group: bytes
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ...) -> None: ...
 
 class Rumor(_message.Message):
     __slots__ = ("peer", "address", "count", "left")

@@ -9,6 +9,7 @@ from .optimizer import MendOptimizer
 from .outer import Nesterov
 from .quorum import Grace, Quorum
 from .roster import Timing
+from .stateful import LearnerState
 from .status import FragmentStatus, PeerStatus, Status
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Event",
     "FragmentStatus",
     "Grace",
+    "LearnerState",
     "MemberRecord",
     "MendError",
     "MendOptimizer",

@@ -136,7 +136,7 @@ class MendOptimizer(Optimizer):
         """The inner optimizer's state, which the inner optimizer can load, and under "mend" all else that it takes to
         go on to the bit: anchors, velocities, lineages, pending offers, residuals, counters; tensors (copies, on the
         host) and plain containers. Waits for nothing on the network."""
-        return {**self.inner.state_dict(), "mend": self._mend_state()}
+        return {**self.inner.state_dict(), "mend": self.learner_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a checkpoint stood, the bare inner optimizer's or ours; load the model's weights as well.
@@ -178,12 +178,12 @@ class MendOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: an optimizer without peers, and our state for its `state_dict`."""
-        groups = self._wrapped_groups
-        return {"inner": self.inner, "settings": self._settings.offline(), "groups": groups, "mend": self._mend_state()}
+        groups, state = self._wrapped_groups, self.learner_state()
+        return {"inner": self.inner, "settings": self._settings.offline(), "groups": groups, "mend": state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._wrap(state["inner"], state["settings"], state["groups"])
-        self._resume(from_state(state["mend"], self._layout))
+        self.load_learner_state(state["mend"])
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """The inner optimizer's step; then, at boundaries, a copy; and when an anchor is ready, its correction.
@@ -311,6 +311,14 @@ class MendOptimizer(Optimizer):
                 books.cluster_tokens(),
             )
 
+    def learner_state(self) -> dict[str, Any]:
+        """The "mend" part of `state_dict()`."""
+        return to_state(self._checkpoint(), self._layout)
+
+    def load_learner_state(self, state: Any) -> None:
+        """Go on from the "mend" part of a `state_dict()` alone; see `load_state_dict`."""
+        self._resume(from_state(state, self._layout))
+
     def close(self) -> None:
         """Say goodbye to the peers and stop the background threads. Steps after it are the inner optimizer's.
         Idempotent."""
@@ -348,9 +356,6 @@ class MendOptimizer(Optimizer):
         books = learner.engine.books
         history = (*saved.history, str(books.me))
         return replace(here, head_start=books.head_start, history=history, fragments=handover.keep())
-
-    def _mend_state(self) -> dict[str, Any]:
-        return to_state(self._checkpoint(), self._layout)
 
     def _resume(self, saved: Checkpoint) -> None:
         """Go on from there at the next step, as a new incarnation if this one has begun."""

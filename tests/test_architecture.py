@@ -13,7 +13,7 @@ LONGEST = 400
 
 # From the bottom up. A room that is not listed is pure.
 TRANSPORT = {"wire", "stream", "link", "control", "transfer", "peer"}
-CONCURRENCY, FACE = {"network_loop", "merge_thread"}, {"handover", "settings", "optimizer"}
+CONCURRENCY, FACE = {"network_loop", "merge_thread"}, {"handover", "settings", "optimizer", "stateful"}
 SHELL = TRANSPORT | CONCURRENCY | FACE
 PURE = sorted(set(ROOMS) - SHELL)
 

@@ -47,14 +47,6 @@ def check_merged(reports: Sequence[Facts], taken: Sequence[int] = (STEPS, STEPS)
     assert reports[0]["weights"] == reports[1]["weights"]
 
 
-def counted_before(reports: Sequence[Facts]) -> int:
-    """Where learners that loaded a checkpoint began to count: afresh, or where the checkpoint was."""
-    before, other = (report["step"] - report["taken"] for report in reports)
-    assert before == other
-    assert before in (0, STEPS)
-    return int(before)
-
-
 def check_untouched(report: Facts) -> None:
     """Loading has run no round."""
     assert (report["rounds_adopted"], report["seals"]) == (0, [])
@@ -93,7 +85,7 @@ def test_checkpoints_of_torch_distributed(stage: Stage) -> None:
         assert loaded["weights"] == report["trained"]["weights"]
         assert (loaded["moments"], loaded["lr"]) == (report["saved"], LR)
         check_untouched(loaded)
-    check_merged(reports, before=counted_before(reports))
+    check_merged(reports)  # only `state` and `param_groups` were kept: they begin to count afresh
     assert reports[0]["weights"] != reports[0]["loaded"]["weights"]
 
 
@@ -151,7 +143,7 @@ def test_lightning_with_automatic_optimization_and_going_on_from_a_checkpoint(st
     reports = stage.play("lightning_trainer", "automatic")
     for part, like, steps in [("first", "plain", STEPS), ("resumed", "plain_resumed", 2 * STEPS)]:
         both = [report[part] for report in reports]
-        check_merged(both, before=counted_before(both) if part == "resumed" else 0)
+        check_merged(both, before=steps - STEPS)
         for report in reports:
             seen = report[part]["seen"]
             assert seen == report[like]
@@ -202,7 +194,7 @@ def test_lightning_with_manual_optimization_drops_the_gradient_of_replaced_weigh
 def test_accelerate_with_accumulated_gradients_and_a_saved_state(stage: Stage) -> None:
     reports = stage.play("accelerate_loop", "loop")
     check_merged([report["trained"] for report in reports])
-    check_merged(reports, before=counted_before(reports))
+    check_merged(reports, before=STEPS)
     for report in reports:
         trained, loaded = report["trained"], report["loaded"]
         for part, first in [(trained, 0), (report, STEPS)]:
@@ -218,13 +210,11 @@ def test_accelerate_with_accumulated_gradients_and_a_saved_state(stage: Stage) -
 
 @needs("transformers")
 def test_transformers_trainer_and_going_on_from_its_checkpoint(stage: Stage) -> None:
-    """Both go on from checkpoints of their own, between two merges. If they begin to count afresh, nothing ties those
-    weights together: one takes the other's, and drops a step."""
+    """Both go on from checkpoints of their own, between two merges."""
     reports = stage.play("transformers_trainer", "train")
     first, resumed = ([report[part] for report in reports] for part in ("first", "resumed"))
     check_merged(first)
-    before = counted_before(resumed)
-    check_merged(resumed, (STEPS, STEPS if before else STEPS - 1), before)
+    check_merged(resumed, before=STEPS)
     warm = [LR * step / 4 for step in range(4)]
     rates = pytest.approx(warm + [LR * (1 - step / (2 * STEPS - 4)) for step in range(2 * STEPS - 4)])
     for one, other in zip(first, resumed, strict=True):

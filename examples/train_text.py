@@ -8,6 +8,8 @@ Together, any number of these, started at any time, on any machines that reach o
 
     python examples/train_text.py --name a --listen 127.0.0.1:51900 --shard 0/2
     python examples/train_text.py --name b --peers 127.0.0.1:51900 --shard 1/2
+
+With `--checkpoint a.pt` it saves itself now and then, and goes on from there when it is started again.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from mend_optim import MendOptimizer
 CONTEXT = 128  # bytes the model sees
 WIDTH, LAYERS, HEADS = 96, 3, 4
 HELD_OUT_WINDOWS = 256
+WARMUP = 50  # steps
 NOT_LIBRARY_CODE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -115,28 +118,57 @@ def standing(optimizer: torch.optim.Optimizer) -> dict[str, object]:
     return {"rounds": status.rounds_adopted, "members": members}
 
 
+def batch(text: Tensor, args: argparse.Namespace, step: int) -> tuple[Tensor, Tensor]:
+    """The windows of one step. They depend on its number alone: whoever goes on at a later step has later windows."""
+    draws = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
+    return windows(text, torch.randint(len(text) - CONTEXT, (args.batch,), generator=draws))
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> int:
+    """Go on from the checkpoint, if there is one, and where the others are, if they are further. The steps done."""
+    step = 0
+    if args.checkpoint and args.checkpoint.exists():
+        saved = torch.load(args.checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+    return optimizer.join().position if isinstance(optimizer, MendOptimizer) else step
+
+
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
+    """A crash while this writes leaves the checkpoint before."""
+    new = path.with_name(path.name + ".new")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, new)
+    new.replace(path)
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, args: argparse.Namespace) -> None:
-    draws = torch.Generator().manual_seed(args.seed)
-    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.02, total_iters=50)
-    said_at, said_step = time.monotonic(), 0
-    for step in range(1, args.steps + 1):
-        loss = model(*windows(text, torch.randint(len(text) - CONTEXT, (args.batch,), generator=draws)))
+    start = restore(model, optimizer, args)
+    if start:
+        say(args, "continue", step=start)
+    # The rate is the schedule's at this step of the whole run, whatever rate a checkpoint was saved with.
+    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min(1.0, (start + done + 1) / WARMUP))
+    said_at, said_step = time.monotonic(), start
+    for step in range(start, args.steps):
+        loss = model(*batch(text, args, step))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         warmup.step()
+        if args.checkpoint and ((step + 1) % args.save_every == 0 or step + 1 == args.steps):
+            save(model, optimizer, step + 1, args.checkpoint)
         elapsed_s = time.monotonic() - said_at
-        if elapsed_s >= 1 or step == args.steps:
-            speed = round((step - said_step) * args.batch * CONTEXT / elapsed_s)
-            said_at, said_step = time.monotonic(), step
-            say(args, "step", step=step, loss=round(loss.item(), 3), tokens_per_s=speed, **standing(optimizer))
+        if elapsed_s >= 1 or step + 1 == args.steps:
+            speed = round((step + 1 - said_step) * args.batch * CONTEXT / elapsed_s)
+            said_at, said_step = time.monotonic(), step + 1
+            say(args, "step", step=step + 1, loss=round(loss.item(), 3), tokens_per_s=speed, **standing(optimizer))
 
 
 def report(model: nn.Module, optimizer: torch.optim.Optimizer, held_out: Tensor, args: argparse.Namespace) -> None:
     """Wait until everything learned is merged, then measure the weights that all learners share."""
-    tokens = args.steps * args.batch * CONTEXT
-    result: dict[str, object] = {"name": args.name, "step": args.steps, "tokens": tokens}
     merging = isinstance(optimizer, MendOptimizer)
+    tokens = optimizer.status().tokens if merging else args.steps * args.batch * CONTEXT
+    result: dict[str, object] = {"name": args.name, "step": args.steps, "tokens": tokens}
     if merging:
         result["synchronized"] = optimizer.synchronize(timeout=30)
     with optimizer.global_weights() if merging else nullcontext():
@@ -163,6 +195,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads for the model")
     parser.add_argument("--ledger", type=Path, help="write every round to this JSONL file")
+    parser.add_argument("--checkpoint", type=Path, help="save to this file, and go on from it where it exists")
+    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--report", type=Path, help="write the final result to this JSON file")
     parser.add_argument("--progress", choices=["human", "json"], default="human")
     parser.add_argument("--hold", action="store_true", help="report once per line on stdin, stay until stdin closes")

@@ -26,7 +26,7 @@ from .quorum import Grace, Quorum
 from .roster import Timing
 from .schedule import Schedule
 from .settings import Settings, settings
-from .status import Status, fragment_statuses, peer_statuses
+from .status import Status, status
 from .tokens import TokenCount
 
 
@@ -231,6 +231,17 @@ class MendOptimizer(Optimizer):
         require(isinstance(n, int) and not isinstance(n, bool) and n >= 0, "n", n, "an int >= 0")
         self._count.add(n, stamp(self._parameters))
 
+    def join(self) -> Status:
+        """What the first `step()` would do first: show our weights, or go on where a checkpoint stood; wait for the
+        others, at most `timing.join_timeout_s` if nobody is found; take their weights if they are further.
+
+        Returns the status: `position` says where the learning rate schedule and the data should go on. Later calls
+        only return it."""
+        self._refuse_swapped("join")
+        if self._learner and not self._learner.closed:
+            self._begun(self._learner)
+        return self.status()
+
     def synchronize(self, timeout: float | None = None) -> bool:
         """Offer everything not yet merged and wait until it is merged and this learner holds the greatest anchor it has
         heard of.
@@ -288,28 +299,9 @@ class MendOptimizer(Optimizer):
         if learner is None:
             step, tokens = self._step, self._tokens
             return Status(self.name, "", step, tokens, position=step, cluster_step=step, cluster_tokens=tokens)
+        sent, received = learner.transport.bytes_sent, learner.transport.bytes_received
         with learner.mutex:
-            books = learner.engine.books
-            fragments = fragment_statuses(books)
-            return Status(
-                self.name,
-                learner.address,
-                self._step,
-                self._tokens,
-                max((f.unmerged_tokens for f in fragments), default=0),
-                max((f.dropped_tokens for f in books.fragments), default=0),
-                books.joined,
-                books.adopted_rounds,
-                fragments,
-                peer_statuses(books),
-                tuple(books.records),
-                learner.transport.bytes_sent,
-                learner.transport.bytes_received,
-                self._in_mend_s,
-                books.position,
-                books.cluster_step(),
-                books.cluster_tokens(),
-            )
+            return status(learner.engine.books, self._step, self._tokens, self._in_mend_s, sent, received)
 
     def learner_state(self) -> dict[str, Any]:
         """The "mend" part of `state_dict()`."""

@@ -79,3 +79,27 @@ def peer_statuses(books: Books) -> tuple[PeerStatus, ...]:
         )
         for peer in sorted(books.roster.peers.values(), key=lambda peer: peer.id)
     )
+
+
+def status(books: Books, step: int, tokens: int, seconds_in_mend: float, sent: int, received: int) -> Status:
+    """Of a learner with peers; `sent` and `received` in bytes."""
+    fragments = fragment_statuses(books)
+    return Status(
+        books.me.name,
+        books.roster.address,
+        step,
+        tokens,
+        max((f.unmerged_tokens for f in fragments), default=0),
+        max((f.dropped_tokens for f in books.fragments), default=0),
+        books.joined,
+        books.adopted_rounds,
+        fragments,
+        peer_statuses(books),
+        tuple(books.records),
+        sent,
+        received,
+        seconds_in_mend,
+        max(books.position, step),  # the latter before we begin
+        max(books.cluster_step(), step),
+        books.cluster_tokens(),
+    )

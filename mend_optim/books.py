@@ -105,7 +105,7 @@ class Books:
 
     def record(self, record: RoundRecord) -> None:
         self.records.append(record)
-        self.adopted_rounds += 1
+        self.adopted_rounds += record.reason != "restored"
         text = f"fragment {record.fragment} version {record.version}: {record.reason}"
         self.emit(Event("round", text, {"round": record}))
 

@@ -25,7 +25,8 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One adopted anchor. `reason`: "all_present", "grace_expired", or how else it came: "pulled", "founded".
+    """One adopted anchor. `reason`: "all_present", "grace_expired", or how else it came: "pulled", "founded",
+    "restored".
 
     `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's offer; `superseded`
     names peers whose merged work is not in it (after a partition); `dropped_tokens` is local progress that could not be
@@ -50,8 +51,15 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something the user may want to know: what kind, in words, and the facts. `kind` is one of "joined", "alone",
-    "met", "left", "evicted", "refused", "round", "fault"."""
+    """Something the user may want to know: what kind, in words, and the facts.
+
+    joined, alone      missing (addresses), step and tokens (of the cluster: where to go on)
+    restored           step, tokens, unmerged_tokens, intact (whether the weights are those of the checkpoint)
+    met, left, evicted peer, incarnation; met: address
+    refused            address, reason
+    round              round (a `RoundRecord`)
+    fault              none: something of a peer's was refused, or could not be done
+    """
 
     kind: str
     text: str

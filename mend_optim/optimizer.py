@@ -126,7 +126,7 @@ class MendOptimizer(Optimizer):
         return self.inner.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._count:
+        if self._count.doubtful:
             self._count.cleared(any_gradient(self._parameters), stamp(self._parameters))
         else:
             self._count.cleared(False, None)
@@ -295,13 +295,15 @@ class MendOptimizer(Optimizer):
 
     def status(self) -> Status:
         """Where this learner stands, as frozen data."""
-        learner = self._learner
+        learner, head_start = self._learner, self._saved.head_start if self._saved else 0
         if learner is None:
-            step, tokens = self._step, self._tokens
-            return Status(self.name, "", step, tokens, position=step, cluster_step=step, cluster_tokens=tokens)
+            step, tokens, here = self._step, self._tokens, self._step + head_start
+            return Status(self.name, "", step, tokens, position=here, cluster_step=here, cluster_tokens=tokens)
         sent, received = learner.transport.bytes_sent, learner.transport.bytes_received
         with learner.mutex:
-            return status(learner.engine.books, self._step, self._tokens, self._in_mend_s, sent, received)
+            books = learner.engine.books
+            here = books.position if books.fragments else self._step + head_start
+            return status(books, self._step, self._tokens, here, self._in_mend_s, sent, received)
 
     def learner_state(self) -> dict[str, Any]:
         """The "mend" part of `state_dict()`."""
@@ -352,9 +354,10 @@ class MendOptimizer(Optimizer):
     def _resume(self, saved: Checkpoint) -> None:
         """Go on from there at the next step, as a new incarnation if this one has begun."""
         if self._learner and self._handover:
+            closed = self._learner.closed
             self._learner.close()
             self._handover = None
-            self._learner = self._settings.connect(lambda: self._layout)
+            self._learner = None if closed else self._settings.connect(lambda: self._layout)
         self._saved, self._step, self._tokens = saved, saved.step, saved.tokens
 
     def _lay_out(self) -> tuple[list[Tensor], Layout]:
@@ -374,7 +377,10 @@ class MendOptimizer(Optimizer):
         told, patience_s = self._settings, self._settings.policies.timing.round_timeout_s
         synchronous = told.schedule.adopt_after == 0
         self._handover = Handover(learner, self._layout, self._parameters, self._make_anchors, synchronous, patience_s)
-        return self._handover, self._handover.begin(self._saved)
+        replaced = self._handover.begin(self._saved)
+        if self._saved:
+            self._saved = replace(self._saved, fragments=())  # we have our own copies now
+        return self._handover, replaced
 
     def _make_anchors(self, weights: list[Tensor], buffers: Buffers) -> Anchors:
         told = self._settings

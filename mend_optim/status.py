@@ -81,7 +81,9 @@ def peer_statuses(books: Books) -> tuple[PeerStatus, ...]:
     )
 
 
-def status(books: Books, step: int, tokens: int, seconds_in_mend: float, sent: int, received: int) -> Status:
+def status(
+    books: Books, step: int, tokens: int, position: int, seconds_in_mend: float, sent: int, received: int
+) -> Status:
     """Of a learner with peers; `sent` and `received` in bytes."""
     fragments = fragment_statuses(books)
     return Status(
@@ -99,7 +101,7 @@ def status(books: Books, step: int, tokens: int, seconds_in_mend: float, sent: i
         sent,
         received,
         seconds_in_mend,
-        max(books.position, step),  # the latter before we begin
-        max(books.cluster_step(), step),
+        position,
+        max(books.cluster_step(), position),
         books.cluster_tokens(),
     )

@@ -18,8 +18,10 @@ class TokenCount:
         self._early = False  # whether some were counted before the gradients were cleared for them
         self._used = True  # whether a step has used the gradients there are
 
-    def __bool__(self) -> bool:
-        return bool(self._counts)
+    @property
+    def doubtful(self) -> bool:
+        """Whether, if gradients are cleared now, it matters that there are some."""
+        return bool(self._counts) and not self._used
 
     def add(self, n: int, stamp: Hashable) -> None:
         self._counts.append((n, stamp))

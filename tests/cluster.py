@@ -16,7 +16,7 @@ from typing import Any
 
 from units import Units, Vector, add, stack
 
-from mend_optim.anchor import Correction, Merge
+from mend_optim.anchor import Correction, Extend, Merge
 from mend_optim.books import PULL, Policies, Send, Work
 from mend_optim.ledger import Event
 from mend_optim.lineage import PeerId
@@ -24,6 +24,16 @@ from mend_optim.progress import Motion, Totals
 from mend_optim.protocol import Message, Offer, Seal, State, Want
 from mend_optim.starting import Resumed
 from mend_optim.syncer import Syncer
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All that the engine asks of a `Layout`."""
+
+    of: tuple[bytes, ...]
+
+    def groups(self) -> tuple[bytes, ...]:
+        return self.of
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Saved:
     progress: list[Vector]
     mailbox: dict[int, Correction]
     heirs: frozenset[PeerId]
+    groups: tuple[bytes, ...]
 
     def beside_other_weights(self) -> Saved:
         """The same, found to belong to other weights: they become the anchor."""
@@ -79,20 +90,36 @@ class Learner:
             self.units.theta = [dict(t) for t in saved.theta]
             self.units.progress = [dict(d) for d in saved.progress]
             self.mailbox = dict(saved.mailbox)
-            self.heirs = saved.heirs
+            self.heirs, self.groups = saved.heirs, saved.groups
             self.engine.begin(self.cluster.now, b"", self.groups, saved.resumed)
         else:
             self.engine.begin(self.cluster.now, self.units.genesis(), self.groups)
+        self.pump()
+
+    def extend(self) -> None:
+        """Add a group, with first weights of its own, between two steps; not twice."""
+        engine = self.engine
+        if self.dead or self.copying or not engine.books.joined or len(self.weights) > len(self.groups):
+            return
+        if self.groups[-1]:  # added already
+            return
+        self.cluster.seen["extended"] += 1
+        self.groups = (*self.groups, b"added")
+        self.weights.append({("init", self.cluster.random.getrandbits(40)): 1})
+        at = (engine.books.totals.step, engine.books.totals.tokens)
+        engine.books.work(Extend(Groups(self.groups), dict(self.weights[-1]), at))  # type: ignore[arg-type]
         self.pump()
 
     def save(self) -> Saved | None:
         """A checkpoint, as the training thread takes one between two steps; none while it copies."""
         if self.dead or self.copying or not self.engine.books.joined:
             return None
+        if len(self.engine.books.fragments) < len(self.weights):
+            return None  # a real worker performs the job that adds a fragment before it copies for a checkpoint
         standings, totals = self.engine.standings(), self.engine.books.totals
         resumed = Resumed(Totals(totals.step, totals.tokens), standings)
         copies = ([dict(v) for v in vectors] for vectors in (self.weights, self.units.theta, self.units.progress))
-        return Saved(resumed, *copies, dict(self.mailbox), self.heirs | {self.id})
+        return Saved(resumed, *copies, dict(self.mailbox), self.heirs | {self.id}, self.groups)
 
     def step(self) -> None:
         """One inner step if joined: a new unit of work in every fragment."""
@@ -255,6 +282,11 @@ class Cluster:
         if saved:
             self.saved.append(saved)
             self.seen["saved"] += 1
+
+    def extend(self, name: str) -> None:
+        learner = self.learners.get(name)
+        if learner:
+            learner.extend()
 
     def restore(self, name: str) -> None:
         """Start a learner from any of the checkpoints, its own or another's."""
@@ -480,6 +512,8 @@ class Cluster:
 
         def rest() -> None:
             for x in self.learners.values():
+                if self.seen["extended"]:
+                    x.extend()
                 if x.engine.books.fragments:
                     x.engine.rest(self.now)
                     x.pump()

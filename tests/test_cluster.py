@@ -54,6 +54,9 @@ def storm(seed: int) -> Cluster:
             cluster.at(at + r.random() * 15, cluster.restore if r.random() < 0.5 else cluster.start, name)
         else:
             cluster.at(at, cluster.partition, {m for m in cluster.names if r.random() < 0.5}, r.random() * 15)
+    if r.random() < 0.2:
+        for name in cluster.names:
+            cluster.at(30 * r.random(), cluster.extend, name)
     cluster.run(30)
     assert cluster.settle(), f"seed {seed}: no common lineage after the faults stopped: {cluster.keys()}"
     return cluster
@@ -66,7 +69,7 @@ def test_laws_hold_under_thousands_of_fault_schedules(batch: int) -> None:
     for seed in range(batch * each, (batch + 1) * each):
         seen.update(storm(seed).seen)
     for what in ("crash", "cut", "left", "lost", "duplicate", "evicted", "merge", "founded", "pulled",
-                 "superseded", "saved", "restored", "other weights"):
+                 "superseded", "saved", "restored", "other weights", "extended"):
         assert seen[what] > 0, f"no {what} in {each} schedules: the storm is too mild to prove anything"
 
 

@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from mend_optim.anchor import Advance, Correction, Done, Export, Found, Inspect, Install, Job, Merge, Prepare, Reoffer
+from mend_optim.anchor import (
+    Advance,
+    Correction,
+    Done,
+    Export,
+    Extend,
+    Found,
+    Inspect,
+    Install,
+    Job,
+    Merge,
+    Prepare,
+    Reoffer,
+)
 from mend_optim.lineage import content_digest
 
 Vector = dict[Any, int]
@@ -41,6 +54,10 @@ class Units:
             p = job.fragment
             self.progress[p] = add(job.tensor, self.theta[p], -1)  # type: ignore[arg-type]
             return Done(sections={"delta": dict(self.progress[p])})  # type: ignore[dict-item]
+        if isinstance(job, Extend):
+            self.theta.append(dict(job.tensor))  # type: ignore[call-overload]
+            self.progress.append({})
+            return Done(digest=digest(self.theta[-1]))
         if isinstance(job, Reoffer):
             return Done(sections={"delta": dict(self.progress[job.fragment])})  # type: ignore[dict-item]
         if isinstance(job, Inspect):

@@ -20,12 +20,13 @@ from .anchor import Correction
 from .codec import as_bytes
 from .errors import UsageError
 from .fragment import Layout
-from .lineage import Claim, Lineage, PeerId, content_digest
+from .lineage import DIGEST_BYTES, Claim, Lineage, PeerId, content_digest
 from .merge import finite
 from .progress import Pending, Standing, Totals
 from .protocol import first_difference
 
 FORMAT = 1
+LIMIT = 1 << 63  # of what fits a message
 TENSORS = ("anchor", "velocity", "delta", "residual", "lost", "rounding", "correction")
 REMEDY = "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner state alone"
 
@@ -159,8 +160,8 @@ class _Reader:
 
     def count(self, key: str) -> int:
         value = self.take(key, int)
-        if value < 0:
-            raise self.fault(key, value, "an int >= 0")
+        if not 0 <= value < LIMIT:
+            raise self.fault(key, value, "an int >= 0, in 63 bits")
         return value
 
     def pair(self, entry: object) -> Sequence[object]:
@@ -171,9 +172,12 @@ class _Reader:
     def digest(self, key: str) -> bytes:
         text = self.take(key, str)
         try:
-            return bytes.fromhex(text)
+            digest = bytes.fromhex(text)
         except ValueError:
-            raise self.fault(key, text, "a digest in hex") from None
+            digest = b""
+        if len(digest) != DIGEST_BYTES:
+            raise self.fault(key, text, "a digest in hex")
+        return digest
 
     def numbered(self, key: str) -> tuple[PeerId, int]:
         """[name, incarnation, number]"""
@@ -181,7 +185,9 @@ class _Reader:
 
     def peer(self, key: str, entry: object) -> tuple[PeerId, int]:
         if isinstance(entry, Sequence) and [type(part) for part in entry] == [str, int, int]:
-            return PeerId(entry[0], entry[1]), entry[2]
+            name, incarnation, number = entry
+            if 0 <= incarnation < LIMIT and 0 <= number < LIMIT:
+                return PeerId(name, incarnation), number
         raise self.fault(key, entry, "[name, incarnation, number]")
 
 
@@ -201,8 +207,9 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
             f"state_dict must have fragments={len(layout.fragments)}, got {len(entries)}: "
             f"pass the same `fragments` as the learner that saved it; {REMEDY}"
         )
+    totals = Totals(read.count("step"), read.count("tokens"))
     kept = [
-        _from_fragment(_Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p].numel)
+        _from_fragment(_Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p].numel, totals)
         for p, entry in enumerate(entries)
     ]
     return Checkpoint(
@@ -215,18 +222,19 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
     )
 
 
-def _from_fragment(read: _Reader, numel: int) -> Kept:
+def _from_fragment(read: _Reader, numel: int, totals: Totals) -> Kept:
     origin = _Reader("its lineage", read.take("lineage", dict))
     merged = dict(origin.peer("merged", entry) for entry in origin.take("merged", list))
     counts = origin.count("tokens"), origin.count("version")
     lineage = Lineage(*counts, origin.digest("digest"), origin.digest("genesis"), merged)
     pending = read.take("pending", dict, optional=True)
     banked = read.take("banked", list)
-    if [type(n) for n in banked] != [int, int]:
-        raise read.fault("banked", banked, "[steps, tokens]")
+    whole = [type(n) for n in banked] == [int, int]
+    if not whole or not (0 <= banked[0] <= totals.step and 0 <= banked[1] <= totals.tokens):
+        raise read.fault("banked", banked, "[steps, tokens], no more than were trained")
     tensors = {name: _tensor(read, name, t, numel) for name, t in read.take("tensors", dict).items() if name in TENSORS}
     untaken = read.take("untaken", bool)
-    needed = {"anchor", *(["delta"] if pending else []), *(["correction"] if untaken else [])}
+    needed = {"anchor", *(["delta"] if pending is not None else []), *(["correction"] if untaken else [])}
     if needed - set(tensors):
         raise UsageError(f"state_dict lacks the tensor {min(needed - set(tensors))!r}: it is damaged; {REMEDY}")
     standing = Standing(
@@ -235,7 +243,7 @@ def _from_fragment(read: _Reader, numel: int) -> Kept:
         read.take("mark", int),
         Totals(*banked),
         read.count("dropped_tokens"),
-        _from_pending(_Reader("its pending offer", pending)) if pending else None,
+        _from_pending(_Reader("its pending offer", pending)) if pending is not None else None,
         untaken,
         read.take("adopt_at", int, optional=True),
     )
@@ -249,11 +257,11 @@ def _from_pending(read: _Reader) -> Pending:
 
 
 def _tensor(read: _Reader, name: str, value: object, numel: int) -> Tensor:
-    flat = isinstance(value, Tensor) and value.dtype == torch.float32 and tuple(value.shape) == (numel,)
-    if not flat:
-        shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else value
-        raise read.fault(name, shown, f"a float32 tensor of {numel} elements")
-    assert isinstance(value, Tensor)
+    bound = f"a dense float32 tensor of {numel} elements"
+    if not isinstance(value, Tensor):
+        raise read.fault(name, value, bound)
+    if (value.dtype, tuple(value.shape), value.layout) != (torch.float32, (numel,), torch.strided) or value.is_meta:
+        raise read.fault(name, f"{value.dtype} {list(value.shape)} {value.layout} on {value.device}", bound)
     values = value.detach().cpu()  # loaders move whatever is in a checkpoint to the model's device
     if not finite(values):
         raise read.fault(name, "NaN or infinity in it", "a tensor of finite values")

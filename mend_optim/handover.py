@@ -48,7 +48,8 @@ class Handover:
         else:
             weights = [self._copy(p) for p in fragments]
             copied(self._device)()
-            resumed = Resumed(saved.totals, (), saved.head_start) if saved and saved.step else None
+            intact = saved is None or saved.weights == sketch(self._parameters)
+            resumed = Resumed(saved.totals, (), saved.head_start, intact) if saved and saved.step else None
             replaced = self._learner.begin(self._make(weights, self._buffers), resumed, ())
         self.run()
         return replaced

@@ -13,7 +13,8 @@ from .lineage import Lineage
 from .progress import NEVER, Motion, Progress, Standing, Totals
 from .round import Round
 
-DROP = "the anchor is taken, what no anchor has is dropped"
+DROP = "other weights than the saved ones: the anchor's are taken, what no anchor has is dropped"
+ANEW = "other weights than the saved ones: they count as first weights"
 
 
 class Resumed(NamedTuple):
@@ -53,7 +54,10 @@ class Starting:
         if not resumed.standings:  # all that was trained is in the weights, and no offer of it on its way
             for fragment in books.fragments:
                 genesis = fragment.lineage.genesis
-                fragment.lineage = Lineage(totals.tokens, int(totals.tokens > 0), genesis, genesis)
+                if resumed.intact:
+                    fragment.lineage = Lineage(totals.tokens, int(totals.tokens > 0), genesis, genesis)
+                else:  # weights that nobody trained: first weights
+                    fragment.dropped_tokens = totals.tokens
                 fragment.banked, fragment.mark = Totals(totals.step, totals.tokens), totals.step + fragment.mark
         for p, standing in enumerate(resumed.standings):
             fragment = books.fragments[p] = Progress.resumed(books.me, p, standing, totals)
@@ -62,7 +66,8 @@ class Starting:
                 fragment.motion = Motion.SNAPSHOT
                 books.work(Reoffer(p, fragment.pending.seq))
         unmerged = max(f.unmerged(totals).tokens for f in books.fragments)
-        what = f"{unmerged} tokens not merged yet" if resumed.intact else f"other weights than the saved ones: {DROP}"
+        what = DROP if resumed.standings else ANEW
+        what = f"{unmerged} tokens not merged yet" if resumed.intact else what
         facts = {"step": totals.step, "tokens": totals.tokens, "unmerged_tokens": unmerged, "intact": resumed.intact}
         books.emit(Event("restored", f"restored at step {totals.step}, {what}", facts))
 

@@ -16,7 +16,7 @@ class TokenCount:
     def __init__(self) -> None:
         self._counts: list[tuple[int, Hashable]] = []
         self._early = False  # whether some were counted before the gradients were cleared for them
-        self._used = True  # whether a step has used the gradients there are
+        self._used = False  # whether a step has used the gradients there are
 
     @property
     def doubtful(self) -> bool:

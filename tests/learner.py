@@ -3,6 +3,7 @@
     learn      fork a process that is a learner, and wait for its end; the other orders are for that process
     run        take steps, up to number `steps` (null: until told to pause)         pause    take no more
     report     say where it stands                                                  synchronize
+    save       write model, optimizer and place in the data to `path`; "learn" with `restore` goes on from there
     cut        die by SIGKILL when the next seal of its own making has reached some peers
     leave      end: by "close", by the end of a "with" block, or "plain", without either
 
@@ -101,13 +102,15 @@ class Learner:
         self.model = nn.Sequential(nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 4))
         self.batches = batches(order["data_seed"], order["workers"])
         self.chance = random.Random(order["data_seed"])
-        self.step = 0
+        self.step = self.drawn = 0
         self.optimizer = MendOptimizer(
             torch.optim.SGD(self.model.parameters(), lr=0.05),
             timing=Timing(**order["timing"]),
             on_event=self.tell,
             **order["options"],
         )
+        if order["restore"]:
+            self.restore(order["restore"])
         console.say("open", address=self.optimizer.status().address, weights=digest(self.model))
 
     def tell(self, event: Event) -> None:
@@ -138,13 +141,18 @@ class Learner:
             getattr(self, order.pop("do"))(**order)
         return None
 
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """The next batch, and how many tokens it counts."""
+        self.drawn, self.tokens = self.drawn + 1, self.chance.randint(*self.order["tokens"])
+        return next(self.batches)
+
     def train(self) -> None:
-        inputs, targets = next(self.batches)
+        inputs, targets = self.draw()
         loss = nn.functional.mse_loss(self.model(inputs), targets)
         self.optimizer.zero_grad()
         loss.backward()
         before = digest(self.model) if not self.step else ""
-        self.optimizer.count_tokens(self.chance.randint(*self.order["tokens"]))
+        self.optimizer.count_tokens(self.tokens)
         self.optimizer.step()
         if before and not self.optimizer.status().step:
             self.console.say("took over", weights=digest(self.model))
@@ -153,6 +161,27 @@ class Learner:
             self.console.say("first", weights=before)
         self.step += 1
         self.console.say("step", step=self.step, loss=loss.item().hex())
+
+    def save(self, path: str) -> None:
+        """Whoever dies while it writes leaves the file that was there."""
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {**parts, "step": self.step, "drawn": self.drawn}
+        torch.save(state, path + ".new")
+        os.replace(path + ".new", path)
+        self.console.say("saved", step=self.step)
+
+    def restore(self, path: str) -> None:
+        """All of it, or start afresh."""
+        try:
+            state = torch.load(path, weights_only=True)
+        except Exception as error:
+            self.console.say("unreadable", error=type(error).__name__)
+            return
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        while self.drawn < state["drawn"]:
+            self.draw()
+        self.step = state["step"]
 
     def run(self, steps: int | None = None, pace_s: float | None = None) -> None:
         self.until, self.pace_s = steps, self.pace_s if pace_s is None else pace_s

@@ -208,7 +208,7 @@ class Crew:
     def start(
         self, name: str, *, seed: int = 0, data_seed: int | None = None, pace_s: float = 0.005,
         steps: int | None = None, width: int = 48, workers: int = 0, tokens: tuple[int, int] = (1, 1),
-        managed: bool = False, timing: Facts | None = None, **options: Any,
+        managed: bool = False, timing: Facts | None = None, restore: Path | None = None, **options: Any,
     ) -> Learner:  # fmt: skip
         """Start a learner, with any keyword of MendOptimizer that can be written in JSON. It pauses after `steps`."""
         free = [p for p in self._processes if not p.learner or p.learner.ended]
@@ -221,7 +221,7 @@ class Crew:
         process.order(
             "learn", seed=seed, data_seed=seed if data_seed is None else data_seed, pace_s=pace_s, steps=steps,
             width=width, workers=workers, tokens=tokens, managed=managed, timing={**TIMING, **(timing or {})},
-            options=options,
+            restore=str(restore or ""), options=options,
         )  # fmt: skip
         return process.learner
 

@@ -2,66 +2,17 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from learners import cluster, drive, parameters, same, start
-from torch import Tensor
+from checkpoints import adam, anchors, assert_alike, resumed, save
+from learners import cluster, drive, parameters, same
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
-from mend_optim import MendOptimizer, Nesterov
-
-Saved = tuple[list[Tensor], dict[str, Any]]
-
-
-def stored(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Through a file, as `torch.load` trusts it."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
-
-def save(optimizer: Optimizer) -> Saved:
-    return [p.clone() for p in parameters(optimizer)], stored(optimizer.state_dict())
-
-
-def load(optimizer: Optimizer, saved: Saved) -> None:
-    for parameter, value in zip(parameters(optimizer), saved[0], strict=True):
-        parameter.copy_(value)
-    optimizer.load_state_dict(saved[1])
-
-
-def resumed(
-    makes: Sequence[Callable[[], Optimizer]], saved: Sequence[Saved], started: bool = True, **options: Any
-) -> AbstractContextManager[list[MendOptimizer]]:
-    """New learners that go on from checkpoints."""
-
-    class Cluster:
-        def __enter__(self) -> list[MendOptimizer]:
-            self.cluster = cluster(*(make() for make in makes), started=False, **options)
-            made = self.cluster.__enter__()
-            for optimizer, state in zip(made, saved, strict=True):
-                load(optimizer, state)
-            if started:
-                start(made)
-            return made
-
-        def __exit__(self, *error: Any) -> None:
-            self.cluster.__exit__(*error)
-
-    return Cluster()  # type: ignore[return-value]
-
-
-def adam() -> Optimizer:
-    torch.manual_seed(3)
-    return AdamW([Parameter(torch.randn(7)), Parameter(torch.randn(2, 3))], lr=0.1)
+from mend_optim import Nesterov
 
 
 def narrow() -> Optimizer:
@@ -71,11 +22,6 @@ def narrow() -> Optimizer:
 
 def wave(i: int, s: int) -> float:
     return ((7 * i + 3 * s) % 11 - 4) / 3
-
-
-def anchors(optimizer: MendOptimizer) -> list[Tensor]:
-    with optimizer.global_weights():
-        return [p.clone() for p in parameters(optimizer)]
 
 
 # ── to the bit ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,14 +55,3 @@ def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at:
             assert same(anchors(optimizer), merged)
             assert_alike(optimizer.inner.state_dict(), state)
             assert optimizer.status().step == 60
-
-
-def assert_alike(these: Any, those: Any) -> None:
-    if isinstance(these, Tensor):
-        assert torch.equal(these, those)
-    elif isinstance(these, Mapping):
-        assert these.keys() == those.keys()
-        for key in these:
-            assert_alike(these[key], those[key])
-    else:
-        assert these == those

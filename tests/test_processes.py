@@ -114,6 +114,88 @@ def test_a_learner_that_finds_nobody_trains_alone_and_joins_when_somebody_comes(
     assert_one_model(crew.settle(a, b))
 
 
+# ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_killed_and_restored_they_train_to_the_same_bits(crew: Crew, tmp_path: Path) -> None:
+    """60 steps straight, and 30 steps, SIGKILL to both, the rest: every loss and every anchor agrees."""
+    straight = in_lockstep(crew, 60)
+    expected = [(x.losses, x.report()["anchors"]) for x in straight]
+    leave_together(straight)
+    first = in_lockstep(crew, 30)
+    files = {x: tmp_path / f"{i}.pt" for i, x in enumerate(first)}
+    for x, file in files.items():
+        assert x.ask("save", "saved", path=str(file)) == {"step": 30}
+    for x in first:
+        x.kill()
+    second = in_lockstep(crew, 60, restore=list(files.values()))
+    assert [x.await_event("restored")["intact"] for x in second] == [True, True]
+    for x, y, (losses, anchors) in zip(first, second, expected, strict=True):
+        assert x.losses + y.losses == losses
+        assert (y.report()["anchors"], y.report()["step"]) == (anchors, 60)
+    leave_together(second)
+
+
+def in_lockstep(crew: Crew, steps: int, restore: list[Path] | None = None) -> list[Learner]:
+    own: dict[str, Facts] = {name: {"restore": path} for name, path in zip("ab", restore or [], strict=False)}
+    options: Facts = {"sync_every": 7, "adopt_after": 3, "grace": 60.0, "timing": DISTANT, "pace_s": 0.001}
+    pair = crew.start_all("ab", own, steps=steps, **options)
+    goal = steps - 30 if restore else steps
+    crew.until(lambda: all(x.step == goal for x in pair), f"step {steps}")
+    crew.until(lambda: all(len(x.rounds) >= (4 if goal == 30 else 8) for x in pair), "the last round")
+    return pair
+
+
+def leave_together(learners: list[Learner]) -> None:
+    for x in learners:
+        assert x.leave() == 0
+
+
+def test_a_learner_restored_from_an_old_file_counts_no_token_twice(crew: Crew, tmp_path: Path) -> None:
+    a, b, c = crew.start_all("abc")
+    await_common_seals(crew, [a, b, c], 2)
+    c.ask("save", "saved", path=str(tmp_path / "c.pt"))
+    await_common_seals(crew, [a, b, c], 2)
+    c.kill()
+    for x in (a, b):
+        x.await_event("evicted")
+    await_common_seals(crew, [a, b], 2)
+    again = crew.start("c", seed=9, listen=c.address, peers=[a.address, b.address], restore=tmp_path / "c.pt")
+    facts = again.await_event("restored")
+    assert facts["intact"]
+    assert facts["step"] == c.events["saved"][0]["step"] == facts["tokens"]
+    await_common_seals(crew, [a, b, again], 2)
+    reports = crew.settle(a, b, again)
+    assert_one_model(reports)
+    seals = {r["digest"]: r for x in (a, b, c, again) for r in x.rounds if r["members"]}.values()
+    entries = [(m["name"], m["incarnation"], m["seq"]) for r in seals for m in r["members"] if m["steps"]]
+    assert len(set(entries)) == len(entries), "no offer is merged twice"
+    assert merged_tokens(list(seals), "a") == a.step
+    assert merged_tokens(list(seals), "b") == b.step
+    of_c = sum(m["tokens"] for r in seals for m in r["members"] if m["name"] == "c")
+    dropped = reports[2]["dropped_tokens"]
+    assert reports[0]["fragments"][0]["tokens"] == a.step + b.step + of_c
+    assert of_c + dropped >= facts["tokens"] + again.step  # what it had is merged or dropped, what it did is merged
+    assert of_c <= c.step + again.step
+    assert dropped <= facts["unmerged_tokens"]
+
+
+def test_a_file_cut_in_half_is_refused_and_the_cluster_adopted(crew: Crew, tmp_path: Path) -> None:
+    a, b = crew.start_all("ab")
+    await_common_seals(crew, [a, b], 2)
+    whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
+    b.ask("save", "saved", path=str(whole))
+    content = whole.read_bytes()
+    cut.write_bytes(content[: len(content) // 2])
+    b.kill()
+    again = crew.start("b", seed=9, listen=b.address, peers=[a.address], restore=cut)
+    again.await_event("unreadable")
+    again.await_event("took over")
+    await_common_seals(crew, [a, again], 1)
+    assert not again.events["restored"]
+    assert_one_model(crew.settle(a, again))
+
+
 # ── rounds ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

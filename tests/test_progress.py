@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mend_optim.lineage import Entry, Lineage, PeerId
+from mend_optim.lineage import Claim, Entry, Lineage, PeerId
 from mend_optim.progress import Motion, Pending, Progress, Totals
 from mend_optim.schedule import Schedule
 
@@ -298,3 +298,137 @@ def test_a_lineage_that_merged_what_we_know_nothing_of_is_in_doubt() -> None:
 
 def test_another_incarnations_offers_are_not_ours() -> None:
     assert not Fragment(me=PeerId("me", 2)).progress.in_doubt(merged(1))
+
+
+# Work that came with a checkpoint
+
+
+HEIR = PeerId("me", 10**18)
+
+
+def again(fragment: Fragment) -> Fragment:
+    """Another process that goes on from a checkpoint of this one."""
+    heir = Fragment(me=HEIR)
+    heir.totals = Totals(fragment.totals.step, fragment.totals.tokens)
+    heir.progress = Progress.resumed(HEIR, 0, fragment.progress.standing(), heir.totals)
+    return heir
+
+
+def offered(fragment: Fragment) -> None:
+    """Its Δ is made: from here on a checkpoint keeps the offer."""
+    assert fragment.progress.pending
+    fragment.progress.pending.offer = object()  # type: ignore[assignment]
+
+
+def by(author: PeerId, *seqs: int) -> Lineage:
+    lineage = BASE
+    for seq in seqs:
+        lineage = lineage.seal([Entry(author, seq, 10, 1)], b"payload")
+    return lineage
+
+
+def test_unmerged_work_stays_its_authors_and_gets_a_number_that_the_author_cannot_have_used() -> None:
+    old = Fragment()
+    old.step(3)
+    heir = again(old)
+    assert heir.progress.claim == Claim(ME, 0)
+    heir.step(2)
+    pending = heir.offer()
+    assert (pending.claim, pending.steps, pending.tokens) == (Claim(ME, 0), 5, 50)
+    assert pending.seq >= HEIR.incarnation
+    assert heir.progress.claim == Claim(HEIR, 0)
+    heir.progress.withdraw()
+    assert heir.progress.claim == Claim(ME, 0)
+
+
+def test_a_checkpoint_with_nothing_unmerged_leaves_nothing_to_inherit() -> None:
+    heir = again(Fragment())
+    heir.step(4)
+    assert heir.offer().claim == Claim(HEIR, 0)
+
+
+def test_a_pending_offer_stays_as_it_was_and_what_followed_is_inherited_too() -> None:
+    old = Fragment()
+    old.step(4)
+    sent = old.offer()
+    offered(old)
+    old.step(1)
+    heir = again(old)
+    pending = heir.progress.pending
+    assert pending is not None
+    assert (pending.claim, pending.seq, pending.steps) == (sent.claim, sent.seq, 4)
+    assert pending.offer is None
+    assert heir.progress.claim == Claim(ME, 1)
+    assert heir.progress.unmerged(heir.totals) == Totals(5, 50)
+
+
+def test_a_copy_that_is_no_offer_yet_goes_into_the_next() -> None:
+    old = Fragment()
+    old.step(4)
+    old.progress.snapshot(old.totals, True)
+    heir = again(old)
+    assert heir.progress.pending is None
+    assert heir.progress.claim == Claim(ME, 0)
+
+
+def test_a_checkpoint_of_a_checkpoint_still_names_the_first_author() -> None:
+    old = Fragment()
+    old.step(3)
+    assert again(again(old)).progress.claim == Claim(ME, 0)
+
+
+def test_heirs_are_in_doubt_once_anything_of_the_author_is_merged_that_they_do_not_know() -> None:
+    old = Fragment()
+    old.step(3)
+    heir = again(old)
+    assert not heir.progress.in_doubt(BASE)
+    assert not heir.progress.in_doubt(by(OTHER, 1, 2))
+    assert heir.progress.in_doubt(by(ME, 1))
+    heir.offer()
+    assert heir.progress.in_doubt(by(ME, 1))
+    assert heir.progress.in_doubt(by(PeerId("me", 1), 10**17))
+
+
+def test_the_inherited_offer_in_an_anchor_is_no_doubt_but_a_later_one_of_its_author_is() -> None:
+    old = Fragment()
+    old.step(4)
+    sent = old.offer()
+    offered(old)
+    old.step(1)
+    heir = again(old)
+    assert heir.progress.includes_pending(by(ME, sent.seq))
+    assert not heir.progress.in_doubt(by(ME, sent.seq))
+    heir.progress.moved(by(ME, sent.seq), True, heir.totals, FREE)
+    assert heir.progress.unmerged(heir.totals) == Totals(1, 10)
+    assert heir.progress.claim == Claim(ME, 1)
+    assert not heir.progress.in_doubt(heir.progress.lineage)
+    assert heir.progress.in_doubt(by(ME, sent.seq, sent.seq + 1))
+
+
+def test_what_is_dropped_is_nobodys_any_more() -> None:
+    old = Fragment()
+    old.step(3)
+    heir = again(old)
+    heir.progress.moved(by(ME, 1), False, heir.totals, FREE)
+    assert heir.taken(replace=True) == 30
+    assert heir.progress.claim == Claim(HEIR, 0)
+    heir.step(4)
+    pending = heir.offer()
+    assert (pending.claim, pending.tokens) == (Claim(HEIR, 0), 40)
+    assert not heir.progress.in_doubt(by(ME, 1, 2, 3))
+
+
+def test_a_founder_claims_all_that_it_inherited() -> None:
+    """Nobody that has the same checkpoint may add it again."""
+    old = Fragment()
+    old.step(4)
+    sent = old.offer()
+    offered(old)
+    old.step(1)
+    heir = again(old)
+    lineage = heir.progress.found(50, b"model")
+    assert not lineage.admits(Claim(ME, 0))
+    assert not lineage.admits(Claim(ME, sent.seq))
+    assert lineage.tokens == BASE.tokens + 50
+    twin = again(old)
+    assert twin.progress.in_doubt(lineage)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.lineage import Lineage, PeerId
+from mend_optim.lineage import Claim, Entry, Lineage, PeerId
 from mend_optim.protocol import Offer
 from mend_optim.round import Phase, Round
 
@@ -233,3 +233,103 @@ def test_members_are_in_name_order_however_they_arrived(order: list[str]) -> Non
     round = holding(*(offer(name) for name in order))
     round.on("launch")
     assert [o.peer.name for o in round.close(ALL, "all_present")] == ["a", "b", "c", "d", "e"]
+
+
+# Work that came with a checkpoint
+
+
+AUTHOR = PeerId("old", 1)
+
+
+def inherited(name: str, seq: int, settled: int = 4, **facts: Any) -> Offer:
+    return offer(name, seq, inherited=Claim(AUTHOR, settled), **facts)
+
+
+def closed(round: Round) -> tuple[Offer, ...]:
+    round.on("launch")
+    return round.close(ALL, "all_present")
+
+
+def test_of_two_offers_of_one_authors_work_the_earlier_counts_and_the_other_is_nothing() -> None:
+    first, second = inherited("c", seq=5), inherited("b", seq=900)
+    a, b, c = closed(holding(second, offer("a"), first))
+    assert (a, c) == (offer("a"), first)
+    assert (b.peer, b.steps, b.tokens, b.seq, b.claim.author) == (second.peer, 0, 0, 0, second.peer)
+    assert not b.sections
+    lineage = BASE.seal([a.entry, b.entry, c.entry], b"payload")
+    assert lineage.tokens == a.tokens + c.tokens
+    assert lineage.last_merged(AUTHOR) == 5
+    assert lineage.last_merged(second.peer) == 0
+
+
+def test_of_equal_offers_the_first_by_name_counts() -> None:
+    """Two processes with one checkpoint offer the same bytes."""
+    for order in ([0, 1], [1, 0]):
+        twins = [inherited("b", seq=5), inherited("c", seq=5)]
+        b, c = closed(holding(*(twins[i] for i in order)))
+        assert (b.steps, c.steps) == (5, 0)
+
+
+def test_the_author_itself_is_before_whoever_inherited() -> None:
+    own = Offer(AUTHOR, 0, 5, 50, 5, BASE.genesis, BASE.key, False)
+    heir, author = closed(holding(own, inherited("b", seq=900)))
+    assert (heir.steps, author) == (0, own)
+
+
+def test_whoever_lost_its_offer_still_counts_for_quorum_and_is_not_absent() -> None:
+    round = holding(inherited("a", seq=5), inherited("b", seq=6), inherited("c", seq=7))
+    assert round.decide(0, ALL, 3, 10, 0).seal
+    assert [o.steps for o in closed(round)] == [5, 0, 0]
+    assert round.absent == ()
+
+
+def test_what_lost_is_no_longer_held_after_the_seal() -> None:
+    round = holding(inherited("a", seq=5), inherited("b", seq=900), offer("c"))
+    lineage = BASE.seal([o.entry for o in closed(round)], b"payload")
+    round.sealed(0)
+    round.purge(lineage)
+    assert round.held() == ()
+    assert not round.fresh(inherited("b", seq=900), lineage)
+    assert round.fresh(offer("b", seq=1), lineage)
+
+
+def test_an_inherited_offer_is_fresh_by_what_was_merged_of_its_author() -> None:
+    assert Round(0).fresh(inherited("a", seq=5, settled=4), BASE)
+    merged_before = BASE.seal([Entry(AUTHOR, 4, 10, 1)], b"payload")
+    assert Round(0).fresh(inherited("a", seq=900, settled=4), merged_before)
+    merged_since = BASE.seal([Entry(AUTHOR, 5, 10, 1)], b"payload")
+    assert not Round(0).fresh(inherited("a", seq=5, settled=4), merged_since)
+    assert not Round(0).fresh(inherited("a", seq=900, settled=4), merged_since)
+
+
+def test_what_a_sender_inherited_comes_before_its_own_work() -> None:
+    """Whatever the numbers are: an inherited one may be greater than any of its own."""
+    own, older = offer("a", seq=1), inherited("a", seq=10**18)
+    assert own.order > older.order
+    assert holding(older).fresh(own, BASE)
+    assert not holding(own).fresh(older, BASE)
+
+
+claims = st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.none() | st.sampled_from("xy"), st.integers(0, 3))
+
+
+@given(st.lists(claims, max_size=30), st.data())
+def test_no_authors_work_is_ever_merged_twice(arrivals: list[Any], data: st.DataObject) -> None:
+    """However its heirs, and the author itself, offer it: what a seal merges starts where the last one ended."""
+    round, lineage = Round(0), BASE
+    settled: Counter[PeerId] = Counter()
+    for name, seq, heir_of, start in arrivals:
+        claim = Claim(PeerId(heir_of, 1), min(start, seq - 1)) if heir_of else None
+        arrived = offer(name, seq, inherited=claim)
+        if round.fresh(arrived, lineage):
+            round.add(arrived)
+        if data.draw(st.booleans()) and round.inbox:
+            members = closed(round)
+            round.sealed(0)
+            worked = [o for o in members if o.steps]
+            assert len({o.claim.author for o in worked}) == len(worked)
+            for o in worked:
+                assert o.claim.settled >= settled[o.claim.author]
+                settled[o.claim.author] = o.seq
+            lineage = lineage.seal([o.entry for o in members], b"payload")
+            round.purge(lineage)

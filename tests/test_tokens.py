@@ -1,0 +1,133 @@
+"""The count of the coming step's tokens, beside an obvious twin that knows which count was meant for which step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.tokens import TokenCount
+
+DEFAULT = 1000
+
+
+@dataclass
+class Loop:
+    """A training loop: what it calls, and the gradients it has. `stamp` changes whenever they do."""
+
+    count: TokenCount = field(default_factory=TokenCount)
+    stamp: int = 0
+    gradients: bool = False
+
+    def clear(self) -> None:
+        self.count.cleared(self.gradients, self.stamp)
+        self.stamp, self.gradients = self.stamp + 1, False
+
+    def compute(self, n: int = 0) -> None:
+        self.stamp, self.gradients = self.stamp + 1, True
+
+    def say(self, n: int) -> None:
+        self.count.add(n, self.stamp)
+
+
+# c: zero_grad, n: count_tokens, b: backward; then the step, taken or left out. "nb" repeats per micro-batch.
+ORDERS = ["cnb", "cbn", "ncb", "nbc", "bnc"]
+LATE_CLEAR = {"nbc", "bnc"}  # they clear after the step
+rounds = st.lists(st.tuples(st.lists(st.integers(1, 50), min_size=1, max_size=3), st.booleans()), max_size=12)
+
+
+def play(order: str, loop: Loop, micro: list[int], taken: bool) -> int | None:
+    """One turn of a loop of that order. The tokens its step took, if it was taken."""
+    took: int | None = None
+    before = order[:-1] if order in LATE_CLEAR else order
+    repeated = [letter for letter in before if letter != "c"]
+    if order == "ncb":  # counts all, clears, computes
+        for n in micro:
+            loop.say(n)
+        loop.clear()
+        for _ in micro:
+            loop.compute()
+    else:
+        if before.startswith("c"):
+            loop.clear()
+        for n in micro:
+            for letter in repeated:
+                loop.say(n) if letter == "n" else loop.compute()
+    if taken:
+        took = loop.count.take(DEFAULT)
+    if order in LATE_CLEAR:
+        loop.clear()
+    return took
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(rounds)
+def test_a_step_takes_what_was_counted_for_it_and_for_no_other(
+    order: str, rounds: list[tuple[list[int], bool]]
+) -> None:
+    """Whatever steps are left out, in every order in which loops are written."""
+    loop = Loop()
+    for micro, taken in rounds:
+        assert play(order, loop, micro, taken) == (sum(micro) if taken else None)
+
+
+@given(st.lists(st.integers(0, 50), max_size=5))
+def test_counts_add_up_and_a_step_takes_them_all(counts: list[int]) -> None:
+    count = TokenCount()
+    for n in counts:
+        count.add(n, 0)
+    assert count.take(DEFAULT) == (sum(counts) or DEFAULT)
+    assert count.take(DEFAULT) == DEFAULT
+
+
+@given(rounds)
+def test_what_nobody_counts_is_the_default(rounds: list[tuple[list[int], bool]]) -> None:
+    loop = Loop()
+    for micro, taken in rounds:
+        loop.clear()
+        for _ in micro:
+            loop.compute()
+        assert not taken or loop.count.take(DEFAULT) == DEFAULT
+
+
+def test_clearing_at_the_end_of_a_taken_step_keeps_nothing_and_loses_nothing() -> None:
+    loop = Loop()
+    loop.compute()
+    loop.say(7)
+    assert loop.count.take(DEFAULT) == 7
+    loop.clear()
+    loop.say(5)
+    loop.compute()
+    assert loop.count.take(DEFAULT) == 5
+
+
+def test_clearing_twice_is_clearing_once() -> None:
+    loop = Loop()
+    loop.say(5)
+    loop.clear()
+    loop.clear()
+    loop.compute()
+    assert loop.count.take(DEFAULT) == 5
+
+
+def test_gradients_that_no_step_used_take_their_tokens_with_them() -> None:
+    loop = Loop()
+    loop.clear()
+    loop.say(100)
+    loop.compute()
+    loop.clear()
+    loop.say(3)
+    loop.compute()
+    assert loop.count.take(DEFAULT) == 3
+
+
+def test_gradients_that_are_cleared_before_the_first_step_belong_to_nothing() -> None:
+    """A warm-up: backward and zero_grad before anything was counted."""
+    loop = Loop()
+    loop.compute()
+    loop.clear()
+    loop.say(3)
+    loop.compute()
+    assert loop.count.take(DEFAULT) == 3

@@ -70,7 +70,7 @@ class Syncer:
         self.books.resting = True
         self.books.ping, self.books.answered = self.books.ping + 1, set()
         for fragment in self.books.fragments:
-            fragment.called = True
+            fragment.called = fragment.called or fragment.unmerged(self.books.totals).step > 0
         ask = self._make_beat(ping=self.books.ping)
         for peer in self.books.roster.peers.values():
             self.books.emit(Send(peer.id, ask))

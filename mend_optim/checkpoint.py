@@ -2,13 +2,14 @@
 is refused before anything changes.
 
     {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …, "weights": hex, "history": […],
-     "fragments": [{"lineage": …, "claim": …, "mark": …, "banked": …, "pending": …, …, "tensors": {"anchor": …, …}}, …]}
+     "fragments": [{"lineage": …, "claim": …, "pending": …, …, "tensors": {"anchor": …, …}}, …], "content": hex}
 
 `fragments` is empty for a learner that has had no peers. `weights` is the `sketch` of the parameters that the rest
 belongs to: progress is the difference between an anchor and exactly those."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -19,7 +20,7 @@ from torch import Tensor
 from .anchor import Correction
 from .codec import as_bytes
 from .errors import UsageError
-from .fragment import Layout
+from .fragment import ADDED, Layout
 from .lineage import DIGEST_BYTES, Claim, Lineage, PeerId, content_digest
 from .merge import finite
 from .progress import Pending, Standing, Totals
@@ -86,8 +87,9 @@ def with_group(saved: Checkpoint, anchor: Tensor) -> Checkpoint:
 
 
 def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
-    """Tensors and plain containers, which `torch.load(weights_only=True)` accepts."""
-    return {
+    """Tensors and plain containers, which `torch.load(weights_only=True)` accepts. `content` is a digest of them all:
+    what became of an anchor in a file must not pass for the anchor that others have under its lineage."""
+    state = {
         "format": FORMAT,
         "model": [list(pair) for pair in layout.fingerprint()],
         "step": checkpoint.step,
@@ -97,6 +99,22 @@ def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
         "history": list(checkpoint.history),
         "fragments": [_to_fragment(kept) for kept in checkpoint.fragments],
     }
+    return {**state, "content": _content(state)}
+
+
+def _content(state: Mapping[str, Any]) -> str:
+    """A digest of all that is in there but of itself."""
+    tensors: list[memoryview] = []
+
+    def stand_in(tensor: Any) -> str:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{type(tensor).__name__} is neither a plain container nor a tensor")
+        tensors.append(as_bytes(tensor.detach().cpu().contiguous()))
+        return f"{tensor.dtype} {list(tensor.shape)}"
+
+    plain = {key: value for key, value in state.items() if key != "content"}
+    text = json.dumps(plain, default=stand_in, sort_keys=True)
+    return content_digest(text.encode(), *tensors).hex()
 
 
 def _to_fragment(kept: Kept) -> dict[str, Any]:
@@ -145,7 +163,7 @@ class _Reader:
             raise self.fault("", values, "a dict")
 
     def fault(self, key: str, value: object, bound: str) -> UsageError:
-        shown = f"{type(value).__name__} {value!r}"[:80]
+        shown = repr(value)[:80]
         return UsageError(f"{self._where}{f'[{key!r}]' if key else ''} must be {bound}, got {shown}; {REMEDY}")
 
     def take(self, key: str, kind: type[T], optional: bool = False) -> T:
@@ -157,6 +175,9 @@ class _Reader:
         if wrong and not (optional and value is None):
             raise self.fault(key, value, f"of type {kind.__name__}")
         return cast(T, value)
+
+    def inside(self, key: str) -> _Reader:
+        return _Reader(f"{self._where}[{key!r}]", self.take(key, dict))
 
     def count(self, key: str) -> int:
         value = self.take(key, int)
@@ -198,7 +219,14 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
     if form != FORMAT:
         raise read.fault("format", form, f"{FORMAT}, the one that this version writes")
     theirs = tuple((str(field), str(value)) for field, value in map(read.pair, read.take("model", list)))
-    different = first_difference(layout.fingerprint(), theirs)
+    ours = layout.fingerprint()
+    here, there = (sum(name.startswith(ADDED) for name, _ in model) for model in (ours, theirs))
+    if here != there:
+        raise UsageError(
+            f"state_dict must have the groups that were added after wrapping, {here} here, got {there}: wrap what was "
+            f"wrapped, add the same groups with add_param_group(), then load; {REMEDY}"
+        )
+    different = first_difference(ours, theirs)
     if different:
         raise UsageError(f"state_dict must be of the same model, got another one: {different}; {REMEDY}")
     entries = read.take("fragments", list)
@@ -212,18 +240,30 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
         _from_fragment(_Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p].numel, totals)
         for p, entry in enumerate(entries)
     ]
-    return Checkpoint(
-        read.count("step"),
-        read.count("tokens"),
+    checkpoint = Checkpoint(
+        totals.step,
+        totals.tokens,
         read.count("head_start"),
         read.take("weights", str),
         tuple(map(str, read.take("history", list))),
         tuple(kept),
     )
+    _check_content(read, cast(Mapping[str, Any], state))
+    return checkpoint
+
+
+def _check_content(read: _Reader, state: Mapping[str, Any]) -> None:
+    told = read.take("content", str)
+    try:
+        found = _content(state)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise read.fault("", f"({error})", "what state_dict() gave") from error
+    if found != told:
+        raise read.fault("content", found, f"{told}, the digest of what was saved: it is damaged")
 
 
 def _from_fragment(read: _Reader, numel: int, totals: Totals) -> Kept:
-    origin = _Reader("its lineage", read.take("lineage", dict))
+    origin = read.inside("lineage")
     merged = dict(origin.peer("merged", entry) for entry in origin.take("merged", list))
     counts = origin.count("tokens"), origin.count("version")
     lineage = Lineage(*counts, origin.digest("digest"), origin.digest("genesis"), merged)
@@ -243,7 +283,7 @@ def _from_fragment(read: _Reader, numel: int, totals: Totals) -> Kept:
         read.take("mark", int),
         Totals(*banked),
         read.count("dropped_tokens"),
-        _from_pending(_Reader("its pending offer", pending)) if pending is not None else None,
+        _from_pending(read.inside("pending")) if pending is not None else None,
         untaken,
         read.take("adopt_at", int, optional=True),
     )

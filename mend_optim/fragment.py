@@ -103,13 +103,13 @@ class Layout:
         added = [content_digest(kind.encode()) for name, kind in self.fingerprint() if name.startswith(ADDED)]
         return (*(b"" for _ in self.fragments[len(added) :]), *added)
 
-    def check(self, tensors: Sequence[Tensor]) -> None:
-        """Raise `UsageError` if the parameters are no longer those the layout was made of."""
+    def check(self, tensors: Sequence[Tensor], before: Sequence[Tensor] = ()) -> None:
+        """Raise `UsageError` if the parameters are no longer those of the layout; `before`: these very ones."""
         if len(tensors) != len(self.shapes):
             raise UsageError(
                 f"the optimizer must keep its {len(self.shapes)} parameters while it trains with peers, "
                 f"got {len(tensors)}; "
-                "add parameters with add_param_group() of the MendOptimizer"
+                "add parameters with add_param_group() of the MendOptimizer, or close() it and make a new one"
             )
         for name, shape, dtype, tensor in zip(self.names, self.shapes, self.dtypes, tensors, strict=True):
             if (tuple(tensor.shape), str(tensor.dtype)) != (shape, dtype):
@@ -117,6 +117,12 @@ class Layout:
                     f"parameter {name} must keep its shape {list(shape)} and {dtype} while it trains with peers, "
                     f"got {list(tensor.shape)} {tensor.dtype}; close() this optimizer and make a new one for the "
                     "changed model"
+                )
+        for name, now, then in zip(self.names, tensors, before, strict=False):
+            if now is not then:
+                raise UsageError(
+                    f"parameter {name} must keep its tensor while it trains with peers, got another one in "
+                    "param_groups; write to the parameter in place, or make a new MendOptimizer"
                 )
 
 

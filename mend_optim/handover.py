@@ -98,6 +98,20 @@ class Handover:
                 self._learner.give_up()
                 return
 
+    def settle(self, timeout_s: float, check: Callable[[], None]) -> bool:
+        """Rest, handing over what is due, until all of ours is merged and nobody has a greater anchor; False if that
+        takes too long."""
+        learner, deadline = self._learner, time.monotonic() + timeout_s
+        learner.rest()
+        while True:
+            self.run(check)
+            left = deadline - time.monotonic()
+            if learner.wait(learner.engine.training.settled, 0.0) and not learner.closed:
+                return True
+            if left <= 0 or learner.closed:
+                return False
+            learner.wait(learner.news, min(left, learner.engine.books.policies.timing.beat_s))
+
     def extend(self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int]) -> None:
         """A group was added: it is the last fragment of `layout`."""
         self._layout, self._parameters = layout, parameters

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class MendOptimizer(Optimizer):
         reproducibly.
         quorum: `Quorum` or the fewest offers a seal may have. grace: `Grace` or seconds to wait for more.
         weighting: "tokens", "throughput" or "uniform". merge: "mean", "rda", "trimmed_mean" or "median".
-        outer: `Nesterov(lr, momentum)`. codec: "none" or "bf16", of offers on the wire.
+        outer: `Nesterov(lr=…, momentum=…)`. codec: "none" or "bf16", of offers on the wire.
         tokens_per_step: tokens of one step; None: what `count_tokens` said, else 1.
         timing: `Timing`, the only timeouts. advertise: address others should dial, where it differs from `listen`.
         ledger: path of a JSONL file, one line per adopted round. on_event: called with an `Event`, on a background
@@ -106,6 +107,7 @@ class MendOptimizer(Optimizer):
         self._uncompiled: Any = None
         self._handover: Handover | None = None  # from the first step with peers on
         self._saved: Checkpoint | None = None  # loaded, and not yet gone on from
+        self._checked = True  # whether the weights were compared with its own
         self._parameters, self._layout = self._lay_out()
 
     # ── a torch optimizer ────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,6 +147,7 @@ class MendOptimizer(Optimizer):
         have; each token counts once. The weights must be those saved with it; others are replaced by its anchor.
         After the first step with peers this learner leaves, and joins again as a new incarnation. Raises `UsageError`
         for what is damaged or another model's; then nothing has changed."""
+        self._refuse_swapped("load_state_dict")
         mend = state_dict.get("mend")
         saved = None if mend is None else from_state(mend, self._layout)
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "mend"})
@@ -195,6 +198,8 @@ class MendOptimizer(Optimizer):
         if closure is None and is_phantom(self.inner):
             return self.inner.step()
         if self._learner is None:
+            if self._saved and not self._checked:
+                self._check_saved(self._saved)
             loss = self._inner_step(closure)
             self._counted()
             return loss
@@ -228,8 +233,9 @@ class MendOptimizer(Optimizer):
     def count_tokens(self, n: int) -> None:
         """Add `n` tokens to the coming step, the weight of its work; they take the place of `tokens_per_step`, and a
         step counts at least 1. Raises `UsageError` unless n is an int >= 0."""
-        require(isinstance(n, int) and not isinstance(n, bool) and n >= 0, "n", n, "an int >= 0")
-        self._count.add(n, stamp(self._parameters))
+        whole = hasattr(type(n), "__index__") and not isinstance(n, bool) and n >= 0
+        require(whole, "n", n, "an int >= 0")
+        self._count.add(index(n), stamp(self._parameters))
 
     def join(self) -> Status:
         """What the first `step()` would do first: show our weights, or go on where a checkpoint stood; wait for the
@@ -258,16 +264,8 @@ class MendOptimizer(Optimizer):
         learner.require_open()
         self._refuse_swapped("synchronize")
         handover, _ = self._begun(learner)
-        deadline = time.monotonic() + (self._settings.policies.timing.round_timeout_s if timeout is None else timeout)
-        learner.rest()
-        while True:
-            handover.run(self._check_layout)
-            left = deadline - time.monotonic()
-            if learner.wait(learner.engine.training.settled, 0.0) and not learner.closed:
-                return True
-            if left <= 0 or learner.closed:
-                return False
-            learner.wait(learner.news, min(left, self._settings.policies.timing.beat_s))
+        patience_s = self._settings.policies.timing.round_timeout_s if timeout is None else timeout
+        return handover.settle(patience_s, self._check_layout)
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
@@ -344,7 +342,9 @@ class MendOptimizer(Optimizer):
     def _checkpoint(self) -> Checkpoint:
         saved, learner, handover = self._saved or Checkpoint(), self._learner, self._handover
         own = self._parameters if self._own_weights is None else self._own_weights
-        here = replace(saved, step=self._step, tokens=self._tokens, weights=sketch(own))
+        # Until the first step nobody has looked whether our weights are those of the loaded checkpoint.
+        weights = sketch(own) if handover or self._checked else saved.weights
+        here = replace(saved, step=self._step, tokens=self._tokens, weights=weights)
         if learner is None or handover is None:
             return here
         books = learner.engine.books
@@ -358,7 +358,13 @@ class MendOptimizer(Optimizer):
             self._learner.close()
             self._handover = None
             self._learner = None if closed else self._settings.connect(lambda: self._layout)
-        self._saved, self._step, self._tokens = saved, saved.step, saved.tokens
+        self._saved, self._step, self._tokens, self._checked = saved, saved.step, saved.tokens, not saved.step
+
+    def _check_saved(self, saved: Checkpoint) -> None:
+        """Without peers: other weights than the saved ones are nobody's progress; they count as first weights."""
+        self._checked = True
+        if saved.weights != sketch(self._parameters):
+            self._saved, self._step, self._tokens = None, 0, 0
 
     def _lay_out(self) -> tuple[list[Tensor], Layout]:
         groups, parameters, names = self.inner.param_groups, list[Tensor](), list[str]()
@@ -388,10 +394,4 @@ class MendOptimizer(Optimizer):
 
     def _check_layout(self) -> None:
         present = [p for group in self.inner.param_groups for p in group["params"]]
-        self._layout.check(present)
-        for name, now, then in zip(self._layout.names, present, self._parameters, strict=True):
-            if now is not then:
-                raise UsageError(
-                    f"parameter {name} must keep its tensor while it trains with peers, got another one in "
-                    "param_groups; write to the parameter in place, or make a new MendOptimizer"
-                )
+        self._layout.check(present, self._parameters)

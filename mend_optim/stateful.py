@@ -35,5 +35,8 @@ class LearnerState:
         try:
             state = torch.load(io.BytesIO(content), weights_only=True)  # type: ignore[arg-type]
         except Exception as error:
-            raise UsageError(f"state_dict['mend'] must be what state_dict() gave, got what is none: {error}") from error
+            raise UsageError(
+                f"state_dict['mend'] must be the bytes that state_dict() gave, got {repr(content)[:40]}; "
+                "leave the entry out of what is loaded to begin afresh"
+            ) from error
         self._optimizer.load_learner_state(state)

@@ -103,7 +103,7 @@ class Syncer:
         elif isinstance(job, Install):
             self._installed(now, job, done)
         elif isinstance(job, Found):
-            self._found(now, done)
+            self._found(now, job, done)
         elif isinstance(job, Extend):
             self._extended(now, job, done)
         else:
@@ -172,10 +172,10 @@ class Syncer:
         self._check_joined(now)
         self._beat(now)  # others may wait for us to have it
 
-    def _found(self, now: float, done: Done) -> None:
+    def _found(self, now: float, job: Found, done: Done) -> None:
         self.books.founding = ""
         self.books.solo = False
-        for fragment in self.books.fragments:
+        for fragment in self.books.fragments[: len(job.tensors)]:  # a group may have been added since
             fragment.motion = Motion.STILL
             if not done.fault:
                 tokens = self.training.founded_at.tokens - fragment.banked.tokens

@@ -113,7 +113,9 @@ class Training:
             return books.adopted_rounds > 0 or not books.seeds.found
         near = (peer.id for peer in books.roster.peers.values() if peer.linked and not peer.suspected)
         answered = books.answered.issuperset(near)
-        clean = all(not f.unmerged(books.totals).step and not f.untaken for f in books.fragments)
+        peers = books.roster.peers.values()  # a group that nobody else has added there is nobody to merge with
+        shared = [f for f in books.fragments if any(peer.has(f.fragment) for peer in peers)]
+        clean = all(not f.unmerged(books.totals).step and not f.untaken for f in shared)
         return answered and clean and not books.switch and not any(map(self.adopting.behind, books.fragments))
 
     def waited_out(self) -> None:

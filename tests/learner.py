@@ -244,6 +244,7 @@ def give_birth(console: Console, order: Order) -> bool:
 
 def main() -> None:
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests run in the background
     torch.optim.SGD([torch.zeros(1)])  # torch imports much at the first optimizer
     gc.collect()
     gc.freeze()  # else every learner that ends searches all of torch for garbage, and copies it for that

@@ -74,7 +74,7 @@ def test_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [{}, {"mend": b""}, {"mend": b"no archive"}, {"mend": None}, {"mend": "text"}])
 def test_what_is_damaged_is_refused(state: dict[str, Any]) -> None:
     optimizer = MendOptimizer(descent(1.0))
-    with pytest.raises(UsageError, match=r"state_dict\['mend'\] must be what state_dict\(\) gave"):
+    with pytest.raises(UsageError, match=r"state_dict\[.mend.\] must be the bytes that state_dict\(\) gave"):
         LearnerState(optimizer).load_state_dict(state)
 
 

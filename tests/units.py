@@ -78,7 +78,7 @@ class Units:
                 )
             )
         if isinstance(job, Found):
-            self.theta = [dict(t) for t in job.tensors]  # type: ignore[arg-type]
+            self.theta[: len(job.tensors)] = [dict(t) for t in job.tensors]  # type: ignore[arg-type]
             return Done(digest=digest(*self.theta))
         assert isinstance(job, Export)
         return Done(sections={"anchor": dict(self.theta[job.fragment])}, digest=b"")  # type: ignore[dict-item]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import adam, assert_alike, progress, stored
+from checkpoints import adam, assert_alike, load, newcomer, progress, save, stored
 from hypothesis import given
 from hypothesis import strategies as st
-from learners import cluster, descent, drive, parameters, until, weights
+from learners import Watch, cluster, descent, drive, parameters, until, weights
 from strategies import lineages, peers
 from torch import Tensor
 from torch.optim import SGD
@@ -313,3 +313,39 @@ def test_among_peers_a_refused_checkpoint_leaves_the_rounds_alone(rich: dict[str
         drive(made, 2, lambda i, s: float(i))
         assert made[0].status().rounds_adopted == before.rounds_adopted + 2
         assert [f.digest for f in made[0].status().fragments] == [f.digest for f in made[1].status().fragments]
+
+
+def test_a_value_that_changed_in_a_file_is_found_by_the_digest(rich: dict[str, Any]) -> None:
+    """Finite, of the right size: nothing else would tell it from the anchor that others have under its lineage."""
+    for p, entry in enumerate(rich["mend"]["fragments"]):
+        for name, tensor in entry["tensors"].items():
+            other = tensor.clone()
+            other[0] += 0.5
+            assert_refused(with_value(rich, ("fragments", p, "tensors", name), other), "digest of what was saved")
+    assert_refused(with_value(rich, ("tokens",), rich["mend"]["tokens"] + 1), "digest of what was saved")
+    assert_refused(with_value(rich, ("more",), 1), "digest of what was saved")
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_weights_do_not_become_the_saved_ones_by_being_saved_beside_them(rich: dict[str, Any], alone: bool) -> None:
+    """The model forgotten, then saved again before the first step, or after a step without peers."""
+    others = [torch.full_like(p, 100.0) for p in parameters(adam())]
+    options: dict[str, Any] = {"sync_every": 4, "adopt_after": 3, "codec": "bf16", "fragments": 2}
+    with MendOptimizer(adam(), **options) if alone else newcomer(adam(), "a", **options) as careless:
+        for parameter, other in zip(parameters(careless), others, strict=True):
+            parameter.copy_(other)
+        careless.load_state_dict(rich)
+        if alone:
+            drive([careless], 1, lambda i, s: 0.0)
+            assert careless.status().step == 1
+        again = save(careless)
+    watch = Watch()
+    with newcomer(adam(), "b", on_event=watch, **options) as optimizer:
+        load(optimizer, again)
+        optimizer.join()
+        (event,) = watch.until("restored")
+        if alone:
+            assert [f.version for f in optimizer.status().fragments] == [1, 1]  # new weights, trained for one step
+        else:
+            assert not event.facts["intact"]
+            assert all(p.abs().max() < 50 for p in parameters(optimizer))

@@ -206,3 +206,21 @@ def test_a_checkpoint_that_goes_on_alone_takes_a_group_along() -> None:
         later.load_state_dict(alone.state_dict())
         start([later])
         assert [(f.tokens, f.unmerged_tokens) for f in later.status().fragments] == [(4, 2), (0, 1)]
+
+
+def test_synchronize_does_not_wait_for_a_group_that_nobody_else_has() -> None:
+    with cluster(descent(1.0), descent(1.0), sync_every=4) as (a, b):
+        drive([a, b], 2, lambda i, s: 1.0)
+        add(a, 5.0)
+        drive([a, b], 3, lambda i, s: 1.0)
+        settle([a, b])
+        assert a.status().fragments[1].unmerged_tokens == 3
+        assert same(anchors(a)[:1], anchors(b))
+
+
+def test_a_checkpoint_wants_groups_added_as_they_were() -> None:
+    saved = MendOptimizer(descent(1.0))
+    add(saved, 5.0)
+    other = MendOptimizer(descent(1.0, 5.0))
+    with pytest.raises(UsageError, match="groups that were added after wrapping, 0 here, got 1: wrap what was wrapped"):
+        other.load_state_dict(saved.state_dict())

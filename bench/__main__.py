@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import alone, delay, exchange, merge, slow, sync
+from . import alone, checkpoint, delay, exchange, merge, slow, sync
 from .result import Result, environment, line
 
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
@@ -16,6 +16,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "exchange": exchange.run,
     "merge": merge.run,
     "alone": alone.run,
+    "checkpoint": checkpoint.run,
     "slow": slow.run,
     "delay": delay.run,
 }

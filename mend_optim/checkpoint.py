@@ -4,7 +4,7 @@ is refused before anything changes.
     {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …, "weights": hex, "history": […],
      "fragments": [{"lineage": …, "claim": …, "pending": …, …, "tensors": {"anchor": …, …}}, …], "content": hex}
 
-`fragments` is empty for a learner that has had no peers. `weights` is the `sketch` of the parameters that the rest
+`fragments` is empty for a learner that has had no peers. `weights` are the `sketches` of the parameters that the rest
 belongs to: progress is the difference between an anchor and exactly those."""
 
 from __future__ import annotations
@@ -77,13 +77,14 @@ def anchored(kept: Kept) -> Kept:
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
 
 
-def with_group(saved: Checkpoint, anchor: Tensor) -> Checkpoint:
+def with_group(saved: Checkpoint, anchor: Tensor, sketch: str) -> Checkpoint:
     """The same with one more fragment, of a group that was added since; `anchor`: its parameters as they are."""
     first = saved.fragments[0].standing
     lineage = Lineage(0, 0, content_digest(as_bytes(anchor)), first.lineage.genesis)
     claim = Claim(first.claim.author, 0)
     standing = Standing(lineage, claim, saved.step, saved.totals, 0, None, untaken=False, adopt_at=None)
-    return replace(saved, fragments=(*saved.fragments, Kept(standing, {"anchor": anchor})))
+    fragments = (*saved.fragments, Kept(standing, {"anchor": anchor}))
+    return replace(saved, weights=f"{saved.weights} {sketch}", fragments=fragments)
 
 
 def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:

@@ -204,11 +204,18 @@ SAMPLES = 64  # elements of each tensor
 
 @torch.no_grad()
 def sketch(parameters: Sequence[Tensor]) -> str:
-    """A digest, in hex, of some elements of every parameter: enough to tell whether these are the weights that a
-    checkpoint belongs to, and no copy of a model."""
+    """A digest, in hex, of some elements of every parameter."""
     samples = []
     for parameter in parameters:
         flat = _real(parameter).reshape(-1)
         sample = flat[:: max(1, flat.numel() // SAMPLES)].contiguous().cpu()
         samples.append(sample.view(torch.uint8).numpy().data)
     return content_digest(*samples).hex()
+
+
+def sketches(layout: Layout, parameters: Sequence[Tensor]) -> str:
+    """Of the wrapped groups, and of each that was added: enough to tell whether these are the weights that a checkpoint
+    belongs to, and no copy of a model."""
+    wrapped = len(parameters) - sum(map(len, layout.added))
+    parts = [parameters[:wrapped], *([parameters[i] for i in group] for group in layout.added)]
+    return " ".join(map(sketch, parts))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .anchor import Anchors, Buffers, Correction
 from .checkpoint import Checkpoint, Kept, anchored
-from .fragment import Layout, copied, gather, narrow, scatter, sketch
+from .fragment import Layout, copied, gather, narrow, scatter, sketches
 from .merge_thread import MergeThread
 from .starting import Resumed
 
@@ -48,14 +48,14 @@ class Handover:
         else:
             weights = [self._copy(p) for p in fragments]
             copied(self._device)()
-            intact = saved is None or saved.weights == sketch(self._parameters)
+            intact = saved is None or saved.weights == sketches(self._layout, self._parameters)
             resumed = Resumed(saved.totals, (), saved.head_start, intact) if saved and saved.step else None
             replaced = self._learner.begin(self._make(weights, self._buffers), resumed, ())
         self.run()
         return replaced
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
-        intact = saved.weights == sketch(self._parameters)
+        intact = saved.weights == sketches(self._layout, self._parameters)
         kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
         anchors = self._make([self._buffers.take(f.numel) for f in self._layout.fragments], self._buffers)
         corrections = []

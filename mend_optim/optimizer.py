@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from .anchor import Anchors, Buffers
 from .checkpoint import Checkpoint, from_state, to_state, with_group
 from .errors import UsageError, is_number, require
-from .fragment import Layout, flat, sketch
+from .fragment import Layout, flat, sketch, sketches
 from .gradients import any_gradient, is_phantom, stamp
 from .handover import Handover
 from .ledger import Event
@@ -171,8 +171,9 @@ class MendOptimizer(Optimizer):
             return
         self._parameters, self._layout = parameters, layout
         if self._saved and self._saved.fragments and not self._handover:
+            added = [parameters[i] for i in layout.added[-1]]
             here = replace(self._saved, step=self._step, tokens=self._tokens)
-            self._saved = with_group(here, flat(layout.fragments[-1], parameters))
+            self._saved = with_group(here, flat(layout.fragments[-1], parameters), sketch(added))
         if self._handover:
             self._handover.extend(layout, parameters, (self._step, self._tokens))
 
@@ -343,7 +344,7 @@ class MendOptimizer(Optimizer):
         saved, learner, handover = self._saved or Checkpoint(), self._learner, self._handover
         own = self._parameters if self._own_weights is None else self._own_weights
         # Until the first step nobody has looked whether our weights are those of the loaded checkpoint.
-        weights = sketch(own) if handover or self._checked else saved.weights
+        weights = sketches(self._layout, own) if handover or self._checked else saved.weights
         here = replace(saved, step=self._step, tokens=self._tokens, weights=weights)
         if learner is None or handover is None:
             return here
@@ -363,7 +364,7 @@ class MendOptimizer(Optimizer):
     def _check_saved(self, saved: Checkpoint) -> None:
         """Without peers: other weights than the saved ones are nobody's progress; they count as first weights."""
         self._checked = True
-        if saved.weights != sketch(self._parameters):
+        if saved.weights != sketches(self._layout, self._parameters):
             self._saved, self._step, self._tokens = None, 0, 0
 
     def _lay_out(self) -> tuple[list[Tensor], Layout]:

@@ -224,3 +224,17 @@ def test_a_checkpoint_wants_groups_added_as_they_were() -> None:
     other = MendOptimizer(descent(1.0, 5.0))
     with pytest.raises(UsageError, match="groups that were added after wrapping, 0 here, got 1: wrap what was wrapped"):
         other.load_state_dict(saved.state_dict())
+
+
+def test_a_group_may_be_added_between_loading_and_the_first_step() -> None:
+    with cluster(descent(1.0), descent(1.0), sync_every=4) as optimizers:
+        drive(optimizers, 6, lambda i, s: 1.0)
+        settle(optimizers)
+        drive(optimizers[:1], 1, lambda i, s: 1.0)
+        state, value = optimizers[0].state_dict(), read(optimizers[0])[0]
+    with MendOptimizer(descent(value), listen=LOOPBACK, timing=TIMING) as later:
+        later.load_state_dict(state)
+        add(later, 5.0)
+        start([later])
+        assert read(later) == [value, 5.0]
+        assert [f.unmerged_tokens for f in later.status().fragments] == [1, 0]

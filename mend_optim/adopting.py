@@ -120,14 +120,11 @@ class Adopting:
         lineage = fragment.lineage.seal(seal.members, seal.payload)
         if lineage.key != seal.key:
             self.books.fault(f"seal of {seal.sealer.name} refused: its lineage does not follow from its members")
-        elif fragment.in_doubt(lineage):
-            self.books.wants.pop(seal.fragment, None)  # this may have been the answer, and will not do
-            self._want(now, seal.fragment, seal.sealer, b"")
         else:
             fragment.motion = Motion.MOVING
             mine = fragment.includes_pending(lineage)
-            exact = mine and self._waits_exactly(fragment)
-            self.books.work(Advance(seal, lineage, mine, exact, ours=seal.sealer == self.books.me))
+            replace = self._waits_exactly(fragment) if mine else fragment.in_doubt(lineage)
+            self.books.work(Advance(seal, lineage, mine, replace, ours=seal.sealer == self.books.me))
 
     def _waits_exactly(self, fragment: Progress) -> bool:
         """Synchronous adoption, and the training thread has not stepped on since the snapshot."""

@@ -73,14 +73,14 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it; `exact`, that nothing
-    was trained since and training waits, so that the weights can become the anchor to the bit; `ours`, that we made the
-    merged bytes ourselves."""
+    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it; `replace`, that the
+    weights become the anchor to the bit: nothing was trained since and training waits, or what was has to be dropped;
+    `ours`, that we made the merged bytes ourselves."""
 
     seal: Seal
     lineage: Lineage
     mine: bool
-    exact: bool = False
+    replace: bool = False
     ours: bool = False
 
 
@@ -230,6 +230,9 @@ class Anchors:
         progress, self.progress[fragment] = self.progress[fragment], None
         return progress
 
+    def _drop(self, fragment: int) -> None:
+        self.progress[fragment] = self.residual[fragment] = self.lost[fragment] = None
+
     def _inspect(self, job: Inspect) -> Done:
         values = self._read(job.offer.sections, "delta", job.offer.fragment)
         return Done() if merge.finite(values) else Done(fault="not finite")
@@ -260,9 +263,11 @@ class Anchors:
         mine = self._settle(p, job.mine)
         values = self.buffers.take(merged.numel())
         outer_step(self.outer, self.theta[p], self.velocity[p], merged, mine, values)
-        if job.exact:
+        if job.replace:
             values.copy_(self.theta[p])
-        return Done(corrections=(Correction(p, values, job.exact),))
+            if not job.mine:
+                self._drop(p)
+        return Done(corrections=(Correction(p, values, job.replace),))
 
     def _install(self, job: Install) -> Done:
         for state in job.states:
@@ -284,7 +289,7 @@ class Anchors:
         anchor = self._read(state.sections, "anchor", p)
         values = self.buffers.take(anchor.numel())
         if job.replace:
-            self.progress[p] = self.residual[p] = self.lost[p] = None
+            self._drop(p)
             values.copy_(anchor)
         else:
             correction_between(self.theta[p], anchor, self._settle(p, job.mine), values)
@@ -299,7 +304,7 @@ class Anchors:
             return Done(fault="its parameters are not finite")
         for p, tensor in enumerate(job.tensors):
             self.theta[p].copy_(tensor)
-            self.progress[p] = self.residual[p] = self.lost[p] = None
+            self._drop(p)
             velocity = self.velocity[p]
             if velocity is not None:
                 velocity.zero_()  # it belongs to the rounds before we were alone

@@ -349,9 +349,9 @@ class Cluster:
     # links
 
     def unlink(self, broken: Callable[[frozenset[PeerId]], bool]) -> None:
-        for link in [link for link in self.links if broken(link)]:
-            self.links.discard(link)
-            a, b = tuple(link)
+        for link in sorted(tuple(sorted(link)) for link in self.links if broken(link)):
+            self.links.discard(frozenset(link))
+            a, b = link
             for here, there in ((a, b), (b, a)):
                 self.at(self.random.random(), self.linked, here, there, False)
 

@@ -82,7 +82,7 @@ class Learner:
         return Seal(self.id, 0, BASE.digest, key, members, w, (), "all_present", done.digest, done.sections)
 
     def receive(self, seal: Seal, mine: bool = True) -> Done:
-        return self.anchors.perform(Advance(seal, BASE, mine, exact=self.exact))
+        return self.anchors.perform(Advance(seal, BASE, mine, replace=self.exact))
 
     def adopt(self, seal: Seal, mine: bool = True) -> Correction:
         done = self.receive(seal, mine)
@@ -188,6 +188,18 @@ def test_under_synchronous_adoption_members_become_the_anchor_to_the_bit() -> No
     a.adopt(seal)
     b.adopt(seal)
     assert as_bytes(a.weights) == as_bytes(b.weights) == as_bytes(a.theta)
+
+
+def test_what_has_to_be_dropped_is_out_of_the_weights_and_of_the_next_offer() -> None:
+    a, twin = Learner("a", vector(0.1), coding="bf16", exact=True), Learner("b", vector(0.1), coding="bf16")
+    seal = a.seal(a.train(vector(0.3)).offer())
+    twin.train(vector(0.30001)).offer()
+    assert twin.anchors.lost[0] is not None
+    twin.exact = True
+    twin.adopt(seal, mine=False)
+    a.adopt(seal)
+    assert as_bytes(twin.weights) == as_bytes(twin.theta) == as_bytes(a.theta)
+    assert (twin.anchors.progress, twin.anchors.residual, twin.anchors.lost) == ([None], [None], [None])
 
 
 # Trajectories computed by hand

@@ -69,7 +69,8 @@ class Units:
             return Done(sections={"merged": merged}, digest=digest(merged))  # type: ignore[dict-item]
         if isinstance(job, Advance):
             p = job.seal.fragment
-            return Done(corrections=(self._to(p, add(self.theta[p], job.seal.sections["merged"]), job.mine, False),))  # type: ignore[arg-type]
+            new = add(self.theta[p], job.seal.sections["merged"])  # type: ignore[arg-type]
+            return Done(corrections=(self._to(p, new, job.mine, job.replace),))
         if isinstance(job, Install):
             return Done(
                 corrections=tuple(

@@ -2,9 +2,9 @@
 
     training thread ── step(): stepped, take, submit ──┐
     network loop (one per process) ── gRPC, timers ────┼──▶ one mutex around one engine ──▶ messages, jobs, events
-    merge worker (one per learner) ── tensor jobs ─────┘
+    merge worker (one per learner) ── tensor jobs ─────┘            its rounds ──▶ ledger thread (`LedgerFile`)
 
-The mutex is held for decisions only: copies, merges and sends happen after it is released. Both threads are daemons;
+The mutex is held for decisions only: copies, merges and sends happen after it is released. All threads are daemons;
 `close` is idempotent and also runs at interpreter exit."""
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .checkpoint import Kept, keep
 from .errors import ClosedError, MendError
 from .fragment import Layout, Ready
 from .ledger import Event
+from .ledger_file import LedgerFile
 from .lineage import PeerId
 from .network_loop import CLOSE_S, NetworkLoop
 from .peer import Transport
@@ -72,12 +73,13 @@ class MergeThread:
         self._mailbox: dict[int, Correction] = {}
         self._outbox: deque[Send] = deque()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._ledger_path, self._on_event, self._ledger_broken = ledger, on_event, False
+        self._on_event = on_event
         self._timer: asyncio.TimerHandle | None = None
         self._flushing = self._released = False
         self._hello = hello
         self._pid = os.getpid()
         self.engine = engine(time.monotonic())
+        self._ledger = LedgerFile(ledger, self.engine.books.me) if ledger else None
         self.network = NetworkLoop.acquire()
         try:
             self.transport = transport(self)
@@ -294,14 +296,8 @@ class MergeThread:
     def _tell(self, event: Event) -> None:
         """Ledger, log and callback; none of them may hurt training."""
         record = event.facts.get("round")
-        if record and self._ledger_path:
-            try:
-                with self._ledger_path.open("a", encoding="utf-8") as file:
-                    file.write(record.json() + "\n")
-            except OSError as error:
-                if not self._ledger_broken:
-                    log.warning("the ledger %s cannot be written: %s", self._ledger_path, error)
-                self._ledger_broken = True
+        if record and self._ledger:
+            self._ledger.add(record)
         if event.kind in ("alone", "refused", "fault"):
             log.warning("%s: %s", self.engine.books.me.name, event.text)
         else:
@@ -374,6 +370,8 @@ class MergeThread:
             self.network.run(self.transport.stop(), CLOSE_S)
         if threading.current_thread() is not self._worker:  # `on_event` may close its learner
             self._worker.join(CLOSE_S)
+        if self._ledger:
+            self._ledger.close(CLOSE_S)
         self.network.release()
 
     def require_open(self) -> None:

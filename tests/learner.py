@@ -6,6 +6,8 @@
     save       write model, optimizer and place in the data to `path`; "learn" with `restore` goes on from there
     cut        die by SIGKILL when the next seal of its own making has reached some peers
     leave      end: by "close", by the end of a "with" block, or "plain", without either
+    fail       raise in the training loop            exit       end at the next round, out of `on_event`: see ENDINGS
+    children   name the processes that it has forked
 
 Importing torch takes longer than most tests do: so the first process only imports, and every learner is a fork of it,
 made before there is any thread. Learners train a small network on a fixed problem: their losses can be compared.
@@ -16,12 +18,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import select
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -36,6 +40,12 @@ from mend_optim.peer import Transport
 from mend_optim.protocol import Seal
 
 INPUTS, EXAMPLES, BATCH = 16, 1024, 32
+ENDINGS: dict[str, Callable[[], object]] = {
+    "sys.exit": lambda: sys.exit(3),
+    "os._exit": lambda: os._exit(3),
+    "Ctrl-C": lambda: os.kill(os.getpid(), signal.SIGINT),
+    "raise": lambda: int("a bug of the user's"),
+}
 END_OF_COMPLAINTS = "── ended ──\n"
 Order = dict[str, Any]
 
@@ -103,6 +113,7 @@ class Learner:
         self.batches = batches(order["data_seed"], order["workers"])
         self.chance = random.Random(order["data_seed"])
         self.step = self.drawn = 0
+        self.ending = ""
         self.optimizer = MendOptimizer(
             torch.optim.SGD(self.model.parameters(), lr=0.05),
             timing=Timing(**order["timing"]),
@@ -118,6 +129,8 @@ class Learner:
         if event.kind == "round":
             facts = asdict(facts["round"])
         self.console.say(event.kind, text=event.text, **facts)
+        if event.kind == "round" and self.ending:
+            ENDINGS[self.ending]()
 
     def live(self) -> None:
         """Train and obey until told to leave."""
@@ -205,6 +218,15 @@ class Learner:
         engine = self.optimizer._learner.engine  # type: ignore[union-attr]
         del facts["rounds"]
         self.console.say("report", anchors=anchors, genesis=engine.books.genesis.hex(), **facts)
+
+    def children(self) -> None:
+        self.console.say("children", pids=[child.pid for child in multiprocessing.active_children()])
+
+    def fail(self) -> None:
+        raise RuntimeError("a bug in the training loop")
+
+    def exit(self, how: str) -> None:
+        self.ending = how
 
     def cut(self, reached: int) -> None:
         """At the next seal of ours, die after it went out to `reached` peers."""

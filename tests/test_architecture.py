@@ -12,20 +12,24 @@ ROOMS = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem !
 LONGEST = 400
 
 # From the bottom up. A room that is not listed is pure.
-TRANSPORT = {"wire", "stream", "link", "control", "transfer", "peer"}
-CONCURRENCY, FACE = {"network_loop", "merge_thread"}, {"handover", "settings", "optimizer", "stateful"}
+TRANSPORT = {"wire", "inherited", "stream", "link", "control", "transfer", "peer"}
+CONCURRENCY, FACE = {"network_loop", "ledger_file", "merge_thread"}, {"handover", "settings", "optimizer", "stateful"}
 SHELL = TRANSPORT | CONCURRENCY | FACE
 PURE = sorted(set(ROOMS) - SHELL)
 
 IMPURE = {
     "time", "datetime", "threading", "queue", "concurrent", "multiprocessing", "subprocess", "asyncio", "logging",
-    "socket", "select", "ssl", "random", "secrets", "grpc", "google", "io", "os", "pathlib",
+    "socket", "select", "ssl", "random", "secrets", "importlib", "grpc", "google", "io", "os", "pathlib",
+}  # fmt: skip
+CHANCE = {
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "normal_", "uniform_",
+    "bernoulli", "bernoulli_", "multinomial", "random_", "exponential_", "manual_seed", "default_rng", "shuffle",
 }  # fmt: skip
 CONFINED = {
     "grpc": {"peer"},
     "google": {"wire"},
     "threading": CONCURRENCY,
-    "time": {"merge_thread", "handover", "peer", "settings", "optimizer"},
+    "time": {"merge_thread", "ledger_file", "handover", "peer", "settings", "optimizer"},
     "asyncio": {*CONCURRENCY, *TRANSPORT},
 }
 
@@ -55,6 +59,13 @@ def calls(path: Path) -> set[str]:
     return {node.func.id for node in tree if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
 
 
+def draws(path: Path) -> set[str]:
+    """Random draws that are not from a generator of the caller's."""
+    named = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    free = [call for call in named if not any(keyword.arg == "generator" for keyword in call.keywords)]
+    return {call.func.attr for call in free if isinstance(call.func, ast.Attribute)} & CHANCE
+
+
 def cycle(graph: dict[str, set[str]]) -> list[str]:
     """A cycle, empty if there is none: take away what imports nothing that is left, until nothing goes."""
     left = dict(graph)
@@ -77,7 +88,8 @@ def test_a_pure_room_knows_no_clock_thread_network_or_chance(room: str) -> None:
     rooms, others = imports(ROOMS[room])
     assert others & IMPURE == set()
     assert rooms & {*SHELL, "_pb"} == set()
-    assert calls(ROOMS[room]) & {"print", "open", "input"} == set()
+    assert calls(ROOMS[room]) & {"print", "open", "input", "__import__"} == set()
+    assert draws(ROOMS[room]) == set()
 
 
 @pytest.mark.parametrize(("rooms", "above"), [(TRANSPORT, CONCURRENCY | FACE), (CONCURRENCY, FACE)])

@@ -27,9 +27,10 @@ def test_a_sealed_round_names_sealer_members_absent_and_reason() -> None:
 
 
 def test_a_record_is_one_line_of_json() -> None:
-    line = sealed_record(SEAL, mine=False).json()
+    line = sealed_record(SEAL, mine=False).json(B, 1795271336.12345)
     assert "\n" not in line
     read = json.loads(line)
+    assert (read["time"], read["name"], read["incarnation"]) == (1795271336.123, "b", 2)
     assert read["members"][1] == {"name": "b", "incarnation": 2, "seq": 1, "tokens": 40, "steps": 4, "weight": 0.75}
     assert (read["digest"], read["absent"], read["mine"]) == ("abcd", ["c"], False)
 

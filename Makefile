@@ -1,4 +1,4 @@
-.PHONY: help demo test test-clients lint types proto bench clean
+.PHONY: help demo test test-clients mutants lint types proto bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 1000
@@ -6,6 +6,7 @@ DEMO_STEPS ?= 1000
 # Everything runs in .venv, which is made on demand and again when the dependencies change.
 READY = .venv/ready
 CLIENTS_READY = .venv/ready-clients
+BENCH_READY = .venv/ready-bench
 PROTO_READY = .venv-proto/ready
 
 help: ## list the targets
@@ -20,6 +21,9 @@ test: lint types ## lint, types, then all tests
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
 	.venv/bin/python -m pytest tests/clients tests/test_unusual.py -k "clients or free"
 
+mutants: $(READY) ## break the engine on purpose, one rule at a time; fails if no test notices
+	.venv/bin/python tests/mutants.py
+
 lint: $(READY) ## ruff
 	.venv/bin/ruff check .
 
@@ -28,6 +32,9 @@ types: $(READY) ## mypy, strict
 
 bench: $(READY) ## measure: one JSON line per run
 	.venv/bin/python -m bench
+
+storm: $(BENCH_READY) ## real learners, killed, stopped and cut off for ten minutes; STORM="--minutes 2" or other options
+	.venv/bin/python -m bench.storm $(STORM)
 
 # The oldest tools whose code runs on every protobuf that pyproject.toml promises: 1.72 writes code for 6.30 and up.
 # The virtual path registers the file as mend_optim/_pb/peer.proto: a bare peer.proto could be some other package's.
@@ -46,6 +53,10 @@ $(READY): pyproject.toml constraints.txt
 
 $(CLIENTS_READY): $(READY)
 	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
+	touch $@
+
+$(BENCH_READY): $(READY)
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	touch $@
 
 $(PROTO_READY): Makefile

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import alone, checkpoint, delay, exchange, merge, slow, sync
+from .beside import faults
 from .result import Result, environment, line
 
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
@@ -19,7 +20,9 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "checkpoint": checkpoint.run,
     "slow": slow.run,
     "delay": delay.run,
+    "torchft": faults.run,
 }
+ABSENT = {"torchft": faults.absent}  # why a bench cannot run here
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -44,6 +47,9 @@ def main() -> None:
     arguments = parse_arguments()
     machine = environment()
     for name in arguments.names or BENCHES:
+        if reason := ABSENT[name]() if name in ABSENT else "":
+            print(f"{name}: skipped: {reason}", file=sys.stderr)
+            continue
         started = time.monotonic()
         for result in BENCHES[name]():
             publish(line(result, machine), arguments.out)

@@ -1,0 +1,85 @@
+"""The figures of a soak: whether anything grows that should not, and whether anything is left behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import mean
+
+from .figure import Figure, none_of, spread
+from .journal import Line
+from .log import Log
+
+SETTLED = 1 / 3  # of the samples are left out: buffers fill, caches warm
+HOUR_S = 3600.0
+
+
+def soak_figures(log: Log) -> Iterator[Figure]:
+    samples = log.of("sample")
+    settled = [settled_part(_of(samples, who)) for who in sorted({line["who"] for line in samples})]
+    settled = [lines for lines in settled if len(lines) > 2]
+    notes = f"by learner, least squares after the first third, {_minutes(settled):.1f} min"
+    for key, what in (("rss_kb", "resident memory"), ("anon_kb", "anonymous memory")):
+        slopes = [slope(lines, key) / 1024 for lines in settled]
+        yield spread(f"slope of {what}", "MB/h", slopes, notes=notes)
+        yield spread(f"  its standard error, {what}", "MB/h", [slope_error(lines, key) / 1024 for lines in settled])
+    for key, what in (("threads", "threads"), ("fds", "open files")):
+        grown = [mean(x[key] for x in lines[-5:]) - mean(x[key] for x in lines[:5]) for lines in settled]
+        goal = "<= 0" if key == "threads" else ""
+        yield spread(f"growth of {what}", "", grown, goal, "the most; last five samples over first five", max)
+    yield spread("seals", "", [float(len(log.seals))], notes=f"{_visits(log)} visits of a guest")
+    yield from endings(log)
+
+
+def _of(samples: Sequence[Line], who: str) -> list[Line]:
+    return [line for line in samples if line["who"] == who and "rss_kb" in line]
+
+
+def settled_part(lines: Sequence[Line]) -> list[Line]:
+    return list(lines[int(len(lines) * SETTLED) :])
+
+
+def _minutes(settled: Sequence[Sequence[Line]]) -> float:
+    return (settled[0][-1]["t"] - settled[0][0]["t"]) / 60 if settled else 0.0
+
+
+def _line(lines: Sequence[Line], key: str) -> tuple[float, float, float]:
+    """Least squares of y over t: slope, Σ (t - t̄)², Σ residual²."""
+    t = [line["t"] for line in lines]
+    y = [float(line[key]) for line in lines]
+    middle_t, middle_y = mean(t), mean(y)
+    stt = sum((a - middle_t) ** 2 for a in t)
+    slope = sum((a - middle_t) * (b - middle_y) for a, b in zip(t, y, strict=True)) / stt
+    rest = sum((b - middle_y - slope * (a - middle_t)) ** 2 for a, b in zip(t, y, strict=True))
+    return slope, stt, rest
+
+
+def slope(lines: Sequence[Line], key: str) -> float:
+    """By how much it grows in an hour."""
+    return HOUR_S * _line(lines, key)[0]
+
+
+def slope_error(lines: Sequence[Line], key: str) -> float:
+    """The standard error of the slope."""
+    _, stt, rest = _line(lines, key)
+    return HOUR_S * math.sqrt(rest / (len(lines) - 2) / stt)
+
+
+def _visits(log: Log) -> int:
+    staying = {line["who"] for line in log.of("sample")}
+    return sum(p.who not in staying for p in log.processes)
+
+
+def endings(log: Log) -> Iterator[Figure]:
+    """How learners end when they are told to, in each of the ways that there are."""
+    for line in log.of("ending"):
+        gone = line["status"] is not None and not line["left"]
+        notes = f"status {line['status']}" if gone else f"still there: {line['left'] or 'had to be killed'}"
+        yield spread(f"to the end of the process after {line['by']}", "s", [line["took_s"]], notes=notes)
+    stuck = [f"{line['who']}{line['life']}" for line in log.of("stuck")]
+    yield none_of("learners that did not end when told to", stuck, len(log.processes))
+    left = [str(pid) for line in log.of("orphans") for pid in line["pids"]]
+    yield none_of("processes left behind", left, len(log.processes))
+    closed = log.of("closed")
+    threads = [f"{line['who']}: {line['threads']}" for line in closed if line["threads"]]
+    yield none_of("threads left behind by close()", threads, len(closed))

@@ -219,7 +219,8 @@ class Anchors:
             return self.codec.encode(progress)
         whole = progress + residual if residual is not None else progress.clone()
         packet = self.codec.encode(whole)
-        self.lost[fragment] = whole.sub_(self.codec.decode(packet))
+        # What an exact codec encodes shares its memory, and nothing of it is lost.
+        self.lost[fragment] = None if self.codec.exact else whole.sub_(self.codec.decode(packet))
         return packet
 
     def _settle(self, fragment: int, mine: bool) -> Tensor | None:

@@ -17,14 +17,14 @@ from .roster import Roster, Timing
 from .round import Round
 from .schedule import Schedule
 
-EXCHANGE, PULL = "exchange", "pull"
+EXCHANGE, PULL, PASS_ON = "exchange", "pull", "pass on"
 RECORDS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """A message for a peer. `reply` names the open stream it answers on ("exchange" or "pull"), empty if it opens its
-    own."""
+    own; "pass on" for an offer of somebody else."""
 
     to: PeerId
     message: Message

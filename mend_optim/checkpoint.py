@@ -145,7 +145,7 @@ def _to_claim(claim: Claim) -> list[Any]:
     return [*claim.author, claim.settled]
 
 
-_PENDING = ("seq", "step", "tokens", "steps", "due", "missed")
+_PENDING = ("seq", "step", "tokens", "steps", "follows", "due", "missed")
 
 
 def _plain(pending: Pending) -> dict[str, Any]:
@@ -292,9 +292,9 @@ def _from_fragment(read: _Reader, numel: int, totals: Totals) -> Kept:
 
 
 def _from_pending(read: _Reader) -> Pending:
-    seq, step, tokens, steps = (read.count(name) for name in _PENDING[:4])
+    seq, step, tokens, steps, follows = (read.count(name) for name in _PENDING[:5])
     claim, due = Claim(*read.numbered("claim")), read.take("due", bool)
-    return Pending(claim, seq, step, tokens, steps, due, missed=read.take("missed", bool))
+    return Pending(claim, seq, step, tokens, steps, due, missed=read.take("missed", bool), follows=follows)
 
 
 def _tensor(read: _Reader, name: str, value: object, numel: int) -> Tensor:

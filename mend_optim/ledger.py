@@ -29,8 +29,8 @@ class RoundRecord:
     "restored".
 
     `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's offer; `superseded`
-    names peers whose merged work is not in it (after a partition); `dropped_tokens` is local progress that could not be
-    kept."""
+    names peers whose merged work is not in it (after a partition), `superseded_tokens` is how much of this learner's
+    own that is (below zero if it came back); `dropped_tokens` is local progress that could not be kept."""
 
     fragment: int
     version: int
@@ -42,11 +42,13 @@ class RoundRecord:
     absent: tuple[str, ...] = ()
     mine: bool = False
     superseded: tuple[str, ...] = ()
+    superseded_tokens: int = 0
     dropped_tokens: int = 0
 
-    def json(self) -> str:
-        """One line of the ledger."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+    def json(self, by: PeerId, time: float) -> str:
+        """One line of the ledger: of learner `by`, at `time` by its wall clock (Unix seconds)."""
+        stamp = {"time": round(time, 3), "name": by.name, "incarnation": by.incarnation}
+        return json.dumps({**stamp, **asdict(self)}, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Offering:
             if fragment.pending.offer and fragment.pending.sent_to != caller:
                 self.send_offer(fragment, caller)
         elif self.books.resting and not fragment.unmerged(self.books.totals).step:
-            empty = Offer(self.books.me, p, fragment.seq, 0, 0, self.books.genesis, fragment.lineage.key, False)
+            empty = Offer(self.books.me, p, 0, 0, 0, self.books.genesis, fragment.lineage.key, False)
             self.books.emit(Send(caller, empty))
         elif not self.books.policies.schedule.lockstep:
             fragment.called, fragment.caller = True, caller

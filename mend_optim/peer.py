@@ -24,6 +24,7 @@ from typing import Any
 from .address import advertised, format_address, host_of, parse_address, parse_dialable, seen_from
 from .control import Links
 from .errors import PeerError, require
+from .inherited import PORTS
 from .lineage import PeerId
 from .link import Handler, Link
 from .protocol import Hello, Message, Offer, Seal, State, Want
@@ -101,6 +102,7 @@ class Transport:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._random = random.Random()
         self._server: Any = None
+        self._port = 0
         self._address = ""
         self._caller: tuple[tuple[str, bytes], ...] = ()
         self._stopping = False
@@ -142,7 +144,8 @@ class Transport:
         remedy = "another process may use the port, or the host is not this machine's; port 0 takes any that is free"
         require(bound > 0, "listen", listen, "an address of this machine with a free port", remedy)
         await server.start()
-        self._server = server
+        self._server, self._port = server, bound
+        PORTS.add(bound)
         return bound
 
     async def stop(self) -> None:
@@ -160,6 +163,7 @@ class Transport:
                 await link.channel.close()
         if self._server:
             await self._server.stop(GRACE_S)
+            PORTS.discard(self._port)
 
     async def _flush(self) -> None:
         outboxes = [outbox for link in self._links for outbox in link.outboxes()]
@@ -212,7 +216,7 @@ class Transport:
         if link and reply and isinstance(message, (State, Seal)):
             self._reply(link, message, reply)
         elif link and isinstance(message, Offer) and link.address:
-            self._transfers.exchange(link, message)
+            (self._transfers.pass_on if reply else self._transfers.exchange)(link, message)
         elif link and isinstance(message, Want):
             (self._transfers.pull if link.address else self._transfers.ask)(link, message)
         elif isinstance(message, (Offer, Want)):  # to somebody whom we have not met, or cannot dial
@@ -246,6 +250,7 @@ class Transport:
             "Exchange": self._transfers.serve_exchange,
             "Pull": self._transfers.serve_pull,
             "Push": self._transfers.serve_push,
+            "PassOn": self._transfers.serve_pass_on,
         }
         methods = {name: grpc.stream_stream_rpc_method_handler(partial(self._serve, end)) for name, end in ends.items()}
         return {"Hello": grpc.unary_unary_rpc_method_handler(self._serve_hello), **methods}

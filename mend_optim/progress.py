@@ -13,6 +13,7 @@ from enum import Enum
 from .lineage import Claim, Lineage, PeerId
 from .protocol import Offer, Seal, State
 from .schedule import Schedule
+from .share import Share
 
 NEVER = float("inf")
 
@@ -28,7 +29,8 @@ class Motion(Enum):
 
 @dataclass(slots=True)
 class Pending:
-    """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was sent."""
+    """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was sent. `follows`: see
+    `Offer`; `earlier`: (seq, follows) of the same work on anchors of other branches."""
 
     claim: Claim
     seq: int
@@ -41,6 +43,8 @@ class Pending:
     delivered: bool = False
     resend_at: float = NEVER
     missed: bool = False
+    follows: int = 0
+    earlier: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ class Progress:
         self.me, self.fragment, self.lineage, self.mark = me, fragment, lineage, mark
         self.banked = Totals()
         self.dropped_tokens = 0
+        self.share = Share()
         self.seq = 0
         self.inherited: Claim | None = None  # unmerged work that came with a checkpoint, in no offer yet
         self.pending: Pending | None = None
@@ -88,7 +93,9 @@ class Progress:
         claim, pending = self.claim, self.pending
         if pending and pending.offer is None and self.motion is Motion.SNAPSHOT:
             claim, pending = pending.claim, None
-        kept = replace(pending, offer=None, sent_to=None, delivered=False, resend_at=NEVER) if pending else None
+        kept = pending
+        if pending:
+            kept = replace(pending, offer=None, sent_to=None, delivered=False, resend_at=NEVER, earlier=())
         return Standing(
             self.lineage, claim, self.mark, self.banked, self.dropped_tokens, kept, self.untaken, self.adopt_at
         )
@@ -123,8 +130,24 @@ class Progress:
         else:
             seq = self.seq = self.seq + 1
         self.motion, self.called = Motion.SNAPSHOT, False
-        self.pending = Pending(claim, seq, totals.step, work.tokens, work.step, due)
+        follows = self.lineage.last_merged(claim.author)
+        self.pending = Pending(claim, seq, totals.step, work.tokens, work.step, due, follows=follows)
         return self.pending
+
+    def _rebase(self, pending: Pending) -> None:
+        """Our anchor is of another branch: what the pending offer follows is not in it. The same work gets another
+        number, so that every number stands for one history."""
+        follows = self.lineage.last_merged(pending.claim.author)
+        if follows == pending.follows:
+            return
+        pending.earlier = (*pending.earlier, (pending.seq, pending.follows))
+        if pending.claim.author == self.me:
+            pending.seq = self.seq = self.seq + 1
+        else:
+            pending.seq = max(self.me.incarnation, pending.seq + 1)
+        pending.follows, pending.sent_to, pending.delivered = follows, None, False
+        if pending.offer:
+            pending.offer = replace(pending.offer, seq=pending.seq, follows=follows, inherited=pending.claim)
 
     def _past(self, claim: Claim) -> int:
         """A number past every one that the author's own process can have used: what it offered after its checkpoint is
@@ -138,13 +161,26 @@ class Progress:
 
     def includes_pending(self, lineage: Lineage) -> bool:
         """Whether `lineage` has merged the pending offer."""
-        return self.pending is not None and lineage.last_merged(self.pending.claim.author) == self.pending.seq
+        return self._merged_as(lineage) is not None
+
+    def _merged_as(self, lineage: Lineage) -> tuple[int, int] | None:
+        """(seq, follows) under which `lineage` has merged the pending offer."""
+        if self.pending is None:
+            return None
+        last = lineage.last_merged(self.pending.claim.author)
+        numbers = {self.pending.seq: self.pending.follows, **dict(self.pending.earlier)}
+        return (last, numbers[last]) if last in numbers else None
 
     def in_doubt(self, lineage: Lineage) -> bool:
         """Whether `lineage` merged work of ours in an offer we know nothing of: then drop, never double (law 5)."""
         if self.pending and not lineage.admits(self.pending.claim) and not self.includes_pending(lineage):
             return True
         return not lineage.admits(self.claim)
+
+    @property
+    def superseded_tokens(self) -> int:
+        """Tokens of this process that an anchor had merged, but not the one we are on."""
+        return self.share.superseded_tokens(self.lineage)
 
     def withdraw(self) -> None:
         """The pending offer did not come about: its work goes into the next one."""
@@ -156,8 +192,9 @@ class Progress:
         """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training
         thread."""
         self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
-        pending = self.pending
-        if mine and pending:
+        pending, merged_as = self.pending, self._merged_as(lineage)
+        if mine and pending and merged_as:
+            self.share.add(pending.claim.author, *merged_as, pending.tokens)
             self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)
             self.pending = None
             self.mark = totals.step if pending.missed else pending.step
@@ -167,6 +204,7 @@ class Progress:
             self.mark = totals.step if self.unmerged(totals).step else self.mark
             if pending:
                 pending.missed, pending.due = True, False
+                self._rebase(pending)
 
     def taken(self, replace: bool, totals: Totals) -> int:
         """The training thread applied the correction. Returns the tokens that a replacement dropped."""
@@ -180,6 +218,13 @@ class Progress:
         self.dropped_tokens += dropped.tokens
         return dropped.tokens
 
+    def transplant(self, genesis: bytes) -> None:
+        """The other fragments are another model's now; this one nobody else has yet."""
+        self.lineage = replace(self.lineage, genesis=genesis)
+        if self.pending and self.pending.offer:
+            self.pending.offer = replace(self.pending.offer, genesis=genesis)
+            self.pending.sent_to = None
+
     def found(self, tokens: int, model: bytes) -> Lineage:
         """Alone, our weights become the anchor (`model` is their digest): its lineage has merged all that is ours."""
         self.seq += 1
@@ -192,5 +237,6 @@ class Progress:
 
     def founded(self, lineage: Lineage, at: Totals) -> None:
         """Alone, the weights at `at` became the anchor: all of it is merged."""
+        self.share.add(self.me, self.seq, self.lineage.last_merged(self.me), at.tokens - self.banked.tokens)
         self.motion, self.lineage, self.pending, self.inherited = Motion.STILL, lineage, None, None
         self.banked, self.called = Totals(at.step, at.tokens), False

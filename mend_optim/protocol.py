@@ -95,7 +95,9 @@ class Offer:
     """A learner's progress Δ on one fragment. Resent, it is the same offer: same `seq`, same bytes.
 
     `key` is the sender's anchor when it was sent. `due` is true at the sender's own boundary: such an offer launches a
-    round. `inherited` says whose work it is if it came, unmerged, from a checkpoint."""
+    round. `inherited` says whose work it is where that is not all of the sender's since its last offer: it came,
+    unmerged, from a checkpoint, or has another number on another branch. `follows` is the last offer of the
+    same author in that anchor: only an anchor that has it, too, may merge this one."""
 
     peer: PeerId
     fragment: int
@@ -107,6 +109,7 @@ class Offer:
     due: bool
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
     inherited: Claim | None = None
+    follows: int = 0
 
     @property
     def claim(self) -> Claim:
@@ -119,8 +122,8 @@ class Offer:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Among the offers of one sender: first the inherited ones."""
-        return self.inherited is None, self.seq
+        """Among the offers of one sender: first those of others' work."""
+        return self.claim.author == self.peer, self.seq
 
 
 @dataclass(frozen=True, slots=True)

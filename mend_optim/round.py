@@ -6,9 +6,10 @@
     CALLING   seal             MERGING    `decide` said so: the members are fixed, the worker merges
     MERGING   sealed, void     WAITING    published; or the anchor moved meanwhile and the merge is thrown away
 
-An offer is valid on any anchor of its genesis that has not merged it, because progress does not change when its learner
-moves from one anchor to another (`outer.py`). So the inbox outlives rounds, handovers and voided merges; only the
-merged vector empties it. Receipt is idempotent: an offer is known by (peer, seq)."""
+An offer is valid on any anchor of its genesis that has merged just what went before it of the same author, because
+progress does not change when its learner moves from one anchor to another (`outer.py`). So the inbox outlives rounds,
+handovers and voided merges; only the merged vector empties it. Receipt is idempotent: an offer is known by (peer,
+seq)."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class Round:
         self.absent: tuple[str, ...] = ()
         self.reason = ""
         self.quorum_at: float | None = None
-        self.call_at = 0.0
+        self.call_at = self.pass_on_at = 0.0
         self.sealed_at = float("-inf")
 
     def on(self, event: str) -> None:
@@ -62,7 +63,7 @@ class Round:
         if not offer.steps:
             return not offer.tokens and offer.peer not in self.inbox  # tokens without a step are nobody's work
         held = self.inbox.get(offer.peer)
-        return lineage.admits(offer.claim) and (held is None or offer.order > held.order or not held.steps)
+        return _fits(offer, lineage) and (held is None or offer.order > held.order or not held.steps)
 
     def add(self, offer: Offer) -> None:
         self.inbox[offer.peer] = offer
@@ -72,7 +73,7 @@ class Round:
         self.inbox = {
             peer: offer
             for peer, offer in self.inbox.items()
-            if offer.genesis == lineage.genesis and offer.steps and lineage.admits(offer.claim)
+            if offer.genesis == lineage.genesis and offer.steps and _fits(offer, lineage)
         }
 
     def held(self) -> tuple[tuple[PeerId, int], ...]:
@@ -133,5 +134,11 @@ class Round:
         self.quorum_at, self.members = None, ()
 
 
+def _fits(offer: Offer, lineage: Lineage) -> bool:
+    """Nothing merged twice, and no gap: an anchor that has an offer has what it follows, so that the merged vector says
+    what is in it."""
+    return lineage.last_merged(offer.claim.author) == offer.follows <= offer.claim.settled
+
+
 def _nothing(offer: Offer) -> Offer:
-    return replace(offer, seq=0, tokens=0, steps=0, sections={}, inherited=None)
+    return replace(offer, seq=0, tokens=0, steps=0, sections={}, inherited=None, follows=0)

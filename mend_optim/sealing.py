@@ -7,10 +7,10 @@ from statistics import median
 
 from .adopting import Adopting
 from .anchor import Done, Inspect, Merge
-from .books import EXCHANGE, Books, Send
+from .books import EXCHANGE, PASS_ON, Books, Send
 from .lineage import PeerId
 from .merge import weights
-from .progress import Motion
+from .progress import Motion, Progress
 from .protocol import Call, Offer, Seal
 from .roster import Peer
 from .round import Phase, Round
@@ -76,6 +76,7 @@ class Sealing:
         if not self.books.joined or self.books.roster.sealer(p) != self.books.me or fragment.stash:
             if round.phase is Phase.CALLING:
                 round.void()
+            self._pass_on(now, round)
             return
         expected, interval = self._expected(p), self._interval_s()
         if round.launch_due(now, expected, interval):
@@ -86,6 +87,8 @@ class Sealing:
             self.books.wake_at = min(self.books.wake_at, launch_at) if launch_at > now else self.books.wake_at
             return
         self._call(now, round, expected)
+        if self._must_catch_up(now, fragment):
+            return
         decision = round.decide(
             now,
             expected,
@@ -99,6 +102,29 @@ class Sealing:
             self.books.work(Merge(p, fragment.lineage, offers, tuple(weights(scheme, [o.entry for o in offers]))))
         elif decision.wake_at is not None:
             self.books.wake_at = min(self.books.wake_at, decision.wake_at)
+
+    def _pass_on(self, now: float, round: Round) -> None:
+        """Give the offers of those that are gone to who seals now: nobody else can."""
+        roster, p = self.books.roster, round.fragment
+        sealer = roster.find(roster.sealer(p) or self.books.me)
+        if sealer is None or now < round.pass_on_at:
+            return
+        held = sealer.beat.reports[p].held if sealer.beat and p < len(sealer.beat.reports) else ()
+        gone = sorted(set(round.inbox) - {self.books.me, *roster.alive()})
+        for offer in [round.inbox[peer] for peer in gone]:
+            if offer.steps and (offer.peer, offer.seq) not in held:
+                self.books.emit(Send(sealer.id, offer, PASS_ON))
+                round.pass_on_at = now + self.books.policies.timing.suspect_after_s
+
+    def _must_catch_up(self, now: float, fragment: Progress) -> bool:
+        """Whether a live peer has a greater anchor: what is merged on ours would cost the work in that one. Not for
+        longer than a transfer may stand still: the peer may be unable to hand it over."""
+        if fragment.behind_since is None or not self.adopting.behind(fragment):
+            return False
+        until = fragment.behind_since + self.books.policies.timing.round_timeout_s
+        if now < until:
+            self.books.wake_at = min(self.books.wake_at, until)
+        return now < until
 
     def _call(self, now: float, round: Round, expected: Sequence[PeerId]) -> None:
         if now < round.call_at:

@@ -38,6 +38,9 @@ class Status:
     directions; `seconds_in_mend` is the time the training thread has spent in this library, not in the inner
     optimizer.
 
+    Of the tokens trained, `unmerged_tokens` are in no anchor yet, `dropped_tokens` could not be kept, and
+    `superseded_tokens` were merged on a branch that others did not end on; the rest is in the anchors.
+
     `step` counts this learner's own inner steps; `position` also those that the others had behind them when it took
     their weights: where its schedule and its data should be. `cluster_step` is the position of the learner farthest on,
     `cluster_tokens` what the fullest anchor heard of holds."""
@@ -48,6 +51,7 @@ class Status:
     tokens: int
     unmerged_tokens: int = 0
     dropped_tokens: int = 0
+    superseded_tokens: int = 0
     joined: bool = False
     rounds_adopted: int = 0
     fragments: tuple[FragmentStatus, ...] = ()
@@ -93,6 +97,7 @@ def status(
         tokens,
         max((f.unmerged_tokens for f in fragments), default=0),
         max((f.dropped_tokens for f in books.fragments), default=0),
+        max((f.superseded_tokens for f in books.fragments), default=0),
         books.joined,
         books.adopted_rounds,
         fragments,

@@ -130,6 +130,7 @@ class Syncer:
                     pending.due,
                     done.sections,
                     pending.claim if pending.claim.author != self.books.me else None,
+                    pending.follows,
                 )
                 self.offering.send_offer(fragment, fragment.caller)
         fragment.caller = None
@@ -159,14 +160,16 @@ class Syncer:
             if not done.fault:
                 dropped = fragment.unmerged(self.books.totals).tokens if job.replace else 0
                 record = taken_record(state.fragment, fragment.lineage, state.lineage, "pulled", job.mine, dropped)
+                superseded = fragment.superseded_tokens
                 self.books.genesis = state.lineage.genesis
                 fragment.moved(state.lineage, job.mine, self.books.totals, self.books.policies.schedule)
-                self.books.record(record)
+                self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens - superseded))
                 self.books.moved(state.fragment)
         if job.replace and not done.fault:
             self.books.catch_up_position()
             for fragment in self.books.fragments[len(job.states) :]:  # groups that were added only here
-                fragment.lineage = replace(fragment.lineage, genesis=self.books.genesis)
+                fragment.transplant(self.books.genesis)
+                self.books.rounds[fragment.fragment].purge(fragment.lineage)
         for state in job.states:
             self._settled(now, state.fragment)
         self._check_joined(now)
@@ -301,6 +304,8 @@ class Syncer:
             self.books.emit(Send(beat.peer, self._make_beat(pong=beat.ping)))
         if beat.pong == self.books.ping:
             self.books.answered.add(beat.peer)
+        known = self.books.roster.find(beat.peer)
+        strange = known is None or known.beat is None or known.beat.genesis != self.books.genesis
         peer = self.books.roster.hear(now, self._comparable(beat))
         if peer is None or peer.beat is None:
             return
@@ -313,6 +318,9 @@ class Syncer:
             pending = fragment.pending
             if pending and pending.sent_to == beat.peer and (self.books.me, pending.seq) in report.held:
                 pending.delivered, pending.resend_at = True, now + self.offering.patience()
+            elif pending and pending.sent_to == beat.peer and strange and beat.genesis == self.books.genesis:
+                pending.resend_at = now  # what reached it before it took our model over, it did not keep
+                self.offering.resend(now, fragment)
             self.sealing.poll(now, fragment.fragment)
         self._check_joined(now)
 

@@ -1,8 +1,9 @@
-"""Bulky messages between two peers: both ends of Exchange, Pull and Push, over whatever stream they are given.
+"""Bulky messages between two peers: both ends of four RPCs, over whatever stream they are given.
 
     Exchange   learner ──offer──▶ sealer, ◀──ack──, ◀──seals── until one holds the offer
     Pull       asker ──want──▶ peer, ◀──state or seal──
     Push       peer ──state or seal──▶ asker, which asked over the control stream because it cannot dial the peer
+    PassOn     holder ──offer of a learner that is gone──▶ sealer
 
 Whatever goes wrong is `PeerError` here, and `undelivered` to the handler: the engine decides what to do again.
 """
@@ -54,6 +55,11 @@ class Transfers:
     def push(self, link: Link, message: Bulk) -> None:
         """Answer a want that came over the control stream."""
         self._start(("push", link.id, message.fragment), link, message, self._push(link, message))
+
+    def pass_on(self, link: Link, offer: Offer) -> None:
+        """Give the offer of somebody who is gone to who seals now."""
+        work = self._push(link, offer, "PassOn")
+        self._start(("pass on", link.id, offer.peer, offer.fragment), link, offer, work)
 
     def ask(self, link: Link, want: Want) -> None:
         """Ask a peer that we cannot dial over its control stream; it answers with a push."""
@@ -127,12 +133,12 @@ class Transfers:
             raise PeerError("a want is answered by a state or a seal of its fragment")
         self._handler.receive(message)
 
-    async def _push(self, link: Link, message: Bulk) -> None:
-        with self._dial(link, "Push") as stream:
+    async def _push(self, link: Link, message: Bulk, method: str = "Push") -> None:
+        with self._dial(link, method) as stream:
             await self._upload(stream, message)
             await stream.finish()
             if await stream.read() != ACK:
-                raise PeerError("the push was not acknowledged")
+                raise PeerError(f"the {method} was not acknowledged")
 
     def _unanswered(self, link: Link, want: Want) -> None:
         asked = link.asked.get(want.fragment)
@@ -211,20 +217,31 @@ class Transfers:
                 self._handler.undelivered(link.id, want)
         await stream.write(ACK)
 
+    async def serve_pass_on(self, link: Link, stream: Stream) -> None:
+        """Take the offer of somebody else."""
+        offer = await self._download(link, stream, self._limit, passed_on=True)
+        if not isinstance(offer, Offer):
+            raise PeerError("only offers are passed on")
+        self._handler.receive(offer)
+        await stream.write(ACK)
+
     # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _upload(self, stream: Stream, message: Bulk) -> None:
         for frame in frames(message):
             await stream.write(frame)
 
-    async def _download(self, link: Link, stream: Stream, limit: Callable[[int], int], patient: bool = False) -> Bulk:
-        """One whole message; `patient`: it may take long to begin, though not to arrive."""
+    async def _download(
+        self, link: Link, stream: Stream, limit: Callable[[int], int], patient: bool = False, passed_on: bool = False
+    ) -> Bulk:
+        """One whole message. `patient`: it may take long to begin, though not to arrive; `passed_on`: it may be
+        somebody else's."""
         inbox = Assembler(limit, self._allocate)
         while (frame := await stream.read(patient and not inbox.busy)) is not None:
             self._handler.heard(link.id)
             message = inbox.feed(frame)
             if message is not None:
-                if sender(message) != link.id:
+                if sender(message) != link.id and not passed_on:
                     raise PeerError(f"a message of {sender(message)} from {link.id}")
                 return message
         raise PeerError("the stream ended before the message did")

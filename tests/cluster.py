@@ -1,5 +1,5 @@
-"""A whole cluster in virtual time: N engines, a faulty network, a seeded schedule of faults, and DESIGN's laws checked
-after every event.
+"""A whole cluster in virtual time: N engines and a faulty network, with DESIGN's laws checked after every event
+(`oracle.py`). What befalls it is scheduled by tests, or drawn from a seed (`storms.py`).
 
 Nothing here sleeps or reads a clock. `Cluster.at` puts an event on the heap, `run` plays it. The same seed plays the
 same events."""
@@ -9,220 +9,24 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from units import Units, Vector, add, stack
+from oracle import Oracle
+from process import Learner, Saved
 
-from mend_optim.anchor import Correction, Extend, Merge
-from mend_optim.books import PULL, Policies, Send, Work
+from mend_optim.books import PULL, Policies, Send
 from mend_optim.ledger import Event
 from mend_optim.lineage import PeerId
-from mend_optim.progress import Motion, Totals
 from mend_optim.protocol import Message, Offer, Seal, State, Want
-from mend_optim.starting import Resumed
-from mend_optim.syncer import Syncer
 
-
-@dataclass(frozen=True)
-class Groups:
-    """All that the engine asks of a `Layout`."""
-
-    of: tuple[bytes, ...]
-
-    def groups(self) -> tuple[bytes, ...]:
-        return self.of
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint; `heirs`: whose unmerged work may be in its weights."""
-
-    resumed: Resumed
-    weights: list[Vector]
-    theta: list[Vector]
-    progress: list[Vector]
-    mailbox: dict[int, Correction]
-    heirs: frozenset[PeerId]
-    groups: tuple[bytes, ...]
-
-    def beside_other_weights(self) -> Saved:
-        """The same, found to belong to other weights: they become the anchor."""
-        standings = [
-            replace(s, pending=None, untaken=True, adopt_at=None) for s in self.resumed.standings
-        ]
-        mailbox = {p: Correction(p, dict(theta), True) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]
-        return replace(self, resumed=self.resumed._replace(standings=standings, intact=False), mailbox=mailbox)
-
-
-class Learner:
-    """One incarnation of a learner: its engine, its weights, its worker."""
-
-    def __init__(
-        self, cluster: Cluster, name: str, incarnation: int, dialable: bool, saved: Saved | None = None
-    ) -> None:
-        self.cluster, self.name, self.saved = cluster, name, saved
-        self.heirs: frozenset[PeerId] = frozenset()
-        self.id = PeerId(name, incarnation)
-        seeds = [n for n in cluster.names if n != name and cluster.dialable[n]]
-        self.engine = Syncer(self.id, name if dialable else "", seeds, cluster.policies, cluster.now)
-        fragments = cluster.policies.schedule.fragments
-        start = {("init", cluster.random.getrandbits(40)): 1}
-        self.weights: list[Vector] = [dict(start) for _ in range(fragments)]
-        self.groups = (b"",) * fragments
-        self.units = Units(self.weights)
-        self.mailbox: dict[int, Correction] = {}
-        self.queue: list[Any] = []
-        self.working = self.dead = self.waiting = self.copying = False
-        self.waits_until = 0.0
-        self.woken_at = float("inf")
-        self.last_keys: dict[int, Any] = {}
-        self.last_model: Any = None
-
-    # the training thread
-
-    def begin(self) -> None:
-        saved = self.saved
-        if saved:
-            self.weights = [dict(w) for w in saved.weights]
-            self.units.theta = [dict(t) for t in saved.theta]
-            self.units.progress = [dict(d) for d in saved.progress]
-            self.mailbox = dict(saved.mailbox)
-            self.heirs, self.groups = saved.heirs, saved.groups
-            self.engine.begin(self.cluster.now, b"", self.groups, saved.resumed)
-        else:
-            self.engine.begin(self.cluster.now, self.units.genesis(), self.groups)
-        self.pump()
-
-    def extend(self) -> None:
-        """Add a group, with first weights of its own, between two steps; not twice."""
-        engine = self.engine
-        if self.dead or self.copying or not engine.books.joined or len(self.weights) > len(self.groups):
-            return
-        if self.groups[-1]:  # added already
-            return
-        self.cluster.seen["extended"] += 1
-        self.groups = (*self.groups, b"added")
-        self.weights.append({("init", self.cluster.random.getrandbits(40)): 1})
-        at = (engine.books.totals.step, engine.books.totals.tokens)
-        engine.books.work(Extend(Groups(self.groups), dict(self.weights[-1]), at))  # type: ignore[arg-type]
-        self.pump()
-
-    def save(self) -> Saved | None:
-        """A checkpoint, as the training thread takes one between two steps; none while it copies."""
-        if self.dead or self.copying or not self.engine.books.joined:
-            return None
-        if len(self.engine.books.fragments) < len(self.weights):
-            return None  # a real worker performs the job that adds a fragment before it copies for a checkpoint
-        standings, totals = self.engine.standings(), self.engine.books.totals
-        resumed = Resumed(Totals(totals.step, totals.tokens), standings)
-        copies = ([dict(v) for v in vectors] for vectors in (self.weights, self.units.theta, self.units.progress))
-        return Saved(resumed, *copies, dict(self.mailbox), self.heirs | {self.id}, self.groups)
-
-    def step(self) -> None:
-        """One inner step if joined: a new unit of work in every fragment."""
-        if self.dead:
-            return
-        if self.waiting or self.copying or not self.engine.books.joined:
-            self.cluster.at(0.3, self.step)
-            self.hand_over()
-            self.pump()
-            return
-        if not self.engine.books.totals.step:
-            self.hand_over()  # what joining brought, before the first inner step
-        if self.cluster.training and not self.copying:
-            self.engine.training.stepped(self.cluster.now, 1)
-            self.cluster.trained += 1
-            unit = (self.id, self.engine.books.totals.step)
-            self.weights = [add(w, {unit: 1}) for w in self.weights]
-        self.waits_until = self.cluster.now + self.cluster.policies.timing.round_timeout_s
-        self.hand_over()
-        self.pump()
-        r = self.cluster.random
-        self.cluster.at(self.cluster.speed[self.name] * (0.8 + 0.4 * r.random()), self.step)
-
-    def hand_over(self) -> None:
-        """What `step()` does after the inner step: apply corrections, then copy what is wanted."""
-        if self.copying:
-            return
-        if not self.engine.books.fragments:
-            return
-        self.waiting = self.engine.training.must_wait() and self.cluster.now < self.waits_until
-        for p in [p for p in self.mailbox if not self.engine.training.holds_back(p)]:
-            correction = self.mailbox.pop(p)
-            self.engine.taken(self.cluster.now, p, correction.replace)
-            values: Vector = correction.values  # type: ignore[assignment]
-            self.weights[p] = dict(values) if correction.replace else add(self.weights[p], values)
-        wanted = self.engine.training.wanted()
-        if not wanted:
-            return
-        self.copying = True
-        copies = {p: dict(self.weights[p]) for p in wanted}
-        if self.engine.training.founding:
-            self.engine.training.reserve_all()
-            self.cluster.at(self.cluster.random.random() * 0.2, self.copied_all, copies)
-        else:
-            for p in wanted:
-                self.engine.training.reserve(p)
-            self.cluster.at(self.cluster.random.random() * 0.2, self.copied, copies)
-
-    def copied(self, copies: dict[int, Vector]) -> None:
-        self.copying = False
-        for p, copy in copies.items():
-            self.engine.training.snapshot(p, copy)  # type: ignore[arg-type]
-        self.pump()
-
-    def copied_all(self, copies: dict[int, Vector]) -> None:
-        self.copying = False
-        self.engine.training.found(tuple(copies[p] for p in sorted(copies)))  # type: ignore[misc]
-        self.pump()
-
-    # the worker and the network loop
-
-    def pump(self) -> None:
-        """Do what the engine asks for, then check the laws."""
-        if self.dead:
-            return
-        for effect in self.engine.drain(self.cluster.now):
-            if isinstance(effect, Send):
-                self.cluster.send(self, effect)
-            elif isinstance(effect, Work):
-                self.queue.append(effect.job)
-            else:
-                self.cluster.note(self, effect)
-        if self.queue and not self.working:
-            self.working = True
-            self.cluster.at(self.cluster.random.random() * self.cluster.work_s, self.work)
-        wake = self.engine.wake_at()
-        if wake < self.woken_at:
-            self.woken_at = wake
-            self.cluster.at(max(0.0, wake - self.cluster.now), self.wake)
-        self.cluster.check(self)
-
-    def wake(self) -> None:
-        self.woken_at = float("inf")
-        if not self.dead:
-            self.engine.tick(self.cluster.now)
-            self.pump()
-
-    def work(self) -> None:
-        if self.dead:
-            return
-        self.working = False
-        job = self.queue.pop(0)
-        if isinstance(job, Merge):
-            self.cluster.check_quorum(self, job)
-        done = self.units.perform(job)
-        for correction in done.corrections:
-            self.mailbox[correction.fragment] = stack(self.mailbox.get(correction.fragment), correction)
-        self.engine.finished(self.cluster.now, job, done)
-        self.pump()
+Pair = tuple[str, str]
 
 
 class Cluster:
-    """N learners, the network between them, and the oracle."""
+    """N learners, and the network between them. `learners` are the newest process of each name; `twins`, older ones
+    that still run."""
 
     def __init__(
         self,
@@ -243,19 +47,33 @@ class Cluster:
         self.speed = {name: self.random.choice([1.0, 1.0, 2.0, 3.0]) for name in self.names}
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.order, self.incarnations = itertools.count(), itertools.count(10**6, 10**6)
+        self.processes: dict[PeerId, Learner] = {}
         self.learners: dict[str, Learner] = {}
-        self.cuts: Counter[tuple[str, str]] = Counter()
+        self.listening: dict[str, Learner] = {}
+        self.cuts: Counter[Pair] = Counter()
+        self.slowness: defaultdict[Pair, float] = defaultdict(lambda: 1.0)
         self.links: set[frozenset[PeerId]] = set()
-        self.contents: dict[tuple[int, bytes, bytes], frozenset[Any]] = {}
+        self.heirs: dict[PeerId, frozenset[PeerId]] = {}  # whose checkpoint a process went on from
         self.training, self.trained = True, 0
         self.seen: Counter[str] = Counter()  # faults injected and decisions taken: a test asserts that they happened
-        self.crashed_units = 0
         self.saved: list[Saved] = []
+        self.traps: list[str] = []  # points of a round at which its sealer is to die
+        self.oracle = Oracle(self)
 
     # virtual time
 
     def at(self, delay: float, action: Callable[..., None], *args: Any) -> None:
         heapq.heappush(self.heap, (self.now + delay, next(self.order), action, args))
+
+    def after(self, delay: float, learner: Learner, action: Callable[..., None], *args: Any) -> None:
+        """The same for something that happens to a learner: it never does to a dead one, and waits for a frozen one."""
+        self.at(delay, self.happen, learner, action, args)
+
+    def happen(self, learner: Learner, action: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if learner.frozen:
+            learner.held.append((action, args))
+        elif not learner.dead:
+            action(*args)
 
     def run(self, duration: float) -> None:
         end = self.now + duration
@@ -274,7 +92,94 @@ class Cluster:
             action(*args)
         return True
 
-    # faults
+    # processes
+
+    @property
+    def twins(self) -> list[Learner]:
+        return [learner for learner in self.processes.values() if self.learners.get(learner.name) is not learner]
+
+    def start_all(self) -> None:
+        for name in self.names:
+            self.start(name, 1.0)
+
+    def start(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> None:
+        if name not in self.learners:
+            self.launch(name, begin_after, saved)
+
+    def launch(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> Learner:
+        """A new process of that name, beside an older one if there is one."""
+        id = PeerId(name, next(self.incarnations))
+        address = name if name not in self.listening else str(id)
+        learner = Learner(self, id, address if self.dialable[name] else "", saved)
+        self.processes[id] = self.learners[name] = learner
+        if learner.address:
+            self.listening[address] = learner
+        self.after(0.05, learner, self.dial, learner)
+        self.after(begin_after * self.random.random(), learner, learner.begin)
+        learner.pump()
+        return learner
+
+    def duplicate(self, name: str, duration: float, younger: bool) -> None:
+        """A second process of the same name, for a while; then one of the two dies."""
+        older = self.learners.get(name)
+        if older:
+            self.seen["duplicated"] += 1
+            newer = self.launch(name)
+            self.at(duration, self.kill, newer if younger else older)
+
+    def crash(self, name: str) -> None:
+        learner = self.learners.get(name)
+        if learner:
+            self.kill(learner)
+
+    def kill(self, learner: Learner) -> None:
+        """SIGKILL."""
+        if learner.dead:
+            return
+        self.seen["crash"] += 1
+        self.oracle.died(learner)
+        learner.dead, learner.frozen = True, False
+        del self.processes[learner.id]
+        if self.learners.get(learner.name) is learner:
+            del self.learners[learner.name]
+        if self.listening.get(learner.address) is learner:
+            del self.listening[learner.address]
+        self.unlink(lambda link: learner.id in link)
+
+    def leave(self, name: str) -> None:
+        """A clean close: the goodbye goes out, then the learner is gone."""
+        learner = self.learners.get(name)
+        if learner and not learner.frozen:
+            learner.engine.leave(learner.now)
+            learner.pump()
+            self.kill(learner)
+
+    def freeze(self, name: str, duration: float, breaks: bool) -> None:
+        """SIGSTOP, and SIGCONT after a while: nothing happens to the learner, then all of it at once. `breaks`: its
+        links do not outlive that."""
+        learner = self.learners.get(name)
+        if learner and not learner.frozen:
+            self.seen["frozen"] += 1
+            learner.frozen = True
+            self.at(duration, self.thaw, learner)
+            if breaks:
+                self.at(duration / 2, self.unlink, lambda link: learner.frozen and learner.id in link)
+
+    def thaw(self, learner: Learner) -> None:
+        if learner.frozen:
+            learner.frozen = False
+            held, learner.held = learner.held, []
+            self.seen["thawed"] += bool(held)
+            for action, args in held:
+                self.after(0.05 * self.random.random(), learner, action, *args)
+
+    def jump(self, name: str, seconds: float) -> None:
+        """The learner's clock leaps ahead, as over a suspended machine. A monotonic clock never goes back."""
+        learner = self.learners.get(name)
+        if learner and not learner.frozen:
+            self.seen["jumped"] += 1
+            learner.ahead_s += seconds
+            learner.wake()
 
     def save(self, name: str) -> None:
         learner = self.learners.get(name)
@@ -282,11 +187,6 @@ class Cluster:
         if saved:
             self.saved.append(saved)
             self.seen["saved"] += 1
-
-    def extend(self, name: str) -> None:
-        learner = self.learners.get(name)
-        if learner:
-            learner.extend()
 
     def restore(self, name: str) -> None:
         """Start a learner from any of the checkpoints, its own or another's."""
@@ -297,101 +197,91 @@ class Cluster:
         self.seen["other weights"] += other_weights
         self.start(name, saved=saved.beside_other_weights() if other_weights else saved)
 
-    def start(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> None:
-        if name in self.learners:
-            return
-        learner = self.learners[name] = Learner(self, name, next(self.incarnations), self.dialable[name], saved)
-        self.at(0.05, self.dial, learner)
-        self.at(begin_after * self.random.random(), self.begin, learner)
-        learner.pump()
-
-    def begin(self, learner: Learner) -> None:
-        if not learner.dead:
-            learner.begin()
-            self.at(0.1, learner.step)
-
-    def start_all(self) -> None:
-        for name in self.names:
-            self.start(name, 1.0)
-
-    def crash(self, name: str) -> None:
-        learner = self.learners.pop(name, None)
-        if learner:
-            learner.dead = True
-            self.seen["crash"] += 1
-            self.unlink(lambda link: learner.id in link)
-
-    def leave(self, name: str) -> None:
-        """A clean close: the goodbye goes out, then the learner is gone."""
+    def extend(self, name: str) -> None:
         learner = self.learners.get(name)
-        if learner:
-            learner.engine.leave(self.now)
-            learner.pump()
-            self.crash(name)
+        if learner and not learner.frozen:
+            learner.extend()
 
-    def cut(self, pairs: list[tuple[str, str]], duration: float) -> None:
+    def trap(self, point: str) -> None:
+        """The next sealer that comes to that point of a round dies there: "collecting", "merging", "sealed" (before
+        anyone heard) or "told" (after somebody was)."""
+        self.traps.append(point)
+
+    def caught(self, learner: Learner, point: str) -> bool:
+        """Whether the learner died in a trap."""
+        if point not in self.traps or learner.dead:
+            return False
+        self.traps.remove(point)
+        self.seen[f"sealer died: {point}"] += 1
+        self.kill(learner)
+        return True
+
+    # the network
+
+    def cut(self, pairs: Iterable[Pair], duration: float) -> None:
         """No message from a to b, for each (a, b), until healed."""
+        pairs = sorted(pairs)
         self.seen["cut"] += 1
         self.cuts.update(pairs)
         self.unlink(lambda link: any({i.name for i in link} == {a, b} for a, b in pairs))
-        self.at(duration, self.heal, pairs)
+        self.at(duration, self.cuts.subtract, pairs)
 
-    def heal(self, pairs: list[tuple[str, str]]) -> None:
-        self.cuts.subtract(pairs)
-
-    def partition(self, side: set[str], duration: float) -> None:
+    def partition(self, side: Iterable[str], duration: float) -> None:
+        side = sorted(side)
         other = [n for n in self.names if n not in side]
         self.cut([(a, b) for a in side for b in other] + [(b, a) for a in side for b in other], duration)
+
+    def slow(self, a: str, b: str, factor: float, duration: float) -> None:
+        """Everything from a to b takes that much longer, for a while."""
+        self.seen["slowed"] += 1
+        self.slowness[a, b] *= factor
+
+        def recover() -> None:
+            self.slowness[a, b] /= factor
+
+        self.at(duration, recover)
 
     def is_cut(self, a: str, b: str) -> bool:
         return self.cuts[a, b] > 0
 
-    # links
+    def parted(self, a: str, b: str) -> bool:
+        return self.is_cut(a, b) or self.is_cut(b, a)
 
     def unlink(self, broken: Callable[[frozenset[PeerId]], bool]) -> None:
-        for link in sorted(tuple(sorted(link)) for link in self.links if broken(link)):
-            self.links.discard(frozenset(link))
-            a, b = link
+        for a, b in sorted(tuple(sorted(link)) for link in self.links if broken(link)):
+            self.links.discard(frozenset((a, b)))
             for here, there in ((a, b), (b, a)):
                 self.at(self.random.random(), self.linked, here, there, False)
 
     def linked(self, here: PeerId, there: PeerId, up: bool) -> None:
-        learner = self.find(here)
+        learner = self.processes.get(here)
         if learner:
-            learner.engine.linked(self.now, there, up)
-            learner.pump()
-
-    def find(self, id: PeerId) -> Learner | None:
-        learner = self.learners.get(id.name)
-        return learner if learner and learner.id == id else None
+            self.happen(learner, learner.linked, (there, up))
 
     def dial(self, learner: Learner) -> None:
         """Dial every address known and not linked, now and then."""
-        if learner.dead:
-            return
         contacts = {p.address for p in learner.engine.books.roster.peers.values() if p.address}
         for address in sorted(contacts | set(learner.engine.books.seeds.found)):
-            there = self.learners.get(address)
+            there = self.listening.get(address)
             if (
                 there
+                and there is not learner
                 and frozenset((learner.id, there.id)) not in self.links
-                and not (self.is_cut(learner.name, address) or self.is_cut(address, learner.name))
+                and not self.parted(learner.name, there.name)
             ):
-                self.at(self.random.random() * self.delay_s, self.hello, learner, there)
-        self.at(1.0, self.dial, learner)
+                self.after(self.random.random() * self.delay_s, learner, self.hello, learner, there)
+        self.after(1.0, learner, self.dial, learner)
 
     def hello(self, caller: Learner, callee: Learner) -> None:
-        if caller.dead or callee.dead or self.is_cut(caller.name, callee.name) or self.is_cut(callee.name, caller.name):
+        if callee.dead or callee.frozen or self.parted(caller.name, callee.name):
             return
-        if callee.engine.met(self.now, caller.id, caller.engine.books.roster.address) and caller.engine.met(
-            self.now, callee.id, callee.name, callee.name
-        ):
+        if not callee.engine.met(callee.now, caller.id, caller.address):
+            self.seen["turned away"] += 1
+            caller.engine.refused(caller.now, callee.address, "of the past")
+        elif caller.engine.met(caller.now, callee.id, callee.address, callee.address):
             self.links.add(frozenset((caller.id, callee.id)))
             for here, there in ((caller, callee), (callee, caller)):
-                here.engine.linked(self.now, there.id, True)
-                here.pump()
-
-    # messages
+                here.linked(there.id, True)
 
     def send(self, sender: Learner, effect: Send) -> None:
         to, _message = effect.to, effect.message
@@ -406,44 +296,40 @@ class Cluster:
             copies = 2
         for _ in range(copies):
             delay = self.random.expovariate(1 / self.delay_s) + 0.02
-            self.at(delay, self.arrive, sender, effect)
+            self.at(delay * self.slowness[sender.name, to.name], self.arrive, sender, effect)
 
     def arrive(self, sender: Learner, effect: Send) -> None:
         to, message = effect.to, effect.message
-        receiver = self.find(to)
+        receiver = self.processes.get(to)
         if receiver is None or self.is_cut(sender.name, to.name):
             self.fail(sender, effect)
             return
-        receiver.engine.receive(self.now, message)
-        receiver.pump()
-        if isinstance(message, Offer) and not sender.dead:
-            self.at(0.05, self.report, sender, "delivered", to, message)
+        self.happen(receiver, receiver.receive, (message,))
+        if isinstance(message, Offer):
+            self.after(0.05, sender, sender.report, "delivered", to, message)
 
     def fail(self, sender: Learner, effect: Send) -> None:
         """What a real transport reports when a stream breaks: to the sender of an offer or want, and to who waits for
         an answer."""
-        message = effect.message
-        if isinstance(message, (Offer, Want)):
-            self.at(0.5 + self.random.random(), self.report, sender, "undelivered", effect.to, message)
-        elif isinstance(message, (Seal, State)):
-            asker = self.find(effect.to)
-            if asker is None or not asker.engine.books.fragments:
-                return
-            if effect.reply == PULL:
-                answer: Message = Want(asker.id, message.fragment, b"")
-            else:
-                pending = asker.engine.books.fragments[message.fragment].pending
-                if pending is None or pending.offer is None:
-                    return
-                answer = pending.offer
-            self.at(0.5 + self.random.random(), self.report, asker, "undelivered", sender.id, answer)
+        message, later = effect.message, 0.5 + self.random.random()
+        if isinstance(message, Offer | Want):
+            self.after(later, sender, sender.report, "undelivered", effect.to, message)
+        elif isinstance(message, Seal | State):
+            asker = self.processes.get(effect.to)
+            question = self._question(asker, effect.reply, message) if asker else None
+            if asker and question:
+                self.after(later, asker, asker.report, "undelivered", sender.id, question)
 
-    def report(self, learner: Learner, what: str, to: PeerId, message: Message) -> None:
-        if not learner.dead:
-            getattr(learner.engine, what)(self.now, to, message)
-            learner.pump()
+    def _question(self, asker: Learner, reply: str, answer: Seal | State) -> Message | None:
+        fragments = asker.engine.books.fragments
+        if answer.fragment >= len(fragments):
+            return None
+        if reply == PULL:
+            return Want(asker.id, answer.fragment, b"")
+        pending = fragments[answer.fragment].pending
+        return pending.offer if pending else None
 
-    # the oracle
+    # the end
 
     def note(self, learner: Learner, event: Event) -> None:
         self.seen[event.kind] += 1
@@ -452,62 +338,30 @@ class Cluster:
         if record:
             self.seen[record.reason] += 1
             self.seen["superseded"] += bool(record.superseded)
-
-    def check_quorum(self, learner: Learner, job: Merge) -> None:
-        """Law 6."""
-        needed = self.policies.quorum.needed(1)
-        assert len(job.offers) >= needed, "sealed below quorum"
-        self.seen["merge"] += 1
-
-    def check(self, learner: Learner) -> None:
-        """Laws 3, 4 and 5 for the learner that something just happened to."""
-        engine = learner.engine
-        for p, fragment in enumerate(engine.books.fragments):
-            theta, weights = learner.units.theta[p], learner.weights[p]
-            assert all(count == 1 for count in theta.values()), ("merged twice", learner.id, p)
-            assert all(count == 1 for count in weights.values()), ("wrong weights", learner.id, p, weights)
-            if fragment.motion is Motion.STILL and not engine.books.founding:
-                self.check_anchor(learner, p)
-
-    def check_anchor(self, learner: Learner, p: int) -> None:
-        engine, fragment, theta = learner.engine, learner.engine.books.fragments[p], learner.units.theta[p]
-        lineage = fragment.lineage
-        units = frozenset(theta)
-        assert lineage.tokens == len(units) - 1, ("tokens of the lineage are not its units", learner.id)
-        key = (p, lineage.genesis, lineage.digest)
-        assert self.contents.setdefault(key, units) == units, ("one digest, two contents", learner.id)
-        last = learner.last_keys.get(p)
-        if last and last[0] == lineage.genesis:
-            assert lineage.key >= last[1], (
-                "adopted a smaller lineage",
-                learner.id,
-                p,
-                last,
-                lineage,
-                list(engine.books.records)[-3:],
-            )
-        learner.last_keys[p] = (lineage.genesis, lineage.key)
-        if p not in learner.mailbox:
-            own = [u for u in learner.weights[p] if u not in theta]
-            assert len(own) == fragment.unmerged(engine.books.totals).tokens, (
-                "unmerged tokens are not the units",
-                learner.id,
-            )
-            authors = {u[0] for u in own}
-            assert authors <= learner.heirs | {learner.id}, ("somebody else's work in the weights", learner.id)
+            self.oracle.recorded(learner, record)
 
     def keys(self) -> set[Any]:
         return {
             tuple((f.lineage.genesis, f.lineage.key) for f in x.engine.books.fragments) for x in self.learners.values()
         }
 
+    def heal(self) -> None:
+        """End all faults: messages arrive, nobody stands still, one process of each name."""
+        self.loss, self.training = 0.0, False
+        self.cuts.clear()
+        self.slowness.clear()
+        self.traps.clear()
+        for learner in list(self.processes.values()):
+            self.thaw(learner)
+        for twin in self.twins:
+            self.kill(twin)
+        for name in self.names:
+            self.start(name)
+
     def settle(self, limit: float = 200.0) -> bool:
         """Stop faults and training, let everybody offer the rest; True once all are on one lineage with nothing
         unmerged."""
-        self.loss, self.training = 0.0, False
-        self.cuts.clear()
-        for name in self.names:
-            self.start(name)
+        self.heal()
         self.until(lambda: all(x.engine.books.joined for x in self.learners.values()), 100)
 
         def rest() -> None:
@@ -515,18 +369,20 @@ class Cluster:
                 if self.seen["extended"]:
                     x.extend()
                 if x.engine.books.fragments:
-                    x.engine.rest(self.now)
+                    x.engine.rest(x.now)
                     x.pump()
             self.at(5.0, rest)
 
         rest()
-        return self.until(
-            lambda: (
-                len(self.keys()) == 1
-                and all(
-                    x.engine.training.settled() and x.engine.books.joined and not x.mailbox
-                    for x in self.learners.values()
-                )
-            ),
-            limit,
-        )
+        if not self.until(self.settled, limit):
+            return False
+        self.oracle.check_accounts()
+        return True
+
+    def settled(self) -> bool:
+        """All on one lineage, together, with nothing left to merge or to apply."""
+        books = [x.engine.books for x in self.learners.values()]
+        together = len(self.keys()) == 1 and all(b.joined and not b.solo for b in books)
+        done = (x.engine.training.settled() and not x.mailbox for x in self.learners.values())
+        held = (offer.steps for b in books for r in b.rounds for offer in r.inbox.values())  # of one that died, maybe
+        return together and all(done) and not any(held)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend_optim import MendOptimizer
 from mend_optim.merge_thread import NetworkLoop
@@ -125,6 +126,49 @@ def test_alone_starts_no_thread_and_no_network(monkeypatch: pytest.MonkeyPatch) 
     step(optimizer, 1.0)
     assert optimizer.synchronize(0.0)
     assert threading.enumerate() == before
+
+
+class Operations(TorchDispatchMode):
+    """Lists everything that is done with tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.done.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", INNER)
+def test_alone_no_tensor_is_copied_or_touched_but_by_the_inner_optimizer(kind: str) -> None:
+    done = []
+    bare, plain, wrapped, optimizer = pair(INNER[kind])
+    for model, each in ((bare, plain), (wrapped, optimizer)):
+        with Operations() as operations:
+            train(model, each, 3)
+        done.append(operations.done)
+    assert done[0] == done[1] != []
+
+
+@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1), lambda p: torch.optim.LBFGS(p, max_iter=3)])
+def test_alone_a_closure_is_called_as_often_as_the_inner_optimizer_calls_it(make: Make) -> None:
+    calls = []
+    for wrap in (lambda inner: inner, MendOptimizer):
+        model, made = network(), 0
+        optimizer = wrap(make(model.parameters()))
+
+        def closure(model: nn.Module = model, optimizer: Optimizer = optimizer) -> Tensor:
+            nonlocal made
+            made += 1
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 5)).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        calls.append(made)
+    assert calls[0] == calls[1] > 0
 
 
 def test_alone_counts_steps_and_tokens() -> None:

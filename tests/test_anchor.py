@@ -286,6 +286,17 @@ def test_an_offer_that_was_left_out_commits_no_residual() -> None:
     assert torch.equal(residual(learner), before)
 
 
+def test_a_residual_that_came_with_a_checkpoint_is_offered_by_an_exact_codec_too() -> None:
+    """It was saved with a codec that loses, and is gone on from with one that does not."""
+    learner = Learner("a", vector(0, 0))
+    learner.anchors.load(0, {"anchor": vector(0, 0), "residual": vector(1, 2)})
+    seal = learner.seal(learner.train(vector(3, 4)).offer())
+    assert merged(seal).tolist() == [4, 6]
+    learner.adopt(seal)
+    assert learner.anchors.residual[0] is None or not learner.anchors.residual[0].any()
+    assert merged(learner.seal(learner.train(vector(5, 6)).offer())).tolist() == [5, 6]
+
+
 def test_an_exact_codec_keeps_no_residual() -> None:
     learner = Learner("a", vector(0))
     learner.adopt(learner.seal(learner.train(vector(math.pi)).offer()))

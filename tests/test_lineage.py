@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import digests, entries, lineages, peers
 
-from mend_optim.lineage import DIGEST_BYTES, Entry, Lineage, PeerId, content_digest
+from mend_optim.lineage import DIGEST_BYTES, Claim, Entry, Lineage, PeerId, content_digest
 
 ME = PeerId("me", 1)
 
@@ -78,6 +78,7 @@ def test_lineages_are_ordered_by_tokens_then_version_then_digest(a: Lineage, b: 
 
 @given(lineages.filter(lambda lineage: lineage.tokens > 0), digests)
 def test_a_fresh_model_never_overwrites_a_trained_one(trained: Lineage, genesis: bytes) -> None:
+    assert Lineage.fresh(genesis).key == (0, 0, genesis)
     assert Lineage.fresh(genesis).key < trained.key
 
 
@@ -119,6 +120,13 @@ def test_sealing_leaves_the_base_as_it_was(base: Lineage, members: list[Entry], 
 def test_a_new_incarnation_has_merged_nothing() -> None:
     lineage = Lineage.fresh(b"g").seal([Entry(ME, 9, 1, 1)], b"p")
     assert lineage.last_merged(PeerId("me", 2)) == 0
+
+
+@pytest.mark.parametrize(("settled", "admitted"), [(0, False), (8, False), (9, True), (10, True)])
+def test_a_claim_is_admitted_where_nothing_after_it_is_merged(settled: int, admitted: bool) -> None:
+    lineage = Lineage.fresh(b"g").seal([Entry(ME, 9, 1, 1)], b"p")
+    assert lineage.admits(Claim(ME, settled)) is admitted
+    assert lineage.admits(Claim(PeerId("me", 2), settled))
 
 
 def test_a_content_digest_depends_on_the_order_of_parts() -> None:

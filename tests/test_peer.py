@@ -820,6 +820,28 @@ async def test_what_was_not_asked_for_cannot_be_pushed(crew):
     assert a.messages(State) == []
 
 
+@scenario
+async def test_an_offer_is_passed_on_beside_ones_own(crew):
+    a, b = await crew.pair()
+    orphan = replace(offer_of(a, seq=7), peer=PeerId("gone", 1))
+    a.transport.send(b.id, offer_of(a), "")
+    a.transport.send(b.id, orphan, "pass on")
+    await b.until(lambda: len(b.messages(Offer)) == 2)
+    assert {(offer.peer, offer.seq) for offer in b.messages(Offer)} == {(a.id, 1), (orphan.peer, 7)}
+    assert a.of("undelivered") == []
+
+
+@scenario
+async def test_only_offers_are_passed_on_and_nobody_offers_for_another_otherwise(crew):
+    a, b = await crew.pair()
+    foreign = replace(offer_of(a), peer=PeerId("gone", 1))
+    async with grpc.aio.insecure_channel(b.address) as channel:
+        for method, message in (("PassOn", state_of(a)), ("Exchange", foreign)):
+            code = await status_of(channel, method, a.id, *wire.frames(message))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert b.messages(Offer) == b.messages(State) == []
+
+
 class Script:
     """A stream whose other end says what is written here."""
 
@@ -915,10 +937,10 @@ async def test_strangers_and_garbage_are_refused_and_survived(crew):
     # "Internal" is what gRPC tells a caller that is still writing when it is refused.
     refused = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
     async with grpc.aio.insecure_channel(b.address) as channel:
-        for method in ("Control", "Exchange", "Pull", "Push"):
+        for method in ("Control", "Exchange", "Pull", "Push", "PassOn"):
             for stranger in (None, PeerId("stranger", 1), replace_incarnation(a.id)):
                 assert await status_of(channel, method, stranger) is grpc.StatusCode.FAILED_PRECONDITION
-        for method in ("Exchange", "Pull", "Push"):
+        for method in ("Exchange", "Pull", "Push", "PassOn"):
             for frames in ([], [b""], [b"garbage"], [wire.ACK], [b"\x12\xff\xff"], list(wire.frames(state_of(a)))):
                 assert await status_of(channel, method, a.id, *frames) in refused
         with pytest.raises(grpc.aio.AioRpcError, match="not a Hello"):

@@ -104,8 +104,15 @@ def test_a_merged_offer_is_a_replay() -> None:
     lineage = merged(offer("a", seq=5))
     assert not Round(0).fresh(offer("a", seq=5), lineage)
     assert not Round(0).fresh(offer("a", seq=4), lineage)
-    assert Round(0).fresh(offer("a", seq=6), lineage)
+    assert Round(0).fresh(offer("a", seq=6, follows=5), lineage)
     assert Round(0).fresh(offer("b", seq=5), lineage)
+
+
+def test_an_offer_is_not_taken_where_what_it_follows_is_not() -> None:
+    """Else a lineage that names an offer would lack one before it, and nobody could tell."""
+    assert not Round(0).fresh(offer("a", seq=6, follows=5), BASE)
+    assert not Round(0).fresh(offer("a", seq=6, follows=4), merged(offer("a", seq=3)))
+    assert not Round(0).fresh(offer("a", seq=6, follows=6), merged(offer("a", seq=6)))
 
 
 def test_an_offer_of_another_model_is_not_fresh() -> None:
@@ -130,7 +137,8 @@ def test_an_offer_of_nothing_gives_way_to_work_but_not_the_other_way_round() -> 
 
 
 def test_purging_drops_what_was_merged_and_offers_of_nothing() -> None:
-    round = holding(offer("a", seq=2), offer("b", seq=2), offer("c", steps=0), offer("d", genesis=b"another"))
+    b = offer("b", seq=2, follows=1)
+    round = holding(offer("a", seq=2), b, offer("c", steps=0), offer("d", genesis=b"another"))
     round.purge(merged(offer("a", seq=2), offer("b", seq=1)))
     assert round.held() == ((ALL[1], 2),)
 
@@ -144,7 +152,7 @@ def test_no_offer_is_ever_merged_twice(arrivals: list[tuple[str, int, int]], dat
     round, lineage = Round(0), BASE
     times: Counter[tuple[PeerId, int]] = Counter()
     for name, seq, steps in arrivals:
-        arrived = offer(name, seq, steps)
+        arrived = offer(name, seq, steps, follows=data.draw(st.sampled_from([0, lineage.last_merged(PeerId(name, 1))])))
         if round.fresh(arrived, lineage):
             round.add(arrived)
         if any(o.steps for o in round.inbox.values()) and data.draw(st.booleans()):
@@ -296,7 +304,7 @@ def test_what_lost_is_no_longer_held_after_the_seal() -> None:
 def test_an_inherited_offer_is_fresh_by_what_was_merged_of_its_author() -> None:
     assert Round(0).fresh(inherited("a", seq=5, settled=4), BASE)
     merged_before = BASE.seal([Entry(AUTHOR, 4, 10, 1)], b"payload")
-    assert Round(0).fresh(inherited("a", seq=900, settled=4), merged_before)
+    assert Round(0).fresh(inherited("a", seq=900, settled=4, follows=4), merged_before)
     merged_since = BASE.seal([Entry(AUTHOR, 5, 10, 1)], b"payload")
     assert not Round(0).fresh(inherited("a", seq=5, settled=4), merged_since)
     assert not Round(0).fresh(inherited("a", seq=900, settled=4), merged_since)
@@ -320,7 +328,9 @@ def test_no_authors_work_is_ever_merged_twice(arrivals: list[Any], data: st.Data
     settled: Counter[PeerId] = Counter()
     for name, seq, heir_of, start in arrivals:
         claim = Claim(PeerId(heir_of, 1), min(start, seq - 1)) if heir_of else None
-        arrived = offer(name, seq, inherited=claim)
+        author = claim.author if claim else PeerId(name, 1)
+        follows = data.draw(st.sampled_from([0, lineage.last_merged(author)]))
+        arrived = offer(name, seq, inherited=claim, follows=follows)
         if round.fresh(arrived, lineage):
             round.add(arrived)
         if data.draw(st.booleans()) and round.inbox:
@@ -329,7 +339,7 @@ def test_no_authors_work_is_ever_merged_twice(arrivals: list[Any], data: st.Data
             worked = [o for o in members if o.steps]
             assert len({o.claim.author for o in worked}) == len(worked)
             for o in worked:
-                assert o.claim.settled >= settled[o.claim.author]
+                assert o.claim.settled >= o.follows == settled[o.claim.author]
                 settled[o.claim.author] = o.seq
             lineage = lineage.seal([o.entry for o in members], b"payload")
             round.purge(lineage)

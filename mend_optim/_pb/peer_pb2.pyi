@@ -177,7 +177,7 @@ class Section(_message.Message):
     def __init__(self, name: _Optional[str] = ..., codec: _Optional[str] = ..., numel: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("peer", "fragment", "seq", "tokens", "steps", "genesis", "key", "due", "inherited")
+    __slots__ = ("peer", "fragment", "seq", "tokens", "steps", "genesis", "key", "due", "inherited", "follows")
     PEER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +187,7 @@ class Offer(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     DUE_FIELD_NUMBER: _ClassVar[int]
     INHERITED_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     fragment: int
     seq: int
@@ -196,7 +197,8 @@ class Offer(_message.Message):
     key: Key
     due: bool
     inherited: Merged
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ..., inherited: _Optional[_Union[Merged, _Mapping]] = ...) -> None: ...
+    follows: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ..., inherited: _Optional[_Union[Merged, _Mapping]] = ..., follows: _Optional[int] = ...) -> None: ...
 
 class Seal(_message.Message):
     __slots__ = ("sealer", "fragment", "base", "key", "members", "absent", "reason", "payload")

@@ -1,0 +1,136 @@
+"""One learner's engine, driven by hand: a test plays its peers, its worker and its training thread, one event at a
+time."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from mend_optim.anchor import Done, Job, Merge, Prepare
+from mend_optim.books import Policies, Send, Work
+from mend_optim.ledger import Event
+from mend_optim.lineage import Claim, Entry, Key, Lineage, PeerId
+from mend_optim.progress import Progress
+from mend_optim.protocol import Beat, Message, Offer, Report, Seal, State
+from mend_optim.quorum import Grace, Quorum
+from mend_optim.schedule import Schedule
+from mend_optim.syncer import Syncer
+
+ME, PEER, THIRD, FOURTH = (PeerId(name, 1) for name in ("me", "peer", "third", "fourth"))
+GENESIS, OTHER = b"genesis", b"zother"
+BASE = Lineage.fresh(GENESIS)
+PAYLOAD = b"payload"
+
+T = TypeVar("T")
+
+
+def grown(lineage: Lineage, *entries: Entry) -> Lineage:
+    """The lineage after a seal of these, or of somebody's ten tokens."""
+    return lineage.seal(entries or [Entry(PeerId("somebody", 1), lineage.version + 1, 10, 1)], PAYLOAD)
+
+
+def seal_of(base: Lineage, *entries: Entry, sealer: PeerId = PEER, key: Key | None = None) -> Seal:
+    members = entries or (Entry(PeerId("somebody", 1), base.version + 1, 10, 1),)
+    weights = (1.0 / len(members),) * len(members)
+    new = key or grown(base, *members).key
+    return Seal(sealer, 0, base.digest, new, members, weights, (), "all_present", PAYLOAD)
+
+
+def state_of(lineage: Lineage, fragment: int = 0, peer: PeerId = PEER) -> State:
+    return State(peer, fragment, lineage, b"content")
+
+
+def offer_of(peer: PeerId, seq: int = 1, steps: int = 4, due: bool = True, inherited: Claim | None = None) -> Offer:
+    return Offer(peer, 0, seq, 10 * steps, steps, GENESIS, BASE.key, due, inherited=inherited)
+
+
+class Engine:
+    """A learner that has begun and joined. `seals`: whether it can be dialled; its peers cannot be, so that it runs all
+    rounds, or else they are."""
+
+    def __init__(self, seals: bool = True, quorum: int | None = None, **schedule: Any) -> None:
+        self.now, self.seals, self.counts = 0.0, seals, 0
+        plan = Schedule(**{"sync_every": 4, **schedule})
+        policies = Policies(schedule=plan, quorum=Quorum(minimum=quorum), grace=Grace(max_s=0))
+        self.syncer = Syncer(ME, "me:1" if seals else "", (), policies, self.now)
+        self.syncer.begin(self.now, GENESIS, (b"",) * plan.fragments)
+        self.log: list[Any] = []
+        assert self.syncer.books.joined
+
+    @property
+    def fragment(self) -> Progress:
+        return self.syncer.books.fragments[0]
+
+    @property
+    def lineage(self) -> Lineage:
+        return self.fragment.lineage
+
+    def beat(self, peer: PeerId = PEER, *lineages: Lineage, step: int = 1, genesis: bytes = GENESIS) -> None:
+        """A beat of a peer that trains; it is met before."""
+        self.counts += 1
+        address = "" if self.seals else f"{peer.name}:1"
+        self.syncer.met(self.now, peer, address)
+        reports = tuple(Report(lineage.key) for lineage in lineages or [BASE] * len(self.syncer.books.fragments))
+        self.receive(Beat(peer, address, self.counts, step, 10 * step, 1.0, True, genesis, reports))
+
+    def receive(self, message: Message) -> None:
+        self.syncer.receive(self.now, message)
+
+    def step(self, count: int = 1, tokens: int = 10) -> None:
+        for _ in range(count):
+            self.now += 1.0
+            self.syncer.training.stepped(self.now, tokens)
+
+    def reserve(self) -> None:
+        """The training thread begins to copy what is wanted."""
+        for p in self.syncer.training.wanted():
+            self.syncer.training.reserve(p)
+
+    def copied(self) -> None:
+        self.syncer.training.snapshot(0, torch.zeros(0))
+        (prepare,) = self.jobs(Prepare)
+        self.done(prepare)
+
+    def offer(self, steps: int = 4) -> Offer:
+        """Train up to the boundary and offer; what goes out, to whomever."""
+        self.step(steps)
+        self.reserve()
+        self.copied()
+        pending = self.fragment.pending
+        assert pending is not None
+        assert pending.offer is not None
+        return pending.offer
+
+    def done(self, job: Job, **outcome: Any) -> None:
+        """The worker has performed a job."""
+        self.syncer.finished(self.now, job, Done(**{"digest": PAYLOAD, **outcome}))
+
+    def apply(self) -> None:
+        """The training thread takes the correction of an anchor that has come."""
+        self.syncer.taken(self.now, 0, False)
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.syncer.tick(self.now)
+
+    def _take(self, choose: Any) -> list[Any]:
+        self.log += self.syncer.drain(self.now)
+        taken = [e for e in self.log if choose(e)]
+        self.log = [e for e in self.log if not choose(e)]
+        return taken
+
+    def sent(self, kind: type[T]) -> list[tuple[PeerId, T]]:
+        """Messages of this kind, and to whom, that were not looked at yet."""
+        return [(e.to, e.message) for e in self._take(lambda e: isinstance(e, Send) and isinstance(e.message, kind))]
+
+    def jobs(self, kind: type[T]) -> list[T]:
+        """Jobs of this kind for the worker that were not looked at yet."""
+        return [e.job for e in self._take(lambda e: isinstance(e, Work) and isinstance(e.job, kind))]
+
+    def faults(self) -> list[str]:
+        return [e.text for e in self._take(lambda e: isinstance(e, Event) and e.kind == "fault")]
+
+    def merge(self) -> Merge:
+        (job,) = self.jobs(Merge)
+        return job

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import pytest
+from engines import BASE, GENESIS, ME, OTHER, PEER, Engine, grown, seal_of, state_of
+
+from mend_optim.anchor import Advance, Install
+from mend_optim.lineage import Entry, Lineage
+from mend_optim.protocol import Call, Want
+
+
+def among_peers(**schedule: int | None) -> Engine:
+    engine = Engine(seals=False, **schedule)
+    engine.beat()
+    return engine
+
+
+def taking(engine: Engine, base: Lineage = BASE) -> Engine:
+    """The engine after a seal of others' work."""
+    engine.receive(seal_of(base))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert engine.lineage == grown(base)
+    return engine
+
+
+# Seals
+
+
+def test_a_seal_on_our_anchor_is_taken() -> None:
+    engine = among_peers()
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.lineage, advance.mine, advance.replace, advance.ours) == (grown(BASE), False, False, False)
+
+
+def test_a_seal_on_another_anchor_is_not_taken_but_the_anchor_pulled() -> None:
+    engine = among_peers()
+    engine.receive(seal_of(grown(BASE)))
+    assert engine.jobs(Advance) == []
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
+
+
+def test_a_seal_whose_lineage_does_not_follow_from_its_members_is_refused() -> None:
+    engine = among_peers()
+    forged = grown(BASE).key._replace(tokens=10**9)
+    engine.receive(seal_of(BASE, key=forged))
+    assert engine.jobs(Advance) == []
+    assert ["does not follow" in fault for fault in engine.faults()] == [True]
+
+
+def test_a_seal_counts_once_however_often_it_comes() -> None:
+    engine = taking(among_peers())
+    engine.receive(seal_of(BASE))
+    assert (engine.jobs(Advance), engine.sent(Want), engine.lineage) == ([], [], grown(BASE))
+
+
+def test_a_seal_that_merged_our_offer_leaves_only_what_came_after() -> None:
+    engine = among_peers()
+    offer = engine.offer()
+    engine.receive(seal_of(BASE, offer.entry))
+    (advance,) = engine.jobs(Advance)
+    assert advance.mine
+    engine.step()
+    engine.done(advance)
+    assert engine.fragment.pending is None
+    assert engine.fragment.unmerged(engine.syncer.books.totals).tokens == 10
+
+
+def test_an_anchor_with_work_of_ours_that_we_know_nothing_of_replaces_our_weights() -> None:
+    """In doubt drop, never double: by a seal and by a whole anchor."""
+    lost = Entry(ME, 7, 10, 1)
+    engine = among_peers()
+    engine.offer()
+    engine.receive(seal_of(BASE, lost))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.mine, advance.replace) == (False, True)
+    engine = among_peers()
+    engine.offer()
+    engine.receive(state_of(grown(BASE, lost)))
+    (install,) = engine.jobs(Install)
+    assert (install.mine, install.replace) == (False, True)
+
+
+def test_after_a_drop_the_next_offer_has_a_number_past_all_that_was_merged() -> None:
+    """Else nobody would ever take it."""
+    engine = among_peers()
+    engine.step()
+    engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.syncer.taken(engine.now, 0, True)
+    offer = engine.offer()
+    assert (offer.seq, offer.tokens) == (8, 40)
+    assert engine.lineage.admits(offer.claim)
+
+
+@pytest.mark.parametrize(("stepped_on", "exactly"), [(0, True), (1, False)])
+def test_synchronous_adoption_is_exact_if_nothing_was_trained_since(stepped_on: int, exactly: bool) -> None:
+    engine = among_peers(adopt_after=0)
+    offer = engine.offer()
+    engine.step(stepped_on)
+    engine.receive(seal_of(BASE, offer.entry))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.mine, advance.replace) == (True, exactly)
+
+
+# A copy that is being made, and an anchor that moves
+
+
+def copying() -> Engine:
+    engine = among_peers()
+    engine.step(4)
+    engine.reserve()
+    return engine
+
+
+def test_no_seal_moves_the_anchor_while_a_copy_is_made() -> None:
+    engine = copying()
+    engine.receive(seal_of(BASE))
+    assert engine.jobs(Advance) == []
+    engine.copied()
+    assert len(engine.jobs(Advance)) == 1
+
+
+def test_no_whole_anchor_is_taken_while_a_copy_is_made() -> None:
+    engine = copying()
+    engine.receive(state_of(grown(BASE)))
+    assert engine.jobs(Install) == []
+    engine.copied()
+    assert len(engine.jobs(Install)) == 1
+
+
+def test_no_other_model_is_taken_while_a_copy_is_made() -> None:
+    engine = copying()
+    theirs = Lineage(10**6, 5, OTHER, OTHER)
+    engine.beat(PEER, theirs, genesis=OTHER)
+    engine.receive(state_of(theirs))
+    assert engine.jobs(Install) == []
+    engine.copied()
+    assert len(engine.jobs(Install)) == 1
+
+
+def test_no_anchor_moves_twice_at_once() -> None:
+    engine = among_peers()
+    engine.receive(seal_of(BASE))
+    engine.receive(state_of(grown(grown(BASE))))
+    (advance,) = engine.jobs(Advance)
+    assert engine.jobs(Install) == []
+    engine.done(advance)
+    assert len(engine.jobs(Install)) == 1
+
+
+def test_of_what_comes_meanwhile_the_greatest_is_kept() -> None:
+    greater = grown(grown(BASE))
+    engine = copying()
+    engine.receive(state_of(greater))
+    engine.receive(seal_of(BASE))
+    engine.copied()
+    (install,) = engine.jobs(Install)
+    assert install.states[0].lineage == greater
+
+
+# Whole anchors
+
+
+def test_a_greater_anchor_that_is_shown_is_pulled_and_taken() -> None:
+    engine = among_peers()
+    engine.beat(PEER, grown(BASE))
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
+    engine.receive(state_of(grown(BASE)))
+    (install,) = engine.jobs(Install)
+    assert (install.mine, install.replace) == (False, False)
+
+
+def test_no_lesser_or_equal_anchor_is_pulled_or_taken() -> None:
+    engine = taking(taking(among_peers()), grown(BASE))
+    for lineage in (BASE, grown(BASE), engine.lineage):
+        engine.beat(PEER, lineage)
+        engine.receive(state_of(lineage))
+        assert (engine.sent(Want), engine.jobs(Install)) == ([], [])
+
+
+def test_an_anchor_of_another_model_is_not_taken_for_one_of_ours() -> None:
+    engine = among_peers()
+    engine.receive(state_of(Lineage(10**6, 5, OTHER, OTHER)))
+    assert engine.jobs(Install) == []
+
+
+def test_another_model_is_taken_whole_and_no_progress_with_it() -> None:
+    engine = among_peers(fragments=2)
+    engine.step()
+    theirs = Lineage(10**6, 5, OTHER, OTHER)
+    engine.beat(PEER, theirs, theirs, genesis=OTHER)
+    assert [want.fragment for _, want in engine.sent(Want)] == [0, 1]
+    engine.receive(state_of(theirs, 1))
+    assert engine.jobs(Install) == []
+    engine.receive(state_of(theirs, 0))
+    (install,) = engine.jobs(Install)
+    assert [s.fragment for s in install.states] == [0, 1]
+    assert (install.mine, install.replace) == (False, True)
+
+
+def test_another_model_that_is_less_trained_is_never_taken() -> None:
+    """Whatever its genesis: fresh weights do not overwrite trained ones."""
+    for genesis in (b"a" + GENESIS, OTHER):
+        engine = taking(among_peers())
+        engine.beat(PEER, Lineage.fresh(genesis), genesis=genesis)
+        assert engine.sent(Want) == []
+        assert engine.syncer.books.switch is None
+
+
+# Anything else
+
+
+@pytest.mark.parametrize("fragment", [-1, 1, 10**6])
+def test_a_message_of_a_fragment_that_is_not_here_is_ignored(fragment: int) -> None:
+    engine = among_peers()
+    for message in (Call(PEER, fragment), Want(PEER, fragment, b""), state_of(grown(BASE), fragment)):
+        engine.receive(message)
+    assert (engine.jobs(Install), engine.fragment.called) == ([], False)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from engines import BASE, ME, PEER, THIRD, Engine, grown, seal_of, state_of
+
+from mend_optim.anchor import Advance, Install
+from mend_optim.lineage import Lineage
+from mend_optim.protocol import Call, Offer
+
+
+def offering(**schedule: int | None) -> Engine:
+    """A learner whose peer runs the rounds."""
+    engine = Engine(seals=False, **schedule)
+    engine.beat()
+    return engine
+
+
+def test_what_was_not_delivered_is_offered_again_with_the_same_number_and_content() -> None:
+    engine = offering()
+    engine.offer()
+    ((to, first),) = engine.sent(Offer)
+    engine.step(2)
+    for _ in range(3):
+        engine.syncer.undelivered(engine.now, PEER, first)
+        engine.beat()
+        engine.tick(1.0)
+        ((to, again),) = engine.sent(Offer)
+        assert (to, again) == (PEER, first)
+        assert again.sections is first.sections
+
+
+def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:
+    engine = offering()
+    engine.offer()
+    ((_, first),) = engine.sent(Offer)
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.step(4)
+    assert engine.syncer.training.wanted() == []  # one at a time
+    engine.receive(Call(THIRD, 0))
+    engine.syncer.undelivered(engine.now, PEER, first)
+    engine.beat(PEER, grown(BASE))
+    engine.tick(1.0)
+    again = engine.sent(Offer)[-1][1]
+    assert (again.seq, again.claim, again.tokens, again.key) == (1, first.claim, 40, grown(BASE).key)
+    assert (first.due, again.due) == (True, False)
+
+
+def test_who_is_called_offers_after_one_step_and_whoever_has_offered_sends_that() -> None:
+    engine = offering()
+    engine.receive(Call(PEER, 0))
+    assert engine.syncer.training.wanted() == []
+    engine.offer(steps=1)
+    ((to, first),) = engine.sent(Offer)
+    assert (to, first.seq, first.tokens, first.due) == (PEER, 1, 10, False)
+    engine.beat(THIRD)
+    engine.sent(Offer)
+    engine.receive(Call(THIRD, 0))
+    assert engine.sent(Offer) == [(THIRD, first)]
+
+
+def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None:
+    engine = offering()
+    engine.syncer.rest(engine.now)
+    engine.receive(Call(PEER, 0))
+    ((to, offer),) = engine.sent(Offer)
+    assert (to, offer.peer, offer.seq, offer.tokens, offer.steps) == (PEER, ME, 0, 0, 0)
+
+
+def test_in_lockstep_a_call_brings_no_offer_off_the_boundary() -> None:
+    engine = offering(adopt_after=1)
+    engine.step()
+    engine.receive(Call(PEER, 0))
+    assert engine.syncer.training.wanted() == []
+
+
+def rebased() -> tuple[Engine, Offer, Offer]:
+    """A learner whose second offer follows its first, and then an anchor of another branch came, which has neither."""
+    engine = offering()
+    engine.offer()
+    ((_, first),) = engine.sent(Offer)
+    engine.receive(seal_of(BASE, first.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.offer()
+    ((_, second),) = engine.sent(Offer)
+    assert (first.follows, second.seq, second.follows) == (0, 2, 1)
+    engine.syncer.delivered(engine.now, PEER, second)
+    other = beyond(BASE, engine.lineage)
+    engine.receive(state_of(other))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    engine.apply()
+    engine.beat(PEER, other)
+    return engine, first, second
+
+
+def beyond(base: Lineage, least: Lineage) -> Lineage:
+    """A successor of `base` that is greater than `least`."""
+    while base.key <= least.key:
+        base = grown(base)
+    return base
+
+
+def test_on_another_branch_the_same_work_is_offered_again_and_follows_what_is_merged_there() -> None:
+    engine, _, second = rebased()
+    engine.tick(0.1)
+    ((_, again),) = engine.sent(Offer)
+    assert (again.seq, again.tokens, again.follows) == (3, second.tokens, 0)
+    assert again.claim == second.claim
+    assert again.sections is second.sections
+
+
+def test_an_anchor_of_the_former_branch_with_the_offer_under_its_former_number_is_no_doubt() -> None:
+    engine, first, second = rebased()
+    both = BASE.seal([first.entry], b"payload").seal([second.entry], b"payload")
+    engine.receive(state_of(beyond(both, engine.lineage)))
+    (install,) = engine.jobs(Install)
+    assert (install.mine, install.replace) == (True, False)
+    engine.done(install)
+    assert engine.fragment.pending is None
+    assert engine.fragment.unmerged(engine.syncer.books.totals).tokens == 0

@@ -1,4 +1,4 @@
-.PHONY: help demo test test-clients mutants lint types proto bench storm clean
+.PHONY: help demo test test-clients test-deep mutants lint types proto bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 1000
@@ -20,6 +20,9 @@ test: lint types ## lint, types, then all tests
 
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
 	.venv/bin/python -m pytest tests/clients tests/test_unusual.py -k "clients or free"
+
+test-deep: $(READY) ## 20,000 storms in virtual time, in about half an hour; what fails is made small and printed
+	.venv/bin/python tests/storms.py
 
 mutants: $(READY) ## break the engine on purpose, one rule at a time; fails if no test notices
 	.venv/bin/python tests/mutants.py

@@ -160,8 +160,11 @@ class Adopting:
         return any(theirs > ours for theirs, ours in others) or any(map(self.behind, self.books.fragments))
 
     def expire(self, now: float) -> None:
-        """Stop waiting for answers that did not come."""
-        self.books.wants = {p: (peer, until) for p, (peer, until) in self.books.wants.items() if now < until}
+        """Stop waiting for answers that did not come, or are of peers that may be gone: somebody else has them, too."""
+        alive = self.books.roster.alive()
+        self.books.wants = {
+            p: (peer, until) for p, (peer, until) in self.books.wants.items() if now < until and peer in alive
+        }
         switch = self.books.switch
         if switch and not self.books.wants and not switch.complete:
             self.books.switch = None

@@ -46,6 +46,11 @@ class Pending:
     follows: int = 0
     earlier: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def numbers(self) -> dict[int, int]:
+        """Every seq that it has had, and what it followed under it."""
+        return {**dict(self.earlier), self.seq: self.follows}
+
 
 @dataclass(slots=True)
 class Totals:
@@ -161,15 +166,7 @@ class Progress:
 
     def includes_pending(self, lineage: Lineage) -> bool:
         """Whether `lineage` has merged the pending offer."""
-        return self._merged_as(lineage) is not None
-
-    def _merged_as(self, lineage: Lineage) -> tuple[int, int] | None:
-        """(seq, follows) under which `lineage` has merged the pending offer."""
-        if self.pending is None:
-            return None
-        last = lineage.last_merged(self.pending.claim.author)
-        numbers = {self.pending.seq: self.pending.follows, **dict(self.pending.earlier)}
-        return (last, numbers[last]) if last in numbers else None
+        return self.pending is not None and lineage.last_merged(self.pending.claim.author) in self.pending.numbers
 
     def in_doubt(self, lineage: Lineage) -> bool:
         """Whether `lineage` merged work of ours in an offer we know nothing of: then drop, never double (law 5)."""
@@ -192,9 +189,9 @@ class Progress:
         """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training
         thread."""
         self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
-        pending, merged_as = self.pending, self._merged_as(lineage)
-        if mine and pending and merged_as:
-            self.share.add(pending.claim.author, *merged_as, pending.tokens)
+        pending = self.pending
+        if mine and pending:
+            self.share.add(pending.claim.author, pending.numbers, pending.tokens)
             self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)
             self.pending = None
             self.mark = totals.step if pending.missed else pending.step
@@ -237,6 +234,11 @@ class Progress:
 
     def founded(self, lineage: Lineage, at: Totals) -> None:
         """Alone, the weights at `at` became the anchor: all of it is merged."""
-        self.share.add(self.me, self.seq, self.lineage.last_merged(self.me), at.tokens - self.banked.tokens)
+        pending, follows, tokens = self.pending, self.lineage.last_merged(self.me), at.tokens - self.banked.tokens
+        if pending:  # another branch may have merged just that
+            self.share.add(pending.claim.author, pending.numbers, pending.tokens)
+            follows = pending.seq if pending.claim.author == self.me else follows
+            tokens -= pending.tokens
+        self.share.add(self.me, {self.seq: follows}, tokens)
         self.motion, self.lineage, self.pending, self.inherited = Motion.STILL, lineage, None, None
         self.banked, self.called = Totals(at.step, at.tokens), False

@@ -5,12 +5,13 @@
       └────────── any sign of life ─────────┘          a goodbye evicts at once
 
 A peer's beat count grows with every beat; hearing of a greater count from anybody is a sign of life, so liveness
-spreads by gossip and survives links that work one way only. A greater incarnation replaces a smaller one of the same
-name."""
+spreads by gossip. A peer whose own beats show that it has not heard of us for a while, from anybody, is suspected, too:
+it is deaf, and nothing that we send it arrives. A greater incarnation replaces a smaller one of the same name."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from .protocol import Beat, Rumor
 
 FANOUT = 16
 LONGEST_S = 10**6  # what every timer can take
+DEAF = 6  # beats of ours that a peer may not have heard of: twice what makes a suspect
 LEFT = 2**62  # the beat count of a peer that said goodbye: no news can be newer
 
 
@@ -59,15 +61,21 @@ class Timing:
 
 @dataclass(slots=True)
 class Peer:
-    """A learner as seen over the network."""
+    """A learner as seen over the network. `knows`: our beat count, as it last told us."""
 
     id: PeerId
     address: str
     count: int
     heard_at: float
+    knows: int
     linked: bool = False
-    suspected: bool = False
+    silent: bool = False
+    deaf: bool = False
     beat: Beat | None = None
+
+    @property
+    def suspected(self) -> bool:
+        return self.silent or self.deaf
 
     def has(self, fragment: int) -> bool:
         """Whether the peer has that fragment, for all we know: not everybody adds a group at the same moment."""
@@ -85,6 +93,7 @@ class Roster:
         self.me, self.address, self.timing = me, address, timing
         self.peers: dict[str, Peer] = {}
         self._tombstones: dict[str, tuple[int, int]] = {}  # name: (incarnation, last count; LEFT after a goodbye)
+        self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)  # counts of our last beats to all
 
     def find(self, id: PeerId) -> Peer | None:
         """The peer of exactly this incarnation, if it is on the roster."""
@@ -102,8 +111,10 @@ class Roster:
             return None
         if not known or known.id != id:
             self._tombstones.pop(id.name, None)
-            known = self.peers[id.name] = Peer(id, address, buried[1] if buried[0] == id.incarnation else 0, now)
-        known.heard_at, known.suspected = now, False
+            count = buried[1] if buried[0] == id.incarnation else 0
+            known = self.peers[id.name] = Peer(id, address, count, now, self._broadcasts[-1])
+        known.heard_at, known.silent = now, False
+        known.knows, known.deaf = self._broadcasts[-1], False
         known.address = address or known.address
         return known
 
@@ -115,7 +126,14 @@ class Roster:
         peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count)) or known  # gossip may have been faster
         if peer:
             peer.beat = beat
+            peer.knows = max([peer.knows, *(rumor.count for rumor in beat.roster if rumor.peer == self.me)])
+            patience = DEAF * (1 + self.size // FANOUT)
+            peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= min(patience, 2 * DEAF)
         return peer
+
+    def broadcast(self, count: int) -> None:
+        """A beat of ours, number `count`, goes out to all."""
+        self._broadcasts.append(count)
 
     def gossip(self, now: float, rumors: Iterable[Rumor]) -> None:
         """What a peer says of others: a greater count is a sign of life, `left` is a goodbye passed on."""
@@ -133,8 +151,8 @@ class Roster:
             return None
         if known is None or known.id != rumor.peer:
             self._tombstones.pop(name, None)
-            known = self.peers[name] = Peer(rumor.peer, rumor.address, rumor.count, now)
-        known.count, known.heard_at, known.suspected = rumor.count, now, False
+            known = self.peers[name] = Peer(rumor.peer, rumor.address, rumor.count, now, self._broadcasts[-1])
+        known.count, known.heard_at, known.silent = rumor.count, now, False
         known.address = rumor.address or known.address
         return known
 
@@ -142,14 +160,14 @@ class Roster:
         """Bytes arrived from the peer: a sign of life, too."""
         peer = self.find(id)
         if peer:
-            peer.heard_at, peer.suspected = now, False
+            peer.heard_at, peer.silent = now, False
 
     def link(self, now: float, id: PeerId, up: bool) -> None:
         """The control stream with the peer opened, or broke: a broken one makes a suspect at once."""
         peer = self.find(id)
         if peer:
             peer.linked = up
-            peer.suspected = not up
+            peer.silent = not up
             if up:
                 peer.heard_at = now
 
@@ -168,7 +186,7 @@ class Roster:
         """Suspect the silent, evict the long silent; returns the evicted."""
         for peer in self.peers.values():
             if now >= peer.heard_at + self.timing.suspect_after_s:  # as `wake_at` rounds it
-                peer.suspected = True
+                peer.silent = True
         silent = [p for p in self.peers.values() if now >= p.heard_at + self.timing.evict_after_s]
         for peer in silent:
             del self.peers[peer.id.name]
@@ -179,7 +197,7 @@ class Roster:
         """When somebody becomes suspect or evicted if nothing is heard."""
         limit = self.timing
         waits = (
-            p.heard_at + (limit.evict_after_s if p.suspected else limit.suspect_after_s) for p in self.peers.values()
+            p.heard_at + (limit.evict_after_s if p.silent else limit.suspect_after_s) for p in self.peers.values()
         )
         return min(waits, default=float("inf"))
 
@@ -206,7 +224,7 @@ class Roster:
 
     def rumors(self) -> tuple[Rumor, ...]:
         """What this learner passes on: everyone it knows, not those it only suspects, and the goodbyes."""
-        known = [Rumor(p.id, p.address, p.count) for p in self.peers.values() if not p.suspected]
+        known = [Rumor(p.id, p.address, p.count) for p in self.peers.values() if not p.silent]
         left = [Rumor(PeerId(n, i), "", c, left=True) for n, (i, c) in self._tombstones.items() if c == LEFT]
         return (*known, *left)
 

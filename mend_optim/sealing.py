@@ -105,6 +105,8 @@ class Sealing:
 
     def _pass_on(self, now: float, round: Round) -> None:
         """Give the offers of those that are gone to who seals now: nobody else can."""
+        if not round.inbox:
+            return
         roster, p = self.books.roster, round.fragment
         sealer = roster.find(roster.sealer(p) or self.books.me)
         if sealer is None or now < round.pass_on_at:

@@ -6,7 +6,8 @@ counts its own, so all ledgers together count everything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from .lineage import Lineage, PeerId
@@ -22,17 +23,23 @@ class Merged(NamedTuple):
 
 
 class Share:
-    """Offers of ours that were merged, by (author, seq). An anchor that has one has the one it follows, too."""
+    """Offers of ours that were merged, by (author, seq). An anchor that has one has the one it follows, too. An offer
+    has several numbers if it waited on several branches, and no anchor has it under two of them."""
 
     def __init__(self) -> None:
         self._offers: dict[tuple[PeerId, int], Merged] = {}
+        self._kept: deque[list[tuple[PeerId, int]]] = deque()
         self._total = 0
 
-    def add(self, author: PeerId, seq: int, follows: int, tokens: int) -> None:
-        self._offers[author, seq] = Merged(follows, tokens)
+    def add(self, author: PeerId, numbers: Mapping[int, int], tokens: int) -> None:
+        """An offer was merged. `numbers`: those it had, and which offer it followed under each."""
+        keys = [(author, seq) for seq in numbers]
+        self._offers.update({(author, seq): Merged(follows, tokens) for seq, follows in numbers.items()})
+        self._kept.append(keys)
         self._total += tokens
-        if len(self._offers) > KEPT:
-            self._total -= self._offers.pop(next(iter(self._offers))).tokens
+        if len(self._kept) > KEPT:
+            oldest = [self._offers.pop(key) for key in self._kept.popleft()]
+            self._total -= oldest[0].tokens
 
     def superseded_tokens(self, lineage: Lineage) -> int:
         """Tokens of ours that were merged, but not into this anchor: it belongs to another branch."""

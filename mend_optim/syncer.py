@@ -361,6 +361,7 @@ class Syncer:
         self._broadcasts += 1
         # At rest we ask again with every beat: a peer may have linked since, or an answer been lost.
         beat = self._make_beat(ping=self.books.ping if self.books.resting else 0)
+        self.books.roster.broadcast(beat.count)
         for id in self.books.roster.audience(self._broadcasts):
             self.books.emit(Send(id, beat))
 

@@ -124,8 +124,11 @@ class Cluster:
         older = self.learners.get(name)
         if older:
             self.seen["duplicated"] += 1
-            newer = self.launch(name)
-            self.at(duration, self.kill, newer if younger else older)
+            self.at(duration, self._part_twins, older, self.launch(name), younger)
+
+    def _part_twins(self, older: Learner, newer: Learner, younger: bool) -> None:
+        if not older.dead and not newer.dead:
+            self.kill(newer if younger else older)
 
     def crash(self, name: str) -> None:
         learner = self.learners.get(name)
@@ -355,6 +358,9 @@ class Cluster:
             self.thaw(learner)
         for twin in self.twins:
             self.kill(twin)
+        for learner in list(self.learners.values()):
+            if learner.address not in ("", learner.name):  # where nobody would look for it
+                self.kill(learner)
         for name in self.names:
             self.start(name)
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-import pytest
-from engines import BASE, GENESIS, ME, OTHER, PEER, Engine, grown, seal_of, state_of
+from dataclasses import replace
 
-from mend_optim.anchor import Advance, Install
+import pytest
+import torch
+from engines import BASE, FOURTH, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, offer_of, seal_of, state_of
+
+from mend_optim.anchor import Advance, Inspect, Install, Prepare
 from mend_optim.lineage import Entry, Lineage
-from mend_optim.protocol import Call, Want
+from mend_optim.protocol import Call, Offer, Want
 
 
 def among_peers(**schedule: int | None) -> Engine:
@@ -209,6 +212,82 @@ def test_another_model_that_is_less_trained_is_never_taken() -> None:
         assert engine.syncer.books.switch is None
 
 
+# A group that only we have, when the model is another one
+
+
+THEIRS = Lineage(10**6, 5, OTHER, OTHER)
+
+
+def with_a_group(*beats: Lineage, seals: bool = False) -> Engine:
+    """Fragment 1 is a group that was added: of the others only those have it that show it."""
+    engine = Engine(seals=seals, fragments=2)
+    engine.beat(PEER, *beats)
+    return engine
+
+
+def switched(engine: Engine) -> Engine:
+    """A third learner, without the group, had a greater model."""
+    engine.beat(THIRD, THEIRS, genesis=OTHER)
+    engine.receive(state_of(THEIRS, peer=THIRD))
+    (install,) = engine.jobs(Install)
+    assert [s.fragment for s in install.states] == [0]
+    engine.done(install)
+    engine.syncer.taken(engine.now, 0, True)
+    return engine
+
+
+def offer_group(engine: Engine) -> Offer:
+    engine.receive(Call(FOURTH, 1))
+    engine.step()
+    assert engine.syncer.training.wanted() == [1]
+    engine.reserve()
+    engine.syncer.training.snapshot(1, torch.zeros(0))
+    (prepare,) = engine.jobs(Prepare)
+    engine.done(prepare)
+    pending = engine.syncer.books.fragments[1].pending
+    assert pending is not None
+    assert pending.offer is not None
+    return pending.offer
+
+
+def test_what_was_offered_of_a_group_is_offered_under_the_model_that_was_taken_over() -> None:
+    """Once somebody else has added it, too."""
+    engine = with_a_group(BASE)
+    offer = offer_group(engine)
+    assert engine.sent(Offer) == []
+    switched(engine)
+    own = engine.syncer.books.fragments[1]
+    assert (own.lineage.genesis, own.lineage.key) == (OTHER, BASE.key)
+    engine.beat(THIRD, THEIRS, own.lineage, genesis=OTHER)
+    engine.tick(0.1)
+    ((to, again),) = engine.sent(Offer)
+    assert to == THIRD
+    assert again == replace(offer, genesis=OTHER)
+    assert again.sections is offer.sections
+    assert (again.tokens, own.unmerged(engine.syncer.books.totals).tokens, own.dropped_tokens) == (10, 10, 0)
+
+
+def test_who_had_the_offer_of_a_group_gets_it_again_under_the_new_model() -> None:
+    engine = with_a_group(BASE, BASE)
+    offer = offer_group(engine)
+    ((to, _),) = engine.sent(Offer)
+    engine.syncer.delivered(engine.now, to, offer)
+    switched(engine)
+    engine.tick(0.1)
+    assert engine.sent(Offer) == [(PEER, replace(offer, genesis=OTHER))]
+
+
+def test_offers_of_a_group_that_others_made_under_the_former_model_are_held_no_more() -> None:
+    engine = with_a_group(BASE, BASE, seals=True)
+    engine.receive(replace(offer_of(PEER, due=False), fragment=1))
+    (inspect,) = engine.jobs(Inspect)
+    engine.done(inspect)
+    round = engine.syncer.books.rounds[1]
+    assert round.held() == ((PEER, 1),)
+    switched(engine)
+    assert round.held() == ()
+
+
 # Anything else
 
 
@@ -218,3 +297,22 @@ def test_a_message_of_a_fragment_that_is_not_here_is_ignored(fragment: int) -> N
     for message in (Call(PEER, fragment), Want(PEER, fragment, b""), state_of(grown(BASE), fragment)):
         engine.receive(message)
     assert (engine.jobs(Install), engine.fragment.called) == ([], False)
+
+
+# Whom we asked, and who does not answer
+
+
+def test_who_was_asked_and_then_fell_silent_is_not_waited_for() -> None:
+    """Somebody else has the anchor, too."""
+    engine = among_peers()
+    newest = grown(BASE)
+    engine.beat(PEER, newest)
+    ((asked, _),) = engine.sent(Want)
+    assert asked == PEER
+    engine.tick(1.0)
+    engine.beat(THIRD, newest)
+    assert engine.sent(Want) == []
+    engine.tick(2.5)  # three beats of the first are missing by now
+    engine.beat(THIRD, newest)
+    ((asked, want),) = engine.sent(Want)
+    assert (asked, want.have) == (THIRD, BASE.digest)

@@ -346,6 +346,20 @@ def test_replacement_drops_progress_and_residual() -> None:
     assert anchors.progress == anchors.residual == anchors.lost == [None]
 
 
+def test_a_seal_in_doubt_replaces_the_weights_and_drops_progress_and_residual() -> None:
+    source, learner = Learner("a", vector(0)), Learner("b", vector(0), "bf16", exact=True)
+    learner.adopt(learner.seal(learner.train(vector(1 + 2**-9)).offer()))
+    learner.train(vector(math.pi)).offer()
+    before = learner.theta.clone()
+    (correction,) = learner.receive(source.seal(source.train(vector(3)).offer()), mine=False).corrections
+    learner.apply(correction)
+    anchors = learner.anchors
+    assert correction.replace
+    assert torch.equal(learner.weights, before - 3)
+    assert torch.equal(learner.theta, learner.weights)
+    assert anchors.progress == anchors.residual == anchors.lost == [None]
+
+
 def test_an_export_is_a_copy() -> None:
     learner = Learner("a", vector(0))
     state = learner.export()

@@ -3,11 +3,6 @@ lineage."""
 
 from __future__ import annotations
 
-import os
-import random
-import subprocess
-import sys
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,65 +10,7 @@ from cluster import Cluster
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-
-from mend_optim.books import Policies
-from mend_optim.quorum import Grace, Quorum
-from mend_optim.roster import Timing
-from mend_optim.schedule import Schedule
-
-TIMING = Timing(evict_after_s=8, join_timeout_s=6, round_timeout_s=15)
-SCHEDULES, BATCHES = 3000, 10
-
-
-def policies(
-    quorum: int | None = None, grace_s: float = 2, timing: Timing = TIMING, **schedule: int | None
-) -> Policies:
-    return Policies(
-        schedule=Schedule(**{"sync_every": 5, **schedule}),  # type: ignore[arg-type]
-        quorum=Quorum(minimum=quorum),
-        grace=Grace(max_s=grace_s),
-        timing=timing,
-    )
-
-
-def storm(seed: int) -> Cluster:
-    """One random cluster under one random schedule of crashes, departures and partitions, healed at the end."""
-    r = random.Random(seed)
-    n = r.choice([2, 2, 3, 3, 4])
-    fragments = r.choice([1, 1, 2])
-    p = policies(
-        r.choice([None, None, None, 2, 1]),
-        sync_every=3 + fragments,
-        fragments=fragments,
-        adopt_after=r.choice([None, None, None, 0, 2]),
-    )
-    cluster = Cluster(n, seed, p, hidden=r.choice([0, 0, 1]) if n > 2 else 0)
-    cluster.start_all()
-    for _ in range(r.randrange(1, 5)):
-        at, name, kind = r.random() * 30, r.choice(cluster.names), r.random()
-        if kind < 0.5:
-            cluster.at(at * r.random(), cluster.save, r.choice([name, name, r.choice(cluster.names)]))
-            cluster.at(at, cluster.crash if kind < 0.4 else cluster.leave, name)
-            cluster.at(at + r.random() * 15, cluster.restore if r.random() < 0.5 else cluster.start, name)
-        else:
-            cluster.at(at, cluster.partition, {m for m in cluster.names if r.random() < 0.5}, r.random() * 15)
-    if r.random() < 0.2:
-        for name in cluster.names:
-            cluster.at(30 * r.random(), cluster.extend, name)
-    cluster.run(30)
-    assert cluster.settle(), f"seed {seed}: no common lineage after the faults stopped: {cluster.keys()}"
-    return cluster
-
-
-@pytest.mark.parametrize("batch", range(BATCHES))
-def test_laws_hold_under_thousands_of_fault_schedules(batch: int) -> None:
-    seen: Counter[str] = Counter()
-    each = SCHEDULES // BATCHES
-    for seed in range(batch * each, (batch + 1) * each):
-        seen.update(storm(seed).seen)
-    for what in ("crash", "cut", "left", "lost", "duplicate", "evicted", "merge", "founded", "pulled",
-                 "superseded", "saved", "restored", "other weights", "extended"):
-        assert seen[what] > 0, f"no {what} in {each} schedules: the storm is too mild to prove anything"
+from storms import TIMING, policies
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -156,32 +93,6 @@ def test_twins_of_one_checkpoint_merge_its_work_once(seed: int) -> None:
         cluster.restore(name)
     cluster.run(3.0)
     assert cluster.settle()
-
-
-REPLAY = """
-import sys
-sys.path[:0] = sys.argv[1:]
-from test_cluster import storm
-for seed in range(20):
-    cluster = storm(seed)
-    print(cluster.now, cluster.trained, cluster.seen, cluster.keys())
-"""
-
-
-def test_a_seed_plays_the_same_storm_in_every_process() -> None:
-    """Not by the order of a set of strings, which is another in each process."""
-    played = {
-        subprocess.run(
-            [sys.executable, "-c", REPLAY, *sys.path],
-            env={**os.environ, "PYTHONHASHSEED": hashing},
-            check=True,
-            capture_output=True,
-            timeout=300,
-        ).stdout
-        for hashing in ("1", "2")
-    }
-    (same,) = played
-    assert same
 
 
 class Storm(RuleBasedStateMachine):

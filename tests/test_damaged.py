@@ -28,8 +28,9 @@ LAYOUT = Layout(["0", "1"], [*weights(1.0), torch.zeros(2, 2)], 2)
 counts, more = st.integers(0, 10**12), st.integers(10**12, 10**15)
 claims = st.builds(Claim, peers, counts)
 pendings = st.builds(
-    Pending, claims, seq=counts, step=counts, tokens=counts, steps=counts, due=st.booleans(), missed=st.booleans()
-)
+    Pending, claims, seq=counts, step=counts, tokens=counts, steps=counts, follows=counts,
+    due=st.booleans(), missed=st.booleans(),
+)  # fmt: skip
 standings = st.builds(
     Standing, lineages, claims, st.integers(-100, 10**12), st.builds(Totals, counts, counts), counts,
     st.none() | pendings, st.booleans(), st.none() | counts,

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from engines import BASE, ME, PEER, THIRD, Engine, grown, seal_of, state_of
+from engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, seal_of, state_of
 
 from mend_optim.anchor import Advance, Install
-from mend_optim.lineage import Lineage
-from mend_optim.protocol import Call, Offer
+from mend_optim.lineage import Lineage, PeerId
+from mend_optim.protocol import Beat, Call, Offer, Report
 
 
 def offering(**schedule: int | None) -> Engine:
@@ -68,6 +68,21 @@ def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None
     assert (to, offer.peer, offer.seq, offer.tokens, offer.steps) == (PEER, ME, 0, 0, 0)
 
 
+def test_an_offer_of_nothing_has_no_number() -> None:
+    """It would say that an anchor of another branch has what we offered under that number."""
+    engine, _, _ = rebased()
+    engine.tick(0.1)
+    ((_, again),) = engine.sent(Offer)
+    engine.receive(seal_of(engine.lineage, again.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.syncer.rest(engine.now)
+    engine.receive(Call(PEER, 0))
+    ((_, nothing),) = engine.sent(Offer)
+    assert (nothing.seq, nothing.steps) == (0, 0)
+
+
 def test_in_lockstep_a_call_brings_no_offer_off_the_boundary() -> None:
     engine = offering(adopt_after=1)
     engine.step()
@@ -122,3 +137,81 @@ def test_an_anchor_of_the_former_branch_with_the_offer_under_its_former_number_i
     engine.done(install)
     assert engine.fragment.pending is None
     assert engine.fragment.unmerged(engine.syncer.books.totals).tokens == 0
+
+
+def test_the_other_number_is_used_up_like_any() -> None:
+    engine, _, _ = rebased()
+    engine.tick(0.1)
+    ((_, again),) = engine.sent(Offer)
+    engine.receive(seal_of(engine.lineage, again.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    later = engine.offer()
+    assert (later.seq, later.follows, later.claim.settled) == (4, 3, 3)
+
+
+def test_as_long_as_the_anchor_is_of_the_same_branch_the_number_stays() -> None:
+    engine = offering()
+    number = engine.offer().seq
+    for _ in range(3):
+        engine.receive(state_of(grown(engine.lineage)))
+        (install,) = engine.jobs(Install)
+        engine.done(install)
+        engine.apply()
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert pending.offer is not None
+    assert (pending.seq, pending.offer.seq, pending.earlier) == (number, number, ())
+
+
+# A sealer that came back
+
+
+AGAIN = PeerId(PEER.name, 2)
+
+
+def restarted() -> tuple[Engine, Offer]:
+    """The sealer came back with first weights of its own, and our offer went to it at once."""
+    engine = offering()
+    offer = engine.offer()
+    engine.sent(Offer)
+    engine.beat(AGAIN, Lineage.fresh(OTHER), step=0, genesis=OTHER)
+    engine.tick(0.1)
+    assert engine.sent(Offer) == [(AGAIN, offer)]
+    engine.syncer.delivered(engine.now, AGAIN, offer)
+    return engine, offer
+
+
+def test_a_sealer_that_takes_our_model_over_gets_the_offer_again_at_once_and_once() -> None:
+    """What reached it before, it did not keep."""
+    engine, offer = restarted()
+    engine.beat(AGAIN, BASE)
+    assert engine.sent(Offer) == [(AGAIN, offer)]
+    engine.syncer.delivered(engine.now, AGAIN, offer)
+    for _ in range(2):
+        engine.tick(0.1)
+        engine.beat(AGAIN, BASE)
+        assert engine.sent(Offer) == []
+
+
+def test_as_long_as_it_has_another_model_its_beats_bring_no_offer() -> None:
+    engine, _ = restarted()
+    for _ in range(2):
+        engine.beat(AGAIN, Lineage.fresh(OTHER), step=0, genesis=OTHER)
+        assert engine.sent(Offer) == []
+
+
+def test_a_sealer_that_has_kept_the_offer_does_not_get_it_again() -> None:
+    engine, offer = restarted()
+    engine.counts += 1
+    held = (Report(BASE.key, ((ME, offer.seq),)),)
+    engine.receive(Beat(AGAIN, "peer:1", engine.counts, 1, 10, 1.0, True, GENESIS, held))
+    assert engine.sent(Offer) == []
+
+
+def test_whoever_else_takes_our_model_over_gets_no_offer() -> None:
+    engine, _ = restarted()
+    engine.beat(THIRD, Lineage.fresh(OTHER), step=0, genesis=OTHER)
+    engine.beat(THIRD, BASE)
+    assert [to for to, _ in engine.sent(Offer)] == []

@@ -362,6 +362,40 @@ def test_a_pending_offer_stays_as_it_was_and_what_followed_is_inherited_too() ->
     assert heir.progress.unmerged(heir.totals) == Totals(5, 50)
 
 
+def second_offer() -> tuple[Fragment, Pending]:
+    """A learner whose first offer is merged and whose second one follows it."""
+    old = Fragment()
+    old.step(4)
+    old.offer()
+    old.sealed(mine=True)
+    old.taken()
+    old.step(4)
+    pending = old.offer()
+    offered(old)
+    assert (pending.seq, pending.follows) == (2, 1)
+    return old, pending
+
+
+def test_a_pending_offer_still_follows_what_it_followed() -> None:
+    old, _ = second_offer()
+    for heir in (again(old), again(again(old))):
+        pending = heir.progress.pending
+        assert pending is not None
+        assert (pending.seq, pending.follows) == (2, 1)
+
+
+def test_on_another_branch_an_inherited_offer_gets_a_number_that_the_author_cannot_have_used() -> None:
+    old, sent = second_offer()
+    heir = again(old)
+    heir.progress.moved(by(OTHER, 1, 2, 3), False, heir.totals, FREE)
+    pending = heir.progress.pending
+    assert pending is not None
+    assert (pending.claim, pending.follows) == (sent.claim, 0)
+    assert pending.seq >= HEIR.incarnation
+    assert pending.earlier == ((2, 1),)
+    assert heir.progress.seq == 0
+
+
 def test_a_copy_that_is_no_offer_yet_goes_into_the_next() -> None:
     old = Fragment()
     old.step(4)

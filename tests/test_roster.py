@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mend_optim.errors import UsageError
 from mend_optim.lineage import PeerId
 from mend_optim.protocol import Beat, Rumor
-from mend_optim.roster import FANOUT, Peer, Roster, Timing
+from mend_optim.roster import DEAF, FANOUT, Peer, Roster, Timing
 
 TIMING = Timing(beat_s=1, evict_after_s=30)  # suspected after 3 s
 ME, B = PeerId("a", 1), PeerId("b", 1)
@@ -91,6 +91,78 @@ def test_a_greater_incarnation_replaces_and_a_smaller_one_is_ignored() -> None:
     assert not known(roster).training
     assert roster.find(B) is None
 
+
+
+# Who can send, but hears nothing of us
+
+
+def told(count: int, of_us: int | None) -> Beat:
+    """A beat of b, which knows our beat number `of_us`, from whomever; None: it does not count us among the living."""
+    return beat("b", count, roster=(Rumor(ME, "a:1", of_us),) if of_us is not None else ())
+
+
+def test_a_peer_that_has_not_heard_of_us_for_a_while_is_suspected() -> None:
+    roster = new("b")
+    for count in range(1, DEAF):
+        roster.broadcast(count)
+    roster.hear(0, told(2, of_us=None))
+    assert roster.alive() == [B]
+    roster.broadcast(DEAF)
+    roster.hear(0, told(3, of_us=None))
+    assert known(roster).suspected
+    assert roster.sealer(0) == ME
+
+
+def test_a_peer_that_hears_of_us_again_is_alive_at_once() -> None:
+    roster = new("b")
+    for count in range(1, DEAF + 3):
+        roster.broadcast(count)
+    roster.hear(0, told(2, of_us=1))
+    assert known(roster).suspected
+    roster.hear(0, told(3, of_us=5))
+    assert roster.alive() == [B]
+
+
+def test_nobody_is_deaf_because_we_were_silent() -> None:
+    """Stopped for an hour, we find that all others suspect us, and need not suspect them."""
+    roster = new("b")
+    roster.broadcast(1)
+    roster.hear(3600, told(2, of_us=None))
+    assert roster.alive() == [B]
+
+
+def test_who_is_deaf_is_not_gone_and_others_hear_of_it() -> None:
+    roster = new("b")
+    for count in range(1, DEAF + 1):
+        roster.broadcast(count)
+    for second in range(60):
+        roster.hear(second, told(2 + second, of_us=None))
+        assert roster.expire(second) == []
+    assert known(roster).suspected
+    assert roster.rumors() == (Rumor(B, "b:1", 61),)
+
+
+def test_a_new_hello_ends_deafness() -> None:
+    roster = new("b")
+    for count in range(1, DEAF + 1):
+        roster.broadcast(count)
+    roster.hear(0, told(2, of_us=None))
+    roster.meet(0, B, "b:1")
+    roster.hear(0, told(3, of_us=None))
+    assert roster.alive() == [B]
+
+
+@given(st.lists(st.integers(0, 30) | st.none(), max_size=40))
+def test_deaf_is_who_lacks_the_last_beats_of_ours(knowledge: list[int | None]) -> None:
+    """Beside a twin that keeps all that the peer ever told."""
+    roster = new("b")
+    best = 0
+    for count, of_us in enumerate(knowledge, 1):
+        roster.broadcast(count)
+        if of_us is not None and of_us <= count:
+            best = max(best, of_us)
+        roster.hear(0, told(1 + count, of_us if of_us is not None and of_us <= count else None))
+        assert known(roster).deaf == (count - best >= DEAF)
 
 # Gossip
 

@@ -15,7 +15,7 @@ from mend_optim import wire
 from mend_optim._pb import peer_pb2 as pb
 from mend_optim.codec import Packet
 from mend_optim.errors import PeerError
-from mend_optim.lineage import Entry, Key, Lineage, PeerId
+from mend_optim.lineage import Claim, Entry, Key, Lineage, PeerId
 from mend_optim.protocol import Beat, Bulk, Call, Goodbye, Hello, Offer, Report, Rumor, Seal, State, Want
 
 LIMIT = 5 << 20
@@ -36,12 +36,16 @@ MEMBERS = st.lists(st.tuples(st.builds(Entry, ID, U64, U64, U64), NUMBER), max_s
 HELLO = st.builds(Hello, ID, TEXT, FIELDS, FIELDS, st.integers(0, 2**32 - 1), TEXT, U64)
 BEAT = st.builds(
     Beat, ID, TEXT, U64, U64, U64, NUMBER, st.booleans(), DIGEST,
-    st.lists(st.builds(Report, KEY, HELD), max_size=3).map(tuple),
-    st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple), U64, U64,
+    st.lists(st.builds(Report, KEY, HELD, DIGEST), max_size=3).map(tuple),
+    st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple), U64, U64, U64,
 )  # fmt: skip
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
 CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT), WANT)
-OFFER = st.builds(Offer, ID, FRAGMENT, U64, U64, U64, DIGEST, KEY, st.booleans(), SECTIONS)
+OFFER = st.builds(
+    lambda offer, claim: replace(offer, seq=max(offer.seq, claim.settled + 1) if claim else offer.seq, inherited=claim),
+    st.builds(Offer, ID, FRAGMENT, U64, U64, U64, DIGEST, KEY, st.booleans(), SECTIONS, follows=U64),
+    st.none() | st.builds(Claim, ID, st.integers(0, 2**64 - 2)),
+)
 SEAL = st.builds(
     lambda members, *rest: Seal(*rest[:4], tuple(m for m, _ in members), tuple(w for _, w in members), *rest[4:]),
     MEMBERS, ID, FRAGMENT, DIGEST, KEY, st.lists(NAME, max_size=3).map(tuple), TEXT, DIGEST, SECTIONS,

@@ -1,0 +1,101 @@
+"""The protocol in storms, in virtual time: thousands of them, drawn from seeds. `make test-deep` plays many more."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from oracle import Oracle
+from process import Learner
+from storms import POINTS, Fault, Storm, check, draw, failure, seen_in, shrunk
+
+STORMS, BATCHES, CHUNK = 2000, 10, 20
+SEEN = (
+    "crash", "cut", "left", "slowed", "frozen", "thawed", "jumped", "duplicated", "turned away", "lost", "duplicate",
+    "evicted", "merge", "founded", "pulled", "superseded", "saved", "restored", "grace_expired",
+)  # fmt: skip
+REPLAY = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from storms import draw
+for seed in range(30):
+    cluster = draw(seed).play()
+    print(cluster.now, cluster.trained, cluster.seen, cluster.keys())
+"""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    """A process for every core. Spawned: a fork would inherit the threads of other tests."""
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_laws_hold_under_thousands_of_fault_schedules(batch: int, pool: ProcessPoolExecutor) -> None:
+    seen, each = Counter[str](), STORMS // BATCHES
+    chunks = [range(seed, seed + CHUNK) for seed in range(batch * each, (batch + 1) * each, CHUNK)]
+    for some, failed in pool.map(seen_in, chunks):
+        assert not failed, failed[0]
+        seen.update(some)
+    for what in (*SEEN, *(f"sealer died: {point}" for point in POINTS)):
+        assert seen[what] > 0, f"no {what} in {each} storms: they are too mild to prove anything"
+
+
+@pytest.mark.parametrize("seed", [3, 5, 9])
+def test_laws_hold_where_there_are_many(seed: int) -> None:
+    storm = draw(seed, wide=True)
+    assert storm.n * storm.fragments > 24
+    assert check(storm).seen["merge"] > 0
+
+
+def test_a_seed_plays_the_same_storm_in_every_process() -> None:
+    """Not by the order of a set of strings, which is another in each process."""
+    played = {
+        subprocess.run(
+            [sys.executable, "-c", REPLAY, *sys.path],
+            env={**os.environ, "PYTHONHASHSEED": hashing},
+            check=True,
+            capture_output=True,
+            timeout=300,
+        ).stdout
+        for hashing in ("1", "2")
+    }
+    (same,) = played
+    assert same
+
+
+def test_what_is_printed_of_a_storm_plays_it_again() -> None:
+    storm = draw(11)
+    again = eval(repr(storm), {"Storm": Storm, "Fault": Fault})
+    assert repr(again) == repr(storm)
+    assert again.play().seen["merge"]
+
+
+def test_a_storm_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A law that is broken as soon as anybody dies: all that is left is one death in the smallest cluster."""
+
+    def deny(oracle: Oracle, learner: Learner) -> None:
+        raise AssertionError("somebody died")
+
+    monkeypatch.setattr(Oracle, "died", deny)
+    storm = Storm(
+        1, 4, fragments=2, quorum=2, seconds=12.0,
+        faults=(
+            Fault(1.0, "partition", (("learner-1",), 2.0)),
+            Fault(3.0, "crash", ("learner-0",)),
+            Fault(4.0, "slow", ("learner-0", "learner-1", 3.0, 2.0)),
+            Fault(5.0, "start", ("learner-0",)),
+        ),
+    )  # fmt: skip
+    least = shrunk(storm)
+    assert (least.n, least.fragments, [fault.kind for fault in least.faults]) == (2, 1, ["crash"])
+    assert "somebody died" in failure(least)
+    with pytest.raises(AssertionError, match=r"storms.py --replay 'Storm\(seed=1, n=2, .*Fault\(3.000, 'crash'"):
+        check(storm)

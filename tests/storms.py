@@ -67,7 +67,7 @@ class Storm:
     adopt_after: int | None = None
     hidden: int = 0
     loss: float = 0.05
-    seconds: float = 30.0
+    seconds: float = 20.0
     faults: tuple[Fault, ...] = ()
 
     def play(self) -> Cluster:
@@ -102,7 +102,7 @@ def draw(seed: int, wide: bool = False) -> Storm:
         adopt_after=r.choice([None, None, None, 0, 2]),
         hidden=r.choice([0, 0, 1]) if n > 2 else 0,
         loss=r.choice([0.0, 0.05, 0.05, 0.2]),
-        seconds=15.0 if wide else 30.0,
+        seconds=15.0 if wide else 20.0,
     )
     names = [f"learner-{i}" for i in range(n)]
     faults = [f for _ in range(r.randint(1, 5)) for f in _draw_fault(r, names, storm.seconds)]
@@ -112,7 +112,7 @@ def draw(seed: int, wide: bool = False) -> Storm:
 
 
 def _draw_fault(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:
-    at, name, other, lasting = r.random() * seconds, *r.sample(names, 2), r.random() * 15
+    at, name, other, lasting = r.random() * seconds, *r.sample(names, 2), r.random() * 12
     kind = r.choice(["kill", "kill", "kill", "leave", "part", "cut", "slow", "freeze", "jump", "duplicate", "trap"])
     if kind in ("kill", "leave"):
         yield Fault(at * r.random(), "save", (r.choice([name, name, other]),))

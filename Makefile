@@ -16,10 +16,10 @@ demo: $(READY) ## three learners and one alone on this machine, in about two min
 	.venv/bin/python examples/demo.py --steps $(DEMO_STEPS)
 
 test: lint types ## lint, types, then all tests
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
-	.venv/bin/python -m pytest tests/clients tests/test_unusual.py -k "clients or free"
+	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/test_unusual.py -k "clients or free"
 
 test-deep: $(READY) ## 20,000 storms in virtual time, in about half an hour; what fails is made small and printed
 	.venv/bin/python tests/storms.py

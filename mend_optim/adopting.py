@@ -69,11 +69,12 @@ class Adopting:
             self._want(now, fragment.fragment, peer, fragment.lineage.digest)
 
     def behind(self, fragment: Progress) -> bool:
+        p, own = fragment.fragment, self.books.key(fragment)
         beats = (peer.beat for peer in self.books.roster.peers.values() if not peer.suspected)
         return any(
-            b.genesis == self.books.genesis and b.reports[fragment.fragment].key > self.books.key(fragment)
-            for b in beats
-            if b and fragment.fragment < len(b.reports)
+            beat.genesis == self.books.genesis and beat.reports[p].key > own
+            for beat in beats
+            if beat and p < len(beat.reports)
         )
 
     def _want(self, now: float, p: int, peer: PeerId, have: bytes) -> None:

@@ -14,6 +14,7 @@ from mend_optim.fragment import Layout
 from mend_optim.lineage import Lineage, PeerId
 from mend_optim.merge import merge
 from mend_optim.outer import Nesterov
+from mend_optim.packet import raw
 from mend_optim.protocol import Offer
 
 from .result import Result, beside
@@ -43,7 +44,7 @@ def _job(deltas: list[Tensor]) -> Callable[[], object]:
     anchors = Anchors(Layout(["0"], model, 1), [torch.zeros(NUMEL)], Dense(), Nesterov(), "mean", Buffers())
     base = Lineage.fresh(anchors.genesis())
     offers = tuple(
-        Offer(PeerId(str(i), 1), 0, 1, 1, 1, base.genesis, base.key, True, {"delta": Dense().encode(delta)})
+        Offer(PeerId(str(i), 1), 0, 1, 1, 1, base.genesis, base.key, True, {"delta": raw(delta)})
         for i, delta in enumerate(deltas)
     )
     job = Merge(0, base, offers, WEIGHTS)

@@ -7,16 +7,22 @@ from .errors import ClosedError, MendError, PeerError, UsageError
 from .ledger import Event, MemberRecord, RoundRecord
 from .optimizer import MendOptimizer
 from .outer import Nesterov
+from .powersgd import PowerSGD
+from .quantize import Float4, Int4, Int8
 from .quorum import Grace, Quorum
 from .roster import Timing
+from .sparse import Sparse
 from .stateful import LearnerState
 from .status import FragmentStatus, PeerStatus, Status
 
 __all__ = [
     "ClosedError",
     "Event",
+    "Float4",
     "FragmentStatus",
     "Grace",
+    "Int4",
+    "Int8",
     "LearnerState",
     "MemberRecord",
     "MendError",
@@ -24,8 +30,10 @@ __all__ = [
     "Nesterov",
     "PeerError",
     "PeerStatus",
+    "PowerSGD",
     "Quorum",
     "RoundRecord",
+    "Sparse",
     "Status",
     "Timing",
     "UsageError",

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from . import merge
-from .codec import Codec, Dense, Packet, Sections, as_bytes, decode
+from .codec import Codec, check, decode
 from .errors import PeerError
-from .fragment import Layout
+from .feedback import Feedback
+from .fragment import Fragment, Layout
 from .lineage import Lineage, content_digest
 from .outer import Nesterov, correction_between, delta, outer_step
+from .packet import Sections, Shapes, as_bytes, raw, section
 from .protocol import Offer, Seal, State
+from .way_back import WayBack, digest
 
 # Jobs: from the engine to whoever performs them.
 
@@ -160,7 +163,7 @@ class Buffers:
 
 
 class Anchors:
-    """Θ, b, Δ and residual of every fragment. One thread at a time."""
+    """Θ, b, Δ and residuals of every fragment. One thread at a time."""
 
     def __init__(
         self,
@@ -176,8 +179,14 @@ class Anchors:
         self.theta = list(weights)
         self.velocity = [torch.zeros_like(w) if outer.momentum else None for w in weights]
         self.progress: list[Tensor | None] = [None] * len(weights)
-        self.residual: list[Tensor | None] = [None] * len(weights)
-        self.lost: list[Tensor | None] = [None] * len(weights)
+        self.feedback: list[Feedback] = []
+        self.way_back: list[WayBack] = []
+        for fragment in layout.fragments:
+            self._follow(fragment)
+
+    def _follow(self, fragment: Fragment) -> None:
+        self.feedback.append(Feedback(self.codec, fragment.shapes))
+        self.way_back.append(WayBack(self.codec, self.scheme, fragment))
 
     def genesis(self) -> bytes:
         """The digest of all anchors' bytes."""
@@ -193,76 +202,55 @@ class Anchors:
 
     def _prepare(self, job: Prepare) -> Done:
         progress = delta(self.theta[job.fragment], job.tensor)
-        if not merge.finite(progress):
-            return Done(fault="its parameters are not finite")
+        packet = self.feedback[job.fragment].encode(progress)
         self.progress[job.fragment] = progress
-        return Done(sections={"delta": self._encode(job.fragment, progress)})
+        return Done(sections={"delta": packet})
 
     def _reoffer(self, job: Reoffer) -> Done:
         progress = self.progress[job.fragment]
         assert progress is not None
-        return Done(sections={"delta": self._encode(job.fragment, progress)})
+        return Done(sections={"delta": self.feedback[job.fragment].encode(progress)})
 
     def _extend(self, job: Extend) -> Done:
         self.layout = job.layout
         self.theta.append(job.tensor)
         self.velocity.append(torch.zeros_like(job.tensor) if self.outer.momentum else None)
-        for held in (self.progress, self.residual, self.lost):
-            held.append(None)
+        self.progress.append(None)
+        self._follow(job.layout.fragments[-1])
         return Done(digest=content_digest(as_bytes(job.tensor)))
 
-    def _encode(self, fragment: int, progress: Tensor) -> Packet:
-        """Error feedback: A = Δ + e is encoded, and A - decode(encode(A)) waits until a seal says that the offer was
-        merged."""
-        residual = self.residual[fragment]  # an exact codec has one where a checkpoint of another came with it
-        if self.codec.exact and residual is None:
-            return self.codec.encode(progress)
-        whole = progress + residual if residual is not None else progress.clone()
-        packet = self.codec.encode(whole)
-        # What an exact codec encodes shares its memory, and nothing of it is lost.
-        self.lost[fragment] = None if self.codec.exact else whole.sub_(self.codec.decode(packet))
-        return packet
-
     def _settle(self, fragment: int, mine: bool) -> Tensor | None:
-        """The pending Δ if it was merged; its residual is committed and it is pending no more."""
+        """The pending Δ if it was merged; what its encoding lost is committed, and it is pending no more."""
         if not mine:
             return None
-        self.residual[fragment], self.lost[fragment] = self.lost[fragment], None
+        self.feedback[fragment].commit()
         progress, self.progress[fragment] = self.progress[fragment], None
         return progress
 
     def _drop(self, fragment: int) -> None:
-        self.progress[fragment] = self.residual[fragment] = self.lost[fragment] = None
+        self.progress[fragment] = None
+        self.feedback[fragment].drop()
+
+    def _shapes(self, fragment: int) -> Shapes:
+        return self.layout.fragments[fragment].shapes
 
     def _inspect(self, job: Inspect) -> Done:
-        values = self._read(job.offer.sections, "delta", job.offer.fragment)
-        return Done() if merge.finite(values) else Done(fault="not finite")
-
-    def _read(self, sections: Sections, name: str, fragment: int) -> Tensor:
-        if name not in sections:
-            raise PeerError(f"section {name!r} is missing")
-        return decode(sections[name], self.theta[fragment].numel())
+        check(section(job.offer.sections, "delta"), self._shapes(job.offer.fragment))
+        return Done()
 
     def _merge(self, job: Merge) -> Done:
-        stepped = [(o, w) for o, w in zip(job.offers, job.weights, strict=True) if o.steps]  # the others bring no delta
-        deltas = [self._read(offer.sections, "delta", job.fragment) for offer, _ in stepped]
-        out = self.buffers.take(self.theta[job.fragment].numel())
-        merge.merge(self.scheme, deltas, [w for _, w in stepped], out, self.layout.fragments[job.fragment].offsets)
-        if not merge.finite(out):
-            return Done(fault="the merged delta is not finite")
-        packet = _dense(out)
-        return Done(sections={"merged": packet}, digest=content_digest(packet.data))
+        room = self.buffers.take(self.theta[job.fragment].numel())
+        sections = self.way_back[job.fragment].sections(job.offers, job.weights, room)
+        return Done(sections=sections, digest=digest(sections, job.weights))
 
     def _advance(self, job: Advance) -> Done:
         seal, p = job.seal, job.seal.fragment
-        merged = self._read(seal.sections, "merged", p)
-        if not job.ours:
-            if content_digest(seal.sections["merged"].data) != seal.payload:
-                return Done(fault="the merged bytes do not have the digest that was sealed")
-            if not merge.finite(merged):
-                return Done(fault="the merged bytes are not finite")
+        way_back, numel = self.way_back[p], self.theta[p].numel()
+        merged = way_back.merged(seal, job.ours, self.buffers.take(numel))
+        if job.ours and way_back.feedback:
+            way_back.feedback.commit()
         mine = self._settle(p, job.mine)
-        values = self.buffers.take(merged.numel())
+        values = self.buffers.take(numel)
         outer_step(self.outer, self.theta[p], self.velocity[p], merged, mine, values)
         if job.replace:
             values.copy_(self.theta[p])
@@ -279,15 +267,12 @@ class Anchors:
         sections = [state.sections[name].data for name in sorted(state.sections)]
         if content_digest(*sections) != state.content:
             raise PeerError("the anchor's bytes do not have the digest that came with them")
-        values = [self._read(state.sections, "anchor", state.fragment)]
-        if self.outer.momentum:
-            values.append(self._read(state.sections, "velocity", state.fragment))
-        if not all(merge.finite(v) for v in values):
-            raise PeerError("the anchor is not finite")
+        for name in ("anchor", "velocity") if self.outer.momentum else ("anchor",):
+            check(section(state.sections, name), self._shapes(state.fragment))
 
     def _take(self, state: State, job: Install) -> Correction:
         p = state.fragment
-        anchor = self._read(state.sections, "anchor", p)
+        anchor = decode(state.sections["anchor"], self._shapes(p))
         values = self.buffers.take(anchor.numel())
         if job.replace:
             self._drop(p)
@@ -297,7 +282,7 @@ class Anchors:
         self.theta[p].copy_(anchor)
         velocity = self.velocity[p]
         if velocity is not None:
-            velocity.copy_(self._read(state.sections, "velocity", p))
+            velocity.copy_(decode(state.sections["velocity"], self._shapes(p)))
         return Correction(p, values, job.replace)
 
     def _found(self, job: Found) -> Done:
@@ -313,28 +298,29 @@ class Anchors:
 
     def _export(self, job: Export) -> Done:
         p = job.fragment
-        sections = {"anchor": _dense(self._copy(self.theta[p]))}
+        sections = {"anchor": raw(self._copy(self.theta[p]))}
         velocity = self.velocity[p]
         if velocity is not None:
-            sections["velocity"] = _dense(self._copy(velocity))
+            sections["velocity"] = raw(self._copy(velocity))
         return Done(sections=sections, digest=content_digest(*(sections[name].data for name in sorted(sections))))
 
     def save(self, p: int) -> dict[str, Tensor]:
         """Copies of all that there is of fragment `p`, by name."""
-        held = {
-            "anchor": self.theta[p], "velocity": self.velocity[p], "delta": self.progress[p],
-            "residual": self.residual[p], "lost": self.lost[p],
-        }  # fmt: skip
+        own = {"anchor": self.theta[p], "velocity": self.velocity[p], "delta": self.progress[p]}
+        back = self.way_back[p].feedback
+        held = {**own, **self.feedback[p].held(), "returned": back.residual if back else None}
         return {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
 
     def load(self, p: int, tensors: Mapping[str, Tensor]) -> None:
         """The inverse, into buffers of our own."""
         self.theta[p].copy_(tensors["anchor"])
-        velocity = self.velocity[p]
+        velocity, back = self.velocity[p], self.way_back[p].feedback
         if velocity is not None and "velocity" in tensors:
             velocity.copy_(tensors["velocity"])
-        for name, held in (("delta", self.progress), ("residual", self.residual), ("lost", self.lost)):
-            held[p] = self._copy(tensors[name]) if name in tensors else None
+        self.progress[p] = self._copy(tensors["delta"]) if "delta" in tensors else None
+        self.feedback[p].restore(tensors)
+        if back and "returned" in tensors:
+            back.restore({"residual": tensors["returned"]})
 
     def copies(self) -> list[Tensor]:
         """Copies of all anchors."""
@@ -342,10 +328,6 @@ class Anchors:
 
     def _copy(self, tensor: Tensor) -> Tensor:
         return self.buffers.take(tensor.numel()).copy_(tensor)
-
-
-def _dense(values: Tensor) -> Packet:
-    return Dense().encode(values)
 
 
 def stack(older: Correction | None, newer: Correction) -> Correction:

@@ -18,17 +18,18 @@ import torch
 from torch import Tensor
 
 from .anchor import Correction
-from .codec import as_bytes
 from .errors import UsageError
 from .fragment import ADDED, Layout
 from .lineage import DIGEST_BYTES, Claim, Lineage, PeerId, content_digest
 from .merge import finite
+from .packet import as_bytes
 from .progress import Pending, Standing, Totals
 from .protocol import first_difference
 
 FORMAT = 1
 LIMIT = 1 << 63  # of what fits a message
-TENSORS = ("anchor", "velocity", "delta", "residual", "lost", "rounding", "correction")
+TENSORS = ("anchor", "velocity", "delta", "residual", "lost", "rounding", "correction", "returned")
+MEMORY = "memory"  # a codec's, as long as it likes
 REMEDY = "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner state alone"
 
 T = TypeVar("T")
@@ -36,8 +37,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kept:
-    """One fragment in a checkpoint. `tensors`: flat float32, those of `TENSORS` that there are. `replace`: whether its
-    correction, not yet applied, is to become the weights."""
+    """One fragment in a checkpoint. `tensors`: flat float32, those of `TENSORS` and `MEMORY` that there are. `replace`:
+    whether its correction, not yet applied, is to become the weights."""
 
     standing: Standing
     tensors: Mapping[str, Tensor]
@@ -273,7 +274,11 @@ def _from_fragment(read: _Reader, numel: int, totals: Totals) -> Kept:
     whole = [type(n) for n in banked] == [int, int]
     if not whole or not (0 <= banked[0] <= totals.step and 0 <= banked[1] <= totals.tokens):
         raise read.fault("banked", banked, "[steps, tokens], no more than were trained")
-    tensors = {name: _tensor(read, name, t, numel) for name, t in read.take("tensors", dict).items() if name in TENSORS}
+    tensors = {
+        name: _tensor(read, name, tensor, numel if name in TENSORS else None)
+        for name, tensor in read.take("tensors", dict).items()
+        if name in (*TENSORS, MEMORY)
+    }
     untaken = read.take("untaken", bool)
     needed = {"anchor", *(["delta"] if pending is not None else []), *(["correction"] if untaken else [])}
     if needed - set(tensors):
@@ -297,11 +302,12 @@ def _from_pending(read: _Reader) -> Pending:
     return Pending(claim, seq, step, tokens, steps, due, missed=read.take("missed", bool), follows=follows)
 
 
-def _tensor(read: _Reader, name: str, value: object, numel: int) -> Tensor:
-    bound = f"a dense float32 tensor of {numel} elements"
+def _tensor(read: _Reader, name: str, value: object, numel: int | None) -> Tensor:
+    bound = f"a dense float32 tensor of {'any number of' if numel is None else numel} elements"
     if not isinstance(value, Tensor):
         raise read.fault(name, value, bound)
-    if (value.dtype, tuple(value.shape), value.layout) != (torch.float32, (numel,), torch.strided) or value.is_meta:
+    shape = (value.numel() if numel is None else numel,)
+    if (value.dtype, tuple(value.shape), value.layout) != (torch.float32, shape, torch.strided) or value.is_meta:
         raise read.fault(name, f"{value.dtype} {list(value.shape)} {value.layout} on {value.device}", bound)
     values = value.detach().cpu()  # loaders move whatever is in a checkpoint to the model's device
     if not finite(values):

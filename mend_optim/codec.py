@@ -1,113 +1,141 @@
-"""Packets: what a tensor looks like on the wire, and the dense codecs.
+"""The codecs by name, and the way back from any packet.
 
-A codec turns a flat float32 tensor into a self-describing packet and back. What a lossy codec loses stays with the
-learner that lost it (error feedback, `anchor.py`): residual = A - decode(encode(A))."""
+A codec says, for each tensor of a fragment, in which form it travels. What a lossy codec loses stays with the learner
+that lost it (error feedback, `feedback.py`). Whatever is not smaller than float32 travels as float32."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import PeerError, UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class Packet:
-    """One encoded tensor: the codec's name, the number of elements, the bytes. `data` is any contiguous buffer."""
-
-    codec: str
-    numel: int
-    data: memoryview
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
-
-
-Sections = Mapping[str, Packet]
-"""The tensors of one message by name: "delta" in an offer, "merged" in a seal, "anchor" and "velocity" in a state."""
+from .packet import (
+    BF16,
+    DENSE,
+    PACKED,
+    RAW,
+    Form,
+    Packet,
+    Piece,
+    Shapes,
+    bf16,
+    dense,
+    pack,
+    packed_nbytes,
+    raw,
+    require_bounded,
+    unpack,
+    view,
+)  # fmt: skip
+from .powersgd import LOW_RANK, PowerSGD
+from .quantize import FLOAT4, INT4, INT8, Float4, Int4, Int8
+from .sparse import SPARSE, Sparse
 
 
 class Codec(Protocol):
-    """Encode and decode flat float32 tensors. `exact` codecs lose nothing and need no residual."""
+    """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual; `back` says whether
+    what was merged comes back without further loss ("exact") or encoded once more ("same")."""
 
-    name: str
-    exact: bool
-
-    def nbytes(self, numel: int) -> int: ...
-    def encode(self, tensor: Tensor) -> Packet: ...
-    def decode(self, packet: Packet) -> Tensor: ...
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous float32 host tensor, without a copy; they keep its storage alive."""
-    return tensor.numpy().view(np.uint8).data
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def back(self) -> str: ...
+    def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
+        """A piece for each tensor (float32, on the host, not to be changed), and what to remember of them until the
+        next encoding: `memory` is what was remembered after the last one whose result was merged."""
 
 
-def _as_tensor(packet: Packet, dtype: torch.dtype) -> Tensor:
-    if packet.numel == 0:
-        return torch.empty(0, dtype=dtype)
-    data = np.frombuffer(packet.data, dtype=np.uint8)
-    return torch.from_numpy(data if data.flags.writeable else data.copy()).view(
-        dtype
-    )  # torch warns about read-only memory
-
-
+@dataclass(frozen=True)
 class Dense:
-    """float32 as it is, 4 bytes an element. Neither way copies (but for read-only bytes, which torch must not hold)."""
+    """float32 as it is, 4 bytes an element."""
 
-    name = "none"
     exact = True
+    back = "exact"
 
-    def nbytes(self, numel: int) -> int:
-        return 4 * numel
-
-    def encode(self, tensor: Tensor) -> Packet:
-        return Packet(self.name, tensor.numel(), as_bytes(tensor))
-
-    def decode(self, packet: Packet) -> Tensor:
-        return _as_tensor(packet, torch.float32)
+    def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
+        return [dense(tensor) for tensor in tensors], None
 
 
+@dataclass(frozen=True)
 class BFloat16:
     """Rounded to bfloat16, 2 bytes an element, relative error at most 2⁻⁸."""
 
-    name = "bf16"
     exact = False
+    back = "exact"
 
-    def nbytes(self, numel: int) -> int:
-        return 2 * numel
-
-    def encode(self, tensor: Tensor) -> Packet:
-        return Packet(self.name, tensor.numel(), tensor.to(torch.bfloat16).view(torch.uint8).numpy().data)
-
-    def decode(self, packet: Packet) -> Tensor:
-        return _as_tensor(packet, torch.bfloat16).to(torch.float32)
+    def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
+        return [bf16(tensor) for tensor in tensors], None
 
 
-_CODECS: dict[str, Codec] = {codec.name: codec for codec in (Dense(), BFloat16())}
+CODECS: dict[str, Codec] = {
+    "none": Dense(), "bf16": BFloat16(), "int8": Int8(), "int4": Int4(), "float4": Float4(), "sparse": Sparse(),
+    "powersgd": PowerSGD(),
+}  # fmt: skip
+LOSSLESS: Codec = Sparse(density=1.0)
+FORMS: dict[int, Form] = {form.code: form for form in (DENSE, BF16, INT8, INT4, FLOAT4, SPARSE, LOW_RANK)}
 
 
-def codec(name: str) -> Codec:
-    """The codec of that name. Raises `UsageError` for an unknown one."""
-    if name not in _CODECS:
-        raise UsageError(f"codec must be one of {sorted(_CODECS)}, got {name!r}")
-    return _CODECS[name]
+def codec(told: str | Codec) -> Codec:
+    """The codec of that name, or the codec itself. Raises `UsageError` for anything else."""
+    if isinstance(told, str) and told in CODECS:
+        return CODECS[told]
+    if isinstance(told, str) or not isinstance(told, tuple(map(type, CODECS.values()))):
+        raise UsageError(f"codec must be one of {sorted(CODECS)} or a codec such as PowerSGD(rank=4), got {told!r}")
+    return told
 
 
-def decode(packet: Packet, numel: int) -> Tensor:
-    """A peer's packet as a flat float32 tensor of `numel` elements; sizes are checked before anything is read. Raises
-    `PeerError`."""
-    if packet.codec not in _CODECS:
+def name_of(told: Codec) -> str:
+    """What learners compare: the name, where there is one for just these settings."""
+    return next((name for name, known in CODECS.items() if known == told), repr(told))
+
+
+def split(values: Tensor, shapes: Shapes) -> list[Tensor]:
+    """The tensors of a flat fragment, as views."""
+    ends = accumulate(map(prod, shapes), initial=0)
+    return [values[start:stop].view(shape) for (start, stop), shape in zip(pairwise(ends), shapes, strict=True)]
+
+
+def encode(
+    codec: Codec, values: Tensor, shapes: Shapes, memory: Tensor | None = None
+) -> tuple[Packet, Tensor | None]:
+    """`values` (flat float32, finite) as a packet, never larger than float32, and the codec's memory after it."""
+    tensors = split(values, shapes)
+    pieces, memory = codec.pieces(tensors, memory)
+    least = [p if p.nbytes < t.nbytes else dense(t) for p, t in zip(pieces, tensors, strict=True)]
+    if packed_nbytes([piece.nbytes for piece in least]) >= values.nbytes:
+        return raw(values), memory
+    return pack(least, values.numel()), memory
+
+
+def check(packet: Packet, shapes: Shapes) -> None:
+    """Raise `PeerError` unless the packet decodes to a fragment of these shapes in which every value is a number of
+    reasonable size. Decodes nothing."""
+    if packet.codec not in (RAW, PACKED):
         raise PeerError(f"unknown codec {packet.codec!r}")
-    chosen = _CODECS[packet.codec]
-    if packet.numel != numel or packet.nbytes != chosen.nbytes(numel):
+    numel = sum(map(prod, shapes))
+    if packet.numel != numel or (packet.codec == RAW and packet.nbytes != 4 * numel):
         raise PeerError(
-            f"packet of {packet.numel} elements in {packet.nbytes} bytes, expected {numel} in {chosen.nbytes(numel)}"
+            f"packet of {packet.numel} elements in {packet.nbytes} bytes, expected {numel} in {4 * numel} at most"
         )
-    return chosen.decode(packet)
+    if packet.codec == RAW:
+        require_bounded(view(packet.data, torch.float32))
+        return
+    for part in unpack(packet, shapes, FORMS):
+        part.form.check(part.data, part.shape, part.param)
+
+
+def decode(packet: Packet, shapes: Shapes, out: Tensor | None = None) -> Tensor:
+    """A checked packet as a flat float32 tensor: a view of its bytes where they are float32, else `out`, or a new
+    one."""
+    if packet.codec == RAW:
+        return view(packet.data, torch.float32)
+    out = torch.empty(packet.numel, dtype=torch.float32) if out is None else out
+    for part in unpack(packet, shapes, FORMS):
+        part.form.decode(part.data, part.shape, part.param, out[part.start : part.stop])
+    return out

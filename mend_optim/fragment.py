@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import prod
 
 import torch
 from torch import Tensor
@@ -38,12 +39,13 @@ Ready = Callable[[], None]
 
 @dataclass(frozen=True)
 class Fragment:
-    """Fragment p: which tensors, and where each lies in the flat buffer (`offsets[i]` to `offsets[i + 1]`, in
-    elements)."""
+    """Fragment p: which tensors, where each lies in the flat buffer (`offsets[i]` to `offsets[i + 1]`, in elements),
+    and its shape there: a complex one has a last dimension of 2 more."""
 
     index: int
     tensors: tuple[int, ...]
     offsets: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
     @property
     def numel(self) -> int:
@@ -73,11 +75,12 @@ class Layout:
         self.names = tuple(names)
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.dtypes = tuple(str(t.dtype) for t in tensors)
-        sizes = [t.numel() * (2 if t.is_complex() else 1) for t in tensors]
+        shapes = [(*t.shape, 2) if t.is_complex() else tuple(t.shape) for t in tensors]
+        sizes = [prod(shape) for shape in shapes]
         ends = list(accumulate(added, initial=wrapped))
         self.added = tuple(tuple(range(*ends_of)) for ends_of in pairwise(ends))
         self.fragments = tuple(
-            Fragment(p, members, (0, *accumulate(sizes[i] for i in members)))
+            Fragment(p, members, (0, *accumulate(sizes[i] for i in members)), tuple(shapes[i] for i in members))
             for p, members in enumerate((*partition(sizes[:wrapped], fragments), *self.added))
         )
 

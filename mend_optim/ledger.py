@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .lineage import Lineage, PeerId
-from .protocol import Seal
+from .protocol import Offer, Seal, nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class RoundRecord:
 
     `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's offer; `superseded`
     names peers whose merged work is not in it (after a partition), `superseded_tokens` is how much of this learner's
-    own that is (below zero if it came back); `dropped_tokens` is local progress that could not be kept."""
+    own that is (below zero if it came back); `dropped_tokens` is local progress that could not be kept. `offer_bytes`
+    is the size of this learner's offer in it, encoded, and `merged_bytes` that of what came back; a sealer sends itself
+    neither."""
 
     fragment: int
     version: int
@@ -44,6 +46,8 @@ class RoundRecord:
     superseded: tuple[str, ...] = ()
     superseded_tokens: int = 0
     dropped_tokens: int = 0
+    offer_bytes: int = 0
+    merged_bytes: int = 0
 
     def json(self, by: PeerId, time: float) -> str:
         """One line of the ledger: of learner `by`, at `time` by its wall clock (Unix seconds)."""
@@ -68,15 +72,17 @@ class Event:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def sealed_record(seal: Seal, mine: bool) -> RoundRecord:
+def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRecord:
+    """The record of an anchor that a seal made of the one before; `offer` is this learner's own in it."""
     members = tuple(
         MemberRecord(m.peer.name, m.peer.incarnation, m.seq, m.tokens, m.steps, weight)
         for m, weight in zip(seal.members, seal.weights, strict=True)
     )
     tokens, version, digest = seal.key
     return RoundRecord(
-        seal.fragment, version, tokens, digest.hex(), seal.reason, seal.sealer.name, members, seal.absent, mine
-    )
+        seal.fragment, version, tokens, digest.hex(), seal.reason, seal.sealer.name, members, seal.absent, mine,
+        offer_bytes=nbytes(offer.sections) if offer else 0, merged_bytes=nbytes(seal.sections),
+    )  # fmt: skip
 
 
 def taken_record(

@@ -1,13 +1,13 @@
 """How offers become one delta: weights, and the merges. All float32, on the host, members in peer-name order.
 
-In-place and by blocks: a merge touches each offer once, holds no temporary of the model's size, and its result depends
-on nothing but the offers, their weights and their order."""
+In-place and by blocks: a merge touches each offer once, holds no temporary of the model's size (the mean), and its
+result depends on nothing but the offers, their weights and their order."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -41,12 +41,17 @@ def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
     return [w / total for w in raw]
 
 
-def weighted_mean(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor) -> Tensor:
-    """Δ̄ = Σ wᵢ Δᵢ, summed in the given order, into `out` (float32, numel as every Δᵢ)."""
-    for block in blocks(out.numel()):
-        torch.mul(deltas[0][block], w[0], out=out[block])
-        for delta, weight in zip(deltas[1:], w[1:], strict=True):
-            out[block].add_(delta[block], alpha=weight)
+def weighted_mean(deltas: Iterable[Tensor], w: Sequence[float], out: Tensor) -> Tensor:
+    """Δ̄ = Σ wᵢ Δᵢ, summed in the given order, into `out` (float32, numel as every Δᵢ). Every product and every sum is
+    rounded once (no fused multiply-add), so that it is the same on all hardware. Of `deltas`, one is held at a time."""
+    room = torch.empty(min(BLOCK, out.numel()))
+    for i, (delta, weight) in enumerate(zip(deltas, w, strict=True)):
+        for block in blocks(out.numel()):
+            if i:
+                here = out[block]
+                here.add_(torch.mul(delta[block], weight, out=room[: len(here)]))
+            else:
+                torch.mul(delta[block], weight, out=out[block])
     return out
 
 
@@ -92,15 +97,16 @@ def median(deltas: Sequence[Tensor], out: Tensor) -> Tensor:
     return out
 
 
-def merge(scheme: str, deltas: Sequence[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]) -> Tensor:
+def merge(scheme: str, deltas: Iterable[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]) -> Tensor:
     """Merge `deltas` (flat float32, in peer-name order) into `out` by the named scheme."""
+    if scheme == "mean":
+        return weighted_mean(deltas, w, out)
+    deltas = list(deltas)
     if scheme == "rda":
         return radial_directional(deltas, w, out, offsets)
     if scheme == "trimmed_mean":
         return trimmed_mean(deltas, out)
-    if scheme == "median":
-        return median(deltas, out)
-    return weighted_mean(deltas, w, out)
+    return median(deltas, out)
 
 
 def finite(values: Tensor) -> bool:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from .anchor import Anchors, Buffers
 from .checkpoint import Checkpoint, from_state, to_state, with_group
+from .codec import Codec
 from .errors import UsageError, is_number, require
 from .fragment import Layout, flat, sketch, sketches
 from .gradients import any_gradient, is_phantom, stamp
@@ -51,7 +52,8 @@ class MendOptimizer(Optimizer):
         reproducibly.
         quorum: `Quorum` or the fewest offers a seal may have. grace: `Grace` or seconds to wait for more.
         weighting: "tokens", "throughput" or "uniform". merge: "mean", "rda", "trimmed_mean" or "median".
-        outer: `Nesterov(lr=…, momentum=…)`. codec: "none" or "bf16", of offers on the wire.
+        outer: `Nesterov(lr=…, momentum=…)`. codec: what travels: "none", "bf16", "int8", "int4", "float4", "sparse",
+        "powersgd", or one with options, such as `PowerSGD(rank=8)`.
         tokens_per_step: tokens of one step; None: what `count_tokens` said, else 1.
         timing: `Timing`, the only timeouts. advertise: address others should dial, where it differs from `listen`.
         ledger: path of a JSONL file, one line per adopted round. on_event: called with an `Event`, on a background
@@ -79,7 +81,7 @@ class MendOptimizer(Optimizer):
         weighting: str = "tokens",
         merge: str = "mean",
         outer: Nesterov = Nesterov(),
-        codec: str = "none",
+        codec: str | Codec = "none",
         tokens_per_step: int | None = None,
         timing: Timing = Timing(),
         advertise: str | None = None,

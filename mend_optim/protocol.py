@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .codec import Packet, Sections
 from .fragment import ADDED
 from .lineage import Claim, Entry, Key, Lineage, PeerId
+from .packet import Packet, Sections
 
 PROTOCOL = 1
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from .anchor import Buffers
 from .books import Policies
-from .codec import Codec
+from .codec import Codec, name_of
 from .codec import codec as codec_named
 from .errors import require
 from .fragment import Layout
@@ -70,7 +70,7 @@ class Settings:
             ("weighting", self.policies.weighting),
             ("merge", self.merge),
             ("outer", repr(self.outer)),
-            ("codec", self.codec.name),
+            ("codec", name_of(self.codec)),
         )
 
     def offline(self) -> Settings:
@@ -112,7 +112,7 @@ def settings(
     weighting: str,
     merge: str,
     outer: Nesterov,
-    codec: str,
+    codec: str | Codec,
     tokens_per_step: int | None,
     timing: Timing,
     advertise: str | None,
@@ -124,7 +124,6 @@ def settings(
     require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
     require(merge in MERGES, "merge", merge, f"one of {MERGES}")
     require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
-    require(isinstance(codec, str), "codec", codec, "the name of a codec")
     require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
     require(isinstance(ledger, str | Path | None), "ledger", ledger, "None or the path of a file")
     require(on_event is None or callable(on_event), "on_event", on_event, "None or a function of an Event")

@@ -144,8 +144,9 @@ class Syncer:
                 fragment.pending.delivered = False  # no other seal will come for it: pull the anchor instead
             self.books.fault(f"seal of {job.seal.sealer.name} refused: {done.fault}")
         else:
+            offer = fragment.pending.offer if job.mine and fragment.pending else None
             fragment.moved(job.lineage, job.mine, self.books.totals, self.books.policies.schedule)
-            self.books.record(sealed_record(job.seal, job.mine))
+            self.books.record(sealed_record(job.seal, job.mine, offer))
             self.books.moved(job.seal.fragment)
         self._settled(now, job.seal.fragment)
 

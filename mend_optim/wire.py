@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from ._pb import peer_pb2 as pb
-from .codec import Packet, Sections
 from .errors import PeerError
 from .lineage import Claim, Entry, Key, Lineage, PeerId
+from .packet import Packet, Sections
 from .protocol import Beat, Bulk, Call, Control, Goodbye, Hello, Message, Offer, Report, Rumor, Seal, State, Want
 
 CHUNK = 1 << 20  # payload bytes in one frame; smaller costs throughput, greater costs fairness to beats

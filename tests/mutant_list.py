@@ -1,7 +1,6 @@
 """The mutants of `mutants.py`: rules of the engine, each broken in one place, and where that must be noticed.
 
-By the law that is broken first. Laws 9 and 10 are as far as they are built: the residual of the dense codecs, and the
-parameters' correction (no moments yet)."""
+By the law that is broken first. Law 10 is as far as it is built: the parameters' correction (no moments yet)."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def of(rooms: str, only: str = "") -> tuple[str, ...]:
 
 ALONE, HOUSE = of("alone"), of("architecture")
 LINEAGE, PROGRESS, ROUND, QUORUM, ROSTER = of("lineage"), of("progress"), of("round"), of("quorum"), of("roster")
-OUTER, ANCHOR, JOINING = of("outer"), of("anchor"), of("joining")
+OUTER, ANCHOR, JOINING, FEEDBACK = of("outer"), of("anchor"), of("joining"), of("feedback")
 ADOPTING, OFFERING, SEALING, TRAINING = of("adopting"), of("offering"), of("sealing"), of("training")
 THREADS, SHARE, BRANCHES, WIRE = of("merge_thread"), of("share"), of("branches"), of("wire")
 PASSED_ON = of("peer", "passed_on")
@@ -285,23 +284,34 @@ MUTANTS = (
     Mutant("misuse-is-not-named", 7, "settings",
            '    require(merge in MERGES, "merge", merge, f"one of {MERGES}")\n', "", of("bad_input", "bad_argument")),
     # ── 8: bad input is refused ──────────────────────────────────────────────────────────────────────────────────────
-    Mutant("offers-need-not-be-finite", 8, "anchor",
-           "return Done() if merge.finite(values) else", "return Done() if True else", ANCHOR),
-    Mutant("merges-need-not-be-finite", 8, "anchor", "        if not merge.finite(out):", "        if False:", ANCHOR),
-    Mutant("seals-need-not-be-finite", 8, "anchor",
-           "            if not merge.finite(merged):", "            if False:", ANCHOR),
-    Mutant("anchors-need-not-be-finite", 8, "anchor",
-           "        if not all(merge.finite(v) for v in values):", "        if False:", ANCHOR),
-    Mutant("own-weights-need-not-be-finite", 8, "anchor",
-           "        if not merge.finite(progress):", "        if False:", ANCHOR),
-    Mutant("payload-of-another-digest", 8, "anchor",
-           'if content_digest(seal.sections["merged"].data) != seal.payload:', "if False:", ANCHOR),
+    Mutant("offers-need-not-be-good", 8, "anchor",
+           '        check(section(job.offer.sections, "delta")', '        (section(job.offer.sections, "delta")', ANCHOR),
+                      '        check(section(job.offer.sections, "delta")', '        (section(job.offer.sections, "delta")', ANCHOR),
+    Mutant("merges-need-not-be-finite", 8, "way_back", "        if not merge.finite(room):", "        if False:",
+           ANCHOR),
+    Mutant("sections-need-not-be-good", 8, "way_back",
+           "                check(packet, self.fragment.shapes)", "                pass", of("way_back", "bad_seal")),
+    Mutant("anchors-need-not-be-good", 8, "anchor",
+           "            check(section(state.sections, name)", "            (section(state.sections, name)", ANCHOR),
+    Mutant("own-weights-need-not-be-finite", 8, "feedback", "        if not bounded(whole):", "        if False:",
+           ANCHOR),
+    Mutant("payload-of-another-digest", 8, "way_back",
+           "if digest(packets, seal.weights) != seal.payload:", "if False:", ANCHOR),
+    Mutant("weights-are-no-payload", 8, "way_back",
+           'return content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))',
+           "return content_digest(*packets)", of("way_back")),
     Mutant("anchor-of-another-digest", 8, "anchor",
            "        if content_digest(*sections) != state.content:", "        if False:", ANCHOR),
     Mutant("a-sum-hides-infinities", 8, "merge",
            "torch.isfinite(values.sum())", "not torch.isnan(values.sum())", of("merge", "finite or infinit")),
     Mutant("sizes-are-believed", 8, "codec",
-           "if packet.numel != numel or packet.nbytes != chosen.nbytes(numel):", "if False:", of("codec")),
+           "packet.numel != numel or (packet.codec == RAW and packet.nbytes != 4 * numel)", "False", of("codec")),
+    Mutant("tensors-of-any-size", 8, "packet",
+           "if size > most or at + size > len(data):", "if at + size > len(data):", of("packet")),
+    Mutant("bytes-left-over", 8, "packet", "    if at != len(data):", "    if False:", of("packet")),
+    Mutant("any-rank", 8, "powersgd", "if not 1 <= param <= min(n, m):", "if False:", of("powersgd")),
+    Mutant("products-may-overflow", 8, "powersgd",
+           "if float(p.abs().max()) * float(q.abs().max()) * param > MOST:", "if False:", of("powersgd")),
     Mutant("offer-of-another-model", 8, "round",
            "        if offer.genesis != lineage.genesis:", "        if False:", ROUND),
     Mutant("uninspected-offers-are-held", 8, "sealing",
@@ -318,21 +328,27 @@ MUTANTS = (
            "        intact = saved.weights == sketches(self._layout, self._parameters)\n        kept",
            "        intact = True\n        kept", of("restore", "not_loaded")),
     # ── 9: error feedback is local and transactional ─────────────────────────────────────────────────────────────────
-    Mutant("residual-committed-when-offered", 9, "anchor",
-           "self.lost[fragment] = None if", "self.residual[fragment] = None if", ANCHOR),
-    Mutant("packet-shared-with-its-residual", 9, "anchor",
-           "self.lost[fragment] = None if self.codec.exact else whole", "self.lost[fragment] = whole", ANCHOR),
+    Mutant("residual-committed-when-offered", 9, "feedback",
+           "            self.lost = torch.sub(", "            self.residual = torch.sub(", FEEDBACK),
     Mutant("residual-committed-by-any-seal", 9, "anchor",
-           "        if not mine:\n            return None\n        self.residual", "        self.residual", ANCHOR),
-    Mutant("residual-never-committed", 9, "anchor",
-           "self.residual[fragment], self.lost[fragment] = self.lost[fragment], None",
-           "self.lost[fragment] = None", ANCHOR),
-    Mutant("residual-not-offered", 9, "anchor",
-           "whole = progress + residual if residual is not None else progress.clone()",
-           "whole = progress.clone()", ANCHOR),
-    Mutant("drop-keeps-the-residual", 9, "anchor",
-           "self.progress[fragment] = self.residual[fragment] = self.lost[fragment] = None",
-           "self.progress[fragment] = None", ANCHOR),
+           "        if not mine:\n            return None\n        self.feedback", "        self.feedback", ANCHOR),
+    Mutant("residual-never-committed", 9, "feedback",
+           "self.residual, self.lost = self.lost, None", "self.lost = None", FEEDBACK),
+    Mutant("residual-not-offered", 9, "feedback",
+           "values if self.residual is None else values + self.residual", "values", FEEDBACK),
+    Mutant("residual-added-in-place", 9, "feedback",
+           "else values + self.residual", "else values.add_(self.residual)", FEEDBACK),
+    Mutant("warm-start-of-a-lost-round", 9, "feedback",
+           "packet, self._next = encode(", "packet, self.memory = encode(", FEEDBACK),
+    Mutant("drop-keeps-the-residual", 9, "feedback",
+           "self.residual = self.lost = self.memory = self._next = None", "self.lost = None", FEEDBACK),
+    Mutant("sealer-forgets-what-it-lost", 9, "anchor",
+           "            way_back.feedback.commit()", "            pass", of("anchor", "once_more")),
+    Mutant("sealer-commits-what-others-sealed", 9, "anchor",
+           "if job.ours and way_back.feedback:", "if way_back.feedback:", of("anchor", "once_more")),
+    Mutant("fused-products-in-a-mean", 3, "merge",
+           "here.add_(torch.mul(delta[block], weight, out=room[: len(here)]))",
+           "here.add_(delta[block], alpha=weight)", of("merge", "rounded")),
     # ── 10: late adoption is exact ───────────────────────────────────────────────────────────────────────────────────
     Mutant("correction-of-the-wrong-sign", 10, "outer",
            "torch.sub(theta, change, out=change)", "torch.sub(change, theta, out=change)", OUTER),
@@ -347,7 +363,8 @@ MUTANTS = (
            "Correction(newer.fragment, newer.values, older.replace)",
            "Correction(newer.fragment, newer.values, newer.replace)", ANCHOR),
     Mutant("velocity-stays-behind", 10, "anchor",
-           '            velocity.copy_(self._read(state.sections, "velocity", p))', "            pass", ANCHOR),
+           '            velocity.copy_(decode(state.sections["velocity"], self._shapes(p)))', "            pass",
+           ANCHOR),
     Mutant("late-becomes-the-anchor", 10, "adopting", " and pending.step == self.books.totals.step", "", ADOPTING),
     Mutant("adopt-before-the-overlap", 10, "training", "self.books.totals.step < adopt_at", "False", TRAINING),
     Mutant("overlap-from-the-adoption", 10, "progress",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
@@ -67,3 +68,87 @@ def nesterov(lr: float, momentum: float, start: Vector, deltas: Sequence[Vector]
             b[i] = momentum * b[i] + d
             theta[i] = theta[i] - lr * (d + momentum * b[i])
         yield list(theta)
+
+
+Matrix = Sequence[Vector]
+
+
+def projected(a: Matrix, onto: Matrix) -> list[list[float]]:
+    """A projected onto the columns of another matrix, which are independent: Gram-Schmidt, one column after another."""
+    basis: list[list[float]] = []
+    for column in zip(*onto, strict=True):
+        rest = list(column)
+        for unit in basis * 2:  # twice: once leaves rounding errors that are as great as what is left
+            along = math.fsum(x * u for x, u in zip(rest, unit, strict=True))
+            rest = [x - along * u for x, u in zip(rest, unit, strict=True)]
+        basis.append(direction(rest))
+    columns = list(zip(*a, strict=True))
+    along = [[math.fsum(x * u for x, u in zip(column, unit, strict=True)) for unit in basis] for column in columns]
+    return [
+        [math.fsum(s * unit[i] for s, unit in zip(shares, basis, strict=True)) for shares in along]
+        for i in range(len(a))
+    ]
+
+
+def largest_of_chunks(x: Vector, density: float, chunk: int = 4096) -> list[float]:
+    """The ⌈density · length⌉ greatest magnitudes of every chunk, the first of those that are equal; 0 elsewhere."""
+    kept = [0.0] * len(x)
+    for start in range(0, len(x), chunk):
+        places = range(start, min(start + chunk, len(x)))
+        best = sorted(places, key=lambda i: (-abs(x[i]), i))[: math.ceil(density * len(places))]
+        for i in best:
+            kept[i] = x[i]
+    return kept
+
+
+def bits_to_bytes(ones: Sequence[int], count: int) -> bytes:
+    """So many bits, the lowest of a byte first, set at these places."""
+    data = bytearray(math.ceil(count / 8))
+    for one in set(ones):
+        data[one // 8] += 1 << one % 8
+    return bytes(data)
+
+
+def listed(places: Sequence[int], numel: int) -> bytes:
+    """Positions by Elias and Fano: of each the lowest byte, then the rest in unary, differences of one to the next."""
+    upper = [place // 256 + i for i, place in enumerate(places)]
+    return bytes(place % 256 for place in places) + bits_to_bytes(upper, len(places) + math.ceil(numel / 256))
+
+
+def positions(places: Sequence[int], numel: int) -> bytes:
+    """As a bitmap, or listed if that is smaller; nothing of nothing."""
+    return min(bits_to_bytes(places, numel), listed(places, numel), key=len) if places else b""
+
+
+def float32(x: float) -> float:
+    """Rounded to float32: to nearest, ties to even."""
+    rounded: float = struct.unpack("<f", struct.pack("<f", x))[0]
+    return rounded
+
+
+def bfloat16(x: float) -> float:
+    """A float32 rounded to its upper 16 bits: to nearest, ties to even."""
+    bits: int = struct.unpack("<I", struct.pack("<f", x))[0]
+    upper, lower = bits >> 16, bits & 0xFFFF
+    upper += lower > 0x8000 or (lower == 0x8000 and upper % 2 == 1)
+    rounded: float = struct.unpack("<f", struct.pack("<I", upper << 16))[0]
+    return rounded
+
+
+def quantized(values: Vector, block: int, magnitudes: Sequence[int]) -> tuple[list[float], list[int]]:
+    """A scale for every block, and for every value the place of the magnitude nearest to |x| / s, with its sign. Of
+    two that are as near it is the even one where there are many, the greater one where there are eight."""
+    scales, codes = [], []
+    for start in range(0, len(values), block):
+        x = values[start : start + block]
+        scales.append(bfloat16(max(float32(max(map(abs, x)) / magnitudes[-1]), 2.0**-126)))
+        for value in x:
+            y = float32(value * float32(1 / scales[-1]))
+            near = [(abs(abs(y) - m), k % 2 if len(magnitudes) > 8 else -k, k) for k, m in enumerate(magnitudes)]
+            codes.append(min(near)[2] * (-1 if y < 0 else 1))
+    return scales, codes
+
+
+def dequantized(scales: Vector, codes: Sequence[int], block: int, magnitudes: Sequence[int]) -> list[float]:
+    """± magnitude × s."""
+    return [math.copysign(magnitudes[abs(c)], c) * scales[i // block] for i, c in enumerate(codes)]

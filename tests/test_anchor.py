@@ -27,14 +27,17 @@ from mend_optim.anchor import (
     Prepare,
     stack,
 )
-from mend_optim.codec import Packet, as_bytes, codec, decode
+from mend_optim.codec import Codec, codec, decode
 from mend_optim.fragment import Layout, gather, scatter
 from mend_optim.lineage import Lineage, PeerId, content_digest
 from mend_optim.merge import weights
 from mend_optim.outer import Nesterov
+from mend_optim.packet import Packet, as_bytes, raw
+from mend_optim.powersgd import PowerSGD
 from mend_optim.protocol import Offer, Seal, State
 from mend_optim.round import Round
 from mend_optim.schedule import Schedule
+from mend_optim.way_back import WayBack
 
 BASE = Lineage.fresh(b"genesis")
 CLASSIC = Nesterov(lr=0.7, momentum=0.9)
@@ -44,11 +47,13 @@ policies = st.sampled_from([Nesterov(), CLASSIC])
 class Learner:
     """One fragment of one learner, without an engine: its weights, its anchors, and what it does with them."""
 
-    def __init__(self, name: str, start: Tensor, coding: str = "none", exact: bool = False, **policy: Any) -> None:
+    def __init__(
+        self, name: str, start: Tensor, coding: str | Codec = "none", exact: bool = False, **policy: Any
+    ) -> None:
         self.exact = exact
-        self.id, self.weights, self.seq = PeerId(name, 1), start.clone(), 0
+        self.id, self.weights, self.seq = PeerId(name, 1), start.flatten(), 0
         settings = {"outer": Nesterov(), "scheme": "mean", "buffers": Buffers(), **policy}
-        self.anchors = Anchors(Layout(["w"], [start], 1), [start.clone()], codec(coding), **settings)
+        self.anchors = Anchors(Layout(["w"], [start], 1), [start.flatten().clone()], codec(coding), **settings)
 
     @property
     def theta(self) -> Tensor:
@@ -81,8 +86,8 @@ class Learner:
         key = BASE.seal(members, done.digest).key
         return Seal(self.id, 0, BASE.digest, key, members, w, (), "all_present", done.digest, done.sections)
 
-    def receive(self, seal: Seal, mine: bool = True) -> Done:
-        return self.anchors.perform(Advance(seal, BASE, mine, replace=self.exact))
+    def receive(self, seal: Seal, mine: bool = True, ours: bool = False) -> Done:
+        return self.anchors.perform(Advance(seal, BASE, mine, replace=self.exact, ours=ours))
 
     def adopt(self, seal: Seal, mine: bool = True) -> Correction:
         done = self.receive(seal, mine)
@@ -99,7 +104,11 @@ class Learner:
 
 
 def merged(seal: Seal) -> Tensor:
-    return decode(seal.sections["merged"], seal.sections["merged"].numel)
+    """What comes back in it, of a fragment that is one vector."""
+    (numel,) = {packet.numel for packet in seal.sections.values()}
+    layout = Layout(["w"], [torch.zeros(numel)], 1)
+    way_back = WayBack(codec("none"), "mean", layout.fragments[0])
+    return way_back.merged(seal, True, torch.empty(numel))
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -108,6 +117,11 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 def vector(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
+
+
+def wide(value: float) -> Tensor:
+    """Long enough for a codec to save bytes: what is shorter travels as it is."""
+    return torch.full((40,), float(value))
 
 
 # One round
@@ -191,15 +205,15 @@ def test_under_synchronous_adoption_members_become_the_anchor_to_the_bit() -> No
 
 
 def test_what_has_to_be_dropped_is_out_of_the_weights_and_of_the_next_offer() -> None:
-    a, twin = Learner("a", vector(0.1), coding="bf16", exact=True), Learner("b", vector(0.1), coding="bf16")
-    seal = a.seal(a.train(vector(0.3)).offer())
-    twin.train(vector(0.30001)).offer()
-    assert twin.anchors.lost[0] is not None
+    a, twin = Learner("a", wide(0.1), coding="bf16", exact=True), Learner("b", wide(0.1), coding="bf16")
+    seal = a.seal(a.train(wide(0.3)).offer())
+    twin.train(wide(0.30001)).offer()
+    assert twin.anchors.feedback[0].lost is not None
     twin.exact = True
     twin.adopt(seal, mine=False)
     a.adopt(seal)
     assert as_bytes(twin.weights) == as_bytes(twin.theta) == as_bytes(a.theta)
-    assert (twin.anchors.progress, twin.anchors.residual, twin.anchors.lost) == ([None], [None], [None])
+    assert (twin.anchors.progress, twin.anchors.feedback[0].held()) == ([None], {})
 
 
 # Trajectories computed by hand
@@ -249,40 +263,40 @@ def test_several_rounds_follow_the_textbook(policy: Nesterov, drawn: list[Tensor
 
 
 def residual(learner: Learner) -> Tensor:
-    held = learner.anchors.residual[0]
+    held = learner.anchors.feedback[0].residual
     return torch.zeros_like(learner.theta) if held is None else held
 
 
-@given(vectors(5, 3), st.lists(st.booleans(), min_size=4, max_size=4))
+@given(vectors(5, 40), st.lists(st.booleans(), min_size=4, max_size=4))
 def test_what_was_merged_plus_the_residual_is_all_that_was_trained(drawn: list[Tensor], fates: list[bool]) -> None:
     """Σ merged decodes + residual = Σ deltas, over rounds that merge the learner's offer or leave it out."""
     start, *changes = drawn
-    learner, decoded, settled, pending = Learner("a", start, "bf16"), torch.zeros(3), torch.zeros(3), torch.zeros(3)
+    learner, decoded, settled, pending = Learner("a", start, "bf16"), torch.zeros(40), torch.zeros(40), torch.zeros(40)
     other = Learner("b", start, "bf16")
     for change, mine in zip(changes, fates, strict=True):
         offer, pending = learner.train(change).offer(), pending + change
         seal = other.seal(offer if mine else other.offer())
         learner.adopt(seal, mine)
         if mine:
-            decoded, settled, pending = decoded + merged(seal), settled + pending, torch.zeros(3)
+            decoded, settled, pending = decoded + merged(seal), settled + pending, torch.zeros(40)
     assert close(decoded + residual(learner), settled)
 
 
 def test_what_bf16_lost_travels_in_the_next_offer() -> None:
-    learner = Learner("a", vector(0), "bf16")
-    learner.adopt(learner.seal(learner.train(vector(1 + 2**-9)).offer()))
-    assert learner.theta.item() == -1
-    assert residual(learner).item() == 2**-9
-    assert learner.anchors.lost == [None]
-    assert merged(learner.seal(learner.train(vector(2**-9)).offer())).item() == 2**-8
+    learner = Learner("a", wide(0), "bf16")
+    learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
+    assert learner.theta.unique().tolist() == [-1]
+    assert residual(learner).unique().tolist() == [2**-9]
+    assert learner.anchors.feedback[0].lost is None
+    assert merged(learner.seal(learner.train(wide(2**-9)).offer())).unique().tolist() == [2**-8]
 
 
 def test_an_offer_that_was_left_out_commits_no_residual() -> None:
-    learner, other = Learner("a", vector(0), "bf16"), Learner("b", vector(0), "bf16")
-    learner.adopt(learner.seal(learner.train(vector(1 + 2**-9)).offer()))
+    learner, other = Learner("a", wide(0), "bf16"), Learner("b", wide(0), "bf16")
+    learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
     before = residual(learner).clone()
-    learner.train(vector(math.pi)).offer()
-    learner.adopt(other.seal(other.train(vector(1)).offer()), mine=False)
+    learner.train(wide(math.pi)).offer()
+    learner.adopt(other.seal(other.train(wide(1)).offer()), mine=False)
     assert torch.equal(residual(learner), before)
 
 
@@ -293,14 +307,38 @@ def test_a_residual_that_came_with_a_checkpoint_is_offered_by_an_exact_codec_too
     seal = learner.seal(learner.train(vector(3, 4)).offer())
     assert merged(seal).tolist() == [4, 6]
     learner.adopt(seal)
-    assert learner.anchors.residual[0] is None or not learner.anchors.residual[0].any()
+    assert not residual(learner).any()
     assert merged(learner.seal(learner.train(vector(5, 6)).offer())).tolist() == [5, 6]
+
+
+def test_who_encodes_the_merged_once_more_keeps_what_that_lost_if_its_own_seal_was_taken() -> None:
+    how = PowerSGD(rank=1, min_ratio=1, back="same")
+    sealer, other = (Learner(name, torch.zeros(12, 12), how) for name in "ab")
+    change = torch.randn(144, generator=torch.Generator().manual_seed(3))
+    for learner in (sealer, other):
+        learner.train(change)
+    lost = sealer.anchors.way_back[0].feedback
+    assert lost is not None
+    theirs = other.seal(other.offer())
+    sealer.seal(sealer.offer(), other.offer())  # and nothing comes of it
+    sealer.adopt(theirs, mine=False)
+    assert lost.residual is None
+    seal = sealer.seal(sealer.offer())
+    assert sealer.receive(seal, ours=True).fault == ""
+    assert lost.residual is not None
+    assert lost.residual.any()
+    assert "returned" in sealer.anchors.save(0)
+    other.anchors.load(0, sealer.anchors.save(0))
+    back = other.anchors.way_back[0].feedback
+    assert back is not None
+    assert back.residual is not None
+    assert torch.equal(back.residual, lost.residual)
 
 
 def test_an_exact_codec_keeps_no_residual() -> None:
     learner = Learner("a", vector(0))
     learner.adopt(learner.seal(learner.train(vector(math.pi)).offer()))
-    assert learner.anchors.residual == learner.anchors.lost == [None]
+    assert not learner.anchors.feedback[0].held()
 
 
 # Whole anchors
@@ -336,44 +374,44 @@ def test_a_pulled_anchor_that_merged_the_pending_offer_keeps_only_what_came_afte
 
 
 def test_replacement_drops_progress_and_residual() -> None:
-    source, learner = Learner("a", vector(5), "bf16"), Learner("b", vector(0), "bf16")
-    learner.adopt(learner.seal(learner.train(vector(1 + 2**-9)).offer()))
-    learner.train(vector(math.pi)).offer()
+    source, learner = Learner("a", wide(5), "bf16"), Learner("b", wide(0), "bf16")
+    learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
+    learner.train(wide(math.pi)).offer()
     (correction,) = learner.anchors.perform(Install((source.export(),), mine=False, replace=True)).corrections
     learner.apply(correction)
     anchors = learner.anchors
-    assert learner.weights.item() == 5
-    assert anchors.progress == anchors.residual == anchors.lost == [None]
+    assert learner.weights.unique().tolist() == [5]
+    assert (anchors.progress, anchors.feedback[0].held()) == ([None], {})
 
 
 def test_a_seal_in_doubt_replaces_the_weights_and_drops_progress_and_residual() -> None:
-    source, learner = Learner("a", vector(0)), Learner("b", vector(0), "bf16", exact=True)
-    learner.adopt(learner.seal(learner.train(vector(1 + 2**-9)).offer()))
-    learner.train(vector(math.pi)).offer()
+    source, learner = Learner("a", wide(0)), Learner("b", wide(0), "bf16", exact=True)
+    learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
+    learner.train(wide(math.pi)).offer()
     before = learner.theta.clone()
-    (correction,) = learner.receive(source.seal(source.train(vector(3)).offer()), mine=False).corrections
+    (correction,) = learner.receive(source.seal(source.train(wide(3)).offer()), mine=False).corrections
     learner.apply(correction)
     anchors = learner.anchors
     assert correction.replace
     assert torch.equal(learner.weights, before - 3)
     assert torch.equal(learner.theta, learner.weights)
-    assert anchors.progress == anchors.residual == anchors.lost == [None]
+    assert (anchors.progress, anchors.feedback[0].held()) == ([None], {})
 
 
 def test_an_export_is_a_copy() -> None:
     learner = Learner("a", vector(0))
     state = learner.export()
     learner.adopt(learner.seal(learner.train(vector(1)).offer()))
-    assert decode(state.sections["anchor"], 1).item() == 0
+    assert decode(state.sections["anchor"], [(1,)]).item() == 0
 
 
 def test_the_weights_of_a_lone_learner_become_its_anchor() -> None:
-    learner = Learner("a", vector(0), "bf16")
-    learner.adopt(learner.seal(learner.train(vector(1 + 2**-9)).offer()))
-    done = learner.anchors.perform(Found((vector(3),)))
-    assert learner.theta.item() == 3
-    assert done.digest == Learner("b", vector(3)).anchors.genesis()
-    assert learner.anchors.residual == [None]
+    learner = Learner("a", wide(0), "bf16")
+    learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
+    done = learner.anchors.perform(Found((wide(3),)))
+    assert learner.theta.unique().tolist() == [3]
+    assert done.digest == Learner("b", wide(3)).anchors.genesis()
+    assert not learner.anchors.feedback[0].held()
 
 
 def test_the_genesis_depends_on_every_fragment() -> None:
@@ -396,15 +434,15 @@ def test_a_model_of_empty_tensors_has_anchors_too() -> None:
 
 def seal_with(values: Tensor, payload: bytes | None = None) -> Seal:
     """A seal of these merged bytes, with the digest that fits them unless told otherwise."""
-    packet = codec("none").encode(values)
+    packet = raw(values)
     digest = payload or content_digest(packet.data)
     return Seal(PeerId("x", 1), 0, BASE.digest, BASE.key, (), (), (), "", digest, {"merged": packet})
 
 
 def test_a_merge_that_overflows_is_void() -> None:
     learners = [Learner(name, vector(0, 0)) for name in "ab"]
-    offers = tuple(x.train(vector(-3e38, 0)).offer() for x in learners)
-    done = learners[0].anchors.perform(Merge(0, BASE, offers, (1.0, 1.0)))
+    offers = tuple(x.train(vector(-8e37, 0)).offer() for x in learners)
+    done = learners[0].anchors.perform(Merge(0, BASE, offers, (4.0, 4.0)))
     assert done.fault == "the merged delta is not finite"
 
 
@@ -423,7 +461,8 @@ SEALS = {
 
 def contents(learner: Learner) -> list[bytes]:
     anchors = learner.anchors
-    held = [*anchors.theta, *anchors.velocity, *anchors.progress, *anchors.residual, *anchors.lost]
+    feedback = [tensor for each in anchors.feedback for tensor in (each.residual, each.lost, each.memory)]
+    held = [*anchors.theta, *anchors.velocity, *anchors.progress, *feedback]
     return [b"" if tensor is None else bytes(as_bytes(tensor)) for tensor in held]
 
 
@@ -436,7 +475,7 @@ def test_an_honest_seal_is_taken() -> None:
 
 @pytest.mark.parametrize("kind", SEALS)
 def test_a_refused_seal_changes_no_bit(kind: str) -> None:
-    learner = Learner("a", vector(0, 0), "bf16", outer=CLASSIC).train(vector(1, math.pi))
+    learner = Learner("a", vector(0, 0), outer=CLASSIC).train(vector(1, math.pi))
     learner.offer()
     before = contents(learner)
     done = learner.receive(SEALS[kind]())
@@ -449,9 +488,9 @@ def changed(state: State, name: str, tensor: Tensor | None) -> State:
     """Another tensor in one section, with a digest that fits: what a broken but consistent peer would send."""
     sections = {key: packet for key, packet in state.sections.items() if key != name}
     if tensor is not None:
-        sections[name] = codec("none").encode(tensor)
+        sections[name] = raw(tensor)
     donor = Learner("x", vector(0)).anchors
-    donor.theta, donor.velocity = [decode(p, p.numel) for _, p in sorted(sections.items())], []
+    donor.theta, donor.velocity = [decode(p, [(p.numel,)]) for _, p in sorted(sections.items())], []
     return replace(state, sections=sections, content=donor.genesis())
 
 
@@ -511,14 +550,14 @@ def test_weights_that_are_not_finite_are_neither_offered_nor_founded(value: floa
     ("values", "fault"),
     [
         (vector(1, 2), ""),
-        (vector(1, math.nan), "not finite"),
-        (vector(-math.inf, 1), "not finite"),
-        (vector(1), "packet of 1 elements in 4 bytes, expected 2 in 8"),
+        (vector(1, math.nan), "not finite, or too great to be merged"),
+        (vector(-math.inf, 1), "not finite, or too great to be merged"),
+        (vector(1), "packet of 1 elements in 4 bytes, expected 2 in 8 at most"),
     ],
 )
 def test_inspection_of_an_offer(values: Tensor, fault: str) -> None:
     learner = Learner("a", vector(0, 0))
-    offer = replace(learner.nothing(), sections={"delta": codec("none").encode(values)})
+    offer = replace(learner.nothing(), sections={"delta": raw(values)})
     assert learner.anchors.perform(Inspect(offer)).fault == fault
 
 
@@ -551,10 +590,10 @@ def test_a_buffer_is_reused_once_it_is_dropped() -> None:
 
 
 HOLDERS = {
-    "a packet": lambda buffer: codec("none").encode(buffer),
+    "a packet": lambda buffer: raw(buffer),
     "its bytes": as_bytes,
     "a piece of its bytes": lambda buffer: as_bytes(buffer)[4:8],
-    "a decoded packet": lambda buffer: decode(codec("none").encode(buffer), 8),
+    "a decoded packet": lambda buffer: decode(raw(buffer), [(8,)]),
     "a slice": lambda buffer: buffer[2:4],
     "a view": lambda buffer: buffer.detach().view(2, 4),
     "an array": lambda buffer: buffer.numpy()[1:],

@@ -60,9 +60,10 @@ def calls(path: Path) -> set[str]:
 
 
 def draws(path: Path) -> set[str]:
-    """Random draws that are not from a generator of the caller's."""
+    """Random draws that are not from a generator of the caller's, or from one seeded on the spot."""
     named = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
     free = [call for call in named if not any(keyword.arg == "generator" for keyword in call.keywords)]
+    free = [call for call in free if not ast.unparse(call.func).endswith("Generator().manual_seed")]
     return {call.func.attr for call in free if isinstance(call.func, ast.Attribute)} & CHANCE
 
 

@@ -17,6 +17,8 @@ from mend_optim import Grace, MendOptimizer, Nesterov, Quorum, Timing, UsageErro
 
 NAN, INF = float("nan"), float("inf")
 PEER = "127.0.0.1:9"  # nobody is ever there
+NAMES = "['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd', 'sparse']"
+CODEC = f"codec must be one of {NAMES} or a codec such as PowerSGD(rank=4), got {{}}"
 
 # What is refused, and how the message begins; {} stands for the value.
 ALWAYS: list[tuple[str, Any, str]] = [
@@ -48,9 +50,9 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("outer", None, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
     ("outer", 0.7, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
     ("outer", Nesterov, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
-    ("codec", "fp8", "codec must be one of ['bf16', 'none'], got {}"),
-    ("codec", None, "codec must be the name of a codec, got {}"),
-    ("codec", [], "codec must be the name of a codec, got {}"),
+    ("codec", "fp8", CODEC),
+    ("codec", None, CODEC),
+    ("codec", [], CODEC),
     ("tokens_per_step", 0, "tokens_per_step must be None or an int >= 1, got {}"),
     ("tokens_per_step", -1, "tokens_per_step must be None or an int >= 1, got {}"),
     ("tokens_per_step", 1.5, "tokens_per_step must be None or an int >= 1, got {}"),

@@ -1,3 +1,5 @@
+"""The codecs as they are chosen by name, and what comes back of any packet."""
+
 from __future__ import annotations
 
 import math
@@ -9,97 +11,121 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.codec import Packet, as_bytes, codec, decode
+from mend_optim.codec import CODECS, Codec, check, codec, decode, encode, name_of
 from mend_optim.errors import PeerError, UsageError
+from mend_optim.packet import Packet, as_bytes
+from mend_optim.powersgd import PowerSGD
 
-CODECS = ["none", "bf16"]
-floats = st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), max_size=20).map(
+EXACT = [name for name, known in CODECS.items() if known.exact]
+each = pytest.mark.parametrize("name", CODECS)
+floats = st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), max_size=60).map(
     lambda values: torch.tensor(values, dtype=torch.float32)
 )
-any_floats = st.lists(st.floats(width=32), max_size=20).map(lambda values: torch.tensor(values, dtype=torch.float32))
 
 
-@given(any_floats)
-def test_none_is_exact_to_the_bit(tensor: Tensor) -> None:
-    packet = codec("none").encode(tensor)
-    assert bytes(packet.data) == tensor.numpy().tobytes()
-    assert as_bytes(decode(packet, tensor.numel())) == as_bytes(tensor)
-
-
-def test_none_copies_neither_way() -> None:
-    tensor = torch.zeros(4)
-    packet = codec("none").encode(tensor)
-    assert decode(packet, 4).data_ptr() == tensor.data_ptr()
-    tensor[0] = 1
-    assert bytes(packet.data[:4]) == b"\x00\x00\x80\x3f"
+def there_and_back(name: str, values: Tensor) -> Tensor:
+    shapes = [tuple(values.shape)]
+    packet, _ = encode(codec(name), values, shapes)
+    check(packet, shapes)
+    return decode(packet, shapes)
 
 
 @given(floats)
-def test_bf16_errs_by_at_most_2_to_the_minus_8(tensor: Tensor) -> None:
-    decoded = decode(codec("bf16").encode(tensor), tensor.numel())
+def test_none_is_exact_to_the_bit_and_copies_neither_way(values: Tensor) -> None:
+    packet, _ = encode(codec("none"), values, [tuple(values.shape)])
+    assert bytes(packet.data) == values.numpy().tobytes()
+    decoded = decode(packet, [tuple(values.shape)])
+    assert as_bytes(decoded) == as_bytes(values)
+    assert not len(values) or decoded.data_ptr() == values.data_ptr()
+
+
+@given(floats)
+def test_bf16_errs_by_at_most_2_to_the_minus_8(values: Tensor) -> None:
+    decoded = there_and_back("bf16", values)
     assert decoded.dtype == torch.float32
-    assert ((decoded - tensor).abs() <= tensor.abs() * 2**-8).all()
+    assert ((decoded - values).abs() <= values.abs() * 2**-8).all()
 
 
 @given(floats)
-def test_bf16_loses_nothing_twice(tensor: Tensor) -> None:
-    once = decode(codec("bf16").encode(tensor), tensor.numel())
-    assert torch.equal(decode(codec("bf16").encode(once), tensor.numel()), once)
+def test_bf16_loses_nothing_twice(values: Tensor) -> None:
+    once = there_and_back("bf16", values)
+    assert torch.equal(there_and_back("bf16", once), once)
 
 
-@pytest.mark.parametrize("name", CODECS)
-@given(tensor=floats)
-def test_a_packet_describes_itself(name: str, tensor: Tensor) -> None:
-    packet = codec(name).encode(tensor)
-    assert (packet.codec, packet.numel, packet.nbytes) == (name, tensor.numel(), codec(name).nbytes(tensor.numel()))
+@each
+@given(values=floats)
+def test_what_is_short_travels_as_it_is_and_nothing_gets_longer(name: str, values: Tensor) -> None:
+    packet, _ = encode(codec(name), values, [tuple(values.shape)])
+    assert packet.numel == values.numel()
+    assert packet.nbytes <= values.nbytes
+    if values.numel() <= 4:
+        assert bytes(packet.data) == values.numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", CODECS)
-def test_encoding_leaves_the_tensor_as_it_was(name: str) -> None:
-    tensor = torch.tensor([1.0, math.pi])
-    codec(name).encode(tensor)
-    assert tensor.tolist() == [1.0, torch.tensor(math.pi).item()]
+@each
+def test_encoding_leaves_the_tensors_as_they_were(name: str) -> None:
+    values = torch.linspace(-math.pi, 5, 3000)
+    before = values.clone()
+    encode(codec(name), values, [(50, 40), (1000,)])
+    assert torch.equal(values, before)
 
 
-def test_only_codecs_that_lose_nothing_call_themselves_exact() -> None:
-    third = torch.tensor([1 / 3])
-    exact = [name for name in CODECS if torch.equal(decode(codec(name).encode(third), 1), third)]
-    assert exact == [name for name in CODECS if codec(name).exact] == ["none"]
+@each
+def test_only_codecs_that_lose_nothing_call_themselves_exact(name: str) -> None:
+    values = torch.randn(64 * 64, generator=torch.Generator().manual_seed(1))
+    packet, _ = encode(codec(name), values, [(64, 64)])
+    assert torch.equal(decode(packet, [(64, 64)]), values) == codec(name).exact == (name in EXACT)
 
 
-def test_an_unknown_codec_is_the_users_mistake_here_and_the_peers_in_a_packet() -> None:
-    with pytest.raises(UsageError, match=r"codec must be one of \['bf16', 'none'\], got 'zip'"):
-        codec("zip")
+def test_codecs_are_told_by_name_or_as_they_are() -> None:
+    assert codec("powersgd") == PowerSGD()
+    assert codec(PowerSGD(rank=2)) == PowerSGD(rank=2)
+    assert [name_of(known) for known in CODECS.values()] == list(CODECS)
+    assert name_of(PowerSGD(rank=2)) == "PowerSGD(rank=2, min_ratio=2.0, back='exact', seed=0)"
+
+
+@pytest.mark.parametrize("told", ["zip", "", None, 4, PowerSGD])
+def test_an_unknown_codec_is_the_users_mistake(told: Codec) -> None:
+    with pytest.raises(UsageError, match=r"codec must be one of \['bf16', .* or a codec such as PowerSGD\(rank=4\)"):
+        codec(told)
+
+
+def test_an_unknown_codec_in_a_packet_is_the_peers() -> None:
     with pytest.raises(PeerError, match="unknown codec 'zip'"):
-        decode(Packet("zip", 0, memoryview(b"")), 0)
+        check(Packet("zip", 0, memoryview(b"")), [(0,)])
 
 
-@pytest.mark.parametrize("name", CODECS)
+@each
 @pytest.mark.parametrize("change", ["codec", "numel", "short", "long"])
-def test_a_packet_of_another_size_is_refused_with_both_sizes(name: str, change: str) -> None:
-    packet = codec(name).encode(torch.zeros(6))
-    data, other = bytes(packet.data), CODECS[1 - CODECS.index(name)]
+def test_a_packet_of_another_size_is_refused(name: str, change: str) -> None:
+    packet, _ = encode(codec(name), torch.randn(4096, generator=torch.Generator().manual_seed(1)), [(64, 64)])
+    data = bytes(packet.data)
     wrong = {
-        "codec": replace(packet, codec=other),
-        "numel": replace(packet, numel=7),
-        "short": replace(packet, data=memoryview(data[:-1])),
-        "long": replace(packet, data=memoryview(data + b"\0")),
+        "codec": replace(packet, codec="packed" if packet.codec == "none" else "none"),
+        "numel": replace(packet, numel=4097),
+        "short": replace(packet, data=memoryview(data[:-4])),
+        "long": replace(packet, data=memoryview(data + b"\0" * 4)),
     }[change]
-    with pytest.raises(PeerError, match=f"packet of {wrong.numel} elements in {wrong.nbytes} bytes, expected 6 in"):
-        decode(wrong, 6)
+    with pytest.raises(PeerError, match=r"packet of|tensor 0"):
+        check(wrong, [(64, 64)])
 
 
-@given(st.sampled_from([*CODECS, "", "zip"]), st.integers(-1, 10), st.binary(max_size=44), st.integers(0, 10))
+@given(
+    st.sampled_from(["none", "packed", "", "zip"]), st.integers(-1, 10), st.binary(max_size=64), st.integers(0, 10)
+)  # fmt: skip
 def test_random_bytes_are_a_tensor_or_the_peers_fault(name: str, claimed: int, data: bytes, numel: int) -> None:
+    packet = Packet(name, claimed, memoryview(data))
     try:
-        decoded = decode(Packet(name, claimed, memoryview(data)), numel)
+        check(packet, [(numel,)])
     except PeerError:
         return
+    decoded = decode(packet, [(numel,)])
     assert (decoded.shape, decoded.dtype) == ((numel,), torch.float32)
+    assert torch.isfinite(decoded).all()
 
 
 @pytest.mark.filterwarnings("error")
 def test_read_only_bytes_are_decoded_without_a_warning() -> None:
     packet = Packet("none", 2, memoryview(b"\x00\x00\x80\x3f" * 2))
-    assert decode(packet, 2).add_(1).tolist() == [2, 2]
+    assert decode(packet, [(2,)]).add_(1).tolist() == [2, 2]
     assert bytes(packet.data) == b"\x00\x00\x80\x3f" * 2

@@ -98,6 +98,18 @@ def test_the_mean_is_the_textbooks(drawn: tuple[list[Tensor], list[float]]) -> N
     assert merged("mean", deltas, w).tolist() == pytest.approx(expected, abs=len(deltas) * EPS * span(deltas))
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 1000, merge.BLOCK + 7]))
+def test_every_product_and_every_sum_of_a_mean_is_rounded(seed: int, n: int, numel: int) -> None:
+    """Fused operations would give other bits on other hardware."""
+    drawn = torch.randn(n, numel, generator=torch.Generator().manual_seed(seed))
+    w = [float(np.float32((i + 1) / 7)) for i in range(n)]
+    total = drawn[0].numpy() * np.float32(w[0])
+    for delta, weight in zip(drawn[1:].numpy(), w[1:], strict=True):
+        total = total + delta * np.float32(weight)
+    assert torch.equal(merge.weighted_mean(list(drawn), w, torch.empty(numel)), torch.from_numpy(total))
+
+
+
 @given(contributions())
 def test_the_mean_stays_inside_the_contributions_range(drawn: tuple[list[Tensor], list[float]]) -> None:
     deltas, w = drawn

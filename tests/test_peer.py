@@ -21,10 +21,10 @@ import pytest
 from mend_optim import peer as room
 from mend_optim import wire
 from mend_optim.address import host_of, seen_from
-from mend_optim.codec import Packet
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.lineage import Key, Lineage, PeerId
 from mend_optim.link import Link, Outbox
+from mend_optim.packet import Packet
 from mend_optim.peer import Transport, parse_address, parse_dialable
 from mend_optim.protocol import Beat, Call, Goodbye, Hello, Message, Offer, Rumor, Seal, State, Want
 from mend_optim.roster import Timing

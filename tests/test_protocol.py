@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.codec import Packet
 from mend_optim.lineage import Entry, Key, PeerId
+from mend_optim.packet import Packet
 from mend_optim.protocol import PROTOCOL, Hello, Offer, first_difference, nbytes, refusal
 
 MODEL = (("number of parameters", "1"), ("parameter w", "[2] torch.float32"))

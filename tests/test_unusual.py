@@ -271,7 +271,7 @@ def test_lbfgs_that_forgets_at_every_merge_does_better_where_data_differ() -> No
 
     forgetful, faithful = end(forget=True), end(forget=False)
     assert forgetful < 0.5
-    assert forgetful < 0.5 * faithful
+    assert forgetful < 0.8 * faithful
 
 
 def test_rows_that_one_learner_touched_move_by_its_share() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from mend_optim import wire
 from mend_optim._pb import peer_pb2 as pb
-from mend_optim.codec import Packet
 from mend_optim.errors import PeerError
 from mend_optim.lineage import Claim, Entry, Key, Lineage, PeerId
+from mend_optim.packet import Packet
 from mend_optim.protocol import Beat, Bulk, Call, Goodbye, Hello, Offer, Report, Rumor, Seal, State, Want
 
 LIMIT = 5 << 20

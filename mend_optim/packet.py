@@ -1,0 +1,244 @@
+"""Packets: what the tensors of a fragment look like on the wire.
+
+A packet says itself how to read it. "none" is the whole fragment as float32. "packed" has a form for every tensor of
+the fragment, in its order; all numbers are little-endian:
+
+    count: u32, 0: u32 | form: u32, param: u32, for each tensor | the tensors' bytes, each padded with zeros to 4
+
+A form is a way to write a tensor down, and `param` is what its size depends on besides the tensor's shape: a rank, a
+number of indices. So all sizes are known, and checked, before anything is allocated.
+
+Decoding uses elementwise operations that are rounded once (no fused multiply-add, no BLAS): learners on different
+hardware get the same bits from the same bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import PeerError
+
+Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
+
+MOST = 2.0**126  # no decoded value is greater: a convex combination of such values is finite
+RAW, PACKED = "none", "packed"
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One encoded fragment: how ("none" or "packed"), the number of elements, the bytes. `data` is any contiguous
+    buffer."""
+
+    codec: str
+    numel: int
+    data: memoryview
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+Sections = Mapping[str, Packet]
+"""The tensors of one message by name: "delta" in an offer, "merged" or members' deltas in a seal, "anchor" and
+"velocity" in a state."""
+
+
+def section(sections: Sections, name: str) -> Packet:
+    """The packet of that name. Raises `PeerError`."""
+    if name not in sections:
+        raise PeerError(f"section {name!r} is missing")
+    return sections[name]
+
+
+class Form(Protocol):
+    """One way to write a tensor of a known shape down."""
+
+    @property
+    def code(self) -> int:
+        """Its number in a packet; never reused."""
+
+    def nbytes(self, shape: Shape, param: int) -> int:
+        """The size of such a tensor. Raises `PeerError` for a `param` that cannot be."""
+
+    def check(self, data: memoryview, shape: Shape, param: int) -> None:
+        """Raise `PeerError` unless every decoded value will be finite, and at most `MOST`. No decoding."""
+
+    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
+        """Write the values into `out` (flat float32)."""
+
+
+class Piece(NamedTuple):
+    """One encoded tensor: contiguous host tensors or arrays whose bytes follow one another."""
+
+    form: Form
+    param: int
+    parts: tuple[Tensor | np.ndarray[Any, Any], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous float32 host tensor, without a copy; they keep its storage alive."""
+    return tensor.numpy().view(np.uint8).data
+
+
+def view(data: memoryview, dtype: torch.dtype, offset: int = 0, count: int = -1) -> Tensor:
+    """`count` elements of `dtype` from byte `offset` of received bytes; without a copy, but for read-only or unaligned
+    memory. The offset must be even for 2-byte dtypes, and so on."""
+    nbytes = data.nbytes - offset if count < 0 else count * dtype.itemsize
+    if nbytes == 0:
+        return torch.empty(0, dtype=dtype)
+    array = np.frombuffer(data, dtype=np.uint8, count=nbytes, offset=offset)
+    if not array.flags.writeable or array.ctypes.data % dtype.itemsize:  # torch warns about read-only memory
+        array = array.copy()
+    return torch.from_numpy(array).view(dtype)
+
+
+def bounded(values: Tensor, most: float = MOST) -> bool:
+    """Whether every value is a number of at most that magnitude."""
+    if values.numel() == 0:
+        return True
+    low, high = torch.aminmax(values)
+    return bool(-most <= low) and bool(high <= most)
+
+
+def require_bounded(values: Tensor, most: float = MOST) -> None:
+    if not bounded(values, most):
+        raise PeerError("not finite, or too great to be merged")
+
+
+# ── the two plain forms ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _without(param: int) -> None:
+    if param:
+        raise PeerError(f"a form that takes no parameter has {param}")
+
+
+class DenseForm:
+    """float32 as it is, 4 bytes an element."""
+
+    code = 0
+
+    def nbytes(self, shape: Shape, param: int) -> int:
+        _without(param)
+        return 4 * math.prod(shape)
+
+    def check(self, data: memoryview, shape: Shape, param: int) -> None:
+        require_bounded(view(data, torch.float32))
+
+    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
+        out.copy_(view(data, torch.float32))
+
+
+class BFloat16Form:
+    """Rounded to bfloat16, 2 bytes an element, relative error at most 2⁻⁸."""
+
+    code = 1
+
+    def nbytes(self, shape: Shape, param: int) -> int:
+        _without(param)
+        return 2 * math.prod(shape)
+
+    def check(self, data: memoryview, shape: Shape, param: int) -> None:
+        require_bounded(view(data, torch.bfloat16))
+
+    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
+        out.copy_(view(data, torch.bfloat16))
+
+
+DENSE, BF16 = DenseForm(), BFloat16Form()
+
+
+def dense(values: Tensor) -> Piece:
+    return Piece(DENSE, 0, (values,))
+
+
+def bf16(values: Tensor) -> Piece:
+    return Piece(BF16, 0, (values.to(torch.bfloat16).view(torch.int16),))
+
+
+# ── packing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_HEAD = 8
+_RECORD = 8
+
+
+def padded(nbytes: int) -> int:
+    return -(-nbytes // 4) * 4
+
+
+def raw(values: Tensor) -> Packet:
+    """Flat float32, as it is and without a copy."""
+    return Packet(RAW, values.numel(), as_bytes(values))
+
+
+def packed_nbytes(sizes: Sequence[int]) -> int:
+    """The size of a packed packet whose tensors have so many bytes."""
+    return _HEAD + _RECORD * len(sizes) + sum(map(padded, sizes))
+
+
+def pack(pieces: Sequence[Piece], numel: int) -> Packet:
+    """One packet of the pieces, one for every tensor of a fragment of `numel` elements."""
+    sizes = [piece.nbytes for piece in pieces]
+    data = np.zeros(packed_nbytes(sizes), dtype=np.uint8)
+    head = data[: _HEAD + _RECORD * len(pieces)].view("<u4")
+    head[0] = len(pieces)
+    head[2::2] = [piece.form.code for piece in pieces]
+    head[3::2] = [piece.param for piece in pieces]
+    at = head.nbytes
+    for piece, size in zip(pieces, sizes, strict=True):
+        start = at
+        for part in piece.parts:
+            flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+            data[start : start + flat.size] = flat
+            start += flat.size
+        at += padded(size)
+    return Packet(PACKED, numel, data.data)
+
+
+class Unpacked(NamedTuple):
+    """One tensor of a received packet, its size checked."""
+
+    form: Form
+    param: int
+    shape: Shape
+    data: memoryview
+    start: int
+    stop: int
+
+
+def unpack(packet: Packet, shapes: Shapes, forms: Mapping[int, Form]) -> list[Unpacked]:
+    """The tensors of a packed packet, where the header, every size and their sum are as they must be. Raises
+    `PeerError`."""
+    data = packet.data.cast("B") if packet.nbytes else memoryview(b"")
+    begin = _HEAD + _RECORD * len(shapes)
+    if len(data) < begin:
+        raise PeerError(f"a packet of {len(data)} bytes, expected at least {begin} for {len(shapes)} tensors")
+    head = np.frombuffer(data[:begin], dtype="<u4").tolist()
+    if head[:2] != [len(shapes), 0]:
+        raise PeerError(f"a packet with the head {head[:2]}, expected {[len(shapes), 0]}")
+    ends = list(accumulate((math.prod(shape) for shape in shapes), initial=0))
+    found, at = [], begin
+    for i, shape in enumerate(shapes):
+        code, param = head[2 + 2 * i : 4 + 2 * i]
+        if code not in forms:
+            raise PeerError(f"tensor {i} has the unknown form {code}")
+        size, most = forms[code].nbytes(shape, param), 4 * math.prod(shape)
+        if size > most or at + size > len(data):
+            raise PeerError(f"tensor {i} of {size} bytes, expected at most {min(most, len(data) - at)}")
+        found.append(Unpacked(forms[code], param, shape, data[at : at + size], ends[i], ends[i + 1]))
+        at += padded(size)
+    if at != len(data):
+        raise PeerError(f"a packet of {len(data)} bytes, expected {at}")
+    return found

@@ -1,0 +1,78 @@
+"""How what was merged comes back to the learners: whatever is smallest and loses nothing more; or, where the codec says
+so, encoded once more.
+
+    "merged"          the merged delta, as one packet
+    "0", "1", …       the packets of the members with these numbers, as they came (the mean only): everybody merges them
+
+Relayed packets are decoded by the sealer no sooner than it advances itself. What is encoded once more has an error
+feedback of its own: what this seal lost, the sealer adds to what it merges next."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from . import merge
+from .codec import LOSSLESS, Codec, check, decode, encode
+from .errors import PeerError
+from .feedback import Feedback
+from .fragment import Fragment
+from .lineage import content_digest
+from .packet import Packet, Sections, section
+from .protocol import Offer, Seal
+
+MERGED = "merged"
+
+
+def digest(sections: Sections, weights: Sequence[float]) -> bytes:
+    """Of all that the merged delta depends on: its bytes, or the members' packets and weights."""
+    if MERGED in sections:
+        return content_digest(sections[MERGED].data)
+    packets = [sections[name].data for name in sorted(sections, key=lambda name: (len(name), name))]
+    return content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))
+
+
+class WayBack:
+    """Of one fragment: sections out of offers (the sealer's side), and the merged delta out of sections
+    (everybody's)."""
+
+    def __init__(self, codec: Codec, scheme: str, fragment: Fragment) -> None:
+        self.scheme, self.fragment = scheme, fragment
+        self.relays = scheme == "mean" and codec.back == "exact"
+        self.feedback = Feedback(codec, fragment.shapes) if codec.back == "same" else None
+
+    def sections(self, offers: Sequence[Offer], weights: Sequence[float], room: Tensor) -> Sections:
+        """What to send for these offers; `room` (flat float32) is for the merged delta. Raises `PeerError` if that is
+        not finite."""
+        packets = {str(i): section(offer.sections, "delta") for i, offer in enumerate(offers) if offer.steps}
+        if self.relays and sum(packet.nbytes for packet in packets.values()) < 4 * self.fragment.numel:
+            return packets
+        merged = self._merge(packets, weights, room)
+        if self.feedback:
+            return {MERGED: self.feedback.encode(merged)}
+        return {MERGED: encode(LOSSLESS, merged, self.fragment.shapes)[0]}
+
+    def merged(self, seal: Seal, trusted: bool, room: Tensor) -> Tensor:
+        """The merged delta of a seal, in `room` or in the seal's own bytes. `trusted`: we made it. Raises `PeerError`
+        for sections that are missing, damaged, or not finite."""
+        if MERGED in seal.sections:
+            packets = {MERGED: seal.sections[MERGED]}
+        else:
+            packets = {str(i): section(seal.sections, str(i)) for i, entry in enumerate(seal.members) if entry.steps}
+        if not trusted:
+            if digest(packets, seal.weights) != seal.payload:
+                raise PeerError("the merged bytes do not have the digest that was sealed")
+            for packet in packets.values():
+                check(packet, self.fragment.shapes)
+        if MERGED in packets:
+            return decode(packets[MERGED], self.fragment.shapes, room)
+        return self._merge(packets, seal.weights, room)
+
+    def _merge(self, packets: Mapping[str, Packet], weights: Sequence[float], room: Tensor) -> Tensor:
+        deltas = (decode(packet, self.fragment.shapes) for packet in packets.values())
+        merge.merge(self.scheme, deltas, [weights[int(i)] for i in packets], room, self.fragment.offsets)
+        if not merge.finite(room):
+            raise PeerError("the merged delta is not finite")
+        return room

@@ -1,0 +1,73 @@
+"""Two learners and every codec: the same anchor to the bit, nothing lost for good, and the bytes that were promised."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from learners import LOCKSTEP, cluster, parameters, same, together
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD
+
+from mend_optim import Int8, MendOptimizer, PowerSGD
+from mend_optim.codec import CODECS, Codec, name_of
+
+SHAPES = [(96, 64), (64,), (8, 4, 3, 3), (), (0,)]
+NUMEL = sum(map(math.prod, SHAPES))
+ROUNDS = 12
+TOLD: list[Codec] = [*CODECS.values(), PowerSGD(rank=2, back="same"), Int8(back="same")]
+
+# The greatest share of float32's bytes, up and down, with two learners: what comes back holds what both sent.
+SHARES = {
+    "none": (1.0, 1.0), "bf16": (0.52, 1.0), "int8": (0.28, 0.55), "int4": (0.15, 0.3), "float4": (0.15, 0.3),
+    "sparse": (0.06, 0.12), "powersgd": (0.15, 0.3), name_of(TOLD[-2]): (0.09, 0.09), name_of(TOLD[-1]): (0.28, 0.28),
+}  # fmt: skip
+
+
+def gradients(learner: int, step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1000 * learner + step)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def held_back(optimizer: MendOptimizer) -> Tensor:
+    """What this learner's codec has lost so far, and will offer again."""
+    assert optimizer._learner is not None
+    assert optimizer._learner._anchors is not None
+    residual = optimizer._learner._anchors.feedback[0].residual
+    return torch.zeros(NUMEL) if residual is None else residual
+
+
+def returned(optimizer: MendOptimizer) -> Tensor:
+    """What the way back has lost so far, where this learner sealed."""
+    assert optimizer._learner is not None
+    assert optimizer._learner._anchors is not None
+    feedback = optimizer._learner._anchors.way_back[0].feedback
+    return torch.zeros(NUMEL) if feedback is None or feedback.residual is None else feedback.residual
+
+
+@pytest.mark.parametrize("told", TOLD, ids=name_of)
+def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> None:
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    with cluster(*(SGD(model, lr=1.0) for model in models), codec=told, **LOCKSTEP) as optimizers:
+
+        def loop(i: int) -> None:
+            for step in range(ROUNDS):
+                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                    parameter.grad = gradient
+                optimizers[i].step()
+
+        together(lambda: loop(0), lambda: loop(1))
+        assert same(*map(parameters, optimizers))
+        records = [optimizer.status().rounds for optimizer in optimizers]
+        assert [r.digest for r in records[0]] == [r.digest for r in records[1]]
+        moved = torch.cat([parameter.detach().flatten() for parameter in models[0]])
+        trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(ROUNDS)) / 2
+        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(map(returned, optimizers))
+        torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
+        assert torch.any(lost != 0) == (not told.exact)  # type: ignore[arg-type]
+        most_up, most_down = SHARES[name_of(told)]
+        for record in [r for rounds in records for r in rounds if r.members]:
+            assert 0 < record.offer_bytes <= most_up * 4 * NUMEL
+            assert 0 < record.merged_bytes <= most_down * 4 * NUMEL

@@ -1,0 +1,157 @@
+"""Error feedback of every codec: nothing is lost for good, whatever rounds are lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mend_optim.codec import CODECS, Codec, decode
+from mend_optim.errors import PeerError
+from mend_optim.feedback import Feedback
+from mend_optim.packet import Packet
+from mend_optim.powersgd import PowerSGD
+
+SHAPES = [(24, 20), (30,), (), (8, 3, 2, 2), (0,), (200,)]
+NUMEL = 24 * 20 + 30 + 1 + 96 + 200
+LOSSY = [*(codec for codec in CODECS.values() if not codec.exact), PowerSGD(rank=1, min_ratio=1)]
+each = pytest.mark.parametrize("codec", LOSSY, ids=lambda codec: type(codec).__name__)
+SEEDS = st.integers(0, 2**32 - 1)
+FATES = st.lists(st.booleans(), min_size=1, max_size=12)
+
+
+def drawn(generator: torch.Generator) -> Tensor:
+    return torch.randn(NUMEL, generator=generator) * torch.rand(NUMEL, generator=generator) ** 4
+
+
+def read(packet: Packet) -> Tensor:
+    return decode(packet, SHAPES).clone()
+
+
+def left(feedback: Feedback) -> Tensor:
+    return torch.zeros(NUMEL) if feedback.residual is None else feedback.residual
+
+
+@each
+@given(SEEDS, FATES)
+def test_merged_decodes_and_the_residual_are_all_that_was_there(codec: Codec, seed: int, fates: list[bool]) -> None:
+    generator, feedback = torch.Generator().manual_seed(seed), Feedback(codec, SHAPES)
+    merged = total = torch.zeros(NUMEL)
+    for fate in fates:
+        values = drawn(generator)
+        packet = feedback.encode(values)
+        if fate:
+            feedback.commit()
+            merged, total = merged + read(packet), total + values
+    assert torch.allclose(merged + left(feedback), total, rtol=1e-5, atol=1e-5)
+
+
+@each
+@given(SEEDS)
+def test_a_round_that_is_lost_leaves_no_trace(codec: Codec, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    first, lost, again = (drawn(generator) for _ in range(3))
+    with_loss, without = Feedback(codec, SHAPES), Feedback(codec, SHAPES)
+    for feedback in (with_loss, without):
+        feedback.encode(first)
+        feedback.commit()
+    with_loss.encode(lost)
+    assert bytes(with_loss.encode(again).data) == bytes(without.encode(again).data)
+    for feedback in (with_loss, without):
+        feedback.commit()
+    assert torch.equal(left(with_loss), left(without))
+    assert (with_loss.memory is None) == (without.memory is None)
+    assert with_loss.memory is None or torch.equal(with_loss.memory, without.memory)
+
+
+@each
+def test_the_residual_stays_bounded(codec: Codec) -> None:
+    """2,000 rounds, three in ten of them lost: what a lost round carried is offered again, as progress is."""
+    generator, feedback = torch.Generator().manual_seed(7), Feedback(codec, SHAPES)
+    fates = torch.rand(2000, generator=generator) < 0.7
+    waiting, sizes = torch.zeros(NUMEL), []
+    for fate in fates.tolist():
+        waiting = waiting + drawn(generator) * 0.1
+        feedback.encode(waiting)
+        if fate:
+            feedback.commit()
+            waiting = torch.zeros(NUMEL)
+        sizes.append(float(left(feedback).norm()))
+    early, late = max(sizes[200:600]), max(sizes[1600:])
+    assert 0 < late <= 1.5 * early
+
+
+@each
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**127])
+def test_what_is_not_finite_is_refused_and_changes_nothing(codec: Codec, value: float) -> None:
+    feedback = Feedback(codec, SHAPES)
+    feedback.encode(drawn(torch.Generator().manual_seed(1)))
+    feedback.commit()
+    before = left(feedback).clone()
+    bad = torch.zeros(NUMEL)
+    bad[17] = value
+    with pytest.raises(PeerError, match="not finite"):
+        feedback.encode(bad)
+    assert torch.equal(left(feedback), before)
+
+
+@each
+def test_values_are_left_as_they_were(codec: Codec) -> None:
+    feedback, values = Feedback(codec, SHAPES), drawn(torch.Generator().manual_seed(1))
+    before = values.clone()
+    packet = feedback.encode(values)
+    sent = bytes(packet.data)
+    feedback.commit()
+    feedback.encode(values)
+    assert torch.equal(values, before)
+    assert bytes(packet.data) == sent
+
+
+@each
+@settings(max_examples=20)
+@given(SEEDS)
+def test_what_goes_on_from_a_copy_sends_the_same_bytes(codec: Codec, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    feedback, copy = Feedback(codec, SHAPES), Feedback(codec, SHAPES)
+    feedback.encode(drawn(generator))
+    feedback.commit()
+    pending, later = drawn(generator), drawn(generator)
+    offered = bytes(feedback.encode(pending).data)
+    copy.restore(feedback.held())
+    assert bytes(copy.encode(pending).data) == offered
+    for one in (feedback, copy):
+        one.commit()
+    assert bytes(copy.encode(later).data) == bytes(feedback.encode(later).data)
+
+
+def test_an_exact_codec_keeps_nothing() -> None:
+    for codec in CODECS.values():
+        if codec.exact:
+            feedback = Feedback(codec, SHAPES)
+            feedback.encode(torch.ones(NUMEL))
+            feedback.commit()
+            assert not feedback.held()
+
+
+@each
+def test_dropped_work_takes_what_was_lost_of_it_along(codec: Codec) -> None:
+    feedback = Feedback(codec, SHAPES)
+    feedback.encode(drawn(torch.Generator().manual_seed(1)))
+    feedback.commit()
+    feedback.drop()
+    assert not feedback.held()
+
+
+@settings(max_examples=30)
+@given(SEEDS, st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e20]))
+@each
+def test_no_packet_is_larger_than_float32(codec: Codec, seed: int, scale: float) -> None:
+    values = drawn(torch.Generator().manual_seed(seed)) * scale
+    packet = Feedback(codec, SHAPES).encode(values)
+    assert packet.nbytes <= 4 * NUMEL
+    lost = (read(packet) - values).double().norm()
+    assert lost <= values.double().norm() * (1 + 1e-5)

@@ -1,0 +1,179 @@
+"""How merged results travel back: the same bits for everybody, and no more bytes than needed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from mend_optim.quantize import Int8
+from torch import Tensor
+
+from mend_optim.codec import CODECS, Codec, codec, encode
+from mend_optim.errors import PeerError
+from mend_optim.fragment import Fragment, Layout
+from mend_optim.lineage import Key, PeerId
+from mend_optim.packet import Sections, raw
+from mend_optim.powersgd import PowerSGD
+from mend_optim.protocol import Offer, Seal
+from mend_optim.way_back import WayBack, digest
+
+SHAPES = [(48, 40), (100,), (16, 8, 3, 3)]
+LAYOUT = Layout([str(s) for s in SHAPES], [torch.zeros(s) for s in SHAPES], 1)
+FRAGMENT: Fragment = LAYOUT.fragments[0]
+NUMEL = FRAGMENT.numel
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def drawn(seed: int, n: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(NUMEL, generator=generator) for _ in range(n)]
+
+
+def offers(how: Codec, deltas: list[Tensor], idle: bool = False) -> tuple[Offer, ...]:
+    packets = [encode(how, delta, FRAGMENT.shapes)[0] for delta in deltas]
+    made = [
+        Offer(PeerId(f"p{i}", 1), 0, 1, 10, 1, b"g", Key(0, 0, b""), True, {"delta": packet})
+        for i, packet in enumerate(packets)
+    ]
+    nothing = Offer(PeerId("a", 1), 0, 0, 0, 0, b"g", Key(0, 0, b""), False)
+    return tuple([nothing, *made] if idle else made)
+
+
+def seal_of(members: tuple[Offer, ...], weights: list[float], sections: Sections) -> Seal:
+    entries = tuple(offer.entry for offer in members)
+    payload = digest(sections, weights)
+    return Seal(PeerId("s", 1), 0, b"", Key(1, 1, b""), entries, tuple(weights), (), "", payload, sections)
+
+
+def sealed(how: Codec, deltas: list[Tensor], weights: list[float], scheme: str = "mean") -> Seal:
+    members = offers(how, deltas)
+    sections = WayBack(how, scheme, FRAGMENT).sections(members, weights, torch.empty(NUMEL))
+    return seal_of(members, weights, sections)
+
+
+def taken(seal: Seal, how: Codec, scheme: str = "mean", trusted: bool = False) -> Tensor:
+    return WayBack(how, scheme, FRAGMENT).merged(seal, trusted, torch.full((NUMEL,), math.nan)).clone()
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(SEEDS, st.integers(1, 5))
+def test_what_is_relayed_is_to_the_bit_what_the_sealer_would_have_merged(name: str, seed: int, n: int) -> None:
+    how, deltas = codec(name), drawn(seed, n)
+    weights = [(i + 1) / (n * (n + 1) / 2) for i in range(n)]
+    seal = sealed(how, deltas, weights)
+    relay = WayBack(how, "mean", FRAGMENT)
+    relay.relays = False
+    dense = seal_of(offers(how, deltas), weights, relay.sections(offers(how, deltas), weights, torch.empty(NUMEL)))
+    assert "merged" in dense.sections
+    assert torch.equal(taken(seal, how), taken(dense, how))
+    assert torch.equal(taken(seal, how), taken(seal, how, trusted=True))
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_the_smallest_is_sent(name: str, n: int) -> None:
+    seal = sealed(codec(name), drawn(1, n), [1 / n] * n)
+    together = sum(offer.sections["delta"].nbytes for offer in offers(codec(name), drawn(1, n)))
+    sent = sum(packet.nbytes for packet in seal.sections.values())
+    assert sent == min(together, 4 * NUMEL)
+    assert ("merged" in seal.sections) == (together >= 4 * NUMEL)
+
+
+def test_what_was_not_trained_costs_nothing_on_the_way_back() -> None:
+    deltas = drawn(1, 2)
+    for delta in deltas:
+        delta[100:] = 0
+    for scheme in ("mean", "median", "rda"):
+        seal = sealed(codec("none"), deltas, [0.5, 0.5], scheme)
+        assert sum(packet.nbytes for packet in seal.sections.values()) < 4 * 100 * 2
+        assert taken(seal, codec("none"), scheme)[:100].any()
+        assert not taken(seal, codec("none"), scheme)[100:].any()
+
+
+@pytest.mark.parametrize("scheme", ["rda", "median", "trimmed_mean"])
+def test_only_means_are_relayed(scheme: str) -> None:
+    """The others take norms and orders, which may differ between machines in the last bit."""
+    assert "merged" in sealed(PowerSGD(), drawn(1, 3), [1 / 3] * 3, scheme).sections
+
+
+def test_members_at_rest_have_no_packet() -> None:
+    how, deltas, weights = PowerSGD(), drawn(3, 2), [0.0, 0.25, 0.75]
+    members = offers(how, deltas, idle=True)
+    seal = seal_of(members, weights, WayBack(how, "mean", FRAGMENT).sections(members, weights, torch.empty(NUMEL)))
+    assert sorted(seal.sections) == ["1", "2"]
+    assert torch.equal(taken(seal, how), taken(sealed(how, deltas, [0.25, 0.75]), how))
+
+
+# ── encoded once more ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", [Int8(back="same"), PowerSGD(back="same")], ids=["int8", "powersgd"])
+def test_encoded_once_more_it_is_as_small_as_one_offer_and_the_sealer_keeps_the_rest(how: Codec) -> None:
+    """Σ merged decodes + the sealer's residual = Σ means, over seals of which one in three came to nothing."""
+    way_back, came, meant = WayBack(how, "mean", FRAGMENT), torch.zeros(NUMEL), torch.zeros(NUMEL)
+    assert way_back.feedback is not None
+    for round in range(30):
+        deltas = drawn(round, 3)
+        members, weights = offers(codec("none"), deltas), [0.5, 0.25, 0.25]
+        sections = way_back.sections(members, weights, torch.empty(NUMEL))
+        assert sections["merged"].nbytes <= offers(how, deltas)[0].sections["delta"].nbytes
+        if round % 3:
+            seal = seal_of(members, weights, sections)
+            way_back.feedback.commit()
+            assert torch.equal(taken(seal, how), taken(seal, how, trusted=True))
+            came += taken(seal, how)
+            meant += torch.stack([w * d for w, d in zip(weights, deltas, strict=True)]).sum(0)
+    assert way_back.feedback.residual is not None
+    assert way_back.feedback.residual.any()
+    assert torch.allclose(came + way_back.feedback.residual, meant, atol=1e-4)
+
+
+# ── what a sealer may send ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def relayed() -> Seal:
+    seal = sealed(PowerSGD(), drawn(1, 2), [0.5, 0.5])
+    assert sorted(seal.sections) == ["0", "1"]
+    return seal
+
+
+def with_digest(seal: Seal) -> Seal:
+    """What a broken but consistent sealer would send."""
+    return replace(seal, payload=digest(seal.sections, seal.weights))
+
+
+BAD = {
+    "another weight": (lambda seal: replace(seal, weights=(0.4, 0.6)), "digest"),
+    "members' packets exchanged": (
+        lambda seal: replace(seal, sections={"0": seal.sections["1"], "1": seal.sections["0"]}), "digest",
+    ),
+    "a packet less": (lambda seal: with_digest(replace(seal, sections={"0": seal.sections["0"]})), "'1' is missing"),
+    "nothing": (lambda seal: with_digest(replace(seal, sections={})), "'0' is missing"),
+    "another size": (
+        lambda seal: with_digest(replace(seal, sections={**seal.sections, "1": raw(torch.zeros(3))})), "3 elements",
+    ),
+    "not a number": (
+        lambda seal: with_digest(replace(seal, sections={**seal.sections, "1": raw(torch.full((NUMEL,), math.nan))})),
+        "not finite",
+    ),
+    "weights that overflow": (lambda seal: with_digest(replace(seal, weights=(1e300, 1.0))), "not finite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_seal_is_refused(what: str) -> None:
+    change, fault = BAD[what]
+    taken(relayed(), PowerSGD())
+    with pytest.raises(PeerError, match=fault):
+        taken(change(relayed()), PowerSGD())
+
+
+def test_what_is_not_asked_for_is_not_read() -> None:
+    """A later version may send more."""
+    seal = relayed()
+    more = replace(seal, sections={**seal.sections, "exp_avg": raw(torch.zeros(7))})
+    assert torch.equal(taken(more, PowerSGD()), taken(seal, PowerSGD()))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import alone, checkpoint, delay, exchange, merge, slow, sync
+from . import alone, checkpoint, codec, convergence, delay, exchange, merge, slow, sync
 from .beside import faults
 from .result import Result, environment, line
 
@@ -16,6 +16,8 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "sync": sync.run,
     "exchange": exchange.run,
     "merge": merge.run,
+    "codec": codec.run,
+    "convergence": convergence.run,
     "alone": alone.run,
     "checkpoint": checkpoint.run,
     "slow": slow.run,

@@ -1,0 +1,201 @@
+"""Every codec on a transformer of 25 M parameters: bytes each way, time beside memory passes and matrix products
+measured in the same run, memory; and what is lost of a real delta, of the text example."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import runpy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+
+from mend_optim import Float4, Int4, Int8, PowerSGD, Sparse
+from mend_optim.codec import CODECS, Codec, decode, encode, split
+from mend_optim.feedback import Feedback
+from mend_optim.fragment import Fragment, Layout, flat
+from mend_optim.lineage import Key, PeerId
+from mend_optim.merge import weighted_mean
+from mend_optim.outer import delta
+from mend_optim.packet import Shapes
+from mend_optim.powersgd import as_matrix
+from mend_optim.protocol import Offer, Seal
+from mend_optim.way_back import WayBack, digest
+
+from .result import Result, beside, plain
+
+WIDTH, LAYERS, WORDS, PLACES = 512, 6, 11_500, 512
+LAYER = [(3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,), (4 * WIDTH, WIDTH), (4 * WIDTH,),
+         (WIDTH, 4 * WIDTH), (WIDTH,), (WIDTH,), (WIDTH,), (WIDTH,), (WIDTH,)]  # fmt: skip
+SHAPES: list[tuple[int, ...]] = [(WORDS, WIDTH), (PLACES, WIDTH), *LAYER * LAYERS]
+NUMEL = sum(map(math.prod, SHAPES))
+
+TOLD: dict[str, Codec] = {
+    "bf16": CODECS["bf16"], "int8": Int8(), "int4": Int4(), "float4": Float4(), "sparse": Sparse(),
+    "powersgd r4": PowerSGD(rank=4), "powersgd r8": PowerSGD(rank=8),
+}  # fmt: skip
+LEAST = {"bf16": ">= 1.99", "int8": ">= 3.9", "int4": ">= 7.5"}
+PASSES = {"int8": "<= 2", "int4": "<= 2"}
+REPEATS, WARM = 9, 1
+STEPS, ROUNDS, BATCH = 32, 8, 16  # of the text example
+
+
+def run() -> Iterator[Result]:
+    torch.set_num_threads(1)
+    values = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)) * 1e-3
+    for name, codec in TOLD.items():
+        yield from sizes(name, codec, values)
+        yield from times(name, codec, values)
+        yield plain("codec", f"{name}: peak memory of an encoding", "bytes/element", [peak(codec, values)])
+    yield from errors()
+
+
+# ── bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sizes(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
+    """How many times smaller than float32, up, and down with two members."""
+    up = [4 * NUMEL / encode(codec, values, SHAPES)[0].nbytes]
+    notes = f"{NUMEL / 1e6:.1f} M elements in {len(SHAPES)} tensors"
+    yield beside("codec", f"{name}: float32's bytes over an offer's", "", up, [1.0], _least(name), notes)
+    if isinstance(codec, PowerSGD):
+        large = [(t.reshape(-1), tuple(t.shape)) for t in split(values, SHAPES) if codec.rank_of(tuple(t.shape))]
+        raw = sum(t.nbytes for t, _ in large)
+        packed, _ = encode(codec, torch.cat([t for t, _ in large]), [shape for _, shape in large])
+        goal = ">= 60" if codec.rank == 4 else ""
+        yield beside("codec", f"{name}: the same, of its matrices", "", [raw / packed.nbytes], [1.0], goal)
+    seal = sealed(codec, [values, values.flip(0)])
+    down = [4 * NUMEL / sum(packet.nbytes for packet in seal.sections.values())]
+    yield plain("codec", f"{name}: float32's bytes over those that come back, two members", "", down)
+
+
+def _least(name: str) -> str:
+    return LEAST.get(name, "")
+
+
+def fragment() -> Fragment:
+    return Layout([str(i) for i in range(len(SHAPES))], [torch.empty(shape) for shape in SHAPES], 1).fragments[0]
+
+
+def sealed(codec: Codec, deltas: Sequence[Tensor]) -> Seal:
+    n = len(deltas)
+    packets = [encode(codec, values, SHAPES)[0] for values in deltas]
+    offers = [
+        Offer(PeerId(str(i), 1), 0, 1, 1, 1, b"", Key(0, 0, b""), True, {"delta": packet})
+        for i, packet in enumerate(packets)
+    ]
+    weights = (1 / n,) * n
+    sections = WayBack(codec, "mean", fragment()).sections(offers, weights, torch.empty(NUMEL))
+    members = tuple(offer.entry for offer in offers)
+    payload = digest(sections, weights)
+    return Seal(offers[0].peer, 0, b"", Key(1, 1, b""), members, weights, (), "", payload, sections)
+
+
+# ── seconds ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def pairs(work: Callable[[], object], floor: Callable[[], object]) -> tuple[list[float], list[float]]:
+    """Both, side by side, `REPEATS` times."""
+    found = [(seconds(work), seconds(floor)) for _ in range(WARM + REPEATS)][WARM:]
+    return [w for w, _ in found], [f for _, f in found]
+
+
+def times(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
+    out = torch.empty(NUMEL)
+    packet, memory = encode(codec, values, SHAPES)
+    if isinstance(codec, PowerSGD):
+        yield from _products(name, codec, values, memory)
+    else:
+        one = pairs(lambda: encode(codec, values, SHAPES), lambda: out.copy_(values))
+        yield beside("codec", f"{name}: encode over a copy", "s", *one, PASSES.get(name, ""))
+        one = pairs(lambda: decode(packet, SHAPES, out), lambda: out.copy_(values))
+        yield beside("codec", f"{name}: decode over a copy", "s", *one)
+    deltas = [values, values.flip(0)]
+    seal, way_back = sealed(codec, deltas), WayBack(codec, "mean", fragment())
+    merged = pairs(lambda: way_back.merged(seal, False, out), lambda: weighted_mean(deltas, seal.weights, out))
+    yield beside("codec", f"{name}: two members decoded and merged, over merging float32", "s", *merged)
+
+
+def _products(name: str, codec: PowerSGD, values: Tensor, memory: Tensor | None) -> Iterator[Result]:
+    """Encode and decode over the matrix products and the QR that they cannot do without: A Q, QR, Aᵀ P, P Qᵀ."""
+    out = torch.empty(NUMEL)
+    large = [(t, codec.rank_of(tuple(t.shape))) for t in split(values, SHAPES) if codec.rank_of(tuple(t.shape))]
+    room = [torch.empty(as_matrix(tuple(t.shape))) for t, _ in large]
+    starts = [torch.randn(r_m.shape[1], r) for (_, r), r_m in zip(large, room, strict=True)]
+
+    def floor() -> None:
+        for (a, _), q, product in zip(large, starts, room, strict=True):
+            a = a.view(product.shape)
+            p = torch.linalg.qr(a @ q).Q
+            torch.mm(p, (a.t() @ p).t(), out=product)
+
+    def work() -> None:
+        packet, _ = encode(codec, values, SHAPES, memory)
+        decode(packet, SHAPES, out)
+
+    yield beside("codec", f"{name}: encode and decode over products and QR", "s", *pairs(work, floor), "<= 1.15")
+
+
+# ── memory and loss ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def peak(codec: Codec, values: Tensor) -> float:
+    """Bytes of memory that an encoding takes at its peak, for each element; the packet is part of it."""
+    encode(codec, torch.zeros(64 * 64), [(64, 64)])  # what is loaded at the first call is no codec's memory
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak is counted from now on
+    before = _resident("VmRSS")
+    encode(codec, values, SHAPES)
+    return max(0, _resident("VmHWM") - before) * 1024 / NUMEL
+
+
+def _resident(what: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def errors() -> Iterator[Result]:
+    """‖A − decode(encode(A))‖ / ‖A‖ of the text example's own deltas: of one, and of Δ + residual after some rounds."""
+    found: dict[str, list[float]] = {name: [] for name in TOLD}
+    deltas, shapes = text_deltas()
+    for name, codec in TOLD.items():
+        feedback = Feedback(codec, shapes)
+        for change in deltas:
+            whole = change if feedback.residual is None else change + feedback.residual
+            packet = feedback.encode(change)
+            found[name].append(float((whole - decode(packet, shapes)).norm() / whole.norm()))
+            feedback.commit()
+        notes = f"text example, {STEPS} steps of AdamW each; with error feedback, the last: {found[name][-1]:.3g}"
+        yield plain("codec", f"{name}: relative error", "", found[name], notes)
+
+
+def text_deltas() -> tuple[list[Tensor], Shapes]:
+    example: dict[str, Any] = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "train_text.py"))
+    torch.manual_seed(0)
+    model, (text, _) = example["TextModel"](), example["read_corpus"](0, 1)
+    parameters = list(model.parameters())
+    (whole,) = Layout([str(i) for i in range(len(parameters))], parameters, 1).fragments
+    optimizer, deltas = AdamW(parameters, lr=1e-3), []
+    for _ in range(ROUNDS):
+        before = flat(whole, parameters)
+        for _ in range(STEPS):
+            starts = torch.randint(len(text) - example["CONTEXT"] - 1, (BATCH,))
+            x, y = example["windows"](text, starts)
+            model(x, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        deltas.append(delta(before, flat(whole, parameters)))
+    return deltas, whole.shapes

@@ -1,0 +1,84 @@
+"""The text example with two learners and every codec: what the same steps come to, beside float32's.
+
+The learners are threads in lockstep (`adopt_after=0`), and their batches depend on seed and step alone, so two runs of
+one seed differ in nothing but the codec."""
+
+from __future__ import annotations
+
+import copy
+import runpy
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from mend_optim import Int8, MendOptimizer, PowerSGD
+from mend_optim.codec import CODECS, Codec
+
+from .result import Result, beside
+
+EXAMPLE: dict[str, Any] = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "train_text.py"))
+LEARNERS, STEPS, SYNC_EVERY, BATCH, LR, WARMUP = 2, 320, 16, 8, 1e-3, 50
+SEEDS = (0, 1, 2)
+LIMIT_S = 600.0
+
+TOLD: dict[str, Codec] = {
+    "bf16": CODECS["bf16"], "int8": CODECS["int8"], "int4": CODECS["int4"], "float4": CODECS["float4"],
+    "sparse": CODECS["sparse"], "powersgd r4": PowerSGD(rank=4), "powersgd r8": PowerSGD(rank=8),
+    "int8, both ways": Int8(back="same"), "powersgd r8, both ways": PowerSGD(rank=8, back="same"),
+}  # fmt: skip
+GOALS = {"bf16": "<= 1.005", "int8": "<= 1.005", "int4": "<= 1.005", "powersgd r8": "<= 1.015"}
+
+
+def run() -> Iterator[Result]:
+    torch.set_num_threads(1)
+    texts = [EXAMPLE["read_corpus"](i, LEARNERS) for i in range(LEARNERS)]
+    floors = [final_loss(CODECS["none"], seed, texts) for seed in SEEDS]
+    for name, codec in TOLD.items():
+        losses = [final_loss(codec, seed, texts) for seed in SEEDS]
+        notes = f"{LEARNERS} learners, {STEPS} steps of AdamW each, {SYNC_EVERY} between rounds; a pair for each seed"
+        what = f"{name}: held-out loss over float32's"
+        yield beside("convergence", what, "nats/byte", losses, floors, GOALS.get(name, ""), notes)
+
+
+def final_loss(codec: Codec, seed: int, texts: list[tuple[Tensor, Tensor]]) -> float:
+    """The held-out loss of the global weights in the end. Raises if the learners do not agree on them."""
+    torch.manual_seed(seed)
+    first = EXAMPLE["TextModel"]()
+    models = [first, *(copy.deepcopy(first) for _ in range(LEARNERS - 1))]
+    optimizers: list[MendOptimizer] = []
+    for i, model in enumerate(models):
+        inner = AdamW(model.parameters(), lr=LR)
+        peers = [optimizers[0].status().address] if optimizers else []
+        options: dict[str, Any] = {"sync_every": SYNC_EVERY, "adopt_after": 0, "quorum": LEARNERS, "codec": codec}
+        optimizers.append(MendOptimizer(inner, name=f"l{i}", listen="127.0.0.1:0", peers=peers, **options))
+    threads = [
+        threading.Thread(target=train, args=(model, optimizer, texts[i][0], LEARNERS * seed + i), daemon=True)
+        for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    digests = {EXAMPLE["content_digest"](model) for model in models}
+    for optimizer in optimizers:
+        optimizer.close()
+    if len(digests) != 1:
+        raise RuntimeError(f"{codec}: the learners end on {len(digests)} models")
+    return float(EXAMPLE["evaluate"](first, texts[0][1]))
+
+
+def train(model: nn.Module, optimizer: MendOptimizer, text: Tensor, seed: int) -> None:
+    """The last step is a boundary, so all of it is merged."""
+    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min(1.0, (done + 1) / WARMUP))
+    for step in range(STEPS):
+        draws = torch.Generator().manual_seed(1_000_003 * seed + step)
+        starts = torch.randint(len(text) - EXAMPLE["CONTEXT"], (BATCH,), generator=draws)
+        optimizer.zero_grad()
+        model(*EXAMPLE["windows"](text, starts)).backward()
+        optimizer.step()
+        warmup.step()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import alone, checkpoint, codec, convergence, delay, exchange, merge, slow, sync
+from . import alone, checkpoint, codec, convergence, delay, exchange, link, merge, namespaces, slow, sync
 from .beside import faults
 from .result import Result, environment, line
 
@@ -22,9 +22,10 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "checkpoint": checkpoint.run,
     "slow": slow.run,
     "delay": delay.run,
+    "link": link.run,
     "torchft": faults.run,
 }
-ABSENT = {"torchft": faults.absent}  # why a bench cannot run here
+ABSENT = {"link": namespaces.absent, "torchft": faults.absent}  # why a bench cannot run here
 
 
 def parse_arguments() -> argparse.Namespace:

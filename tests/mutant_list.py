@@ -285,8 +285,8 @@ MUTANTS = (
            '    require(merge in MERGES, "merge", merge, f"one of {MERGES}")\n', "", of("bad_input", "bad_argument")),
     # ── 8: bad input is refused ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("offers-need-not-be-good", 8, "anchor",
-           '        check(section(job.offer.sections, "delta")', '        (section(job.offer.sections, "delta")', ANCHOR),
-                      '        check(section(job.offer.sections, "delta")', '        (section(job.offer.sections, "delta")', ANCHOR),
+           '        check(section(job.offer.sections, "delta")', '        (section(job.offer.sections, "delta")',
+           ANCHOR),
     Mutant("merges-need-not-be-finite", 8, "way_back", "        if not merge.finite(room):", "        if False:",
            ANCHOR),
     Mutant("sections-need-not-be-good", 8, "way_back",

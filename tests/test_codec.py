@@ -106,7 +106,7 @@ def test_a_packet_of_another_size_is_refused(name: str, change: str) -> None:
         "short": replace(packet, data=memoryview(data[:-4])),
         "long": replace(packet, data=memoryview(data + b"\0" * 4)),
     }[change]
-    with pytest.raises(PeerError, match=r"packet of|tensor 0"):
+    with pytest.raises(PeerError, match=r"packet|tensor 0"):
         check(wrong, [(64, 64)])
 
 

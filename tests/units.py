@@ -27,6 +27,14 @@ from mend_optim.lineage import content_digest
 Vector = dict[Any, int]
 
 
+class Section(dict[Any, int]):
+    """A vector in a message: it has a size, as packets have."""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self)
+
+
 def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
     """a + scale·b, without zeros."""
     total = dict(a)
@@ -53,20 +61,20 @@ class Units:
         if isinstance(job, Prepare):
             p = job.fragment
             self.progress[p] = add(job.tensor, self.theta[p], -1)  # type: ignore[arg-type]
-            return Done(sections={"delta": dict(self.progress[p])})  # type: ignore[dict-item]
+            return Done(sections={"delta": Section(self.progress[p])})  # type: ignore[dict-item]
         if isinstance(job, Extend):
             self.theta.append(dict(job.tensor))  # type: ignore[call-overload]
             self.progress.append({})
             return Done(digest=digest(self.theta[-1]))
         if isinstance(job, Reoffer):
-            return Done(sections={"delta": dict(self.progress[job.fragment])})  # type: ignore[dict-item]
+            return Done(sections={"delta": Section(self.progress[job.fragment])})  # type: ignore[dict-item]
         if isinstance(job, Inspect):
             return Done()
         if isinstance(job, Merge):
             merged: Vector = {}
             for offer in job.offers:
                 merged = add(merged, offer.sections.get("delta", {}))  # type: ignore[arg-type]
-            return Done(sections={"merged": merged}, digest=digest(merged))  # type: ignore[dict-item]
+            return Done(sections={"merged": Section(merged)}, digest=digest(merged))  # type: ignore[dict-item]
         if isinstance(job, Advance):
             p = job.seal.fragment
             new = add(self.theta[p], job.seal.sections["merged"])  # type: ignore[arg-type]
@@ -82,7 +90,7 @@ class Units:
             self.theta[: len(job.tensors)] = [dict(t) for t in job.tensors]  # type: ignore[arg-type]
             return Done(digest=digest(*self.theta))
         assert isinstance(job, Export)
-        return Done(sections={"anchor": dict(self.theta[job.fragment])}, digest=b"")  # type: ignore[dict-item]
+        return Done(sections={"anchor": Section(self.theta[job.fragment])}, digest=b"")  # type: ignore[dict-item]
 
     def _to(self, p: int, new: Vector, mine: bool, replace: bool) -> Correction:
         values = dict(new) if replace else add(new, self.theta[p], -1)

@@ -19,8 +19,7 @@ PROTOCOL = 1
 class Hello:
     """What two learners must agree on before they exchange anything else; also the answer to it.
 
-    `model` and `policy` are (field, value) pairs in a fixed order. `refusal` is empty in a request and in a welcome.
-    `known` is the incarnation the answering side knows under the caller's name, 0 if none."""
+    `model` and `policy` are (field, value) pairs in a fixed order. `refusal` is empty in a request and in a welcome."""
 
     peer: PeerId
     address: str
@@ -28,7 +27,6 @@ class Hello:
     policy: tuple[tuple[str, str], ...]
     protocol: int = PROTOCOL
     refusal: str = ""
-    known: int = 0
 
 
 @dataclass(frozen=True, slots=True)

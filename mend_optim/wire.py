@@ -127,7 +127,7 @@ def encode_hello(hello: Hello) -> bytes:
     model, policy = ([pb.Field(name=n, value=v) for n, v in pairs] for pairs in (hello.model, hello.policy))
     return _bytes(pb.Hello(
         peer=_id(hello.peer), address=hello.address, model=model, policy=policy,
-        protocol=hello.protocol, refusal=hello.refusal, known=hello.known,
+        protocol=hello.protocol, refusal=hello.refusal,
     ))  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def decode_hello(data: bytes) -> Hello:
     hello = _parse(pb.Hello, data)
     return Hello(
         _to_id(hello.peer), _name("address", hello.address, empty=True),
-        _to_fields(hello.model), _to_fields(hello.policy), hello.protocol, hello.refusal, hello.known,
+        _to_fields(hello.model), _to_fields(hello.policy), hello.protocol, hello.refusal,
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ PACKET = st.builds(lambda codec, numel, data: Packet(codec, numel, memoryview(da
 SECTIONS = st.dictionaries(NAME, PACKET, max_size=4)
 MEMBERS = st.lists(st.tuples(st.builds(Entry, ID, U64, U64, U64), NUMBER), max_size=4)
 
-HELLO = st.builds(Hello, ID, TEXT, FIELDS, FIELDS, st.integers(0, 2**32 - 1), TEXT, U64)
+HELLO = st.builds(Hello, ID, TEXT, FIELDS, FIELDS, st.integers(0, 2**32 - 1), TEXT)
 BEAT = st.builds(
     Beat, ID, TEXT, U64, U64, U64, NUMBER, st.booleans(), DIGEST,
     st.lists(st.builds(Report, KEY, HELD, DIGEST), max_size=3).map(tuple),

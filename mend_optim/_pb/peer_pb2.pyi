@@ -33,22 +33,20 @@ class Field(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("peer", "address", "model", "policy", "protocol", "refusal", "known")
+    __slots__ = ("peer", "address", "model", "policy", "protocol", "refusal")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    KNOWN_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     model: _containers.RepeatedCompositeFieldContainer[Field]
     policy: _containers.RepeatedCompositeFieldContainer[Field]
     protocol: int
     refusal: str
-    known: int
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., model: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., policy: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., protocol: _Optional[int] = ..., refusal: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., model: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., policy: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., protocol: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("beat", "goodbye", "call", "want")

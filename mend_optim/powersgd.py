@@ -19,7 +19,7 @@ from torch import Tensor
 from .errors import PeerError, is_number, require
 from .packet import MOST, Piece, Shape, bf16, bounded, view
 
-BLOCK = 1 << 16  # elements: a block of every operand stays in the second-level cache
+BLOCK = 1 << 17  # elements: a block of every operand stays in the second-level cache
 BATCHED = 1 << 16  # elements of a matrix up to which equal shapes are factored together: above, a copy costs more
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from mend_optim import Float4, Int4, Int8, PowerSGD, Sparse
+from mend_optim.buffers import Buffers
 from mend_optim.codec import CODECS, Codec, decode, encode, split
 from mend_optim.feedback import Feedback
 from mend_optim.fragment import Fragment, Layout, flat
@@ -91,7 +92,7 @@ def sealed(codec: Codec, deltas: Sequence[Tensor]) -> Seal:
         for i, packet in enumerate(packets)
     ]
     weights = (1 / n,) * n
-    sections = WayBack(codec, "mean", fragment()).sections(offers, weights, torch.empty(NUMEL))
+    sections = WayBack(codec, "mean", fragment(), Buffers()).sections(offers, weights, torch.empty(NUMEL))
     members = tuple(offer.entry for offer in offers)
     payload = digest(sections, weights)
     return Seal(offers[0].peer, 0, b"", Key(1, 1, b""), members, weights, (), "", payload, sections)
@@ -123,7 +124,7 @@ def times(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
         one = pairs(lambda: decode(packet, SHAPES, out), lambda: out.copy_(values))
         yield beside("codec", f"{name}: decode over a copy", "s", *one)
     deltas = [values, values.flip(0)]
-    seal, way_back = sealed(codec, deltas), WayBack(codec, "mean", fragment())
+    seal, way_back = sealed(codec, deltas), WayBack(codec, "mean", fragment(), Buffers())
     merged = pairs(lambda: way_back.merged(seal, False, out), lambda: weighted_mean(deltas, seal.weights, out))
     yield beside("codec", f"{name}: two members decoded and merged, over merging float32", "s", *merged)
 
@@ -172,7 +173,7 @@ def errors() -> Iterator[Result]:
     found: dict[str, list[float]] = {name: [] for name in TOLD}
     deltas, shapes = text_deltas()
     for name, codec in TOLD.items():
-        feedback = Feedback(codec, shapes)
+        feedback = Feedback(codec, shapes, Buffers())
         for change in deltas:
             whole = change if feedback.residual is None else change + feedback.residual
             packet = feedback.encode(change)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from mend_optim.anchor import Anchors, Buffers, Merge
+from mend_optim.anchor import Anchors, Merge
+from mend_optim.buffers import Buffers
 from mend_optim.codec import Dense
 from mend_optim.fragment import Layout
 from mend_optim.lineage import Lineage, PeerId

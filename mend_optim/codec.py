@@ -5,7 +5,7 @@ that lost it (error feedback, `feedback.py`). Whatever is not smaller than float
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -26,6 +26,7 @@ from .packet import (
     Shapes,
     bf16,
     dense,
+    fresh,
     pack,
     packed_nbytes,
     raw,
@@ -102,7 +103,11 @@ def split(values: Tensor, shapes: Shapes) -> list[Tensor]:
 
 
 def encode(
-    codec: Codec, values: Tensor, shapes: Shapes, memory: Tensor | None = None
+    codec: Codec,
+    values: Tensor,
+    shapes: Shapes,
+    memory: Tensor | None = None,
+    allocate: Callable[[int], memoryview] = fresh,
 ) -> tuple[Packet, Tensor | None]:
     """`values` (flat float32, finite) as a packet, never larger than float32, and the codec's memory after it."""
     tensors = split(values, shapes)
@@ -110,7 +115,7 @@ def encode(
     least = [p if p.nbytes < t.nbytes else dense(t) for p, t in zip(pieces, tensors, strict=True)]
     if packed_nbytes([piece.nbytes for piece in least]) >= values.nbytes:
         return raw(values), memory
-    return pack(least, values.numel()), memory
+    return pack(least, values.numel(), allocate), memory
 
 
 def check(packet: Packet, shapes: Shapes) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from .buffers import Buffers
 from .codec import Codec, decode, encode
 from .errors import PeerError
 from .packet import RAW, Packet, Shapes, bounded
@@ -24,8 +25,8 @@ class Feedback:
     """One stream of encodings of one fragment. `memory` is the codec's (a warm start, for one); like the residual it
     moves on `commit` alone."""
 
-    def __init__(self, codec: Codec, shapes: Shapes) -> None:
-        self.codec, self.shapes = codec, shapes
+    def __init__(self, codec: Codec, shapes: Shapes, buffers: Buffers) -> None:
+        self.codec, self.shapes, self.buffers = codec, shapes, buffers
         self.residual: Tensor | None = None
         self.lost: Tensor | None = None
         self.memory: Tensor | None = None
@@ -35,13 +36,15 @@ class Feedback:
         """`values` (flat float32, left as they are) and the residual as a packet, which may share their memory. Raises
         `PeerError` for what is not finite; nothing has changed then."""
         # An exact codec has a residual where a checkpoint of another came with it.
-        whole = values if self.residual is None else values + self.residual
+        whole = values
+        if self.residual is not None:
+            whole = torch.add(values, self.residual, out=self.buffers.take(values.numel()))
         if not bounded(whole):
             raise PeerError("its parameters are not finite")
-        packet, self._next = encode(self.codec, whole, self.shapes, self.memory)
+        packet, self._next = encode(self.codec, whole, self.shapes, self.memory, self.buffers.take_bytes)
         self.lost = None
         if not self.codec.exact and packet.codec != RAW:
-            decoded = decode(packet, self.shapes)
+            decoded = decode(packet, self.shapes, self.buffers.take(values.numel()))
             self.lost = torch.sub(whole, decoded, out=decoded)
         return packet
 

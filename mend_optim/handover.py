@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .anchor import Anchors, Buffers, Correction
+from .anchor import Anchors, Correction
+from .buffers import Buffers
 from .checkpoint import Checkpoint, Kept, anchored
 from .fragment import Layout, copied, gather, narrow, scatter, sketches
 from .merge_thread import MergeThread

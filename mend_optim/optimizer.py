@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .anchor import Anchors, Buffers
+from .anchor import Anchors
+from .buffers import Buffers
 from .checkpoint import Checkpoint, from_state, to_state, with_group
 from .codec import Codec
 from .errors import UsageError, is_number, require
@@ -56,8 +57,7 @@ class MendOptimizer(Optimizer):
         "powersgd", or one with options, such as `PowerSGD(rank=8)`.
         tokens_per_step: tokens of one step; None: what `count_tokens` said, else 1.
         timing: `Timing`, the only timeouts. advertise: address others should dial, where it differs from `listen`.
-        ledger: path of a JSONL file, one line per adopted round. on_event: called with an `Event`, on a background
-        thread.
+        ledger: path of a JSONL file, a line per adopted round. on_event: called with an `Event`, in the background.
 
     Raises:
         UsageError: (a ValueError) a bad argument, named with its value, bound and remedy; or, from `step()`, parameters

@@ -14,7 +14,7 @@ hardware get the same bits from the same bytes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -75,12 +75,19 @@ class Form(Protocol):
         """Write the values into `out` (flat float32)."""
 
 
+class Later(NamedTuple):
+    """Bytes that are made where they are to be, in the packet: `write` fills a tensor of them (uint8)."""
+
+    nbytes: int
+    write: Callable[[Tensor], object]
+
+
 class Piece(NamedTuple):
-    """One encoded tensor: contiguous host tensors or arrays whose bytes follow one another."""
+    """One encoded tensor: contiguous host tensors or arrays, or bytes to come, one after the other."""
 
     form: Form
     param: int
-    parts: tuple[Tensor | np.ndarray[Any, Any], ...]
+    parts: tuple[Tensor | np.ndarray[Any, Any] | Later, ...]
 
     @property
     def nbytes(self) -> int:
@@ -165,7 +172,10 @@ def dense(values: Tensor) -> Piece:
 
 
 def bf16(values: Tensor) -> Piece:
-    return Piece(BF16, 0, (values.to(torch.bfloat16).view(torch.int16),))
+    def write(out: Tensor) -> None:
+        out.view(torch.bfloat16).copy_(values.reshape(-1))
+
+    return Piece(BF16, 0, (Later(2 * values.numel(), write),))
 
 
 # ── packing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -188,23 +198,36 @@ def packed_nbytes(sizes: Sequence[int]) -> int:
     return _HEAD + _RECORD * len(sizes) + sum(map(padded, sizes))
 
 
-def pack(pieces: Sequence[Piece], numel: int) -> Packet:
+def fresh(nbytes: int) -> memoryview:
+    """A writable buffer of its own, with arbitrary content."""
+    return np.empty(nbytes, dtype=np.uint8).data
+
+
+def pack(pieces: Sequence[Piece], numel: int, allocate: Callable[[int], memoryview] = fresh) -> Packet:
     """One packet of the pieces, one for every tensor of a fragment of `numel` elements."""
     sizes = [piece.nbytes for piece in pieces]
-    data = np.zeros(packed_nbytes(sizes), dtype=np.uint8)
+    data = np.frombuffer(allocate(packed_nbytes(sizes)), dtype=np.uint8)
     head = data[: _HEAD + _RECORD * len(pieces)].view("<u4")
-    head[0] = len(pieces)
+    head[:2] = len(pieces), 0
     head[2::2] = [piece.form.code for piece in pieces]
     head[3::2] = [piece.param for piece in pieces]
     at = head.nbytes
     for piece, size in zip(pieces, sizes, strict=True):
-        start = at
         for part in piece.parts:
-            flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-            data[start : start + flat.size] = flat
-            start += flat.size
-        at += padded(size)
+            _write(part, data[at : at + part.nbytes])
+            at += part.nbytes
+        data[at : at + padded(size) - size] = 0
+        at += padded(size) - size
     return Packet(PACKED, numel, data.data)
+
+
+def _write(part: Tensor | np.ndarray[Any, Any] | Later, room: np.ndarray[Any, Any]) -> None:
+    if not room.size:  # torch takes no empty memory
+        return
+    if isinstance(part, Later):
+        part.write(torch.from_numpy(room))
+    else:
+        room[:] = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
 
 
 class Unpacked(NamedTuple):

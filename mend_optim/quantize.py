@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from .errors import PeerError, require
-from .packet import MOST, Piece, Shape, view
+from .packet import MOST, Later, Piece, Shape, view
 
 LEAST = 2.0**-126  # the smallest scale
 CHUNK = 1 << 17  # elements: what one pass after another goes over stays in the second-level cache
@@ -82,11 +82,10 @@ class BlockForm:
             levels = room[: stop - start].view(-1, min(param, stop - start))
             torch.mul(levels, scale[start // param : -(-stop // param)], out=out[start:stop].view_as(levels))
 
-    def encode(self, values: Tensor, block: int) -> tuple[Tensor, Tensor]:
-        """The scales and the codes of flat values: finite, and at most MOST."""
+    def encode(self, values: Tensor, block: int, out: Tensor) -> None:
+        """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8)."""
         n = len(values)
-        scales = torch.empty(-(-n // block), 1, dtype=torch.bfloat16)
-        codes = torch.empty(self.codes_nbytes(n), dtype=torch.uint8)
+        scales, codes = out[: 2 * -(-n // block)].view(torch.bfloat16)[:, None], out[2 * -(-n // block) :]
         room = _room(n, block)
         for start, stop in spans(n, block):
             x = values[start:stop].view(-1, min(block, stop - start))
@@ -95,7 +94,6 @@ class BlockForm:
             s.copy_(y.amax(1, keepdim=True).div_(self.top).clamp_(min=LEAST))
             torch.mul(x, self.steps / s.float(), out=y)
             self.write(y.view(-1), codes[self.codes_nbytes(start) : self.codes_nbytes(stop)])
-        return scales, codes
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
         """Small tensors are encoded as one, in which each begins with a block of its own; zeros fill up its last."""
@@ -105,14 +103,23 @@ class BlockForm:
         together = torch.zeros(sum(sizes))
         for x, part in zip(small, together.split_with_sizes(sizes), strict=True):
             part[: len(x)] = x
-        scales, codes = self.encode(together, block)
+        encoded = torch.empty(self.nbytes((len(together),), block), dtype=torch.uint8)
+        self.encode(together, block, encoded)
+        scales, codes = encoded.split_with_sizes([2 * sum(blocks), self.codes_nbytes(len(together))])
         nbytes = [self.codes_nbytes(size) for size in sizes]
-        cut = zip(scales.split_with_sizes(blocks), codes.split_with_sizes(nbytes), strict=True)
-        found = []
-        for tensor in tensors:
-            s, c = next(cut) if tensor.numel() <= SMALL else self.encode(tensor.reshape(-1), block)
-            found.append(Piece(self, block, (s.view(torch.int16), c[: self.codes_nbytes(tensor.numel())])))
-        return found
+        cut = zip(scales.split_with_sizes([2 * n for n in blocks]), codes.split_with_sizes(nbytes), strict=True)
+        return [
+            self._small(tensor, block, *next(cut)) if tensor.numel() <= SMALL else self._large(tensor, block)
+            for tensor in tensors
+        ]
+
+    def _small(self, tensor: Tensor, block: int, scales: Tensor, codes: Tensor) -> Piece:
+        return Piece(self, block, (scales, codes[: self.codes_nbytes(tensor.numel())]))
+
+    def _large(self, tensor: Tensor, block: int) -> Piece:
+        """Encoded where it is to be: new memory for so much costs more than the codes."""
+        nbytes = self.nbytes(tuple(tensor.shape), block)
+        return Piece(self, block, (Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out)),))
 
     def _parts(self, data: memoryview, shape: Shape, block: int) -> tuple[Tensor, Tensor]:
         blocks = -(-math.prod(shape) // block)

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from .anchor import Buffers
 from .books import Policies
+from .buffers import Buffers
 from .codec import Codec, name_of
 from .codec import codec as codec_named
 from .errors import require

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from . import merge
+from .buffers import Buffers
 from .codec import LOSSLESS, Codec, check, decode, encode
 from .errors import PeerError
 from .feedback import Feedback
@@ -38,10 +39,10 @@ class WayBack:
     """Of one fragment: sections out of offers (the sealer's side), and the merged delta out of sections
     (everybody's)."""
 
-    def __init__(self, codec: Codec, scheme: str, fragment: Fragment) -> None:
-        self.scheme, self.fragment = scheme, fragment
+    def __init__(self, codec: Codec, scheme: str, fragment: Fragment, buffers: Buffers) -> None:
+        self.scheme, self.fragment, self.buffers = scheme, fragment, buffers
         self.relays = scheme == "mean" and codec.back == "exact"
-        self.feedback = Feedback(codec, fragment.shapes) if codec.back == "same" else None
+        self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back == "same" else None
 
     def sections(self, offers: Sequence[Offer], weights: Sequence[float], room: Tensor) -> Sections:
         """What to send for these offers; `room` (flat float32) is for the merged delta. Raises `PeerError` if that is
@@ -71,7 +72,8 @@ class WayBack:
         return self._merge(packets, seal.weights, room)
 
     def _merge(self, packets: Mapping[str, Packet], weights: Sequence[float], room: Tensor) -> Tensor:
-        deltas = (decode(packet, self.fragment.shapes) for packet in packets.values())
+        numel = self.fragment.numel
+        deltas = (decode(packet, self.fragment.shapes, self.buffers.take(numel)) for packet in packets.values())
         merge.merge(self.scheme, deltas, [weights[int(i)] for i in packets], room, self.fragment.offsets)
         if not merge.finite(room):
             raise PeerError("the merged delta is not finite")

@@ -16,7 +16,6 @@ from torch import Tensor
 from mend_optim.anchor import (
     Advance,
     Anchors,
-    Buffers,
     Correction,
     Done,
     Export,
@@ -27,6 +26,7 @@ from mend_optim.anchor import (
     Prepare,
     stack,
 )
+from mend_optim.buffers import Buffers
 from mend_optim.codec import Codec, codec, decode
 from mend_optim.fragment import Layout, gather, scatter
 from mend_optim.lineage import Lineage, PeerId, content_digest
@@ -107,7 +107,7 @@ def merged(seal: Seal) -> Tensor:
     """What comes back in it, of a fragment that is one vector."""
     (numel,) = {packet.numel for packet in seal.sections.values()}
     layout = Layout(["w"], [torch.zeros(numel)], 1)
-    way_back = WayBack(codec("none"), "mean", layout.fragments[0])
+    way_back = WayBack(codec("none"), "mean", layout.fragments[0], Buffers())
     return way_back.merged(seal, True, torch.empty(numel))
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mend_optim.buffers import Buffers
 from mend_optim.codec import CODECS, Codec, decode
 from mend_optim.errors import PeerError
 from mend_optim.feedback import Feedback
@@ -39,7 +40,7 @@ def left(feedback: Feedback) -> Tensor:
 @each
 @given(SEEDS, FATES)
 def test_merged_decodes_and_the_residual_are_all_that_was_there(codec: Codec, seed: int, fates: list[bool]) -> None:
-    generator, feedback = torch.Generator().manual_seed(seed), Feedback(codec, SHAPES)
+    generator, feedback = torch.Generator().manual_seed(seed), Feedback(codec, SHAPES, Buffers())
     merged = total = torch.zeros(NUMEL)
     for fate in fates:
         values = drawn(generator)
@@ -55,7 +56,7 @@ def test_merged_decodes_and_the_residual_are_all_that_was_there(codec: Codec, se
 def test_a_round_that_is_lost_leaves_no_trace(codec: Codec, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     first, lost, again = (drawn(generator) for _ in range(3))
-    with_loss, without = Feedback(codec, SHAPES), Feedback(codec, SHAPES)
+    with_loss, without = Feedback(codec, SHAPES, Buffers()), Feedback(codec, SHAPES, Buffers())
     for feedback in (with_loss, without):
         feedback.encode(first)
         feedback.commit()
@@ -71,7 +72,7 @@ def test_a_round_that_is_lost_leaves_no_trace(codec: Codec, seed: int) -> None:
 @each
 def test_the_residual_stays_bounded(codec: Codec) -> None:
     """2,000 rounds, three in ten of them lost: what a lost round carried is offered again, as progress is."""
-    generator, feedback = torch.Generator().manual_seed(7), Feedback(codec, SHAPES)
+    generator, feedback = torch.Generator().manual_seed(7), Feedback(codec, SHAPES, Buffers())
     fates = torch.rand(2000, generator=generator) < 0.7
     waiting, sizes = torch.zeros(NUMEL), []
     for fate in fates.tolist():
@@ -88,7 +89,7 @@ def test_the_residual_stays_bounded(codec: Codec) -> None:
 @each
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**127])
 def test_what_is_not_finite_is_refused_and_changes_nothing(codec: Codec, value: float) -> None:
-    feedback = Feedback(codec, SHAPES)
+    feedback = Feedback(codec, SHAPES, Buffers())
     feedback.encode(drawn(torch.Generator().manual_seed(1)))
     feedback.commit()
     before = left(feedback).clone()
@@ -101,7 +102,7 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(codec: Codec, value: 
 
 @each
 def test_values_are_left_as_they_were(codec: Codec) -> None:
-    feedback, values = Feedback(codec, SHAPES), drawn(torch.Generator().manual_seed(1))
+    feedback, values = Feedback(codec, SHAPES, Buffers()), drawn(torch.Generator().manual_seed(1))
     before = values.clone()
     packet = feedback.encode(values)
     sent = bytes(packet.data)
@@ -116,7 +117,7 @@ def test_values_are_left_as_they_were(codec: Codec) -> None:
 @given(SEEDS)
 def test_what_goes_on_from_a_copy_sends_the_same_bytes(codec: Codec, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    feedback, copy = Feedback(codec, SHAPES), Feedback(codec, SHAPES)
+    feedback, copy = Feedback(codec, SHAPES, Buffers()), Feedback(codec, SHAPES, Buffers())
     feedback.encode(drawn(generator))
     feedback.commit()
     pending, later = drawn(generator), drawn(generator)
@@ -131,7 +132,7 @@ def test_what_goes_on_from_a_copy_sends_the_same_bytes(codec: Codec, seed: int) 
 def test_an_exact_codec_keeps_nothing() -> None:
     for codec in CODECS.values():
         if codec.exact:
-            feedback = Feedback(codec, SHAPES)
+            feedback = Feedback(codec, SHAPES, Buffers())
             feedback.encode(torch.ones(NUMEL))
             feedback.commit()
             assert not feedback.held()
@@ -139,7 +140,7 @@ def test_an_exact_codec_keeps_nothing() -> None:
 
 @each
 def test_dropped_work_takes_what_was_lost_of_it_along(codec: Codec) -> None:
-    feedback = Feedback(codec, SHAPES)
+    feedback = Feedback(codec, SHAPES, Buffers())
     feedback.encode(drawn(torch.Generator().manual_seed(1)))
     feedback.commit()
     feedback.drop()
@@ -151,7 +152,7 @@ def test_dropped_work_takes_what_was_lost_of_it_along(codec: Codec) -> None:
 @each
 def test_no_packet_is_larger_than_float32(codec: Codec, seed: int, scale: float) -> None:
     values = drawn(torch.Generator().manual_seed(seed)) * scale
-    packet = Feedback(codec, SHAPES).encode(values)
+    packet = Feedback(codec, SHAPES, Buffers()).encode(values)
     assert packet.nbytes <= 4 * NUMEL
     lost = (read(packet) - values).double().norm()
     assert lost <= values.double().norm() * (1 + 1e-5)

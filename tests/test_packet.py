@@ -41,7 +41,7 @@ def pieces(seed: int, mix: list[int]) -> list[Piece]:
 
 
 def contents(piece: Piece) -> bytes:
-    return b"".join(np.asarray(part).tobytes() for part in piece.parts)
+    return bytes(pack([piece], 0).data[16:])[: piece.nbytes]
 
 
 def mixed() -> list[Piece]:

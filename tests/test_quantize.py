@@ -51,7 +51,7 @@ def laid_out(form: BlockForm, scales: Sequence[float], codes: Sequence[int]) -> 
 
 
 def bytes_of(piece: Piece) -> bytes:
-    return b"".join(np.asarray(part).tobytes() for part in piece.parts)
+    return bytes(pack([piece], 0).data[16:])[: piece.nbytes]
 
 
 def encoded(form: BlockForm, values: Tensor, block: int) -> bytes:

@@ -51,7 +51,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def contents(piece: Piece) -> bytes:
-    return b"".join(np.asarray(part).tobytes() for part in piece.parts)
+    return bytes(pack([piece], 0).data[16:])[: piece.nbytes]
 
 
 # ── the largest ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mend_optim.quantize import Int8
 from torch import Tensor
 
+from mend_optim.buffers import Buffers
 from mend_optim.codec import CODECS, Codec, codec, encode
 from mend_optim.errors import PeerError
 from mend_optim.fragment import Fragment, Layout
@@ -19,6 +19,7 @@ from mend_optim.lineage import Key, PeerId
 from mend_optim.packet import Sections, raw
 from mend_optim.powersgd import PowerSGD
 from mend_optim.protocol import Offer, Seal
+from mend_optim.quantize import Int8
 from mend_optim.way_back import WayBack, digest
 
 SHAPES = [(48, 40), (100,), (16, 8, 3, 3)]
@@ -51,12 +52,12 @@ def seal_of(members: tuple[Offer, ...], weights: list[float], sections: Sections
 
 def sealed(how: Codec, deltas: list[Tensor], weights: list[float], scheme: str = "mean") -> Seal:
     members = offers(how, deltas)
-    sections = WayBack(how, scheme, FRAGMENT).sections(members, weights, torch.empty(NUMEL))
+    sections = WayBack(how, scheme, FRAGMENT, Buffers()).sections(members, weights, torch.empty(NUMEL))
     return seal_of(members, weights, sections)
 
 
 def taken(seal: Seal, how: Codec, scheme: str = "mean", trusted: bool = False) -> Tensor:
-    return WayBack(how, scheme, FRAGMENT).merged(seal, trusted, torch.full((NUMEL,), math.nan)).clone()
+    return WayBack(how, scheme, FRAGMENT, Buffers()).merged(seal, trusted, torch.full((NUMEL,), math.nan)).clone()
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -65,7 +66,7 @@ def test_what_is_relayed_is_to_the_bit_what_the_sealer_would_have_merged(name: s
     how, deltas = codec(name), drawn(seed, n)
     weights = [(i + 1) / (n * (n + 1) / 2) for i in range(n)]
     seal = sealed(how, deltas, weights)
-    relay = WayBack(how, "mean", FRAGMENT)
+    relay = WayBack(how, "mean", FRAGMENT, Buffers())
     relay.relays = False
     dense = seal_of(offers(how, deltas), weights, relay.sections(offers(how, deltas), weights, torch.empty(NUMEL)))
     assert "merged" in dense.sections
@@ -103,7 +104,8 @@ def test_only_means_are_relayed(scheme: str) -> None:
 def test_members_at_rest_have_no_packet() -> None:
     how, deltas, weights = PowerSGD(), drawn(3, 2), [0.0, 0.25, 0.75]
     members = offers(how, deltas, idle=True)
-    seal = seal_of(members, weights, WayBack(how, "mean", FRAGMENT).sections(members, weights, torch.empty(NUMEL)))
+    sections = WayBack(how, "mean", FRAGMENT, Buffers()).sections(members, weights, torch.empty(NUMEL))
+    seal = seal_of(members, weights, sections)
     assert sorted(seal.sections) == ["1", "2"]
     assert torch.equal(taken(seal, how), taken(sealed(how, deltas, [0.25, 0.75]), how))
 
@@ -114,7 +116,7 @@ def test_members_at_rest_have_no_packet() -> None:
 @pytest.mark.parametrize("how", [Int8(back="same"), PowerSGD(back="same")], ids=["int8", "powersgd"])
 def test_encoded_once_more_it_is_as_small_as_one_offer_and_the_sealer_keeps_the_rest(how: Codec) -> None:
     """Σ merged decodes + the sealer's residual = Σ means, over seals of which one in three came to nothing."""
-    way_back, came, meant = WayBack(how, "mean", FRAGMENT), torch.zeros(NUMEL), torch.zeros(NUMEL)
+    way_back, came, meant = WayBack(how, "mean", FRAGMENT, Buffers()), torch.zeros(NUMEL), torch.zeros(NUMEL)
     assert way_back.feedback is not None
     for round in range(30):
         deltas = drawn(round, 3)

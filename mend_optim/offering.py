@@ -40,6 +40,17 @@ class Offering:
         if not live or moved or now >= pending.resend_at:
             self.send_offer(fragment, None)
 
+    def heard(self, now: float, id: PeerId) -> None:
+        """Bytes came from a peer, perhaps the seal of an offer that it has: on a slow link that takes its time, in
+        which nothing is sent or asked for again."""
+        for fragment in self.books.fragments:
+            pending = fragment.pending
+            if pending and pending.sent_to == id:
+                if pending.delivered:
+                    pending.resend_at = max(pending.resend_at, now + self.patience())
+                if fragment.behind_since is not None:
+                    fragment.behind_since = now
+
     def patience(self) -> float:
         """How long a sealer's beats may not mention our offer before it counts as lost."""
         return self.books.policies.timing.suspect_after_s * (1 + self.books.roster.size // FANOUT)

@@ -247,9 +247,7 @@ class Syncer:
         for p, (peer, _) in self.books.wants.items():
             if peer == id:
                 self.books.wants[p] = (peer, now + self.books.policies.timing.round_timeout_s)
-        for fragment in self.books.fragments:
-            if fragment.behind_since is not None and fragment.pending and fragment.pending.sent_to == id:
-                fragment.behind_since = now
+        self.offering.heard(now, id)
 
     def refused(self, now: float, address: str, reason: str) -> None:
         """A hello was refused, by us or by the learner at `address`."""

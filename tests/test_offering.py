@@ -4,7 +4,7 @@ from engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, seal_o
 
 from mend_optim.anchor import Advance, Install
 from mend_optim.lineage import Lineage, PeerId
-from mend_optim.protocol import Beat, Call, Offer, Report
+from mend_optim.protocol import Beat, Call, Offer, Report, Want
 
 
 def offering(**schedule: int | None) -> Engine:
@@ -26,6 +26,23 @@ def test_what_was_not_delivered_is_offered_again_with_the_same_number_and_conten
         ((to, again),) = engine.sent(Offer)
         assert (to, again) == (PEER, first)
         assert again.sections is first.sections
+
+
+def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> None:
+    engine = offering()
+    engine.offer()
+    ((_, offer),) = engine.sent(Offer)
+    engine.syncer.delivered(engine.now, PEER, offer)
+    for _ in range(30):
+        engine.syncer.heard(engine.now, PEER)
+        engine.beat(PEER, grown(BASE))  # it has sealed, and holds no offer any more
+        engine.tick(1.0)
+    assert engine.sent(Offer) == engine.sent(Want) == []
+    for _ in range(5):
+        engine.beat(PEER, grown(BASE))
+        engine.tick(1.0)
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
+    assert engine.sent(Offer)[-1][1].seq == offer.seq
 
 
 def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:

@@ -64,8 +64,9 @@ class Adopting:
         if fragment.behind_since is None:
             fragment.behind_since = now
         pending = fragment.pending
-        coming = pending and pending.delivered and pending.sent_to == peer
-        if not coming or now - fragment.behind_since >= self.books.policies.timing.suspect_after_s:
+        coming = pending if pending and pending.delivered and pending.sent_to == peer else None
+        patience = self.books.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
+        if not coming or now - fragment.behind_since >= patience:
             self._want(now, fragment.fragment, peer, fragment.lineage.digest)
 
     def behind(self, fragment: Progress) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from .books import Books, Send
 from .lineage import PeerId
-from .progress import NEVER, Progress
-from .protocol import Offer
+from .progress import NEVER, Pending, Progress
+from .protocol import Offer, nbytes
 from .roster import FANOUT
 
 
@@ -17,14 +17,14 @@ class Offering:
     def __init__(self, books: Books) -> None:
         self.books = books
 
-    def send_offer(self, fragment: Progress, to: PeerId | None) -> None:
+    def send_offer(self, now: float, fragment: Progress, to: PeerId | None) -> None:
         """Send the pending offer to `to` if it is live, else to the fragment's sealer; nobody to send to: wait."""
         pending = fragment.pending
         if pending is None or pending.offer is None:
             return
         peer = self.books.roster.find(to) if to else None
         target = to if peer and not peer.suspected else self.books.roster.sealer(fragment.fragment)
-        pending.sent_to, pending.delivered, pending.resend_at = target, False, NEVER
+        pending.sent_to, pending.sent_at, pending.delivered, pending.resend_at = target, now, False, NEVER
         if target is not None:
             pending.delivered = target == self.books.me
             self.books.emit(Send(target, replace(pending.offer, key=fragment.lineage.key, due=pending.due)))
@@ -38,30 +38,40 @@ class Offering:
         live = pending.sent_to == self.books.me or (peer is not None and not peer.suspected)
         moved = self.books.roster.sealer(fragment.fragment) != pending.sent_to and (pending.delivered or not live)
         if not live or moved or now >= pending.resend_at:
-            self.send_offer(fragment, None)
+            self.send_offer(now, fragment, None)
+
+    def delivered(self, now: float, pending: Pending) -> None:
+        """All of the offer is where it was sent. What comes back may be as long as float32 is, and take as much
+        longer."""
+        assert pending.offer is not None
+        packets = pending.offer.sections.values()
+        longer = sum(4 * packet.numel for packet in packets) / max(1, nbytes(pending.offer.sections))
+        pending.seal_s = min((now - pending.sent_at) * max(1.0, longer), self.books.policies.timing.round_timeout_s)
+        pending.delivered, pending.resend_at = True, now + self.patience(pending)
 
     def heard(self, now: float, id: PeerId) -> None:
-        """Bytes came from a peer, perhaps the seal of an offer that it has: on a slow link that takes its time, in
-        which nothing is sent or asked for again."""
+        """Bytes came from a peer, perhaps the seal of an offer that it has: in the meantime nothing is sent or asked
+        for again."""
         for fragment in self.books.fragments:
             pending = fragment.pending
             if pending and pending.sent_to == id:
                 if pending.delivered:
-                    pending.resend_at = max(pending.resend_at, now + self.patience())
+                    pending.resend_at = max(pending.resend_at, now + self.patience(pending))
                 if fragment.behind_since is not None:
                     fragment.behind_since = now
 
-    def patience(self) -> float:
-        """How long a sealer's beats may not mention our offer before it counts as lost."""
-        return self.books.policies.timing.suspect_after_s * (1 + self.books.roster.size // FANOUT)
+    def patience(self, pending: Pending) -> float:
+        """How long a sealer's beats may not mention our offer before it counts as lost: the seal may be coming."""
+        rare = 1 + self.books.roster.size // FANOUT
+        return self.books.policies.timing.suspect_after_s * rare + pending.seal_s
 
-    def called(self, p: int, caller: PeerId) -> None:
+    def called(self, now: float, p: int, caller: PeerId) -> None:
         """The sealer asks for our offer: send the pending one, or make one at the end of this step; at rest, take part
         with nothing."""
         fragment = self.books.fragments[p]
         if fragment.pending:
             if fragment.pending.offer and fragment.pending.sent_to != caller:
-                self.send_offer(fragment, caller)
+                self.send_offer(now, fragment, caller)
         elif self.books.resting and not fragment.unmerged(self.books.totals).step:
             empty = Offer(self.books.me, p, 0, 0, 0, self.books.genesis, fragment.lineage.key, False)
             self.books.emit(Send(caller, empty))

@@ -27,11 +27,12 @@ from .errors import PeerError, require
 from .inherited import PORTS
 from .lineage import PeerId
 from .link import Handler, Link
+from .packet import fresh
 from .protocol import Hello, Message, Offer, Seal, State, Want
 from .roster import Timing
 from .stream import Counter, Dialled, Served, within
 from .transfer import Transfers
-from .wire import MESSAGE_LIMIT, decode_hello, decode_id, encode_hello, encode_id, fresh_buffer
+from .wire import MESSAGE_LIMIT, decode_hello, decode_id, encode_hello, encode_id
 
 # gRPC's fork handlers and live calls do not go together: a `DataLoader(num_workers=2)` that forks beside them dies by a
 # segmentation fault in its workers. Without the handlers the children leave gRPC alone. It reads this once, when it is
@@ -84,7 +85,7 @@ class Transport:
         seeds: Sequence[str],
         timing: Timing,
         limit: Callable[[int], int],
-        allocate: Callable[[int], memoryview] = fresh_buffer,
+        allocate: Callable[[int], memoryview] = fresh,
     ) -> None:
         if listen is not None:
             parse_address("listen", listen)

@@ -30,7 +30,8 @@ class Motion(Enum):
 @dataclass(slots=True)
 class Pending:
     """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was sent. `follows`: see
-    `Offer`; `earlier`: (seq, follows) of the same work on anchors of other branches."""
+    `Offer`; `earlier`: (seq, follows) of the same work on anchors of other branches; `seal_s`: how long its seal may be
+    on its way, by how long the offer was."""
 
     claim: Claim
     seq: int
@@ -40,6 +41,8 @@ class Pending:
     due: bool
     offer: Offer | None = None
     sent_to: PeerId | None = None
+    sent_at: float = 0.0
+    seal_s: float = 0.0
     delivered: bool = False
     resend_at: float = NEVER
     missed: bool = False
@@ -100,7 +103,7 @@ class Progress:
             claim, pending = pending.claim, None
         kept = pending
         if pending:
-            kept = replace(pending, offer=None, sent_to=None, delivered=False, resend_at=NEVER, earlier=())
+            kept = replace(pending, offer=None, sent_to=None, delivered=False, resend_at=NEVER, seal_s=0.0, earlier=())
         return Standing(
             self.lineage, claim, self.mark, self.banked, self.dropped_tokens, kept, self.untaken, self.adopt_at
         )

@@ -132,7 +132,7 @@ class Syncer:
                     pending.claim if pending.claim.author != self.books.me else None,
                     pending.follows,
                 )
-                self.offering.send_offer(fragment, fragment.caller)
+                self.offering.send_offer(now, fragment, fragment.caller)
         fragment.caller = None
         self._settled(now, job.fragment)
 
@@ -265,7 +265,7 @@ class Syncer:
                 self._poll_all(now)
         elif self.books.fragments and not self.books.closed and 0 <= message.fragment < len(self.books.fragments):
             if isinstance(message, Call):
-                self.offering.called(message.fragment, message.peer)
+                self.offering.called(now, message.fragment, message.peer)
             elif isinstance(message, Offer):
                 self.sealing.on_offer(now, message)
             elif isinstance(message, Seal):
@@ -279,7 +279,7 @@ class Syncer:
         """The transport has handed over the whole of a bulky message; an offer's stream stays open for seals."""
         pending = self._pending_of(message)
         if pending and pending.sent_to == to:
-            pending.delivered, pending.resend_at = True, now + self.offering.patience()
+            self.offering.delivered(now, pending)
 
     def undelivered(self, now: float, to: PeerId, message: Message) -> None:
         """The transport could not deliver a message, or its stream broke before the answer."""
@@ -316,7 +316,7 @@ class Syncer:
         for fragment, report in zip(self.books.fragments, beat.reports, strict=False):
             pending = fragment.pending
             if pending and pending.sent_to == beat.peer and (self.books.me, pending.seq) in report.held:
-                pending.delivered, pending.resend_at = True, now + self.offering.patience()
+                pending.delivered, pending.resend_at = True, now + self.offering.patience(pending)
             elif pending and pending.sent_to == beat.peer and strange and beat.genesis == self.books.genesis:
                 pending.resend_at = now  # what reached it before it took our model over, it did not keep
                 self.offering.resend(now, fragment)

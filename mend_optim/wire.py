@@ -12,14 +12,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from ._pb import peer_pb2 as pb
 from .errors import PeerError
 from .lineage import Claim, Entry, Key, Lineage, PeerId
-from .packet import Packet, Sections
+from .packet import Packet, Sections, fresh
 from .protocol import Beat, Bulk, Call, Control, Goodbye, Hello, Message, Offer, Report, Rumor, Seal, State, Want
 
 CHUNK = 1 << 20  # payload bytes in one frame; smaller costs throughput, greater costs fairness to beats
@@ -328,11 +327,6 @@ def _to_bulk(header: pb.Header, sections: Sections) -> Bulk:
     raise PeerError("a bulky message of an unknown kind")
 
 
-def fresh_buffer(nbytes: int) -> memoryview:
-    """A writable buffer of its own. It is not zeroed: that would block the loop about as long as the transfer takes."""
-    return np.empty(nbytes, dtype=np.uint8).data
-
-
 def check_fragment(limit: Callable[[int], int], fragment: int) -> int:
     """`limit(fragment)`. Raises `PeerError` if there is no such fragment."""
     try:
@@ -349,7 +343,7 @@ class Assembler:
     be viewed as float32.
     """
 
-    def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview] = fresh_buffer) -> None:
+    def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview] = fresh) -> None:
         self._limit, self._allocate = limit, allocate
         self._message: Bulk | None = None
         self._rooms: list[memoryview] = []  # what is still to be filled, first one first

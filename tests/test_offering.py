@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, seal_of, state_of
 
 from mend_optim.anchor import Advance, Install
 from mend_optim.lineage import Lineage, PeerId
+from mend_optim.packet import Packet
 from mend_optim.protocol import Beat, Call, Offer, Report, Want
 
 
@@ -43,6 +46,24 @@ def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> Non
         engine.tick(1.0)
     assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
     assert engine.sent(Offer)[-1][1].seq == offer.seq
+
+
+def test_patience_grows_with_how_long_the_offer_was_on_its_way_and_how_much_longer_the_seal_may_be() -> None:
+    """Frames that are still on their way are not heard."""
+    engine = offering()
+    engine.offer()
+    ((_, offer),) = engine.sent(Offer)
+    quarter = replace(offer, sections={"delta": Packet("packed", 100, memoryview(bytes(100)))})
+    engine.syncer.books.fragments[0].pending.offer = quarter
+    engine.now += 2.0
+    engine.syncer.delivered(engine.now, PEER, offer)
+    for _ in range(10):  # four times two seconds, and three
+        engine.beat(PEER)
+        engine.tick(1.0)
+        assert engine.sent(Offer) == []
+    engine.beat(PEER)
+    engine.tick(1.5)
+    assert [sent.seq for _, sent in engine.sent(Offer)] == [offer.seq]
 
 
 def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:

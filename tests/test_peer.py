@@ -24,7 +24,7 @@ from mend_optim.address import host_of, seen_from
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.lineage import Key, Lineage, PeerId
 from mend_optim.link import Link, Outbox
-from mend_optim.packet import Packet
+from mend_optim.packet import Packet, fresh
 from mend_optim.peer import Transport, parse_address, parse_dialable
 from mend_optim.protocol import Beat, Call, Goodbye, Hello, Message, Offer, Rumor, Seal, State, Want
 from mend_optim.roster import Timing
@@ -883,7 +883,7 @@ def test_a_wrong_answer_is_none(kind, answer):
     async def run() -> None:
         a, b = Learner("a"), Learner("b")
         stream = Script(*answers_of(b)[answer])
-        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, wire.fresh_buffer, 1.0, lambda link, method: stream)
+        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: stream)
         message = offer_of(a) if kind == "offer" else Want(a.id, 0, b"")
         (transfers.exchange if kind == "offer" else transfers.pull)(Link(b.id), message)
         await a.until(lambda: a.of("undelivered") == [(b.id, message)])
@@ -895,7 +895,7 @@ def test_a_wrong_answer_is_none(kind, answer):
 def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothing():
     async def run() -> None:
         a, b = Learner("a"), Learner("b")
-        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, wire.fresh_buffer, 1.0, lambda link, method: Script())
+        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: Script())
         link, first, second = Link(b.id), Want(a.id, 0, b"first"), Want(a.id, 0, b"second")
         transfers.ask(link, first)
         await a.until(lambda: a.of("undelivered") == [(b.id, first)])  # no control stream to ask over

@@ -34,6 +34,10 @@ class Section(dict[Any, int]):
     def nbytes(self) -> int:
         return len(self)
 
+    @property
+    def numel(self) -> int:
+        return len(self) // 4
+
 
 def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
     """a + scale·b, without zeros."""

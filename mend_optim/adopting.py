@@ -106,7 +106,8 @@ class Adopting:
         for state in states:
             self.books.fragments[state.fragment].motion = Motion.MOVING
             self.books.fragments[state.fragment].stash = None
-        self.books.work(Install(states, mine, replace))
+        forget = not mine and any(self.books.fragments[s.fragment].outlived(s.lineage) for s in states)
+        self.books.work(Install(states, mine, replace, forget))
 
     def take_seal(self, now: float, seal: Seal) -> None:
         fragment = self.books.fragments[seal.fragment]
@@ -126,7 +127,9 @@ class Adopting:
             fragment.motion = Motion.MOVING
             mine = fragment.includes_pending(lineage)
             replace = self._waits_exactly(fragment) if mine else fragment.in_doubt(lineage)
-            self.books.work(Advance(seal, lineage, mine, replace, ours=seal.sealer == self.books.me))
+            ours, former = seal.sealer == self.books.me, seal.sealer.name == self.books.me.name
+            forget = not ours and (former or (not mine and fragment.outlived(lineage)))
+            self.books.work(Advance(seal, lineage, mine, replace, ours, forget))
 
     def _waits_exactly(self, fragment: Progress) -> bool:
         """Synchronous adoption, and the training thread has not stepped on since the snapshot."""

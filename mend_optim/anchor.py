@@ -39,7 +39,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Reoffer:
-    """Encode the Δ that came with a checkpoint again: the same offer, `seq`, with the same bytes."""
+    """Encode the Δ that came with a checkpoint again: the same offer, `seq`, with the same bytes if that can be."""
 
     fragment: int
     seq: int
@@ -75,22 +75,25 @@ class Merge:
 class Advance:
     """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it; `replace`, that the
     weights become the anchor to the bit: nothing was trained since and training waits, or what was has to be dropped;
-    `ours`, that we made the merged bytes ourselves."""
+    `ours`, that we made the merged bytes ourselves; `forget`: see `Install`."""
 
     seal: Seal
     lineage: Lineage
     mine: bool
     replace: bool = False
     ours: bool = False
+    forget: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Take whole anchors. `replace`: the weights become the anchor and all local progress is dropped."""
+    """Take whole anchors. `replace`: the weights become the anchor and all local progress is dropped. `forget`: what
+    our encodings have lost is in there, or given up, too: it came with a checkpoint whose process went on."""
 
     states: tuple[State, ...]
     mine: bool
     replace: bool
+    forget: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class Anchors:
     def _reoffer(self, job: Reoffer) -> Done:
         progress = self.progress[job.fragment]
         assert progress is not None
-        return Done(sections={"delta": self.feedback[job.fragment].encode(progress)})
+        return Done(sections={"delta": self.feedback[job.fragment].encode_again(progress)})
 
     def _extend(self, job: Extend) -> Done:
         self.layout = job.layout
@@ -202,6 +205,11 @@ class Anchors:
         self.progress[fragment] = None
         self.feedback[fragment].drop()
 
+    def _forget(self, fragment: int) -> None:
+        """What is still pending keeps what its own encoding lost: that is in nobody's offer."""
+        self.feedback[fragment].residual = None
+        self.way_back[fragment].drop()
+
     def _shapes(self, fragment: int) -> Shapes:
         return self.layout.fragments[fragment].shapes
 
@@ -220,6 +228,8 @@ class Anchors:
         merged = way_back.merged(seal, job.ours, self.buffers.take(numel))
         if job.ours and way_back.feedback:
             way_back.feedback.commit()
+        if job.forget:
+            self._forget(p)
         mine = self._settle(p, job.mine)
         values = self.buffers.take(numel)
         outer_step(self.outer, self.theta[p], self.velocity[p], merged, mine, values)
@@ -243,6 +253,9 @@ class Anchors:
 
     def _take(self, state: State, job: Install) -> Correction:
         p = state.fragment
+        if job.forget:
+            self._forget(p)
+        self.way_back[p].drop()  # whatever was sealed meanwhile, we were not there
         anchor = decode(state.sections["anchor"], self._shapes(p))
         values = self.buffers.take(anchor.numel())
         if job.replace:
@@ -262,6 +275,7 @@ class Anchors:
         for p, tensor in enumerate(job.tensors):
             self.theta[p].copy_(tensor)
             self._drop(p)
+            self.way_back[p].drop()
             velocity = self.velocity[p]
             if velocity is not None:
                 velocity.zero_()  # it belongs to the rounds before we were alone

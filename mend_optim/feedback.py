@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from .buffers import Buffers
-from .codec import Codec, decode, encode
+from .codec import Codec, check, decode, encode
 from .errors import PeerError
-from .packet import RAW, Packet, Shapes, bounded
+from .packet import RAW, Packet, Shapes, bounded, raw
 
 NAMES = ("residual", "lost", "memory")
 
@@ -34,19 +34,36 @@ class Feedback:
 
     def encode(self, values: Tensor) -> Packet:
         """`values` (flat float32, left as they are) and the residual as a packet, which may share their memory. Raises
-        `PeerError` for what is not finite; nothing has changed then."""
-        # An exact codec has a residual where a checkpoint of another came with it.
-        whole = values
-        if self.residual is not None:
-            whole = torch.add(values, self.residual, out=self.buffers.take(values.numel()))
+        `PeerError` for what is not finite, or not once it is encoded; nothing has changed then."""
+        whole = self._whole(values)
         if not bounded(whole):
             raise PeerError("its parameters are not finite")
-        packet, self._next = encode(self.codec, whole, self.shapes, self.memory, self.buffers.take_bytes)
-        self.lost = None
+        packet, memory = encode(self.codec, whole, self.shapes, self.memory, self.buffers.take_bytes)
+        lost = None
         if not self.codec.exact and packet.codec != RAW:
+            check(packet, self.shapes)
             decoded = decode(packet, self.shapes, self.buffers.take(values.numel()))
-            self.lost = torch.sub(whole, decoded, out=decoded)
+            lost = torch.sub(whole, decoded, out=decoded)
+        self.lost, self._next = lost, memory
         return packet
+
+    def encode_again(self, values: Tensor) -> Packet:
+        """What was encoded before a checkpoint, which holds `lost` of it: it may be merged by now, in the bytes of
+        then. Where other bytes come out today (of another codec, or on other hardware), the values that those stood for
+        travel as they are: whichever is merged, the same is lost."""
+        lost = self.lost
+        packet = self.encode(values)
+        if _alike(lost, self.lost):
+            return packet
+        self.lost, self._next = lost, self.memory
+        whole = self._whole(values)
+        return raw(whole if lost is None else torch.sub(whole, lost, out=self.buffers.take(values.numel())))
+
+    def _whole(self, values: Tensor) -> Tensor:
+        # An exact codec has a residual where a checkpoint of another came with it.
+        if self.residual is None:
+            return values
+        return torch.add(values, self.residual, out=self.buffers.take(values.numel()))
 
     def commit(self) -> None:
         """What was encoded last was merged."""
@@ -68,3 +85,7 @@ class Feedback:
             tensors[name].clone() if name in tensors else None for name in NAMES
         )
         self._next = self.memory
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)

@@ -34,6 +34,8 @@ class Nesterov:
     def __post_init__(self) -> None:
         require(is_number(self.lr) and 0 < self.lr <= 10, "outer.lr", self.lr, "in (0, 10]")
         require(is_number(self.momentum) and 0 <= self.momentum < 1, "outer.momentum", self.momentum, "in [0, 1)")
+        for name in ("lr", "momentum"):  # learners compare the text: 1 is 1.0
+            object.__setattr__(self, name, float(getattr(self, name)))
 
 
 def delta(anchor: Tensor, snapshot: Tensor) -> Tensor:

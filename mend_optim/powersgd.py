@@ -89,11 +89,12 @@ class PowerSGD:
 
     def __post_init__(self) -> None:
         whole = type(self.rank) is int and 1 <= self.rank <= 1024
-        require(whole, "rank", self.rank, "an int from 1 to 1024", "more is hardly smaller than float32")
+        require(whole, "rank", self.rank, "an int from 1 to 1024")
         enough = is_number(self.min_ratio) and self.min_ratio >= 1
         require(enough, "min_ratio", self.min_ratio, "a number of at least 1")
         require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
         require(type(self.seed) is int, "seed", self.seed, "an int")
+        object.__setattr__(self, "min_ratio", float(self.min_ratio))  # learners compare the text of all this
 
     def rank_of(self, shape: Shape) -> int:
         """The rank that a tensor of this shape is factored with; 0: it is not."""

@@ -87,6 +87,7 @@ class Progress:
         self.share = Share()
         self.seq = 0
         self.inherited: Claim | None = None  # unmerged work that came with a checkpoint, in no offer yet
+        self.heir_of: Claim | None = None  # whose encodings lost what came with a checkpoint
         self.pending: Pending | None = None
         self.motion = Motion.STILL
         self.stash: Seal | State | None = None
@@ -116,6 +117,7 @@ class Progress:
         progress.pending = replace(standing.pending) if standing.pending else None
         progress.untaken, progress.adopt_at = standing.untaken, standing.adopt_at
         offered = standing.pending.steps if standing.pending else 0
+        progress.heir_of = standing.claim
         if progress.unmerged(totals).step > offered:
             progress.inherited = standing.claim
         return progress
@@ -177,6 +179,11 @@ class Progress:
             return True
         return not lineage.admits(self.claim)
 
+    def outlived(self, lineage: Lineage) -> bool:
+        """Whether `lineage` has merged what the process of our checkpoint offered after it: with all that its encodings
+        had lost until then."""
+        return self.heir_of is not None and not lineage.admits(self.heir_of)
+
     @property
     def superseded_tokens(self) -> int:
         """Tokens of this process that an anchor had merged, but not the one we are on."""
@@ -193,6 +200,8 @@ class Progress:
         thread."""
         self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
         pending = self.pending
+        if mine or self.outlived(lineage):
+            self.heir_of = None  # what our encodings lose from now on is ours
         if mine and pending:
             self.share.add(pending.claim.author, pending.numbers, pending.tokens)
             self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)

@@ -36,6 +36,11 @@ def is_block(block: object) -> bool:
     return type(block) is int and 16 <= block <= 65536 and block & (block - 1) == 0
 
 
+def is_small(tensor: Tensor, block: int) -> bool:
+    """Whether to encode it together with others, at the cost of less than a block of zeros."""
+    return tensor.numel() <= SMALL and block <= max(256, tensor.numel())
+
+
 def spans(n: int, block: int) -> Iterator[tuple[int, int]]:
     """0 … n in spans of so many whole blocks as a chunk has, and what is left: less than a block."""
     whole, step = n - n % block, max(block, CHUNK)
@@ -97,7 +102,7 @@ class BlockForm:
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
         """Small tensors are encoded as one, in which each begins with a block of its own; zeros fill up its last."""
-        small = [tensor.reshape(-1) for tensor in tensors if tensor.numel() <= SMALL]
+        small = [tensor.reshape(-1) for tensor in tensors if is_small(tensor, block)]
         blocks = [-(-len(x) // block) for x in small]
         sizes = [count * block for count in blocks]
         together = torch.zeros(sum(sizes))
@@ -109,7 +114,7 @@ class BlockForm:
         nbytes = [self.codes_nbytes(size) for size in sizes]
         cut = zip(scales.split_with_sizes([2 * n for n in blocks]), codes.split_with_sizes(nbytes), strict=True)
         return [
-            self._small(tensor, block, *next(cut)) if tensor.numel() <= SMALL else self._large(tensor, block)
+            self._small(tensor, block, *next(cut)) if is_small(tensor, block) else self._large(tensor, block)
             for tensor in tensors
         ]
 

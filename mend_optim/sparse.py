@@ -171,6 +171,7 @@ class Sparse:
         within = is_number(self.density) and 0 < self.density <= 1
         require(within, "density", self.density, "a number in (0, 1]")
         require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
+        object.__setattr__(self, "density", float(self.density))  # learners compare the text of all this
 
     @property
     def exact(self) -> bool:

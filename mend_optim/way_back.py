@@ -25,6 +25,7 @@ from .packet import Packet, Sections, section
 from .protocol import Offer, Seal
 
 MERGED = "merged"
+RELAYED = 128  # packets in one message, at most
 
 
 def digest(sections: Sections, weights: Sequence[float]) -> bytes:
@@ -48,7 +49,8 @@ class WayBack:
         """What to send for these offers; `room` (flat float32) is for the merged delta. Raises `PeerError` if that is
         not finite."""
         packets = {str(i): section(offer.sections, "delta") for i, offer in enumerate(offers) if offer.steps}
-        if self.relays and sum(packet.nbytes for packet in packets.values()) < 4 * self.fragment.numel:
+        together = sum(packet.nbytes for packet in packets.values())
+        if self.relays and len(packets) <= RELAYED and together < 4 * self.fragment.numel:
             return packets
         merged = self._merge(packets, weights, room)
         if self.feedback:
@@ -71,7 +73,14 @@ class WayBack:
             return decode(packets[MERGED], self.fragment.shapes, room)
         return self._merge(packets, seal.weights, room)
 
+    def drop(self) -> None:
+        """What our seals lost is no more of our business."""
+        if self.feedback:
+            self.feedback.drop()
+
     def _merge(self, packets: Mapping[str, Packet], weights: Sequence[float], room: Tensor) -> Tensor:
+        if not packets:
+            raise PeerError("a seal of nothing")
         numel = self.fragment.numel
         deltas = (decode(packet, self.fragment.shapes, self.buffers.take(numel)) for packet in packets.values())
         merge.merge(self.scheme, deltas, [weights[int(i)] for i in packets], room, self.fragment.offsets)

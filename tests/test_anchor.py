@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -22,6 +23,7 @@ from mend_optim.anchor import (
     Found,
     Inspect,
     Install,
+    Job,
     Merge,
     Prepare,
     stack,
@@ -335,6 +337,36 @@ def test_who_encodes_the_merged_once_more_keeps_what_that_lost_if_its_own_seal_w
     assert torch.equal(back.residual, lost.residual)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["by a seal", "by an anchor"])
+def test_what_an_outlived_checkpoints_encodings_lost_is_forgotten(whole: bool) -> None:
+    """Its process went on, and offered that itself."""
+    old, other = Learner("a", wide(0), "bf16"), Learner("b", wide(0), "bf16")
+    old.adopt(old.seal(old.train(wide(1 + 2**-9)).offer()))
+    heir = Learner("a", wide(0), "bf16")
+    for forget in (False, True):
+        heir.anchors.load(0, old.anchors.save(0))
+        assert residual(heir).any()
+        if whole:
+            other.anchors.load(0, old.anchors.save(0))
+            job: Job = Install((other.export(),), mine=False, replace=False, forget=forget)
+        else:
+            job = Advance(other.seal(other.train(wide(1)).offer()), BASE, mine=False, forget=forget)
+        assert heir.anchors.perform(job).fault == ""
+        assert residual(heir).any() == (not forget)
+
+
+def test_what_a_seal_lost_is_dropped_where_others_went_on_without_us() -> None:
+    how = PowerSGD(rank=1, min_ratio=1, back="same")
+    sealer, other = (Learner(name, torch.zeros(12, 12), how) for name in "ab")
+    sealer.train(torch.randn(144, generator=torch.Generator().manual_seed(3)))
+    assert sealer.receive(sealer.seal(sealer.offer()), ours=True).fault == ""
+    lost = sealer.anchors.way_back[0].feedback
+    assert lost is not None
+    assert lost.residual is not None
+    sealer.anchors.perform(Install((other.export(),), mine=False, replace=False))
+    assert lost.residual is None
+
+
 def test_an_exact_codec_keeps_no_residual() -> None:
     learner = Learner("a", vector(0))
     learner.adopt(learner.seal(learner.train(vector(math.pi)).offer()))
@@ -613,6 +645,30 @@ def test_a_buffer_is_not_reused_while_anything_holds_its_memory(holder: str) -> 
     assert buffers.take(8).data_ptr() == where
 
 
+BYTES_HOLDERS = {
+    "themselves": lambda data: data,
+    "a piece of them": lambda data: data[100:200],
+    "an array": lambda data: np.frombuffer(data, dtype=np.uint8)[4:],
+    "a packet": lambda data: Packet("none", 100_000, data),
+    "a decoded packet": lambda data: decode(Packet("none", 100_000, data), [(100_000,)]),
+}
+
+
+@pytest.mark.parametrize("holder", BYTES_HOLDERS)
+def test_bytes_are_not_reused_while_anything_holds_them(holder: str) -> None:
+    def where(data: memoryview) -> int:
+        return int(np.frombuffer(data, dtype=np.uint8).ctypes.data)
+
+    buffers = Buffers()
+    place = where(buffers.take_bytes(400_000))
+    held = BYTES_HOLDERS[holder](buffers.take_bytes(400_000))
+    gc.collect()
+    assert where(buffers.take_bytes(400_000)) != place
+    del held
+    gc.collect()
+    assert where(buffers.take_bytes(400_000)) == place
+
+
 def test_a_buffer_serves_its_own_size_only() -> None:
     buffers = Buffers()
     where = buffers.take(8).data_ptr()
@@ -620,3 +676,13 @@ def test_a_buffer_serves_its_own_size_only() -> None:
     assert (small.numel(), small.dtype) == (4, torch.float32)
     assert small.data_ptr() != where
     assert buffers.take(8).data_ptr() == where
+
+
+def test_bytes_of_ever_other_sizes_take_no_more_memory_for_ever() -> None:
+    buffers, seen = Buffers(), set()
+    for nbytes in range(70_000, 130_000, 1000):
+        held = buffers.take_bytes(nbytes)
+        assert held.nbytes == nbytes
+        seen.add(np.frombuffer(held, dtype=np.uint8).ctypes.data)
+        del held
+    assert len(seen) == 1

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from checkpoints import load, newcomer, save
 from learners import LOCKSTEP, cluster, parameters, same, together
 from torch import Tensor
 from torch.nn import Parameter
@@ -71,3 +72,30 @@ def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> Non
         for record in [r for rounds in records for r in rounds if r.members]:
             assert 0 < record.offer_bytes <= most_up * 4 * NUMEL
             assert 0 < record.merged_bytes <= most_down * 4 * NUMEL
+
+
+@pytest.mark.parametrize("told", ["sparse", Int8(back="same"), PowerSGD(rank=2, back="same")], ids=str)
+def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again(told: Codec) -> None:
+    """Saved with nothing unmerged, but with what the codec had lost; the process that saved it went on."""
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
+    with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (old, other):
+
+        def train(first: int, last: int) -> None:
+            def loop(i: int) -> None:
+                for step in range(first, last):
+                    for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                        parameter.grad = gradient
+                    (old, other)[i].step()
+
+            together(lambda: loop(0), lambda: loop(1))
+
+        train(0, 3)
+        saved = save(old)
+        assert held_back(old).any()
+        train(3, 6)
+        old.close()
+        with newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP) as again:
+            load(again, saved)
+            assert again.join().rounds[-1].reason == "pulled"
+            assert not held_back(again).any()
+            assert not returned(again).any()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mend_optim.buffers import Buffers
-from mend_optim.codec import CODECS, Codec, decode
+from mend_optim.codec import CODECS, Codec, decode, name_of
 from mend_optim.errors import PeerError
 from mend_optim.feedback import Feedback
 from mend_optim.packet import Packet
@@ -38,6 +38,7 @@ def left(feedback: Feedback) -> Tensor:
 
 
 @each
+@settings(max_examples=25)
 @given(SEEDS, FATES)
 def test_merged_decodes_and_the_residual_are_all_that_was_there(codec: Codec, seed: int, fates: list[bool]) -> None:
     generator, feedback = torch.Generator().manual_seed(seed), Feedback(codec, SHAPES, Buffers())
@@ -52,6 +53,7 @@ def test_merged_decodes_and_the_residual_are_all_that_was_there(codec: Codec, se
 
 
 @each
+@settings(max_examples=25)
 @given(SEEDS)
 def test_a_round_that_is_lost_leaves_no_trace(codec: Codec, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -147,7 +149,7 @@ def test_dropped_work_takes_what_was_lost_of_it_along(codec: Codec) -> None:
     assert not feedback.held()
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(SEEDS, st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e20]))
 @each
 def test_no_packet_is_larger_than_float32(codec: Codec, seed: int, scale: float) -> None:
@@ -156,3 +158,29 @@ def test_no_packet_is_larger_than_float32(codec: Codec, seed: int, scale: float)
     assert packet.nbytes <= 4 * NUMEL
     lost = (read(packet) - values).double().norm()
     assert lost <= values.double().norm() * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("now", [*LOSSY, CODECS["none"]], ids=name_of)
+@pytest.mark.parametrize("then", [*LOSSY, CODECS["none"]], ids=name_of)
+def test_an_offer_of_before_a_checkpoint_loses_the_same_in_whatever_bytes(then: Codec, now: Codec) -> None:
+    generator = torch.Generator().manual_seed(5)
+    before = Feedback(then, SHAPES, Buffers())
+    before.encode(drawn(generator))
+    before.commit()
+    values = drawn(generator)
+    sent = read(before.encode(values))
+    after = Feedback(now, SHAPES, Buffers())
+    after.restore(before.held())
+    again = after.encode_again(values)
+    torch.testing.assert_close(read(again), sent, rtol=1e-5, atol=1e-6)
+    after.commit()
+    before.commit()
+    assert torch.equal(left(after), left(before))
+
+
+@pytest.mark.parametrize("value", [8e37, -8e37])
+def test_what_is_not_finite_once_it_is_encoded_is_refused_too(value: float) -> None:
+    feedback = Feedback(PowerSGD(rank=1, min_ratio=1), SHAPES, Buffers())
+    with pytest.raises(PeerError, match="factors"):
+        feedback.encode(torch.full((NUMEL,), value))
+    assert not feedback.held()

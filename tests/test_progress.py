@@ -466,3 +466,21 @@ def test_a_founder_claims_all_that_it_inherited() -> None:
     assert lineage.tokens == BASE.tokens + 50
     twin = again(old)
     assert twin.progress.in_doubt(lineage)
+
+
+# What came with a checkpoint besides progress
+
+
+def test_an_heir_is_outlived_once_an_anchor_has_what_its_checkpoints_process_offered_later() -> None:
+    old, me, fresh = PeerId("a", 1), PeerId("a", 2), Lineage.fresh(b"g")
+    saved = Progress(old, 0, fresh, 0)
+    saved.seq = 3
+    heir, schedule = Progress.resumed(me, 0, saved.standing(), Totals()), Schedule(sync_every=4)
+    before, later = (Lineage(10, 1, b"d", b"g", {old: seq, me: 9}) for seq in (3, 4))
+    assert not saved.outlived(later)
+    assert (heir.outlived(before), heir.outlived(later)) == (False, True)
+    heir.moved(later, False, Totals(), schedule)
+    assert not heir.outlived(later)
+    heir = Progress.resumed(me, 0, saved.standing(), Totals())
+    heir.moved(before, True, Totals(), schedule)
+    assert not heir.outlived(later)

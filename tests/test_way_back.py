@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from mend_optim.packet import Sections, raw
 from mend_optim.powersgd import PowerSGD
 from mend_optim.protocol import Offer, Seal
 from mend_optim.quantize import Int8
-from mend_optim.way_back import WayBack, digest
+from mend_optim.way_back import RELAYED, WayBack, digest
 
 SHAPES = [(48, 40), (100,), (16, 8, 3, 3)]
 LAYOUT = Layout([str(s) for s in SHAPES], [torch.zeros(s) for s in SHAPES], 1)
@@ -61,6 +61,7 @@ def taken(seal: Seal, how: Codec, scheme: str = "mean", trusted: bool = False) -
 
 
 @pytest.mark.parametrize("name", CODECS)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(1, 5))
 def test_what_is_relayed_is_to_the_bit_what_the_sealer_would_have_merged(name: str, seed: int, n: int) -> None:
     how, deltas = codec(name), drawn(seed, n)
@@ -179,3 +180,21 @@ def test_what_is_not_asked_for_is_not_read() -> None:
     seal = relayed()
     more = replace(seal, sections={**seal.sections, "exp_avg": raw(torch.zeros(7))})
     assert torch.equal(taken(more, PowerSGD()), taken(seal, PowerSGD()))
+
+
+def test_a_seal_of_nothing_is_refused() -> None:
+    seal = relayed()
+    idle = tuple(entry._replace(steps=0) for entry in seal.members)
+    with pytest.raises(PeerError, match="a seal of nothing"):
+        taken(with_digest(replace(seal, members=idle, sections={})), PowerSGD())
+
+
+def test_no_more_packets_are_relayed_than_a_message_has_sections() -> None:
+    members = offers(PowerSGD(), drawn(1, 1)) * (RELAYED + 1)
+    large = Layout(["w"], [torch.zeros(2048, 1024)], 1).fragments[0]
+    packet, _ = encode(PowerSGD(rank=1), torch.ones(large.numel), large.shapes)
+    members = tuple(replace(offer, sections={"delta": packet}) for offer in members)
+    way_back = WayBack(PowerSGD(rank=1), "mean", large, Buffers())
+    for n, sections in ((RELAYED, RELAYED), (RELAYED + 1, 1)):
+        assert n * packet.nbytes < 4 * large.numel
+        assert len(way_back.sections(members[:n], [1 / n] * n, torch.empty(large.numel))) == sections

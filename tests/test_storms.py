@@ -1,4 +1,4 @@
-"""The protocol in storms, in virtual time: thousands of them, drawn from seeds. `make test-deep` plays many more."""
+"""The protocol in storms, in virtual time: hundreds of them, drawn from seeds. `make test-deep` plays many more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oracle import Oracle
 from process import Learner
 from storms import POINTS, Fault, Storm, check, draw, failure, seen_in, shrunk
 
-STORMS, BATCHES, CHUNK = 1500, 10, 15
+STORMS, BATCHES, CHUNK = 900, 6, 15
 SEEN = (
     "crash", "cut", "left", "slowed", "frozen", "thawed", "jumped", "duplicated", "turned away", "lost", "duplicate",
     "evicted", "merge", "founded", "pulled", "superseded", "saved", "restored", "grace_expired",

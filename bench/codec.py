@@ -6,16 +6,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
-import runpy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW
 
+from examples.train_text import CONTEXT, TextModel, read_corpus, windows
 from mend_optim import Float4, Int4, Int8, PowerSGD, Sparse
 from mend_optim.buffers import Buffers
 from mend_optim.codec import CODECS, Codec, decode, encode, split
@@ -184,17 +183,16 @@ def errors() -> Iterator[Result]:
 
 
 def text_deltas() -> tuple[list[Tensor], Shapes]:
-    example: dict[str, Any] = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "train_text.py"))
     torch.manual_seed(0)
-    model, (text, _) = example["TextModel"](), example["read_corpus"](0, 1)
+    model, (text, _) = TextModel(), read_corpus(0, 1)
     parameters = list(model.parameters())
     (whole,) = Layout([str(i) for i in range(len(parameters))], parameters, 1).fragments
     optimizer, deltas = AdamW(parameters, lr=1e-3), []
     for _ in range(ROUNDS):
         before = flat(whole, parameters)
         for _ in range(STEPS):
-            starts = torch.randint(len(text) - example["CONTEXT"] - 1, (BATCH,))
-            x, y = example["windows"](text, starts)
+            starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,))
+            x, y = windows(text, starts)
             model(x, y).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -6,22 +6,20 @@ one seed differ in nothing but the codec."""
 from __future__ import annotations
 
 import copy
-import runpy
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from examples.train_text import CONTEXT, TextModel, content_digest, evaluate, read_corpus, windows
 from mend_optim import Int8, MendOptimizer, PowerSGD
 from mend_optim.codec import CODECS, Codec
 
 from .result import Result, beside
 
-EXAMPLE: dict[str, Any] = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "train_text.py"))
 LEARNERS, STEPS, SYNC_EVERY, BATCH, LR, WARMUP = 2, 320, 16, 8, 1e-3, 50
 SEEDS = (0, 1, 2)
 LIMIT_S = 600.0
@@ -36,7 +34,7 @@ GOALS = {"bf16": "<= 1.005", "int8": "<= 1.005", "int4": "<= 1.005", "powersgd r
 
 def run() -> Iterator[Result]:
     torch.set_num_threads(1)
-    texts = [EXAMPLE["read_corpus"](i, LEARNERS) for i in range(LEARNERS)]
+    texts = [read_corpus(i, LEARNERS) for i in range(LEARNERS)]
     floors = [final_loss(CODECS["none"], seed, texts) for seed in SEEDS]
     for name, codec in TOLD.items():
         losses = [final_loss(codec, seed, texts) for seed in SEEDS]
@@ -48,7 +46,7 @@ def run() -> Iterator[Result]:
 def final_loss(codec: Codec, seed: int, texts: list[tuple[Tensor, Tensor]]) -> float:
     """The held-out loss of the global weights in the end. Raises if the learners do not agree on them."""
     torch.manual_seed(seed)
-    first = EXAMPLE["TextModel"]()
+    first = TextModel()
     models = [first, *(copy.deepcopy(first) for _ in range(LEARNERS - 1))]
     optimizers: list[MendOptimizer] = []
     for i, model in enumerate(models):
@@ -64,12 +62,12 @@ def final_loss(codec: Codec, seed: int, texts: list[tuple[Tensor, Tensor]]) -> f
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    digests = {EXAMPLE["content_digest"](model) for model in models}
+    digests = {content_digest(model) for model in models}
     for optimizer in optimizers:
         optimizer.close()
     if len(digests) != 1:
         raise RuntimeError(f"{codec}: the learners end on {len(digests)} models")
-    return float(EXAMPLE["evaluate"](first, texts[0][1]))
+    return float(evaluate(first, texts[0][1]))
 
 
 def train(model: nn.Module, optimizer: MendOptimizer, text: Tensor, seed: int) -> None:
@@ -77,8 +75,8 @@ def train(model: nn.Module, optimizer: MendOptimizer, text: Tensor, seed: int) -
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min(1.0, (done + 1) / WARMUP))
     for step in range(STEPS):
         draws = torch.Generator().manual_seed(1_000_003 * seed + step)
-        starts = torch.randint(len(text) - EXAMPLE["CONTEXT"], (BATCH,), generator=draws)
+        starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=draws)
         optimizer.zero_grad()
-        model(*EXAMPLE["windows"](text, starts)).backward()
+        model(*windows(text, starts)).backward()
         optimizer.step()
         warmup.step()

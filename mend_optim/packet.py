@@ -111,60 +111,41 @@ def view(data: memoryview, dtype: torch.dtype, offset: int = 0, count: int = -1)
     return torch.from_numpy(array).view(dtype)
 
 
-def bounded(values: Tensor, most: float = MOST) -> bool:
-    """Whether every value is a number of at most that magnitude."""
+def bounded(values: Tensor) -> bool:
+    """Whether every value is a number of magnitude `MOST` at most."""
     if values.numel() == 0:
         return True
     low, high = torch.aminmax(values)
-    return bool(-most <= low) and bool(high <= most)
+    return bool(low >= -MOST) and bool(high <= MOST)
 
 
-def require_bounded(values: Tensor, most: float = MOST) -> None:
-    if not bounded(values, most):
+def require_bounded(values: Tensor) -> None:
+    if not bounded(values):
         raise PeerError("not finite, or too great to be merged")
 
 
 # ── the two plain forms ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _without(param: int) -> None:
-    if param:
-        raise PeerError(f"a form that takes no parameter has {param}")
+class PlainForm:
+    """Every element in some floating point type. There is no `param`."""
 
-
-class DenseForm:
-    """float32 as it is, 4 bytes an element."""
-
-    code = 0
+    def __init__(self, code: int, dtype: torch.dtype) -> None:
+        self.code, self.dtype = code, dtype
 
     def nbytes(self, shape: Shape, param: int) -> int:
-        _without(param)
-        return 4 * math.prod(shape)
+        if param:
+            raise PeerError(f"a form that takes no parameter has {param}")
+        return self.dtype.itemsize * math.prod(shape)
 
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
-        require_bounded(view(data, torch.float32))
+        require_bounded(view(data, self.dtype))
 
     def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
-        out.copy_(view(data, torch.float32))
+        out.copy_(view(data, self.dtype))
 
 
-class BFloat16Form:
-    """Rounded to bfloat16, 2 bytes an element, relative error at most 2⁻⁸."""
-
-    code = 1
-
-    def nbytes(self, shape: Shape, param: int) -> int:
-        _without(param)
-        return 2 * math.prod(shape)
-
-    def check(self, data: memoryview, shape: Shape, param: int) -> None:
-        require_bounded(view(data, torch.bfloat16))
-
-    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
-        out.copy_(view(data, torch.bfloat16))
-
-
-DENSE, BF16 = DenseForm(), BFloat16Form()
+DENSE, BF16 = PlainForm(0, torch.float32), PlainForm(1, torch.bfloat16)
 
 
 def dense(values: Tensor) -> Piece:
@@ -172,6 +153,8 @@ def dense(values: Tensor) -> Piece:
 
 
 def bf16(values: Tensor) -> Piece:
+    """Relative error at most 2⁻⁸."""
+
     def write(out: Tensor) -> None:
         out.view(torch.bfloat16).copy_(values.reshape(-1))
 

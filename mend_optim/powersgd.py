@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -79,13 +79,14 @@ class PowerSGD:
     smaller than float32 by that, and vectors, in bfloat16.
 
     Wire: 4 r (n + m) bytes instead of 4 n m. `back="same"`: the merged result is factored once more by the sealer, with
-    error feedback of its own; else all members' factors come back wherever that is smaller than float32."""
+    error feedback of its own; else all members' factors come back wherever that is smaller than float32. `seed` is of
+    the first columns. Raises `UsageError`."""
 
     rank: int = 4
     min_ratio: float = 2.0
     back: str = "exact"
     seed: int = 0
-    exact: bool = field(default=False, init=False, repr=False)
+    exact = False
 
     def __post_init__(self) -> None:
         whole = type(self.rank) is int and 1 <= self.rank <= 1024

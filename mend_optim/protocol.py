@@ -12,7 +12,7 @@ from .fragment import ADDED
 from .lineage import Claim, Entry, Key, Lineage, PeerId
 from .packet import Packet, Sections
 
-PROTOCOL = 1
+PROTOCOL = 2  # 2: packets with a form for every tensor, seals that relay them
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ significant bits at most: decoding is exact."""
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def bits(scale: float) -> int:
     return int(torch.tensor(scale).bfloat16().view(torch.int16))
 
 
-class BlockForm:
+class BlockForm(ABC):
     """A scale (bfloat16) for each block, then a code for each element. `param` is the number of elements of a block."""
 
     code: int
@@ -130,21 +131,21 @@ class BlockForm:
         blocks = -(-math.prod(shape) // block)
         return view(data, torch.bfloat16, 0, blocks), view(data, torch.uint8, 2 * blocks)
 
+    @abstractmethod
     def codes_nbytes(self, n: int) -> int:
         """The size of so many codes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_codes(self, codes: Tensor, n: int) -> None:
         """Raise `PeerError` for a code that stands for nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, codes: Tensor, levels: Tensor) -> None:
         """Codes to levels; there may be room for more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, y: Tensor, codes: Tensor) -> None:
         """The codes of the levels nearest to `y`, which may be changed."""
-        raise NotImplementedError
 
 
 def _room(n: int, block: int) -> Tensor:
@@ -222,7 +223,8 @@ FLOAT4 = NibbleForm(4, (0, 1, 2, 4, 8, 16, 32, 64))
 @dataclass(frozen=True, kw_only=True)
 class Blockwise:
     """What the codecs below have in common. `back="same"`: the merged result is quantised once more by the sealer, with
-    error feedback of its own; else all members' codes come back wherever that is smaller than float32."""
+    error feedback of its own; else all members' codes come back wherever that is smaller than float32. Raises
+    `UsageError`."""
 
     block: int
     back: str = "exact"

@@ -162,7 +162,7 @@ class Sparse:
     loss. What is not smaller so travels as float32.
 
     Wire: 5.2 bytes a value at density 1/64, instead of 4 for every element. `back="same"`: of the merged result the
-    largest values again, with the sealer's error feedback; else all members' values."""
+    largest values again, with the sealer's error feedback; else all members' values. Raises `UsageError`."""
 
     density: float = 1 / 64
     back: str = "exact"

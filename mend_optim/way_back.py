@@ -55,7 +55,7 @@ class WayBack:
         merged = self._merge(packets, weights, room)
         if self.feedback:
             return {MERGED: self.feedback.encode(merged)}
-        return {MERGED: encode(LOSSLESS, merged, self.fragment.shapes)[0]}
+        return {MERGED: encode(LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes)[0]}
 
     def merged(self, seal: Seal, trusted: bool, room: Tensor) -> Tensor:
         """The merged delta of a seal, in `room` or in the seal's own bytes. `trusted`: we made it. Raises `PeerError`

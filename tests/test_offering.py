@@ -108,13 +108,7 @@ def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None
 
 def test_an_offer_of_nothing_has_no_number() -> None:
     """It would say that an anchor of another branch has what we offered under that number."""
-    engine, _, _ = rebased()
-    engine.tick(0.1)
-    ((_, again),) = engine.sent(Offer)
-    engine.receive(seal_of(engine.lineage, again.entry))
-    (advance,) = engine.jobs(Advance)
-    engine.done(advance)
-    engine.apply()
+    engine = rebased_and_merged()
     engine.syncer.rest(engine.now)
     engine.receive(Call(PEER, 0))
     ((_, nothing),) = engine.sent(Offer)
@@ -150,6 +144,18 @@ def rebased() -> tuple[Engine, Offer, Offer]:
     return engine, first, second
 
 
+def rebased_and_merged() -> Engine:
+    """The same, and what it then offered is merged."""
+    engine, _, _ = rebased()
+    engine.tick(0.1)
+    ((_, again),) = engine.sent(Offer)
+    engine.receive(seal_of(engine.lineage, again.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    return engine
+
+
 def beyond(base: Lineage, least: Lineage) -> Lineage:
     """A successor of `base` that is greater than `least`."""
     while base.key <= least.key:
@@ -178,13 +184,7 @@ def test_an_anchor_of_the_former_branch_with_the_offer_under_its_former_number_i
 
 
 def test_the_other_number_is_used_up_like_any() -> None:
-    engine, _, _ = rebased()
-    engine.tick(0.1)
-    ((_, again),) = engine.sent(Offer)
-    engine.receive(seal_of(engine.lineage, again.entry))
-    (advance,) = engine.jobs(Advance)
-    engine.done(advance)
-    engine.apply()
+    engine = rebased_and_merged()
     later = engine.offer()
     assert (later.seq, later.follows, later.claim.settled) == (4, 3, 3)
 

@@ -225,8 +225,8 @@ class Syncer:
 
     def met(self, now: float, id: PeerId, address: str, seed: str = "") -> bool:
         """A peer agreed to our hello, or we to its. False if it is a past incarnation."""
-        if seed:
-            self.books.seeds.resolve(seed, id)
+        for where in (seed, address):  # it may have dialled us before we got through to it
+            self.books.seeds.resolve(where, id)
         known = self.books.roster.find(id)
         peer = self.books.roster.meet(now, id, address)
         if peer and not known:

@@ -216,10 +216,12 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.jobs) as pool:
         wide = [pool.submit(seen_in, range(seed, seed + 1), True) for seed in range(first, first + arguments.wide)]
         many = [pool.submit(seen_in, range(i, min(i + 100, last)), False) for i in range(first, last, 100)]
-        for some, wrong in (future.result() for future in (*wide, *many)):
+        for done, future in enumerate((*wide, *many), 1):
+            some, wrong = future.result()
             seen.update(some)
             failed += len(wrong)
             print(*wrong, sep="\n", end="\n" * bool(wrong), flush=True)
+            print(f"{done} of {len(wide) + len(many)} parts, {failed} failed", file=sys.stderr, flush=True)
     took, count = time.monotonic() - started, last - first + arguments.wide
     print(f"{count} storms, {failed} failed, {took:.0f} s; seen: {dict(sorted(seen.items()))}")
     sys.exit(bool(failed))

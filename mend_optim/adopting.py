@@ -146,7 +146,7 @@ class Adopting:
     def take_state(self, now: float, state: State) -> None:
         fragment, lineage = self.books.fragments[state.fragment], state.lineage
         if self.books.switch:
-            if lineage.genesis == self.books.switch.genesis:
+            if lineage.genesis == self.books.switch.genesis and state.fragment < self.books.switch.fragments:
                 self.books.switch.states[state.fragment] = state
                 self.books.wants.pop(state.fragment, None)
                 self.finish_switch()

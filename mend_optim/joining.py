@@ -32,7 +32,8 @@ def model_key(keys: Iterable[Key], genesis: bytes, started: bool) -> ModelKey:
 
 @dataclass(slots=True)
 class Switch:
-    """Taking another model whole: the anchors that have arrived from `peer`, until those of all its fragments have."""
+    """Taking another model whole: the anchors that have arrived from `peer`, until those of all its fragments have. It
+    may have fewer than we have, or have had more: answers to what was asked before do not count."""
 
     peer: PeerId
     genesis: bytes

@@ -89,6 +89,8 @@ MUTANTS = (
     Mutant("carry-progress-across-genesis", 4, "adopting",
            "mine=False, replace=True)", "mine=False, replace=False)", ADOPTING),
     Mutant("take-a-model-in-pieces", 4, "adopting", "and switch.complete", "and True", ADOPTING),
+    Mutant("take-any-piece-for-a-model", 4, "adopting", " and state.fragment < self.books.switch.fragments", "",
+           ADOPTING),
     Mutant("keep-the-latest-not-the-greatest", 4, "adopting",
            "held is None or _key_of(news) > _key_of(held)", "True", ADOPTING),
     Mutant("restart-keeps-its-incarnation", 4, "settings",

@@ -288,6 +288,18 @@ def test_offers_of_a_group_that_others_made_under_the_former_model_are_held_no_m
     assert round.held() == ()
 
 
+def test_a_late_anchor_of_another_fragment_does_not_make_a_model_whole() -> None:
+    """A peer had a group, and told of it; who has it now without the group has a model of one fragment. What was asked
+    of the first and comes after all is not that fragment."""
+    engine = with_a_group(BASE)
+    engine.beat(THIRD, THEIRS, genesis=OTHER)
+    engine.receive(state_of(Lineage.fresh(OTHER), fragment=1, peer=FOURTH))
+    assert engine.jobs(Install) == []
+    engine.receive(state_of(THEIRS, peer=THIRD))
+    (install,) = engine.jobs(Install)
+    assert [s.fragment for s in install.states] == [0]
+
+
 # Anything else
 
 

@@ -177,11 +177,12 @@ def _smaller(storm: Storm) -> Iterator[Storm]:
 
 def check(storm: Storm) -> Cluster:
     """Play it; what fails is shrunk, and the error says how to play that."""
-    found = failure(storm)
-    if found:
+    try:
+        return storm.play()
+    except Exception:
         least = shrunk(storm)
-        raise AssertionError(f"{failure(least)}\nto play it again: python tests/storms.py --replay '{least!r}'")
-    return storm.play()
+        text = f"{failure(least)}\nto play it again: python tests/storms.py --replay '{least!r}'"
+        raise AssertionError(text) from None
 
 
 def seen_in(seeds: range, wide: bool = False) -> tuple[Counter[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import struct
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -152,3 +153,84 @@ def quantized(values: Vector, block: int, magnitudes: Sequence[int]) -> tuple[li
 def dequantized(scales: Vector, codes: Sequence[int], block: int, magnitudes: Sequence[int]) -> list[float]:
     """± magnitude × s."""
     return [math.copysign(magnitudes[abs(c)], c) * scales[i // block] for i, c in enumerate(codes)]
+
+
+def averaged(states: Sequence[Vector], counts: Sequence[int], decay: float, corrected: bool) -> list[list[float]]:
+    """What averaging leaves in each member: all have the same moment, s / (1 - β^t) where the optimizer corrects."""
+    seen = [1 - decay**t if corrected else 1.0 for t in counts]
+    columns = zip(*states, strict=True)
+    mean = [math.fsum(s / w for s, w in zip(column, seen, strict=True)) / len(seen) for column in columns]
+    return [[w * value for value in mean] for w in seen]
+
+
+def mean_of_those_that_have_it(members: Sequence[Vector | None], numel: int) -> list[float]:
+    have = [member for member in members if member is not None]
+    return [math.fsum(member[i] for member in have) / len(have) if have else 0.0 for i in range(numel)]
+
+
+def rooted(x: float) -> float:
+    """A square by way of its root in bfloat16."""
+    return bfloat16(float32(math.sqrt(x))) ** 2
+
+
+def adam_moments(beta1: float, beta2: float, gradients: Vector) -> tuple[float, float, float]:
+    """m, √v and u of Adam and Adamax after these gradients."""
+    m = v = u = 0.0
+    for g in gradients:
+        m, v, u = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g, max(beta2 * u, abs(g))
+    return m, math.sqrt(v), u
+
+
+def predicted(x: float, seen: Vector, noise: float = 0.05, shape: float = 2.0, width: float = 0.7) -> float:
+    """The density of the next observation of a normal law of which these were seen: Student's t, by the conjugate
+    prior μ ~ N(0, σ² (width / noise)²), 1/σ² ~ Gamma(shape, shape noise²)."""
+    n, kappa0 = len(seen), (noise / width) ** 2
+    kappa, alpha, average = kappa0 + n, shape + n / 2, math.fsum(seen) / max(1, len(seen))
+    beta = shape * noise**2 + math.fsum((value - average) ** 2 for value in seen) / 2
+    beta += kappa0 * n * average**2 / (2 * kappa)
+    nu, scale = 2 * alpha, math.sqrt(beta * (kappa + 1) / (alpha * kappa))
+    t = (x - n * average / kappa) / scale
+    log = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(nu * math.pi) / 2 - math.log(scale)
+    return math.exp(log - (nu + 1) / 2 * math.log1p(t * t / nu))
+
+
+def run_lengths(observations: Vector, hazard: float = 0.01) -> list[float]:
+    """P(the present level has held for r observations), r = 0, 1, …: all of them, from the definition (Adams and
+    MacKay)."""
+    masses = [1.0]
+    for t, x in enumerate(observations):
+        grown = [mass * predicted(x, observations[t - r : t]) for r, mass in enumerate(masses)]
+        masses = [hazard, *((1 - hazard) * mass / math.fsum(grown) for mass in grown)]
+    return masses
+
+
+def failing(
+    levels: Sequence[tuple[float, float, float, int]], threshold: float, score: float, patience: int
+) -> set[int]:
+    """Which of the learners fail: their (now, before, spread, run), by the four conditions."""
+    found = set()
+    for i, (now, before, spread, run) in enumerate(levels):
+        others = [level for j, level in enumerate(levels) if j != i]
+        changes = [math.log(now) - math.log(before) for now, before, _, _ in others]
+        usual = statistics.median(changes) if changes else 0.0
+        mad = statistics.median([abs(change - usual) for change in changes]) if changes else 0.0
+        change = math.log(now) - math.log(before) - usual
+        slower_than_before = change >= math.log(threshold)
+        slower_than_others = not others or now >= threshold * statistics.median([other[0] for other in others])
+        beyond_doubt = change >= score * max(1.4826 * mad, spread)
+        if slower_than_before and slower_than_others and beyond_doubt and run >= patience:
+            found.add(i)
+    return found
+
+
+# ── adaptive grace ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def grace_s(cap: float, fraction: float, overlap_s: float, quorum_s: float, sync_s: float) -> float:
+    """Decoupled DiLoCo, eq. 3."""
+    slack = overlap_s - quorum_s - sync_s
+    if overlap_s == 0:
+        return cap
+    if slack < 0:
+        return 0.0
+    return min(cap, fraction * slack)

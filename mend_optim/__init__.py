@@ -4,7 +4,9 @@
 """
 
 from .errors import ClosedError, MendError, PeerError, UsageError
+from .failslow import FailSlow
 from .ledger import Event, MemberRecord, RoundRecord
+from .moments import Moment, MomentSchedule
 from .optimizer import MendOptimizer
 from .outer import Nesterov
 from .powersgd import PowerSGD
@@ -18,6 +20,7 @@ from .status import FragmentStatus, PeerStatus, Status
 __all__ = [
     "ClosedError",
     "Event",
+    "FailSlow",
     "Float4",
     "FragmentStatus",
     "Grace",
@@ -27,6 +30,8 @@ __all__ = [
     "MemberRecord",
     "MendError",
     "MendOptimizer",
+    "Moment",
+    "MomentSchedule",
     "Nesterov",
     "PeerError",
     "PeerStatus",

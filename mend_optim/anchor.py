@@ -7,18 +7,20 @@ and reports the results. Nothing here touches a parameter: what training must ad
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from . import merge
+from .averaging import Averaging, MomentCorrection, Reading
 from .buffers import Buffers
 from .codec import Codec, check, decode
 from .errors import PeerError
 from .feedback import Feedback
 from .fragment import Fragment, Layout
 from .lineage import Lineage, content_digest
+from .moments import Moment
 from .outer import Nesterov, correction_between, delta, outer_step
 from .packet import Sections, Shapes, as_bytes, raw, section
 from .protocol import Offer, Seal, State
@@ -29,12 +31,13 @@ from .way_back import WayBack, digest
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`. `tensor` is handed over by the training
-    thread."""
+    """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`, with the moments that were read beside it.
+    `tensor` is handed over by the training thread."""
 
     fragment: int
     seq: int
     tensor: Tensor = field(compare=False, repr=False)
+    moments: Mapping[str, Reading] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +66,14 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta and its digest."""
+    """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta, the mean of the `moments` that
+    are due, and the digest of it all."""
 
     fragment: int
     base: Lineage
     offers: tuple[Offer, ...]
     weights: tuple[float, ...]
+    moments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +103,11 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Alone, take this learner's own weights (snapshots of all fragments, in order) as the anchors."""
+    """Alone, take this learner's own weights (snapshots of all fragments, in order) as the anchors, and its moments for
+    newcomers."""
 
     tensors: tuple[Tensor, ...] = field(compare=False, repr=False)
+    moments: tuple[Mapping[str, Reading], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +126,29 @@ Job = Prepare | Reoffer | Extend | Inspect | Merge | Advance | Install | Found |
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What the training thread must do to the fragment's parameters: add `values`, or become them when `replace`."""
+    """What the training thread must do to the fragment's parameters: add `values`, or become them when `replace`; and
+    to its moments."""
 
     fragment: int
     values: Tensor = field(compare=False, repr=False)
     replace: bool
+    moments: tuple[MomentCorrection, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A job's outcome: what it made, or why it was refused. `digest` is of the bytes that were made or taken."""
+    """A job's outcome: what it made, or why it was refused. `digest` is of the bytes that were made or taken; `warning`
+    says what is missing in it."""
 
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
     digest: bytes = b""
     corrections: tuple[Correction, ...] = field(default=(), compare=False, repr=False)
     fault: str = ""
+    warning: str = ""
 
 
 class Anchors:
-    """Θ, b, Δ and residuals of every fragment. One thread at a time."""
+    """Θ, b, Δ, residuals and averaged moments of every fragment. One thread at a time."""
 
     def __init__(
         self,
@@ -147,20 +158,23 @@ class Anchors:
         outer: Nesterov,
         scheme: str,
         buffers: Buffers,
+        moments: Sequence[Moment] = (),
     ) -> None:
-        self.codec, self.outer, self.scheme, self.buffers = codec, outer, scheme, buffers
+        self.codec, self.outer, self.scheme, self.buffers, self.moments = codec, outer, scheme, buffers, moments
         self.layout = layout
         self.theta = list(weights)
         self.velocity = [torch.zeros_like(w) if outer.momentum else None for w in weights]
         self.progress: list[Tensor | None] = [None] * len(weights)
         self.feedback: list[Feedback] = []
         self.way_back: list[WayBack] = []
+        self.averaging: list[Averaging] = []
         for fragment in layout.fragments:
             self._follow(fragment)
 
     def _follow(self, fragment: Fragment) -> None:
         self.feedback.append(Feedback(self.codec, fragment.shapes, self.buffers))
         self.way_back.append(WayBack(self.codec, self.scheme, fragment, self.buffers))
+        self.averaging.append(Averaging(self.moments, self.codec.exact, fragment, self.buffers))
 
     def genesis(self) -> bytes:
         """The digest of all anchors' bytes."""
@@ -178,12 +192,14 @@ class Anchors:
         progress = delta(self.theta[job.fragment], job.tensor)
         packet = self.feedback[job.fragment].encode(progress)
         self.progress[job.fragment] = progress
-        return Done(sections={"delta": packet})
+        moments, wrong = self.averaging[job.fragment].offer(job.moments)
+        return Done(sections={"delta": packet, **moments}, warning=wrong)
 
     def _reoffer(self, job: Reoffer) -> Done:
         progress = self.progress[job.fragment]
         assert progress is not None
-        return Done(sections={"delta": self.feedback[job.fragment].encode_again(progress)})
+        packet = self.feedback[job.fragment].encode_again(progress)
+        return Done(sections={"delta": packet, **self.averaging[job.fragment].again()})
 
     def _extend(self, job: Extend) -> Done:
         self.layout = job.layout
@@ -204,6 +220,7 @@ class Anchors:
     def _drop(self, fragment: int) -> None:
         self.progress[fragment] = None
         self.feedback[fragment].drop()
+        self.averaging[fragment].drop()
 
     def _forget(self, fragment: int) -> None:
         """What is still pending keeps what its own encoding lost: that is in nobody's offer."""
@@ -215,29 +232,33 @@ class Anchors:
 
     def _inspect(self, job: Inspect) -> Done:
         check(section(job.offer.sections, "delta"), self._shapes(job.offer.fragment))
+        self.averaging[job.offer.fragment].check(job.offer.sections)
         return Done()
 
     def _merge(self, job: Merge) -> Done:
         room = self.buffers.take(self.theta[job.fragment].numel())
-        sections = self.way_back[job.fragment].sections(job.offers, job.weights, room)
+        delta = self.way_back[job.fragment].sections(job.offers, job.weights, room)
+        sections = {**delta, **self.averaging[job.fragment].average(job.offers, job.moments)}
         return Done(sections=sections, digest=digest(sections, job.weights))
 
     def _advance(self, job: Advance) -> Done:
         seal, p = job.seal, job.seal.fragment
         way_back, numel = self.way_back[p], self.theta[p].numel()
+        if not job.ours:
+            self.averaging[p].check(seal.sections)
         merged = way_back.merged(seal, job.ours, self.buffers.take(numel))
         if job.ours and way_back.feedback:
             way_back.feedback.commit()
         if job.forget:
             self._forget(p)
-        mine = self._settle(p, job.mine)
+        mine, moments = self._settle(p, job.mine), self.averaging[p].merged(seal.sections, job.mine)
         values = self.buffers.take(numel)
         outer_step(self.outer, self.theta[p], self.velocity[p], merged, mine, values)
         if job.replace:
             values.copy_(self.theta[p])
             if not job.mine:
                 self._drop(p)
-        return Done(corrections=(Correction(p, values, job.replace),))
+        return Done(corrections=(Correction(p, values, job.replace, moments),))
 
     def _install(self, job: Install) -> Done:
         for state in job.states:
@@ -250,6 +271,7 @@ class Anchors:
             raise PeerError("the anchor's bytes do not have the digest that came with them")
         for name in ("anchor", "velocity") if self.outer.momentum else ("anchor",):
             check(section(state.sections, name), self._shapes(state.fragment))
+        self.averaging[state.fragment].check(state.sections)
 
     def _take(self, state: State, job: Install) -> Correction:
         p = state.fragment
@@ -267,7 +289,7 @@ class Anchors:
         velocity = self.velocity[p]
         if velocity is not None:
             velocity.copy_(decode(state.sections["velocity"], self._shapes(p)))
-        return Correction(p, values, job.replace)
+        return Correction(p, values, job.replace, self.averaging[p].taken(state.sections, job.replace))
 
     def _found(self, job: Found) -> Done:
         if not all(merge.finite(tensor) for tensor in job.tensors):
@@ -279,11 +301,13 @@ class Anchors:
             velocity = self.velocity[p]
             if velocity is not None:
                 velocity.zero_()  # it belongs to the rounds before we were alone
+            if job.moments:
+                self.averaging[p].founded(job.moments[p])
         return Done(digest=self.genesis())
 
     def _export(self, job: Export) -> Done:
         p = job.fragment
-        sections = {"anchor": raw(self._copy(self.theta[p]))}
+        sections = {"anchor": raw(self._copy(self.theta[p])), **self.averaging[p].export()}
         velocity = self.velocity[p]
         if velocity is not None:
             sections["velocity"] = raw(self._copy(velocity))
@@ -294,7 +318,8 @@ class Anchors:
         own = {"anchor": self.theta[p], "velocity": self.velocity[p], "delta": self.progress[p]}
         back = self.way_back[p].feedback
         held = {**own, **self.feedback[p].held(), "returned": back.residual if back else None}
-        return {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
+        copies = {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
+        return copies | self.averaging[p].save()
 
     def load(self, p: int, tensors: Mapping[str, Tensor]) -> None:
         """The inverse, into buffers of our own."""
@@ -304,6 +329,7 @@ class Anchors:
             velocity.copy_(tensors["velocity"])
         self.progress[p] = self._copy(tensors["delta"]) if "delta" in tensors else None
         self.feedback[p].restore(tensors)
+        self.averaging[p].load(tensors)
         if back and "returned" in tensors:
             back.restore({"residual": tensors["returned"]})
 
@@ -317,7 +343,10 @@ class Anchors:
 
 def stack(older: Correction | None, newer: Correction) -> Correction:
     """One correction that does what `older`, not yet applied, and then `newer` would have done."""
-    if older is None or newer.replace:
+    if older is None:
         return newer
+    moments = (*older.moments, *newer.moments)
+    if newer.replace:
+        return replace(newer, moments=moments)
     newer.values.add_(older.values)
-    return Correction(newer.fragment, newer.values, older.replace)
+    return Correction(newer.fragment, newer.values, older.replace, moments)

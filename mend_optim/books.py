@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .anchor import Job
+from .failslow import FailSlow
 from .joining import Seeds, Switch
 from .ledger import Event, RoundRecord
 from .lineage import Key, Lineage, PeerId
+from .moments import Moment, MomentSchedule
 from .progress import NEVER, Progress, Totals
 from .protocol import Message, Seal, Want
 from .quorum import Grace, Quorum
@@ -50,6 +52,23 @@ class Policies:
     grace: Grace = Grace()
     weighting: str = "tokens"
     timing: Timing = Timing()
+    failslow: FailSlow | None = FailSlow()
+    moments: tuple[Moment, ...] = ()
+    periods: MomentSchedule | None = None
+    stranger: str = ""  # an optimizer whose moments nobody knows
+
+    def due(self, version: int) -> tuple[str, ...]:
+        """The moments that a round averages whose seal makes this version."""
+        return tuple(m.name for m in self.moments if self.periods and self.periods.due(version, m.order))
+
+    def owed(self, averaged: Mapping[str, int], version: int) -> tuple[str, ...]:
+        """Those that became due, by that version, since a round averaged them last: `averaged` has its version by
+        order, which may be greater: of another branch. Who missed the round sends them until one takes them."""
+        if self.periods is None:
+            return ()
+        since = {order: min(averaged.get(order, 0), max(0, version - 1)) for order, _ in self.periods.rounds}
+        passed = {order: version // period > since[order] // period for order, period in self.periods.rounds}
+        return tuple(moment.name for moment in self.moments if passed[moment.order])
 
 
 class Books:
@@ -61,7 +80,7 @@ class Books:
         self.seeds = Seeds(seeds)
         self.totals = Totals()
         self.head_start = 0  # the cluster's steps before our first
-        self.step_s = 0.0  # running mean of an inner step's seconds
+        self.step_s = 0.0  # running median of an inner step's seconds
         self.genesis = b""
         self.fragments: list[Progress] = []
         self.groups: tuple[bytes, ...] = ()  # of each fragment: see `Report`

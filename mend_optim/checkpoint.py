@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from .anchor import Correction
+from .averaging import LATEST, MEAN, NEWCOMER, OWN, MomentCorrection, Reading, flat, unflat
 from .errors import UsageError
-from .fragment import ADDED, Layout
+from .fragment import ADDED, Fragment, Layout
 from .lineage import DIGEST_BYTES, Claim, Lineage, PeerId, content_digest
 from .merge import finite
+from .moments import ORDERS
 from .packet import as_bytes
 from .progress import Pending, Standing, Totals
 from .protocol import first_difference
@@ -30,6 +32,7 @@ FORMAT = 1
 LIMIT = 1 << 63  # of what fits a message
 TENSORS = ("anchor", "velocity", "delta", "residual", "lost", "rounding", "correction", "returned")
 MEMORY = "memory"  # a codec's, as long as it likes
+MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)  # and the moment's name
 REMEDY = "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner state alone"
 
 T = TypeVar("T")
@@ -64,11 +67,22 @@ class Checkpoint:
 def keep(standing: Standing, tensors: dict[str, Tensor], correction: Correction | None) -> Kept:
     """One fragment as the engine, the worker and the mailbox have it at one moment."""
     if not standing.pending:
-        tensors.pop("delta", None)
-        tensors.pop("lost", None)
+        tensors = {n: t for n, t in tensors.items() if n not in ("delta", "lost") and not n.startswith(OWN)}
     if correction is None:
         return Kept(standing, tensors)
-    return Kept(standing, {**tensors, "correction": correction.values.clone()}, correction.replace)
+    moments = {(NEWCOMER if m.newcomer else MEAN) + m.moment: flat(Reading(*m[1:3])) for m in correction.moments}
+    return Kept(standing, {**tensors, "correction": correction.values.clone(), **moments}, correction.replace)
+
+
+def kept_correction(fragment: Fragment, kept: Kept, values: Tensor) -> Correction:
+    """The correction in there, with its values in `values`."""
+    moments = tuple(
+        MomentCorrection(name.removeprefix(kind), *unflat(tensor, fragment.numel), kind == NEWCOMER)
+        for name, tensor in kept.tensors.items()
+        for kind in (NEWCOMER, MEAN)
+        if name.startswith(kind)
+    )
+    return Correction(fragment.index, values.copy_(kept.tensors["correction"]), kept.replace, moments)
 
 
 def anchored(kept: Kept) -> Kept:
@@ -137,6 +151,7 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "pending": {"claim": _to_claim(pending.claim), **_plain(pending)} if pending else None,
         "untaken": standing.untaken,
         "adopt_at": standing.adopt_at,
+        "averaged": dict(standing.averaged),
         "replace": kept.replace,
         "tensors": dict(kept.tensors),
     }
@@ -177,6 +192,9 @@ class _Reader:
         if wrong and not (optional and value is None):
             raise self.fault(key, value, f"of type {kind.__name__}")
         return cast(T, value)
+
+    def __contains__(self, key: str) -> bool:
+        return isinstance(self._values, Mapping) and key in self._values
 
     def inside(self, key: str) -> _Reader:
         return _Reader(f"{self._where}[{key!r}]", self.take(key, dict))
@@ -239,7 +257,7 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
         )
     totals = Totals(read.count("step"), read.count("tokens"))
     kept = [
-        _from_fragment(_Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p].numel, totals)
+        _from_fragment(_Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p], totals)
         for p, entry in enumerate(entries)
     ]
     checkpoint = Checkpoint(
@@ -264,7 +282,14 @@ def _check_content(read: _Reader, state: Mapping[str, Any]) -> None:
         raise read.fault("content", found, f"{told}, the digest of what was saved: it is damaged")
 
 
-def _from_fragment(read: _Reader, numel: int, totals: Totals) -> Kept:
+def _numel(name: str, fragment: Fragment) -> int | None:
+    """Of a tensor of that name; a moment has one more for each of its tensors."""
+    if name.startswith(MOMENTS):
+        return fragment.numel + len(fragment.tensors)
+    return None if name == MEMORY else fragment.numel
+
+
+def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     origin = read.inside("lineage")
     merged = dict(origin.peer("merged", entry) for entry in origin.take("merged", list))
     counts = origin.count("tokens"), origin.count("version")
@@ -275,9 +300,9 @@ def _from_fragment(read: _Reader, numel: int, totals: Totals) -> Kept:
     if not whole or not (0 <= banked[0] <= totals.step and 0 <= banked[1] <= totals.tokens):
         raise read.fault("banked", banked, "[steps, tokens], no more than were trained")
     tensors = {
-        name: _tensor(read, name, tensor, numel if name in TENSORS else None)
+        name: _tensor(read, name, tensor, _numel(str(name), fragment))
         for name, tensor in read.take("tensors", dict).items()
-        if name in (*TENSORS, MEMORY)
+        if name in (*TENSORS, MEMORY) or str(name).startswith(MOMENTS)
     }
     untaken = read.take("untaken", bool)
     needed = {"anchor", *(["delta"] if pending is not None else []), *(["correction"] if untaken else [])}
@@ -292,8 +317,13 @@ def _from_fragment(read: _Reader, numel: int, totals: Totals) -> Kept:
         _from_pending(read.inside("pending")) if pending is not None else None,
         untaken,
         read.take("adopt_at", int, optional=True),
+        _averaged(read.inside("averaged")),
     )
     return Kept(standing, tensors, read.take("replace", bool))
+
+
+def _averaged(read: _Reader) -> dict[str, int]:
+    return {order: read.count(order) for order in ORDERS if order in read}
 
 
 def _from_pending(read: _Reader) -> Pending:

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from .anchor import Anchors, Correction
+from .averaging import Reading
 from .buffers import Buffers
-from .checkpoint import Checkpoint, Kept, anchored
+from .checkpoint import Checkpoint, Kept, anchored, kept_correction
 from .fragment import Layout, copied, gather, narrow, scatter, sketches
 from .merge_thread import MergeThread
+from .moments import correct, install, read, restrain
+from .settings import Settings
 from .starting import Resumed
 
 
 class Handover:
-    """Between one model's parameters and one learner's background threads. Only the training thread calls it.
-
-    `make(weights, buffers)` makes the anchors. `synchronous`: adopt at the very step of the snapshot. `patience_s`: the
-    longest that `run` waits for an anchor."""
+    """Between one model's parameters, with its inner optimizer's moments, and one learner's background threads. Only
+    the training thread calls it."""
 
     def __init__(
-        self,
-        learner: MergeThread,
-        layout: Layout,
-        parameters: Sequence[Tensor],
-        make: Callable[[list[Tensor], Buffers], Anchors],
-        synchronous: bool,
-        patience_s: float,
+        self, learner: MergeThread, layout: Layout, parameters: Sequence[Tensor], inner: Optimizer, told: Settings
     ) -> None:
-        self._learner, self._layout, self._parameters = learner, layout, parameters
-        self._make, self._synchronous, self._patience_s = make, synchronous, patience_s
+        self._learner, self._layout, self._parameters, self._inner = learner, layout, parameters, inner
+        self._told, self._patience_s = told, told.policies.timing.round_timeout_s
+        self._synchronous = told.schedule.adopt_after == 0
+        self._moments = {moment.name: moment for moment in told.policies.moments}
         self._device = next((p.device for p in parameters if p.is_cuda), None)
         self._buffers = Buffers(pin=self._device is not None)
         rounds = any(map(narrow, parameters))
@@ -51,14 +50,19 @@ class Handover:
             copied(self._device)()
             intact = saved is None or saved.weights == sketches(self._layout, self._parameters)
             resumed = Resumed(saved.totals, (), saved.head_start, intact) if saved and saved.step else None
-            replaced = self._learner.begin(self._make(weights, self._buffers), resumed, ())
+            replaced = self._learner.begin(self._anchors(weights), resumed, ())
         self.run()
         return replaced
+
+    def _anchors(self, weights: list[Tensor]) -> Anchors:
+        told = self._told
+        moments = told.policies.moments
+        return Anchors(self._layout, weights, told.codec, told.outer, told.merge, self._buffers, moments)
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
         intact = saved.weights == sketches(self._layout, self._parameters)
         kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
-        anchors = self._make([self._buffers.take(f.numel) for f in self._layout.fragments], self._buffers)
+        anchors = self._anchors([self._buffers.take(f.numel) for f in self._layout.fragments])
         corrections = []
         for p, fragment in enumerate(kept):
             anchors.load(p, fragment.tensors)
@@ -67,7 +71,7 @@ class Handover:
                 rounding.copy_(fragment.tensors["rounding"])
             if "correction" in fragment.tensors:
                 values = self._buffers.take(self._layout.fragments[p].numel)
-                corrections.append(Correction(p, values.copy_(fragment.tensors["correction"]), fragment.replace))
+                corrections.append(kept_correction(self._layout.fragments[p], fragment, values))
         standings = [fragment.standing for fragment in kept]
         return anchors, Resumed(saved.totals, standings, saved.head_start, intact), corrections
 
@@ -121,10 +125,18 @@ class Handover:
         self._rounding.append(self._buffers.take(fragment.numel).zero_() if rounds else None)
         self._learner.extend(layout, self._copy(fragment.index), copied(self._device), at)
 
-    def show(self, anchors: Sequence[Tensor]) -> None:
-        """Write these anchors over the parameters."""
-        for fragment, anchor in zip(self._layout.fragments, anchors, strict=True):
-            scatter(fragment, anchor, self._parameters, replace=True)
+    @contextmanager
+    def swapped(self, own: Sequence[Tensor]) -> Iterator[None]:
+        """With the anchors over the parameters, and `own` again after it."""
+        anchors = self._learner.anchors()
+        try:
+            for fragment, anchor in zip(self._layout.fragments, anchors, strict=True):
+                scatter(fragment, anchor, self._parameters, replace=True)
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(self._parameters, own, strict=True):
+                    parameter.copy_(value)
 
     def _copy(self, p: int) -> Tensor:
         fragment = self._layout.fragments[p]
@@ -132,20 +144,44 @@ class Handover:
         gather(fragment, self._parameters, buffer, self._rounding[p])
         return buffer
 
-    def _offer(self, wanted: Sequence[int], founding: bool) -> None:
+    def _offer(self, wanted: Mapping[int, Sequence[str]], founding: bool) -> None:
         if founding:
-            copies = tuple(self._copy(p) for p in wanted)
-            self._learner.submit_all(copies, copied(self._device))
+            copies = tuple(map(self._copy, wanted))
+            moments = tuple(self._read(p, names) for p, names in wanted.items())
+            self._learner.submit_all(copies, moments, copied(self._device))
             return
-        for p in wanted:
-            self._learner.submit(p, self._copy(p), copied(self._device))
+        for p, names in wanted.items():
+            self._learner.submit(p, self._copy(p), self._read(p, names), copied(self._device))
+
+    def _read(self, p: int, names: Sequence[str]) -> dict[str, Reading]:
+        fragment, readings = self._layout.fragments[p], dict[str, Reading]()
+        for name in names:
+            out, steps = self._buffers.take(fragment.numel), self._learner.engine.books.totals.step
+            updates = read(self._moments[name], fragment, self._parameters, self._inner, steps, out)
+            readings[name] = Reading(out, updates)
+        return readings
 
     def _apply(self, correction: Correction) -> None:
         """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its pool."""
         fragment, rounding = self._layout.fragments[correction.fragment], self._rounding[correction.fragment]
         scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
+        self._apply_moments(correction)
         if self._device is not None:
             self._in_flight = [(event, held) for event, held in self._in_flight if not event.query()]  # type: ignore[no-untyped-call]
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
             self._in_flight.append((event, correction))
+
+    def _apply_moments(self, correction: Correction) -> None:
+        fragment, steps = self._layout.fragments[correction.fragment], self._learner.engine.books.totals.step
+        known = [m for m in correction.moments if m.moment in self._moments]
+        for m in known:
+            if not m.newcomer:
+                moment = self._moments[m.moment]
+                correct(moment, fragment, self._parameters, self._inner, steps, m.values, m.updates)
+        if any(self._moments[m.moment].order == "first" for m in known):
+            restrain(fragment, self._parameters, self._inner, steps)
+        values = {m.moment: m.values for m in known if m.newcomer}
+        if values:
+            updates = {m.moment: m.updates for m in known if m.newcomer}
+            install(tuple(self._moments.values()), fragment, self._parameters, self._inner, values, updates)

@@ -25,8 +25,8 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One adopted anchor. `reason`: "all_present", "grace_expired", or how else it came: "pulled", "founded",
-    "restored".
+    """One adopted anchor. `reason`: "all_present", "slow_left_out", "grace_expired", or how else it came: "pulled",
+    "founded", "restored".
 
     `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's offer; `superseded`
     names peers whose merged work is not in it (after a partition), `superseded_tokens` is how much of this learner's
@@ -64,6 +64,10 @@ class Event:
     met, left, evicted peer, incarnation; met: address
     refused            address, reason
     round              round (a `RoundRecord`)
+    slow, recovered    peer, incarnation, cause ("compute" or "link"), ratio (times slower than before), for_s, lost_s
+                       (of its work), lost_per_hour_s: rounds do not wait for it any more, or wait for it again
+    costly             the same: what it lost would have paid for replacing it
+    unknown            none: the inner optimizer's moments are not averaged, for nobody knows which they are
     fault              none: something of a peer's was refused, or could not be done
     """
 

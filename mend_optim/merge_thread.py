@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -38,17 +38,18 @@ from .peer import Transport
 from .protocol import Hello, Message
 from .starting import Resumed
 from .syncer import Syncer
+from .training import Readings
 
 log = logging.getLogger("mend_optim")
 T = TypeVar("T")
 
 
 class Todo(NamedTuple):
-    """What the training thread must do now: apply corrections, then copy fragments; `wait`: an anchor is due that has
-    not come."""
+    """What the training thread must do now: apply corrections, then copy fragments, each with some of its moments;
+    `wait`: an anchor is due that has not come."""
 
     corrections: list[Correction]
-    wanted: list[int]
+    wanted: dict[int, tuple[str, ...]]
     founding: bool
     wait: bool
 
@@ -108,11 +109,11 @@ class MergeThread:
             self.condition.wait_for(lambda: self.engine.books.joined or self._over())
             return any(c.replace for c in self._mailbox.values())
 
-    def stepped(self, tokens: int) -> None:
-        """One inner step was taken."""
+    def stepped(self, tokens: int, seconds: float | None) -> None:
+        """One inner step was taken; `seconds`: see `Training.stepped`."""
         self.check()
         with self.mutex:
-            self.engine.training.stepped(time.monotonic(), tokens)
+            self.engine.training.stepped(tokens, seconds)
 
     def take(self) -> Todo:
         """Take the corrections that are due, and reserve the fragments that are to be copied."""
@@ -122,7 +123,8 @@ class MergeThread:
             corrections = [self._mailbox.pop(p) for p in ready]
             for correction in corrections:
                 self.engine.taken(now, correction.fragment, correction.replace)
-            wanted, founding = self.engine.training.wanted(), self.engine.training.founding
+            founding = self.engine.training.founding
+            wanted = {p: self.engine.training.moments(p) for p in self.engine.training.wanted()}
             if wanted and founding:
                 self.engine.training.reserve_all()
             elif wanted:
@@ -133,18 +135,18 @@ class MergeThread:
                 self._pump()
         return Todo(corrections, wanted, founding, wait)
 
-    def submit(self, p: int, tensor: Tensor, ready: Ready) -> None:
+    def submit(self, p: int, tensor: Tensor, moments: Readings, ready: Ready) -> None:
         """The copy of fragment `p` is made, or under way until `ready`."""
         with self.mutex:
             self._jobs.put(ready)
-            self.engine.training.snapshot(p, tensor)
+            self.engine.training.snapshot(p, tensor, moments)
             self._pump()
 
-    def submit_all(self, tensors: tuple[Tensor, ...], ready: Ready) -> None:
+    def submit_all(self, tensors: tuple[Tensor, ...], moments: tuple[Readings, ...], ready: Ready) -> None:
         """The copies of all fragments, to found anchors."""
         with self.mutex:
             self._jobs.put(ready)
-            self.engine.training.found(tensors)
+            self.engine.training.found(tensors, moments)
             self._pump()
 
     def extend(self, layout: Layout, tensor: Tensor, ready: Ready, at: tuple[int, int]) -> None:
@@ -163,7 +165,7 @@ class MergeThread:
         """Whether `take` would find something to do. Called with the mutex held."""
         return bool(self._mailbox) or not self.engine.training.must_wait()
 
-    def release(self, fragments: Sequence[int]) -> None:
+    def release(self, fragments: Iterable[int]) -> None:
         with self.mutex:  # the copies that `take` asked for were not made
             self.engine.training.release(fragments)
 
@@ -298,7 +300,7 @@ class MergeThread:
         record = event.facts.get("round")
         if record and self._ledger:
             self._ledger.add(record)
-        if event.kind in ("alone", "refused", "fault"):
+        if event.kind in ("alone", "refused", "fault", "costly", "unknown"):
             log.warning("%s: %s", self.engine.books.me.name, event.text)
         else:
             log.debug("%s: %s", self.engine.books.me.name, event.text)

@@ -9,13 +9,14 @@ from .lineage import PeerId
 from .progress import NEVER, Pending, Progress
 from .protocol import Offer, nbytes
 from .roster import FANOUT
+from .watching import Watching
 
 
 class Offering:
     """What a learner does about its own offers."""
 
-    def __init__(self, books: Books) -> None:
-        self.books = books
+    def __init__(self, books: Books, watching: Watching) -> None:
+        self.books, self.watching = books, watching
 
     def send_offer(self, now: float, fragment: Progress, to: PeerId | None) -> None:
         """Send the pending offer to `to` if it is live, else to the fragment's sealer; nobody to send to: wait."""
@@ -44,9 +45,10 @@ class Offering:
         """All of the offer is where it was sent. What comes back may be as long as float32 is, and take as much
         longer."""
         assert pending.offer is not None
-        packets = pending.offer.sections.values()
-        longer = sum(4 * packet.numel for packet in packets) / max(1, nbytes(pending.offer.sections))
-        pending.seal_s = min((now - pending.sent_at) * max(1.0, longer), self.books.policies.timing.round_timeout_s)
+        packets, size, took = pending.offer.sections.values(), nbytes(pending.offer.sections), now - pending.sent_at
+        self.watching.delivered(took, size)
+        longer = sum(4 * packet.numel for packet in packets) / max(1, size)
+        pending.seal_s = min(took * max(1.0, longer), self.books.policies.timing.round_timeout_s)
         pending.delivered, pending.resend_at = True, now + self.patience(pending)
 
     def heard(self, now: float, id: PeerId) -> None:

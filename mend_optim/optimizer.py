@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .anchor import Anchors
-from .buffers import Buffers
 from .checkpoint import Checkpoint, from_state, to_state, with_group
 from .codec import Codec
 from .errors import UsageError, is_number, require
+from .failslow import FailSlow
 from .fragment import Layout, flat, sketch, sketches
 from .gradients import any_gradient, is_phantom, stamp
 from .handover import Handover
 from .ledger import Event
 from .merge_thread import MergeThread
+from .moments import MomentSchedule
 from .outer import Nesterov
 from .quorum import Grace, Quorum
 from .roster import Timing
@@ -55,6 +55,8 @@ class MendOptimizer(Optimizer):
         weighting: "tokens", "throughput" or "uniform". merge: "mean", "rda", "trimmed_mean" or "median".
         outer: `Nesterov(lr=…, momentum=…)`. codec: what travels: "none", "bf16", "int8", "int4", "float4", "sparse",
         "powersgd", or one with options, such as `PowerSGD(rank=8)`.
+        moments: `MomentSchedule`, every how many rounds the inner optimizer's moments are averaged (DES-LOC, arXiv
+        2505.22549); None never. failslow: `FailSlow`, when a learner that became slow is waited for no more, or None.
         tokens_per_step: tokens of one step; None: what `count_tokens` said, else 1.
         timing: `Timing`, the only timeouts. advertise: address others should dial, where it differs from `listen`.
         ledger: path of a JSONL file, a line per adopted round. on_event: called with an `Event`, in the background.
@@ -82,6 +84,8 @@ class MendOptimizer(Optimizer):
         merge: str = "mean",
         outer: Nesterov = Nesterov(),
         codec: str | Codec = "none",
+        moments: MomentSchedule | None = MomentSchedule(),
+        failslow: FailSlow | None = FailSlow(),
         tokens_per_step: int | None = None,
         timing: Timing = Timing(),
         advertise: str | None = None,
@@ -91,8 +95,8 @@ class MendOptimizer(Optimizer):
         require(not isinstance(inner, MendOptimizer), "inner", "MendOptimizer", "a plain optimizer", "wrap once")
         schedule = Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after)
         told = settings(
-            inner, name, listen, peers, schedule, quorum, grace, weighting, merge, outer, codec, tokens_per_step,
-            timing, advertise, ledger, on_event,
+            inner, name, listen, peers, schedule, quorum, grace, weighting, merge, outer, codec, moments, failslow,
+            tokens_per_step, timing, advertise, ledger, on_event,
         )  # fmt: skip
         self._wrap(inner, told, len(inner.param_groups))
         self._learner = told.connect(lambda: self._layout)
@@ -104,6 +108,7 @@ class MendOptimizer(Optimizer):
                 setattr(self, attribute, hooks)  # one set of hooks for both, so that each fires once
         self._count = TokenCount()
         self._step, self._tokens, self._in_mend_s = 0, 0, 0.0
+        self._returned_at: float | None = None  # from the last step, with nothing of ours since
         self._own_weights: list[Tensor] | None = None  # while the anchor is swapped in
         self._learner = None
         self._uncompiled: Any = None
@@ -213,6 +218,7 @@ class MendOptimizer(Optimizer):
     def _step_with_peers(self, learner: MergeThread, closure: Callable[[], float] | None) -> Any:
         self._refuse_swapped("step")
         started = time.perf_counter()
+        since_s = None if self._returned_at is None else started - self._returned_at
         handover, stale = self._begun(learner)
         if stale:
             self.inner.zero_grad()  # gradients of weights that are gone
@@ -224,11 +230,12 @@ class MendOptimizer(Optimizer):
         else:
             tokens = self._counted()
             if not learner.closed:
-                learner.stepped(tokens)
+                learner.stepped(tokens, None if since_s is None else since_s + done_at - inner_at)
                 handover.run(self._check_layout)
             else:
                 learner.check()
-        self._in_mend_s += time.perf_counter() - done_at + inner_at - started
+        self._returned_at = time.perf_counter()
+        self._in_mend_s += self._returned_at - done_at + inner_at - started
         return loss
 
     # ── beyond it ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -267,6 +274,7 @@ class MendOptimizer(Optimizer):
         learner.require_open()
         self._refuse_swapped("synchronize")
         handover, _ = self._begun(learner)
+        self._returned_at = None
         patience_s = self._settings.policies.timing.round_timeout_s if timeout is None else timeout
         return handover.settle(patience_s, self._check_layout)
 
@@ -283,15 +291,11 @@ class MendOptimizer(Optimizer):
         if learner is None or handover is None or learner.engine.books.solo:
             yield
             return
-        anchors = learner.anchors()
         own = self._own_weights = [parameter.detach().clone() for parameter in self._parameters]
         try:
-            handover.show(anchors)
-            yield
+            with handover.swapped(own):
+                yield
         finally:
-            with torch.no_grad():
-                for parameter, value in zip(self._parameters, own, strict=True):
-                    parameter.copy_(value)
             self._own_weights = None
 
     def status(self) -> Status:
@@ -383,17 +387,11 @@ class MendOptimizer(Optimizer):
         if self._handover:
             return self._handover, False
         self._check_layout()
-        told, patience_s = self._settings, self._settings.policies.timing.round_timeout_s
-        synchronous = told.schedule.adopt_after == 0
-        self._handover = Handover(learner, self._layout, self._parameters, self._make_anchors, synchronous, patience_s)
+        self._handover = Handover(learner, self._layout, self._parameters, self.inner, self._settings)
         replaced = self._handover.begin(self._saved)
         if self._saved:
             self._saved = replace(self._saved, fragments=())  # we have our own copies now
         return self._handover, replaced
-
-    def _make_anchors(self, weights: list[Tensor], buffers: Buffers) -> Anchors:
-        told = self._settings
-        return Anchors(self._layout, weights, told.codec, told.outer, told.merge, buffers)
 
     def _check_layout(self) -> None:
         present = [p for group in self.inner.param_groups for p in group["params"]]

@@ -7,7 +7,8 @@ offered."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .lineage import Claim, Lineage, PeerId
@@ -75,6 +76,7 @@ class Standing:
     pending: Pending | None
     untaken: bool
     adopt_at: int | None
+    averaged: Mapping[str, int] = field(default_factory=dict)
 
 
 class Progress:
@@ -96,6 +98,7 @@ class Progress:
         self.called = False
         self.caller: PeerId | None = None
         self.behind_since: float | None = None
+        self.averaged: dict[str, int] = {}  # by order of moment: the last version that averaged ours
 
     def standing(self) -> Standing:
         """What to keep of it. A copy that is not Δ yet, and an anchor that is still moving, count as not begun."""
@@ -106,8 +109,9 @@ class Progress:
         if pending:
             kept = replace(pending, offer=None, sent_to=None, delivered=False, resend_at=NEVER, seal_s=0.0, earlier=())
         return Standing(
-            self.lineage, claim, self.mark, self.banked, self.dropped_tokens, kept, self.untaken, self.adopt_at
-        )
+            self.lineage, claim, self.mark, self.banked, self.dropped_tokens, kept, self.untaken, self.adopt_at,
+            dict(self.averaged),
+        )  # fmt: skip
 
     @classmethod
     def resumed(cls, me: PeerId, fragment: int, standing: Standing, totals: Totals) -> Progress:
@@ -116,6 +120,7 @@ class Progress:
         progress.banked, progress.dropped_tokens = standing.banked, standing.dropped_tokens
         progress.pending = replace(standing.pending) if standing.pending else None
         progress.untaken, progress.adopt_at = standing.untaken, standing.adopt_at
+        progress.averaged = dict(standing.averaged)
         offered = standing.pending.steps if standing.pending else 0
         progress.heir_of = standing.claim
         if progress.unmerged(totals).step > offered:

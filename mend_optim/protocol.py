@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .failslow import Level
 from .fragment import ADDED
 from .lineage import Claim, Entry, Key, Lineage, PeerId
 from .packet import Packet, Sections
@@ -54,8 +55,10 @@ class Beat:
     """A sign of life, with everything that is small: roster, lineages, counters.
 
     `genesis` is empty until the sender has weights to show. `training` is false until it has joined. `seconds_per_step`
-    is the sender's running mean of an inner step, 0 if unknown. `ping` asks for a beat in answer at once, whose `pong`
-    repeats it. `position` counts the inner steps from the first weights to the sender's, its own and those before."""
+    is the sender's running median of an inner step, 0 if unknown. `ping` asks for a beat in answer at once, whose
+    `pong` repeats it. `position` counts the inner steps from the first weights to the sender's, its own and those
+    before. `paces` say how fast it is, by what would be to blame if it failed: "compute" (per token), "link" (per
+    byte)."""
 
     peer: PeerId
     address: str
@@ -70,6 +73,7 @@ class Beat:
     ping: int = 0
     pong: int = 0
     position: int = 0
+    paces: tuple[tuple[str, Level], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from enum import Enum
 
 from .lineage import Lineage, PeerId
 from .protocol import Offer
-from .quorum import Decision, decide
+from .quorum import Decision, Delays, decide
 
 
 class Phase(Enum):
@@ -51,6 +51,8 @@ class Round:
         self.quorum_at: float | None = None
         self.call_at = self.pass_on_at = 0.0
         self.sealed_at = float("-inf")
+        self.launched_at = self.decided_at = 0.0
+        self.delays = Delays()
 
     def on(self, event: str) -> None:
         """Take the table's transition; an event that the table does not list is a bug and raises KeyError."""
@@ -88,7 +90,7 @@ class Round:
         return due or set(expected) <= set(self.inbox) or now >= self.sealed_at + interval_s
 
     def missing(self, expected: Collection[PeerId]) -> list[PeerId]:
-        """Who is to be called: expected, and not in the inbox."""
+        """Who of these is not in the inbox."""
         return [peer for peer in expected if peer not in self.inbox]
 
     def decide(
@@ -101,6 +103,7 @@ class Round:
             self.quorum_at = None
         elif self.quorum_at is None:
             self.quorum_at = now
+            self.delays.quorum_took(now - self.launched_at)
         return decide(
             now,
             present=self.inbox,
@@ -121,7 +124,7 @@ class Round:
         held = (offer for _, offer in sorted(self.inbox.items()))
         self.members = tuple(o if not o.steps or first[o.claim.author] is o else _nothing(o) for o in held)
         self.absent = tuple(sorted(peer.name for peer in self.missing(expected)))
-        self.reason = reason
+        self.reason = reason if reason != "all_present" or not self.absent else "slow_left_out"
         return self.members
 
     def sealed(self, now: float) -> None:

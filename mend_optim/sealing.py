@@ -14,13 +14,14 @@ from .progress import Motion, Progress
 from .protocol import Call, Offer, Seal
 from .roster import Peer
 from .round import Phase, Round
+from .watching import Watching
 
 
 class Sealing:
     """What a learner does as the sealer of a fragment, and about offers that reach it."""
 
-    def __init__(self, books: Books, adopting: Adopting) -> None:
-        self.books, self.adopting = books, adopting
+    def __init__(self, books: Books, adopting: Adopting, watching: Watching) -> None:
+        self.books, self.adopting, self.watching = books, adopting, watching
         self._inspecting: set[tuple[PeerId, int, int]] = set()  # (sender, fragment, seq)
 
     def on_offer(self, now: float, offer: Offer) -> None:
@@ -51,7 +52,7 @@ class Sealing:
         self.poll(now, offer.fragment)
 
     def _expected(self, fragment: int) -> list[PeerId]:
-        """Whom a round waits for: live peers that train this model (in lockstep all live peers), and us."""
+        """Who takes part in a round: live peers that train this model (in lockstep all live peers), and us."""
         lockstep = self.books.policies.schedule.lockstep
         peers = [self.books.roster.find(id) for id in self.books.roster.alive()]
         return [self.books.me, *(p.id for p in peers if p and p.has(fragment) and (lockstep or self._trains(p)))]
@@ -59,14 +60,18 @@ class Sealing:
     def _trains(self, peer: Peer) -> bool:
         return peer.beat is not None and peer.beat.training and peer.beat.genesis == self.books.genesis
 
-    def _interval_s(self) -> float:
-        """About H median steps: the least time between seals that leave somebody out."""
-        if self.books.policies.schedule.lockstep:
-            return 0.0
+    def _awaited(self, expected: Sequence[PeerId], needed: int) -> list[PeerId]:
+        """Whom a round waits for: everybody but the failing, or as many of these as quorum needs, the least slow
+        first."""
+        failing = self.watching.failing
+        healthy = [id for id in expected if id not in failing]
+        slow = sorted((id for id in expected if id in failing), key=lambda id: (failing[id].ratio, id))
+        return healthy + slow[: max(0, needed - len(healthy))]
+
+    def _step_s(self) -> float:
+        """What an inner step takes: the learners' median."""
         beats = [p.beat for p in self.books.roster.peers.values() if p.beat and p.beat.seconds_per_step]
-        return self.books.policies.schedule.sync_every * median(
-            [self.books.step_s, *(b.seconds_per_step for b in beats)]
-        )
+        return median([self.books.step_s, *(b.seconds_per_step for b in beats)])
 
     def poll(self, now: float, p: int) -> None:
         """Run the fragment's round: launch, call, decide."""
@@ -78,10 +83,15 @@ class Sealing:
                 round.void()
             self._pass_on(now, round)
             return
-        expected, interval = self._expected(p), self._interval_s()
-        if round.launch_due(now, expected, interval):
+        schedule, policies = self.books.policies.schedule, self.books.policies
+        expected, step_s, needed = self._expected(p), self._step_s(), policies.quorum.needed(self.books.roster.size)
+        # The least time between seals that leave somebody out: about H median steps.
+        period_s = schedule.sync_every * step_s
+        interval = 0.0 if schedule.lockstep else period_s
+        awaited = self._awaited(expected, needed)
+        if round.launch_due(now, awaited, interval):
             round.on("launch")
-            round.call_at = now
+            round.call_at = round.launched_at = now
         if round.phase is Phase.WAITING:
             launch_at = round.sealed_at + interval
             self.books.wake_at = min(self.books.wake_at, launch_at) if launch_at > now else self.books.wake_at
@@ -89,17 +99,16 @@ class Sealing:
         self._call(now, round, expected)
         if self._must_catch_up(now, fragment):
             return
-        decision = round.decide(
-            now,
-            expected,
-            self.books.policies.quorum.needed(self.books.roster.size),
-            self.books.policies.grace.max_s,
-            interval,
-        )
+        # Without `adopt_after` nobody waits for a round, and a whole period hides it.
+        hidden_s = period_s if schedule.adopt_after is None else schedule.adopt_after * step_s
+        grace_s = policies.grace.seconds(hidden_s, round.delays)
+        decision = round.decide(now, awaited, needed, grace_s, interval)
         if decision.seal:
+            round.decided_at = now
             offers = round.close(expected, decision.reason)
-            scheme = self.books.policies.weighting
-            self.books.work(Merge(p, fragment.lineage, offers, tuple(weights(scheme, [o.entry for o in offers]))))
+            shares = tuple(weights(policies.weighting, [offer.entry for offer in offers]))
+            moments = policies.due(fragment.lineage.version + 1)
+            self.books.work(Merge(p, fragment.lineage, offers, shares, moments))
         elif decision.wake_at is not None:
             self.books.wake_at = min(self.books.wake_at, decision.wake_at)
 
@@ -172,3 +181,9 @@ class Sealing:
         for peer in audience:
             self.books.emit(Send(peer, seal, EXCHANGE))
         self.adopting.take_seal(now, seal)
+
+    def advanced(self, now: float, seal: Seal) -> None:
+        """We have the anchor of this seal."""
+        if seal.sealer == self.books.me:
+            round = self.books.rounds[seal.fragment]
+            round.delays.sync_took(now - round.decided_at)

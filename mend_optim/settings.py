@@ -18,11 +18,14 @@ from .buffers import Buffers
 from .codec import Codec, name_of
 from .codec import codec as codec_named
 from .errors import require
-from .fragment import Layout
+from .failslow import FailSlow
+from .fragment import Fragment, Layout
 from .ledger import Event
 from .lineage import PeerId
 from .merge import MERGES, WEIGHTINGS
 from .merge_thread import MergeThread
+from .moment_packet import dense_nbytes
+from .moments import MomentSchedule, decays, known, strange
 from .outer import Nesterov
 from .peer import Transport, parse_dialable
 from .protocol import Hello
@@ -30,6 +33,8 @@ from .quorum import Grace, Quorum
 from .roster import Timing
 from .schedule import Schedule
 from .syncer import Syncer
+
+MOMENTS = 4  # of any optimizer, at most
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Settings:
 
     def policy(self) -> tuple[tuple[str, str], ...]:
         """What learners must have in common besides the model; grace and timing may differ."""
-        schedule, quorum = self.schedule, self.policies.quorum.minimum
+        schedule, quorum, periods = self.schedule, self.policies.quorum.minimum, self.policies.periods
         return (
             ("sync_every", str(schedule.sync_every)),
             ("fragments", str(schedule.fragments)),
@@ -71,7 +76,13 @@ class Settings:
             ("merge", self.merge),
             ("outer", repr(self.outer)),
             ("codec", name_of(self.codec)),
+            ("moments", ", ".join(f"{order} {rounds}" for order, rounds in periods.rounds) if periods else "never"),
         )
+
+    def _limit(self, fragment: Fragment) -> int:
+        """The greatest message of a fragment, in bytes: its anchor, its velocity and moments in float32; others may
+        have more of these than we have."""
+        return 8 * fragment.numel + MOMENTS * dense_nbytes(fragment.shapes)
 
     def offline(self) -> Settings:
         """The same without peers: for copies, which must not take part twice."""
@@ -93,7 +104,7 @@ class Settings:
                 advertise=place.advertise,
                 seeds=place.peers,
                 timing=self.policies.timing,
-                limit=lambda p: 8 * layout().fragments[p].numel,  # anchor and velocity, float32
+                limit=lambda p: self._limit(layout().fragments[p]),
                 allocate=Buffers().take_bytes,
             ),
             place.ledger,
@@ -113,6 +124,8 @@ def settings(
     merge: str,
     outer: Nesterov,
     codec: str | Codec,
+    moments: MomentSchedule | None,
+    failslow: FailSlow | None,
     tokens_per_step: int | None,
     timing: Timing,
     advertise: str | None,
@@ -124,17 +137,25 @@ def settings(
     require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
     require(merge in MERGES, "merge", merge, f"one of {MERGES}")
     require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
+    periods = isinstance(moments, MomentSchedule | None)
+    require(periods, "moments", moments, "None or a MomentSchedule(first=…, second=…)")
+    require(isinstance(failslow, FailSlow | None), "failslow", failslow, "None or a FailSlow(threshold=…, …)")
     require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
     require(isinstance(ledger, str | Path | None), "ledger", ledger, "None or the path of a file")
     require(on_event is None or callable(on_event), "on_event", on_event, "None or a function of an Event")
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
+    states = known(inner, moments) if moments else ()
     policies = Policies(
         schedule=schedule,
         quorum=quorum if isinstance(quorum, Quorum) else Quorum(minimum=quorum),
         grace=grace if isinstance(grace, Grace) else Grace(max_s=grace),
         weighting=weighting,
         timing=timing,
+        failslow=failslow,
+        moments=states,
+        stranger=type(inner).__name__ if moments and strange(inner, moments) else "",
+        periods=moments and moments.resolve(decays(states, inner), schedule.sync_every),
     )
     place = _place(listen, peers, advertise, ledger, on_event)
     if place is None:

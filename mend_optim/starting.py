@@ -14,6 +14,7 @@ from .progress import NEVER, Motion, Progress, Standing, Totals
 from .round import Round
 
 DROP = "other weights than the saved ones: the anchor's are taken, what no anchor has is dropped"
+UNKNOWN = "what of the state of {} are moments is not known, and none are averaged: name them in moments, or pass None"
 ANEW = "other weights than the saved ones: they count as first weights"
 
 
@@ -46,6 +47,8 @@ class Starting:
         books.seals = [None] * len(books.fragments)
         books.genesis = books.fragments[0].lineage.genesis
         self._join_by = now + books.policies.timing.join_timeout_s
+        if books.policies.stranger:
+            books.emit(Event("unknown", UNKNOWN.format(books.policies.stranger)))
 
     def _resume(self, resumed: Resumed) -> None:
         books, totals = self.books, Totals(resumed.totals.step, resumed.totals.tokens)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from .adopting import Adopting
 from .anchor import Advance, Done, Export, Extend, Found, Inspect, Install, Job, Merge, Prepare, Reoffer
+from .averaging import names
 from .books import PULL, Books, Effect, Policies, Send
 from .ledger import Event, describe, sealed_record, taken_record
 from .lineage import PeerId
@@ -20,6 +21,7 @@ from .protocol import Beat, Call, Goodbye, Message, Offer, Report, Seal, State, 
 from .sealing import Sealing
 from .starting import Resumed, Starting
 from .training import Training
+from .watching import Watching
 
 
 class Syncer:
@@ -28,9 +30,10 @@ class Syncer:
     def __init__(self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies, now: float) -> None:
         self.books = Books(me, address, seeds, policies)
         self.adopting = Adopting(self.books)
-        self.offering = Offering(self.books)
-        self.sealing = Sealing(self.books, self.adopting)
-        self.training = Training(self.books, self.adopting)
+        self.watching = Watching(self.books)
+        self.offering = Offering(self.books, self.watching)
+        self.sealing = Sealing(self.books, self.adopting, self.watching)
+        self.training = Training(self.books, self.adopting, self.watching)
         self.starting = Starting(self.books, self.adopting)
         self._beats = self._broadcasts = 0
         self._beat_at = now
@@ -119,6 +122,8 @@ class Syncer:
                 fragment.withdraw()
                 fragment.mark = self.books.totals.step
             else:
+                if done.warning:
+                    self.books.fault(f"fragment {job.fragment} was offered without moments: {done.warning}")
                 pending.offer = Offer(
                     self.books.me,
                     job.fragment,
@@ -145,8 +150,12 @@ class Syncer:
             self.books.fault(f"seal of {job.seal.sealer.name} refused: {done.fault}")
         else:
             offer = fragment.pending.offer if job.mine and fragment.pending else None
+            averaged = names(offer.sections) & names(job.seal.sections) if offer else frozenset()
+            orders = {m.order for m in self.books.policies.moments if m.name in averaged}
+            fragment.averaged |= dict.fromkeys(orders, job.lineage.version)
             fragment.moved(job.lineage, job.mine, self.books.totals, self.books.policies.schedule)
             self.books.record(sealed_record(job.seal, job.mine, offer))
+            self.sealing.advanced(now, job.seal)
             self.books.moved(job.seal.fragment)
         self._settled(now, job.seal.fragment)
 
@@ -358,6 +367,7 @@ class Syncer:
         if self.books.closed:
             return
         self._broadcasts += 1
+        self.watching.review(now)
         # At rest we ask again with every beat: a peer may have linked since, or an answer been lost.
         beat = self._make_beat(ping=self.books.ping if self.books.resting else 0)
         self.books.roster.broadcast(beat.count)
@@ -372,20 +382,10 @@ class Syncer:
             for f, group in zip(books.fragments, books.groups, strict=True)
         )
         return Beat(
-            books.me,
-            books.roster.address,
-            self._beats,
-            books.totals.step,
-            books.totals.tokens,
-            books.step_s,
-            books.joined,
-            books.genesis,
-            reports,
-            books.roster.rumors(),
-            ping,
-            pong,
-            books.position,
-        )
+            books.me, books.roster.address, self._beats, books.totals.step, books.totals.tokens, books.step_s,
+            books.joined, books.genesis, reports, books.roster.rumors(), ping, pong, books.position,
+            self.watching.levels(),
+        )  # fmt: skip
 
     def _poll_all(self, now: float) -> None:
         for fragment in self.books.fragments:

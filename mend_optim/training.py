@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from torch import Tensor
 
 from .adopting import Adopting
 from .anchor import Found, Prepare
+from .averaging import Reading
 from .books import Books
 from .progress import Motion, Totals
+from .watching import Watching
+
+Readings = Mapping[str, Reading]
 
 
 class Training:
     """Called by the training thread, in `step()`, with the mutex held."""
 
-    def __init__(self, books: Books, adopting: Adopting) -> None:
-        self.books, self.adopting = books, adopting
+    def __init__(self, books: Books, adopting: Adopting, watching: Watching) -> None:
+        self.books, self.adopting, self.watching = books, adopting, watching
         self.founded_at = Totals()
-        self._stepped_at: float | None = None
 
-    def stepped(self, now: float, tokens: int) -> None:
-        """One inner step on `tokens` tokens was taken."""
-        if self._stepped_at is not None and not self.books.resting:
-            last = now - self._stepped_at
-            self.books.step_s = last if not self.books.step_s else 0.8 * self.books.step_s + 0.2 * last
-        self._stepped_at, self.books.resting = now, False
+    def stepped(self, tokens: int, seconds: float | None) -> None:
+        """One inner step on `tokens` tokens was taken; `seconds` is how long after the one before, without what this
+        library took of that; None for the first, and after a rest."""
+        if seconds is not None:
+            self.watching.stepped(seconds, tokens)
+        self.books.resting = False
         self.books.totals.step += 1
         self.books.totals.tokens += tokens
 
@@ -59,11 +63,18 @@ class Training:
         due = self.books.resting or self.books.policies.schedule.due(self.books.totals.step, fragment.mark)
         fragment.snapshot(self.books.totals, due)
 
-    def snapshot(self, p: int, tensor: Tensor) -> None:
+    def moments(self, p: int) -> tuple[str, ...]:
+        """Which moments go with the copy of fragment `p`."""
+        policies, fragment = self.books.policies, self.books.fragments[p]
+        if self.founding:
+            return tuple(moment.name for moment in policies.moments)
+        return policies.owed(fragment.averaged, fragment.lineage.version + 1)
+
+    def snapshot(self, p: int, tensor: Tensor, moments: Readings = MappingProxyType({})) -> None:
         """The copy of fragment `p` that was reserved is ready to become an offer."""
         pending = self.books.fragments[p].pending
         assert pending is not None
-        self.books.work(Prepare(p, pending.seq, tensor))
+        self.books.work(Prepare(p, pending.seq, tensor, moments))
 
     def reserve_all(self) -> None:
         """The training thread begins to copy all fragments, to found anchors."""
@@ -72,9 +83,9 @@ class Training:
         for fragment in self.books.fragments:
             fragment.motion = Motion.SNAPSHOT
 
-    def found(self, tensors: tuple[Tensor, ...]) -> None:
+    def found(self, tensors: tuple[Tensor, ...], moments: tuple[Readings, ...] = ()) -> None:
         """The copies of all fragments are ready to become the anchors."""
-        self.books.work(Found(tensors))
+        self.books.work(Found(tensors, moments))
 
     def release(self, fragments: Iterable[int]) -> None:
         """The copies that were reserved did not come about (Ctrl-C, say): they are wanted again."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from . import merge
+from .averaging import PREFIX
 from .buffers import Buffers
 from .codec import LOSSLESS, Codec, check, decode, encode
 from .errors import PeerError
@@ -29,11 +30,16 @@ RELAYED = 128  # packets in one message, at most
 
 
 def digest(sections: Sections, weights: Sequence[float]) -> bytes:
-    """Of all that the merged delta depends on: its bytes, or the members' packets and weights."""
+    """Of all that the merged delta depends on: its bytes, or the members' packets and weights; and of the moments."""
+    moments = sorted(name for name in sections if name.startswith(PREFIX))
     if MERGED in sections:
-        return content_digest(sections[MERGED].data)
-    packets = [sections[name].data for name in sorted(sections, key=lambda name: (len(name), name))]
-    return content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))
+        found = content_digest(sections[MERGED].data)
+    else:
+        relayed = sorted(set(sections) - set(moments), key=lambda name: (len(name), name))
+        packets = [sections[name].data for name in relayed]
+        found = content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))
+    named = (part for name in moments for part in (name.encode(), sections[name].data))
+    return content_digest(found, *named) if moments else found
 
 
 class WayBack:
@@ -65,7 +71,8 @@ class WayBack:
         else:
             packets = {str(i): section(seal.sections, str(i)) for i, entry in enumerate(seal.members) if entry.steps}
         if not trusted:
-            if digest(packets, seal.weights) != seal.payload:
+            moments = {name: packet for name, packet in seal.sections.items() if name.startswith(PREFIX)}
+            if digest({**packets, **moments}, seal.weights) != seal.payload:
                 raise PeerError("the merged bytes do not have the digest that was sealed")
             for packet in packets.values():
                 check(packet, self.fragment.shapes)

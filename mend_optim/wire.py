@@ -3,8 +3,7 @@
 A control message, a hello, a want or a peer's id is one protobuf message. A bulky message is a stream of frames: a
 header that lists the sections, then their bytes in chunks. A header is checked whole, and its sizes against the
 fragment's limit, before anything is allocated for it. Sections nobody here knows are carried like any other: what to
-make of them is not the wire's business.
-"""
+make of them is not the wire's business."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from google.protobuf.message import Message as Proto
 
 from ._pb import peer_pb2 as pb
 from .errors import PeerError
+from .failslow import Level
 from .lineage import Claim, Entry, Key, Lineage, PeerId
 from .packet import Packet, Sections, fresh
 from .protocol import Beat, Bulk, Call, Control, Goodbye, Hello, Message, Offer, Report, Rumor, Seal, State, Want
@@ -27,6 +27,7 @@ NAME_LIMIT = 256  # bytes of a learner's name, an address, a codec, a section
 DIGEST_LIMIT = 32  # bytes of a digest
 COUNT_LIMIT = 1 << 16  # entries of any list: peers, fragments, members, fields
 SECTION_LIMIT = 256  # sections of one message
+PACE_LIMIT = 8  # paces of one beat
 
 ACK: bytes = pb.Frame(ack=pb.Ack()).SerializeToString()
 """The frame that tells a learner its offer arrived whole."""
@@ -57,7 +58,8 @@ def _bytes(message: Proto) -> bytes:
 
 def _name(what: str, text: str, empty: bool = False) -> str:
     _check(bool(text) or empty, f"{what} is empty")
-    _check(len(text.encode()) <= NAME_LIMIT, f"{what} of {len(text.encode())} bytes, at most {NAME_LIMIT}")
+    size = len(text.encode())
+    _check(size <= NAME_LIMIT, f"{what} of {size} bytes, at most {NAME_LIMIT}")
     return text
 
 
@@ -88,7 +90,7 @@ def _to_id(peer: pb.PeerId) -> PeerId:
 
 
 def _key(key: Key) -> pb.Key:
-    return pb.Key(tokens=key.tokens, version=key.version, digest=key.digest)
+    return pb.Key(**key._asdict())
 
 
 def _to_key(owner: pb.Report | pb.Offer | pb.Seal | pb.Lineage) -> Key:
@@ -172,9 +174,8 @@ def decode(data: bytes) -> Control:
         return Goodbye(_to_id(control.goodbye.peer))
     if kind == "call":
         return Call(_to_id(control.call.peer), control.call.fragment)
-    if kind == "want":
-        return _to_want(control.want)
-    raise PeerError("a control message of an unknown kind")
+    _check(kind == "want", "a control message of an unknown kind")
+    return _to_want(control.want)
 
 
 def _want(want: Want) -> pb.Want:
@@ -192,6 +193,7 @@ def _beat(beat: Beat) -> pb.Beat:
         reports=[pb.Report(key=_key(r.key), held=_merged(r.held), group=r.group) for r in beat.reports],
         roster=[pb.Rumor(peer=_id(r.peer), address=r.address, count=r.count, left=r.left) for r in beat.roster],
         ping=beat.ping, pong=beat.pong, position=beat.position,
+        paces=[pb.Pace(cause=cause, **level._asdict()) for cause, level in beat.paces],
     )  # fmt: skip
 
 
@@ -201,6 +203,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         _number("seconds per step", beat.seconds_per_step), beat.training, _digest("genesis", beat.genesis),
         tuple(map(_to_report, _list("reports", beat.reports))),
         tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)), beat.ping, beat.pong, beat.position,
+        tuple(map(_to_pace, _list("paces", beat.paces, PACE_LIMIT))),
     )  # fmt: skip
 
 
@@ -210,6 +213,12 @@ def _to_report(report: pb.Report) -> Report:
 
 def _to_rumor(rumor: pb.Rumor) -> Rumor:
     return Rumor(_to_id(rumor.peer), _name("address", rumor.address, empty=True), rumor.count, rumor.left)
+
+
+def _to_pace(pace: pb.Pace) -> tuple[str, Level]:
+    now, before = _number("pace", pace.now), _number("pace", pace.before)
+    _check(now > 0 and before > 0, "a pace of 0")
+    return _name("cause", pace.cause), Level(now, before, _number("spread", pace.spread), pace.run)
 
 
 # ── bulky messages ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,9 +248,8 @@ def _frame(chunk: memoryview | bytes) -> bytes:
     return b"".join((prefix, chunk))
 
 
-def _chunk(frame: bytes) -> memoryview:
+def _chunk(frame: bytes, size: int = 0) -> memoryview:
     """The chunk in a frame that begins with its tag, in place: the inverse of `_frame`."""
-    size = 0
     for at in range(1, min(len(frame), 6)):
         size |= (frame[at] & 0x7F) << 7 * (at - 1)
         if frame[at] < 0x80:
@@ -302,9 +310,8 @@ def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
 
 
 def _state(state: State) -> pb.State:
-    lineage = pb.Lineage(
-        key=_key(state.lineage.key), genesis=state.lineage.genesis, merged=_merged(state.lineage.merged.items())
-    )
+    own = state.lineage
+    lineage = pb.Lineage(key=_key(own.key), genesis=own.genesis, merged=_merged(own.merged.items()))
     return pb.State(peer=_id(state.peer), fragment=state.fragment, lineage=lineage, content=state.content)
 
 
@@ -322,9 +329,8 @@ def _to_bulk(header: pb.Header, sections: Sections) -> Bulk:
         return _to_offer(header.offer, sections)
     if kind == "seal":
         return _to_seal(header.seal, sections)
-    if kind == "state":
-        return _to_state(header.state, sections)
-    raise PeerError("a bulky message of an unknown kind")
+    _check(kind == "state", "a bulky message of an unknown kind")
+    return _to_state(header.state, sections)
 
 
 def check_fragment(limit: Callable[[int], int], fragment: int) -> int:

@@ -16,12 +16,14 @@ from typing import Any
 from oracle import Oracle
 from process import Learner, Saved
 
-from mend_optim.books import PULL, Policies, Send
+from mend_optim.books import PULL, Books, Policies, Send
 from mend_optim.ledger import Event
 from mend_optim.lineage import PeerId
 from mend_optim.protocol import Message, Offer, Seal, State, Want
 
 Pair = tuple[str, str]
+
+SLOWEST = 30.0  # a message on its way stays as slow when its link has recovered: it must arrive before a storm is over
 
 
 class Cluster:
@@ -59,6 +61,10 @@ class Cluster:
         self.saved: list[Saved] = []
         self.traps: list[str] = []  # points of a round at which its sealer is to die
         self.oracle = Oracle(self)
+
+    def step_s(self, name: str) -> float:
+        """How long the learner's next inner step takes."""
+        return self.speed[name] * (0.8 + 0.4 * self.random.random())
 
     # virtual time
 
@@ -299,7 +305,7 @@ class Cluster:
             copies = 2
         for _ in range(copies):
             delay = self.random.expovariate(1 / self.delay_s) + 0.02
-            self.at(delay * self.slowness[sender.name, to.name], self.arrive, sender, effect)
+            self.at(delay * min(SLOWEST, self.slowness[sender.name, to.name]), self.arrive, sender, effect)
 
     def arrive(self, sender: Learner, effect: Send) -> None:
         to, message = effect.to, effect.message
@@ -390,5 +396,10 @@ class Cluster:
         books = [x.engine.books for x in self.learners.values()]
         together = len(self.keys()) == 1 and all(b.joined and not b.solo for b in books)
         done = (x.engine.training.settled() and not x.mailbox for x in self.learners.values())
-        held = (offer.steps for b in books for r in b.rounds for offer in r.inbox.values())  # of one that died, maybe
-        return together and all(done) and not any(held)
+        held = ((b, r.fragment, offer) for b in books for r in b.rounds for offer in r.inbox.values() if offer.steps)
+        return together and all(done) and not any(self._awaits(*each) for each in held)
+
+    def _awaits(self, books: Books, p: int, offer: Offer) -> bool:
+        """Whether a held offer is still to be merged, or handed to who can: not one that its living author has given
+        up, at somebody who does not seal."""
+        return books.roster.sealer(p) == books.me or offer.peer not in books.roster.alive()

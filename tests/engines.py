@@ -9,6 +9,7 @@ import torch
 
 from mend_optim.anchor import Done, Job, Merge, Prepare
 from mend_optim.books import Policies, Send, Work
+from mend_optim.failslow import FailSlow, Level
 from mend_optim.ledger import Event
 from mend_optim.lineage import Claim, Entry, Key, Lineage, PeerId
 from mend_optim.progress import Progress
@@ -49,10 +50,18 @@ class Engine:
     """A learner that has begun and joined. `seals`: whether it can be dialled; its peers cannot be, so that it runs all
     rounds, or else they are."""
 
-    def __init__(self, seals: bool = True, quorum: int | None = None, **schedule: Any) -> None:
+    def __init__(
+        self,
+        seals: bool = True,
+        quorum: int | None = None,
+        grace_s: float = 0.0,
+        failslow: FailSlow | None = FailSlow(),
+        **schedule: Any,
+    ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
         plan = Schedule(**{"sync_every": 4, **schedule})
-        policies = Policies(schedule=plan, quorum=Quorum(minimum=quorum), grace=Grace(max_s=0))
+        some = Quorum(minimum=quorum)
+        policies = Policies(schedule=plan, quorum=some, grace=Grace(max_s=grace_s), failslow=failslow)
         self.syncer = Syncer(ME, "me:1" if seals else "", (), policies, self.now)
         self.syncer.begin(self.now, GENESIS, (b"",) * plan.fragments)
         self.log: list[Any] = []
@@ -66,13 +75,17 @@ class Engine:
     def lineage(self) -> Lineage:
         return self.fragment.lineage
 
-    def beat(self, peer: PeerId = PEER, *lineages: Lineage, step: int = 1, genesis: bytes = GENESIS) -> None:
-        """A beat of a peer that trains; it is met before."""
+    def beat(
+        self, peer: PeerId = PEER, *lineages: Lineage, step: int = 1, genesis: bytes = GENESIS, slower: float = 0.0
+    ) -> None:
+        """A beat of a peer that trains; it is met before. `slower`: how many times slower it is than it was, if it
+        says anything."""
         self.counts += 1
         address = "" if self.seals else f"{peer.name}:1"
         self.syncer.met(self.now, peer, address)
         reports = tuple(Report(lineage.key) for lineage in lineages or [BASE] * len(self.syncer.books.fragments))
-        self.receive(Beat(peer, address, self.counts, step, 10 * step, 1.0, True, genesis, reports))
+        paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()
+        self.receive(Beat(peer, address, self.counts, step, 10 * step, 1.0, True, genesis, reports, paces=paces))
 
     def receive(self, message: Message) -> None:
         self.syncer.receive(self.now, message)
@@ -80,7 +93,7 @@ class Engine:
     def step(self, count: int = 1, tokens: int = 10) -> None:
         for _ in range(count):
             self.now += 1.0
-            self.syncer.training.stepped(self.now, tokens)
+            self.syncer.training.stepped(tokens, 1.0)
 
     def reserve(self) -> None:
         """The training thread begins to copy what is wanted."""
@@ -127,6 +140,10 @@ class Engine:
     def jobs(self, kind: type[T]) -> list[T]:
         """Jobs of this kind for the worker that were not looked at yet."""
         return [e.job for e in self._take(lambda e: isinstance(e, Work) and isinstance(e.job, kind))]
+
+    def events(self, *kinds: str) -> list[Event]:
+        """Events of these kinds that were not looked at yet."""
+        return self._take(lambda e: isinstance(e, Event) and e.kind in kinds)
 
     def faults(self) -> list[str]:
         return [e.text for e in self._take(lambda e: isinstance(e, Event) and e.kind == "fault")]

@@ -68,6 +68,7 @@ class Learner:
         self.working = self.dead = self.frozen = self.waiting = self.copying = False
         self.held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.waits_until = 0.0
+        self.step_s: float | None = None  # of the inner step under way
         self.woken_at = float("inf")
 
     @property
@@ -127,16 +128,17 @@ class Learner:
         if not self.engine.books.totals.step:
             self.hand_over()  # what joining brought, before the first inner step
         if self.cluster.training and not self.copying:
-            self.engine.training.stepped(self.now, 1)
+            self.engine.training.stepped(1, self.step_s)
             self.cluster.trained += 1
-            unit = (self.id, self.engine.books.totals.step)
-            self.weights = [{**w, unit: 1} for w in self.weights]
-            self.cluster.oracle.worked(self, unit)
+            if self.cluster.oracle.counts:
+                unit = (self.id, self.engine.books.totals.step)
+                self.weights = [{**w, unit: 1} for w in self.weights]
+                self.cluster.oracle.worked(self, unit)
         self.waits_until = self.cluster.now + self.cluster.policies.timing.round_timeout_s
         self.hand_over()
         self.pump()
-        r = self.cluster.random
-        self.cluster.after(self.cluster.speed[self.name] * (0.8 + 0.4 * r.random()), self, self.step)
+        self.step_s = self.cluster.step_s(self.name)
+        self.cluster.after(self.step_s, self, self.step)
 
     def hand_over(self) -> None:
         """What `step()` does after the inner step: apply corrections, then copy what is wanted."""

@@ -13,7 +13,7 @@ from learners import LOOPBACK, TIMING, descent, step, weights
 from torch.nn import Parameter
 from torch.optim import SGD
 
-from mend_optim import Grace, MendOptimizer, Nesterov, Quorum, Timing, UsageError
+from mend_optim import FailSlow, Grace, MendOptimizer, MomentSchedule, Nesterov, Quorum, Timing, UsageError
 
 NAN, INF = float("nan"), float("inf")
 PEER = "127.0.0.1:9"  # nobody is ever there
@@ -53,6 +53,8 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("codec", "fp8", CODEC),
     ("codec", None, CODEC),
     ("codec", [], CODEC),
+    ("moments", 3, "moments must be None or a MomentSchedule(first=…, second=…), got {}"),
+    ("failslow", 1.2, "failslow must be None or a FailSlow(threshold=…, …), got {}"),
     ("tokens_per_step", 0, "tokens_per_step must be None or an int >= 1, got {}"),
     ("tokens_per_step", -1, "tokens_per_step must be None or an int >= 1, got {}"),
     ("tokens_per_step", 1.5, "tokens_per_step must be None or an int >= 1, got {}"),
@@ -218,7 +220,7 @@ def test_the_outer_momentum_is_checked(value: Any) -> None:
     assert str(error.value) == f"outer.momentum must be in [0, 1), got {value!r}"
 
 
-@pytest.mark.parametrize("policy", [Quorum, Grace, Nesterov, Timing])
+@pytest.mark.parametrize("policy", [Quorum, Grace, Nesterov, Timing, FailSlow, MomentSchedule])
 def test_policies_are_given_by_name(policy: Any) -> None:
     with pytest.raises(TypeError, match="positional"):
         policy(1)

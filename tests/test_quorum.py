@@ -3,12 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.errors import UsageError
 from mend_optim.lineage import PeerId
-from mend_optim.quorum import Decision, Grace, Quorum, decide
+from mend_optim.quorum import Decision, Delays, Grace, Quorum, decide
 
 A, B, C = (PeerId(name, 1) for name in "abc")
 NEVER = float("-inf")
@@ -111,6 +112,8 @@ def test_a_given_minimum_is_taken_as_it_is() -> None:
     [
         (lambda: Quorum(minimum=0), "quorum.minimum must be None or an int >= 1, got 0"),
         (lambda: Quorum(minimum=True), "quorum.minimum .* got True"),
+        (lambda: Grace(fraction=1.5), r"grace.fraction must be None or a number in \[0, 1\], got 1.5"),
+        (lambda: Grace(fraction=float("nan")), "grace.fraction .* got nan"),
         (lambda: Grace(max_s=-1), "grace.max_s must be a number of seconds >= 0, got -1"),
         (lambda: Grace(max_s=float("nan")), "grace.max_s .* got nan"),
         (lambda: Grace(max_s="5"), "grace.max_s .* got '5'"),  # type: ignore[arg-type]
@@ -119,3 +122,60 @@ def test_a_given_minimum_is_taken_as_it_is() -> None:
 def test_a_wrong_policy_is_named(make: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make()
+
+
+# Adaptive grace
+
+SECONDS = st.floats(0, 1e4)
+
+
+def known(quorum_s: float, sync_s: float) -> Delays:
+    return Delays(quorum_s, sync_s)
+
+
+@given(SECONDS, SECONDS, SECONDS, st.floats(0, 1), SECONDS)
+def test_adaptive_grace_is_a_part_of_what_the_overlap_hides(
+    cap: float, quorum_s: float, sync_s: float, fraction: float, overlap_s: float
+) -> None:
+    grace = Grace(max_s=cap, fraction=fraction)
+    found = grace.seconds(overlap_s, known(quorum_s, sync_s))
+    assert found == reference.grace_s(cap, fraction, overlap_s, quorum_s, sync_s)
+    assert 0 <= found <= cap
+
+
+@given(SECONDS, st.floats(0, 1), SECONDS, st.floats(0, 100), st.floats(0, 100), st.floats(0, 100))
+def test_adaptive_grace_never_grows_with_what_quorum_and_sync_take(
+    cap: float, fraction: float, overlap_s: float, quorum_s: float, sync_s: float, more: float
+) -> None:
+    grace = Grace(max_s=cap, fraction=fraction)
+    found = grace.seconds(overlap_s, known(quorum_s, sync_s))
+    assert grace.seconds(overlap_s, known(quorum_s + more, sync_s)) <= found
+    assert grace.seconds(overlap_s, known(quorum_s, sync_s + more)) <= found
+
+
+def test_adaptive_grace_is_none_once_the_overlap_is_used_up() -> None:
+    assert Grace(fraction=0.5).seconds(3.0, known(2.0, 1.0)) == 0.0
+    assert Grace(fraction=0.5).seconds(4.0, known(2.0, 1.0)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("fraction", "overlap_s", "delays"),
+    [(None, 4.0, Delays(1.0, 1.0)), (0.5, 4.0, Delays()), (0.5, 4.0, Delays(1.0)), (0.5, 0.0, Delays(1.0, 1.0))],
+)
+def test_without_estimates_or_overlap_or_fraction_grace_is_the_cap(
+    fraction: float | None, overlap_s: float, delays: Delays
+) -> None:
+    assert Grace(max_s=7.0, fraction=fraction).seconds(overlap_s, delays) == 7.0
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=30))
+def test_estimates_follow_what_was_seen(seen: list[float]) -> None:
+    """e ← e + 0.2 (x − e), from the first on."""
+    delays, slow = Delays(), seen[0]
+    for x in seen:
+        delays.quorum_took(x)
+        delays.sync_took(x)
+    for x in seen[1:]:
+        slow = 0.8 * slow + 0.2 * x
+    assert delays.quorum_s == delays.sync_s == pytest.approx(slow)
+    assert min(seen) - 1e-9 <= slow <= max(seen) + 1e-9

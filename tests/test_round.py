@@ -62,9 +62,29 @@ def test_a_round_from_launch_to_seal() -> None:
     assert round.decide(5, ALL[:2], 2, 10, 60).reason == "all_present"
     members = round.close(ALL, "all_present")
     assert [o.peer.name for o in members] == ["a", "b"]
-    assert (round.members, round.absent, round.reason) == (members, ("c",), "all_present")
+    assert (round.members, round.absent, round.reason) == (members, ("c",), "slow_left_out")
     round.sealed(5)
     assert (round.phase, round.sealed_at, round.members, round.quorum_at) == (Phase.WAITING, 5, (), None)
+
+
+def test_a_round_that_leaves_nobody_out_says_so() -> None:
+    round = holding(offer("b"), offer("a"))
+    round.on("launch")
+    round.close(ALL[:2], "all_present")
+    assert (round.absent, round.reason) == ((), "all_present")
+
+
+def test_how_long_quorum_took_is_remembered() -> None:
+    """From launch, once for each time that it was met."""
+    round = holding(offer("b"))
+    round.on("launch")
+    round.launched_at = 3.0
+    round.decide(4, ALL, 2, 10, 0)
+    assert round.delays.quorum_s is None
+    round.add(offer("a"))
+    round.decide(5, ALL, 2, 10, 0)
+    round.decide(9, ALL, 2, 10, 0)
+    assert round.delays.quorum_s == 2.0
 
 
 def test_a_seal_cannot_be_closed_before_it_was_launched() -> None:

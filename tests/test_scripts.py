@@ -262,7 +262,8 @@ def test_sparse_gradients() -> None:
 
 
 def test_state_of_the_inner_optimizer_stays_its_own() -> None:
-    with cluster(*(AdamW(weights(1.0)) for _ in range(2)), **LOCKSTEP) as optimizers:
+    """Without averaging of moments; with it, `test_moments_together.py` says what becomes of it."""
+    with cluster(*(AdamW(weights(1.0)) for _ in range(2)), moments=None, **LOCKSTEP) as optimizers:
         drive(optimizers, 3, lambda i, s: float(i + 1))
         first, second = (o.inner.state[o.param_groups[0]["params"][0]] for o in optimizers)
         assert set(first) == {"step", "exp_avg", "exp_avg_sq"}

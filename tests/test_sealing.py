@@ -290,3 +290,76 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
     engine.syncer.linked(engine.now, THIRD, False)
     engine.tick(0.5)
     assert engine.sent(Offer) == []
+
+
+# Who is slow
+
+
+def judging(*slower: tuple[PeerId, float], quorum: int | None = None) -> Engine:
+    """A sealer among peers that are so many times slower than they were, and have said so for a while."""
+    engine = sealer(*(peer for peer, _ in slower), quorum=quorum, grace_s=100.0)
+    listen(engine, *slower)
+    return engine
+
+
+def listen(engine: Engine, *slower: tuple[PeerId, float]) -> None:
+    for _ in range(4):
+        for peer, factor in slower:
+            engine.beat(peer, slower=factor)
+        engine.tick(1.0)
+
+
+def test_who_fails_slow_is_called_and_not_waited_for() -> None:
+    engine = judging((PEER, 1.0), (THIRD, 3.0), quorum=2)
+    (event,) = engine.events("slow")
+    assert event.facts["peer"] == THIRD.name
+    assert event.facts["ratio"] == pytest.approx(3.0)
+    engine.offer()
+    assert {to for to, _ in engine.sent(Call)} == {PEER, THIRD}
+    admit(engine, offer_of(PEER))
+    merge = engine.merge()
+    assert [o.peer for o in merge.offers] == [ME, PEER]
+    engine.done(merge)
+    ((_, seal),) = engine.sent(Seal)
+    assert (seal.reason, seal.absent) == ("slow_left_out", (THIRD.name,))
+
+
+def test_what_the_slow_one_offers_in_time_counts() -> None:
+    engine = judging((PEER, 1.0), (THIRD, 3.0), quorum=2)
+    admit(engine, offer_of(THIRD, due=False))
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER, THIRD]
+
+
+def test_rounds_wait_for_the_least_slow_where_quorum_needs_them() -> None:
+    """Law 6: exclusion never shrinks the expected set below quorum."""
+    fifth = PeerId("fifth", 1)
+    engine = judging((PEER, 1.0), (fifth, 1.0), (THIRD, 3.0), (FOURTH, 5.0), quorum=4)
+    assert set(engine.syncer.watching.failing) == {THIRD, FOURTH}
+    engine.offer()
+    for peer in (PEER, fifth):
+        admit(engine, offer_of(peer))
+    assert engine.jobs(Merge) == []
+    admit(engine, offer_of(THIRD))
+    assert [o.peer for o in engine.merge().offers] == [fifth, ME, PEER, THIRD]
+
+
+def test_who_recovers_is_waited_for_again() -> None:
+    engine = judging((PEER, 1.0), (THIRD, 3.0), quorum=2)
+    listen(engine, (PEER, 1.0), (THIRD, 1.0))
+    assert [event.facts["peer"] for event in engine.events("recovered")] == [THIRD.name]
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    assert engine.jobs(Merge) == []
+    admit(engine, offer_of(THIRD))
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER, THIRD]
+
+
+def test_without_failslow_all_are_waited_for() -> None:
+    engine = sealer(PEER, THIRD, quorum=2, failslow=None, grace_s=100.0)
+    listen(engine, (PEER, 1.0), (THIRD, 3.0))
+    assert engine.events("slow") == []
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    assert engine.jobs(Merge) == []

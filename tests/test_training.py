@@ -10,6 +10,7 @@ from mend_optim.lineage import Lineage, PeerId
 from mend_optim.progress import Progress
 from mend_optim.schedule import Schedule
 from mend_optim.training import Training
+from mend_optim.watching import Watching
 
 
 def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
@@ -17,9 +18,9 @@ def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
     books = Books(PeerId("a", 1), "", [], Policies(schedule=Schedule(sync_every=2)))
     books.fragments = [Progress(PeerId("me", 1), 0, Lineage.fresh(b"genesis"), mark=0)]
     books.joined, books.solo = True, False
-    training = Training(books, Adopting(books))
-    for now in (1.0, 2.0):
-        training.stepped(now, tokens=5)
+    training = Training(books, Adopting(books), Watching(books))
+    for _ in range(2):
+        training.stepped(5, 1.0)
     assert training.wanted() == [0]
     training.reserve(0)
     assert training.wanted() == []

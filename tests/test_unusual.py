@@ -182,7 +182,7 @@ def test_an_anchor_is_the_mean_of_two_bare_optimizers(kind: str) -> None:
     """In lockstep. The twins are merged by hand; then they take the learners' weights to the bit, so that from there on
     the bare optimizers' state must be the wrapped ones' to the bit: a merge touches nothing but parameters."""
     problems, twins = two(kind), two(kind)
-    with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
+    with cluster(*(p.inner for p in problems), **LOCKSTEP, moments=None) as optimizers:
         paths = train(optimizers, problems, 6)
         assert [o.status().rounds_adopted for o in optimizers] == [6, 6]
         weights = [[m.weight for m in r.members] for r in optimizers[0].status().rounds]
@@ -436,9 +436,9 @@ def test_muon_beside_adamw_is_two_clusters() -> None:
     pairs, bare = [halves(p.model) for p in problems], [halves(t.model) for t in twins]
     before = joint_loss(problems, list(problems[0].model.parameters()))
     with ExitStack() as stack:
-        muons = stack.enter_context(cluster(pairs[0][0], pairs[1][0], **LOCKSTEP))
+        muons = stack.enter_context(cluster(pairs[0][0], pairs[1][0], **LOCKSTEP, moments=None))
         rest = [{"name": "a rest"}, {"name": "b rest"}]
-        adams = stack.enter_context(cluster(pairs[0][1], pairs[1][1], each=rest, **LOCKSTEP))
+        adams = stack.enter_context(cluster(pairs[0][1], pairs[1][1], each=rest, **LOCKSTEP, moments=None))
 
         def loop(i: int) -> list[list[Tensor]]:
             path = []

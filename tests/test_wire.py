@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mend_optim import wire
 from mend_optim._pb import peer_pb2 as pb
 from mend_optim.errors import PeerError
+from mend_optim.failslow import Level
 from mend_optim.lineage import Claim, Entry, Key, Lineage, PeerId
 from mend_optim.packet import Packet
 from mend_optim.protocol import Beat, Bulk, Call, Goodbye, Hello, Offer, Report, Rumor, Seal, State, Want
@@ -273,6 +274,28 @@ def test_a_peer_is_merged_once():
 def test_nonsense_in_a_beat_is_refused(seconds):
     with pytest.raises(PeerError, match="seconds per step"):
         wire.decode(wire.encode(Beat(ME, "", 1, seconds_per_step=seconds)))
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        (Level(0.0, 1.0, 0.1, 3), "a pace of 0"),
+        (Level(1.0, 0.0, 0.1, 3), "a pace of 0"),
+        (Level(float("nan"), 1.0, 0.1, 3), "pace of nan"),
+        (Level(1.0, float("inf"), 0.1, 3), "pace of inf"),
+        (Level(1.0, 1.0, -0.1, 3), "spread of -0.1"),
+    ],
+)
+def test_a_pace_that_cannot_be_is_refused(level, words):
+    with pytest.raises(PeerError, match=words):
+        wire.decode(wire.encode(Beat(ME, "", 1, paces=(("compute", level),))))
+
+
+def test_paces_are_few():
+    paces = tuple((f"cause {i}", Level(1.0, 1.0, 0.1, 3)) for i in range(wire.PACE_LIMIT + 1))
+    assert wire.decode(wire.encode(Beat(ME, "", 1, paces=paces[:-1]))).paces == paces[:-1]
+    with pytest.raises(PeerError, match="9 paces, at most 8"):
+        wire.decode(wire.encode(Beat(ME, "", 1, paces=paces)))
 
 
 def test_lists_are_bounded():

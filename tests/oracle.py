@@ -26,6 +26,8 @@ Unit = tuple[int, Any]  # (fragment, (who, step))
 class Oracle:
     """What it has seen so far: of every learner since it started, and of the whole cluster."""
 
+    counts = True  # every unit of work; a long run without faults can do without
+
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.contents: dict[tuple[int, bytes, bytes], frozenset[Any]] = {}
@@ -35,13 +37,15 @@ class Oracle:
         self.trained: defaultdict[int, set[Any]] = defaultdict(set)
         self.dropped: set[Unit] = set()  # by a living learner that said so
         self.named: set[tuple[int, str]] = set()  # whose work some ledger says was superseded
-        self.origins: dict[PeerId, bytes] = {}  # of whose first weights the dead were
+        self.origins: dict[PeerId, set[bytes]] = {}  # of whose first weights the dead were
         self.at_death: set[Unit] = set()  # in a process that died, and in no other
 
     # after every event
 
     def check(self, learner: Learner) -> None:
         """Laws 3, 4 and 5 for the learner that something just happened to."""
+        if not self.counts:
+            return
         books = learner.engine.books
         for p, fragment in enumerate(books.fragments):
             theta, weights = learner.units.theta[p], learner.weights[p]
@@ -107,11 +111,14 @@ class Oracle:
 
     def died(self, learner: Learner) -> None:
         """What only this process held dies with it."""
-        self.origins[learner.id] = learner.engine.books.genesis
+        books = learner.engine.books
+        offered = {f.pending.offer.genesis for f in books.fragments if f.pending and f.pending.offer}
+        self.origins[learner.id] = {books.genesis, *offered}  # it may have died before it let go of a former model
         others = [x for x in self.cluster.processes.values() if x is not learner]
         for p, weights in enumerate(learner.weights):
             held = self._held(others, p)
-            everything = {*weights, *self._anchor(learner, p), *self._offered(learner, p)}
+            # Also what it was about to hand to who seals now.
+            everything = {*weights, *self._anchor(learner, p), *self._offered(learner, p, safe=False)}
             self.at_death |= {(p, unit) for unit in everything - held if unit[0] != "init"}
 
     def _held(self, learners: list[Learner], p: int) -> set[Any]:
@@ -125,23 +132,24 @@ class Oracle:
         thetas = learner.units.theta  # of a group just added there is none yet
         return thetas[p] if p < len(thetas) else {}
 
-    def _offered(self, learner: Learner, p: int) -> set[Any]:
-        """The units in the offers that a sealer holds. What went on from a checkpoint is not safe there: another
-        process may have offered the same work."""
+    def _offered(self, learner: Learner, p: int, safe: bool = True) -> set[Any]:
+        """The units in the offers that a sealer holds, or with `safe=False` anybody. What went on from a checkpoint is
+        not safe there: another process may have offered the same work."""
         books = learner.engine.books
-        if p >= len(books.rounds) or books.roster.sealer(p) != learner.id:
+        if p >= len(books.rounds) or (safe and books.roster.sealer(p) != learner.id):
             return set()
         offers = [offer for offer in books.rounds[p].inbox.values() if offer.claim.author == offer.peer]
         return {unit for offer in offers for unit in offer.sections.get("delta", {})}
 
     def check_accounts(self) -> None:
         """At the end: whatever is missing died with the last process that held it, or was given up by a learner that
-        said so, or followed in a dead learner's offer what was superseded; and every learner that lives, and began with
-        nothing, can say how much of its own that is."""
+        said so, or followed in a dead learner's offer what was superseded; and every learner that lives, began with
+        nothing, and has had no heir, can say how much of its own that is."""
         missing = self.missing()
         lost = {unit for unit in missing - self.at_death - self.dropped if not self._followed(*unit)}
         assert not lost, ("lost", lost)
-        for learner in [x for x in self.cluster.learners.values() if x.saved is None]:
+        counting = (x for x in self.cluster.learners.values() if x.saved is None and x.id not in self._forked)
+        for learner in counting:
             for p, fragment in enumerate(learner.engine.books.fragments):
                 gone = sum(unit[0] == learner.id for q, unit in missing if q == p)
                 said = fragment.superseded_tokens + fragment.dropped_tokens
@@ -153,7 +161,7 @@ class Oracle:
         was offered to who took another model whole."""
         author, final = unit[0], {x.engine.books.genesis for x in self.cluster.learners.values()}
         named = any((p, name) in self.named for name in self._claimants(author))
-        return named or author in self._forked or self.origins.get(author) not in final
+        return named or author in self._forked or author not in self.origins or bool(self.origins[author] - final)
 
     @property
     def _forked(self) -> frozenset[PeerId]:

@@ -102,3 +102,8 @@ def test_a_storm_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> No
     assert "somebody died" in failure(least)
     with pytest.raises(AssertionError, match=r"storms.py --replay 'Storm\(seed=1, n=2, .*Fault\(3.000, 'crash'"):
         check(storm)
+
+
+@pytest.mark.parametrize("seed", [4114, 4235, 6437, 12581, 16180, 18649, 19403])
+def test_laws_hold_in_storms_that_once_seemed_to_break_them(seed: int) -> None:
+    check(draw(seed))

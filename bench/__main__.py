@@ -8,7 +8,22 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import alone, checkpoint, codec, convergence, delay, exchange, link, merge, namespaces, slow, sync
+from . import (
+    alone,
+    checkpoint,
+    codec,
+    convergence,
+    delay,
+    exchange,
+    failslow,
+    link,
+    merge,
+    moments,
+    namespaces,
+    slow,
+    straggler,
+    sync,
+)
 from .beside import faults
 from .result import Result, environment, line
 
@@ -18,9 +33,12 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "merge": merge.run,
     "codec": codec.run,
     "convergence": convergence.run,
+    "moments": moments.run,
     "alone": alone.run,
     "checkpoint": checkpoint.run,
     "slow": slow.run,
+    "straggler": straggler.run,
+    "failslow": failslow.run,
     "delay": delay.run,
     "link": link.run,
     "torchft": faults.run,

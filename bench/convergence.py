@@ -43,19 +43,21 @@ def run() -> Iterator[Result]:
         yield beside("convergence", what, "nats/byte", losses, floors, GOALS.get(name, ""), notes)
 
 
-def final_loss(codec: Codec, seed: int, texts: list[tuple[Tensor, Tensor]]) -> float:
-    """The held-out loss of the global weights in the end. Raises if the learners do not agree on them."""
+def final_loss(codec: Codec, seed: int, texts: list[tuple[Tensor, Tensor]], **settings: Any) -> float:
+    """The held-out loss of the global weights in the end, one learner on each text. Raises if the learners do not agree
+    on them."""
     torch.manual_seed(seed)
-    first = TextModel()
-    models = [first, *(copy.deepcopy(first) for _ in range(LEARNERS - 1))]
+    first, learners = TextModel(), len(texts)
+    models = [first, *(copy.deepcopy(first) for _ in range(learners - 1))]
     optimizers: list[MendOptimizer] = []
     for i, model in enumerate(models):
         inner = AdamW(model.parameters(), lr=LR)
         peers = [optimizers[0].status().address] if optimizers else []
-        options: dict[str, Any] = {"sync_every": SYNC_EVERY, "adopt_after": 0, "quorum": LEARNERS, "codec": codec}
-        optimizers.append(MendOptimizer(inner, name=f"l{i}", listen="127.0.0.1:0", peers=peers, **options))
+        options: dict[str, Any] = {"sync_every": SYNC_EVERY, "adopt_after": 0, "quorum": learners, "codec": codec}
+        place: dict[str, Any] = {"name": f"l{i}", "listen": "127.0.0.1:0", "peers": peers}
+        optimizers.append(MendOptimizer(inner, **place, **options, **settings))
     threads = [
-        threading.Thread(target=train, args=(model, optimizer, texts[i][0], LEARNERS * seed + i), daemon=True)
+        threading.Thread(target=train, args=(model, optimizer, texts[i][0], learners * seed + i), daemon=True)
         for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True))
     ]
     for thread in threads:

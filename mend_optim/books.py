@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .anchor import Job
@@ -69,6 +69,10 @@ class Policies:
         since = {order: min(averaged.get(order, 0), max(0, version - 1)) for order, _ in self.periods.rounds}
         passed = {order: version // period > since[order] // period for order, period in self.periods.rounds}
         return tuple(moment.name for moment in self.moments if passed[moment.order])
+
+    def averaged(self, names: Collection[str], version: int) -> dict[str, int]:
+        """What to remember of a version that averaged the moments of these names."""
+        return {moment.order: version for moment in self.moments if moment.name in names}
 
 
 class Books:

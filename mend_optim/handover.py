@@ -179,7 +179,7 @@ class Handover:
             if not m.newcomer:
                 moment = self._moments[m.moment]
                 correct(moment, fragment, self._parameters, self._inner, steps, m.values, m.updates)
-        if any(self._moments[m.moment].order == "first" for m in known):
+        if known:
             restrain(fragment, self._parameters, self._inner, steps)
         values = {m.moment: m.values for m in known if m.newcomer}
         if values:

@@ -204,6 +204,8 @@ class Progress:
         """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training
         thread."""
         self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
+        # A branch that wins may have had fewer rounds.
+        self.averaged = {order: min(version, lineage.version) for order, version in self.averaged.items()}
         pending = self.pending
         if mine or self.outlived(lineage):
             self.heir_of = None  # what our encodings lose from now on is ours

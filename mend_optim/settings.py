@@ -34,7 +34,7 @@ from .roster import Timing
 from .schedule import Schedule
 from .syncer import Syncer
 
-MOMENTS = 4  # of any optimizer, at most
+MOMENTS = 4  # of any optimizer that we know, at most
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Settings:
     def _limit(self, fragment: Fragment) -> int:
         """The greatest message of a fragment, in bytes: its anchor, its velocity and moments in float32; others may
         have more of these than we have."""
-        return 8 * fragment.numel + MOMENTS * dense_nbytes(fragment.shapes)
+        moments = max(MOMENTS, len(self.policies.moments))
+        return 8 * fragment.numel + moments * dense_nbytes(fragment.shapes)
 
     def offline(self) -> Settings:
         """The same without peers: for copies, which must not take part twice."""

@@ -150,9 +150,8 @@ class Syncer:
             self.books.fault(f"seal of {job.seal.sealer.name} refused: {done.fault}")
         else:
             offer = fragment.pending.offer if job.mine and fragment.pending else None
-            averaged = names(offer.sections) & names(job.seal.sections) if offer else frozenset()
-            orders = {m.order for m in self.books.policies.moments if m.name in averaged}
-            fragment.averaged |= dict.fromkeys(orders, job.lineage.version)
+            sent = names(offer.sections) & names(job.seal.sections) if offer else ()
+            fragment.averaged |= self.books.policies.averaged(sent, job.lineage.version)
             fragment.moved(job.lineage, job.mine, self.books.totals, self.books.policies.schedule)
             self.books.record(sealed_record(job.seal, job.mine, offer))
             self.sealing.advanced(now, job.seal)
@@ -173,6 +172,8 @@ class Syncer:
                 superseded = fragment.superseded_tokens
                 self.books.genesis = state.lineage.genesis
                 fragment.moved(state.lineage, job.mine, self.books.totals, self.books.policies.schedule)
+                if job.replace:  # the others' moments came with their weights
+                    fragment.averaged |= self.books.policies.averaged(names(state.sections), state.lineage.version)
                 self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens - superseded))
                 self.books.moved(state.fragment)
         if job.replace and not done.fault:

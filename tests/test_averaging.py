@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from engines import Engine, grown, seal_of
+from engines import GENESIS, Engine, grown, seal_of, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -892,6 +892,22 @@ def test_who_comes_to_an_anchor_of_lesser_version_sends_its_moments_as_the_other
     made = engine(5)
     made.fragment.averaged = {"first": 999, "second": 996}
     assert made.syncer.training.moments(0) == ALL
+
+
+def test_who_came_to_an_anchor_of_lesser_version_sends_what_a_round_missed_again() -> None:
+    """As everybody does: on a link that takes a round and a half it would else be averaged no more."""
+    made = engine(20)
+    made.fragment.averaged = {"first": 18, "second": 18}
+    branch = Lineage(made.lineage.tokens + 1, 4, b"of another branch", GENESIS)
+    made.receive(state_of(branch))
+    (install,) = made.jobs(Install)
+    made.done(install)
+    made.apply()
+    assert (made.lineage.version, made.syncer.training.moments(0)) == (4, ())
+    sends(made, ())
+    is_sealed(made, ALL, mine=False)
+    is_sealed(made, ALL)
+    assert (made.lineage.version, made.syncer.training.moments(0)) == (6, ALL)
 
 
 def test_what_is_made_an_anchor_alone_goes_with_all_moments() -> None:

@@ -217,7 +217,8 @@ class Progress:
             self.called = self.called or (pending.missed and not schedule.lockstep)
             self.adopt_at = pending.step + schedule.adopt_after if schedule.adopt_after is not None else None
         elif lineage.version:  # else these are but other first weights: no round was missed
-            self.mark = totals.step if self.unmerged(totals).step else self.mark
+            # In lockstep nobody is called: who is slower than the rounds would never come to a boundary.
+            self.mark = totals.step if self.unmerged(totals).step and not schedule.lockstep else self.mark
             if pending:
                 pending.missed, pending.due = True, False
                 self._rebase(pending)

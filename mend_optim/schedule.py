@@ -1,9 +1,10 @@
 """When: outer boundaries, fragment turns, and the step at which an anchor is adopted.
 
 Every fragment has a *mark*, the inner step its current cycle began at. It is due when `step - mark >= sync_every`.
-After a merge the mark is the step of the merged snapshot, so the period is exactly H whatever the overlap; after a seal
-that left the learner out, it is the step of the adoption. The first marks are staggered by H/P, which spreads the
-fragments' traffic evenly over the period (Streaming DiLoCo, arXiv 2501.18512).
+After a merge the mark is the step of the merged snapshot, so the period is exactly H whatever the overlap. A seal that
+left the learner out makes it the step of the adoption; but in lockstep, where nobody is called, it stays what it was.
+The first marks are staggered by H/P, which spreads the fragments' traffic evenly over the period (Streaming DiLoCo,
+arXiv 2501.18512).
 """
 
 from __future__ import annotations

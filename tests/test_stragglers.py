@@ -55,3 +55,22 @@ def test_seals_come_as_often_as_without_the_straggler() -> None:
 
     straggler = Straggler(5, adopt_after=4)
     assert lasted(straggler, 2.0) < 1.15 * lasted(straggler, 1.0)
+
+
+@pytest.mark.parametrize("adopt_after", [None, 4])
+def test_what_the_straggler_does_is_merged_all_the_while(adopt_after: int | None) -> None:
+    """It is waited for no more, and every second round or so has what it did: nobody starves, in lockstep neither."""
+    straggler = Straggler(7, adopt_after=adopt_after)
+    cluster = Paced(straggler)
+    cluster.start_all()
+    cluster.rounds(12)
+    cluster.factor[cluster.victim] = 2.5
+    cluster.rounds(6, innocent=False)
+    before = cluster.version
+    cluster.rounds(12, innocent=False)
+    assert cluster.left_out(cluster.victim)
+    records = [r for r in cluster.learners[cluster.names[0]].engine.books.records if r.version > before]
+    taken = [r for r in records if any(m.name == cluster.victim and m.tokens for m in r.members)]
+    assert len(taken) >= len(records) // 4
+    books = cluster.learners[cluster.victim].engine.books
+    assert books.fragments[0].unmerged(books.totals).tokens < 3 * straggler.sync_every

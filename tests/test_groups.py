@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mend_optim import MendOptimizer, UsageError
+from mend_optim.books import Books
 from mend_optim.settings import Place
 
 
@@ -42,11 +43,17 @@ def add(optimizer: MendOptimizer, value: float, **options: Any) -> None:
 
 
 def until_all_have_it(optimizers: list[MendOptimizer]) -> None:
-    """Steps of a test are faster than beats: until each knows that the others have added the group."""
+    """Steps of a test are faster than beats: until each knows that the others have added the group, and begin with the
+    same of it. Who still fetches that at a boundary offers a step later, with a step more."""
+
+    def agreed(books: Books) -> bool:
+        beats = [peer.beat for peer in books.roster.peers.values()]
+        return all(b and len(b.reports) > 1 and b.reports[1].key == books.key(books.fragments[1]) for b in beats)
+
     for optimizer in optimizers:
-        assert optimizer._learner is not None
-        books = optimizer._learner.engine.books
-        until(optimizer, lambda books=books: all(p.beat and p.has(1) for p in books.roster.peers.values()))
+        learner = optimizer._learner
+        assert learner is not None
+        until(optimizer, lambda books=learner.engine.books: len(books.fragments) > 1 and agreed(books))
 
 
 def join(newcomer: MendOptimizer, trainer: MendOptimizer) -> None:

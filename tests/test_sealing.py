@@ -345,6 +345,18 @@ def test_rounds_wait_for_the_least_slow_where_quorum_needs_them() -> None:
     assert [o.peer for o in engine.merge().offers] == [fifth, ME, PEER, THIRD]
 
 
+def test_whom_rounds_wait_for_are_never_fewer_than_quorum() -> None:
+    """Also where somebody slower has offered: it is not whom they wait for."""
+    fifth = PeerId("fifth", 1)
+    engine = judging((PEER, 1.0), (fifth, 1.0), (THIRD, 3.0), (FOURTH, 5.0), quorum=4)
+    engine.offer()
+    for peer in (PEER, fifth, FOURTH):
+        admit(engine, offer_of(peer))
+    assert engine.jobs(Merge) == []
+    admit(engine, offer_of(THIRD))
+    assert [o.peer for o in engine.merge().offers] == [fifth, FOURTH, ME, PEER, THIRD]
+
+
 def test_who_recovers_is_waited_for_again() -> None:
     engine = judging((PEER, 1.0), (THIRD, 3.0), quorum=2)
     listen(engine, (PEER, 1.0), (THIRD, 1.0))

@@ -458,7 +458,8 @@ MUTANTS = (
     Mutant("storm-doubles-in-doubt", 5, "progress",
            "        return not lineage.admits(self.claim)", "        return False", STORM),
     Mutant("storm-moves-the-anchor-in-mid-snapshot", 5, "adopting",
-           "        if fragment.motion is not Motion.STILL:", "        if fragment.motion is Motion.MOVING:", STORM),
+           "        if fragment.motion is not Motion.STILL:", "        if fragment.motion is Motion.MOVING:",
+           ("tests/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[1]",)),  # rarer than the rest
     Mutant("storm-seals-below-quorum", 6, "quorum",
            "if len(present) < needed:", "if len(present) < needed - 1:", STORM),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from engines import GENESIS, Engine, grown, seal_of, state_of
+from engines import GENESIS, OTHER, PEER, Engine, grown, seal_of, state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -914,3 +914,16 @@ def test_what_is_made_an_anchor_alone_goes_with_all_moments() -> None:
     made = engine()
     made.syncer.books.founding = "due"
     assert made.syncer.training.moments(0) == ALL
+
+
+@pytest.mark.parametrize(
+    ("came", "expected"), [(ALL, {"first": 7, "second": 7}), (["exp_avg"], {"first": 7}), ([], {})]
+)
+def test_a_newcomer_owes_no_moments_that_came_with_the_anchor(came: Sequence[str], expected: dict[str, int]) -> None:
+    made = engine()
+    theirs = Lineage(70, 7, b"seven", OTHER)
+    made.beat(PEER, theirs, genesis=OTHER)
+    made.receive(replace(state_of(theirs), sections={PREFIX + name: raw(torch.zeros(1)) for name in came}))
+    (install,) = made.jobs(Install)
+    made.done(install)
+    assert made.fragment.averaged == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from learners import (
     LOOPBACK,
     PATIENCE_S,
     TIMING,
+    Watch,
     cluster,
     descent,
     drive,
@@ -25,7 +27,7 @@ from learners import (
     until,
 )  # fmt: skip
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from mend_optim import ClosedError, MendOptimizer, UsageError
 
@@ -158,3 +160,74 @@ def test_the_environment_can_say_who_and_where(monkeypatch: pytest.MonkeyPatch) 
             start([a, b])
             assert (b.status().name, [p.name for p in b.status().roster]) == ("from outside", ["a"])
             assert b.status().address.startswith("127.0.0.1:")
+
+
+# What a learner says of itself
+
+
+class Timed(SGD):
+    """Takes two seconds a step, by the clock that it is given."""
+
+    clock: list[float]
+
+    def step(self, closure: Any = None) -> Any:
+        self.clock[0] += 2.0
+        return super().step(closure)
+
+
+def test_a_step_takes_what_the_script_and_the_inner_optimizer_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits here for the others, or has just synchronized, is not slow for that."""
+    clock, seen = [0.0], list[float | None]()
+    monkeypatch.setattr("mend_optim.optimizer.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    inner = Timed([nn.Parameter(torch.ones(1))], lr=0.1)
+    inner.clock = clock
+    with MendOptimizer(inner, name="a", listen="127.0.0.1:0") as optimizer:
+        optimizer.join()
+        learner, handover = optimizer._learner, optimizer._handover
+        assert learner is not None
+        assert handover is not None
+        stepped, run = learner.stepped, handover.run
+        monkeypatch.setattr(learner, "stepped", lambda n, s: (seen.append(s), stepped(n, s)))
+
+        def wait(*args: Any) -> None:
+            clock[0] += 100.0
+            run(*args)
+
+        monkeypatch.setattr(handover, "run", wait)
+        for pause in (5.0, 5.0, 7.0):
+            clock[0] += pause
+            step(optimizer, 1.0)
+        optimizer.synchronize(PATIENCE_S)
+        step(optimizer, 1.0)
+        step(optimizer, 1.0)
+    assert seen == [None, 7.0, 9.0, None, 2.0]
+
+
+class Strange(Optimizer):
+    """Keeps state that nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__([nn.Parameter(torch.ones(1))], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["mystery"] = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "times"),
+    [(Strange, {}, 1), (Strange, {"moments": None}, 0), (lambda: descent(1.0), {}, 0)],
+    ids=["strange", "never", "without moments"],
+)
+def test_that_the_moments_of_an_optimizer_are_not_known_is_said_once(
+    make: Callable[[], Optimizer], options: dict[str, Any], times: int
+) -> None:
+    watch = Watch()
+    with MendOptimizer(make(), listen="127.0.0.1:0", on_event=watch, **options) as optimizer:
+        for _ in range(3):
+            step(optimizer, 1.0)
+        watch.until("joined")
+    texts = [event.text for event in watch.of("unknown")]
+    assert len(texts) == times
+    assert all("state of Strange" in text for text in texts)

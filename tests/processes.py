@@ -6,6 +6,7 @@ Nothing here sleeps: whoever waits, waits for a line of output until a deadline.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,29 @@ PATIENCE_S = 40.0  # a wait that long has failed; none takes a tenth of it
 NEWS = threading.Condition()  # some learner has said something
 TIMING = {"beat_s": 0.2, "join_timeout_s": 10.0, "round_timeout_s": 10.0, "evict_after_s": 3.0}
 Facts = dict[str, Any]
+_HOSTS = itertools.count()
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses whose ports the system has free. All are held until the last is known: no two are the same."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
-    for server in sockets:
-        server.close()
-    return addresses
+    """Loopback addresses whose ports the system has free. All are held until the last is known: no two are the same.
+
+    Each call has a host of its own: of 127.0.0.1, a port that is let go goes to the next test that asks for any.
+    """
+    host = _own_host()
+    with ExitStack() as held:
+        servers = [held.enter_context(socket.create_server((host, 0))) for _ in range(count)]
+        return [f"{host}:{server.getsockname()[1]}" for server in servers]
+
+
+def _own_host() -> str:
+    """A loopback host that no other call has, in this process or another of the tests; the common one without 127/8."""
+    number = os.getpid() * 61 + next(_HOSTS) % 61
+    host = f"127.{1 + (number >> 16) % 254}.{(number >> 8) % 256}.{number % 256}"
+    try:
+        socket.create_server((host, 0)).close()
+    except OSError:
+        return "127.0.0.1"
+    return host
 
 
 class Process:

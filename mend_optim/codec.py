@@ -34,7 +34,7 @@ from .packet import (
     unpack,
     view,
 )  # fmt: skip
-from .powersgd import LOW_RANK, PowerSGD
+from .powersgd import FACTORS, PowerSGD
 from .quantize import FLOAT4, INT4, INT8, Float4, Int4, Int8
 from .sparse import SPARSE, Sparse
 
@@ -79,7 +79,8 @@ CODECS: dict[str, Codec] = {
     "powersgd": PowerSGD(),
 }  # fmt: skip
 LOSSLESS: Codec = Sparse(density=1.0)
-FORMS: dict[int, Form] = {form.code: form for form in (DENSE, BF16, INT8, INT4, FLOAT4, SPARSE, LOW_RANK)}
+_FORMS: tuple[Form, ...] = (DENSE, BF16, INT8, INT4, FLOAT4, SPARSE, *FACTORS.values())
+FORMS = {form.code: form for form in _FORMS}
 
 
 def codec(told: str | Codec) -> Codec:

@@ -8,8 +8,8 @@ the fragment, in its order; all numbers are little-endian:
 A form is a way to write a tensor down, and `param` is what its size depends on besides the tensor's shape: a rank, a
 number of indices. So all sizes are known, and checked, before anything is allocated.
 
-Decoding uses elementwise operations that are rounded once (no fused multiply-add, no BLAS): learners on different
-hardware get the same bits from the same bytes."""
+Decoding uses elementwise operations that are rounded once (no fused multiply-add), and sums that are exact in whatever
+order: learners on different hardware get the same bits from the same bytes."""
 
 from __future__ import annotations
 

@@ -1,26 +1,34 @@
-"""PowerSGD (arXiv 1905.13727): a matrix A (n × m) as P̂ Qᵀ, of rank r.
+"""PowerSGD (arXiv 1905.13727): a matrix A (n × m) as P Q, of rank r, in small integers. P is n × r, and Q, the paper's
+Qᵀ, r × m.
 
-One power step from what is remembered: P̂ = orth(A Q̂), Q = Aᵀ P̂, so that P̂ Qᵀ = P̂ P̂ᵀ A is the projection of A onto the
-columns of P̂: ‖A − P̂ Qᵀ‖ ≤ ‖A‖, and nothing is lost where r ≥ rank A. The next step starts from this Q (warm start);
-the first from random columns, which depend on the matrix's place and shape alone. Every learner factors its own A,
-and the weighted mean of M learners' factors has rank M·r at most."""
+One power step from what is remembered: P is orth(A Q̂ᵀ) in integers, and Q = (Pᵀ P)⁻¹ Pᵀ A is fitted to those, so that
+P Q is the projection of A onto P's columns: ‖A − P Q‖ ≤ ‖A‖, and where r ≥ rank A only rounding loses anything. The
+next step starts from this Q (warm start); the first from random rows, which depend on the matrix's place and shape
+alone. Every learner factors its own A, and the weighted mean of M learners' factors has rank M·r at most.
+
+Q's rows are integers, too, each times a power of two of its own, none so far from the others that a sum of products
+p q 2ᵉ would have more bits than a float has: it is exact, in whatever order, fused or not, of operands in bfloat16 or
+not. So a library's matrix product gives the same bits on all hardware."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import PeerError, is_number, require
-from .packet import MOST, Piece, Shape, bf16, bounded, view
+from .packet import MOST, Piece, Shape, bf16, view
 
-BLOCK = 1 << 17  # elements: a block of every operand stays in the second-level cache
-BATCHED = 1 << 16  # elements of a matrix up to which equal shapes are factored together: above, a copy costs more
+BLOCK = 1 << 16  # elements of a product in float64: they stay in the second-level cache
+RANKS = 1024
+LEAST = -126  # the smallest exponent: every product is a multiple of this power of two, and none is subnormal
+NEVER = 127  # an exponent that `check` refuses
 
 
 def as_matrix(shape: Shape) -> tuple[int, int]:
@@ -28,69 +36,97 @@ def as_matrix(shape: Shape) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
+def powers(exponents: Tensor) -> Tensor:
+    """2^exponent (float64). `torch.exp2` may be an ulp off."""
+    return torch.from_numpy(np.ldexp(1.0, exponents.numpy()))
+
+
 def multiply(p: Tensor, q: Tensor, out: Tensor) -> None:
-    """p qᵀ into `out` (n × m), by blocks of rows: Σ over columns in order, every product and every sum rounded once. A
-    matrix product of a library would be faster, and differ between machines."""
-    n, m = out.shape
-    rows = max(1, BLOCK // max(1, m))
-    columns = q.t().contiguous()
-    room = torch.empty(min(rows, n), m)
-    for start in range(0, n, rows):
-        block, left = out[start : start + rows], p[start : start + rows]
-        torch.mul(left[:, :1], columns[0], out=block)
-        for k in range(1, len(columns)):
-            block.add_(torch.mul(left[:, k : k + 1], columns[k], out=room[: len(block)]))
+    """P Q into `out` (float32). Of float64, by blocks of rows."""
+    if p.dtype is out.dtype:
+        torch.mm(p, q, out=out)
+        return
+    rows = max(1, BLOCK // max(1, out.shape[1]))
+    room = torch.empty(min(rows, len(out)), out.shape[1], dtype=p.dtype)
+    for start in range(0, len(out), rows):
+        block = p[start : start + rows]
+        out[start : start + rows].copy_(torch.mm(block, q, out=room[: len(block)]))
 
 
-class LowRankForm:
-    """P (n × r), then Q (m × r), both float32, row by row. `param` is r, at least 1 and at most min(n, m)."""
+class FactorForm:
+    """Exponents (int16) of Q's rows, P (n × r) column by column, Q (r × m) row by row: integers of a sign and `bits`
+    bits, multiplied in floats of `digits` bits. `param` is r, at least 1 and at most min(n, m)."""
 
-    code = 6
+    def __init__(self, code: int, dtype: torch.dtype, product: torch.dtype, digits: int) -> None:
+        self.code, self.dtype, self.product, self.digits = code, dtype, product, digits
+        self.bits = 8 * dtype.itemsize - 1
+        self.top = 2**self.bits - 1
+
+    def reach(self, r: int) -> int:
+        """From the smallest exponent to the greatest, at most: r 2ᵇⁱᵗˢ 2ᵇⁱᵗˢ 2ʳᵉᵃᶜʰ ≤ 2ᵈⁱᵍⁱᵗˢ."""
+        return self.digits - 2 * self.bits - (r - 1).bit_length()
 
     def nbytes(self, shape: Shape, param: int) -> int:
         n, m = as_matrix(shape) if len(shape) > 1 else (0, 0)
-        if not 1 <= param <= min(n, m):
+        if not 1 <= param <= min(n, m, RANKS):
             raise PeerError(f"rank {param} of a tensor of shape {list(shape)}")
-        return 4 * param * (n + m)
+        return 2 * param + self.dtype.itemsize * param * (n + m)
 
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
-        p, q = self._factors(data, shape, param)
-        if not (bounded(p) and bounded(q)):
-            raise PeerError("factors that are not finite")
-        if float(p.abs().max()) * float(q.abs().max()) * param > MOST:
-            raise PeerError("factors too great to be multiplied")
+        low, high = (int(e) for e in torch.aminmax(view(data, torch.int16, 0, param)))
+        too_great = param * 2.0 ** (2 * self.bits + min(high, NEVER)) > MOST
+        if low < LEAST or high > low + self.reach(param) or too_great:
+            raise PeerError(f"factors times 2^{low} to 2^{high}: too small, too great or too far apart")
 
     def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
-        p, q = self._factors(data, shape, param)
-        multiply(p, q, out.view(len(p), len(q)))
-
-    def _factors(self, data: memoryview, shape: Shape, r: int) -> tuple[Tensor, Tensor]:
         n, m = as_matrix(shape)
-        values = view(data, torch.float32)
-        return values[: n * r].view(n, r), values[n * r :].view(m, r)
+        exponents, factors = view(data, torch.int16, 0, param), view(data, self.dtype, 2 * param).to(self.product)
+        p, q = factors[: n * param].view(param, n), factors[n * param :].view(param, m)
+        multiply(p.t(), q.mul_(self._powers(exponents)), out.view(n, m))
+
+    def rounded(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest integers times powers of two to Q's rows (b × r × m), such that the greatest still fit:
+        |c 2ᵉ − q| ≤ 2ᵉ / 2, and never more than |q|. They, and the exponents (b × r)."""
+        most = q.abs().amax(2)
+        exponents = torch.frexp(most * (1 + 2.0**-self.bits))[1] - self.bits  # what is rounded up fits, too
+        exponents.masked_fill_(most == 0, LEAST)
+        least = exponents.amax(1, keepdim=True) - self.reach(q.shape[1])
+        exponents = torch.maximum(exponents, least).clamp_(min=LEAST)
+        exponents.masked_fill_(~most.isfinite(), NEVER)
+        whole = (q / self._powers(exponents)).round_().nan_to_num_(0.0).clamp_(-self.top, self.top)
+        return whole.to(self.dtype), exponents.to(torch.int16)
+
+    def _powers(self, exponents: Tensor) -> Tensor:
+        """2ᵉ, of each row. `torch.exp2` may be an ulp off."""
+        return torch.from_numpy(np.ldexp(1.0, exponents.numpy())).to(self.product).unsqueeze(-1)
 
 
-LOW_RANK = LowRankForm()
+FACTORS = {
+    8: FactorForm(7, torch.int8, torch.float32, 24),
+    16: FactorForm(8, torch.int16, torch.float64, 53),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD:
-    """Matrices, and kernels as (first dimension × rest), in factors of `rank`; what would not be `min_ratio` times
-    smaller than float32 by that, and vectors, in bfloat16.
+    """Matrices, and kernels as (first dimension × rest), in factors of `rank`, which are integers of `bits` bits; what
+    would not be `min_ratio` times fewer numbers by that, and vectors, in bfloat16.
 
-    Wire: 4 r (n + m) bytes instead of 4 n m. `back="same"`: the merged result is factored once more by the sealer, with
-    error feedback of its own; else all members' factors come back wherever that is smaller than float32. `seed` is of
-    the first columns. Raises `UsageError`."""
+    Wire: r (n + m) bits / 8 + 2 r bytes instead of 4 n m. `back="same"`: the merged result is factored once more by the
+    sealer, with error feedback of its own; else all members' factors come back wherever that is smaller than float32.
+    `seed` is of the first rows. Raises `UsageError`."""
 
     rank: int = 4
+    bits: int = 8
     min_ratio: float = 2.0
     back: str = "exact"
     seed: int = 0
     exact = False
 
     def __post_init__(self) -> None:
-        whole = type(self.rank) is int and 1 <= self.rank <= 1024
-        require(whole, "rank", self.rank, "an int from 1 to 1024")
+        whole = type(self.rank) is int and 1 <= self.rank <= RANKS
+        require(whole, "rank", self.rank, f"an int from 1 to {RANKS}")
+        require(type(self.bits) is int and self.bits in FACTORS, "bits", self.bits, "8 or 16")
         enough = is_number(self.min_ratio) and self.min_ratio >= 1
         require(enough, "min_ratio", self.min_ratio, "a number of at least 1")
         require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
@@ -107,49 +143,57 @@ class PowerSGD:
         found: dict[int, Piece] = {}
         right: dict[int, Tensor] = {}
         starts = self._starts(tensors, memory)
+        form = FACTORS[self.bits]
         for batch in self._batches(tensors):
-            matrices = _stacked([tensors[i].view(as_matrix(tuple(tensors[i].shape))) for i in batch])
-            p, q = factor(matrices, torch.stack([starts[i] for i in batch]))
-            for i, left, right[i] in zip(batch, p, q.contiguous(), strict=True):
-                found[i] = Piece(LOW_RANK, left.shape[1], (left.contiguous(), right[i]))
+            matrices = [tensors[i].view(as_matrix(tuple(tensors[i].shape))) for i in batch]
+            p, q = factor(matrices, torch.stack([starts[i] for i in batch]), form.top)
+            whole, exponents = form.rounded(q)
+            for i, *parts, right[i] in zip(batch, exponents, p.transpose(1, 2).to(form.dtype), whole, q, strict=True):
+                found[i] = Piece(form, len(right[i]), tuple(parts))
         pieces = [found[i] if i in found else bf16(tensor) for i, tensor in enumerate(tensors)]
         return pieces, torch.cat([right[i].reshape(-1) for i in sorted(right)]) if right else None
 
-    def _batches(self, tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-        """Indices of the matrices that are factored together."""
-        alike: defaultdict[tuple[tuple[int, int], int], list[int]] = defaultdict(list)
+    def _batches(self, tensors: Sequence[Tensor]) -> Iterable[list[int]]:
+        """Indices of the matrices of each shape."""
+        alike: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for i, tensor in enumerate(tensors):
             if self.rank_of(tuple(tensor.shape)):
-                alone = i if tensor.numel() > BATCHED else -1
-                alike[as_matrix(tuple(tensor.shape)), alone].append(i)
-        yield from alike.values()
+                alike[as_matrix(tuple(tensor.shape))].append(i)
+        return alike.values()
 
     def _starts(self, tensors: Sequence[Tensor], memory: Tensor | None) -> dict[int, Tensor]:
-        """Q̂ (m × r) of every matrix: what is remembered; random where that is nothing, or of another rank."""
+        """Q̂ (r × m) of every matrix: what is remembered; random where that is nothing, or of another rank."""
         sides = {i: (math.prod(t.shape[1:]), self.rank_of(tuple(t.shape))) for i, t in enumerate(tensors)}
         fits = memory is not None and memory.numel() == sum(m * r for m, r in sides.values())
         starts, at = {}, 0
         for i, (m, r) in ((i, sides) for i, sides in sides.items() if sides[1]):
-            kept = memory[at : at + m * r].view(m, r) if memory is not None and fits else torch.zeros(m, r)
-            dead = ~kept.any(dim=0)
-            starts[i] = torch.where(dead, _random(self.seed, i, m, r), kept) if dead.any() else kept
+            kept = memory[at : at + m * r].view(r, m) if memory is not None and fits else torch.zeros(r, m)
+            dead = ~kept.any(dim=1, keepdim=True)
+            starts[i] = torch.where(dead, _random(self.seed, i, r, m), kept) if dead.any() else kept
             at += m * r
         return starts
 
 
-def factor(a: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """(P̂, Q) of a batch of matrices (b × n × m), from `start` (b × m × r): one power step.
+def factor(matrices: Sequence[Tensor], start: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """(P, Q), b × n × r and b × r × m, of b matrices of one shape, from `start` (b × r × m): one power step. P is of
+    whole numbers, the greatest of each column is `top` or −`top`; P Q is the projection of A onto its columns.
 
-    The columns of `start` are brought to length 1 first, so that nothing under- or overflows; Householder's QR gives
-    orthonormal columns whatever the rank, of zeros too."""
-    p = torch.linalg.qr(a @ torch.nn.functional.normalize(start, dim=1, eps=1e-38)).Q
-    return p, a.transpose(1, 2) @ p
+    The rows of `start` are brought to length 1 first, so that nothing under- or overflows; Householder's QR gives
+    orthonormal columns whatever the rank, of zeros too, and rounding leaves them nearly so."""
+    q = torch.nn.functional.normalize(start, dim=2, eps=1e-38)
+    p = torch.empty(len(q), q.shape[1], len(matrices[0])).transpose(1, 2)  # as `qr` likes it: column by column
+    for a, right, out in zip(matrices, q, p, strict=True):
+        torch.mm(a, right.t(), out=out)
+    near = torch.linalg.qr(p).Q
+    unit = torch.maximum(near.amax(1, keepdim=True), near.amin(1, keepdim=True).neg_()) / top
+    torch.mul(torch.div(near, unit, out=p).round_(), unit, out=near)
+    for a, left, out in zip(matrices, near, q, strict=True):
+        torch.mm(left.t(), a, out=out)
+    square = near.transpose(1, 2) @ near
+    square.diagonal(dim1=1, dim2=2).add_(1e-6)  # has an inverse, whatever was rounded
+    return p, torch.linalg.inv_ex(square).inverse @ q * unit.transpose(1, 2)
 
 
-def _stacked(matrices: Sequence[Tensor]) -> Tensor:
-    return matrices[0].unsqueeze(0) if len(matrices) == 1 else torch.stack(list(matrices))
-
-
-def _random(seed: int, index: int, m: int, r: int) -> Tensor:
+def _random(seed: int, index: int, r: int, m: int) -> Tensor:
     name = hashlib.sha256(f"{seed} {index} {m} {r}".encode()).digest()
-    return torch.randn(m, r, generator=torch.Generator().manual_seed(int.from_bytes(name[:7], "little")))
+    return torch.randn(r, m, generator=torch.Generator().manual_seed(int.from_bytes(name[:7], "little")))

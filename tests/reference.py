@@ -74,6 +74,16 @@ def nesterov(lr: float, momentum: float, start: Vector, deltas: Sequence[Vector]
 Matrix = Sequence[Vector]
 
 
+def product(p: Sequence[Sequence[int]], q: Sequence[Sequence[int]], exponents: Sequence[int]) -> list[list[float]]:
+    """Σₖ pₖ qₖᵀ 2^exponentₖ, exactly, then rounded to float32."""
+
+    def element(row: Sequence[int], column: Sequence[int]) -> float:
+        exact = sum(Fraction(x * y) * Fraction(2) ** e for x, y, e in zip(row, column, exponents, strict=True))
+        return float(struct.unpack("<f", struct.pack("<f", exact))[0])
+
+    return [[element(row, column) for column in q] for row in p]
+
+
 def projected(a: Matrix, onto: Matrix) -> list[list[float]]:
     """A projected onto the columns of another matrix, which are independent: Gram-Schmidt, one column after another."""
     basis: list[list[float]] = []

@@ -316,8 +316,8 @@ def test_a_residual_that_came_with_a_checkpoint_is_offered_by_an_exact_codec_too
 def test_who_encodes_the_merged_once_more_keeps_what_that_lost_if_its_own_seal_was_taken() -> None:
     how = PowerSGD(rank=1, min_ratio=1, back="same")
     sealer, other = (Learner(name, torch.zeros(12, 12), how) for name in "ab")
-    change = torch.randn(144, generator=torch.Generator().manual_seed(3))
-    for learner in (sealer, other):
+    changes = torch.randn(2, 144, generator=torch.Generator().manual_seed(3))
+    for learner, change in zip((sealer, other), changes, strict=True):
         learner.train(change)
     lost = sealer.anchors.way_back[0].feedback
     assert lost is not None
@@ -325,7 +325,8 @@ def test_who_encodes_the_merged_once_more_keeps_what_that_lost_if_its_own_seal_w
     sealer.seal(sealer.offer(), other.offer())  # and nothing comes of it
     sealer.adopt(theirs, mine=False)
     assert lost.residual is None
-    seal = sealer.seal(sealer.offer())
+    other.adopt(theirs)
+    seal = sealer.seal(sealer.offer(), other.train(changes[1]).offer())
     assert sealer.receive(seal, ours=True).fault == ""
     assert lost.residual is not None
     assert lost.residual.any()

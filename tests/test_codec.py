@@ -81,7 +81,7 @@ def test_codecs_are_told_by_name_or_as_they_are() -> None:
     assert codec("powersgd") == PowerSGD()
     assert codec(PowerSGD(rank=2)) == PowerSGD(rank=2)
     assert [name_of(known) for known in CODECS.values()] == list(CODECS)
-    assert name_of(PowerSGD(rank=2)) == "PowerSGD(rank=2, min_ratio=2.0, back='exact', seed=0)"
+    assert name_of(PowerSGD(rank=2)) == "PowerSGD(rank=2, bits=8, min_ratio=2.0, back='exact', seed=0)"
 
 
 @pytest.mark.parametrize("told", ["zip", "", None, 4, PowerSGD])

@@ -18,10 +18,11 @@ from mend_optim.packet import BF16, DENSE, MOST, PACKED, Packet, Piece, bf16, de
 from mend_optim.powersgd import PowerSGD
 from mend_optim.sparse import SPARSE, Sparse
 
-SHAPES = [(12, 10), (), (33,), (150,), (5, 3, 2, 2), (7,), (0, 4), (16, 16), (0,)]
+SHAPES = [(12, 10), (), (33,), (150,), (5, 3, 2, 2), (7,), (0, 4), (16, 16), (0,), (9, 9)]
 NUMEL = sum(map(math.prod, SHAPES))
 BEGIN = 8 + 8 * len(SHAPES)
-WAYS = [*CODECS.values(), PowerSGD(rank=1, min_ratio=1), Sparse(density=1.0)]
+FACTORS = [PowerSGD(rank=1, bits=bits, min_ratio=1) for bits in (8, 16)]
+WAYS = [*CODECS.values(), FACTORS[0], Sparse(density=1.0), FACTORS[1]]
 SEEDS = st.integers(0, 2**32 - 1)
 MIXES = st.lists(st.sampled_from(range(len(WAYS))), min_size=len(SHAPES), max_size=len(SHAPES))
 

@@ -62,7 +62,6 @@ class BlockForm(ABC):
 
     code: int
     top: int
-    steps: int  # to the unit: what is handed to `write` is x / s in these
 
     def nbytes(self, shape: Shape, param: int) -> int:
         if not is_block(param):
@@ -91,15 +90,22 @@ class BlockForm(ABC):
     def encode(self, values: Tensor, block: int, out: Tensor) -> None:
         """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8)."""
         n = len(values)
-        scales, codes = out[: 2 * -(-n // block)].view(torch.bfloat16)[:, None], out[2 * -(-n // block) :]
+        sizes = [stop - start for start, stop in spans(n, block)]
+        scales, codes = out[: 2 * -(-n // block)].view(torch.bfloat16), out[2 * -(-n // block) :]
+        parts = zip(
+            values.split_with_sizes(sizes),
+            scales.split_with_sizes([-(-size // block) for size in sizes]),
+            codes.split_with_sizes([self.codes_nbytes(size) for size in sizes]),
+            strict=True,
+        )
         room = _room(n, block)
-        for start, stop in spans(n, block):
-            x = values[start:stop].view(-1, min(block, stop - start))
-            y = torch.abs(x, out=room[: stop - start].view_as(x))
-            s = scales[start // block : -(-stop // block)]
-            s.copy_(y.amax(1, keepdim=True).div_(self.top).clamp_(min=LEAST))
-            torch.mul(x, self.steps / s.float(), out=y)
-            self.write(y.view(-1), codes[self.codes_nbytes(start) : self.codes_nbytes(stop)])
+        for x, s, c in parts:
+            blocks, y = x.view(len(s), -1), room[: len(x)]
+            torch.abs(x, out=y)
+            most = y.view(torch.int32).view_as(blocks).amax(1).view(torch.float32)  # integers need no look out for NaN
+            torch.div(most, self.top, out=s).clamp_(min=LEAST)
+            torch.mul(blocks, s.float().reciprocal_().unsqueeze_(1), out=y.view_as(blocks))
+            self.write(y, c)
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
         """Small tensors are encoded as one, in which each begins with a block of its own; zeros fill up its last."""
@@ -145,7 +151,7 @@ class BlockForm(ABC):
 
     @abstractmethod
     def write(self, y: Tensor, codes: Tensor) -> None:
-        """The codes of the levels nearest to `y`, which may be changed."""
+        """The codes of the levels nearest to `y`, which is x / s and may be changed."""
 
 
 def _room(n: int, block: int) -> Tensor:
@@ -158,7 +164,6 @@ class Int8Form(BlockForm):
 
     code = 2
     top = 127
-    steps = 1
 
     def codes_nbytes(self, n: int) -> int:
         return n
@@ -178,16 +183,9 @@ class NibbleForm(BlockForm):
     """Four bits for each element, the first of two in the lower ones: the level's place on its side of zero, −7 to 7,
     in two's complement. `magnitudes` are the levels from zero on."""
 
-    steps = 2  # halves: two levels' midpoint is a whole number of them
-
     def __init__(self, code: int, magnitudes: Sequence[int]) -> None:
         self.code, self.top = code, magnitudes[-1]
-        midpoints = [low + high for low, high in pairwise(magnitudes)]
-        signed = np.arange(256, dtype=np.uint8).view(np.int8).tolist()  # of every byte
-        places = [bisect_right(midpoints, abs(halves)) * (1 if halves > 0 else -1) for halves in signed]
-        nibbles = np.array(places, dtype=np.int8).view(np.uint8) & 15
-        # Of two numbers of halves, as one integer of 16 bits, the byte; of a byte, two floats as one of 64.
-        self._bytes = (nibbles[:, None] << 4 | nibbles).reshape(-1)
+        # Of a byte, two floats as one integer of 64 bits.
         levels = np.array([*magnitudes, 0, *(-m for m in magnitudes[:0:-1])], dtype=np.float32)
         byte = np.arange(256)
         self._levels = np.stack([levels[byte & 15], levels[byte >> 4]], axis=1).view(np.uint64).reshape(-1)
@@ -207,17 +205,47 @@ class NibbleForm(BlockForm):
         out = levels.numpy().view(np.uint64)[: len(codes)]
         np.take(self._levels, codes.numpy(), out=out, mode="wrap")
 
+    @staticmethod
+    def _pairs(y: Tensor, codes: Tensor) -> Tensor:
+        """Two elements in one integer of 16 bits, each a whole number in two's complement: `y` towards zero."""
+        pairs = torch.empty(len(codes), dtype=torch.int16)
+        pairs[-1:] = 0  # where their number is odd
+        pairs.view(torch.int8)[: len(y)].copy_(y)
+        return pairs
+
+
+class Int4Form(NibbleForm):
+    """The levels 0, ±1 … ±7."""
+
+    def __init__(self) -> None:
+        super().__init__(3, range(8))
+
     def write(self, y: Tensor, codes: Tensor) -> None:
-        halves = np.empty(2 * len(codes), dtype=np.int8)
-        halves[-1] = 0  # where their number is odd
-        # 128 halves are the level 64, and no int8; all midpoints are below 127. Copying rounds towards zero.
-        torch.from_numpy(halves)[: len(y)].copy_(y.clamp_(-127, 127))
-        np.take(self._bytes, halves.view(np.uint16), out=codes.numpy(), mode="wrap")
+        pairs = self._pairs(y.round_(), codes)
+        second = torch.bitwise_right_shift(pairs, 4).bitwise_and_(0xF0)
+        codes.copy_(pairs.bitwise_and_(0x0F).bitwise_or_(second))
 
 
-INT8 = Int8Form()
-INT4 = NibbleForm(3, range(8))
-FLOAT4 = NibbleForm(4, (0, 1, 2, 4, 8, 16, 32, 64))
+class Float4Form(NibbleForm):
+    """The levels 0, ±1, ±2, ±4 … ±64."""
+
+    def __init__(self) -> None:
+        magnitudes = (0, *(1 << e for e in range(7)))
+        super().__init__(4, magnitudes)
+        # Of two elements in halves, as one integer, the byte: the midpoint of two levels is a whole number of halves.
+        midpoints = [low + high for low, high in pairwise(magnitudes)]
+        signed = np.arange(256, dtype=np.uint8).view(np.int8).tolist()
+        places = [bisect_right(midpoints, abs(halves)) * (1 if halves > 0 else -1) for halves in signed]
+        nibbles = np.array(places, dtype=np.int8).view(np.uint8) & 15
+        self._bytes = (nibbles[:, None] << 4 | nibbles).reshape(-1)
+
+    def write(self, y: Tensor, codes: Tensor) -> None:
+        # 128 halves are the level 64, and no int8; all midpoints are below 127.
+        halves = self._pairs(y.mul_(2).clamp_(-127, 127), codes)
+        np.take(self._bytes, halves.numpy().view(np.uint16), out=codes.numpy(), mode="wrap")
+
+
+INT8, INT4, FLOAT4 = Int8Form(), Int4Form(), Float4Form()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,14 +148,15 @@ def bfloat16(x: float) -> float:
 
 def quantized(values: Vector, block: int, magnitudes: Sequence[int]) -> tuple[list[float], list[int]]:
     """A scale for every block, and for every value the place of the magnitude nearest to |x| / s, with its sign. Of
-    two that are as near it is the even one where there are many, the greater one where there are eight."""
+    two that are as near it is the even one where all are as far apart, else the greater one."""
+    even = magnitudes[-1] == len(magnitudes) - 1
     scales, codes = [], []
     for start in range(0, len(values), block):
         x = values[start : start + block]
         scales.append(bfloat16(max(float32(max(map(abs, x)) / magnitudes[-1]), 2.0**-126)))
         for value in x:
             y = float32(value * float32(1 / scales[-1]))
-            near = [(abs(abs(y) - m), k % 2 if len(magnitudes) > 8 else -k, k) for k, m in enumerate(magnitudes)]
+            near = [(abs(abs(y) - m), k % 2 if even else -k, k) for k, m in enumerate(magnitudes)]
             codes.append(min(near)[2] * (-1 if y < 0 else 1))
     return scales, codes
 

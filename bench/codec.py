@@ -38,7 +38,7 @@ NUMEL = sum(map(math.prod, SHAPES))
 
 TOLD: dict[str, Codec] = {
     "bf16": CODECS["bf16"], "int8": Int8(), "int4": Int4(), "float4": Float4(), "sparse": Sparse(),
-    "powersgd r4": PowerSGD(rank=4), "powersgd r8": PowerSGD(rank=8),
+    "powersgd r4": PowerSGD(rank=4), "powersgd r8": PowerSGD(rank=8), "powersgd r16": PowerSGD(rank=16),
 }  # fmt: skip
 LEAST = {"bf16": ">= 1.99", "int8": ">= 3.9", "int4": ">= 7.5"}
 PASSES = {"int8": "<= 2", "int4": "<= 2"}
@@ -113,12 +113,13 @@ def pairs(work: Callable[[], object], floor: Callable[[], object]) -> tuple[list
 
 
 def times(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
-    out = torch.empty(NUMEL)
+    out, buffers = torch.empty(NUMEL), Buffers()
     packet, memory = encode(codec, values, SHAPES)
     if isinstance(codec, PowerSGD):
         yield from _products(name, codec, values, memory)
     else:
-        one = pairs(lambda: encode(codec, values, SHAPES), lambda: out.copy_(values))
+        allocate = buffers.take_bytes  # as in training: memory that was used before
+        one = pairs(lambda: encode(codec, values, SHAPES, allocate=allocate), lambda: out.copy_(values))
         yield beside("codec", f"{name}: encode over a copy", "s", *one, PASSES.get(name, ""))
         one = pairs(lambda: decode(packet, SHAPES, out), lambda: out.copy_(values))
         yield beside("codec", f"{name}: decode over a copy", "s", *one)

@@ -24,7 +24,7 @@ import torch
 from torch.optim import AdamW
 
 from examples.train_text import CONTEXT, TextModel, windows
-from mend_optim import MendOptimizer, RoundRecord, Status
+from mend_optim import Event, MendOptimizer, RoundRecord, Status
 
 from .learners import Seat, run_learners
 from .namespaces import End, joined
@@ -69,7 +69,8 @@ class Outcome(NamedTuple):
     anchors with `merged` more tokens, of both learners.
 
     All else is of the whole part, with the merging of what was left: its rounds, the bytes that its interface sent and
-    received, how many of so many `looks` at its roster showed the peer alive, and the anchor that it ended on."""
+    received, how many of so many `looks` at its roster showed the peer alive, the anchor that it ended on, and whom it
+    found slow, by name and cause."""
 
     name: str
     seconds: float
@@ -82,6 +83,7 @@ class Outcome(NamedTuple):
     looks: int
     alive: int
     digest: str
+    slow: list[tuple[str, str]]
 
 
 Pair = tuple[Outcome, Outcome]
@@ -119,12 +121,13 @@ class Trainer:
         torch.manual_seed(seat.rank)
         self.seat, self.end, self.setting = seat, ends[seat.rank], setting
         self.model = TextModel()
+        self.events: list[Event] = []
         self.text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
         self.optimizer = MendOptimizer(
             AdamW(self.model.parameters(), lr=2e-3), name=f"learner{seat.rank}",
             listen=f"{self.end.address}:{port}", peers=[f"{ends[1 - seat.rank].address}:{port}"],
             sync_every=setting.sync_every, adopt_after=setting.adopt_after, codec=setting.codec,
-            tokens_per_step=BATCH * CONTEXT,
+            tokens_per_step=BATCH * CONTEXT, on_event=self.events.append,
         )  # fmt: skip
 
     def step(self) -> None:
@@ -179,6 +182,7 @@ class Trainer:
     def play(self, part: Part, board: Board) -> Outcome:
         """One part, on a wire that is as slow as the part says; then merge what is left."""
         board.goal.value, board.newest.value = NEVER, 0
+        heard = len(self.events)
         self.end.limit(part.rate)
         self.seat.meet()
         version, counted = self.version, self.end.counters()
@@ -193,6 +197,7 @@ class Trainer:
             after.fragments[0].tokens - before.fragments[0].tokens,
             [r for r in settled.rounds if r.version > version], recount.sent - counted.sent,
             recount.received - counted.received, watch.looks, watch.alive, settled.fragments[0].digest,
+            [(e.facts["peer"], e.facts["cause"]) for e in self.events[heard:] if e.kind == "slow"],
         )  # fmt: skip
 
 

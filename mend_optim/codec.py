@@ -78,6 +78,7 @@ CODECS: dict[str, Codec] = {
     "none": Dense(), "bf16": BFloat16(), "int8": Int8(), "int4": Int4(), "float4": Float4(), "sparse": Sparse(),
     "powersgd": PowerSGD(),
 }  # fmt: skip
+FLOATS = (Dense, BFloat16)  # the codecs that send every number as a float
 LOSSLESS: Codec = Sparse(density=1.0)
 _FORMS: tuple[Form, ...] = (DENSE, BF16, INT8, INT4, FLOAT4, SPARSE, *FACTORS.values())
 FORMS = {form.code: form for form in _FORMS}

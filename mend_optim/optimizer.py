@@ -56,7 +56,8 @@ class MendOptimizer(Optimizer):
         outer: `Nesterov(lr=…, momentum=…)`. codec: what travels: "none", "bf16", "int8", "int4", "float4", "sparse",
         "powersgd", or one with options, such as `PowerSGD(rank=8)`.
         moments: `MomentSchedule`, every how many rounds the inner optimizer's moments are averaged (DES-LOC, arXiv
-        2505.22549); None never. failslow: `FailSlow`, when a learner that became slow is waited for no more, or None.
+        2505.22549); None: never; "auto": where deltas travel as floats. failslow: `FailSlow`, when a learner that has
+        become slow is waited for no more, or None.
         tokens_per_step: tokens of one step; None: what `count_tokens` said, else 1.
         timing: `Timing`, the only timeouts. advertise: address others should dial, where it differs from `listen`.
         ledger: path of a JSONL file, a line per adopted round. on_event: called with an `Event`, in the background.
@@ -84,7 +85,7 @@ class MendOptimizer(Optimizer):
         merge: str = "mean",
         outer: Nesterov = Nesterov(),
         codec: str | Codec = "none",
-        moments: MomentSchedule | None = MomentSchedule(),
+        moments: MomentSchedule | str | None = "auto",
         failslow: FailSlow | None = FailSlow(),
         tokens_per_step: int | None = None,
         timing: Timing = Timing(),

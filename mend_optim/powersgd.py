@@ -116,7 +116,7 @@ class PowerSGD:
     sealer, with error feedback of its own; else all members' factors come back wherever that is smaller than float32.
     `seed` is of the first rows. Raises `UsageError`."""
 
-    rank: int = 4
+    rank: int = 16
     bits: int = 8
     min_ratio: float = 2.0
     back: str = "exact"

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from .books import Policies
 from .buffers import Buffers
-from .codec import Codec, name_of
+from .codec import FLOATS, Codec, name_of
 from .codec import codec as codec_named
 from .errors import require
 from .failslow import FailSlow
@@ -125,7 +125,7 @@ def settings(
     merge: str,
     outer: Nesterov,
     codec: str | Codec,
-    moments: MomentSchedule | None,
+    moments: MomentSchedule | str | None,
     failslow: FailSlow | None,
     tokens_per_step: int | None,
     timing: Timing,
@@ -138,15 +138,15 @@ def settings(
     require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
     require(merge in MERGES, "merge", merge, f"one of {MERGES}")
     require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
-    periods = isinstance(moments, MomentSchedule | None)
-    require(periods, "moments", moments, "None or a MomentSchedule(first=…, second=…)")
+    encoded = codec_named(codec)
+    periods = _periods(moments, encoded)
     require(isinstance(failslow, FailSlow | None), "failslow", failslow, "None or a FailSlow(threshold=…, …)")
     require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
     require(isinstance(ledger, str | Path | None), "ledger", ledger, "None or the path of a file")
     require(on_event is None or callable(on_event), "on_event", on_event, "None or a function of an Event")
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
-    states = known(inner, moments) if moments else ()
+    states = known(inner, periods) if periods else ()
     policies = Policies(
         schedule=schedule,
         quorum=quorum if isinstance(quorum, Quorum) else Quorum(minimum=quorum),
@@ -155,14 +155,23 @@ def settings(
         timing=timing,
         failslow=failslow,
         moments=states,
-        stranger=type(inner).__name__ if moments and strange(inner, moments) else "",
-        periods=moments and moments.resolve(decays(states, inner), schedule.sync_every),
+        stranger=type(inner).__name__ if periods and strange(inner, periods) else "",
+        periods=periods and periods.resolve(decays(states, inner), schedule.sync_every),
     )
     place = _place(listen, peers, advertise, ledger, on_event)
     if place is None:
         least = policies.quorum.minimum or 1
         require(least == 1, "quorum.minimum", least, "1 without listen or peers", "nobody else can ever take part")
-    return Settings(_learner_name(name), policies, outer, codec_named(codec), merge, tokens_per_step, place)
+    return Settings(_learner_name(name), policies, outer, encoded, merge, tokens_per_step, place)
+
+
+def _periods(moments: MomentSchedule | str | None, codec: Codec) -> MomentSchedule | None:
+    """"auto" leaves moments alone where they, at two bytes each, would be most of what travels."""
+    if moments == "auto":
+        return MomentSchedule() if isinstance(codec, FLOATS) else None
+    told = isinstance(moments, MomentSchedule | None)
+    require(told, "moments", moments, "'auto', None or a MomentSchedule(first=…, second=…)")
+    return moments if isinstance(moments, MomentSchedule) else None
 
 
 def _place(

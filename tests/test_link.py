@@ -50,6 +50,19 @@ def test_powersgd_moves_less_than_a_quarter_in_either_direction_and_the_ledger_s
         assert here < there / 4
 
 
+def test_whose_link_becomes_slow_is_named_as_such_by_both() -> None:
+    """Who computes slowly, on a busy machine, is another matter."""
+    parts = [Part("200mbit", least_s=0.0, least_rounds=8), Part("40mbit", least_s=0.0, least_rounds=12)]
+    ((before, after),) = measure([Setting("none", adopt_after=None, sync_every=8, step_s=0.0)], parts)
+    assert [links_of(outcome) for outcome in before] == [[], []]
+    offers, _ = by_sealer(after)
+    assert [links_of(outcome) for outcome in after] == [[offers.name]] * 2
+
+
+def links_of(outcome: Outcome) -> list[str]:
+    return [name for name, cause in outcome.slow if cause == "link"]
+
+
 def fail_on_a_wire(keepers: list[Path]) -> None:
     with joined() as ends:
         keepers += [Path(f"/proc/{end.keeper}") for end in ends]

@@ -239,6 +239,13 @@ def test_moments_agree_after_the_rounds_that_bring_them_and_after_no_others(
             assert all(near(here.moments[name][0], there.moments[name][0]) for name in MOMENTS)
 
 
+@pytest.mark.parametrize("coding", list(CODECS))
+def test_moments_stay_where_they_are_if_they_would_be_most_of_the_bytes(coding: str) -> None:
+    with cluster(adamw(fresh()), adamw(fresh()), codec=coding, **LOCKSTEP) as made:
+        found = train(made, 6, noise)
+    assert agreeing(found, "exp_avg_sq") == ([6] if coding in ("none", "bf16") else [])
+
+
 def test_fragments_bring_their_moments_in_their_own_rounds() -> None:
     """Two, in turns half a period apart: each has versions of its own."""
     options = {"sync_every": 2, "fragments": 2, "adopt_after": 0, "moments": MomentSchedule(first=2, second=3)}

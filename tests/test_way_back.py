@@ -99,11 +99,11 @@ def test_what_was_not_trained_costs_nothing_on_the_way_back() -> None:
 @pytest.mark.parametrize("scheme", ["rda", "median", "trimmed_mean"])
 def test_only_means_are_relayed(scheme: str) -> None:
     """The others take norms and orders, which may differ between machines in the last bit."""
-    assert "merged" in sealed(PowerSGD(), drawn(1, 3), [1 / 3] * 3, scheme).sections
+    assert "merged" in sealed(PowerSGD(rank=4), drawn(1, 3), [1 / 3] * 3, scheme).sections
 
 
 def test_members_at_rest_have_no_packet() -> None:
-    how, deltas, weights = PowerSGD(), drawn(3, 2), [0.0, 0.25, 0.75]
+    how, deltas, weights = PowerSGD(rank=4), drawn(3, 2), [0.0, 0.25, 0.75]
     members = offers(how, deltas, idle=True)
     sections = WayBack(how, "mean", FRAGMENT, Buffers()).sections(members, weights, torch.empty(NUMEL))
     seal = seal_of(members, weights, sections)
@@ -139,7 +139,7 @@ def test_encoded_once_more_it_is_as_small_as_one_offer_and_the_sealer_keeps_the_
 
 
 def relayed() -> Seal:
-    seal = sealed(PowerSGD(), drawn(1, 2), [0.5, 0.5])
+    seal = sealed(PowerSGD(rank=4), drawn(1, 2), [0.5, 0.5])
     assert sorted(seal.sections) == ["0", "1"]
     return seal
 
@@ -170,27 +170,27 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_seal_is_refused(what: str) -> None:
     change, fault = BAD[what]
-    taken(relayed(), PowerSGD())
+    taken(relayed(), PowerSGD(rank=4))
     with pytest.raises(PeerError, match=fault):
-        taken(change(relayed()), PowerSGD())
+        taken(change(relayed()), PowerSGD(rank=4))
 
 
 def test_what_is_not_asked_for_is_not_read() -> None:
     """A later version may send more."""
     seal = relayed()
     more = replace(seal, sections={**seal.sections, "exp_avg": raw(torch.zeros(7))})
-    assert torch.equal(taken(more, PowerSGD()), taken(seal, PowerSGD()))
+    assert torch.equal(taken(more, PowerSGD(rank=4)), taken(seal, PowerSGD(rank=4)))
 
 
 def test_a_seal_of_nothing_is_refused() -> None:
     seal = relayed()
     idle = tuple(entry._replace(steps=0) for entry in seal.members)
     with pytest.raises(PeerError, match="a seal of nothing"):
-        taken(with_digest(replace(seal, members=idle, sections={})), PowerSGD())
+        taken(with_digest(replace(seal, members=idle, sections={})), PowerSGD(rank=4))
 
 
 def test_no_more_packets_are_relayed_than_a_message_has_sections() -> None:
-    members = offers(PowerSGD(), drawn(1, 1)) * (RELAYED + 1)
+    members = offers(PowerSGD(rank=4), drawn(1, 1)) * (RELAYED + 1)
     large = Layout(["w"], [torch.zeros(2048, 1024)], 1).fragments[0]
     packet, _ = encode(PowerSGD(rank=1), torch.ones(large.numel), large.shapes)
     members = tuple(replace(offer, sections={"delta": packet}) for offer in members)

@@ -66,12 +66,15 @@ def final_loss(codec: Codec, seed: int, texts: list[tuple[Tensor, Tensor]], **se
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    digests = {content_digest(model) for model in models}
-    for optimizer in optimizers:
+    digests = set()
+    for model, optimizer in zip(models, optimizers, strict=True):
+        with optimizer.global_weights():
+            digests.add(content_digest(model))
+            loss = float(evaluate(model, texts[0][1]))
         optimizer.close()
     if len(digests) != 1:
         raise RuntimeError(f"{codec}: the learners end on {len(digests)} models")
-    return float(evaluate(first, texts[0][1]))
+    return loss
 
 
 def train(model: nn.Module, optimizer: MendOptimizer, text: Tensor, seed: int) -> None:

@@ -172,7 +172,7 @@ class Anchors:
             self._follow(fragment)
 
     def _follow(self, fragment: Fragment) -> None:
-        self.feedback.append(Feedback(self.codec, fragment.shapes, self.buffers))
+        self.feedback.append(Feedback(self.codec, fragment.shapes, self.buffers, self.codec.stays))
         self.way_back.append(WayBack(self.codec, self.scheme, fragment, self.buffers))
         self.averaging.append(Averaging(self.moments, self.codec.exact, fragment, self.buffers))
 
@@ -210,11 +210,15 @@ class Anchors:
         return Done(digest=content_digest(as_bytes(job.tensor)))
 
     def _settle(self, fragment: int, mine: bool) -> Tensor | None:
-        """The pending Δ if it was merged; what its encoding lost is committed, and it is pending no more."""
+        """What of the pending Δ was merged, if it was: all but what its encoding lost, where that stays in the weights.
+        What was lost is committed, and Δ is pending no more."""
         if not mine:
             return None
-        self.feedback[fragment].commit()
+        feedback = self.feedback[fragment]
+        feedback.commit()
         progress, self.progress[fragment] = self.progress[fragment], None
+        if progress is not None and feedback.stayed is not None:
+            progress.sub_(feedback.stayed)
         return progress
 
     def _drop(self, fragment: int) -> None:
@@ -222,10 +226,13 @@ class Anchors:
         self.feedback[fragment].drop()
         self.averaging[fragment].drop()
 
-    def _forget(self, fragment: int) -> None:
-        """What is still pending keeps what its own encoding lost: that is in nobody's offer."""
-        self.feedback[fragment].residual = None
+    def _forget(self, fragment: int) -> Tensor | None:
+        """What is still pending keeps what its own encoding lost: that is in nobody's offer. What has to leave the
+        weights, too; not while a Δ is pending that has it in it."""
+        feedback = self.feedback[fragment]
+        stayed, feedback.residual, feedback.stayed = feedback.stayed, None, None
         self.way_back[fragment].drop()
+        return stayed if self.progress[fragment] is None else None
 
     def _shapes(self, fragment: int) -> Shapes:
         return self.layout.fragments[fragment].shapes
@@ -249,16 +256,20 @@ class Anchors:
         merged = way_back.merged(seal, job.ours, self.buffers.take(numel))
         if job.ours and way_back.feedback:
             way_back.feedback.commit()
-        if job.forget:
-            self._forget(p)
+        gone = self._forget(p) if job.forget else None
         mine, moments = self._settle(p, job.mine), self.averaging[p].merged(seal.sections, job.mine)
         values = self.buffers.take(numel)
-        outer_step(self.outer, self.theta[p], self.velocity[p], merged, mine, values)
+        outer_step(self.outer, self.theta[p], self.velocity[p], merged, gone if mine is None else mine, values)
         if job.replace:
-            values.copy_(self.theta[p])
             if not job.mine:
                 self._drop(p)
+            self._replace(p, values)
         return Done(corrections=(Correction(p, values, job.replace, moments),))
+
+    def _replace(self, p: int, values: Tensor) -> None:
+        """What the weights become: the anchor, but for what stays in them."""
+        stayed = self.feedback[p].stayed
+        values.copy_(self.theta[p]) if stayed is None else torch.sub(self.theta[p], stayed, out=values)
 
     def _install(self, job: Install) -> Done:
         for state in job.states:
@@ -275,8 +286,7 @@ class Anchors:
 
     def _take(self, state: State, job: Install) -> Correction:
         p = state.fragment
-        if job.forget:
-            self._forget(p)
+        gone = self._forget(p) if job.forget else None
         self.way_back[p].drop()  # whatever was sealed meanwhile, we were not there
         anchor = decode(state.sections["anchor"], self._shapes(p))
         values = self.buffers.take(anchor.numel())
@@ -284,7 +294,8 @@ class Anchors:
             self._drop(p)
             values.copy_(anchor)
         else:
-            correction_between(self.theta[p], anchor, self._settle(p, job.mine), values)
+            mine = self._settle(p, job.mine)
+            correction_between(self.theta[p], anchor, gone if mine is None else mine, values)
         self.theta[p].copy_(anchor)
         velocity = self.velocity[p]
         if velocity is not None:

@@ -30,7 +30,7 @@ from .protocol import first_difference
 
 FORMAT = 1
 LIMIT = 1 << 63  # of what fits a message
-TENSORS = ("anchor", "velocity", "delta", "residual", "lost", "rounding", "correction", "returned")
+TENSORS = ("anchor", "velocity", "delta", "residual", "stayed", "lost", "rounding", "correction", "returned")
 MEMORY = "memory"  # a codec's, as long as it likes
 MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)  # and the moment's name
 REMEDY = "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner state alone"

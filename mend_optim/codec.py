@@ -40,11 +40,14 @@ from .sparse import SPARSE, Sparse
 
 
 class Codec(Protocol):
-    """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual; `back` says whether
-    what was merged comes back without further loss ("exact") or encoded once more ("same")."""
+    """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual, which `stays` in the
+    weights or is kept beside them; `back` says whether what was merged comes back without further loss ("exact") or
+    encoded once more ("same")."""
 
     @property
     def exact(self) -> bool: ...
+    @property
+    def stays(self) -> bool: ...
     @property
     def back(self) -> str: ...
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
@@ -57,6 +60,7 @@ class Dense:
     """float32 as it is, 4 bytes an element."""
 
     exact = True
+    stays = False
     back = "exact"
 
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
@@ -68,6 +72,7 @@ class BFloat16:
     """Rounded to bfloat16, 2 bytes an element, relative error at most 2⁻⁸."""
 
     exact = False
+    stays = False
     back = "exact"
 
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:

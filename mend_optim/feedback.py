@@ -1,10 +1,14 @@
-"""Error feedback: what an encoding lost is added to what is encoded next (law 9).
+"""Error feedback: what an encoding lost is part of what is encoded next (law 9).
 
     A = values + residual        packet = encode(A)        residual ← A − decode(packet), once the packet was merged
 
 The residual is local to whoever encoded, and transactional: until `commit`, everything is as if the packet had never
 been. So Σ merged decodes + residual = Σ values, whatever rounds are lost (with the residual against the merged result
-instead, as some do, it grows without bound where weights differ or rounds are lost)."""
+instead, as some do, it grows without bound where weights differ or rounds are lost).
+
+Where the residual is depends on the codec. Beside the weights, it is added here. Or it stays in the weights (`stayed`):
+then whoever owns them takes only what was merged for merged, and the values have it in them. Training goes on from
+there, and does not do the same work again, which would make the residual grow from round to round."""
 
 from __future__ import annotations
 
@@ -18,16 +22,17 @@ from .codec import Codec, check, decode, encode
 from .errors import PeerError
 from .packet import RAW, Packet, Shapes, bounded, raw
 
-NAMES = ("residual", "lost", "memory")
+NAMES = ("residual", "stayed", "lost", "memory")
 
 
 class Feedback:
-    """One stream of encodings of one fragment. `memory` is the codec's (a warm start, for one); like the residual it
-    moves on `commit` alone."""
+    """One stream of encodings of one fragment. `stays`: whether what is lost stays in the weights. `memory` is the
+    codec's (a warm start, for one); like the residual it moves on `commit` alone."""
 
-    def __init__(self, codec: Codec, shapes: Shapes, buffers: Buffers) -> None:
-        self.codec, self.shapes, self.buffers = codec, shapes, buffers
+    def __init__(self, codec: Codec, shapes: Shapes, buffers: Buffers, stays: bool = False) -> None:
+        self.codec, self.shapes, self.buffers, self.stays = codec, shapes, buffers, stays
         self.residual: Tensor | None = None
+        self.stayed: Tensor | None = None
         self.lost: Tensor | None = None
         self.memory: Tensor | None = None
         self._next: Tensor | None = None
@@ -60,30 +65,30 @@ class Feedback:
         return raw(whole if lost is None else torch.sub(whole, lost, out=self.buffers.take(values.numel())))
 
     def _whole(self, values: Tensor) -> Tensor:
-        # An exact codec has a residual where a checkpoint of another came with it.
+        # An exact codec, or one of which it stays, has a residual where a checkpoint of another came with it.
         if self.residual is None:
             return values
         return torch.add(values, self.residual, out=self.buffers.take(values.numel()))
 
     def commit(self) -> None:
         """What was encoded last was merged."""
-        self.residual, self.lost = self.lost, None
+        lost, self.lost = self.lost, None
+        self.residual, self.stayed = (None, lost) if self.stays else (lost, None)
         self.memory, self._next = self._next, None
 
     def drop(self) -> None:
         """The work that the residual belongs to is given up."""
-        self.residual = self.lost = self.memory = self._next = None
+        self.residual = self.stayed = self.lost = self.memory = self._next = None
 
     def held(self) -> dict[str, Tensor]:
         """The tensors that there are, by name."""
-        named = zip(NAMES, (self.residual, self.lost, self.memory), strict=True)
+        named = zip(NAMES, (self.residual, self.stayed, self.lost, self.memory), strict=True)
         return {name: tensor for name, tensor in named if tensor is not None}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse, with copies; `_next` comes back when the pending offer is encoded again."""
-        self.residual, self.lost, self.memory = (
-            tensors[name].clone() if name in tensors else None for name in NAMES
-        )
+        found = (tensors[name].clone() if name in tensors else None for name in NAMES)
+        self.residual, self.stayed, self.lost, self.memory = found
         self._next = self.memory
 
 

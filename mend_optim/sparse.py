@@ -166,6 +166,7 @@ class Sparse:
 
     density: float = 1 / 64
     back: str = "exact"
+    stays = False
 
     def __post_init__(self) -> None:
         within = is_number(self.density) and 0 < self.density <= 1

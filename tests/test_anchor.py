@@ -356,6 +356,84 @@ def test_what_an_outlived_checkpoints_encodings_lost_is_forgotten(whole: bool) -
         assert residual(heir).any() == (not forget)
 
 
+FACTORS = PowerSGD(rank=1, min_ratio=1)  # what it loses stays in the weights
+
+
+def stayed(learner: Learner) -> Tensor:
+    held = learner.anchors.feedback[0].stayed
+    return torch.zeros_like(learner.theta) if held is None else held
+
+
+def drawn_matrices(count: int) -> list[Tensor]:
+    return list(torch.randn(count, 48, generator=torch.Generator().manual_seed(count)))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=6))
+def test_what_stays_in_the_weights_is_the_rest_of_what_was_trained(fates: list[bool]) -> None:
+    """Σ merged decodes + what stays = Σ deltas of merged offers; Θ − θ is what stays, and what is not merged yet."""
+    learner, other = Learner("a", torch.zeros(6, 8), FACTORS), Learner("b", torch.zeros(6, 8), FACTORS)
+    decoded = settled = pending = torch.zeros(48)
+    for change, mine in zip(drawn_matrices(len(fates)), fates, strict=True):
+        offer, pending = learner.train(change).offer(), pending + change
+        seal = other.seal(offer if mine else other.train(change).offer())
+        learner.adopt(seal, mine)
+        if mine:
+            decode = learner.anchors.way_back[0].merged(seal, True, torch.empty(48))
+            decoded, settled, pending = decoded + decode, settled + pending, torch.zeros(48)
+        assert close(decoded + stayed(learner), settled)
+        assert close(learner.theta - learner.weights, stayed(learner) + pending)
+    assert residual(learner).any() == 0
+    assert stayed(learner).any() == any(fates)
+
+
+def test_weights_that_are_replaced_become_the_anchor_but_for_what_stays() -> None:
+    learner = Learner("a", torch.zeros(6, 8), FACTORS, exact=True)
+    for change in drawn_matrices(3):
+        learner.adopt(learner.seal(learner.train(change).offer()))
+        assert stayed(learner).any()
+        assert torch.equal(learner.weights, learner.theta - stayed(learner))
+    learner.adopt(learner.seal(Learner("b", torch.zeros(6, 8), FACTORS).train(change).offer()), mine=False)
+    assert torch.equal(learner.weights, learner.theta)
+    assert not stayed(learner).any()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["by a seal", "by an anchor"])
+@pytest.mark.parametrize("pending", [False, True])
+def test_what_stayed_of_an_outlived_checkpoint_leaves_the_weights_unless_it_is_offered(
+    whole: bool, pending: bool
+) -> None:
+    changes = drawn_matrices(3)
+    old, other = Learner("a", torch.zeros(6, 8), FACTORS), Learner("b", torch.zeros(6, 8), FACTORS)
+    old.adopt(old.seal(old.train(changes[0]).offer()))
+    heir = Learner("a", torch.zeros(6, 8), FACTORS)
+    heir.anchors.load(0, old.anchors.save(0))
+    heir.weights = old.weights - changes[1]  # trained since
+    rest = stayed(heir).clone()
+    if pending:
+        heir.offer()
+    if whole:
+        other.anchors.load(0, old.anchors.save(0))
+        job: Job = Install((other.export(),), mine=False, replace=False, forget=True)
+    else:
+        job = Advance(other.seal(other.train(changes[2]).offer()), BASE, mine=False, forget=True)
+    heir.apply(*heir.anchors.perform(job).corrections)
+    assert not stayed(heir).any()
+    assert rest.any()
+    assert close(heir.theta - heir.weights, changes[1] + rest if pending else changes[1])
+
+
+def test_what_was_beside_the_weights_is_offered_once_it_is_to_stay_in_them() -> None:
+    """A checkpoint of another codec."""
+    learner, (change, rest) = Learner("a", torch.zeros(6, 8), FACTORS), drawn_matrices(2)
+    learner.anchors.load(0, {"anchor": torch.zeros(48), "residual": rest})
+    seal = learner.seal(learner.train(change).offer())
+    decoded = learner.anchors.way_back[0].merged(seal, True, torch.empty(48))
+    learner.adopt(seal)
+    assert not residual(learner).any()
+    assert close(decoded + stayed(learner), change + rest)
+    assert close(learner.theta - learner.weights, stayed(learner))
+
+
 def test_what_a_seal_lost_is_dropped_where_others_went_on_without_us() -> None:
     how = PowerSGD(rank=1, min_ratio=1, back="same")
     sealer, other = (Learner(name, torch.zeros(12, 12), how) for name in "ab")
@@ -494,7 +572,7 @@ SEALS = {
 
 def contents(learner: Learner) -> list[bytes]:
     anchors = learner.anchors
-    feedback = [tensor for each in anchors.feedback for tensor in (each.residual, each.lost, each.memory)]
+    feedback = [tensor for each in anchors.feedback for tensor in each.held().values()]
     held = [*anchors.theta, *anchors.velocity, *anchors.progress, *feedback]
     return [b"" if tensor is None else bytes(as_bytes(tensor)) for tensor in held]
 

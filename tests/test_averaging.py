@@ -481,7 +481,7 @@ class Member:
     def contents(self) -> list[Any]:
         """All that there is, to the bit."""
         anchors = self.anchors
-        feedback = [tensor for each in anchors.feedback for tensor in (each.residual, each.lost, each.memory)]
+        feedback = [tensor for each in anchors.feedback for tensor in each.held().values()]
         tensors = [*anchors.theta, *anchors.velocity, *anchors.progress, *feedback]
         return [None if t is None else bytes(as_bytes(t)) for t in tensors] + [held(a) for a in anchors.averaging]
 

@@ -92,7 +92,7 @@ def rich() -> dict[str, Any]:
         state = stored(made[0].state_dict())
     first, second = state["mend"]["fragments"]
     assert (bool(first["pending"]), second["untaken"], second["adopt_at"]) == (True, True, 11)
-    assert {"residual", "lost", "memory"} <= {*first["tensors"], *second["tensors"]}
+    assert {"stayed", "lost", "memory"} <= {*first["tensors"], *second["tensors"]}
     return state
 
 
@@ -147,7 +147,7 @@ def without(state: dict[str, Any], path: Path) -> dict[str, Any]:
     return changed
 
 
-OPTIONAL = {"velocity", "residual", "lost", "memory", "returned", "rounding"}
+OPTIONAL = {"velocity", "residual", "stayed", "lost", "memory", "returned", "rounding"}
 
 
 def test_anything_that_is_missing_is_named(rich: dict[str, Any]) -> None:

@@ -21,8 +21,9 @@ test: lint types ## lint, types, then all tests
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/test_unusual.py -k "clients or free"
 
-test-deep: $(READY) ## 20,000 storms in virtual time, in about half an hour; what fails is made small and printed
+test-deep: $(READY) ## 20,000 storms and 500 stragglers in virtual time, in about half an hour; what fails is made small and printed
 	.venv/bin/python tests/storms.py
+	.venv/bin/python tests/stragglers.py --seeds 0:500
 
 mutants: $(READY) ## break the engine on purpose, one rule at a time; fails if no test notices
 	.venv/bin/python tests/mutants.py

@@ -90,22 +90,25 @@ class BlockForm(ABC):
     def encode(self, values: Tensor, block: int, out: Tensor) -> None:
         """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8)."""
         n = len(values)
-        sizes = [stop - start for start, stop in spans(n, block)]
-        scales, codes = out[: 2 * -(-n // block)].view(torch.bfloat16), out[2 * -(-n // block) :]
-        parts = zip(
-            values.split_with_sizes(sizes),
-            scales.split_with_sizes([-(-size // block) for size in sizes]),
-            codes.split_with_sizes([self.codes_nbytes(size) for size in sizes]),
-            strict=True,
-        )
-        room = _room(n, block)
-        for x, s, c in parts:
-            blocks, y = x.view(len(s), -1), room[: len(x)]
+        scales, codes = out[: 2 * -(-n // block)].view(torch.bfloat16).unsqueeze(1), out[2 * -(-n // block) :]
+        whole, at = n - n % block, self.codes_nbytes(n - n % block)
+        if whole:
+            self._encode(values[:whole].view(-1, block), scales[: whole // block], codes[:at])
+        if whole < n:
+            self._encode(values[whole:].unsqueeze(0), scales[whole // block :], codes[at:])
+
+    def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor) -> None:
+        """Blocks of one length. There are few calls in the loop: they take as long as the passes."""
+        rows = max(1, CHUNK // blocks.shape[1])
+        room, one = torch.empty(min(rows, len(blocks)), blocks.shape[1]), torch.ones(1, 1)
+        coded = torch.split(codes, self.codes_nbytes(rows * blocks.shape[1]))
+        for x, s, c in zip(torch.split(blocks, rows), torch.split(scales, rows), coded, strict=True):
+            y = room[: len(x)]
             torch.abs(x, out=y)
-            most = y.view(torch.int32).view_as(blocks).amax(1).view(torch.float32)  # integers need no look out for NaN
+            most = y.view(torch.int32).amax(1, keepdim=True).view(torch.float32)  # integers need no look out for NaN
             torch.div(most, self.top, out=s).clamp_(min=LEAST)
-            torch.mul(blocks, s.float().reciprocal_().unsqueeze_(1), out=y.view_as(blocks))
-            self.write(y, c)
+            torch.mul(x, torch.div(one, s), out=y)
+            self.write(y.view(-1), c)
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
         """Small tensors are encoded as one, in which each begins with a block of its own; zeros fill up its last."""

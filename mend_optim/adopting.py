@@ -128,8 +128,8 @@ class Adopting:
             mine = fragment.includes_pending(lineage)
             replace = self._waits_exactly(fragment) if mine else fragment.in_doubt(lineage)
             ours, former = seal.sealer == self.books.me, seal.sealer.name == self.books.me.name
-            forget = not ours and (former or (not mine and fragment.outlived(lineage)))
-            self.books.work(Advance(seal, lineage, mine, replace, ours, forget))
+            forget = not ours and not mine and fragment.outlived(lineage)
+            self.books.work(Advance(seal, lineage, mine, replace, ours, forget, former and not ours))
 
     def _waits_exactly(self, fragment: Progress) -> bool:
         """Synchronous adoption, and the training thread has not stepped on since the snapshot."""

@@ -79,8 +79,9 @@ class Merge:
 @dataclass(frozen=True, slots=True)
 class Advance:
     """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it; `replace`, that the
-    weights become the anchor to the bit: nothing was trained since and training waits, or what was has to be dropped;
-    `ours`, that we made the merged bytes ourselves; `forget`: see `Install`."""
+    weights become the anchor, but for what stays in them: nothing was trained since and training waits, or what was has
+    to be dropped; `ours`, that we made the merged bytes ourselves; `forget`: see `Install`; `former`: a former process
+    of ours made them, with what its seals before had lost."""
 
     seal: Seal
     lineage: Lineage
@@ -88,6 +89,7 @@ class Advance:
     replace: bool = False
     ours: bool = False
     forget: bool = False
+    former: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,8 @@ class Anchors:
         merged = way_back.merged(seal, job.ours, self.buffers.take(numel))
         if job.ours and way_back.feedback:
             way_back.feedback.commit()
+        if job.former:
+            way_back.drop()
         gone = self._forget(p) if job.forget else None
         mine, moments = self._settle(p, job.mine), self.averaging[p].merged(seal.sections, job.mine)
         values = self.buffers.take(numel)

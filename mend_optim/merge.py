@@ -44,7 +44,7 @@ def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
 def weighted_mean(deltas: Iterable[Tensor], w: Sequence[float], out: Tensor) -> Tensor:
     """Δ̄ = Σ wᵢ Δᵢ, summed in the given order, into `out` (float32, numel as every Δᵢ). Every product and every sum is
     rounded once (no fused multiply-add), so that it is the same on all hardware. Of `deltas`, one is held at a time."""
-    room = torch.empty(min(BLOCK, out.numel()))
+    room = torch.empty(min(BLOCK, out.numel()), dtype=torch.float32)
     for i, (delta, weight) in enumerate(zip(deltas, w, strict=True)):
         for block in blocks(out.numel()):
             if i:

@@ -7,7 +7,8 @@ move by the same step as the anchor. Both forms of late adoption are therefore o
 
     θ ← θ + C,    C = (Θ_new - Θ_old) + [my offer was merged] Δ
 
-With the offer merged, that is θ + (Θ_new - θ_t), θ_t = Θ_old - Δ being the snapshot; without, θ + (Θ_new - Θ_old).
+With the offer merged, that is θ + (Θ_new - θ_t), θ_t = Θ_old - Δ being the snapshot; without, θ + (Θ_new - Θ_old). Of
+an encoded Δ whose loss stays in the weights (`feedback.py`), only what was merged counts here.
 """
 
 from __future__ import annotations

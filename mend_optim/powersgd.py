@@ -166,9 +166,10 @@ class PowerSGD:
         """Q̂ (r × m) of every matrix: what is remembered; random where that is nothing, or of another rank."""
         sides = {i: (math.prod(t.shape[1:]), self.rank_of(tuple(t.shape))) for i, t in enumerate(tensors)}
         fits = memory is not None and memory.numel() == sum(m * r for m, r in sides.values())
+        known = memory if fits else None
         starts, at = {}, 0
         for i, (m, r) in ((i, sides) for i, sides in sides.items() if sides[1]):
-            kept = memory[at : at + m * r].view(r, m) if memory is not None and fits else torch.zeros(r, m)
+            kept = torch.zeros(r, m, dtype=torch.float32) if known is None else known[at : at + m * r].view(r, m)
             dead = ~kept.any(dim=1, keepdim=True)
             starts[i] = torch.where(dead, _random(self.seed, i, r, m), kept) if dead.any() else kept
             at += m * r
@@ -182,7 +183,7 @@ def factor(matrices: Sequence[Tensor], start: Tensor, top: int) -> tuple[Tensor,
     The rows of `start` are brought to length 1 first, so that nothing under- or overflows; Householder's QR gives
     orthonormal columns whatever the rank, of zeros too, and rounding leaves them nearly so."""
     q = torch.nn.functional.normalize(start, dim=2, eps=1e-38)
-    p = torch.empty(len(q), q.shape[1], len(matrices[0])).transpose(1, 2)  # as `qr` likes it: column by column
+    p = q.new_empty(len(q), q.shape[1], len(matrices[0])).transpose(1, 2)  # as `qr` likes it: column by column
     for a, right, out in zip(matrices, q, p, strict=True):
         torch.mm(a, right.t(), out=out)
     near = torch.linalg.qr(p).Q
@@ -197,4 +198,5 @@ def factor(matrices: Sequence[Tensor], start: Tensor, top: int) -> tuple[Tensor,
 
 def _random(seed: int, index: int, r: int, m: int) -> Tensor:
     name = hashlib.sha256(f"{seed} {index} {m} {r}".encode()).digest()
-    return torch.randn(r, m, generator=torch.Generator().manual_seed(int.from_bytes(name[:7], "little")))
+    generator = torch.Generator().manual_seed(int.from_bytes(name[:7], "little"))
+    return torch.randn(r, m, generator=generator, dtype=torch.float32)

@@ -100,7 +100,8 @@ class BlockForm(ABC):
     def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor) -> None:
         """Blocks of one length. There are few calls in the loop: they take as long as the passes."""
         rows = max(1, CHUNK // blocks.shape[1])
-        room, one = torch.empty(min(rows, len(blocks)), blocks.shape[1]), torch.ones(1, 1)
+        room = torch.empty(min(rows, len(blocks)), blocks.shape[1], dtype=torch.float32)
+        one = torch.ones(1, 1, dtype=torch.float32)
         coded = torch.split(codes, self.codes_nbytes(rows * blocks.shape[1]))
         for x, s, c in zip(torch.split(blocks, rows), torch.split(scales, rows), coded, strict=True):
             y = room[: len(x)]
@@ -115,7 +116,7 @@ class BlockForm(ABC):
         small = [tensor.reshape(-1) for tensor in tensors if is_small(tensor, block)]
         blocks = [-(-len(x) // block) for x in small]
         sizes = [count * block for count in blocks]
-        together = torch.zeros(sum(sizes))
+        together = torch.zeros(sum(sizes), dtype=torch.float32)
         for x, part in zip(small, together.split_with_sizes(sizes), strict=True):
             part[: len(x)] = x
         encoded = torch.empty(self.nbytes((len(together),), block), dtype=torch.uint8)
@@ -159,7 +160,7 @@ class BlockForm(ABC):
 
 def _room(n: int, block: int) -> Tensor:
     """For one span of the elements, and one more: codes may come in pairs."""
-    return torch.empty(min(n + n % 2, max(block, CHUNK)))
+    return torch.empty(min(n + n % 2, max(block, CHUNK)), dtype=torch.float32)
 
 
 class Int8Form(BlockForm):

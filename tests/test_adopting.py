@@ -7,7 +7,7 @@ import torch
 from engines import BASE, FOURTH, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, offer_of, seal_of, state_of
 
 from mend_optim.anchor import Advance, Inspect, Install, Prepare
-from mend_optim.lineage import Entry, Lineage
+from mend_optim.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol import Call, Offer, Want
 
 
@@ -34,6 +34,13 @@ def test_a_seal_on_our_anchor_is_taken() -> None:
     engine.receive(seal_of(BASE))
     (advance,) = engine.jobs(Advance)
     assert (advance.lineage, advance.mine, advance.replace, advance.ours) == (grown(BASE), False, False, False)
+
+
+def test_a_seal_that_our_former_process_made_of_others_work_takes_nothing_of_ours() -> None:
+    engine = among_peers()
+    engine.receive(seal_of(BASE, sealer=PeerId(ME.name, 0)))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.former, advance.forget, advance.ours) == (True, False, False)
 
 
 def test_a_seal_on_another_anchor_is_not_taken_but_the_anchor_pulled() -> None:

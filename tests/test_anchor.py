@@ -37,6 +37,7 @@ from mend_optim.outer import Nesterov
 from mend_optim.packet import Packet, as_bytes, raw
 from mend_optim.powersgd import PowerSGD
 from mend_optim.protocol import Offer, Seal, State
+from mend_optim.quantize import Int8
 from mend_optim.round import Round
 from mend_optim.schedule import Schedule
 from mend_optim.way_back import WayBack
@@ -420,6 +421,25 @@ def test_what_stayed_of_an_outlived_checkpoint_leaves_the_weights_unless_it_is_o
     assert not stayed(heir).any()
     assert rest.any()
     assert close(heir.theta - heir.weights, changes[1] + rest if pending else changes[1])
+
+
+def test_a_seal_of_our_former_process_without_its_offer_leaves_what_its_encodings_lost() -> None:
+    """That is in nobody's offer; but what its seals had lost is in this one."""
+    how = Int8(back="same")
+    old, other = Learner("a", torch.zeros(6, 8), how), Learner("b", torch.zeros(6, 8), how)
+    first, second, third = drawn_matrices(3)
+    seal = old.seal(old.train(first).offer())
+    assert old.receive(seal, ours=True).fault == ""
+    heir = Learner("a", torch.zeros(6, 8), how)
+    heir.anchors.load(0, old.anchors.save(0))
+    rest, back = residual(heir).clone(), heir.anchors.way_back[0].feedback
+    assert rest.any()
+    assert back is not None
+    assert back.residual is not None
+    seal = old.seal(other.train(second + third).offer())
+    assert heir.anchors.perform(Advance(seal, BASE, mine=False, former=True)).fault == ""
+    assert torch.equal(residual(heir), rest)
+    assert back.residual is None
 
 
 def test_what_was_beside_the_weights_is_offered_once_it_is_to_stay_in_them() -> None:

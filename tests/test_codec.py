@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from mend_optim.codec import CODECS, Codec, check, codec, decode, encode, name_of
 from mend_optim.errors import PeerError, UsageError
+from mend_optim.merge import weighted_mean
 from mend_optim.packet import Packet, as_bytes
 from mend_optim.powersgd import PowerSGD
 
@@ -129,3 +131,29 @@ def test_read_only_bytes_are_decoded_without_a_warning() -> None:
     packet = Packet("none", 2, memoryview(b"\x00\x00\x80\x3f" * 2))
     assert decode(packet, [(2,)]).add_(1).tolist() == [2, 2]
     assert bytes(packet.data) == b"\x00\x00\x80\x3f" * 2
+
+
+@pytest.fixture
+def float64_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("how", CODECS.values(), ids=list(CODECS))
+def test_what_torch_makes_by_default_changes_nothing(how: Codec, request: pytest.FixtureRequest) -> None:
+    """A script may set it to float64. Others decode the same bytes."""
+    shapes = [(64, 64), (300, 301), (7,)]
+    values = torch.randn(sum(map(math.prod, shapes)), generator=torch.Generator().manual_seed(0))
+
+    def there_and_back() -> tuple[bytes, Tensor, Tensor]:
+        packet, _ = encode(how, values, shapes)
+        found = decode(packet, shapes)
+        return bytes(packet.data), found, weighted_mean([found, values], [0.3, 0.7], torch.empty_like(values))
+
+    usual = there_and_back()
+    request.getfixturevalue("float64_by_default")
+    for here, there in zip(there_and_back()[1:], usual[1:], strict=True):
+        assert here.dtype == torch.float32
+        assert torch.equal(here, there)
+    assert there_and_back()[0] == usual[0]

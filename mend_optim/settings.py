@@ -166,7 +166,7 @@ def settings(
 
 
 def _periods(moments: MomentSchedule | str | None, codec: Codec) -> MomentSchedule | None:
-    """"auto" leaves moments alone where they, at two bytes each, would be most of what travels."""
+    """Under "auto" moments stay where they are if, at two bytes each, they would be most of what travels."""
     if moments == "auto":
         return MomentSchedule() if isinstance(codec, FLOATS) else None
     told = isinstance(moments, MomentSchedule | None)

@@ -26,6 +26,10 @@ from .packet import Sections, Shapes, as_bytes, raw, section
 from .protocol import Offer, Seal, State
 from .way_back import WayBack, digest
 
+# What the way back's own feedback has in a checkpoint: all but what an open seal lost, which a checkpoint lacks.
+RETURNED = {"residual": "returned", "memory": "returned_memory"}
+
+
 # Jobs: from the engine to whoever performs them.
 
 
@@ -332,7 +336,8 @@ class Anchors:
         """Copies of all that there is of fragment `p`, by name."""
         own = {"anchor": self.theta[p], "velocity": self.velocity[p], "delta": self.progress[p]}
         back = self.way_back[p].feedback
-        held = {**own, **self.feedback[p].held(), "returned": back.residual if back else None}
+        returned = {RETURNED[name]: kept for name, kept in (back.held() if back else {}).items() if name in RETURNED}
+        held = {**own, **self.feedback[p].held(), **returned}
         copies = {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
         return copies | self.averaging[p].save()
 
@@ -345,8 +350,8 @@ class Anchors:
         self.progress[p] = self._copy(tensors["delta"]) if "delta" in tensors else None
         self.feedback[p].restore(tensors)
         self.averaging[p].load(tensors)
-        if back and "returned" in tensors:
-            back.restore({"residual": tensors["returned"]})
+        if back:
+            back.restore({name: tensors[saved] for name, saved in RETURNED.items() if saved in tensors})
 
     def copies(self) -> list[Tensor]:
         """Copies of all anchors."""

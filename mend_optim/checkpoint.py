@@ -31,7 +31,7 @@ from .protocol import first_difference
 FORMAT = 1
 LIMIT = 1 << 63  # of what fits a message
 TENSORS = ("anchor", "velocity", "delta", "residual", "stayed", "lost", "rounding", "correction", "returned")
-MEMORY = "memory"  # a codec's, as long as it likes
+MEMORIES = ("memory", "returned_memory")  # a codec's, as long as it likes
 MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)  # and the moment's name
 REMEDY = "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner state alone"
 
@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kept:
-    """One fragment in a checkpoint. `tensors`: flat float32, those of `TENSORS` and `MEMORY` that there are. `replace`:
-    whether its correction, not yet applied, is to become the weights."""
+    """One fragment in a checkpoint. `tensors`: flat float32, those of `TENSORS` and `MEMORIES` that there are.
+    `replace`: whether its correction, not yet applied, is to become the weights."""
 
     standing: Standing
     tensors: Mapping[str, Tensor]
@@ -286,7 +286,7 @@ def _numel(name: str, fragment: Fragment) -> int | None:
     """Of a tensor of that name; a moment has one more for each of its tensors."""
     if name.startswith(MOMENTS):
         return fragment.numel + len(fragment.tensors)
-    return None if name == MEMORY else fragment.numel
+    return None if name in MEMORIES else fragment.numel
 
 
 def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
@@ -302,7 +302,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     tensors = {
         name: _tensor(read, name, tensor, _numel(str(name), fragment))
         for name, tensor in read.take("tensors", dict).items()
-        if name in (*TENSORS, MEMORY) or str(name).startswith(MOMENTS)
+        if name in (*TENSORS, *MEMORIES) or str(name).startswith(MOMENTS)
     }
     untaken = read.take("untaken", bool)
     needed = {"anchor", *(["delta"] if pending is not None else []), *(["correction"] if untaken else [])}

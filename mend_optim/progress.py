@@ -207,7 +207,8 @@ class Progress:
         # A branch that wins may have had fewer rounds.
         self.averaged = {order: min(version, lineage.version) for order, version in self.averaged.items()}
         pending = self.pending
-        if mine or self.outlived(lineage):
+        ours = mine and pending is not None and pending.claim.author == self.me
+        if ours or self.outlived(lineage):  # not by the checkpoint's own offer: its process may have made another
             self.heir_of = None  # what our encodings lose from now on is ours
         if mine and pending:
             self.share.add(pending.claim.author, pending.numbers, pending.tokens)

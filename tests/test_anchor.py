@@ -339,6 +339,19 @@ def test_who_encodes_the_merged_once_more_keeps_what_that_lost_if_its_own_seal_w
     assert torch.equal(back.residual, lost.residual)
 
 
+@pytest.mark.parametrize("how", [Int8(back="same"), PowerSGD(rank=2, min_ratio=1, back="same")], ids=repr)
+def test_a_restored_sealer_goes_on_with_the_same_bytes(how: Codec) -> None:
+    """All that its encodings depend on is in a checkpoint, of either way."""
+    old, again = (Learner("a", torch.zeros(12, 12), how) for _ in range(2))
+    *before, change = torch.randn(4, 144, generator=torch.Generator().manual_seed(5))
+    for earlier in before:
+        old.apply(*old.receive(old.seal(old.train(earlier).offer()), ours=True).corrections)
+    again.anchors.load(0, old.anchors.save(0))
+    again.weights = old.weights.clone()
+    seals = [learner.seal(learner.train(change).offer()) for learner in (old, again)]
+    assert seals[0].payload == seals[1].payload
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["by a seal", "by an anchor"])
 def test_what_an_outlived_checkpoints_encodings_lost_is_forgotten(whole: bool) -> None:
     """Its process went on, and offered that itself."""

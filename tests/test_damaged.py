@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from mend_optim import MendOptimizer, PowerSGD, UsageError
-from mend_optim.checkpoint import MEMORY, TENSORS, Checkpoint, Kept, from_state, to_state
+from mend_optim.checkpoint import MEMORIES, TENSORS, Checkpoint, Kept, from_state, to_state
 from mend_optim.fragment import Layout
 from mend_optim.lineage import Claim
 from mend_optim.progress import Pending, Standing, Totals
@@ -147,7 +147,7 @@ def without(state: dict[str, Any], path: Path) -> dict[str, Any]:
     return changed
 
 
-OPTIONAL = {"velocity", "residual", "stayed", "lost", "memory", "returned", "rounding"}
+OPTIONAL = {"velocity", "residual", "stayed", "lost", "memory", "returned", "returned_memory", "rounding"}
 
 
 def test_anything_that_is_missing_is_named(rich: dict[str, Any]) -> None:
@@ -217,7 +217,7 @@ def test_a_tensor_must_be_flat_finite_float32_of_the_right_size(fault: str, rich
     for p, entry in enumerate(rich["mend"]["fragments"]):
         for name, tensor in entry["tensors"].items():
             state = with_value(rich, ("fragments", p, "tensors", name), TENSOR_FAULTS[fault](tensor))
-            as_long_as_it_likes = name == MEMORY and fault in ("cut", "longer")  # but not another than was saved
+            as_long_as_it_likes = name in MEMORIES and fault in ("cut", "longer")  # but not another than was saved
             named = rf"\['fragments'\]\[{p}\]\['{name}'\] must be"
             assert_refused(state, "digest of what was saved" if as_long_as_it_likes else named)
 

@@ -482,5 +482,21 @@ def test_an_heir_is_outlived_once_an_anchor_has_what_its_checkpoints_process_off
     heir.moved(later, False, Totals(), schedule)
     assert not heir.outlived(later)
     heir = Progress.resumed(me, 0, saved.standing(), Totals())
-    heir.moved(before, True, Totals(), schedule)
+    heir.snapshot(Totals(4, 40), due=True)
+    heir.moved(Lineage(10, 1, b"d", b"g", {old: 3, me: heir.seq}), True, Totals(4, 40), schedule)
     assert not heir.outlived(later)
+
+
+def test_an_heir_whose_checkpoint_held_an_offer_is_outlived_by_the_one_after_it() -> None:
+    """That one took along what the encoding of the first had lost, whichever process saw the first merged."""
+    old = Fragment()
+    old.step(4)
+    sent = old.offer()
+    offered(old)
+    heir = again(old)
+    first, second = by(ME, sent.seq), by(ME, sent.seq, sent.seq + 1)
+    assert heir.progress.includes_pending(first)
+    heir.progress.moved(first, True, heir.totals, FREE)
+    assert heir.progress.outlived(second)
+    heir.progress.moved(second, False, heir.totals, FREE)
+    assert not heir.progress.outlived(second)

@@ -311,7 +311,7 @@ class Syncer:
     def _on_beat(self, now: float, beat: Beat) -> None:
         if beat.ping:
             self.books.emit(Send(beat.peer, self._make_beat(pong=beat.ping)))
-        if beat.pong == self.books.ping:
+        if 0 < beat.pong == self.books.ping:  # who was never asked has not answered
             self.books.answered.add(beat.peer)
         known = self.books.roster.find(beat.peer)
         strange = known is None or known.beat is None or known.beat.genesis != self.books.genesis

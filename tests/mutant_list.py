@@ -390,6 +390,7 @@ MUTANTS = (
            "forget = not ours and (former or (not mine and fragment.outlived(lineage)))", ADOPTING),
     Mutant("way-back-outlives-its-process", 9, "anchor",
            "        if job.former:\n            way_back.drop()\n", "", ANCHOR),
+    Mutant("unasked-answers", 8, "syncer", "0 < beat.pong == self", "beat.pong == self", of("offering", "asked")),
     Mutant("way-back-starts-cold", 9, "anchor",
            ', "memory": "returned_memory"}', "}", of("anchor", "restored_sealer")),
     Mutant("heir-of-an-offer-made-before-it", 9, "progress",

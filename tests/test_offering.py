@@ -7,7 +7,7 @@ from engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, seal_o
 from mend_optim.anchor import Advance, Install
 from mend_optim.lineage import Lineage, PeerId
 from mend_optim.packet import Packet
-from mend_optim.protocol import Beat, Call, Offer, Report, Want
+from mend_optim.protocol import Beat, Call, Goodbye, Offer, Report, Want
 
 
 def offering(**schedule: int | None) -> Engine:
@@ -96,6 +96,19 @@ def test_who_is_called_offers_after_one_step_and_whoever_has_offered_sends_that(
     engine.sent(Offer)
     engine.receive(Call(THIRD, 0))
     assert engine.sent(Offer) == [(THIRD, first)]
+
+
+def test_only_who_was_asked_has_answered_and_nothing_is_kept_of_who_came_and_went() -> None:
+    engine = offering()
+    for life in range(1, 9):
+        guest = PeerId("guest", life)
+        engine.beat(guest)
+        engine.receive(Goodbye(guest))
+    books = engine.syncer.books
+    assert not books.answered
+    engine.syncer.rest(engine.now)
+    engine.receive(Beat(PEER, "peer:1", 99, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),), pong=books.ping))
+    assert books.answered == {PEER}
 
 
 def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import mean
 
@@ -26,9 +27,17 @@ def soak_figures(log: Log) -> Iterator[Figure]:
     for key, what in (("threads", "threads"), ("fds", "open files")):
         grown = [mean(x[key] for x in lines[-5:]) - mean(x[key] for x in lines[:5]) for lines in settled]
         goal = "<= 0" if key == "threads" else ""
-        yield spread(f"growth of {what}", "", grown, goal, "the most; last five samples over first five", max)
+        named = f"the most; last five samples over first five{_new_threads(settled) if key == 'threads' else ''}"
+        yield spread(f"growth of {what}", "", grown, goal, named, max)
     yield spread("seals", "", [float(len(log.seals))], notes=f"{_visits(log)} visits of a guest")
     yield from endings(log)
+
+
+def _new_threads(settled: Sequence[Sequence[Line]]) -> str:
+    """The names of threads of which some learner has more at the end than at first."""
+    ends = [(Counter(lines[0].get("names", {})), Counter(lines[-1].get("names", {}))) for lines in settled]
+    more = sum((last - first for first, last in ends), Counter[str]())
+    return "".join(f"; {count} more {name}" for name, count in more.items())
 
 
 def _of(samples: Sequence[Line], who: str) -> list[Line]:

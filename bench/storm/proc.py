@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,16 @@ def sample(pid: int) -> Counts:
         counts = {names[key]: int(value.split()[0]) for key, value in pairs if key in names}
         return {**counts, "fds": len(os.listdir(f"/proc/{pid}/fd"))}
     return {}
+
+
+def thread_names(pid: int) -> dict[str, int]:
+    """How many threads of each name it has; empty if it has ended."""
+    names: Counter[str] = Counter()
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                names[(thread / "comm").read_text().strip()] += 1
+    return dict(names)
 
 
 def socket_owner(near: int, far: int, pids: Iterable[int]) -> int | None:

@@ -83,7 +83,8 @@ async def soak(crew: Crew, options: argparse.Namespace) -> None:
 async def _sample(crew: Crew, seats: list[Seat], until: float) -> None:
     while time.monotonic() < until:
         for seat in seats:
-            crew.journal.say("sample", who=seat.name, life=seat.life, **proc.sample(seat.pid))
+            names = proc.thread_names(seat.pid)
+            crew.journal.say("sample", who=seat.name, life=seat.life, names=names, **proc.sample(seat.pid))
         await asyncio.sleep(SAMPLE_S)
 
 

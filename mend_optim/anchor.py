@@ -36,12 +36,13 @@ RETURNED = {"residual": "returned", "memory": "returned_memory"}
 @dataclass(frozen=True, slots=True)
 class Prepare:
     """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`, with the moments that were read beside it.
-    `tensor` is handed over by the training thread."""
+    `tensor` is handed over by the training thread. `closing`: see `Pending`."""
 
     fragment: int
     seq: int
     tensor: Tensor = field(compare=False, repr=False)
     moments: Mapping[str, Reading] = field(default_factory=dict, compare=False, repr=False)
+    closing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Reoffer:
 
     fragment: int
     seq: int
+    closing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,14 @@ class Inspect:
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta, the mean of the `moments` that
-    are due, and the digest of it all."""
+    are due, and the digest of it all. `closing`: nobody brings more than what encodings have lost."""
 
     fragment: int
     base: Lineage
     offers: tuple[Offer, ...]
     weights: tuple[float, ...]
     moments: tuple[str, ...] = ()
+    closing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,7 @@ class Anchors:
 
     def _prepare(self, job: Prepare) -> Done:
         progress = delta(self.theta[job.fragment], job.tensor)
-        packet = self.feedback[job.fragment].encode(progress)
+        packet = self.feedback[job.fragment].encode(progress, job.closing)
         self.progress[job.fragment] = progress
         moments, wrong = self.averaging[job.fragment].offer(job.moments)
         return Done(sections={"delta": packet, **moments}, warning=wrong)
@@ -204,7 +207,7 @@ class Anchors:
     def _reoffer(self, job: Reoffer) -> Done:
         progress = self.progress[job.fragment]
         assert progress is not None
-        packet = self.feedback[job.fragment].encode_again(progress)
+        packet = self.feedback[job.fragment].encode_again(progress, job.closing)
         return Done(sections={"delta": packet, **self.averaging[job.fragment].again()})
 
     def _extend(self, job: Extend) -> Done:
@@ -250,7 +253,7 @@ class Anchors:
 
     def _merge(self, job: Merge) -> Done:
         room = self.buffers.take(self.theta[job.fragment].numel())
-        delta = self.way_back[job.fragment].sections(job.offers, job.weights, room)
+        delta = self.way_back[job.fragment].sections(job.offers, job.weights, room, job.closing)
         sections = {**delta, **self.averaging[job.fragment].average(job.offers, job.moments)}
         return Done(sections=sections, digest=digest(sections, job.weights))
 

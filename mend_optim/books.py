@@ -56,6 +56,7 @@ class Policies:
     moments: tuple[Moment, ...] = ()
     periods: MomentSchedule | None = None
     stranger: str = ""  # an optimizer whose moments nobody knows
+    lags: bool = False  # see `Codec`
 
     def due(self, version: int) -> tuple[str, ...]:
         """The moments that a round averages whose seal makes this version."""
@@ -131,6 +132,16 @@ class Books:
         self.adopted_rounds += record.reason != "restored"
         text = f"fragment {record.fragment} version {record.version}: {record.reason}"
         self.emit(Event("round", text, {"round": record}))
+
+    @property
+    def closing(self) -> bool:
+        """Whether what we copy now is to carry what our encodings have lost, too."""
+        return self.resting and self.policies.lags
+
+    def owing(self, fragment: Progress) -> bool:
+        """Whether, at rest, something of ours is in no anchor."""
+        lost = self.closing and fragment.owes
+        return lost or fragment.pending is not None or fragment.unmerged(self.totals).step > 0
 
     def key(self, fragment: Progress) -> Key:
         """What others should compare with: while solo, our weights are the anchor, with all tokens trained so far."""

@@ -152,6 +152,8 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "untaken": standing.untaken,
         "adopt_at": standing.adopt_at,
         "averaged": dict(standing.averaged),
+        "last": [standing.last.step, standing.last.tokens],
+        "owes": standing.owes,
         "replace": kept.replace,
         "tensors": dict(kept.tensors),
     }
@@ -161,7 +163,7 @@ def _to_claim(claim: Claim) -> list[Any]:
     return [*claim.author, claim.settled]
 
 
-_PENDING = ("seq", "step", "tokens", "steps", "follows", "due", "missed")
+_PENDING = ("seq", "step", "tokens", "steps", "follows", "due", "missed", "closing")
 
 
 def _plain(pending: Pending) -> dict[str, Any]:
@@ -295,10 +297,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     counts = origin.count("tokens"), origin.count("version")
     lineage = Lineage(*counts, origin.digest("digest"), origin.digest("genesis"), merged)
     pending = read.take("pending", dict, optional=True)
-    banked = read.take("banked", list)
-    whole = [type(n) for n in banked] == [int, int]
-    if not whole or not (0 <= banked[0] <= totals.step and 0 <= banked[1] <= totals.tokens):
-        raise read.fault("banked", banked, "[steps, tokens], no more than were trained")
+    banked = _counts(read, "banked", totals)
     tensors = {
         name: _tensor(read, name, tensor, _numel(str(name), fragment))
         for name, tensor in read.take("tensors", dict).items()
@@ -318,8 +317,18 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         untaken,
         read.take("adopt_at", int, optional=True),
         _averaged(read.inside("averaged")),
+        Totals(*_counts(read, "last", totals)),
+        read.take("owes", bool),
     )
     return Kept(standing, tensors, read.take("replace", bool))
+
+
+def _counts(read: _Reader, key: str, totals: Totals) -> list[int]:
+    found = read.take(key, list)
+    whole = [type(n) for n in found] == [int, int]
+    if not whole or not (0 <= found[0] <= totals.step and 0 <= found[1] <= totals.tokens):
+        raise read.fault(key, found, "[steps, tokens], no more than were trained")
+    return found
 
 
 def _averaged(read: _Reader) -> dict[str, int]:
@@ -329,7 +338,8 @@ def _averaged(read: _Reader) -> dict[str, int]:
 def _from_pending(read: _Reader) -> Pending:
     seq, step, tokens, steps, follows = (read.count(name) for name in _PENDING[:5])
     claim, due = Claim(*read.numbered("claim")), read.take("due", bool)
-    return Pending(claim, seq, step, tokens, steps, due, missed=read.take("missed", bool), follows=follows)
+    missed, closing = read.take("missed", bool), read.take("closing", bool)
+    return Pending(claim, seq, step, tokens, steps, due, missed=missed, closing=closing, follows=follows)
 
 
 def _tensor(read: _Reader, name: str, value: object, numel: int | None) -> Tensor:

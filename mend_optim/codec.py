@@ -42,12 +42,15 @@ from .sparse import SPARSE, Sparse
 class Codec(Protocol):
     """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual, which `stays` in the
     weights or is kept beside them; `back` says whether what was merged comes back without further loss ("exact") or
-    encoded once more ("same")."""
+    encoded once more ("same"). What one that `lags` loses is much of what was trained: at rest it travels, too, by
+    `CLOSING`."""
 
     @property
     def exact(self) -> bool: ...
     @property
     def stays(self) -> bool: ...
+    @property
+    def lags(self) -> bool: ...
     @property
     def back(self) -> str: ...
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
@@ -60,7 +63,7 @@ class Dense:
     """float32 as it is, 4 bytes an element."""
 
     exact = True
-    stays = False
+    stays = lags = False
     back = "exact"
 
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
@@ -72,7 +75,7 @@ class BFloat16:
     """Rounded to bfloat16, 2 bytes an element, relative error at most 2⁻⁸."""
 
     exact = False
-    stays = False
+    stays = lags = False
     back = "exact"
 
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
@@ -85,6 +88,7 @@ CODECS: dict[str, Codec] = {
 }  # fmt: skip
 FLOATS = (Dense, BFloat16)  # the codecs that send every number as a float
 LOSSLESS: Codec = Sparse(density=1.0)
+CLOSING: Codec = Int8()  # how a codec that lags sends all that there is, at rest
 _FORMS: tuple[Form, ...] = (DENSE, BF16, INT8, INT4, FLOAT4, SPARSE, *FACTORS.values())
 FORMS = {form.code: form for form in _FORMS}
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .buffers import Buffers
-from .codec import Codec, check, decode, encode
+from .codec import CLOSING, Codec, check, decode, encode
 from .errors import PeerError
 from .packet import RAW, Packet, Shapes, bounded, raw
 
@@ -36,28 +36,31 @@ class Feedback:
         self.lost: Tensor | None = None
         self.memory: Tensor | None = None
         self._next: Tensor | None = None
+        self._closing = False
 
-    def encode(self, values: Tensor) -> Packet:
-        """`values` (flat float32, left as they are) and the residual as a packet, which may share their memory. Raises
-        `PeerError` for what is not finite, or not once it is encoded; nothing has changed then."""
+    def encode(self, values: Tensor, closing: bool = False) -> Packet:
+        """`values` (flat float32, left as they are) and the residual as a packet, which may share their memory.
+        `closing`: by `CLOSING`; of that nothing stays in the weights. Raises `PeerError` for what is not finite, or not
+        once it is encoded; nothing has changed then."""
         whole = self._whole(values)
         if not bounded(whole):
             raise PeerError("its parameters are not finite")
-        packet, memory = encode(self.codec, whole, self.shapes, self.memory, self.buffers.take_bytes)
+        codec = CLOSING if closing else self.codec
+        packet, memory = encode(codec, whole, self.shapes, self.memory, self.buffers.take_bytes)
         lost = None
-        if not self.codec.exact and packet.codec != RAW:
+        if not codec.exact and packet.codec != RAW:
             check(packet, self.shapes)
             decoded = decode(packet, self.shapes, self.buffers.take(values.numel()))
             lost = torch.sub(whole, decoded, out=decoded)
-        self.lost, self._next = lost, memory
+        self.lost, self._next, self._closing = lost, self.memory if closing else memory, closing
         return packet
 
-    def encode_again(self, values: Tensor) -> Packet:
+    def encode_again(self, values: Tensor, closing: bool = False) -> Packet:
         """What was encoded before a checkpoint, which holds `lost` of it: it may be merged by now, in the bytes of
         then. Where other bytes come out today (of another codec, or on other hardware), the values that those stood for
         travel as they are: whichever is merged, the same is lost."""
         lost = self.lost
-        packet = self.encode(values)
+        packet = self.encode(values, closing)
         if _alike(lost, self.lost):
             return packet
         self.lost, self._next = lost, self.memory
@@ -73,7 +76,8 @@ class Feedback:
     def commit(self) -> None:
         """What was encoded last was merged."""
         lost, self.lost = self.lost, None
-        self.residual, self.stayed = (None, lost) if self.stays else (lost, None)
+        stays = self.stays and not self._closing
+        self.residual, self.stayed = (None, lost) if stays else (lost, None)
         self.memory, self._next = self._next, None
 
     def drop(self) -> None:

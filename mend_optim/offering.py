@@ -74,8 +74,9 @@ class Offering:
         if fragment.pending:
             if fragment.pending.offer and fragment.pending.sent_to != caller:
                 self.send_offer(now, fragment, caller)
-        elif self.books.resting and not fragment.unmerged(self.books.totals).step:
-            empty = Offer(self.books.me, p, 0, 0, 0, self.books.genesis, fragment.lineage.key, False)
+        elif self.books.resting and not self.books.owing(fragment):
+            key, again = fragment.lineage.key, fragment.weight if self.books.policies.lags else (0, 0)
+            empty = Offer(self.books.me, p, 0, 0, 0, self.books.genesis, key, False, again=again)
             self.books.emit(Send(caller, empty))
         elif not self.books.policies.schedule.lockstep:
             fragment.called, fragment.caller = True, caller

@@ -123,7 +123,7 @@ class PowerSGD:
     back: str = "exact"
     seed: int = 0
     exact = False
-    stays = True
+    stays = lags = True
 
     def __post_init__(self) -> None:
         whole = type(self.rank) is int and 1 <= self.rank <= RANKS

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .lineage import Claim, Lineage, PeerId
+from .packet import Sections
 from .protocol import Offer, Seal, State
 from .schedule import Schedule
 from .share import Share
@@ -32,7 +33,7 @@ class Motion(Enum):
 class Pending:
     """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was sent. `follows`: see
     `Offer`; `earlier`: (seq, follows) of the same work on anchors of other branches; `seal_s`: how long its seal may be
-    on its way, by how long the offer was."""
+    on its way, by how long the offer was; `closing`: made at rest, with what encodings before have lost."""
 
     claim: Claim
     seq: int
@@ -47,6 +48,7 @@ class Pending:
     delivered: bool = False
     resend_at: float = NEVER
     missed: bool = False
+    closing: bool = False
     follows: int = 0
     earlier: tuple[tuple[int, int], ...] = ()
 
@@ -77,6 +79,8 @@ class Standing:
     untaken: bool
     adopt_at: int | None
     averaged: Mapping[str, int] = field(default_factory=dict)
+    last: Totals = field(default_factory=Totals)
+    owes: bool = False
 
 
 class Progress:
@@ -99,18 +103,20 @@ class Progress:
         self.caller: PeerId | None = None
         self.behind_since: float | None = None
         self.averaged: dict[str, int] = {}  # by order of moment: the last version that averaged ours
+        self.last = Totals()  # steps and tokens of our last merged offer that had any
+        self.owes = False  # whether what its encoding lost is in no offer yet
 
     def standing(self) -> Standing:
         """What to keep of it. A copy that is not Δ yet, and an anchor that is still moving, count as not begun."""
-        claim, pending = self.claim, self.pending
+        claim, pending, owes = self.claim, self.pending, self.owes
         if pending and pending.offer is None and self.motion is Motion.SNAPSHOT:
-            claim, pending = pending.claim, None
+            claim, owes, pending = pending.claim, owes or pending.closing, None
         kept = pending
         if pending:
             kept = replace(pending, offer=None, sent_to=None, delivered=False, resend_at=NEVER, seal_s=0.0, earlier=())
         return Standing(
             self.lineage, claim, self.mark, self.banked, self.dropped_tokens, kept, self.untaken, self.adopt_at,
-            dict(self.averaged),
+            dict(self.averaged), self.last, owes,
         )  # fmt: skip
 
     @classmethod
@@ -121,6 +127,7 @@ class Progress:
         progress.pending = replace(standing.pending) if standing.pending else None
         progress.untaken, progress.adopt_at = standing.untaken, standing.adopt_at
         progress.averaged = dict(standing.averaged)
+        progress.last, progress.owes = standing.last, standing.owes
         offered = standing.pending.steps if standing.pending else 0
         progress.heir_of = standing.claim
         if progress.unmerged(totals).step > offered:
@@ -131,13 +138,16 @@ class Progress:
         """Steps and tokens trained since the last settled snapshot."""
         return Totals(totals.step - self.banked.step, totals.tokens - self.banked.tokens)
 
-    def wants_snapshot(self, totals: Totals, schedule: Schedule) -> bool:
-        """Due or called, with something to offer, nothing pending, and weights that rest on the current anchor."""
-        if self.pending or self.untaken or self.motion is not Motion.STILL or not self.unmerged(totals).step:
+    def wants_snapshot(self, totals: Totals, schedule: Schedule, closing: bool = False) -> bool:
+        """Due or called, with something to offer, nothing pending, and weights that rest on the current anchor.
+        `closing`: at rest, what was lost is something, too."""
+        if self.pending or self.untaken or self.motion is not Motion.STILL:
             return False
+        if not self.unmerged(totals).step:
+            return closing and self.owes
         return self.called or schedule.due(totals.step, self.mark)
 
-    def snapshot(self, totals: Totals, due: bool) -> Pending:
+    def snapshot(self, totals: Totals, due: bool, closing: bool = False) -> Pending:
         """The training thread copies the fragment now; everything unmerged goes into the next offer."""
         work, claim = self.unmerged(totals), self.claim
         if self.inherited:
@@ -145,9 +155,28 @@ class Progress:
         else:
             seq = self.seq = self.seq + 1
         self.motion, self.called = Motion.SNAPSHOT, False
+        self.owes = self.owes and not closing
         follows = self.lineage.last_merged(claim.author)
-        self.pending = Pending(claim, seq, totals.step, work.tokens, work.step, due, follows=follows)
+        self.pending = Pending(
+            claim, seq, totals.step, work.tokens, work.step, due, closing=closing, follows=follows
+        )  # fmt: skip
         return self.pending
+
+    def offered(self, genesis: bytes, sections: Sections) -> None:
+        """Δ is encoded: this is the pending offer from now on."""
+        pending = self.pending
+        assert pending is not None
+        again = (0, 0) if pending.steps else self.weight
+        inherited = pending.claim if pending.claim.author != self.me else None
+        pending.offer = Offer(
+            self.me, self.fragment, pending.seq, pending.tokens, pending.steps or again[1], genesis, self.lineage.key,
+            pending.due, sections, inherited, pending.follows, again,
+        )  # fmt: skip
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """(tokens, steps) that an offer without any of its own weighs by."""
+        return self.last.tokens, max(1, self.last.step)
 
     def _rebase(self, pending: Pending) -> None:
         """Our anchor is of another branch: what the pending offer follows is not in it. The same work gets another
@@ -196,9 +225,10 @@ class Progress:
 
     def withdraw(self) -> None:
         """The pending offer did not come about: its work goes into the next one."""
-        if self.pending and self.pending.claim.author != self.me:
-            self.inherited = self.pending.claim
-        self.pending = None
+        pending, self.pending = self.pending, None
+        if pending:
+            self.inherited = pending.claim if pending.claim.author != self.me else self.inherited
+            self.owes = self.owes or pending.closing
 
     def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule) -> None:
         """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training
@@ -213,6 +243,8 @@ class Progress:
         if mine and pending:
             self.share.add(pending.claim.author, pending.numbers, pending.tokens)
             self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)
+            self.last = Totals(pending.steps, pending.tokens) if pending.steps else self.last
+            self.owes = not pending.closing
             self.pending = None
             self.mark = totals.step if pending.missed else pending.step
             self.called = self.called or (pending.missed and not schedule.lockstep)
@@ -262,4 +294,4 @@ class Progress:
             tokens -= pending.tokens
         self.share.add(self.me, {self.seq: follows}, tokens)
         self.motion, self.lineage, self.pending, self.inherited = Motion.STILL, lineage, None, None
-        self.banked, self.called = Totals(at.step, at.tokens), False
+        self.banked, self.called, self.owes = Totals(at.step, at.tokens), False, False

@@ -13,7 +13,7 @@ from .fragment import ADDED
 from .lineage import Claim, Entry, Key, Lineage, PeerId
 from .packet import Packet, Sections
 
-PROTOCOL = 2  # 2: packets with a form for every tensor, seals that relay them
+PROTOCOL = 3  # 2: packets with a form for every tensor, seals that relay them; 3: closing offers
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,9 @@ class Offer:
     `key` is the sender's anchor when it was sent. `due` is true at the sender's own boundary: such an offer launches a
     round. `inherited` says whose work it is where that is not all of the sender's since its last offer: it came,
     unmerged, from a checkpoint, or has another number on another branch. `follows` is the last offer of the
-    same author in that anchor: only an anchor that has it, too, may merge this one."""
+    same author in that anchor: only an anchor that has it, too, may merge this one. `again`: (tokens, steps) of the
+    sender's last offer, where this one brings only what that one's encoding lost (no tokens, and the same steps), or
+    nothing."""
 
     peer: PeerId
     fragment: int
@@ -112,6 +114,7 @@ class Offer:
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
     inherited: Claim | None = None
     follows: int = 0
+    again: tuple[int, int] = (0, 0)
 
     @property
     def claim(self) -> Claim:
@@ -121,6 +124,12 @@ class Offer:
     @property
     def entry(self) -> Entry:
         return Entry(self.claim.author, self.seq, self.tokens, self.steps)
+
+    def weighed(self, alone: bool) -> Entry:
+        """The entry to weigh it by. What an encoding lost weighs as much as what it sent; and where nobody brings more
+        than that (`alone`), so does who brings nothing: it has its share in the mean."""
+        counted = any(self.again) and (alone or self.steps > 0)
+        return self.entry._replace(tokens=self.again[0], steps=self.again[1]) if counted else self.entry
 
     @property
     def order(self) -> tuple[bool, int]:

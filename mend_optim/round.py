@@ -144,4 +144,4 @@ def _fits(offer: Offer, lineage: Lineage) -> bool:
 
 
 def _nothing(offer: Offer) -> Offer:
-    return replace(offer, seq=0, tokens=0, steps=0, sections={}, inherited=None, follows=0)
+    return replace(offer, seq=0, tokens=0, steps=0, sections={}, inherited=None, follows=0, again=(0, 0))

@@ -106,9 +106,10 @@ class Sealing:
         if decision.seal:
             round.decided_at = now
             offers = round.close(expected, decision.reason)
-            shares = tuple(weights(policies.weighting, [offer.entry for offer in offers]))
+            closing = not any(offer.tokens for offer in offers)
+            shares = tuple(weights(policies.weighting, [offer.weighed(closing) for offer in offers]))
             moments = policies.due(fragment.lineage.version + 1)
-            self.books.work(Merge(p, fragment.lineage, offers, shares, moments))
+            self.books.work(Merge(p, fragment.lineage, offers, shares, moments, closing))
         elif decision.wake_at is not None:
             self.books.wake_at = min(self.books.wake_at, decision.wake_at)
 

@@ -155,6 +155,7 @@ def settings(
         timing=timing,
         failslow=failslow,
         moments=states,
+        lags=encoded.lags,
         stranger=type(inner).__name__ if periods and strange(inner, periods) else "",
         periods=periods and periods.resolve(decays(states, inner), schedule.sync_every),
     )

@@ -67,7 +67,7 @@ class Starting:
             books.record(taken_record(p, Lineage.fresh(standing.lineage.genesis), standing.lineage, "restored"))
             if fragment.pending:
                 fragment.motion = Motion.SNAPSHOT
-                books.work(Reoffer(p, fragment.pending.seq))
+                books.work(Reoffer(p, fragment.pending.seq, fragment.pending.closing))
         unmerged = max(f.unmerged(totals).tokens for f in books.fragments)
         what = DROP if resumed.standings else ANEW
         what = f"{unmerged} tokens not merged yet" if resumed.intact else what

@@ -120,23 +120,12 @@ class Syncer:
             if done.fault:
                 self.books.fault(f"fragment {job.fragment} was not offered: {done.fault}")
                 fragment.withdraw()
+                fragment.owes = False  # not to be tried again at once
                 fragment.mark = self.books.totals.step
             else:
                 if done.warning:
                     self.books.fault(f"fragment {job.fragment} was offered without moments: {done.warning}")
-                pending.offer = Offer(
-                    self.books.me,
-                    job.fragment,
-                    job.seq,
-                    pending.tokens,
-                    pending.steps,
-                    self.books.genesis,
-                    fragment.lineage.key,
-                    pending.due,
-                    done.sections,
-                    pending.claim if pending.claim.author != self.books.me else None,
-                    pending.follows,
-                )
+                fragment.offered(self.books.genesis, done.sections)
                 self.offering.send_offer(now, fragment, fragment.caller)
         fragment.caller = None
         self._settled(now, job.fragment)

@@ -49,7 +49,7 @@ class Training:
         return [
             f.fragment
             for f in self.books.fragments
-            if f.wants_snapshot(self.books.totals, self.books.policies.schedule)
+            if f.wants_snapshot(self.books.totals, self.books.policies.schedule, self.books.closing)
         ]
 
     @property
@@ -61,7 +61,7 @@ class Training:
         """The training thread begins to copy fragment `p`: its anchor stands still until `snapshot`."""
         fragment = self.books.fragments[p]
         due = self.books.resting or self.books.policies.schedule.due(self.books.totals.step, fragment.mark)
-        fragment.snapshot(self.books.totals, due)
+        fragment.snapshot(self.books.totals, due, self.books.closing)
 
     def moments(self, p: int) -> tuple[str, ...]:
         """Which moments go with the copy of fragment `p`."""
@@ -74,7 +74,7 @@ class Training:
         """The copy of fragment `p` that was reserved is ready to become an offer."""
         pending = self.books.fragments[p].pending
         assert pending is not None
-        self.books.work(Prepare(p, pending.seq, tensor, moments))
+        self.books.work(Prepare(p, pending.seq, tensor, moments, pending.closing))
 
     def reserve_all(self) -> None:
         """The training thread begins to copy all fragments, to found anchors."""
@@ -126,7 +126,7 @@ class Training:
         answered = books.answered.issuperset(near)
         peers = books.roster.peers.values()  # a group that nobody else has added there is nobody to merge with
         shared = [f for f in books.fragments if any(peer.has(f.fragment) for peer in peers)]
-        clean = all(not f.unmerged(books.totals).step and not f.untaken for f in shared)
+        clean = not any(books.owing(f) or f.untaken for f in shared)
         return answered and clean and not books.switch and not any(map(self.adopting.behind, books.fragments))
 
     def waited_out(self) -> None:

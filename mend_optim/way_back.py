@@ -51,16 +51,18 @@ class WayBack:
         self.relays = scheme == "mean" and codec.back == "exact"
         self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back == "same" else None
 
-    def sections(self, offers: Sequence[Offer], weights: Sequence[float], room: Tensor) -> Sections:
-        """What to send for these offers; `room` (flat float32) is for the merged delta. Raises `PeerError` if that is
-        not finite."""
+    def sections(
+        self, offers: Sequence[Offer], weights: Sequence[float], room: Tensor, closing: bool = False
+    ) -> Sections:
+        """What to send for these offers; `room` (flat float32) is for the merged delta; `closing`: see `Merge`. Raises
+        `PeerError` if it is not finite."""
         packets = {str(i): section(offer.sections, "delta") for i, offer in enumerate(offers) if offer.steps}
         together = sum(packet.nbytes for packet in packets.values())
         if self.relays and len(packets) <= RELAYED and together < 4 * self.fragment.numel:
             return packets
         merged = self._merge(packets, weights, room)
         if self.feedback:
-            return {MERGED: self.feedback.encode(merged)}
+            return {MERGED: self.feedback.encode(merged, closing)}
         return {MERGED: encode(LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes)[0]}
 
     def merged(self, seal: Seal, trusted: bool, room: Tensor) -> Tensor:

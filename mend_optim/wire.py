@@ -273,8 +273,8 @@ def _header(message: Bulk) -> pb.Header:
 def _offer(offer: Offer) -> pb.Offer:
     return pb.Offer(
         peer=_id(offer.peer), fragment=offer.fragment, seq=offer.seq, tokens=offer.tokens, steps=offer.steps,
-        genesis=offer.genesis, key=_key(offer.key), due=offer.due,
-        inherited=_merged([offer.inherited])[0] if offer.inherited else None, follows=offer.follows,
+        genesis=offer.genesis, key=_key(offer.key), due=offer.due, follows=offer.follows, again_tokens=offer.again[0],
+        again_steps=offer.again[1], inherited=_merged([offer.inherited])[0] if offer.inherited else None,
     )  # fmt: skip
 
 
@@ -283,7 +283,7 @@ def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
     _check(inherited is None or inherited.settled < offer.seq, "an offer that claims what comes after it")
     return Offer(
         _to_id(offer.peer), offer.fragment, offer.seq, offer.tokens, offer.steps, _digest("genesis", offer.genesis),
-        _to_key(offer), offer.due, sections, inherited, offer.follows,
+        _to_key(offer), offer.due, sections, inherited, offer.follows, (offer.again_tokens, offer.again_steps),
     )  # fmt: skip
 
 

@@ -182,6 +182,14 @@ class Cluster:
             for action, args in held:
                 self.after(0.05 * self.random.random(), learner, action, *args)
 
+    def rest(self, name: str) -> None:
+        """The learner synchronizes, and trains on."""
+        learner = self.learners.get(name)
+        if learner and not (learner.frozen or learner.dead) and learner.engine.books.fragments:
+            self.seen["rested"] += 1
+            learner.engine.rest(learner.now)
+            learner.pump()
+
     def jump(self, name: str, seconds: float) -> None:
         """The learner's clock leaps ahead, as over a suspended machine. A monotonic clock never goes back."""
         learner = self.learners.get(name)
@@ -402,4 +410,4 @@ class Cluster:
     def _awaits(self, books: Books, p: int, offer: Offer) -> bool:
         """Whether a held offer is still to be merged, or handed to who can: not one that its living author has given
         up, at somebody who does not seal."""
-        return books.roster.sealer(p) == books.me or offer.peer not in books.roster.alive()
+        return books.roster.sealer(p) == books.me or offer.peer not in (books.me, *books.roster.alive())

@@ -38,6 +38,7 @@ class Oracle:
         self.dropped: set[Unit] = set()  # by a living learner that said so
         self.named: set[tuple[int, str]] = set()  # whose work some ledger says was superseded
         self.origins: dict[PeerId, set[bytes]] = {}  # of whose first weights the dead were
+        self.left: set[bytes] = set()  # models that somebody gave up for another; a checkpoint may bring them back
         self.at_death: set[Unit] = set()  # in a process that died, and in no other
 
     # after every event
@@ -72,7 +73,9 @@ class Oracle:
         key = (p, lineage.genesis, lineage.digest)
         assert self.contents.setdefault(key, units) == units, ("one digest, two contents", learner.id)
         genesis, last = self.last_keys.get((learner.id, p), (b"", None))
-        if last and genesis == lineage.genesis:
+        if last and genesis != lineage.genesis:
+            self.left.add(genesis)
+        elif last:
             assert lineage.key >= last, ("adopted a smaller lineage", learner.id, p, last, lineage)
         self.last_keys[learner.id, p] = (lineage.genesis, lineage.key)
 
@@ -82,6 +85,7 @@ class Oracle:
         assert books.roster.sealer(job.fragment) == learner.id, ("sealed by another", learner.id)
         assert len(job.offers) >= self.cluster.policies.quorum.needed(books.roster.size), "sealed below quorum"
         self.cluster.seen["merge"] += 1
+        self.cluster.seen["closing"] += job.closing
 
     # the account of every unit
 
@@ -161,7 +165,9 @@ class Oracle:
         was offered to who took another model whole."""
         author, final = unit[0], {x.engine.books.genesis for x in self.cluster.learners.values()}
         named = any((p, name) in self.named for name in self._claimants(author))
-        return named or author in self._forked or author not in self.origins or bool(self.origins[author] - final)
+        if named or author in self._forked or author not in self.origins:
+            return True
+        return bool(self.origins[author] - final | self.origins[author] & self.left)
 
     @property
     def _forked(self) -> frozenset[PeerId]:

@@ -26,6 +26,7 @@ from mend_optim.anchor import (
     Job,
     Merge,
     Prepare,
+    Reoffer,
     stack,
 )
 from mend_optim.buffers import Buffers
@@ -40,6 +41,7 @@ from mend_optim.protocol import Offer, Seal, State
 from mend_optim.quantize import Int8
 from mend_optim.round import Round
 from mend_optim.schedule import Schedule
+from mend_optim.sparse import Sparse
 from mend_optim.way_back import WayBack
 
 BASE = Lineage.fresh(b"genesis")
@@ -66,9 +68,9 @@ class Learner:
         self.weights = self.weights - change
         return self
 
-    def offer(self, tokens: int = 1, steps: int = 1) -> Offer:
+    def offer(self, tokens: int = 1, steps: int = 1, closing: bool = False) -> Offer:
         self.seq += 1
-        done = self.anchors.perform(Prepare(0, self.seq, self.weights.clone()))
+        done = self.anchors.perform(Prepare(0, self.seq, self.weights.clone(), closing=closing))
         assert done.fault == ""
         return Offer(self.id, 0, self.seq, tokens, steps, b"genesis", BASE.key, True, done.sections)
 
@@ -398,6 +400,38 @@ def test_what_stays_in_the_weights_is_the_rest_of_what_was_trained(fates: list[b
         assert close(learner.theta - learner.weights, stayed(learner) + pending)
     assert residual(learner).any() == 0
     assert stayed(learner).any() == any(fates)
+
+
+@pytest.mark.parametrize("how", [FACTORS, Sparse(density=1 / 8)], ids=repr)
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_closing_offer_brings_what_was_lost_and_leaves_the_weights_on_the_anchor(how: Codec, exact: bool) -> None:
+    learner = Learner("a", torch.zeros(6, 8), how, exact=exact)
+    for change in drawn_matrices(3):
+        learner.adopt(learner.seal(learner.train(change).offer()))
+    lost = stayed(learner) + residual(learner)
+    before = learner.theta.clone()
+    seal = learner.seal(learner.offer(tokens=0, closing=True))
+    learner.adopt(seal)
+    assert lost.norm() > 1
+    assert (learner.theta - (before - lost)).norm() <= 0.02 * lost.norm()
+    assert close(learner.weights, learner.theta)
+    assert not stayed(learner).any()
+    assert close(learner.theta - residual(learner), before - lost)
+
+
+@pytest.mark.parametrize("how", [FACTORS, Sparse(density=1 / 8)], ids=repr)
+def test_a_closing_offer_that_came_with_a_checkpoint_has_the_same_bytes(how: Codec) -> None:
+    old, heir = (Learner("a", torch.zeros(6, 8), how) for _ in range(2))
+    for change in drawn_matrices(3):
+        old.adopt(old.seal(old.train(change).offer()))
+    sent = old.offer(closing=True).sections["delta"]
+    heir.anchors.load(0, old.anchors.save(0))
+    again = heir.anchors.perform(Reoffer(0, old.seq, closing=True)).sections["delta"]
+    assert (again.codec, bytes(again.data)) == (sent.codec, bytes(sent.data))
+    for learner in (old, heir):
+        learner.anchors.feedback[0].commit()
+    assert torch.equal(residual(old), residual(heir))
+    assert not stayed(heir).any()
 
 
 def test_weights_that_are_replaced_become_the_anchor_but_for_what_stays() -> None:

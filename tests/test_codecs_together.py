@@ -37,7 +37,8 @@ def held_back(optimizer: MendOptimizer) -> Tensor:
     assert optimizer._learner is not None
     assert optimizer._learner._anchors is not None
     feedback = optimizer._learner._anchors.feedback[0]
-    residual = feedback.stayed if feedback.codec.stays else feedback.residual
+    assert feedback.stayed is None or feedback.residual is None
+    residual = feedback.residual if feedback.stayed is None else feedback.stayed
     return torch.zeros(NUMEL) if residual is None else residual
 
 
@@ -81,6 +82,42 @@ def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> Non
         for record in [r for rounds in records for r in rounds if r.members]:
             assert 0 < record.offer_bytes <= most_up * 4 * NUMEL
             assert 0 < record.merged_bytes <= most_down * 4 * NUMEL
+
+
+LAGGING = [codec for codec in TOLD if codec.lags]
+
+
+@pytest.mark.parametrize("adopt_after", [0, None])
+@pytest.mark.parametrize("told", LAGGING, ids=name_of)
+def test_at_rest_what_a_codec_lost_is_merged_too_and_all_have_the_same_weights(
+    told: Codec, adopt_after: int | None
+) -> None:
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    settings = {**LOCKSTEP, "adopt_after": adopt_after, "codec": told}
+    with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
+
+        def loop(i: int) -> None:
+            for step in range(ROUNDS):
+                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                    parameter.grad = gradient
+                optimizers[i].step()
+            assert optimizers[i].synchronize()
+
+        together(lambda: loop(0), lambda: loop(1))
+        assert all(optimizer.synchronize() for optimizer in optimizers)
+        own = [flat(optimizer) for optimizer in optimizers]
+        with optimizers[0].global_weights():
+            moved = flat(optimizers[0])
+        for optimizer, weights in zip(optimizers, own, strict=True):
+            torch.testing.assert_close(weights, moved, rtol=1e-5, atol=1e-5)
+            assert float(held_back(optimizer).norm()) <= 0.05 * float(moved.norm())
+            assert optimizer.status().unmerged_tokens == 0
+        assert optimizers[0].status().fragments[0].tokens == 2 * ROUNDS
+        if adopt_after is None:  # in whichever rounds, with whichever weights
+            return
+        trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(ROUNDS)) / 2
+        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(map(returned, optimizers))
+        torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("told", ["sparse", Int8(back="same"), PowerSGD(rank=2, back="same")], ids=str)

@@ -29,11 +29,11 @@ counts, more = st.integers(0, 10**12), st.integers(10**12, 10**15)
 claims = st.builds(Claim, peers, counts)
 pendings = st.builds(
     Pending, claims, seq=counts, step=counts, tokens=counts, steps=counts, follows=counts,
-    due=st.booleans(), missed=st.booleans(),
+    due=st.booleans(), missed=st.booleans(), closing=st.booleans(),
 )  # fmt: skip
 standings = st.builds(
     Standing, lineages, claims, st.integers(-100, 10**12), st.builds(Totals, counts, counts), counts,
-    st.none() | pendings, st.booleans(), st.none() | counts,
+    st.none() | pendings, st.booleans(), st.none() | counts, last=st.builds(Totals, counts, counts), owes=st.booleans(),
 )  # fmt: skip
 
 

@@ -54,6 +54,30 @@ def test_merged_decodes_and_the_residual_are_all_that_was_there(codec: Codec, se
 
 @each
 @settings(max_examples=25)
+@given(SEEDS, FATES, st.data())
+def test_a_closing_packet_leaves_next_to_nothing_and_what_comes_after_it_is_as_ever(
+    codec: Codec, seed: int, fates: list[bool], data: st.DataObject
+) -> None:
+    """Beside the weights also where the rest stays in them; and the codec remembers what it did."""
+    generator, feedback = torch.Generator().manual_seed(seed), Feedback(codec, SHAPES, Buffers(), codec.stays)
+    merged = total = held = torch.zeros(NUMEL)
+    for fate in fates:
+        values, memory = drawn(generator), feedback.memory
+        closing = data.draw(st.booleans())
+        packet = feedback.encode(values + held, closing)
+        if fate:
+            feedback.commit()
+            merged, total = merged + read(packet), total + values
+            held = torch.zeros(NUMEL) if feedback.stayed is None else feedback.stayed
+            if closing:
+                assert feedback.stayed is None
+                assert feedback.memory is memory
+                assert float(left(feedback).norm()) <= 0.02 * float(total.norm() + held.norm())
+    assert torch.allclose(merged + left(feedback) + held, total, rtol=1e-5, atol=1e-4)
+
+
+@each
+@settings(max_examples=25)
 @given(SEEDS)
 def test_a_round_that_is_lost_leaves_no_trace(codec: Codec, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

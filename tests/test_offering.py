@@ -5,7 +5,7 @@ from dataclasses import replace
 from engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, seal_of, state_of
 
 from mend_optim.anchor import Advance, Install
-from mend_optim.lineage import Lineage, PeerId
+from mend_optim.lineage import Entry, Lineage, PeerId
 from mend_optim.packet import Packet
 from mend_optim.protocol import Beat, Call, Goodbye, Offer, Report, Want
 
@@ -117,6 +117,37 @@ def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None
     engine.receive(Call(PEER, 0))
     ((to, offer),) = engine.sent(Offer)
     assert (to, offer.peer, offer.seq, offer.tokens, offer.steps) == (PEER, ME, 0, 0, 0)
+
+
+def merged(engine: Engine, entry: Entry) -> None:
+    """The peer seals it, and the anchor is taken."""
+    engine.receive(seal_of(engine.lineage, entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+
+
+def test_who_brings_nothing_says_what_its_last_offer_weighed_if_its_codec_lags() -> None:
+    for lags in (False, True):
+        engine = offering(lags=lags)
+        offer = engine.offer()
+        engine.sent(Offer)
+        merged(engine, offer.entry)
+        engine.beat(PEER, engine.lineage)
+        engine.syncer.rest(engine.now)
+        assert engine.syncer.training.wanted() == ([0] if lags else [])
+        if lags:  # what the offer lost goes first
+            engine.receive(Call(PEER, 0))
+            assert engine.sent(Offer) == []
+            engine.reserve()
+            engine.copied()
+            ((_, closing),) = engine.sent(Offer)
+            assert (closing.tokens, closing.steps, closing.again) == (0, 4, (40, 4))
+            assert not engine.syncer.training.settled()
+            merged(engine, closing.entry)
+        engine.receive(Call(PEER, 0))
+        ((_, nothing),) = engine.sent(Offer)
+        assert (nothing.tokens, nothing.steps, nothing.again) == (0, 0, (40, 4) if lags else (0, 0))
 
 
 def test_an_offer_of_nothing_has_no_number() -> None:

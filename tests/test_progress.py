@@ -468,6 +468,111 @@ def test_a_founder_claims_all_that_it_inherited() -> None:
     assert twin.progress.in_doubt(lineage)
 
 
+# What encodings have lost
+
+
+def at_rest(fragment: Fragment) -> bool:
+    return fragment.progress.wants_snapshot(fragment.totals, fragment.schedule, closing=True)
+
+
+def closing(fragment: Fragment) -> Pending:
+    pending = fragment.progress.snapshot(fragment.totals, due=True, closing=True)
+    fragment.progress.motion = Motion.STILL
+    return pending
+
+
+def test_what_a_merged_offer_lost_is_owed_until_a_closing_offer_is_merged() -> None:
+    fragment = Fragment()
+    assert not at_rest(fragment)  # nothing was ever lost
+    fragment.step(4)
+    fragment.offer()
+    assert not at_rest(fragment)
+    fragment.sealed(mine=True)
+    assert not at_rest(fragment)  # what was merged is not in the weights yet
+    fragment.taken()
+    assert (at_rest(fragment), fragment.wants()) == (True, False)
+    pending = closing(fragment)
+    assert (pending.steps, pending.tokens, pending.seq) == (0, 0, 2)
+    assert not at_rest(fragment)
+    fragment.sealed(mine=True)
+    fragment.taken()
+    assert not at_rest(fragment)
+    assert fragment.progress.unmerged(fragment.totals) == Totals()
+
+
+def test_a_closing_offer_of_nothing_new_says_what_its_work_weighed() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer()
+    fragment.progress.offered(b"g", {})
+    assert fragment.progress.pending is not None
+    offer = fragment.progress.pending.offer
+    assert offer is not None
+    assert (offer.tokens, offer.steps, offer.again) == (40, 4, (0, 0))
+    fragment.sealed(mine=True)
+    fragment.taken()
+    closing(fragment)
+    fragment.progress.offered(b"g", {})
+    offer = fragment.progress.pending.offer
+    assert offer is not None
+    assert (offer.tokens, offer.steps, offer.again) == (0, 4, (40, 4))
+
+
+def test_a_closing_offer_with_work_of_its_own_is_one_offer() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    pending = closing(fragment)
+    assert (pending.steps, pending.tokens) == (4, 40)
+    fragment.sealed(mine=True)
+    fragment.taken()
+    assert not at_rest(fragment)
+    assert fragment.progress.last == Totals(4, 40)
+
+
+def test_a_closing_copy_that_did_not_come_about_is_owed_still() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer()
+    fragment.sealed(mine=True)
+    fragment.taken()
+    fragment.progress.snapshot(fragment.totals, due=True, closing=True)
+    assert fragment.progress.standing().owes
+    heir = again(fragment)
+    assert at_rest(heir)
+    assert heir.progress.last == Totals(4, 40)
+    fragment.progress.motion = Motion.STILL
+    fragment.progress.withdraw()
+    assert at_rest(fragment)
+
+
+def test_a_closing_offer_in_a_checkpoint_is_one_in_who_goes_on_from_it() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer()
+    fragment.sealed(mine=True)
+    fragment.taken()
+    pending = closing(fragment)
+    offered(fragment)
+    heir = again(fragment)
+    assert not at_rest(heir)
+    assert heir.progress.pending is not None
+    assert heir.progress.pending.closing
+    heir.progress.moved(by(ME, 1, pending.seq), True, heir.totals, FREE)
+    heir.taken()
+    assert not at_rest(heir)
+
+
+def test_a_founder_owes_nothing() -> None:
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer()
+    fragment.sealed(mine=True)
+    fragment.taken()
+    lineage = fragment.progress.found(0, b"model")
+    fragment.progress.founded(lineage, fragment.totals)
+    assert not at_rest(fragment)
+
+
 # What came with a checkpoint besides progress
 
 

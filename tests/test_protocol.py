@@ -73,3 +73,17 @@ def test_an_offer_resent_is_the_same_offer() -> None:
     offer = Offer(PeerId("a", 1), 0, 7, 30, 3, b"g", Key(0, 0, b""), True)
     assert replace(offer, sections={"delta": Packet("none", 0, memoryview(b""))}) == offer
     assert offer.entry == Entry(PeerId("a", 1), 7, 30, 3)
+
+
+def test_who_brings_nothing_more_weighs_by_its_last_offer_where_nobody_brings_more() -> None:
+    """Each by (tokens, steps): its own if it has tokens."""
+    bare = Offer(PeerId("a", 1), 0, 7, 0, 0, b"g", Key(0, 0, b""), False)
+    own = replace(bare, tokens=30, steps=3)
+    lost, rests = replace(bare, steps=3, again=(20, 3)), replace(bare, again=(50, 5))
+
+    def weights(alone: bool) -> list[tuple[int, int]]:
+        return [tuple(offer.weighed(alone)[2:]) for offer in (bare, own, lost, rests)]  # type: ignore[misc]
+
+    assert weights(alone=False) == [(0, 0), (30, 3), (20, 3), (0, 0)]
+    assert weights(alone=True) == [(0, 0), (30, 3), (20, 3), (50, 5)]
+    assert [offer.weighed(True)[:2] for offer in (own, lost)] == [own.entry[:2]] * 2

@@ -19,6 +19,7 @@ STORMS, BATCHES, CHUNK = 900, 6, 15
 SEEN = (
     "crash", "cut", "left", "slowed", "frozen", "thawed", "jumped", "duplicated", "turned away", "lost", "duplicate",
     "evicted", "merge", "founded", "pulled", "superseded", "saved", "restored", "grace_expired",
+    "rested", "closing",
 )  # fmt: skip
 REPLAY = """
 import sys

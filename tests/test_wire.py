@@ -44,7 +44,10 @@ WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
 CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT), WANT)
 OFFER = st.builds(
     lambda offer, claim: replace(offer, seq=max(offer.seq, claim.settled + 1) if claim else offer.seq, inherited=claim),
-    st.builds(Offer, ID, FRAGMENT, U64, U64, U64, DIGEST, KEY, st.booleans(), SECTIONS, follows=U64),
+    st.builds(
+        Offer, ID, FRAGMENT, U64, U64, U64, DIGEST, KEY, st.booleans(), SECTIONS, follows=U64,
+        again=st.tuples(U64, U64),
+    ),
     st.none() | st.builds(Claim, ID, st.integers(0, 2**64 - 2)),
 )
 SEAL = st.builds(

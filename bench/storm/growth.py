@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import mean
 
@@ -24,20 +23,26 @@ def soak_figures(log: Log) -> Iterator[Figure]:
         slopes = [slope(lines, key) / 1024 for lines in settled]
         yield spread(f"slope of {what}", "MB/h", slopes, notes=notes)
         yield spread(f"  its standard error, {what}", "MB/h", [slope_error(lines, key) / 1024 for lines in settled])
-    for key, what in (("threads", "threads"), ("fds", "open files")):
-        grown = [mean(x[key] for x in lines[-5:]) - mean(x[key] for x in lines[:5]) for lines in settled]
-        goal = "<= 0" if key == "threads" else ""
-        named = f"the most; last five samples over first five{_new_threads(settled) if key == 'threads' else ''}"
+    named = "the most; last five samples over first five"
+    counts = (("threads", _threads, "<= 0"), ("gRPC's own pool of threads", _pool, ""), ("open files", _files, ""))
+    for what, counted, goal in counts:
+        grown = [mean(map(counted, lines[-5:])) - mean(map(counted, lines[:5])) for lines in settled]
         yield spread(f"growth of {what}", "", grown, goal, named, max)
     yield spread("seals", "", [float(len(log.seals))], notes=f"{_visits(log)} visits of a guest")
     yield from endings(log)
 
 
-def _new_threads(settled: Sequence[Sequence[Line]]) -> str:
-    """The names of threads of which some learner has more at the end than at first."""
-    ends = [(Counter(lines[0].get("names", {})), Counter(lines[-1].get("names", {}))) for lines in settled]
-    more = sum((last - first for first, last in ends), Counter[str]())
-    return "".join(f"; {count} more {name}" for name, count in more.items())
+def _pool(sample: Line) -> int:
+    """gRPC adds a thread to its pool when work has waited there, and takes it away when it was idle for long."""
+    return int(sample["names"].get("event_engine", 0))
+
+
+def _threads(sample: Line) -> int:
+    return int(sample["threads"]) - _pool(sample)
+
+
+def _files(sample: Line) -> int:
+    return int(sample["fds"])
 
 
 def _of(samples: Sequence[Line], who: str) -> list[Line]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,24 +38,40 @@ GOALS = {"bf16": "<= 1.005", "int8": "<= 1.005", "int4": "<= 1.005", "powersgd r
 def run() -> Iterator[Result]:
     torch.set_num_threads(1)
     texts = [read_corpus(i, LEARNERS) for i in range(LEARNERS)]
-    floors = [final_loss(CODECS["none"], seed, texts, moments=None) for seed in SEEDS]
+    floors = [final_losses(CODECS["none"], seed, texts, moments=None) for seed in SEEDS]
+    notes = f"{LEARNERS} learners, {STEPS} steps of AdamW each, {SYNC_EVERY} between rounds; a pair for each seed"
     for name, codec in TOLD.items():
-        losses = [final_loss(codec, seed, texts, moments=None) for seed in SEEDS]
-        notes = f"{LEARNERS} learners, {STEPS} steps of AdamW each, {SYNC_EVERY} between rounds; a pair for each seed"
-        what = f"{name}: held-out loss over float32's"
-        yield beside("convergence", what, "nats/byte", losses, floors, GOALS.get(name, ""), notes)
-    floors = [final_loss(CODECS["none"], 0, texts, LONG, moments=None)]
+        losses = [final_losses(codec, seed, texts, moments=None) for seed in SEEDS]
+        yield from _beside(name, codec, losses, floors, notes)
+    floors = [final_losses(CODECS["none"], 0, texts, LONG, moments=None)]
     for name in ("sparse", "powersgd r8", "powersgd r16"):
-        losses = [final_loss(TOLD[name], 0, texts, LONG, moments=None)]
-        what = f"{name}: held-out loss over float32's, after {LONG} steps"
-        yield beside("convergence", what, "nats/byte", losses, floors, GOALS.get(name, ""), "one seed")
+        losses = [final_losses(TOLD[name], 0, texts, LONG, moments=None)]
+        yield from _beside(f"{name}, {LONG} steps", TOLD[name], losses, floors, "one seed")
 
 
-def final_loss(
+class Losses(NamedTuple):
+    """After the last step, which is a boundary; and after `synchronize()`."""
+
+    trained: float
+    closed: float
+
+
+def _beside(
+    name: str, codec: Codec, losses: Sequence[Losses], floors: Sequence[Losses], notes: str
+) -> Iterator[Result]:
+    what, goal = f"{name}: held-out loss over float32's", GOALS.get(name.partition(",")[0], "")
+    own, floor = ([each.closed for each in some] for some in (losses, floors))
+    yield beside("convergence", what, "nats/byte", own, floor, goal, notes)
+    if codec.lags:
+        own = [each.trained for each in losses]
+        yield beside("convergence", f"{what}, before synchronize()", "nats/byte", own, floor, "", notes)
+
+
+def final_losses(
     codec: Codec, seed: int, texts: list[tuple[Tensor, Tensor]], steps: int = STEPS, **settings: Any
-) -> float:
-    """The held-out loss of the global weights in the end, one learner on each text. Raises if the learners do not agree
-    on them."""
+) -> Losses:
+    """The held-out losses of the global weights in the end, one learner on each text. Raises if the learners do not
+    agree on them."""
     torch.manual_seed(seed)
     first, learners = TextModel(), len(texts)
     models = [first, *(copy.deepcopy(first) for _ in range(learners - 1))]
@@ -66,20 +82,30 @@ def final_loss(
         options: dict[str, Any] = {"sync_every": SYNC_EVERY, "adopt_after": 0, "quorum": learners, "codec": codec}
         place: dict[str, Any] = {"name": f"l{i}", "listen": "127.0.0.1:0", "peers": peers}
         optimizers.append(MendOptimizer(inner, **place, **options, **settings))
-    threads = [
-        threading.Thread(target=train, args=(model, optimizer, texts[i][0], learners * seed + i, steps), daemon=True)
-        for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True))
-    ]
+    pairs = list(zip(models, optimizers, strict=True))
+    _each(lambda i: train(*pairs[i], texts[i][0], learners * seed + i, steps), learners)
+    trained = _loss(codec, pairs, texts[0][1])
+    _each(lambda i: optimizers[i].synchronize(LIMIT_S), learners)
+    closed = _loss(codec, pairs, texts[0][1])
+    for optimizer in optimizers:
+        optimizer.close()
+    return Losses(trained, closed)
+
+
+def _each(work: Callable[[int], object], count: int) -> None:
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
+
+
+def _loss(codec: Codec, pairs: Sequence[tuple[nn.Module, MendOptimizer]], text: Tensor) -> float:
     digests = set()
-    for model, optimizer in zip(models, optimizers, strict=True):
+    for model, optimizer in pairs:
         with optimizer.global_weights():
             digests.add(content_digest(model))
-            loss = float(evaluate(model, texts[0][1]))
-        optimizer.close()
+            loss = float(evaluate(model, text))
     if len(digests) != 1:
         raise RuntimeError(f"{codec}: the learners end on {len(digests)} models")
     return loss

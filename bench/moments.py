@@ -12,7 +12,7 @@ from examples.train_text import read_corpus
 from mend_optim import MomentSchedule
 from mend_optim.codec import CODECS
 
-from .convergence import SEEDS, STEPS, SYNC_EVERY, final_loss
+from .convergence import SEEDS, STEPS, SYNC_EVERY, final_losses
 from .result import Result, beside
 
 TOLD = {"3 and 6": MomentSchedule(), "1 and 1": MomentSchedule(first=1, second=1)}
@@ -22,9 +22,9 @@ def run() -> Iterator[Result]:
     torch.set_num_threads(1)
     for learners in (2, 4):
         texts = [read_corpus(i, learners) for i in range(learners)]
-        floors = [final_loss(CODECS["none"], seed, texts, moments=None) for seed in SEEDS]
+        floors = [final_losses(CODECS["none"], seed, texts, moments=None).closed for seed in SEEDS]
         for name, periods in TOLD.items():
-            losses = [final_loss(CODECS["none"], seed, texts, moments=periods) for seed in SEEDS]
+            losses = [final_losses(CODECS["none"], seed, texts, moments=periods).closed for seed in SEEDS]
             notes = f"{STEPS} steps of AdamW each, {SYNC_EVERY} between rounds; a pair for each seed"
             what = f"{learners} learners, moments every {name} rounds: held-out loss over that of local moments"
             yield beside("moments", what, "nats/byte", losses, floors, notes=notes)

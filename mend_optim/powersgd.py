@@ -113,9 +113,10 @@ class PowerSGD:
     would not be `min_ratio` times fewer numbers by that, and vectors, in bfloat16.
 
     What it loses stays in the learner's weights, which train on with it: `global_weights()` is what learners have in
-    common. Wire: r (n + m) bits / 8 + 2 r bytes instead of 4 n m. `back="same"`: the merged result is factored once
-    more by the sealer, with error feedback of its own; else all members' factors come back wherever that is smaller
-    than float32. `seed` is of the first rows. Raises `UsageError`."""
+    common, until `synchronize()` merges that, too. Wire: r (n + m) bits / 8 + 2 r bytes instead of 4 n m.
+    `back="same"`: the merged result is factored once more by the sealer, with error feedback of its own; else all
+    members' factors come back wherever that is smaller than float32. `seed` is of the first rows. Raises
+    `UsageError`."""
 
     rank: int = 16
     bits: int = 8

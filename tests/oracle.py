@@ -106,6 +106,9 @@ class Oracle:
         named = self.superseded.pop((learner.id, p), set())
         unnamed = [u for u in gone if not named & self._claimants(u[0]) and (p, u) not in self.dropped]
         unnamed = [u for u in unnamed if u[0] not in self._forked or u[0] in learner.heirs | {learner.id}]
+        rivals = (x for x in self.cluster.processes.values() if x is not learner and x.heirs & learner.heirs)
+        if any(rivals):  # its own work may have been offered in the name of their checkpoint's author
+            unnamed = [u for u in unnamed if u[0] != learner.id]
         assert len(unnamed) <= dropped_tokens, ("work vanished unsaid", learner.id, p, unnamed)
         self.dropped |= {(p, unit) for unit in gone}
 

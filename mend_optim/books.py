@@ -56,7 +56,7 @@ class Policies:
     moments: tuple[Moment, ...] = ()
     periods: MomentSchedule | None = None
     stranger: str = ""  # an optimizer whose moments nobody knows
-    lags: bool = False  # see `Codec`
+    stays: bool = False  # see `Codec`
 
     def due(self, version: int) -> tuple[str, ...]:
         """The moments that a round averages whose seal makes this version."""
@@ -136,7 +136,7 @@ class Books:
     @property
     def closing(self) -> bool:
         """Whether what we copy now is to carry what our encodings have lost, too."""
-        return self.resting and self.policies.lags
+        return self.resting and self.policies.stays
 
     def owing(self, fragment: Progress) -> bool:
         """Whether, at rest, something of ours is in no anchor."""

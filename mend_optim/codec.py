@@ -42,15 +42,12 @@ from .sparse import SPARSE, Sparse
 class Codec(Protocol):
     """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual, which `stays` in the
     weights or is kept beside them; `back` says whether what was merged comes back without further loss ("exact") or
-    encoded once more ("same"). What one that `lags` loses is much of what was trained: at rest it travels, too, by
-    `CLOSING`."""
+    encoded once more ("same"). At rest what stays in the weights travels, too, by `CLOSING`."""
 
     @property
     def exact(self) -> bool: ...
     @property
     def stays(self) -> bool: ...
-    @property
-    def lags(self) -> bool: ...
     @property
     def back(self) -> str: ...
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
@@ -63,7 +60,7 @@ class Dense:
     """float32 as it is, 4 bytes an element."""
 
     exact = True
-    stays = lags = False
+    stays = False
     back = "exact"
 
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
@@ -75,7 +72,7 @@ class BFloat16:
     """Rounded to bfloat16, 2 bytes an element, relative error at most 2⁻⁸."""
 
     exact = False
-    stays = lags = False
+    stays = False
     back = "exact"
 
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
@@ -88,7 +85,7 @@ CODECS: dict[str, Codec] = {
 }  # fmt: skip
 FLOATS = (Dense, BFloat16)  # the codecs that send every number as a float
 LOSSLESS: Codec = Sparse(density=1.0)
-CLOSING: Codec = Int8()  # how a codec that lags sends all that there is, at rest
+CLOSING: Codec = Int8()  # how a learner at rest sends what stayed in its weights
 _FORMS: tuple[Form, ...] = (DENSE, BF16, INT8, INT4, FLOAT4, SPARSE, *FACTORS.values())
 FORMS = {form.code: form for form in _FORMS}
 

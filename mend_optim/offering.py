@@ -75,7 +75,7 @@ class Offering:
             if fragment.pending.offer and fragment.pending.sent_to != caller:
                 self.send_offer(now, fragment, caller)
         elif self.books.resting and not self.books.owing(fragment):
-            key, again = fragment.lineage.key, fragment.weight if self.books.policies.lags else (0, 0)
+            key, again = fragment.lineage.key, fragment.weight if self.books.policies.stays else (0, 0)
             empty = Offer(self.books.me, p, 0, 0, 0, self.books.genesis, key, False, again=again)
             self.books.emit(Send(caller, empty))
         elif not self.books.policies.schedule.lockstep:

@@ -260,8 +260,8 @@ class MendOptimizer(Optimizer):
         return self.status()
 
     def synchronize(self, timeout: float | None = None) -> bool:
-        """Offer everything not yet merged, also what `codec` held back, and wait until it is merged and this learner
-        holds the greatest anchor it has heard of.
+        """Offer everything not yet merged, also what PowerSGD left in the weights, and wait until it is merged and this
+        learner holds the greatest anchor it has heard of.
 
         `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that; once all others have
         left, and where no peers were ever named, there is nobody to merge with and it is true at once. Until the next

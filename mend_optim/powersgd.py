@@ -124,7 +124,7 @@ class PowerSGD:
     back: str = "exact"
     seed: int = 0
     exact = False
-    stays = lags = True
+    stays = True
 
     def __post_init__(self) -> None:
         whole = type(self.rank) is int and 1 <= self.rank <= RANKS

@@ -261,7 +261,7 @@ class Blockwise:
     block: int
     back: str = "exact"
     exact = False
-    stays = lags = False
+    stays = False
     form: ClassVar[BlockForm]
 
     def __post_init__(self) -> None:

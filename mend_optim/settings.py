@@ -155,7 +155,7 @@ def settings(
         timing=timing,
         failslow=failslow,
         moments=states,
-        lags=encoded.lags,
+        stays=encoded.stays,
         stranger=type(inner).__name__ if periods and strange(inner, periods) else "",
         periods=periods and periods.resolve(decays(states, inner), schedule.sync_every),
     )

@@ -178,10 +178,6 @@ class Sparse:
     def exact(self) -> bool:
         return self.density == 1
 
-    @property
-    def lags(self) -> bool:
-        return not self.exact
-
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
         return [self._piece(tensor) for tensor in tensors], None
 

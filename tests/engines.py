@@ -56,13 +56,13 @@ class Engine:
         quorum: int | None = None,
         grace_s: float = 0.0,
         failslow: FailSlow | None = FailSlow(),
-        lags: bool = False,
+        stays: bool = False,
         **schedule: Any,
     ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
         plan = Schedule(**{"sync_every": 4, **schedule})
         some = Quorum(minimum=quorum)
-        policies = Policies(schedule=plan, quorum=some, grace=Grace(max_s=grace_s), failslow=failslow, lags=lags)
+        policies = Policies(schedule=plan, quorum=some, grace=Grace(max_s=grace_s), failslow=failslow, stays=stays)
         self.syncer = Syncer(ME, "me:1" if seals else "", (), policies, self.now)
         self.syncer.begin(self.now, GENESIS, (b"",) * plan.fragments)
         self.log: list[Any] = []

@@ -34,14 +34,14 @@ POINTS = ("collecting", "merging", "sealed", "told")
 
 
 def policies(
-    quorum: int | None = None, grace_s: float = 2, timing: Timing = TIMING, lags: bool = False, **schedule: int | None
+    quorum: int | None = None, grace_s: float = 2, timing: Timing = TIMING, stays: bool = False, **schedule: int | None
 ) -> Policies:
     return Policies(
         schedule=Schedule(**{"sync_every": 5, **schedule}),  # type: ignore[arg-type]
         quorum=Quorum(minimum=quorum),
         grace=Grace(max_s=grace_s),
         timing=timing,
-        lags=lags,
+        stays=stays,
     )
 
 
@@ -68,14 +68,14 @@ class Storm:
     adopt_after: int | None = None
     hidden: int = 0
     loss: float = 0.05
-    lags: bool = False
+    stays: bool = False
     seconds: float = 20.0
     faults: tuple[Fault, ...] = ()
 
     def play(self) -> Cluster:
         """Raises `AssertionError` where a law is broken."""
         schedule = {"sync_every": 3 + self.fragments, "fragments": self.fragments, "adopt_after": self.adopt_after}
-        chosen = policies(self.quorum, lags=self.lags, **schedule)
+        chosen = policies(self.quorum, stays=self.stays, **schedule)
         cluster = Cluster(self.n, self.seed, chosen, hidden=self.hidden, loss=self.loss)
         cluster.start_all()
         for fault in self.faults:
@@ -109,8 +109,8 @@ def draw(seed: int, wide: bool = False) -> Storm:
     faults = [f for _ in range(r.randint(1, 5)) for f in _draw_fault(r, names, storm.seconds)]
     if r.random() < 0.15:
         faults += [Fault(storm.seconds * r.random(), "extend", (name,)) for name in names]
-    if r.random() < 0.4:  # synchronize(), and on; a codec that lags makes closing offers of it
-        storm = replace(storm, lags=True)
+    if r.random() < 0.4:  # synchronize(), and on; a codec that stays makes closing offers of it
+        storm = replace(storm, stays=True)
         faults += [Fault(storm.seconds * r.random(), "rest", (r.choice(names),)) for _ in range(r.randint(1, 4))]
     return replace(storm, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 

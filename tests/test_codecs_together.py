@@ -84,12 +84,12 @@ def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> Non
             assert 0 < record.merged_bytes <= most_down * 4 * NUMEL
 
 
-LAGGING = [codec for codec in TOLD if codec.lags]
+STAYS = [codec for codec in TOLD if codec.stays]
 
 
 @pytest.mark.parametrize("adopt_after", [0, None])
-@pytest.mark.parametrize("told", LAGGING, ids=name_of)
-def test_at_rest_what_a_codec_lost_is_merged_too_and_all_have_the_same_weights(
+@pytest.mark.parametrize("told", STAYS, ids=name_of)
+def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
     told: Codec, adopt_after: int | None
 ) -> None:
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]

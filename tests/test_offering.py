@@ -127,16 +127,16 @@ def merged(engine: Engine, entry: Entry) -> None:
     engine.apply()
 
 
-def test_who_brings_nothing_says_what_its_last_offer_weighed_if_its_codec_lags() -> None:
-    for lags in (False, True):
-        engine = offering(lags=lags)
+def test_who_brings_nothing_says_what_its_last_offer_weighed_if_encodings_leave_something() -> None:
+    for stays in (False, True):
+        engine = offering(stays=stays)
         offer = engine.offer()
         engine.sent(Offer)
         merged(engine, offer.entry)
         engine.beat(PEER, engine.lineage)
         engine.syncer.rest(engine.now)
-        assert engine.syncer.training.wanted() == ([0] if lags else [])
-        if lags:  # what the offer lost goes first
+        assert engine.syncer.training.wanted() == ([0] if stays else [])
+        if stays:  # what the offer lost goes first
             engine.receive(Call(PEER, 0))
             assert engine.sent(Offer) == []
             engine.reserve()
@@ -147,7 +147,7 @@ def test_who_brings_nothing_says_what_its_last_offer_weighed_if_its_codec_lags()
             merged(engine, closing.entry)
         engine.receive(Call(PEER, 0))
         ((_, nothing),) = engine.sent(Offer)
-        assert (nothing.tokens, nothing.steps, nothing.again) == (0, 0, (40, 4) if lags else (0, 0))
+        assert (nothing.tokens, nothing.steps, nothing.again) == (0, 0, (40, 4) if stays else (0, 0))
 
 
 def test_an_offer_of_nothing_has_no_number() -> None:

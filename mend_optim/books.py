@@ -56,7 +56,7 @@ class Policies:
     moments: tuple[Moment, ...] = ()
     periods: MomentSchedule | None = None
     stranger: str = ""  # an optimizer whose moments nobody knows
-    stays: bool = False  # see `Codec`
+    stays: bool = False  # whether something stays in the weights (see `Codec`) that is to be merged at rest
 
     def due(self, version: int) -> tuple[str, ...]:
         """The moments that a round averages whose seal makes this version."""

@@ -155,7 +155,7 @@ def settings(
         timing=timing,
         failslow=failslow,
         moments=states,
-        stays=encoded.stays,
+        stays=encoded.stays and merge in ("mean", "rda"),  # a median takes no share of one learner's rest
         stranger=type(inner).__name__ if periods and strange(inner, periods) else "",
         periods=periods and periods.resolve(decays(states, inner), schedule.sync_every),
     )

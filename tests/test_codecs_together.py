@@ -120,6 +120,24 @@ def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
         torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
 
 
+def test_where_a_merge_knows_no_shares_what_stayed_stays_at_rest_too() -> None:
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    settings = {**LOCKSTEP, "codec": PowerSGD(rank=2), "merge": "median"}
+    with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
+
+        def loop(i: int) -> None:
+            for parameter, gradient in zip(models[i], gradients(i, 0), strict=True):
+                parameter.grad = gradient
+            optimizers[i].step()
+            assert optimizers[i].synchronize()
+
+        together(lambda: loop(0), lambda: loop(1))
+        for optimizer in optimizers:
+            own = flat(optimizer)
+            with optimizer.global_weights():
+                assert float((own - flat(optimizer)).norm()) > 1.0
+
+
 @pytest.mark.parametrize("told", ["sparse", Int8(back="same"), PowerSGD(rank=2, back="same")], ids=str)
 def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again(told: Codec) -> None:
     """Saved with nothing unmerged, but with what the codec had lost; the process that saved it went on."""

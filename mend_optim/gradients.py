@@ -14,7 +14,8 @@ def any_gradient(parameters: Sequence[Tensor]) -> bool:
 
 
 def stamp(parameters: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
-    """Changes when gradients are computed, accumulated, scaled or cleared; a few tell for all."""
+    """Changes when gradients are computed, accumulated, scaled or cleared; a few tell for all. After clearing, new ones
+    may lie where the old ones lay and have their stamp."""
     gradients = (p.grad for p in parameters if p.grad is not None)
     return tuple((id(grad), grad._version) for grad in islice(gradients, 4))
 

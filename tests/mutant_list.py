@@ -267,6 +267,8 @@ MUTANTS = (
            "            self._replace(p, values)\n", "            pass\n", ANCHOR),
     Mutant("seal-in-doubt-keeps-the-progress", 5, "anchor",
            "            if not job.mine:\n                self._drop(p)\n", "", ANCHOR),
+    Mutant("left-out-steps-tokens-stay", 5, "tokens",
+           "self._early and at == (self._clears, stamp)", "self._early and at[1] == stamp", of("tokens")),
     # ── 6: no seal below quorum ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("seal-below-quorum", 6, "quorum", "if len(present) < needed:", "if len(present) < needed - 1:", QUORUM),
     Mutant("half-is-a-majority", 6, "quorum", "roster // 2 + 1)", "roster // 2)", QUORUM),

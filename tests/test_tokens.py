@@ -15,7 +15,8 @@ DEFAULT = 1000
 
 @dataclass
 class Loop:
-    """A training loop: what it calls, and the gradients it has. `stamp` changes whenever they do."""
+    """A training loop: what it calls, and the gradients it has. `stamp` changes whenever they do, and recurs after they
+    were cleared, as addresses do."""
 
     count: TokenCount = field(default_factory=TokenCount)
     stamp: int = 0
@@ -23,7 +24,7 @@ class Loop:
 
     def clear(self) -> None:
         self.count.cleared(self.gradients, self.stamp)
-        self.stamp, self.gradients = self.stamp + 1, False
+        self.stamp, self.gradients = 0, False
 
     def compute(self, n: int = 0) -> None:
         self.stamp, self.gradients = self.stamp + 1, True

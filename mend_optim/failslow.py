@@ -21,6 +21,7 @@ RECENT = 8  # blocks that a level is taken from
 OLDEST = LONGEST // 2  # blocks within which a change is looked for: as many are left to compare it with
 CHANGE = math.log(1.1)  # the least that a verified change is
 PRIOR = 8  # blocks that the jitter known of earlier levels counts for
+DRAGGED = 2  # usual blocks that a block may take
 SETTLE = 2  # times that a suspect, and the others, tell of later blocks before there is a verdict
 TINY = 1e-9
 
@@ -73,8 +74,9 @@ class Level(NamedTuple):
 
 class Pace:
     """The level of one stream of durations. Every `block` of them count as one, their median: one spike in a block, a
-    data stall or a pause to evaluate, is not seen at all. The first `skip` blocks, in which much is compiled, are left
-    out.
+    data stall or a pause to evaluate, is not seen at all. Two or three are enough if they are so slow that as many of
+    the fastest among them would take as long as `DRAGGED` blocks at the fastest level: rounds do not become longer with
+    a straggler's steps. The first `skip` blocks, in which much is compiled, are left out.
 
     A change is what is certain to have begun 3 or more blocks ago, makes 10 % of difference, and goes on."""
 
@@ -87,19 +89,24 @@ class Pace:
         self._recent: list[float] = []  # the present level's
         self._steady: list[float] = []
         self._noise = NOISE
+        self._usual = math.inf  # the rate of the fastest level
 
     def add(self, seconds: float, amount: float) -> None:
         """One duration, of so many tokens or bytes. What is not finite and positive is ignored."""
         if not (LEAST < seconds < MOST and LEAST < amount < MOST):
             return
         self._rates.append(seconds / amount)
-        if len(self._rates) == self._block:
+        if len(self._rates) == self._block or self._drags():
             rate = median(self._rates)
             self._rates.clear()
             if self._skip:
                 self._skip -= 1
             else:
                 self._observe(rate)
+
+    def _drags(self) -> bool:
+        count = len(self._rates)
+        return count >= 2 and count * min(self._rates) >= DRAGGED * self._block * self._usual
 
     def _observe(self, rate: float) -> None:
         self._unit = self._unit or rate
@@ -111,6 +118,8 @@ class Pace:
         held = self._runs.shortest()
         if STEADY <= held <= OLDEST and held < self._run:
             self._change(held)
+        if self._run >= STEADY:
+            self._usual = self._unit * math.exp(self._before)
 
     def _change(self, held: int) -> None:
         """The present level has held for so many blocks, if it differs enough from the one before."""
@@ -130,15 +139,20 @@ class Pace:
         return math.sqrt((PRIOR * self._noise**2 + len(logs) * seen) / (PRIOR + len(logs)))
 
     @property
+    def _now(self) -> float:
+        return median(self._recent[-RECENT:])
+
+    @property
+    def _before(self) -> float:
+        return min([self._now, *self._steady])
+
+    @property
     def level(self) -> Level | None:
         """None until there have been enough blocks to tell."""
         if self._run < STEADY:
             return None
-        recent = self._recent[-RECENT:]
-        now = median(recent)
-        error = math.sqrt(math.pi / 2 / len(recent)) * self._jitter(self._recent)
-        before = min([now, *self._steady])
-        return Level(self._unit * math.exp(now), self._unit * math.exp(before), error, self._run)
+        error = math.sqrt(math.pi / 2 / min(len(self._recent), RECENT)) * self._jitter(self._recent)
+        return Level(self._unit * math.exp(self._now), self._unit * math.exp(self._before), error, self._run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,6 +289,9 @@ MUTANTS = (
            "max(0.0, overlap_s - delays.quorum_s - delays.sync_s)", "overlap_s", QUORUM),
     Mutant("steady-hardware-is-failing", 6, "failslow",
            "slower.ratio >= policy.threshold", "True", of("failslow")),
+    Mutant("a-pause-makes-a-block", 6, "failslow", "count * min(self._rates)", "sum(self._rates)", of("failslow")),
+    Mutant("a-block-waits-for-the-slowest", 6, "failslow", "if len(self._rates) == self._block or self._drags():",
+           "if len(self._rates) == self._block:", of("failslow")),
     Mutant("as-slow-as-the-others-is-failing", 6, "failslow",
            "slower.than_others >= policy.threshold", "True", of("failslow")),
     # ── 7: the network never stops training ──────────────────────────────────────────────────────────────────────────

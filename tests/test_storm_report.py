@@ -135,6 +135,16 @@ def test_throughput_of_survivors() -> None:
     assert (found.min, found.median, found.max) == pytest.approx(ratios, abs=0.003)
 
 
+def test_throughput_beside_the_calm_around_it() -> None:
+    """A machine that becomes slower by and by does not count."""
+    found = figure(storm_figures(storm()), "survivors' steps, trouble")
+    # from 100 s to 125 s: a and c at 19/s, b 5 s at 20/s; from 150.5 s to 157 s: a and b, and c from 152 s on
+    expected, taken = (25 + 25 + 5) * 20 + (6.5 + 6.5 + 5) * 20, 50 * 19 + 5 * 20 + 18 * 20
+    assert found.value == pytest.approx(taken / expected, abs=0.002)
+    assert (found.n, found.met) == (2, False)
+    assert (found.min, found.max) == pytest.approx((1050 / 1100, 1.0), abs=0.005)
+
+
 def test_the_next_seal_after_a_fault() -> None:
     story = storm()
     assert interval(story) == 10

@@ -27,8 +27,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--faults-per-hour", type=float, default=120.0, help="on all learners together")
     parser.add_argument("--seed", type=int, default=0, help="of weather, weights and data")
     parser.add_argument("--quorum", type=int, help="fewest offers in a seal; default: the library's, a majority")
-    parser.add_argument("--sync-every", type=int, help="inner steps per round; default 128, in a soak 16")
-    parser.add_argument("--pace-ms", type=float, default=25.0, help="sleep before each step")
+    parser.add_argument("--sync-every", type=int, help="inner steps per round; default 128; storm 64, soak 16")
+    parser.add_argument("--pace-ms", type=float, help="sleep before each step; default 25, in a storm 100")
     parser.add_argument("--grace-s", type=float, help="default: the library's")
     parser.add_argument("--beat-s", type=float, default=1.0)
     parser.add_argument("--evict-after-s", type=float, default=30.0)
@@ -43,7 +43,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     fewest = {"storm": 3, "partition": 2, "soak": 2}[options.scenario]
     options.learners = options.learners or (8 if options.scenario == "storm" else 4)
     options.minutes = options.minutes or (30.0 if options.scenario == "soak" else 10.0)
-    options.sync_every = options.sync_every or (16 if options.scenario == "soak" else 128)
+    options.sync_every = options.sync_every or {"storm": 64, "partition": 128, "soak": 16}[options.scenario]
+    if options.pace_ms is None:  # many learners on few cores: what slows a survivor should not be the scheduler
+        options.pace_ms = 100.0 if options.scenario == "storm" else 25.0
     if not fewest <= options.learners < len(NAMES):
         parser.error(f"--learners must be {fewest} to {len(NAMES) - 1}, got {options.learners}")
     return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -12,7 +13,8 @@ from .log import NEVER, Fault, Log, Seal
 from .spans import Spans, common, count, length, without
 
 SETTLING_S = 5.0  # after a fault is over, what others do may still be due to it
-FEWEST_STEPS = 200  # a pace from fewer says little
+FEWEST_STEPS = 100  # a pace from fewer says little
+AROUND_S = 20.0  # before and after a span of trouble; or as long as it lasted
 BACK_S = 2.0
 
 
@@ -29,8 +31,7 @@ def storm_figures(log: Log) -> Iterator[Figure]:
 
 def pace(log: Log, who: str, spans: Spans) -> float | None:
     """Steps per second of that learner in these spans; None if there are too few to tell."""
-    moments = sorted(t for (name, _), steps in log.steps.items() if name == who for t, _ in steps)
-    steps = count(moments, spans)
+    steps = count(log.step_times[who], spans)
     return steps / length(spans) if steps >= FEWEST_STEPS else None
 
 
@@ -45,15 +46,38 @@ def windows(log: Log) -> dict[str, Spans]:
 
 def throughput(log: Log) -> Iterator[Figure]:
     """Survivors: learners while nothing is wrong with them, and something with somebody else."""
+    spans, ratios = windows(log), []
+    for who in log.learners:
+        stormy = pace(log, who, common(log.live[who], spans["storm"]))
+        floor = pace(log, who, common(log.live[who], spans["calm"]))
+        ratios += [stormy / floor] if stormy and floor else []
+    notes = f"by learner; {length(spans['storm']):.0f} s of storm, {length(spans['calm']):.0f} s of calm"
+    yield spread("survivors' steps/s, storm over fault-free windows", "", ratios, ">= 0.99", notes)
+    kept = list(spans_beside(log))
+    expected, taken = sum(e for e, _ in kept), sum(t for _, t in kept)
+    found = [t / e for e, t in kept]
+    error = math.sqrt(sum((t - e * taken / expected) ** 2 for e, t in kept)) / expected if kept else 0.0
+    what = "survivors' steps, trouble over the calm around it"
+    notes = f"by span of trouble; value: all of them, standard error {error:.2g}"
+    yield spread(what, "", found, ">= 0.99", notes, lambda _: taken / expected)
+
+
+def spans_beside(log: Log) -> Iterator[tuple[float, int]]:
+    """Of each span of trouble, the steps of its survivors: how many there would be at their paces around it, and how
+    many there are. A machine that is faster in one minute than in another tells nothing here."""
     spans = windows(log)
-    for name, where in (("fault-free windows", "calm"), ("the warm-up", "warm-up")):
-        ratios = []
+    calm = [*spans["warm-up"], *spans["calm"]]
+    for begin, end in spans["storm"]:
+        reach = max(end - begin, AROUND_S)
+        expected, taken = 0.0, 0
         for who in log.learners:
-            stormy = pace(log, who, common(log.live[who], spans["storm"]))
-            floor = pace(log, who, common(log.live[who], spans[where]))
-            ratios += [stormy / floor] if stormy and floor else []
-        notes = f"by learner; {length(spans['storm']):.0f} s of storm, {length(spans[where]):.0f} s of {where}"
-        yield spread(f"survivors' steps/s, storm over {name}", "", ratios, ">= 0.99", notes)
+            mine, around = common(log.live[who], [(begin, end)]), common(log.live[who], calm)
+            usual = pace(log, who, common(around, [(begin - reach, end + reach)]))
+            if usual:
+                expected += usual * length(mine)
+                taken += count(log.step_times[who], mine)
+        if expected:
+            yield expected, taken
 
 
 # ── participation ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -106,6 +106,14 @@ class Log:
         return dict(found)
 
     @cached_property
+    def step_times(self) -> dict[str, list[float]]:
+        """When each learner took its steps, in all of its lives."""
+        found: dict[str, list[float]] = {who: [] for who in self.learners}
+        for (who, _), steps in self.steps.items():
+            found[who] += [t for t, _ in steps]
+        return {who: sorted(moments) for who, moments in found.items()}
+
+    @cached_property
     def processes(self) -> list[Process]:
         found: defaultdict[Life, dict[str, Any]] = defaultdict(dict)
         names = {"start": "ordered", "born": "born", "ready": "ready", "ended": "ended", "alone": ""}

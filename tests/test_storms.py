@@ -108,3 +108,21 @@ def test_a_storm_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("seed", [4114, 4235, 6437, 12581, 16180, 18649, 19403])
 def test_laws_hold_in_storms_that_once_seemed_to_break_them(seed: int) -> None:
     check(draw(seed))
+
+
+def test_progress_that_was_dropped_is_not_taken_from_the_weights_again() -> None:
+    """In doubt a learner drops it, and before its training thread has done so the other branch wins, which has it."""
+    sides = ("learner-2", "learner-3")
+    storm = Storm(
+        482, 4, quorum=1, adopt_after=2, hidden=1, loss=0.0,
+        faults=(
+            Fault(6.205, "partition", (sides, 10.643096226470671)), Fault(6.557, "save", ("learner-0",)),
+            Fault(6.823, "save", ("learner-2",)), Fault(8.469, "crash", ("learner-0",)),
+            Fault(10.328, "slow", (*sides, 30.0, 4.0)), Fault(13.598, "restore", ("learner-0",)),
+            Fault(13.828, "save", ("learner-2",)), Fault(13.878, "crash", ("learner-2",)),
+            Fault(14.654, "duplicate", ("learner-0", 8.46720752688342, True)),
+            Fault(14.919, "restore", ("learner-2",)), Fault(15.695, "leave", ("learner-2",)),
+            Fault(16.515, "cut", ((("learner-1", "learner-3"),), 0.8638037160651031)),
+        ),
+    )  # fmt: skip
+    storm.play()

@@ -100,6 +100,8 @@ class Units:
         values = dict(new) if replace else add(new, self.theta[p], -1)
         if mine and not replace:
             values = add(values, self.progress[p], -1)
+        if mine or replace:  # settled, or dropped
+            self.progress[p] = {}
         self.theta[p] = dict(new)
         return Correction(p, values, replace)  # type: ignore[arg-type]
 

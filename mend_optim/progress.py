@@ -184,6 +184,9 @@ class Progress:
         follows = self.lineage.last_merged(pending.claim.author)
         if follows == pending.follows:
             return
+        if self.inherited and self.inherited.author == pending.claim.author:
+            self.withdraw()  # one offer of both: under the new number, this one would pass for what came with it
+            return
         pending.earlier = (*pending.earlier, (pending.seq, pending.follows))
         if pending.claim.author == self.me:
             pending.seq = self.seq = self.seq + 1
@@ -255,6 +258,7 @@ class Progress:
             if pending:
                 pending.missed, pending.due = True, False
                 self._rebase(pending)
+                self.called = self.called or (self.pending is None and not schedule.lockstep)
 
     def taken(self, replace: bool, totals: Totals) -> int:
         """The training thread applied the correction. Returns the tokens that a replacement dropped."""

@@ -47,10 +47,9 @@ class Share:
         return self._total - sum(m.tokens for author in authors for m in self._inside(author, lineage))
 
     def _inside(self, author: PeerId, lineage: Lineage) -> Iterator[Merged]:
-        last = lineage.last_merged(author)
         newest = max(seq for who, seq in self._offers if who == author)
         # The author of a checkpoint may have gone on after it, in a process of its own: with what we know behind it.
-        merged = self._offers.get((author, min(last, newest)))
-        while merged:
+        seq, before = min(lineage.last_merged(author), newest), newest + 1
+        while seq < before and (merged := self._offers.get((author, seq))):  # falling: it ends, whatever was added
             yield merged
-            merged = self._offers.get((author, merged.follows))
+            seq, before = merged.follows, seq

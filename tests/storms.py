@@ -112,6 +112,8 @@ def draw(seed: int, wide: bool = False) -> Storm:
     if r.random() < 0.4:  # synchronize(), and on; a codec that stays makes closing offers of it
         storm = replace(storm, stays=True)
         faults += [Fault(storm.seconds * r.random(), "rest", (r.choice(names),)) for _ in range(r.randint(1, 4))]
+    if n > 3 and not wide and r.random() < 0.15:
+        storm, faults = replace(storm, quorum=1), list(_draw_heir(r, names))
     return replace(storm, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
@@ -138,6 +140,19 @@ def _draw_fault(r: random.Random, names: list[str], seconds: float) -> Iterator[
         yield Fault(at, "trap", (r.choice(POINTS),))
         for n in names:
             yield _return(r, min(at + 5 + lasting, seconds), n)
+
+
+def _draw_heir(r: random.Random, names: list[str]) -> Iterator[Fault]:
+    """Both sides of a partition seal, and one restarts on the lesser: what its checkpoint held, in an offer and beside
+    it, moves to the other branch."""
+    name, other = r.sample(names, 2)
+    at = 4 + 3 * r.random()
+    saved = at + 5 + 4 * r.random()
+    yield Fault(at, "partition", ((name, other), 9 + 4 * r.random()))
+    yield Fault(saved - 3.5, "slow", (name, other, 30.0, 4.0))
+    yield Fault(saved, "save", (name,))
+    yield Fault(saved + 0.05, "crash", (name,))
+    yield Fault(saved + 0.1 + r.random(), "restore", (name,))
 
 
 def _return(r: random.Random, at: float, name: str) -> Fault:

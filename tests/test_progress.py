@@ -396,6 +396,66 @@ def test_on_another_branch_an_inherited_offer_gets_a_number_that_the_author_cann
     assert heir.progress.seq == 0
 
 
+def on_another_branch(schedule: Schedule = FREE) -> Fragment:
+    """An heir of an offer on its way, and of work of the same author beside it, whose branch was superseded."""
+    old, _ = second_offer()
+    old.step(3)
+    heir = again(old)
+    heir.schedule = schedule
+    heir.progress.moved(by(OTHER, 1, 2, 3), False, heir.totals, schedule)
+    heir.taken()
+    return heir
+
+
+def test_on_another_branch_an_inherited_offer_and_what_came_with_it_are_one_offer_at_once() -> None:
+    """Under a number of its own, past all that the author used, the first would pass for the second, too."""
+    heir = on_another_branch()
+    assert (heir.progress.pending, heir.progress.claim) == (None, Claim(ME, 1))
+    assert heir.wants()
+    pending = heir.offer()
+    assert (pending.claim, pending.follows, pending.steps, pending.tokens) == (Claim(ME, 1), 0, 7, 70)
+    assert pending.seq >= HEIR.incarnation
+    both = heir.progress.lineage.seal([Entry(ME, pending.seq, 70, 7)], b"payload")
+    assert heir.progress.includes_pending(both)
+    heir.progress.moved(both, True, heir.totals, FREE)
+    heir.taken()
+    assert heir.progress.unmerged(heir.totals) == Totals()
+    assert heir.progress.superseded_tokens == 0
+    heir.step(4)
+    assert heir.offer().claim == Claim(HEIR, 0)
+
+
+def test_what_is_withdrawn_on_another_branch_is_in_doubt_where_the_first_offer_is_merged() -> None:
+    heir = on_another_branch()
+    assert heir.progress.in_doubt(by(ME, 1, 2))
+    heir.offer()
+    assert heir.progress.in_doubt(by(ME, 1, 2))
+
+
+def test_in_lockstep_what_is_withdrawn_waits_for_the_boundary() -> None:
+    heir = on_another_branch(LOCKSTEP)
+    assert (heir.progress.pending, heir.progress.called) == (None, False)
+    assert heir.wants()  # the boundary at which the first offer was made has passed
+    heir.progress.mark = heir.totals.step
+    assert not heir.wants()
+
+
+def test_on_another_branch_work_of_two_authors_stays_in_two_offers() -> None:
+    """What a second process left beside an offer of the first is none of the first's: it may be in an offer of its own
+    author that follows nothing of the first."""
+    old, sent = second_offer()
+    middle = again(old)
+    assert middle.progress.pending is not None
+    middle.step(3)
+    heir = Fragment(me=PeerId("me", 2 * 10**18))
+    heir.totals = Totals(middle.totals.step, middle.totals.tokens)
+    heir.progress = Progress.resumed(heir.progress.me, 0, middle.progress.standing(), heir.totals)
+    heir.progress.moved(by(OTHER, 1, 2, 3), False, heir.totals, FREE)
+    pending = heir.progress.pending
+    assert pending is not None
+    assert (pending.claim, pending.tokens, heir.progress.claim) == (sent.claim, 40, Claim(HEIR, 0))
+
+
 def test_a_copy_that_is_no_offer_yet_goes_into_the_next() -> None:
     old = Fragment()
     old.step(4)

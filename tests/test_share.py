@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_round import BASE
@@ -46,6 +49,17 @@ def test_an_offer_that_waited_on_two_branches_counts_once_on_either() -> None:
     assert share.superseded_tokens(grown(grown(BASE, ME, 1, 10), ME, 2, 5)) == 0
     assert share.superseded_tokens(grown(BASE, ME, 3, 5)) == 10
     assert share.superseded_tokens(BASE) == 15
+
+
+@pytest.mark.parametrize("numbers", [{3: 3}, {3: 5, 5: 3}])
+def test_the_account_ends_whatever_is_added(numbers: dict[int, int]) -> None:
+    """It is taken with the mutex held."""
+    share = Share()
+    share.add(ME, numbers, 10)
+    asked = Thread(target=share.superseded_tokens, args=(grown(BASE, ME, 5, 10),), daemon=True)
+    asked.start()
+    asked.join(5.0)
+    assert not asked.is_alive()
 
 
 def test_the_account_does_not_grow_for_ever() -> None:

@@ -148,8 +148,13 @@ class Progress:
         return self.called or schedule.due(totals.step, self.mark)
 
     def snapshot(self, totals: Totals, due: bool, closing: bool = False) -> Pending:
-        """The training thread copies the fragment now; everything unmerged goes into the next offer."""
-        work, claim = self.unmerged(totals), self.claim
+        """The training thread copies the fragment now; everything unmerged goes into the next offer. Where that is
+        just what encodings lost before a checkpoint, in the name of its author, whose own process may have offered
+        it."""
+        work = self.unmerged(totals)
+        if not work.step:
+            self.inherited = self.inherited or self.heir_of
+        claim = self.claim
         if self.inherited:
             seq, self.inherited = self._past(claim), None
         else:
@@ -230,7 +235,9 @@ class Progress:
         """The pending offer did not come about: its work goes into the next one."""
         pending, self.pending = self.pending, None
         if pending:
-            self.inherited = pending.claim if pending.claim.author != self.me else self.inherited
+            # What only encodings lost has its author's name when it is offered again; what is trained till then, ours.
+            if pending.claim.author != self.me and (pending.steps or self.inherited):
+                self.inherited = pending.claim
             self.owes = self.owes or pending.closing
 
     def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule) -> None:

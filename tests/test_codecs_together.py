@@ -163,3 +163,35 @@ def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again
             assert again.join().rounds[-1].reason == "pulled"
             assert not held_back(again).any()
             assert not returned(again).any()
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_what_stayed_in_the_weights_of_a_checkpoint_is_closed_once(offered: bool) -> None:
+    """By the offer that its process left at a sealer, or by who goes on from it."""
+    told = PowerSGD(rank=2)
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(4)]
+    with cluster(*(SGD(model, lr=1.0) for model in models[:3]), codec=told, **LOCKSTEP) as optimizers:
+
+        def loop(i: int) -> None:
+            for step in range(3):
+                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                    parameter.grad = gradient if i == 0 else torch.zeros_like(gradient)
+                optimizers[i].step()
+
+        together(*(lambda i=i: loop(i) for i in range(3)))
+        old, *others = optimizers
+        saved, rest = save(old), held_back(old).clone()
+        with others[0].global_weights():
+            before = flat(others[0])
+        if offered:
+            assert not old.synchronize(1.0)
+        old.close()
+        with newcomer(SGD(models[3], lr=1.0), "a", others[0], codec=told, **LOCKSTEP) as again:
+            load(again, saved)
+            again.join()
+            for _ in range(2):
+                assert all(together(*(lambda o=o: o.synchronize() for o in (*others, again))))
+            with others[0].global_weights():
+                moved = before - flat(others[0])
+            assert float(moved @ rest / (rest @ rest)) == pytest.approx(1 / 3, rel=0.01)
+            torch.testing.assert_close(flat(again), before - moved, rtol=1e-4, atol=1e-4)

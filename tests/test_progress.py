@@ -622,6 +622,71 @@ def test_a_closing_offer_in_a_checkpoint_is_one_in_who_goes_on_from_it() -> None
     assert not at_rest(heir)
 
 
+def heir_that_owes() -> Fragment:
+    """It goes on from a checkpoint with nothing unmerged, but for what an encoding had lost."""
+    old = Fragment()
+    old.step(4)
+    old.offer()
+    old.sealed(mine=True)
+    old.taken()
+    heir = again(old)
+    assert at_rest(heir)
+    return heir
+
+
+def test_what_encodings_lost_before_a_checkpoint_is_offered_in_its_authors_name() -> None:
+    """Whose closing offer may still be waiting somewhere."""
+    heir = heir_that_owes()
+    pending = closing(heir)
+    assert (pending.claim, pending.follows, pending.steps) == (Claim(ME, 1), 1, 0)
+    assert pending.seq >= HEIR.incarnation
+    assert heir.progress.in_doubt(by(ME, 1, 2))
+    heir.progress.moved(by(ME, 1, 2), False, heir.totals, FREE)
+    assert heir.taken(replace=True) == 0
+    assert not at_rest(heir)
+    assert not heir.progress.in_doubt(by(ME, 1, 2))
+
+
+def test_what_is_trained_after_a_checkpoint_is_the_heirs_whatever_became_of_a_closing_offer() -> None:
+    heir = heir_that_owes()
+    closing(heir)
+    heir.progress.withdraw()
+    assert heir.progress.claim == Claim(HEIR, 0)
+    assert at_rest(heir)
+    heir.step(4)
+    assert closing(heir).claim == Claim(HEIR, 0)
+
+
+def test_a_closing_offer_that_is_merged_is_the_last_in_its_authors_name() -> None:
+    heir = heir_that_owes()
+    pending = closing(heir)
+    heir.progress.moved(heir.progress.lineage.seal([Entry(ME, pending.seq, 0, 4)], b"payload"), True, heir.totals, FREE)
+    heir.taken()
+    heir.step(4)
+    heir.offer()
+    heir.sealed(mine=False)
+    heir.taken()
+    heir.progress.moved(
+        heir.progress.lineage.seal([Entry(HEIR, 1, 40, 4)], b"payload"), True, heir.totals, FREE
+    )
+    heir.taken()
+    assert closing(heir).claim == Claim(HEIR, 1)
+
+
+def test_what_is_offered_again_with_its_author_in_a_closing_offer_goes_with_what_came_beside_it() -> None:
+    old = Fragment()
+    old.step(4)
+    old.offer()
+    old.sealed(mine=True)
+    old.taken()
+    closing(old)
+    offered(old)
+    old.step(3)
+    heir = again(old)
+    heir.progress.withdraw()
+    assert heir.progress.claim == Claim(ME, 1)
+
+
 def test_a_founder_owes_nothing() -> None:
     fragment = Fragment()
     fragment.step(4)

@@ -87,7 +87,7 @@ def kept_correction(fragment: Fragment, kept: Kept, values: Tensor) -> Correctio
 
 def anchored(kept: Kept) -> Kept:
     """The same for weights other than the saved ones: they are to become the anchor, and progress is dropped."""
-    standing = replace(kept.standing, pending=None, untaken=True, adopt_at=None)
+    standing = replace(kept.standing, pending=None, untaken=True, adopt_at=None, owes=False)
     tensors = {name: kept.tensors[name] for name in ("anchor", "velocity") if name in kept.tensors}
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
 

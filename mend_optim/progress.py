@@ -240,6 +240,10 @@ class Progress:
                 self.inherited = pending.claim
             self.owes = self.owes or pending.closing
 
+    def forget(self) -> None:
+        """The weights have nothing of what our encodings lost any more: an anchor has it, or it is given up."""
+        self.owes = False
+
     def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule) -> None:
         """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training
         thread."""

@@ -142,6 +142,8 @@ class Syncer:
             sent = names(offer.sections) & names(job.seal.sections) if offer else ()
             fragment.averaged |= self.books.policies.averaged(sent, job.lineage.version)
             fragment.moved(job.lineage, job.mine, self.books.totals, self.books.policies.schedule)
+            if job.forget or (job.replace and not job.mine):
+                fragment.forget()
             self.books.record(sealed_record(job.seal, job.mine, offer))
             self.sealing.advanced(now, job.seal)
             self.books.moved(job.seal.fragment)
@@ -161,6 +163,8 @@ class Syncer:
                 superseded = fragment.superseded_tokens
                 self.books.genesis = state.lineage.genesis
                 fragment.moved(state.lineage, job.mine, self.books.totals, self.books.policies.schedule)
+                if job.forget or job.replace:
+                    fragment.forget()
                 if job.replace:  # the others' moments came with their weights
                     fragment.averaged |= self.books.policies.averaged(names(state.sections), state.lineage.version)
                 self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens - superseded))

@@ -44,7 +44,8 @@ class Saved:
 
     def beside_other_weights(self) -> Saved:
         """The same, found to belong to other weights: they become the anchor."""
-        standings = [replace(s, pending=None, untaken=True, adopt_at=None) for s in self.resumed.standings]
+        gone = {"pending": None, "untaken": True, "adopt_at": None, "owes": False}
+        standings = [replace(s, **gone) for s in self.resumed.standings]
         mailbox = {p: Correction(p, dict(theta), True) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]
         return replace(self, resumed=self.resumed._replace(standings=standings, intact=False), mailbox=mailbox)
 

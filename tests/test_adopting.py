@@ -7,7 +7,7 @@ import torch
 from engines import BASE, FOURTH, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, offer_of, seal_of, state_of
 
 from mend_optim.anchor import Advance, Inspect, Install, Prepare
-from mend_optim.lineage import Entry, Lineage, PeerId
+from mend_optim.lineage import Claim, Entry, Lineage, PeerId
 from mend_optim.protocol import Call, Offer, Want
 
 
@@ -112,6 +112,65 @@ def test_synchronous_adoption_is_exact_if_nothing_was_trained_since(stepped_on: 
     engine.receive(seal_of(BASE, offer.entry))
     (advance,) = engine.jobs(Advance)
     assert (advance.mine, advance.replace) == (True, exactly)
+
+
+# What stays in the weights
+
+
+def owing(**schedule: int | None) -> Engine:
+    """A learner of whose merged offer something stayed in its weights, to be closed at rest."""
+    engine = among_peers(stays=True, **schedule)
+    offer = engine.offer()
+    engine.receive(seal_of(BASE, offer.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.syncer.taken(engine.now, 0, advance.replace)
+    assert engine.fragment.owes
+    return engine
+
+
+def rests(engine: Engine, replaced: bool = True) -> list[int]:
+    """What it wants to offer at rest, once the correction is applied."""
+    engine.syncer.taken(engine.now, 0, replaced)
+    engine.syncer.rest(engine.now)
+    return engine.syncer.training.wanted()
+
+
+def test_what_stayed_in_weights_that_became_the_anchor_with_our_offer_is_owed() -> None:
+    engine = owing(adopt_after=0)
+    assert rests(engine, False) == [0]
+
+
+def test_what_stayed_in_weights_that_a_seal_in_doubt_replaced_is_not_owed() -> None:
+    engine = owing()
+    engine.receive(seal_of(engine.lineage, Entry(ME, 7, 10, 1)))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert (advance.mine, advance.replace, rests(engine)) == (False, True, [])
+
+
+def test_what_stayed_in_weights_that_a_whole_anchor_replaced_is_not_owed() -> None:
+    engine = owing()
+    engine.receive(state_of(grown(engine.lineage, Entry(ME, 7, 10, 1))))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    assert (install.replace, rests(engine)) == (True, [])
+
+
+def test_what_stayed_in_weights_that_moved_with_others_work_is_owed() -> None:
+    engine = taking(owing(), grown(BASE, Entry(ME, 1, 40, 4)))
+    assert rests(engine, False) == [0]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_the_process_of_our_checkpoint_has_offered_since_is_not_owed(whole: bool) -> None:
+    engine, former = owing(), PeerId(ME.name, 0)
+    engine.fragment.heir_of = Claim(former, 3)
+    later = Entry(former, 4, 10, 1)
+    engine.receive(state_of(grown(engine.lineage, later)) if whole else seal_of(engine.lineage, later))
+    (job,) = engine.jobs(Install if whole else Advance)
+    engine.done(job)
+    assert (job.forget, job.replace, rests(engine, False)) == (True, False, [])
 
 
 # A copy that is being made, and an anchor that moves

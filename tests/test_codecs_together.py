@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from checkpoints import load, newcomer, save
+from checkpoints import load, newcomer, progress, save
 from learners import LOCKSTEP, cluster, parameters, together
 from torch import Tensor
 from torch.nn import Parameter
@@ -195,3 +195,23 @@ def test_what_stayed_in_the_weights_of_a_checkpoint_is_closed_once(offered: bool
                 moved = before - flat(others[0])
             assert float(moved @ rest / (rest @ rest)) == pytest.approx(1 / 3, rel=0.01)
             torch.testing.assert_close(flat(again), before - moved, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_a_restored_learner_replaced_have_nothing_left_to_close() -> None:
+    told, models = PowerSGD(rank=2), [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
+    with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (old, other):
+
+        def loop(i: int) -> None:
+            for parameter, gradient in zip(models[i], gradients(i, 0), strict=True):
+                parameter.grad = gradient
+            (old, other)[i].step()
+
+        together(lambda: loop(0), lambda: loop(1))
+        weights, state = save(old)
+        assert progress(old).owes
+        old.close()
+        with newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP) as again:
+            load(again, ([value + 1 for value in weights], state))
+            again.join()
+            assert not held_back(again).any()
+            assert not progress(again).owes

@@ -73,7 +73,8 @@ class Inspect:
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta, the mean of the `moments` that
-    are due, and the digest of it all. `closing`: nobody brings more than what encodings have lost."""
+    are due, and the digest of it all. `closing`: nobody brings more than what encodings have lost, or the sealer is at
+    rest: nothing is to be lost on the way back."""
 
     fragment: int
     base: Lineage

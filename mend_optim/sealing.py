@@ -106,9 +106,10 @@ class Sealing:
         if decision.seal:
             round.decided_at = now
             offers = round.close(expected, decision.reason)
-            closing = not any(offer.tokens for offer in offers)
-            shares = tuple(weights(policies.weighting, [offer.weighed(closing) for offer in offers]))
+            alone = not any(offer.tokens for offer in offers)
+            shares = tuple(weights(policies.weighting, [offer.weighed(alone) for offer in offers]))
             moments = policies.due(fragment.lineage.version + 1)
+            closing = alone or self.books.closing  # at rest there may be no later round to take along what this loses
             self.books.work(Merge(p, fragment.lineage, offers, shares, moments, closing))
         elif decision.wake_at is not None:
             self.books.wake_at = min(self.books.wake_at, decision.wake_at)

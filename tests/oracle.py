@@ -85,7 +85,7 @@ class Oracle:
         assert books.roster.sealer(job.fragment) == learner.id, ("sealed by another", learner.id)
         assert len(job.offers) >= self.cluster.policies.quorum.needed(books.roster.size), "sealed below quorum"
         self.cluster.seen["merge"] += 1
-        self.cluster.seen["closing"] += job.closing
+        self.cluster.seen["closing"] += not any(offer.tokens for offer in job.offers)
 
     # the account of every unit
 

@@ -120,6 +120,28 @@ def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
         torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("told", STAYS, ids=name_of)
+def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
+    """Steps that no round had merged yet are, and no later round takes along what the way back would lose of them."""
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    settings = {"sync_every": 4, "adopt_after": 0, "codec": told}
+    with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
+
+        def loop(i: int) -> None:
+            for step in range(6):
+                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                    parameter.grad = gradient
+                optimizers[i].step()
+            assert optimizers[i].synchronize()
+
+        together(lambda: loop(0), lambda: loop(1))
+        assert all(optimizer.synchronize() for optimizer in optimizers)
+        with optimizers[0].global_weights():
+            moved = flat(optimizers[0])
+        trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(6)) / 2
+        assert float((moved + trained).norm()) <= 0.05 * float(trained.norm())
+
+
 def test_where_a_merge_knows_no_shares_what_stayed_stays_at_rest_too() -> None:
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
     settings = {**LOCKSTEP, "codec": PowerSGD(rank=2), "merge": "median"}

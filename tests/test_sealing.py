@@ -39,6 +39,30 @@ def test_all_have_offered_and_the_sealer_merges_exactly_those_in_name_order() ->
     assert sum(merge.weights) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("stays", "resting"), [(True, True), (True, False), (False, True)])
+def test_a_sealer_at_rest_loses_nothing_on_the_way_back_where_it_would_offer_that_again(
+    stays: bool, resting: bool
+) -> None:
+    """No later round may come. Who weighs how much goes by the tokens as ever."""
+    engine = sealer(PEER, stays=stays)
+    engine.offer()
+    if resting:
+        engine.syncer.rest(engine.now)
+    admit(engine, offer_of(PEER, 1, 12))
+    merge = engine.merge()
+    assert merge.closing is (stays and resting)
+    assert merge.weights == (0.25, 0.75)
+
+
+@pytest.mark.parametrize(("steps", "weights"), [(4, (1.0, 0.0)), (0, (0.5, 0.5))])
+def test_who_brings_nothing_weighs_where_everybody_closes(steps: int, weights: tuple[float, float]) -> None:
+    engine = sealer(PEER, stays=True)
+    offer = replace(engine.offer(), seq=2, tokens=10 * steps, again=(0, 0) if steps else (40, 4))
+    engine.syncer.books.rounds[0].add(offer)
+    admit(engine, replace(offer_of(PEER, 0, 0), again=(40, 4)))
+    assert engine.merge().weights == weights
+
+
 def test_the_merged_lineage_is_published_to_who_offered_and_taken() -> None:
     engine = sealer(PEER)
     engine.offer()

@@ -148,7 +148,7 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "mark": standing.mark,
         "banked": [standing.banked.step, standing.banked.tokens],
         "dropped_tokens": standing.dropped_tokens,
-        "pending": {"claim": _to_claim(pending.claim), **_plain(pending)} if pending else None,
+        "pending": _to_pending(pending) if pending else None,
         "untaken": standing.untaken,
         "adopt_at": standing.adopt_at,
         "averaged": dict(standing.averaged),
@@ -166,8 +166,9 @@ def _to_claim(claim: Claim) -> list[Any]:
 _PENDING = ("seq", "step", "tokens", "steps", "follows", "due", "missed", "closing")
 
 
-def _plain(pending: Pending) -> dict[str, Any]:
-    return {name: getattr(pending, name) for name in _PENDING}
+def _to_pending(pending: Pending) -> dict[str, Any]:
+    plain = {name: getattr(pending, name) for name in _PENDING}
+    return {"claim": _to_claim(pending.claim), **plain, "again": [*reversed(pending.again)]}
 
 
 # ── and back ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -313,7 +314,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         read.take("mark", int),
         Totals(*banked),
         read.count("dropped_tokens"),
-        _from_pending(read.inside("pending")) if pending is not None else None,
+        _from_pending(read.inside("pending"), totals) if pending is not None else None,
         untaken,
         read.take("adopt_at", int, optional=True),
         _averaged(read.inside("averaged")),
@@ -335,11 +336,15 @@ def _averaged(read: _Reader) -> dict[str, int]:
     return {order: read.count(order) for order in ORDERS if order in read}
 
 
-def _from_pending(read: _Reader) -> Pending:
+def _from_pending(read: _Reader, totals: Totals) -> Pending:
     seq, step, tokens, steps, follows = (read.count(name) for name in _PENDING[:5])
     claim, due = Claim(*read.numbered("claim")), read.take("due", bool)
     missed, closing = read.take("missed", bool), read.take("closing", bool)
-    return Pending(claim, seq, step, tokens, steps, due, missed=missed, closing=closing, follows=follows)
+    step_again, tokens_again = _counts(read, "again", totals)
+    return Pending(
+        claim, seq, step, tokens, steps, due, missed=missed, closing=closing, follows=follows,
+        again=(tokens_again, step_again),
+    )  # fmt: skip
 
 
 def _tensor(read: _Reader, name: str, value: object, numel: int | None) -> Tensor:

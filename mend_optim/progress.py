@@ -33,7 +33,8 @@ class Motion(Enum):
 class Pending:
     """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was sent. `follows`: see
     `Offer`; `earlier`: (seq, follows) of the same work on anchors of other branches; `seal_s`: how long its seal may be
-    on its way, by how long the offer was; `closing`: made at rest, with what encodings before have lost."""
+    on its way, by how long the offer was; `closing`: made at rest, with what encodings before have lost; `again`: see
+    `Offer`."""
 
     claim: Claim
     seq: int
@@ -50,6 +51,7 @@ class Pending:
     missed: bool = False
     closing: bool = False
     follows: int = 0
+    again: tuple[int, int] = (0, 0)
     earlier: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -103,7 +105,7 @@ class Progress:
         self.caller: PeerId | None = None
         self.behind_since: float | None = None
         self.averaged: dict[str, int] = {}  # by order of moment: the last version that averaged ours
-        self.last = Totals()  # steps and tokens of our last merged offer that had any
+        self.last = Totals()  # what our last merged work weighed by, unless rounds have gone on without us since
         self.owes = False  # whether what its encoding lost is in no offer yet
 
     def standing(self) -> Standing:
@@ -160,10 +162,13 @@ class Progress:
         else:
             seq = self.seq = self.seq + 1
         self.motion, self.called = Motion.SNAPSHOT, False
+        # What a long offer's encoding lost must not weigh as little as the few steps that it goes with.
+        rest = closing and self.owes and self.weight > (work.tokens, work.step)
         self.owes = self.owes and not closing
         follows = self.lineage.last_merged(claim.author)
         self.pending = Pending(
-            claim, seq, totals.step, work.tokens, work.step, due, closing=closing, follows=follows
+            claim, seq, totals.step, work.tokens, work.step, due, closing=closing, follows=follows,
+            again=self.weight if rest else (0, 0),
         )  # fmt: skip
         return self.pending
 
@@ -171,17 +176,17 @@ class Progress:
         """Δ is encoded: this is the pending offer from now on."""
         pending = self.pending
         assert pending is not None
-        again = (0, 0) if pending.steps else self.weight
         inherited = pending.claim if pending.claim.author != self.me else None
+        steps = pending.steps or max(1, pending.again[1])
         pending.offer = Offer(
-            self.me, self.fragment, pending.seq, pending.tokens, pending.steps or again[1], genesis, self.lineage.key,
-            pending.due, sections, inherited, pending.follows, again,
+            self.me, self.fragment, pending.seq, pending.tokens, steps, genesis, self.lineage.key,
+            pending.due, sections, inherited, pending.follows, pending.again,
         )  # fmt: skip
 
     @property
     def weight(self) -> tuple[int, int]:
         """(tokens, steps) that an offer without any of its own weighs by."""
-        return self.last.tokens, max(1, self.last.step)
+        return self.last.tokens, self.last.step
 
     def _rebase(self, pending: Pending) -> None:
         """Our anchor is of another branch: what the pending offer follows is not in it. The same work gets another
@@ -247,17 +252,20 @@ class Progress:
     def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule) -> None:
         """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training
         thread."""
+        went_on = lineage.tokens > self.lineage.tokens and not mine
         self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
         # A branch that wins may have had fewer rounds.
         self.averaged = {order: min(version, lineage.version) for order, version in self.averaged.items()}
         pending = self.pending
+        if went_on and not (self.owes or pending):
+            self.last = Totals()  # of what the encodings in these rounds lost, we have no share
         ours = mine and pending is not None and pending.claim.author == self.me
         if ours or self.outlived(lineage):  # not by the checkpoint's own offer: its process may have made another
             self.heir_of = None  # what our encodings lose from now on is ours
         if mine and pending:
             self.share.add(pending.claim.author, pending.numbers, pending.tokens)
             self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)
-            self.last = Totals(pending.steps, pending.tokens) if pending.steps else self.last
+            self.last = self.last if any(pending.again) else Totals(pending.steps, pending.tokens)
             self.owes = not pending.closing
             self.pending = None
             self.mark = totals.step if pending.missed else pending.step

@@ -100,8 +100,8 @@ class Offer:
     round. `inherited` says whose work it is where that is not all of the sender's since its last offer: it came,
     unmerged, from a checkpoint, or has another number on another branch. `follows` is the last offer of the
     same author in that anchor: only an anchor that has it, too, may merge this one. `again`: (tokens, steps) of the
-    sender's last offer, where this one brings only what that one's encoding lost (no tokens, and the same steps), or
-    nothing."""
+    sender's last offer, where this one brings what that one's encoding lost and less of its own (no tokens, and the
+    same steps, if nothing), or nothing at all."""
 
     peer: PeerId
     fragment: int

@@ -142,6 +142,27 @@ def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
         assert float((moved + trained).norm()) <= 0.05 * float(trained.norm())
 
 
+def test_what_stayed_of_many_steps_weighs_as_many_at_rest_whatever_it_goes_with() -> None:
+    """One learner has a step left, the other five, which are of nothing: half of what the first did is in the mean."""
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    settings = {"sync_every": 8, "adopt_after": 0, "codec": PowerSGD(rank=2)}
+    with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
+
+        def loop(i: int) -> None:
+            for step in range(8 + (1, 5)[i]):
+                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                    parameter.grad = gradient if i == 0 and step < 8 else torch.zeros_like(gradient)
+                optimizers[i].step()
+            assert optimizers[i].synchronize()
+
+        together(lambda: loop(0), lambda: loop(1))
+        assert all(together(*(lambda o=o: o.synchronize() for o in optimizers)))
+        trained = sum(torch.cat([g.flatten() for g in gradients(0, step)]) for step in range(8))
+        with optimizers[0].global_weights():
+            moved = flat(optimizers[0])
+        assert float(-moved @ trained / (trained @ trained)) == pytest.approx(0.5, rel=0.02)
+
+
 def test_where_a_merge_knows_no_shares_what_stayed_stays_at_rest_too() -> None:
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
     settings = {**LOCKSTEP, "codec": PowerSGD(rank=2), "merge": "median"}

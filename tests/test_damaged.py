@@ -29,7 +29,7 @@ counts, more = st.integers(0, 10**12), st.integers(10**12, 10**15)
 claims = st.builds(Claim, peers, counts)
 pendings = st.builds(
     Pending, claims, seq=counts, step=counts, tokens=counts, steps=counts, follows=counts,
-    due=st.booleans(), missed=st.booleans(), closing=st.booleans(),
+    due=st.booleans(), missed=st.booleans(), closing=st.booleans(), again=st.tuples(counts, counts),
 )  # fmt: skip
 standings = st.builds(
     Standing, lineages, claims, st.integers(-100, 10**12), st.builds(Totals, counts, counts), counts,

@@ -589,6 +589,73 @@ def test_a_closing_offer_with_work_of_its_own_is_one_offer() -> None:
     assert fragment.progress.last == Totals(4, 40)
 
 
+def owing(steps: int) -> Fragment:
+    """Of whose merged offer of so many steps something stayed in the weights."""
+    fragment = Fragment()
+    fragment.step(steps)
+    fragment.offer()
+    fragment.sealed(mine=True)
+    fragment.taken()
+    return fragment
+
+
+@pytest.mark.parametrize(("steps", "again"), [(1, (40, 4)), (4, (0, 0)), (9, (0, 0))])
+def test_what_a_long_offers_encoding_lost_weighs_as_much_beside_fewer_steps(
+    steps: int, again: tuple[int, int]
+) -> None:
+    fragment = owing(4)
+    fragment.step(steps)
+    pending = closing(fragment)
+    fragment.progress.offered(b"g", {})
+    assert pending.offer is not None
+    assert (pending.offer.tokens, pending.offer.steps, pending.offer.again) == (10 * steps, steps, again)
+    fragment.sealed(mine=True)
+    assert fragment.progress.weight == (max(40, 10 * steps), max(4, steps))
+
+
+def test_a_few_steps_with_nothing_to_close_weigh_what_they_are() -> None:
+    fragment = owing(4)
+    closing(fragment)
+    fragment.sealed(mine=True)
+    fragment.taken()
+    fragment.step()
+    assert closing(fragment).again == (0, 0)
+    fragment.sealed(mine=True)
+    assert fragment.progress.weight == (10, 1)
+
+
+def others_sealed(fragment: Fragment, tokens: int) -> None:
+    progress = fragment.progress
+    entry = Entry(OTHER, progress.lineage.last_merged(OTHER) + 1, tokens, 1)
+    progress.moved(progress.lineage.seal([entry], b"payload"), False, fragment.totals, FREE)
+    fragment.taken()
+
+
+def test_who_has_closed_has_a_share_in_what_others_close_but_not_in_what_they_do_without_it() -> None:
+    """In a mean over all, what is closed one after another is shared; who trains on alone has all of it."""
+    fragment = owing(4)
+    closing(fragment)
+    others_sealed(fragment, 10)  # one of ours waits
+    fragment.sealed(mine=True)
+    fragment.taken()
+    others_sealed(fragment, 0)
+    assert fragment.progress.weight == (40, 4)
+    others_sealed(fragment, 10)
+    assert fragment.progress.weight == (0, 0)
+    fragment.step(4)
+    fragment.offer()
+    fragment.sealed(mine=True)
+    fragment.taken()
+    assert fragment.progress.weight == (40, 4)
+
+
+def test_who_owes_has_a_share_whatever_others_do() -> None:
+    fragment = owing(4)
+    others_sealed(fragment, 10)
+    assert fragment.progress.weight == (40, 4)
+    assert closing(fragment).again == (40, 4)
+
+
 def test_a_closing_copy_that_did_not_come_about_is_owed_still() -> None:
     fragment = Fragment()
     fragment.step(4)

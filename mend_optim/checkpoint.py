@@ -202,6 +202,10 @@ class _Reader:
     def inside(self, key: str) -> _Reader:
         return _Reader(f"{self._where}[{key!r}]", self.take(key, dict))
 
+    def flag(self, key: str) -> bool:
+        """One that the first checkpoints of this format do not have, and whose learners had no such thing."""
+        return key in self and self.take(key, bool)
+
     def count(self, key: str) -> int:
         value = self.take(key, int)
         if not 0 <= value < LIMIT:
@@ -298,6 +302,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     counts = origin.count("tokens"), origin.count("version")
     lineage = Lineage(*counts, origin.digest("digest"), origin.digest("genesis"), merged)
     pending = read.take("pending", dict, optional=True)
+    last = Totals(*_counts(read, "last", totals)) if "last" in read else Totals()
     banked = _counts(read, "banked", totals)
     tensors = {
         name: _tensor(read, name, tensor, _numel(str(name), fragment))
@@ -314,12 +319,12 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         read.take("mark", int),
         Totals(*banked),
         read.count("dropped_tokens"),
-        _from_pending(read.inside("pending"), totals) if pending is not None else None,
+        _from_pending(read.inside("pending"), totals, last) if pending is not None else None,
         untaken,
         read.take("adopt_at", int, optional=True),
         _averaged(read.inside("averaged")),
-        Totals(*_counts(read, "last", totals)),
-        read.take("owes", bool),
+        last,
+        read.flag("owes"),
     )
     return Kept(standing, tensors, read.take("replace", bool))
 
@@ -336,11 +341,12 @@ def _averaged(read: _Reader) -> dict[str, int]:
     return {order: read.count(order) for order in ORDERS if order in read}
 
 
-def _from_pending(read: _Reader, totals: Totals) -> Pending:
+def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
     seq, step, tokens, steps, follows = (read.count(name) for name in _PENDING[:5])
     claim, due = Claim(*read.numbered("claim")), read.take("due", bool)
-    missed, closing = read.take("missed", bool), read.take("closing", bool)
-    step_again, tokens_again = _counts(read, "again", totals)
+    missed, closing = read.take("missed", bool), read.flag("closing")
+    rest = (0, 0) if steps else (last.step, last.tokens)  # what it weighed by before that was kept
+    step_again, tokens_again = _counts(read, "again", totals) if "again" in read else rest
     return Pending(
         claim, seq, step, tokens, steps, due, missed=missed, closing=closing, follows=follows,
         again=(tokens_again, step_again),

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.optim import SGD
 
 from mend_optim import MendOptimizer, PowerSGD, UsageError
-from mend_optim.checkpoint import MEMORIES, TENSORS, Checkpoint, Kept, from_state, to_state
+from mend_optim.checkpoint import MEMORIES, TENSORS, Checkpoint, Kept, _content, from_state, to_state
 from mend_optim.fragment import Layout
-from mend_optim.lineage import Claim
+from mend_optim.lineage import Claim, Lineage, PeerId
 from mend_optim.progress import Pending, Standing, Totals
 
 NUMELS = (3, 4)
@@ -74,6 +74,44 @@ def test_there_and_back(checkpoint: Checkpoint) -> None:
         ]
         for here, there in zip(checkpoint.fragments, back.fragments, strict=True):
             assert_alike(here.tensors, there.tensors)
+
+
+def of_former_versions(state: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """What was written before there were these keys."""
+    for entry in state["fragments"]:
+        for holder in (entry, entry["pending"] or {}):
+            for key in keys:
+                holder.pop(key, None)
+    return {**state, "content": _content(state)}
+
+
+@given(checkpoints)
+def test_what_was_saved_before_anything_was_closed_has_nothing_to_close(checkpoint: Checkpoint) -> None:
+    checkpoint = ordered(checkpoint)
+    state = of_former_versions(to_state(checkpoint, LAYOUT), "last", "owes", "closing", "again")
+    for kept, back in zip(checkpoint.fragments, from_state(state, LAYOUT).fragments, strict=True):
+        pending = kept.standing.pending and replace(kept.standing.pending, closing=False, again=(0, 0))
+        assert back.standing == replace(kept.standing, pending=pending, last=Totals(), owes=False)
+    if checkpoint.fragments:
+        with pytest.raises(UsageError, match="damaged"):
+            from_state({**state, "content": "0" * 32}, LAYOUT)
+
+
+@pytest.mark.parametrize(("steps", "again"), [(0, (30, 3)), (1, (0, 0))])
+def test_a_closing_offer_that_was_saved_without_its_weight_weighs_by_the_last_one(
+    steps: int, again: tuple[int, int]
+) -> None:
+    me = Claim(PeerId("a", 1), 0)
+    pending = Pending(me, 1, 4, 10 * steps, steps, due=True, closing=True)
+    standing = Standing(
+        Lineage.fresh(b"g" * 16), me, 0, Totals(), 0, pending, False, None, last=Totals(3, 30)
+    )  # fmt: skip
+    tensors = [{"anchor": torch.zeros(n), "delta": torch.zeros(n)} for n in NUMELS]
+    checkpoint = ordered(Checkpoint(9, 90, fragments=tuple(Kept(standing, t) for t in tensors)))
+    state = of_former_versions(to_state(checkpoint, LAYOUT), "again")
+    for back in from_state(state, LAYOUT).fragments:
+        assert back.standing.pending
+        assert back.standing.pending.again == again
 
 
 # ── what is wrong with it ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -107,7 +107,9 @@ class Oracle:
         unnamed = [u for u in gone if not named & self._claimants(u[0]) and (p, u) not in self.dropped]
         unnamed = [u for u in unnamed if u[0] not in self._forked or u[0] in learner.heirs | {learner.id}]
         rivals = (x for x in self.cluster.processes.values() if x is not learner and x.heirs & learner.heirs)
-        if any(rivals):  # its own work may have been offered in the name of their checkpoint's author
+        # Its own work may have been offered in the name of their checkpoint's author; or there is an offer in its own
+        # name that it did not make: an heir's, whose numbers begin with the heir's incarnation.
+        if any(rivals) or learner.engine.books.fragments[p].lineage.last_merged(learner.id) > learner.id.incarnation:
             unnamed = [u for u in unnamed if u[0] != learner.id]
         assert len(unnamed) <= dropped_tokens, ("work vanished unsaid", learner.id, p, unnamed)
         self.dropped |= {(p, unit) for unit in gone}

@@ -107,7 +107,10 @@ class Sealing:
             round.decided_at = now
             offers = round.close(expected, decision.reason)
             alone = not any(offer.tokens for offer in offers)
-            shares = tuple(weights(policies.weighting, [offer.weighed(alone) for offer in offers]))
+            # Who answered with nothing before it had the last round's seal was not in that round.
+            here = fragment.lineage.tokens
+            entries = [offer.weighed(alone and offer.key.tokens >= here) for offer in offers]
+            shares = tuple(weights(policies.weighting, entries))
             moments = policies.due(fragment.lineage.version + 1)
             closing = alone or self.books.closing  # at rest there may be no later round to take along what this loses
             self.books.work(Merge(p, fragment.lineage, offers, shares, moments, closing))

@@ -63,6 +63,23 @@ def test_who_brings_nothing_weighs_where_everybody_closes(steps: int, weights: t
     assert engine.merge().weights == weights
 
 
+@pytest.mark.parametrize(("behind", "weights"), [(True, (1.0, 0.0)), (False, (0.5, 0.5))])
+def test_who_answers_with_nothing_before_it_has_the_last_seal_had_no_share_in_it(
+    behind: bool, weights: tuple[float, float]
+) -> None:
+    engine = sealer(PEER, stays=True)
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.beat(PEER, engine.lineage)
+    closing = replace(engine.offer(), seq=2, tokens=0, again=(40, 4), key=engine.lineage.key)
+    engine.syncer.books.rounds[0].add(closing)
+    key = BASE.key if behind else engine.lineage.key
+    admit(engine, replace(offer_of(PEER, 0, 0), again=(40, 4), key=key))
+    assert engine.merge().weights == weights
+
+
 def test_the_merged_lineage_is_published_to_who_offered_and_taken() -> None:
     engine = sealer(PEER)
     engine.offer()

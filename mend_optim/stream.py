@@ -36,8 +36,8 @@ async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
     task = asyncio.ensure_future(operation)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved even if nobody waits any more
     try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-        if not done:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
             raise PeerError(f"nothing moved for {seconds:g} s")
         return task.result()
     except PeerError:
@@ -46,6 +46,9 @@ async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
         raise PeerError(_describe(fault)) from fault
     finally:
         task.cancel()
+        # A fault leads by its traceback to this frame: from here back to it, and the RPC with its connection would stay
+        # until the garbage collector came by.
+        del task, operation
 
 
 def _describe(fault: Any) -> str:

@@ -323,6 +323,7 @@ MUTANTS = (
            "daemon=True", "daemon=False", of("merge_thread", "daemon")),
     Mutant("misuse-is-not-named", 7, "settings",
            '    require(merge in MERGES, "merge", merge, f"one of {MERGES}")\n', "", of("bad_input", "bad_argument")),
+    Mutant("failed-connections-stay", 7, "stream", "        del task, operation\n", "", of("peer", "failed_is_gone")),
     # ── 8: bad input is refused ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("offers-need-not-be-good", 8, "anchor",
            '        check(section(job.offer.sections, "delta")', '        (section(job.offer.sections, "delta")',

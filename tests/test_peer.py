@@ -544,6 +544,32 @@ async def test_a_broken_connection_is_dialled_again(crew):
     await cable.unplug()
 
 
+@scenario
+async def test_a_connection_that_failed_is_gone_at_once(crew):
+    """And not when the garbage collector comes by, which beside a large model is seldom: gRPC goes on dialling."""
+    b = await crew("b")
+    await b.transport.stop()
+    a = Learner("a", b.address, timing=replace(TIMING, beat_s=0.01))
+    enough, channel, visits = asyncio.Event(), a.transport._channel, itertools.count(1)
+
+    def counted(*arguments: Any) -> Any:
+        if next(visits) == 6:
+            enough.set()
+        return channel(*arguments)
+
+    a.transport._channel = counted
+    crew.learners.append(a)
+    gc.collect()
+    gc.disable()
+    try:
+        await a.transport.start()
+        await asyncio.wait_for(enough.wait(), PATIENCE_S)
+        calls = [thing for thing in gc.get_objects() if isinstance(thing, grpc.aio.UnaryUnaryCall)]
+        assert len(calls) <= 1, "a call keeps its connection"
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("leaver", ["dialler", "dialled"])
 def test_a_goodbye_is_sent_before_the_end(leaver):
     @scenario

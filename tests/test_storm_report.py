@@ -284,11 +284,12 @@ def samples(per_hour_kb: float, threads: int = 5) -> list[Line]:
     """Every 5 s for an hour; the first third is far above."""
     warm = [5000.0] * 240 + [0.0] * 480
     others = [
-        {"anon_kb": 9, "fds": 20, "threads": threads + 5 + 3 * (i > 700), "names": {"event_engine": 5 + 2 * (i > 700)}}
+        {"anon_kb": 9, "threads": threads + 5 + 3 * (i > 700), "names": {"event_engine": 5 + 2 * (i > 700)}}
         for i in range(720)
     ]
     return [
-        say(5.0 * i, "sample", "a", rss_kb=kb + 1000 + per_hour_kb * i / 720, **others[i]) for i, kb in enumerate(warm)
+        say(5.0 * i, "sample", "a", rss_kb=kb + 1000 + per_hour_kb * i / 720, fds=20 + i / 360, **others[i])
+        for i, kb in enumerate(warm)
     ]
 
 
@@ -304,6 +305,7 @@ def test_a_soak() -> None:
     story = log(say(0, "run"), birth(0, "a"), samples(2048.0), ends, say(3701, "orphans", pids=[77]))
     found = list(soak_figures(story))
     assert figure(found, "slope of resident").value == pytest.approx(2.0)
+    assert figure(found, "slope of open files").value == pytest.approx(2.0)
     assert (figure(found, "growth of threads").value, figure(found, "growth of threads").met) == (1.0, False)
     assert figure(found, "growth of gRPC's own").value == 2
     assert figure(found, "to the end of the process after Ctrl-C").value == 0.5

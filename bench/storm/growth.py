@@ -12,6 +12,11 @@ from .log import Log
 
 SETTLED = 1 / 3  # of the samples are left out: buffers fill, caches warm
 HOUR_S = 3600.0
+GROW = (
+    ("rss_kb", "resident memory", "MB/h", 1024),
+    ("anon_kb", "anonymous memory", "MB/h", 1024),
+    ("fds", "open files", "1/h", 1),  # some are open for moments: whoever is away is dialled again and again
+)
 
 
 def soak_figures(log: Log) -> Iterator[Figure]:
@@ -19,13 +24,12 @@ def soak_figures(log: Log) -> Iterator[Figure]:
     settled = [settled_part(_of(samples, who)) for who in sorted({line["who"] for line in samples})]
     settled = [lines for lines in settled if len(lines) > 2]
     notes = f"by learner, least squares after the first third, {_minutes(settled):.1f} min"
-    for key, what in (("rss_kb", "resident memory"), ("anon_kb", "anonymous memory")):
-        slopes = [slope(lines, key) / 1024 for lines in settled]
-        yield spread(f"slope of {what}", "MB/h", slopes, notes=notes)
-        yield spread(f"  its standard error, {what}", "MB/h", [slope_error(lines, key) / 1024 for lines in settled])
+    for key, what, unit, scale in GROW:
+        slopes = [slope(lines, key) / scale for lines in settled]
+        yield spread(f"slope of {what}", unit, slopes, notes=notes)
+        yield spread(f"  its standard error, {what}", unit, [slope_error(lines, key) / scale for lines in settled])
     named = "the most; last five samples over first five"
-    counts = (("threads", _threads, "<= 0"), ("gRPC's own pool of threads", _pool, ""), ("open files", _files, ""))
-    for what, counted, goal in counts:
+    for what, counted, goal in (("threads", _threads, "<= 0"), ("gRPC's own pool of threads", _pool, "")):
         grown = [mean(map(counted, lines[-5:])) - mean(map(counted, lines[:5])) for lines in settled]
         yield spread(f"growth of {what}", "", grown, goal, named, max)
     yield spread("seals", "", [float(len(log.seals))], notes=f"{_visits(log)} visits of a guest")
@@ -39,10 +43,6 @@ def _pool(sample: Line) -> int:
 
 def _threads(sample: Line) -> int:
     return int(sample["threads"]) - _pool(sample)
-
-
-def _files(sample: Line) -> int:
-    return int(sample["fds"])
 
 
 def _of(samples: Sequence[Line], who: str) -> list[Line]:

@@ -23,6 +23,7 @@ from .protocol import Beat, Rumor
 FANOUT = 16
 LONGEST_S = 10**6  # what every timer can take
 DEAF = 6  # beats of ours that a peer may not have heard of: twice what makes a suspect
+GRAVES, GOODBYES = 1024, 64  # the last tombstones are kept, the last goodbyes passed on: every start may bring a name
 LEFT = 2**62  # the beat count of a peer that said goodbye: no news can be newer
 
 
@@ -179,8 +180,14 @@ class Roster:
         if known and known.id.incarnation > id.incarnation:
             return False
         self.peers.pop(id.name, None)
-        self._tombstones[id.name] = (id.incarnation, LEFT)
+        self._bury(id, LEFT)
         return known is not None
+
+    def _bury(self, id: PeerId, count: int) -> None:
+        self._tombstones.pop(id.name, None)
+        self._tombstones[id.name] = (id.incarnation, count)
+        if len(self._tombstones) > GRAVES:
+            del self._tombstones[next(iter(self._tombstones))]
 
     def expire(self, now: float) -> list[PeerId]:
         """Suspect the silent, evict the long silent; returns the evicted."""
@@ -190,7 +197,7 @@ class Roster:
         silent = [p for p in self.peers.values() if now >= p.heard_at + self.timing.evict_after_s]
         for peer in silent:
             del self.peers[peer.id.name]
-            self._tombstones[peer.id.name] = (peer.id.incarnation, peer.count)
+            self._bury(peer.id, peer.count)
         return [peer.id for peer in silent]
 
     def wake_at(self) -> float:
@@ -226,7 +233,7 @@ class Roster:
         """What this learner passes on: everyone it knows, not those it only suspects, and the goodbyes."""
         known = [Rumor(p.id, p.address, p.count) for p in self.peers.values() if not p.silent]
         left = [Rumor(PeerId(n, i), "", c, left=True) for n, (i, c) in self._tombstones.items() if c == LEFT]
-        return (*known, *left)
+        return (*known, *left[-GOODBYES:])
 
     def audience(self, count: int) -> list[PeerId]:
         """Whom to send beat number `count`: everybody, or in a big roster a window that moves round it."""

@@ -324,6 +324,7 @@ MUTANTS = (
     Mutant("misuse-is-not-named", 7, "settings",
            '    require(merge in MERGES, "merge", merge, f"one of {MERGES}")\n', "", of("bad_input", "bad_argument")),
     Mutant("failed-connections-stay", 7, "stream", "        del task, operation\n", "", of("peer", "failed_is_gone")),
+    Mutant("goodbyes-for-ever", 7, "roster", "        if len(self._tombstones) > GRAVES:", "        if False:", ROSTER),
     # ── 8: bad input is refused ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("offers-need-not-be-good", 8, "anchor",
            '        check(section(job.offer.sections, "delta")', '        (section(job.offer.sections, "delta")',

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mend_optim.errors import UsageError
 from mend_optim.lineage import PeerId
 from mend_optim.protocol import Beat, Rumor
-from mend_optim.roster import DEAF, FANOUT, Peer, Roster, Timing
+from mend_optim.roster import DEAF, FANOUT, GOODBYES, GRAVES, Peer, Roster, Timing
 
 TIMING = Timing(beat_s=1, evict_after_s=30)  # suspected after 3 s
 ME, B = PeerId("a", 1), PeerId("b", 1)
@@ -294,6 +294,19 @@ def test_after_a_goodbye_the_next_incarnation_is_welcome() -> None:
     roster.leave(B)
     assert roster.hear(1, beat("b", 1, incarnation=2)) is known(roster)
     assert roster.alive() == [PeerId("b", 2)]
+
+
+def test_only_the_last_goodbyes_are_remembered_and_fewer_passed_on() -> None:
+    """A cluster whose learners get a new name at every start must not carry all of them for ever."""
+    roster = new("b")
+    for i in range(2 * GRAVES):
+        roster.leave(PeerId(f"x{i}", 1))
+        roster.leave(PeerId("x0", 1 + i))  # a goodbye that is new again is among the last
+    left = [r.peer.name for r in roster.rumors() if r.left]
+    assert left == [*(f"x{i}" for i in range(2 * GRAVES - GOODBYES + 1, 2 * GRAVES)), "x0"]
+    late = [i for i in range(1, 2 * GRAVES) if roster.hear(1, beat(f"x{i}", 9))]
+    assert late == list(range(1, GRAVES + 1))
+    assert roster.hear(1, beat("x0", 9)) is None
 
 
 def test_a_goodbye_of_a_past_incarnation_changes_nothing() -> None:

@@ -87,6 +87,20 @@ def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> Non
 STAYS = [codec for codec in TOLD if codec.stays]
 
 
+def train_and_rest(models: list[list[Parameter]], optimizers: list[MendOptimizer], steps: int) -> None:
+    """Each on gradients of its own; then all synchronize until nothing is left to merge."""
+
+    def loop(i: int) -> None:
+        for step in range(steps):
+            for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                parameter.grad = gradient
+            optimizers[i].step()
+        assert optimizers[i].synchronize()
+
+    together(*(lambda i=i: loop(i) for i in range(len(models))))
+    assert all(optimizer.synchronize() for optimizer in optimizers)
+
+
 @pytest.mark.parametrize("adopt_after", [0, None])
 @pytest.mark.parametrize("told", STAYS, ids=name_of)
 def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
@@ -95,16 +109,7 @@ def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
     settings = {**LOCKSTEP, "adopt_after": adopt_after, "codec": told}
     with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
-
-        def loop(i: int) -> None:
-            for step in range(ROUNDS):
-                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
-                    parameter.grad = gradient
-                optimizers[i].step()
-            assert optimizers[i].synchronize()
-
-        together(lambda: loop(0), lambda: loop(1))
-        assert all(optimizer.synchronize() for optimizer in optimizers)
+        train_and_rest(models, optimizers, ROUNDS)
         own = [flat(optimizer) for optimizer in optimizers]
         with optimizers[0].global_weights():
             moved = flat(optimizers[0])
@@ -126,16 +131,7 @@ def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
     settings = {"sync_every": 4, "adopt_after": 0, "codec": told}
     with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
-
-        def loop(i: int) -> None:
-            for step in range(6):
-                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
-                    parameter.grad = gradient
-                optimizers[i].step()
-            assert optimizers[i].synchronize()
-
-        together(lambda: loop(0), lambda: loop(1))
-        assert all(optimizer.synchronize() for optimizer in optimizers)
+        train_and_rest(models, optimizers, 6)
         with optimizers[0].global_weights():
             moved = flat(optimizers[0])
         trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(6)) / 2

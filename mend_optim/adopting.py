@@ -107,7 +107,15 @@ class Adopting:
             self.books.fragments[state.fragment].motion = Motion.MOVING
             self.books.fragments[state.fragment].stash = None
         forget = not mine and any(self.books.fragments[s.fragment].outlived(s.lineage) for s in states)
-        self.books.work(Install(states, mine, replace, forget))
+        due = self._due_in(states[0]) if mine else ()
+        self.books.work(Install(states, mine, replace, forget, due))
+
+    def _due_in(self, state: State) -> tuple[str, ...]:
+        """The moments that the round averaged which merged our pending offer. Of an anchor farther on, nobody knows
+        which: ours are due again."""
+        version = state.lineage.version
+        one_on = version == self.books.fragments[state.fragment].lineage.version + 1
+        return self.books.policies.due(version) if one_on else ()
 
     def take_seal(self, now: float, seal: Seal) -> None:
         fragment = self.books.fragments[seal.fragment]

@@ -103,12 +103,14 @@ class Advance:
 @dataclass(frozen=True, slots=True)
 class Install:
     """Take whole anchors. `replace`: the weights become the anchor and all local progress is dropped. `forget`: what
-    our encodings have lost is in there, or given up, too: it came with a checkpoint whose process went on."""
+    our encodings have lost is in there, or given up, too: it came with a checkpoint whose process went on. `due`: the
+    moments whose mean, in there, is of the round that merged our pending offer."""
 
     states: tuple[State, ...]
     mine: bool
     replace: bool
     forget: bool = False
+    due: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +314,8 @@ class Anchors:
         velocity = self.velocity[p]
         if velocity is not None:
             velocity.copy_(decode(state.sections["velocity"], self._shapes(p)))
-        return Correction(p, values, job.replace, self.averaging[p].taken(state.sections, job.replace))
+        moments = self.averaging[p].taken(state.sections, job.replace, job.mine, job.due)
+        return Correction(p, values, job.replace, moments)
 
     def _found(self, job: Found) -> Done:
         if not all(merge.finite(tensor) for tensor in job.tensors):

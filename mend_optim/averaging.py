@@ -102,13 +102,20 @@ class Averaging:
         decode(self.moments[name], sections[PREFIX + name], self.fragment.shapes, values)
         return MomentCorrection(name, values.sub_(own), updates, newcomer=False)
 
-    def taken(self, sections: Sections, newcomer: bool) -> tuple[MomentCorrection, ...]:
-        """A whole anchor came with these sections; a newcomer takes them for its own."""
+    def taken(
+        self, sections: Sections, newcomer: bool, mine: bool = False, due: Collection[str] = ()
+    ) -> tuple[MomentCorrection, ...]:
+        """A whole anchor came with these sections; a newcomer takes them for its own. `mine`: our offer is in it; and
+        in the means of the moments that are `due`, which correct ours as the seal would have."""
+        sent = set(due) & set(self.own) if mine else set()
+        found = [self._corrected(sections, name) for name in self._known(sections) if name in sent]
         if newcomer:
-            self.own, self.latest = {}, {}
+            self.latest = {}
+        if newcomer or mine:
+            self.own = {}
         self._keep(sections)
         if not newcomer:
-            return ()
+            return tuple(found)
         return tuple(MomentCorrection(name, *self._decode(name), newcomer=True) for name in sorted(self.latest))
 
     def founded(self, readings: Mapping[str, Reading]) -> None:

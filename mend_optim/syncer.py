@@ -16,7 +16,7 @@ from .books import PULL, Books, Effect, Policies, Send
 from .ledger import Event, describe, sealed_record, taken_record
 from .lineage import PeerId
 from .offering import Offering
-from .progress import NEVER, Motion, Pending, Standing, Totals
+from .progress import NEVER, Motion, Pending, Progress, Standing, Totals
 from .protocol import Beat, Call, Goodbye, Message, Offer, Report, Seal, State, Want
 from .sealing import Sealing
 from .starting import Resumed, Starting
@@ -139,8 +139,8 @@ class Syncer:
             self.books.fault(f"seal of {job.seal.sealer.name} refused: {done.fault}")
         else:
             offer = fragment.pending.offer if job.mine and fragment.pending else None
-            sent = names(offer.sections) & names(job.seal.sections) if offer else ()
-            fragment.averaged |= self.books.policies.averaged(sent, job.lineage.version)
+            if job.mine:
+                self._averaged(fragment, names(job.seal.sections), job.lineage.version)
             fragment.moved(job.lineage, job.mine, self.books.totals, self.books.policies.schedule)
             if job.forget or (job.replace and not job.mine):
                 fragment.forget()
@@ -161,12 +161,14 @@ class Syncer:
                 dropped = fragment.unmerged(self.books.totals).tokens if job.replace else 0
                 record = taken_record(state.fragment, fragment.lineage, state.lineage, "pulled", job.mine, dropped)
                 superseded = fragment.superseded_tokens
+                version, brought = state.lineage.version, names(state.sections)
+                self._averaged(fragment, brought & set(job.due), version)
                 self.books.genesis = state.lineage.genesis
                 fragment.moved(state.lineage, job.mine, self.books.totals, self.books.policies.schedule)
                 if job.forget or job.replace:
                     fragment.forget()
                 if job.replace:  # the others' moments came with their weights
-                    fragment.averaged |= self.books.policies.averaged(names(state.sections), state.lineage.version)
+                    fragment.averaged |= self.books.policies.averaged(brought, version)
                 self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens - superseded))
                 self.books.moved(state.fragment)
         if job.replace and not done.fault:
@@ -178,6 +180,12 @@ class Syncer:
             self._settled(now, state.fragment)
         self._check_joined(now)
         self._beat(now)  # others may wait for us to have it
+
+    def _averaged(self, fragment: Progress, moments: frozenset[str], version: int) -> None:
+        """Of these moments, those in our pending offer have a mean with ours in it since that version."""
+        offer = fragment.pending.offer if fragment.pending else None
+        sent = names(offer.sections) & moments if offer else frozenset[str]()
+        fragment.averaged |= self.books.policies.averaged(sent, version)
 
     def _found(self, now: float, job: Found, done: Done) -> None:
         self.books.founding = ""

@@ -6,7 +6,7 @@ the last that held it, and that one said so or died."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from units import Vector
@@ -104,8 +104,11 @@ class Oracle:
         else went on from the author's checkpoint, and there are two histories in one name."""
         gone = [unit for unit in before if unit not in after and unit[0] != "init"]
         named = self.superseded.pop((learner.id, p), set())
+        for former in learner.heirs:  # it may have said so, and died before it applied that
+            named = named | self.superseded.get((former, p), set())
         unnamed = [u for u in gone if not named & self._claimants(u[0]) and (p, u) not in self.dropped]
-        unnamed = [u for u in unnamed if u[0] not in self._forked or u[0] in learner.heirs | {learner.id}]
+        own = learner.heirs - self._forked_twice | {learner.id}
+        unnamed = [u for u in unnamed if u[0] not in self._forked or u[0] in own]
         rivals = (x for x in self.cluster.processes.values() if x is not learner and x.heirs & learner.heirs)
         # Its own work may have been offered in the name of their checkpoint's author; or there is an offer in its own
         # name that it did not make: an heir's, whose numbers begin with the heir's incarnation.
@@ -177,6 +180,12 @@ class Oracle:
     @property
     def _forked(self) -> frozenset[PeerId]:
         return frozenset().union(*self.cluster.heirs.values())
+
+    @property
+    def _forked_twice(self) -> frozenset[PeerId]:
+        """From whose checkpoint two went on: each may have offered its work, on a branch of its own."""
+        heirs = Counter(author for authors in self.cluster.heirs.values() for author in authors)
+        return frozenset(author for author, count in heirs.items() if count > 1)
 
     def missing(self) -> set[Unit]:
         """Work that was done and is not in the model that all ended on."""

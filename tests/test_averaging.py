@@ -332,6 +332,26 @@ def test_who_only_moves_to_another_anchor_keeps_its_moments_and_knows_the_mean()
     assert held(one) == (before, held(veteran)[1])
 
 
+@given(SEEDS, UPDATES, SENT, SENT, st.booleans())
+def test_who_was_merged_is_corrected_by_the_anchor_as_by_its_seal(
+    seed: int, updates: tuple[int, ...], sent: list[str], due: list[str], exact: bool
+) -> None:
+    """But by no mean of a round before, which the anchor still has."""
+    sealer, by_seal, by_anchor = averaging(exact), averaging(exact), averaging(exact)
+    sealer.merged(Round([readings(seed + 20)], exact=exact).seal, mine=False)
+    offers = [offered(told(one, readings(seed, sent, updates))) for one in (by_seal, by_anchor)]
+    seal = sealer.average([offers[0], offered(told(sealer, readings(seed + 10)), "b")], due)
+    sealer.merged(seal, mine=True)
+    expected = by_seal.merged(seal, mine=True)
+    found = by_anchor.taken(sealer.export(), False, True, due)
+    assert [c.moment for c in found] == [c.moment for c in expected] == sorted(set(sent) & set(due))
+    for these, those in zip(found, expected, strict=True):
+        assert torch.equal(these.values, those.values)
+        assert these[2:] == those[2:]
+    assert by_anchor.own == {}
+    assert by_anchor.taken(sealer.export(), False, True, due) == ()
+
+
 def test_what_a_learner_alone_has_is_everybodys() -> None:
     """Instead of all that was before, and copied: the next steps do not change it."""
     one = averaging()
@@ -835,6 +855,21 @@ def sends(made: Engine, sent: Sequence[str]) -> None:
     made.done(prepare, sections={PREFIX + name: raw(torch.zeros(1)) for name in sent})
 
 
+def is_pulled(made: Engine, brought: Sequence[str], further: int = 0) -> tuple[str, ...]:
+    """Its offer is merged, and it takes the anchor of that round, or of a further one, whole; what is corrected."""
+    assert made.fragment.pending is not None
+    assert made.fragment.pending.offer is not None
+    lineage = grown(made.lineage, made.fragment.pending.offer.entry)
+    for _ in range(further):
+        lineage = grown(lineage)
+    made.receive(replace(state_of(lineage), sections={PREFIX + name: raw(torch.zeros(1)) for name in brought}))
+    (install,) = made.jobs(Install)
+    assert install.mine
+    made.done(install)
+    made.apply()
+    return install.due
+
+
 def is_sealed(made: Engine, averaged: Sequence[str], mine: bool = True) -> None:
     pending = made.fragment.pending
     assert pending is not None
@@ -873,6 +908,28 @@ def test_averaged_is_what_was_both_sent_and_sealed(
     is_sealed(made, sealed, mine)
     assert made.fragment.averaged == expected
     assert made.fragment.standing().averaged == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "brought", "expected"),
+    [(ALL, ALL, {"first": 6}), (["exp_avg_sq"], ALL, {}), (ALL, ["exp_avg_sq"], {}), ([], ALL, {})],
+)
+def test_an_anchor_whose_round_merged_ours_has_averaged_what_was_due(
+    sent: Sequence[str], brought: Sequence[str], expected: dict[str, int]
+) -> None:
+    """Second moments are of a round before."""
+    made = engine(5, first=2, second=4)
+    sends(made, sent)
+    assert is_pulled(made, brought) == ("exp_avg",)
+    assert made.fragment.averaged == expected
+
+
+def test_an_anchor_of_later_rounds_corrects_no_moments_and_they_are_due_again() -> None:
+    made = engine(5)
+    sends(made, ALL)
+    assert is_pulled(made, ALL, further=1) == ()
+    assert made.fragment.averaged == {}
+    assert made.syncer.training.moments(0) == ALL
 
 
 def test_it_sends_again_what_the_round_did_not_take_until_one_does() -> None:

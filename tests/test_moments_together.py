@@ -767,6 +767,31 @@ def test_going_on_with_a_mean_that_is_not_taken_yet(name: str) -> None:
     goes_on(make, OVERLAP, saved, (30, 30))
 
 
+@pytest.mark.parametrize("coding", ["none", "int8"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_going_on_where_one_has_the_mean_and_the_others_seal_never_came(name: str, coding: str) -> None:
+    """Nobody has that seal any more: the anchor that it made is taken whole."""
+    make, options = OPTIMIZERS[name][0], {**OVERLAP, "codec": coding}
+    with cluster(make(fresh()), make(fresh()), **options) as made:
+        train(made, 20, pull)
+        deaf, sealer = made[0]._learner, made[1]._learner
+        assert deaf is not None
+        assert sealer is not None
+        if deaf.engine.books.roster.sealer(0) == deaf.engine.books.me:
+            deaf, sealer = sealer, deaf
+        heard, deaf.engine.receive = deaf.engine.receive, lambda now, message: None  # type: ignore[method-assign]
+        try:
+            train(made, 4, pull, 20)
+            until(made[0], lambda: sealer._mailbox)
+            saved = [save(o) for o in made]
+        finally:
+            deaf.engine.receive = heard  # type: ignore[method-assign]
+    first = MOMENTS[0] if name == "AdamW" else "momentum_buffer"
+    found = [{MEAN + first, OWN + first} & tensors_in(s) for s in saved]
+    assert found in ([{MEAN + first}, {OWN + first}], [{OWN + first}, {MEAN + first}])
+    goes_on(make, options, saved, (24, 24))
+
+
 # ── who fails ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

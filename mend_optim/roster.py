@@ -93,6 +93,7 @@ class Roster:
     def __init__(self, me: PeerId, address: str, timing: Timing) -> None:
         self.me, self.address, self.timing = me, address, timing
         self.peers: dict[str, Peer] = {}
+        self.grew_at = float("-inf")  # when somebody was added last
         self._tombstones: dict[str, tuple[int, int]] = {}  # name: (incarnation, last count; LEFT after a goodbye)
         self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)  # counts of our last beats to all
 
@@ -113,7 +114,7 @@ class Roster:
         if not known or known.id != id:
             self._tombstones.pop(id.name, None)
             count = buried[1] if buried[0] == id.incarnation else 0
-            known = self.peers[id.name] = Peer(id, address, count, now, self._broadcasts[-1])
+            known = self._add(now, id, address, count)
         known.heard_at, known.silent = now, False
         known.knows, known.deaf = self._broadcasts[-1], False
         known.address = address or known.address
@@ -152,10 +153,14 @@ class Roster:
             return None
         if known is None or known.id != rumor.peer:
             self._tombstones.pop(name, None)
-            known = self.peers[name] = Peer(rumor.peer, rumor.address, rumor.count, now, self._broadcasts[-1])
+            known = self._add(now, rumor.peer, rumor.address, rumor.count)
         known.count, known.heard_at, known.silent = rumor.count, now, False
         known.address = rumor.address or known.address
         return known
+
+    def _add(self, now: float, id: PeerId, address: str, count: int) -> Peer:
+        self.grew_at, self.peers[id.name] = now, Peer(id, address, count, now, self._broadcasts[-1])
+        return self.peers[id.name]
 
     def touch(self, now: float, id: PeerId) -> None:
         """Bytes arrived from the peer: a sign of life, too."""

@@ -83,6 +83,11 @@ class Sealing:
                 round.void()
             self._pass_on(now, round)
             return
+        # Who is new to us may know others, or seal for some: after a beat, all know each other.
+        known_at = self.books.roster.grew_at + self.books.policies.timing.beat_s
+        if now < known_at:
+            self.books.wake_at = min(self.books.wake_at, known_at)
+            return
         schedule, policies = self.books.policies.schedule, self.books.policies
         expected, step_s, needed = self._expected(p), self._step_s(), policies.quorum.needed(self.books.roster.size)
         # The least time between seals that leave somebody out: about H median steps.

@@ -222,7 +222,9 @@ def test_while_a_merge_is_in_the_queue_it_is_as_before_or_after_the_merge(
     with resumed([lambda: descent(0.0)] * 3, saved, **FREE) as again:
         train(again, 3)
         settle(again)
-        assert_settled(again, 3 * 4 + 3 * 3)
+        # Two may seal before all three have met, and then one of the seals is superseded, and said to be.
+        superseded = sum(o.status().superseded_tokens for o in again)
+        assert_settled(again, 3 * 4 + 3 * 3 - superseded)
         assert [o.status().dropped_tokens for o in again] == [0, 0, 0]
 
 

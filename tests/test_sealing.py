@@ -39,6 +39,19 @@ def test_all_have_offered_and_the_sealer_merges_exactly_those_in_name_order() ->
     assert sum(merge.weights) == pytest.approx(1.0)
 
 
+def test_nothing_is_sealed_within_a_beat_of_meeting_somebody() -> None:
+    """Who is new may know a better sealer, which has these offers, too: both would seal."""
+    engine = sealer(PEER)
+    engine.offer()
+    engine.syncer.met(engine.now, THIRD, "")
+    admit(engine, offer_of(PEER))
+    engine.tick(0.0)
+    assert engine.jobs(Merge) == []
+    assert engine.syncer.books.wake_at == engine.now + 1.0
+    engine.tick(1.0)
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER]
+
+
 @pytest.mark.parametrize(("stays", "resting"), [(True, True), (True, False), (False, True)])
 def test_a_sealer_at_rest_loses_nothing_on_the_way_back_where_it_would_offer_that_again(
     stays: bool, resting: bool

@@ -164,9 +164,9 @@ class Books:
         held = [report.key.tokens for beat in beats for report in beat.reports]
         return max([*(self.key(f).tokens for f in self.fragments), *held], default=self.totals.tokens)
 
-    def catch_up_position(self) -> int:
-        """We have the others' weights now: go on from where they are."""
-        self.head_start = self.cluster_step() - self.totals.step
+    def catch_up_position(self, theirs: int) -> int:
+        """Go on from where the others are, or we, if that is farther."""
+        self.head_start = max(self.position, theirs) - self.totals.step
         return self.position
 
     def moved(self, p: int) -> None:

@@ -9,12 +9,16 @@ from .adopting import Adopting
 from .anchor import Reoffer
 from .books import Books
 from .ledger import Event, taken_record
-from .lineage import Lineage
+from .lineage import Lineage, PeerId
 from .progress import NEVER, Motion, Progress, Standing, Totals
+from .protocol import Beat
 from .round import Round
 
 DROP = "other weights than the saved ones: the anchor's are taken, what no anchor has is dropped"
-UNKNOWN = "what of the state of {} are moments is not known, and none are averaged: name them in moments, or pass None"
+UNKNOWN = (
+    "which state of {} are moments is not known here, so none are averaged: name them in "
+    "moments=MomentSchedule(states=(Moment(…),)), or pass moments=None to say that there are none"
+)
 ANEW = "other weights than the saved ones: they count as first weights"
 
 
@@ -34,6 +38,7 @@ class Starting:
     def __init__(self, books: Books, adopting: Adopting) -> None:
         self.books, self.adopting = books, adopting
         self._join_by = NEVER
+        self._met_at: dict[PeerId, int] = {}  # the position of each when we first heard of it
 
     def begin(self, now: float, genesis: bytes, groups: tuple[bytes, ...], resumed: Resumed | None) -> None:
         """With first weights of this digest, or where a checkpoint stood. `groups`: see `Report`."""
@@ -47,6 +52,9 @@ class Starting:
         books.seals = [None] * len(books.fragments)
         books.genesis = books.fragments[0].lineage.genesis
         self._join_by = now + books.policies.timing.join_timeout_s
+        for peer in books.roster.peers.values():
+            if peer.beat:
+                self.heard(peer.beat)
         if books.policies.stranger:
             books.emit(Event("unknown", UNKNOWN.format(books.policies.stranger)))
 
@@ -74,6 +82,11 @@ class Starting:
         facts = {"step": totals.step, "tokens": totals.tokens, "unmerged_tokens": unmerged, "intact": resumed.intact}
         books.emit(Event("restored", f"restored at step {totals.step}, {what}", facts))
 
+    def heard(self, beat: Beat) -> None:
+        """Where a peer was when we began: what those that start with us have stepped since is no head start."""
+        if beat.genesis and self.books.fragments and not self.books.joined:
+            self._met_at.setdefault(beat.peer, beat.position)
+
     def check_joined(self, now: float) -> bool:
         """Joined: everyone the user named is here (or somebody is training already, or nobody came in time), and nobody
         has a greater anchor. Whether that is so since just now."""
@@ -91,10 +104,16 @@ class Starting:
             return False
         self.books.joined = True
         self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
-        sought = [*self.books.seeds.missing, *sorted(self.books.seeds.refused)]
-        alone = bool(sought) and not here
-        step, tokens = self.books.catch_up_position(), self.books.cluster_tokens()
+        missing, refused = self.books.seeds.missing, sorted(self.books.seeds.refused)
+        sought = [*missing, *refused]
+        step = self.books.catch_up_position(max(self._met_at.values(), default=0))
+        tokens = self.books.cluster_tokens()
         facts = {"missing": sought, "step": step, "tokens": tokens}
-        text = f"nobody found to train with at {', '.join(sought)}: training alone, still looking"
-        self.books.emit(Event("alone" if alone else "joined", text if alone else "joined", facts))
+        without = ", ".join([*missing, *(f"{address} (refused)" for address in refused)])
+        if sought and not here:
+            text = f"nobody to train with at {without}: training alone, still looking"
+            self.books.emit(Event("alone", text, facts))
+        else:
+            text = f"joined at position {step}" + (f", without {without}" if sought else "")
+            self.books.emit(Event("joined", text, facts))
         return True

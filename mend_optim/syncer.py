@@ -172,7 +172,7 @@ class Syncer:
                 self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens - superseded))
                 self.books.moved(state.fragment)
         if job.replace and not done.fault:
-            self.books.catch_up_position()
+            self.books.catch_up_position(self.books.cluster_step())
             for fragment in self.books.fragments[len(job.states) :]:  # groups that were added only here
                 fragment.transplant(self.books.genesis)
                 self.books.rounds[fragment.fragment].purge(fragment.lineage)
@@ -323,6 +323,7 @@ class Syncer:
         self.books.roster.gossip(now, beat.roster)
         if not self.books.fragments or not beat.genesis or not beat.reports:
             return
+        self.starting.heard(beat)
         self.adopting.compare(now, beat)
         for fragment, report in zip(self.books.fragments, beat.reports, strict=False):
             pending = fragment.pending

@@ -1,0 +1,82 @@
+"""Where a learner goes on when it has joined: in step with those that start with it, or where those are that trained
+on without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend_optim.books import Policies
+from mend_optim.lineage import Claim, Lineage, PeerId
+from mend_optim.progress import Standing, Totals
+from mend_optim.protocol import Beat, Report
+from mend_optim.schedule import Schedule
+from mend_optim.starting import Resumed
+from mend_optim.syncer import Syncer
+
+ME, PEER, FORMER = PeerId("me", 2), PeerId("peer", 1), PeerId("me", 1)
+GENESIS = b"genesis"
+ANCHOR = Lineage(160, 5, b"five", GENESIS)
+
+
+def syncer() -> Syncer:
+    """It is told of one peer."""
+    return Syncer(ME, "me:1", ("peer:1",), Policies(schedule=Schedule(sync_every=16)), 0.0)
+
+
+def restored(engine: Syncer, step: int = 83, anchor: Lineage = ANCHOR) -> None:
+    standing = Standing(anchor, Claim(FORMER, 5), 80, Totals(80, 80), 0, None, untaken=False, adopt_at=None)
+    engine.begin(1.0, GENESIS, (b"",), Resumed(Totals(step, step), [standing]))
+
+
+def beat(engine: Syncer, count: int, position: int, training: bool = True, anchor: Lineage | None = ANCHOR) -> None:
+    """Of a peer that is here with that anchor, or, without one, has not begun."""
+    engine.met(1.0, PEER, "peer:1", "peer:1")
+    genesis, reports = (GENESIS, (Report(anchor.key),)) if anchor else (b"", ())
+    engine.receive(1.0, Beat(PEER, "peer:1", count, position, 0, 0.1, training, genesis, reports, position=position))
+
+
+def greater(anchor: Lineage) -> Lineage:
+    return Lineage(anchor.tokens + 32, anchor.version + 1, b"six", GENESIS)
+
+
+def test_who_restarts_with_the_others_goes_on_from_its_own_position() -> None:
+    """Though they may have stepped on before it was ready: it has the anchor still to fetch."""
+    engine = syncer()
+    restored(engine)
+    beat(engine, 1, 83, training=False, anchor=greater(ANCHOR))
+    for count, position in ((2, 84), (3, 90), (4, 100)):
+        assert not engine.books.joined
+        beat(engine, count, position, anchor=ANCHOR if count == 4 else greater(ANCHOR))
+        engine.books.wants.clear()
+        engine.tick(1.0)
+    assert engine.books.joined
+    assert engine.books.position == 83
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_who_comes_back_late_goes_on_from_where_the_others_are(before: bool) -> None:
+    engine = syncer()
+    if before:
+        beat(engine, 1, 500)
+    restored(engine)
+    beat(engine, 2, 500 + before)
+    assert engine.books.joined
+    assert engine.books.position == 500
+
+
+def test_what_a_peer_says_before_it_has_begun_is_not_its_position() -> None:
+    engine = syncer()
+    restored(engine)
+    beat(engine, 1, 0, training=False, anchor=None)
+    assert not engine.books.joined
+    beat(engine, 2, 120)
+    assert engine.books.joined
+    assert engine.books.position == 120
+
+
+def test_nobody_goes_back() -> None:
+    engine = syncer()
+    restored(engine)
+    beat(engine, 1, 10)
+    assert engine.books.joined
+    assert engine.books.position == 83

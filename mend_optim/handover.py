@@ -16,10 +16,13 @@ from .averaging import Reading
 from .buffers import Buffers
 from .checkpoint import Checkpoint, Kept, anchored, kept_correction
 from .fragment import Layout, copied, gather, narrow, scatter, sketches
+from .ledger import Event
 from .merge_thread import MergeThread
 from .moments import correct, install, read, restrain
 from .settings import Settings
 from .starting import Resumed
+
+MISSED = "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; there is: {there}"
 
 
 class Handover:
@@ -37,6 +40,8 @@ class Handover:
         self._buffers = Buffers(pin=self._device is not None)
         rounds = any(map(narrow, parameters))
         self._rounding = [self._buffers.take(f.numel).zero_() if rounds else None for f in layout.fragments]
+        periods = told.policies.periods
+        self._named = {moment.name for moment in periods.states} if periods else set[str]()
         self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
 
     def begin(self, saved: Checkpoint | None) -> bool:
@@ -159,7 +164,18 @@ class Handover:
             out, steps = self._buffers.take(fragment.numel), self._learner.engine.books.totals.step
             updates = read(self._moments[name], fragment, self._parameters, self._inner, steps, out)
             readings[name] = Reading(out, updates)
+            if not any(updates):
+                self._miss(p, name)
         return readings
+
+    def _miss(self, p: int, name: str) -> None:
+        """No parameter of fragment `p` has this moment. Where they have other state, say so, once, of a name that the
+        user gave: it may be misspelt."""
+        states = [self._inner.state.get(self._parameters[i]) or {} for i in self._layout.fragments[p].tensors]
+        there = sorted({str(key) for state in states for key in state})
+        if there and name in self._named:
+            self._named.discard(name)
+            self._learner.tell(Event("unknown", MISSED.format(name=name, there=", ".join(there))))
 
     def _apply(self, correction: Correction) -> None:
         """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its pool."""

@@ -64,10 +64,12 @@ class Event:
     met, left, evicted peer, incarnation; met: address
     refused            address, reason
     round              round (a `RoundRecord`)
-    slow, recovered    peer, incarnation, cause ("compute" or "link"), ratio (times slower than before), for_s, lost_s
-                       (of its work), lost_per_hour_s: rounds do not wait for it any more, or wait for it again
+    slow, recovered    peer, incarnation, cause ("compute" or "link"), ratio (times slower than before, while it was),
+                       for_s (since the verdict), lost_s (of its work), lost_per_hour_s: rounds do not wait for it any
+                       more, or wait for it again
     costly             the same: what it lost would have paid for replacing it
-    unknown            none: the inner optimizer's moments are not averaged, for nobody knows which they are
+    below_quorum       here, needed (learners): offers wait, for `timing.round_timeout_s` by now
+    unknown            none: moments are not averaged, for nobody knows which they are, or there are none of that name
     fault              none: something of a peer's was refused, or could not be done
     """
 

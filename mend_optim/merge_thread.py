@@ -41,6 +41,7 @@ from .syncer import Syncer
 from .training import Readings
 
 log = logging.getLogger("mend_optim")
+WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown")  # of the kinds of events
 T = TypeVar("T")
 
 
@@ -154,6 +155,12 @@ class MergeThread:
         with self.mutex:
             self._jobs.put(ready)
             self.engine.books.work(Extend(layout, tensor, at))
+            self._pump()
+
+    def tell(self, event: Event) -> None:
+        """Of something that only the training thread can see."""
+        with self.mutex:
+            self.engine.books.emit(event)
             self._pump()
 
     def wait(self, news: Callable[[], bool], timeout_s: float) -> bool:
@@ -300,15 +307,13 @@ class MergeThread:
         record = event.facts.get("round")
         if record and self._ledger:
             self._ledger.add(record)
-        if event.kind in ("alone", "refused", "fault", "costly", "unknown"):
-            log.warning("%s: %s", self.engine.books.me.name, event.text)
-        else:
-            log.debug("%s: %s", self.engine.books.me.name, event.text)
+        level = logging.WARNING if event.kind in WARNINGS else logging.DEBUG if record else logging.INFO
+        log.log(level, "%s: %s", self.engine.books.me.name, event.text)
         if self._on_event:
             try:
                 self._on_event(event)
             except Exception:
-                log.exception("on_event failed")
+                log.exception("on_event failed, told of %r", event.kind)
 
     # ── the transport's handler, on the network loop ─────────────────────────────────────────────────────────────────
 

@@ -309,7 +309,8 @@ class MendOptimizer(Optimizer):
         with learner.mutex:
             books = learner.engine.books
             here = books.position if books.fragments else self._step + head_start
-            return status(books, self._step, self._tokens, here, self._in_mend_s, sent, received)
+            failing = learner.engine.watching.failing
+            return status(books, failing, self._step, self._tokens, here, self._in_mend_s, sent, received)
 
     def learner_state(self) -> dict[str, Any]:
         """The "mend" part of `state_dict()`."""

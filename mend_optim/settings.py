@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import time
@@ -142,8 +143,9 @@ def settings(
     periods = _periods(moments, encoded)
     require(isinstance(failslow, FailSlow | None), "failslow", failslow, "None or a FailSlow(threshold=…, …)")
     require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
-    require(isinstance(ledger, str | Path | None), "ledger", ledger, "None or the path of a file")
-    require(on_event is None or callable(on_event), "on_event", on_event, "None or a function of an Event")
+    path = ledger is None or (isinstance(ledger, str | Path) and str(ledger) != "" and not Path(ledger).is_dir())
+    require(path, "ledger", ledger, "None or the path of a file")
+    require(on_event is None or _takes_one(on_event), "on_event", on_event, "None or a function of an Event")
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
     states = known(inner, periods) if periods else ()
@@ -164,6 +166,17 @@ def settings(
         least = policies.quorum.minimum or 1
         require(least == 1, "quorum.minimum", least, "1 without listen or peers", "nobody else can ever take part")
     return Settings(_learner_name(name), policies, outer, encoded, merge, tokens_per_step, place)
+
+
+def _takes_one(function: object) -> bool:
+    """Whether it can be called with one argument, as far as can be told without calling it."""
+    try:
+        inspect.signature(function).bind(None)  # type: ignore[arg-type]
+    except ValueError:  # some that are written in C have no signature
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def _periods(moments: MomentSchedule | str | None, codec: Codec) -> MomentSchedule | None:
@@ -201,5 +214,6 @@ _suffixes: Any = chain([""], map("-{}".format, count(2)))  # of learners in one 
 def _learner_name(name: str | None) -> str:
     if name is None:
         name = os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
-    require(isinstance(name, str) and 0 < len(name.encode()) <= 200, "name", name, "a text of 1 to 200 bytes")
+    good = isinstance(name, str) and 0 < len(name.encode()) <= 200 and name.isprintable()
+    require(good, "name", name, "a printable text of 1 to 200 bytes")
     return name

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .books import Books
+from .failslow import Verdict
 from .ledger import RoundRecord
+from .lineage import PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class FragmentStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A peer on the roster; `state` is "alive" or "suspected"; `step` and `tokens` as of its last beat."""
+    """A peer on the roster; `state` is "alive" or "suspected"; `step` and `tokens` as of its last beat; `slow`: how
+    many times slower than it was, where rounds do not wait for it any more, else 0."""
 
     name: str
     incarnation: int
@@ -30,6 +34,7 @@ class PeerStatus:
     address: str
     step: int
     tokens: int
+    slow: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ def fragment_statuses(books: Books) -> tuple[FragmentStatus, ...]:
     )
 
 
-def peer_statuses(books: Books) -> tuple[PeerStatus, ...]:
+def peer_statuses(books: Books, failing: Mapping[PeerId, Verdict]) -> tuple[PeerStatus, ...]:
     return tuple(
         PeerStatus(
             *peer.id,
@@ -80,15 +85,23 @@ def peer_statuses(books: Books) -> tuple[PeerStatus, ...]:
             peer.address,
             peer.beat.step if peer.beat else 0,
             peer.beat.tokens if peer.beat else 0,
+            failing[peer.id].ratio if peer.id in failing else 0.0,
         )
         for peer in sorted(books.roster.peers.values(), key=lambda peer: peer.id)
     )
 
 
 def status(
-    books: Books, step: int, tokens: int, position: int, seconds_in_mend: float, sent: int, received: int
+    books: Books,
+    failing: Mapping[PeerId, Verdict],
+    step: int,
+    tokens: int,
+    position: int,
+    seconds_in_mend: float,
+    sent: int,
+    received: int,
 ) -> Status:
-    """Of a learner with peers; `sent` and `received` in bytes."""
+    """Of a learner with peers, some of which may be `failing`; `sent` and `received` in bytes."""
     fragments = fragment_statuses(books)
     return Status(
         books.me.name,
@@ -101,7 +114,7 @@ def status(
         books.joined,
         books.adopted_rounds,
         fragments,
-        peer_statuses(books),
+        peer_statuses(books, failing),
         tuple(books.records),
         sent,
         received,

@@ -13,6 +13,7 @@ from .books import Books
 from .failslow import Level, Pace, Verdict, Watch
 from .ledger import Event
 from .lineage import PeerId
+from .progress import NEVER
 
 COMPUTE, LINK = "compute", "link"
 STEPS = 9  # whose median is what an inner step takes: a pause among them is none
@@ -30,6 +31,7 @@ class Watching:
         self._steps: deque[float] = deque(maxlen=STEPS)
         self._judged: Mapping[PeerId, Mapping[str, Level]] = {}
         self._sent_s = 0.0
+        self._short_since: float | None = None  # that a quorum is not there; infinite once that was said
 
     def stepped(self, seconds: float, tokens: int) -> None:
         """An inner step on so many tokens took so long; nothing that this library did is in it."""
@@ -59,6 +61,7 @@ class Watching:
 
     def review(self, now: float) -> None:
         """Judge everybody by what the last beats said."""
+        self._count(now)
         if self._watch is None:
             return
         beats = [p.beat for p in self.books.roster.peers.values() if p.beat and p.beat.genesis == self.books.genesis]
@@ -66,6 +69,19 @@ class Watching:
         levels[self.books.me] = dict(self.levels())
         for kind, verdict in self._watch.judge(now, levels):
             self.books.emit(_event(now, kind, verdict))
+
+    def _count(self, now: float) -> None:
+        """Say, once, that offers wait for a quorum that has not been there for long."""
+        roster, policies = self.books.roster, self.books.policies
+        here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.size)
+        offers = any(fragment.pending for fragment in self.books.fragments)
+        if here >= needed or not offers or self.books.solo:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since >= policies.timing.round_timeout_s:
+            self._short_since = NEVER
+            self.books.emit(Event("below_quorum", _SHORT.format(needed, here), {"here": here, "needed": needed}))
 
 
 def _event(now: float, kind: str, verdict: Verdict) -> Event:
@@ -81,9 +97,11 @@ def _event(now: float, kind: str, verdict: Verdict) -> Event:
     return Event(kind, _TEXTS[kind].format(**facts), facts)
 
 
+_SHORT = "nothing can be merged: quorum needs {} learners, and {} are here; training goes on, and offers wait"
+
 _TEXTS = {
     "slow": "{peer} is {ratio:.1f} times slower than it was ({cause}): rounds wait for it no more",
     "costly": "{peer} has been {ratio:.1f} times slower than it was ({cause}) for {for_s:.0f} s, which has cost "
     "{lost_s:.0f} s of its work, {lost_per_hour_s:.0f} s more with every hour: replacing it would pay by now",
-    "recovered": "{peer} is as fast as it was: rounds wait for it again",
+    "recovered": "{peer} is as fast as it was, after {for_s:.0f} s: rounds wait for it again",
 }

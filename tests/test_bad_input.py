@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -62,12 +63,16 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("tokens_per_step", True, "tokens_per_step must be None or an int >= 1, got {}"),
     ("timing", None, "timing must be a Timing(beat_s=…, …), got {}"),
     ("timing", 1.0, "timing must be a Timing(beat_s=…, …), got {}"),
-    ("name", "", "name must be a text of 1 to 200 bytes, got {}"),
-    ("name", "x" * 201, "name must be a text of 1 to 200 bytes, got {}"),
-    ("name", 7, "name must be a text of 1 to 200 bytes, got {}"),
-    ("name", 0, "name must be a text of 1 to 200 bytes, got {}"),
+    ("name", "", "name must be a printable text of 1 to 200 bytes, got {}"),
+    ("name", "x" * 201, "name must be a printable text of 1 to 200 bytes, got {}"),
+    ("name", "a\n", "name must be a printable text of 1 to 200 bytes, got {}"),
+    ("name", 7, "name must be a printable text of 1 to 200 bytes, got {}"),
+    ("name", 0, "name must be a printable text of 1 to 200 bytes, got {}"),
     ("ledger", 5, "ledger must be None or the path of a file, got {}"),
+    ("ledger", "", "ledger must be None or the path of a file, got {}"),
+    ("ledger", os.curdir, "ledger must be None or the path of a file, got {}"),
     ("on_event", "print", "on_event must be None or a function of an Event, got {}"),
+    ("on_event", threading.main_thread, "on_event must be None or a function of an Event, got {}"),
 ]  # fmt: skip
 
 ADDRESSES: list[tuple[str, Any, str]] = [

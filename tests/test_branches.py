@@ -47,7 +47,7 @@ class Merged(Engine):
 
     def status(self) -> Status:
         books = self.syncer.books
-        return status(books, books.totals.step, books.totals.tokens, books.position, 0.0, 0, 0)
+        return status(books, {}, books.totals.step, books.totals.tokens, books.position, 0.0, 0, 0)
 
 
 def branch(base: Lineage, tokens: int) -> Lineage:

@@ -162,7 +162,24 @@ def test_a_callback_that_raises_is_survived(caplog: pytest.LogCaptureFixture) ->
     with cluster(descent(0.0), descent(0.0), on_event=fail, **LOCKSTEP) as optimizers:
         drive(optimizers, 3, lambda i, s: 1.0)
         assert [read(o) for o in optimizers] == [[-3.0], [-3.0]]
-    assert "on_event failed" in caplog.text
+    assert "on_event failed, told of 'round'" in caplog.text
+
+
+def test_the_log_has_what_wants_a_remedy_as_warnings_and_every_round_for_debugging_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG", "mend_optim")
+    watch = Watch()
+    with cluster(descent(0.0), descent(0.0), each=[{"on_event": watch}, {}], **LOCKSTEP) as (a, b):
+        drive([a, b], 2, lambda i, s: 1.0)
+        b.close()
+        watch.until("left")
+        a._learner.tell(Event("below_quorum", "nothing can be merged"))  # type: ignore[union-attr]
+        watch.until("below_quorum")
+    levels = {record.getMessage(): record.levelname for record in caplog.records if record.name == "mend_optim"}
+    assert levels["a: joined at position 0"] == levels["a: b met"] == levels["a: b left"] == "INFO"
+    assert levels["a: fragment 0 version 1: all_present"] == "DEBUG"
+    assert levels["a: nothing can be merged"] == "WARNING"
 
 
 def test_a_callback_may_close_its_learner() -> None:

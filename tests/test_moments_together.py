@@ -599,6 +599,19 @@ def test_moments_that_are_named_are_averaged_like_any() -> None:
             assert near(*(state(o)["average"] for o in made)) == (count % 2 == 1)
 
 
+@pytest.mark.parametrize(("name", "told"), [("avrage", 1), ("average", 0)])
+def test_a_name_that_no_state_has_is_told_once(name: str, told: int) -> None:
+    watch = Watch()
+    named = MomentSchedule(first=1, states=(Moment(name=name, order="first", decay="decay"),))
+    each = [{"on_event": watch}, {}]
+    with cluster(Signs(fresh()), Signs(fresh()), each=each, moments=named, fragments=2, sync_every=4) as made:
+        train(made, 12, noise)
+        settle(made)
+    texts = [event.text for event in watch.of("unknown")]
+    assert len(texts) == told
+    assert all("no parameter has a state 'avrage' of its own shape" in t and "there is: average" in t for t in texts)
+
+
 def test_learners_with_other_optimizers_go_on_together() -> None:
     """Neither knows the other's moments; a model large enough for its messages to be measured."""
     inners = [AdamW([Parameter(torch.zeros(LARGE))]), SGD([Parameter(torch.zeros(LARGE))], lr=LR)]

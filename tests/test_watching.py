@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mend_optim.books import Books, Policies
 from mend_optim.failslow import FailSlow, Level
-from mend_optim.lineage import PeerId
+from mend_optim.lineage import Lineage, PeerId
+from mend_optim.progress import Progress, Totals
 from mend_optim.protocol import Beat
+from mend_optim.quorum import Quorum
 from mend_optim.schedule import Schedule
 from mend_optim.watching import Watching
 
@@ -59,6 +63,64 @@ def test_a_link_matters_from_a_tenth_of_a_period_on(seconds: float, matters: boo
         watch.delivered(seconds, 1000)
     links = [level for cause, level in watch.levels() if cause == "link"]
     assert [level.now for level in links] == ([pytest.approx(seconds / 1000)] if matters else [])
+
+
+def short(quorum: int | None, here: int, gone: int = 0) -> Watching:
+    """One with so many live peers, and some that are suspected."""
+    watch = watching()
+    watch.books.policies = replace(watch.books.policies, quorum=Quorum(minimum=quorum))
+    watch.books.solo = False
+    for i in range(here + gone):
+        peer = PeerId(f"p{i}", 1)
+        watch.books.roster.meet(0.0, peer, f"p{i}:1")
+        watch.books.roster.peers[peer.name].silent = i >= here
+    fragment = Progress(ME, 0, Lineage.fresh(b"genesis"), mark=0)
+    watch.books.fragments = [fragment]
+    fragment.snapshot(Totals(4, 40), due=True)
+    return watch
+
+
+@pytest.mark.parametrize(("quorum", "here", "gone", "text"), [
+    (3, 1, 0, "quorum needs 3 learners, and 2 are here"),
+    (None, 1, 2, "quorum needs 3 learners, and 2 are here"),
+])  # fmt: skip
+def test_a_quorum_that_is_not_there_for_long_is_told_once(quorum: int | None, here: int, gone: int, text: str) -> None:
+    watch = short(quorum, here, gone)
+    patience = watch.books.policies.timing.round_timeout_s
+    for now in (0.0, patience - 1):
+        watch.review(now)
+        assert watch.books.out == []
+    for now in (patience, 2 * patience, 9 * patience):
+        watch.review(now)
+    (event,) = watch.books.out
+    assert (event.kind, event.facts["here"]) == ("below_quorum", here + 1)
+    assert text in event.text
+
+
+def test_a_quorum_that_comes_and_goes_is_waited_for_anew() -> None:
+    watch = short(3, 1, 1)
+    patience = watch.books.policies.timing.round_timeout_s
+    watch.review(0.0)
+    watch.review(patience)
+    watch.books.roster.peers["p1"].silent = False
+    watch.review(patience + 1)
+    watch.books.roster.peers["p1"].silent = True
+    for now in (patience + 2, 2 * patience + 1):
+        watch.review(now)
+        assert len(watch.books.out) == 1
+    watch.review(2 * patience + 2)
+    assert [event.kind for event in watch.books.out] == ["below_quorum"] * 2
+
+
+@pytest.mark.parametrize("why", ["a quorum is there", "nothing is offered", "nobody is known"])
+def test_nobody_is_told_of_a_quorum_where(why: str) -> None:
+    watch = short(2 if why == "a quorum is there" else 3, 1)
+    watch.books.solo = why == "nobody is known"
+    if why == "nothing is offered":
+        watch.books.fragments[0].pending = None
+    for now in (0.0, 1e6):
+        watch.review(now)
+    assert watch.books.out == []
 
 
 def test_events_say_who_why_since_when_and_what_it_costs() -> None:

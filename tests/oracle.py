@@ -109,10 +109,11 @@ class Oracle:
         unnamed = [u for u in gone if not named & self._claimants(u[0]) and (p, u) not in self.dropped]
         own = learner.heirs - self._forked_twice | {learner.id}
         unnamed = [u for u in unnamed if u[0] not in self._forked or u[0] in own]
-        rivals = (x for x in self.cluster.processes.values() if x is not learner and x.heirs & learner.heirs)
-        # Its own work may have been offered in the name of their checkpoint's author; or there is an offer in its own
-        # name that it did not make: an heir's, whose numbers begin with the heir's incarnation.
-        if any(rivals) or learner.engine.books.fragments[p].lineage.last_merged(learner.id) > learner.id.incarnation:
+        # What was trained since may have been offered in the name of the checkpoint's author, of whom there are two.
+        unnamed = [u for u in unnamed if not self.cluster.heirs.get(u[0], frozenset()) & self._forked_twice]
+        # Or there is an offer in its own name that it did not make: an heir's, whose numbers begin with the heir's
+        # incarnation.
+        if learner.engine.books.fragments[p].lineage.last_merged(learner.id) > learner.id.incarnation:
             unnamed = [u for u in unnamed if u[0] != learner.id]
         assert len(unnamed) <= dropped_tokens, ("work vanished unsaid", learner.id, p, unnamed)
         self.dropped |= {(p, unit) for unit in gone}

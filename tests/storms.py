@@ -113,7 +113,8 @@ def draw(seed: int, wide: bool = False) -> Storm:
         storm = replace(storm, stays=True)
         faults += [Fault(storm.seconds * r.random(), "rest", (r.choice(names),)) for _ in range(r.randint(1, 4))]
     if n > 3 and not wide and r.random() < 0.15:
-        storm, faults = replace(storm, quorum=1), list(_draw_heir(r, names))
+        heir = list(_draw_heir(r, names))
+        storm, faults = replace(storm, quorum=1), heir + (faults if r.random() < 0.5 else [])
     return replace(storm, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 

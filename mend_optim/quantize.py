@@ -29,7 +29,7 @@ from .errors import PeerError, require
 from .packet import MOST, Later, Piece, Shape, view
 
 LEAST = 2.0**-126  # the smallest scale
-CHUNK = 1 << 17  # elements: what one pass after another goes over stays in the second-level cache
+CHUNK = 1 << 19  # elements that one pass after another goes over: they stay in a cache, and the calls take less long
 SMALL = 1 << 14  # elements of a tensor up to which it is encoded together with others: alone, its time is that of calls
 
 
@@ -87,28 +87,32 @@ class BlockForm(ABC):
             levels = room[: stop - start].view(-1, min(param, stop - start))
             torch.mul(levels, scale[start // param : -(-stop // param)], out=out[start:stop].view_as(levels))
 
-    def encode(self, values: Tensor, block: int, out: Tensor) -> None:
-        """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8)."""
+    def encode(self, values: Tensor, block: int, out: Tensor, room: Tensor | None = None) -> None:
+        """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8). `room`: for a
+        chunk of elements, float32."""
         n = len(values)
-        scales, codes = out[: 2 * -(-n // block)].view(torch.bfloat16).unsqueeze(1), out[2 * -(-n // block) :]
+        room = _room(n, block) if room is None else room
+        scales, codes = out[: 2 * -(-n // block)].view(torch.bfloat16), out[2 * -(-n // block) :]
         whole, at = n - n % block, self.codes_nbytes(n - n % block)
         if whole:
-            self._encode(values[:whole].view(-1, block), scales[: whole // block], codes[:at])
+            self._encode(values[:whole].view(-1, block), scales[: whole // block], codes[:at], room)
         if whole < n:
-            self._encode(values[whole:].unsqueeze(0), scales[whole // block :], codes[at:])
+            self._encode(values[whole:].unsqueeze(0), scales[whole // block :], codes[at:], room)
 
-    def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor) -> None:
+    def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor, room: Tensor) -> None:
         """Blocks of one length. There are few calls in the loop: they take as long as the passes."""
-        rows = max(1, CHUNK // blocks.shape[1])
-        room = torch.empty(min(rows, len(blocks)), blocks.shape[1], dtype=torch.float32)
-        one = torch.ones(1, 1, dtype=torch.float32)
-        coded = torch.split(codes, self.codes_nbytes(rows * blocks.shape[1]))
+        length = blocks.shape[1]
+        rows = max(1, CHUNK // length)
+        most = torch.empty(min(rows, len(blocks)), dtype=torch.int32)
+        coded = torch.split(codes, self.codes_nbytes(rows * length))
         for x, s, c in zip(torch.split(blocks, rows), torch.split(scales, rows), coded, strict=True):
-            y = room[: len(x)]
+            y, m = room[: x.numel()].view(-1, length), most[: len(x)]
             torch.abs(x, out=y)
-            most = y.view(torch.int32).amax(1, keepdim=True).view(torch.float32)  # integers need no look out for NaN
-            torch.div(most, self.top, out=s).clamp_(min=LEAST)
-            torch.mul(x, torch.div(one, s), out=y)
+            torch.amax(y.view(torch.int32), 1, out=m)  # integers need no look out for NaN
+            scale = m.view(torch.float32)
+            s.copy_(scale.div_(self.top).clamp_(min=LEAST))
+            scale.copy_(s)
+            torch.mul(x, scale.reciprocal_().unsqueeze(1), out=y)
             self.write(y.view(-1), c)
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
@@ -123,19 +127,21 @@ class BlockForm(ABC):
         self.encode(together, block, encoded)
         scales, codes = encoded.split_with_sizes([2 * sum(blocks), self.codes_nbytes(len(together))])
         nbytes = [self.codes_nbytes(size) for size in sizes]
+        large = [tensor.numel() for tensor in tensors if not is_small(tensor, block)]
+        room = _room(max(large), block) if large else None  # one for all: new memory costs as much as a pass
         cut = zip(scales.split_with_sizes([2 * n for n in blocks]), codes.split_with_sizes(nbytes), strict=True)
         return [
-            self._small(tensor, block, *next(cut)) if is_small(tensor, block) else self._large(tensor, block)
+            self._small(tensor, block, *next(cut)) if is_small(tensor, block) else self._large(tensor, block, room)
             for tensor in tensors
         ]
 
     def _small(self, tensor: Tensor, block: int, scales: Tensor, codes: Tensor) -> Piece:
         return Piece(self, block, (scales, codes[: self.codes_nbytes(tensor.numel())]))
 
-    def _large(self, tensor: Tensor, block: int) -> Piece:
+    def _large(self, tensor: Tensor, block: int, room: Tensor | None) -> Piece:
         """Encoded where it is to be: new memory for so much costs more than the codes."""
         nbytes = self.nbytes(tuple(tensor.shape), block)
-        return Piece(self, block, (Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out)),))
+        return Piece(self, block, (Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out, room)),))
 
     def _parts(self, data: memoryview, shape: Shape, block: int) -> tuple[Tensor, Tensor]:
         blocks = -(-math.prod(shape) // block)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import adam, anchors, assert_alike, resumed, save
 from learners import cluster, drive, parameters, same
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
@@ -38,21 +40,27 @@ CASES: dict[str, tuple[Callable[[], Optimizer], dict[str, Any]]] = {
 }
 
 
+@cache
+def straight(case: str) -> list[tuple[list[Tensor], list[Tensor], dict[str, Any]]]:
+    """60 steps: weights, anchors and state of both learners."""
+    make, options = CASES[case]
+    with cluster(make(), make(), **{"sync_every": 7, **options}) as made:
+        drive(made, 60, wave)
+        return [([*map(Tensor.clone, parameters(o))], anchors(o), o.inner.state_dict()) for o in made]
+
+
 @pytest.mark.parametrize("at", [28, 29, 30, 32])
 @pytest.mark.parametrize("case", CASES)
 def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at: int) -> None:
     """60 steps straight, and `at` steps, both learners gone, then the rest: weights, anchors and state agree."""
     make, options = CASES[case]
     options = {"sync_every": 7, **options}  # the last round is adopted at step 60 at the latest
-    with cluster(make(), make(), **options) as straight:
-        drive(straight, 60, wave)
-        expected = [(parameters(o), anchors(o), o.inner.state_dict()) for o in straight]
     with cluster(make(), make(), **options) as first:
         drive(first, at, wave)
         saved = [save(o) for o in first]
     with resumed([make, make], saved, **options) as second:
         drive(second, 60 - at, lambda i, s: wave(i, s + at))
-        for optimizer, (weights, merged, state) in zip(second, expected, strict=True):
+        for optimizer, (weights, merged, state) in zip(second, straight(case), strict=True):
             assert same(parameters(optimizer), weights)
             assert same(anchors(optimizer), merged)
             assert_alike(optimizer.inner.state_dict(), state)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", deadline=None, derandomize=True, max_examples=60, suppress_health_check=slow)
+settings.register_profile("default", deadline=None, derandomize=True, max_examples=50, suppress_health_check=slow)
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=slow)
 settings.load_profile("default")
 

@@ -29,7 +29,7 @@ OUTER, ANCHOR, JOINING, FEEDBACK = of("outer"), of("anchor"), of("joining"), of(
 ADOPTING, OFFERING, SEALING, TRAINING = of("adopting"), of("offering"), of("sealing"), of("training")
 THREADS, SHARE, BRANCHES, WIRE = of("merge_thread"), of("share"), of("branches"), of("wire")
 PASSED_ON = of("peer", "passed_on")
-STORM = ("tests/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",)  # 200 fault schedules
+STORM = ("tests/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",)  # 150 fault schedules
 
 MUTANTS = (
     # ── 1: alone is identity ─────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,5 @@
-"""Who is slow: every learner times itself, tells the others with its beats, and judges them all alike.
+"""Who is slow, and whether a quorum is there. Every learner times itself, tells the others with its beats, and judges
+them all alike.
 
 A learner that fails slow is waited for no more; nothing else happens to it. What it offers in time counts, and what
 comes late travels in its next offer."""
@@ -29,7 +30,6 @@ class Watching:
         self._watch = Watch(policy) if policy else None
         self._compute, self._link = Pace(), Pace(block=1, skip=0)
         self._steps: deque[float] = deque(maxlen=STEPS)
-        self._judged: Mapping[PeerId, Mapping[str, Level]] = {}
         self._sent_s = 0.0
         self._short_since: float | None = None  # that a quorum is not there; infinite once that was said
 
@@ -61,7 +61,7 @@ class Watching:
 
     def review(self, now: float) -> None:
         """Judge everybody by what the last beats said."""
-        self._count(now)
+        self._count_live(now)
         if self._watch is None:
             return
         beats = [p.beat for p in self.books.roster.peers.values() if p.beat and p.beat.genesis == self.books.genesis]
@@ -70,7 +70,7 @@ class Watching:
         for kind, verdict in self._watch.judge(now, levels):
             self.books.emit(_event(now, kind, verdict))
 
-    def _count(self, now: float) -> None:
+    def _count_live(self, now: float) -> None:
         """Say, once, that offers wait for a quorum that has not been there for long."""
         roster, policies = self.books.roster, self.books.policies
         here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.size)

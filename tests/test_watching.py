@@ -11,6 +11,7 @@ from mend_optim.progress import Progress, Totals
 from mend_optim.protocol import Beat
 from mend_optim.quorum import Quorum
 from mend_optim.schedule import Schedule
+from mend_optim.status import peer_statuses
 from mend_optim.watching import Watching
 
 ME, PEER, THIRD = (PeerId(name, 1) for name in ("me", "peer", "third"))
@@ -138,6 +139,8 @@ def test_events_say_who_why_since_when_and_what_it_costs() -> None:
     assert "third is 2.0 times slower than it was (compute)" in slow.text
     assert "cost 20 s of its work, 1800 s more with every hour" in costly.text
     assert set(watch.failing) == {THIRD}
+    slow_ones = {peer.name: peer.slow for peer in peer_statuses(watch.books, watch.failing)}
+    assert slow_ones == {"peer": 0.0, "third": pytest.approx(2.0), "fourth": 0.0}
 
 
 def test_a_peer_of_another_model_is_nobodys_measure() -> None:

@@ -154,21 +154,22 @@ class Syncer:
             self.books.fault(f"state of {job.states[0].peer.name} refused: {done.fault}")
         else:
             self.books.solo, self.books.founding = False, ""
-        for state in job.states:
-            fragment = self.books.fragments[state.fragment]
+        for state, fragment in [(state, self.books.fragments[state.fragment]) for state in job.states]:
             fragment.motion = Motion.STILL
             if not done.fault:
-                dropped = fragment.unmerged(self.books.totals).tokens if job.replace else 0
-                record = taken_record(state.fragment, fragment.lineage, state.lineage, "pulled", job.mine, dropped)
-                superseded = fragment.superseded_tokens
+                mine = job.mine or fragment.includes_pending(state.lineage)  # another model may have it, too
+                old, superseded = fragment.lineage, fragment.superseded_tokens
                 version, brought = state.lineage.version, names(state.sections)
                 self._averaged(fragment, brought & set(job.due), version)
                 self.books.genesis = state.lineage.genesis
-                fragment.moved(state.lineage, job.mine, self.books.totals, self.books.policies.schedule)
+                fragment.moved(state.lineage, mine, self.books.totals, self.books.policies.schedule)
                 if job.forget or job.replace:
                     fragment.forget()
                 if job.replace:  # the others' moments came with their weights
                     fragment.averaged |= self.books.policies.averaged(brought, version)
+                    fragment.adopt_at = None  # there is nothing to go on with until then
+                dropped = fragment.unmerged(self.books.totals).tokens if job.replace else 0
+                record = taken_record(state.fragment, old, state.lineage, "pulled", mine, dropped)
                 self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens - superseded))
                 self.books.moved(state.fragment)
         if job.replace and not done.fault:
@@ -184,8 +185,7 @@ class Syncer:
     def _averaged(self, fragment: Progress, moments: frozenset[str], version: int) -> None:
         """Of these moments, those in our pending offer have a mean with ours in it since that version."""
         offer = fragment.pending.offer if fragment.pending else None
-        sent = names(offer.sections) & moments if offer else frozenset[str]()
-        fragment.averaged |= self.books.policies.averaged(sent, version)
+        fragment.averaged |= self.books.policies.averaged(names(offer.sections) & moments if offer else (), version)
 
     def _found(self, now: float, job: Found, done: Done) -> None:
         self.books.founding = ""

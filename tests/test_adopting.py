@@ -269,6 +269,25 @@ def test_another_model_is_taken_whole_and_no_progress_with_it() -> None:
     assert (install.mine, install.replace) == (False, True)
 
 
+def test_of_our_work_another_model_keeps_what_it_has_merged() -> None:
+    """It was renumbered there, or founded on what our anchor had: only what came after the offer is dropped."""
+    engine = among_peers(adopt_after=1)
+    offer = engine.offer()
+    engine.step(2)
+    theirs = grown(Lineage(10**6, 5, OTHER, OTHER), offer.entry)
+    engine.beat(PEER, theirs, genesis=OTHER)
+    engine.receive(state_of(theirs))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    assert engine.fragment.adopt_at is None  # no step is taken on what is to be replaced
+    record = engine.syncer.books.records[-1]
+    assert (record.mine, record.dropped_tokens) == (True, 20)
+    engine.syncer.taken(engine.now, 0, True)
+    assert (engine.fragment.banked.step, engine.fragment.dropped_tokens) == (6, 20)
+    taking(engine, theirs)
+    assert engine.fragment.superseded_tokens == 0
+
+
 def test_another_model_that_is_less_trained_is_never_taken() -> None:
     """Whatever its genesis: fresh weights do not overwrite trained ones."""
     for genesis in (b"a" + GENESIS, OTHER):

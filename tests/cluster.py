@@ -89,13 +89,13 @@ class Cluster:
         self.now = end
 
     def until(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Play until the condition holds; False if it does not within `limit` virtual seconds."""
+        """Play until the condition holds, which is looked at five times in a virtual second; False if it does not
+        within `limit` of these."""
         end = self.now + limit
         while not condition():
-            if not self.heap or self.heap[0][0] > end:
+            if not self.heap or self.now >= end:
                 return False
-            self.now, _, action, args = heapq.heappop(self.heap)
-            action(*args)
+            self.run(0.2)
         return True
 
     # processes

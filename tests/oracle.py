@@ -53,8 +53,7 @@ class Oracle:
             still = fragment.motion is Motion.STILL and not books.founding
             applied, unmerged = p not in learner.mailbox, fragment.unmerged(books.totals).tokens
             now = (theta, weights, fragment.lineage, still, applied, unmerged)
-            seen = self.checked.get((learner.id, p))
-            if seen and all(a is b for a, b in zip(now[:3], seen[:3], strict=True)) and now[3:] == seen[3:]:
+            if self.checked.get((learner.id, p)) == now:
                 continue
             self.checked[learner.id, p] = now
             assert all(count == 1 for count in theta.values()), ("merged twice", learner.id, p)

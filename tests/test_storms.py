@@ -11,7 +11,7 @@ from oracle import Oracle
 from process import Learner
 from storms import POINTS, Fault, Storm, check, draw, failure, seen_in, shrunk
 
-STORMS, BATCHES = 2400, 12  # each batch in some process of pytest's
+STORMS, BATCHES = 2000, 10  # each batch in some process of pytest's
 SEEN = (
     "crash", "cut", "left", "slowed", "frozen", "thawed", "jumped", "duplicated", "turned away", "lost", "duplicate",
     "evicted", "merge", "founded", "pulled", "superseded", "saved", "restored", "grace_expired",

@@ -249,9 +249,18 @@ class Progress:
         """The weights have nothing of what our encodings lost any more: an anchor has it, or it is given up."""
         self.owes = False
 
-    def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule) -> None:
-        """The anchor is now `lineage`; `mine` says that the pending offer is in it. The correction awaits the training
-        thread."""
+    def _give_up(self) -> None:
+        """The pending offer is sent no more: its work counts as dropped. An anchor that merges it yet has what it
+        follows, too."""
+        pending, self.pending = self.pending, None
+        if pending:
+            self.share.add(pending.claim.author, pending.numbers, 0)
+
+    def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule, replaced: bool = False) -> None:
+        """The anchor is now `lineage`; `mine` says that the pending offer is in it, `replaced` that the weights become
+        the anchor. The correction awaits the training thread."""
+        if replaced and not mine:
+            self._give_up()
         went_on = lineage.tokens > self.lineage.tokens and not mine
         self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
         # A branch that wins may have had fewer rounds.

@@ -141,7 +141,7 @@ class Syncer:
             offer = fragment.pending.offer if job.mine and fragment.pending else None
             if job.mine:
                 self._averaged(fragment, names(job.seal.sections), job.lineage.version)
-            fragment.moved(job.lineage, job.mine, self.books.totals, self.books.policies.schedule)
+            fragment.moved(job.lineage, job.mine, self.books.totals, self.books.policies.schedule, job.replace)
             if job.forget or (job.replace and not job.mine):
                 fragment.forget()
             self.books.record(sealed_record(job.seal, job.mine, offer))
@@ -162,7 +162,7 @@ class Syncer:
                 version, brought = state.lineage.version, names(state.sections)
                 self._averaged(fragment, brought & set(job.due), version)
                 self.books.genesis = state.lineage.genesis
-                fragment.moved(state.lineage, mine, self.books.totals, self.books.policies.schedule)
+                fragment.moved(state.lineage, mine, self.books.totals, self.books.policies.schedule, job.replace)
                 if job.forget or job.replace:
                     fragment.forget()
                 if job.replace:  # the others' moments came with their weights

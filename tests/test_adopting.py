@@ -269,6 +269,22 @@ def test_another_model_is_taken_whole_and_no_progress_with_it() -> None:
     assert (install.mine, install.replace) == (False, True)
 
 
+@pytest.mark.parametrize("doubt", [False, True])
+def test_an_offer_whose_work_is_about_to_be_replaced_is_sent_no_more(doubt: bool) -> None:
+    """By another model, or by a seal in doubt: whoever merged it now would merge what counts as dropped."""
+    engine = among_peers()
+    engine.offer()
+    assert len(engine.sent(Offer)) == 1
+    theirs = Lineage(10**6, 5, OTHER, OTHER)
+    if not doubt:
+        engine.beat(PEER, theirs, genesis=OTHER)
+    engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)) if doubt else state_of(theirs))
+    (job,) = engine.jobs(Advance if doubt else Install)
+    engine.done(job)
+    engine.tick(100.0)
+    assert (job.replace, engine.fragment.pending, engine.sent(Offer)) == (True, None, [])
+
+
 def test_of_our_work_another_model_keeps_what_it_has_merged() -> None:
     """It was renumbered there, or founded on what our anchor had: only what came after the offer is dropped."""
     engine = among_peers(adopt_after=1)

@@ -33,14 +33,14 @@ class Fragment:
         self.progress.motion = Motion.STILL
         return pending
 
-    def sealed(self, mine: bool) -> None:
+    def sealed(self, mine: bool, replaced: bool = False) -> None:
         """The anchor moved by a seal of the pending offer, or of somebody else's; the correction is not taken yet."""
         progress, pending = self.progress, self.progress.pending
         entry = Entry(ME, pending.seq, pending.tokens, pending.steps) if mine and pending else Entry(OTHER, 1, 7, 1)
         lineage = progress.lineage.seal([entry], b"payload")
         assert progress.includes_pending(lineage) is mine
         assert not progress.in_doubt(lineage)
-        progress.moved(lineage, mine, self.totals, self.schedule)
+        progress.moved(lineage, mine, self.totals, self.schedule, replaced)
 
     def taken(self, replace: bool = False) -> int:
         return self.progress.taken(replace, self.totals)
@@ -89,8 +89,9 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(whole=st.booleans())
     def leave_out(self, whole: bool) -> None:
-        self.fragment.sealed(mine=False)
+        self.fragment.sealed(mine=False, replaced=whole)
         self.replacing = self.replacing or whole
+        assert not (whole and self.progress.pending)
 
     @precondition(lambda self: self.progress.untaken)
     @rule()
@@ -233,10 +234,21 @@ def test_replacement_starts_a_new_period_and_counts_what_it_dropped() -> None:
     fragment = Fragment()
     fragment.step(3)
     fragment.offer()
-    fragment.sealed(mine=False)
+    fragment.sealed(mine=False, replaced=True)
     fragment.step(2)
     assert fragment.taken(replace=True) == 50
     assert (fragment.progress.mark, fragment.progress.dropped_tokens, fragment.progress.pending) == (5, 50, None)
+
+
+def test_what_a_given_up_offer_follows_is_known() -> None:
+    """It has a number for each branch; a third may merge it yet, and what that lacks is superseded."""
+    fragment, pending = second_offer()
+    progress, pending.offer = fragment.progress, None
+    progress.moved(by(OTHER, 1, 2, 3), False, fragment.totals, FREE)
+    progress.moved(by(OTHER, 1, 2, 3, 4), False, fragment.totals, FREE, replaced=True)
+    assert (progress.pending, fragment.taken(replace=True)) == (None, 40)
+    branches = [by(ME, 1), by(ME, 1, 2), by(ME, 3), by(OTHER, 1)]
+    assert [progress.share.superseded_tokens(lineage) for lineage in branches] == [0, 0, 40, 40]
 
 
 def test_a_founder_starts_with_nothing_unmerged() -> None:

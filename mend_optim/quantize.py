@@ -57,6 +57,21 @@ def bits(scale: float) -> int:
     return int(torch.tensor(scale).bfloat16().view(torch.int16))
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory for a chunk, used for one after another: it stays in a cache, and new memory costs as much as a pass.
+    `levels` is float32; in `spare` there are 16 bits for each of them."""
+
+    levels: Tensor
+    spare: Tensor
+
+    @staticmethod
+    def of(n: int, block: int) -> Room:
+        """For `n` elements, and one more: codes may come in pairs."""
+        size = min(n + n % 2, max(block, CHUNK))
+        return Room(torch.empty(size, dtype=torch.float32), torch.empty(size, dtype=torch.int16))
+
+
 class BlockForm(ABC):
     """A scale (bfloat16) for each block, then a code for each element. `param` is the number of elements of a block."""
 
@@ -81,17 +96,15 @@ class BlockForm(ABC):
 
     def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
         scales, codes = self._parts(data, shape, param)
-        scale, room = scales.float()[:, None], _room(len(out), param)
+        scale, room = scales.float()[:, None], Room.of(len(out), param)
         for start, stop in spans(len(out), param):
-            self.read(codes[self.codes_nbytes(start) : self.codes_nbytes(stop)], room)
-            levels = room[: stop - start].view(-1, min(param, stop - start))
-            torch.mul(levels, scale[start // param : -(-stop // param)], out=out[start:stop].view_as(levels))
+            levels = out[start:stop]
+            self.read(codes[self.codes_nbytes(start) : self.codes_nbytes(stop)], levels, room.spare)
+            levels.view(-1, min(param, stop - start)).mul_(scale[start // param : -(-stop // param)])
 
-    def encode(self, values: Tensor, block: int, out: Tensor, room: Tensor | None = None) -> None:
-        """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8). `room`: for a
-        chunk of elements, float32."""
-        n = len(values)
-        room = _room(n, block) if room is None else room
+    def encode(self, values: Tensor, block: int, out: Tensor, room: Room | None = None) -> None:
+        """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8)."""
+        n, room = len(values), room or Room.of(len(values), block)
         scales, codes = out[: 2 * -(-n // block)].view(torch.bfloat16), out[2 * -(-n // block) :]
         whole, at = n - n % block, self.codes_nbytes(n - n % block)
         if whole:
@@ -99,21 +112,21 @@ class BlockForm(ABC):
         if whole < n:
             self._encode(values[whole:].unsqueeze(0), scales[whole // block :], codes[at:], room)
 
-    def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor, room: Tensor) -> None:
+    def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor, room: Room) -> None:
         """Blocks of one length. There are few calls in the loop: they take as long as the passes."""
         length = blocks.shape[1]
         rows = max(1, CHUNK // length)
         most = torch.empty(min(rows, len(blocks)), dtype=torch.int32)
         coded = torch.split(codes, self.codes_nbytes(rows * length))
         for x, s, c in zip(torch.split(blocks, rows), torch.split(scales, rows), coded, strict=True):
-            y, m = room[: x.numel()].view(-1, length), most[: len(x)]
+            y, m = room.levels[: x.numel()].view(-1, length), most[: len(x)]
             torch.abs(x, out=y)
             torch.amax(y.view(torch.int32), 1, out=m)  # integers need no look out for NaN
             scale = m.view(torch.float32)
             s.copy_(scale.div_(self.top).clamp_(min=LEAST))
             scale.copy_(s)
             torch.mul(x, scale.reciprocal_().unsqueeze(1), out=y)
-            self.write(y.view(-1), c)
+            self.write(y.view(-1), c, room.spare)
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
         """Small tensors are encoded as one, in which each begins with a block of its own; zeros fill up its last."""
@@ -128,7 +141,7 @@ class BlockForm(ABC):
         scales, codes = encoded.split_with_sizes([2 * sum(blocks), self.codes_nbytes(len(together))])
         nbytes = [self.codes_nbytes(size) for size in sizes]
         large = [tensor.numel() for tensor in tensors if not is_small(tensor, block)]
-        room = _room(max(large), block) if large else None  # one for all: new memory costs as much as a pass
+        room = Room.of(max(large), block) if large else None  # one for all
         cut = zip(scales.split_with_sizes([2 * n for n in blocks]), codes.split_with_sizes(nbytes), strict=True)
         return [
             self._small(tensor, block, *next(cut)) if is_small(tensor, block) else self._large(tensor, block, room)
@@ -138,7 +151,7 @@ class BlockForm(ABC):
     def _small(self, tensor: Tensor, block: int, scales: Tensor, codes: Tensor) -> Piece:
         return Piece(self, block, (scales, codes[: self.codes_nbytes(tensor.numel())]))
 
-    def _large(self, tensor: Tensor, block: int, room: Tensor | None) -> Piece:
+    def _large(self, tensor: Tensor, block: int, room: Room | None) -> Piece:
         """Encoded where it is to be: new memory for so much costs more than the codes."""
         nbytes = self.nbytes(tuple(tensor.shape), block)
         return Piece(self, block, (Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out, room)),))
@@ -156,17 +169,12 @@ class BlockForm(ABC):
         """Raise `PeerError` for a code that stands for nothing."""
 
     @abstractmethod
-    def read(self, codes: Tensor, levels: Tensor) -> None:
-        """Codes to levels; there may be room for more."""
+    def read(self, codes: Tensor, levels: Tensor, spare: Tensor) -> None:
+        """Codes to levels. `spare` is memory for a number of 16 bits for each element."""
 
     @abstractmethod
-    def write(self, y: Tensor, codes: Tensor) -> None:
+    def write(self, y: Tensor, codes: Tensor, spare: Tensor) -> None:
         """The codes of the levels nearest to `y`, which is x / s and may be changed."""
-
-
-def _room(n: int, block: int) -> Tensor:
-    """For one span of the elements, and one more: codes may come in pairs."""
-    return torch.empty(min(n + n % 2, max(block, CHUNK)), dtype=torch.float32)
 
 
 class Int8Form(BlockForm):
@@ -182,23 +190,16 @@ class Int8Form(BlockForm):
         if (codes.numpy() == 0x80).any():
             raise PeerError("a code of -128, expected -127 to 127")
 
-    def read(self, codes: Tensor, levels: Tensor) -> None:
-        levels[: len(codes)].copy_(codes.view(torch.int8))
+    def read(self, codes: Tensor, levels: Tensor, spare: Tensor) -> None:
+        levels.copy_(codes.view(torch.int8))
 
-    def write(self, y: Tensor, codes: Tensor) -> None:
+    def write(self, y: Tensor, codes: Tensor, spare: Tensor) -> None:
         codes.view(torch.int8).copy_(y.round_())
 
 
 class NibbleForm(BlockForm):
     """Four bits for each element, the first of two in the lower ones: the level's place on its side of zero, −7 to 7,
-    in two's complement. `magnitudes` are the levels from zero on."""
-
-    def __init__(self, code: int, magnitudes: Sequence[int]) -> None:
-        self.code, self.top = code, magnitudes[-1]
-        # Of a byte, two floats as one integer of 64 bits.
-        levels = np.array([*magnitudes, 0, *(-m for m in magnitudes[:0:-1])], dtype=np.float32)
-        byte = np.arange(256)
-        self._levels = np.stack([levels[byte & 15], levels[byte >> 4]], axis=1).view(np.uint64).reshape(-1)
+    in two's complement."""
 
     def codes_nbytes(self, n: int) -> int:
         return -(-n // 2)
@@ -210,15 +211,10 @@ class NibbleForm(BlockForm):
         if n % 2 and pairs[-1] > 0x0F:
             raise PeerError("a code after the last element's")
 
-    def read(self, codes: Tensor, levels: Tensor) -> None:
-        # Indices cannot be out of bounds: "wrap" keeps numpy from making sure, with a copy.
-        out = levels.numpy().view(np.uint64)[: len(codes)]
-        np.take(self._levels, codes.numpy(), out=out, mode="wrap")
-
     @staticmethod
-    def _pairs(y: Tensor, codes: Tensor) -> Tensor:
+    def _pairs(y: Tensor, codes: Tensor, spare: Tensor) -> Tensor:
         """Two elements in one integer of 16 bits, each a whole number in two's complement: `y` towards zero."""
-        pairs = torch.empty(len(codes), dtype=torch.int16)
+        pairs = spare[: len(codes)]
         pairs[-1:] = 0  # where their number is odd
         pairs.view(torch.int8)[: len(y)].copy_(y)
         return pairs
@@ -227,21 +223,36 @@ class NibbleForm(BlockForm):
 class Int4Form(NibbleForm):
     """The levels 0, ±1 … ±7."""
 
-    def __init__(self) -> None:
-        super().__init__(3, range(8))
+    code = 3
+    top = 7
 
-    def write(self, y: Tensor, codes: Tensor) -> None:
-        pairs = self._pairs(y.round_(), codes)
-        second = torch.bitwise_right_shift(pairs, 4).bitwise_and_(0xF0)
-        codes.copy_(pairs.bitwise_and_(0x0F).bitwise_or_(second))
+    def read(self, codes: Tensor, levels: Tensor, spare: Tensor) -> None:
+        pairs, second = spare[: 2 * len(codes)].view(2, -1)
+        pairs.copy_(codes)
+        torch.bitwise_left_shift(pairs, 4, out=second)
+        pairs.bitwise_or_(second).bitwise_and_(0x0F0F)
+        # Of four bits, the sign: (n ^ 8) - 8.
+        signed = pairs.bitwise_xor_(0x0808).view(torch.int8).sub_(8)
+        levels.copy_(signed[: len(levels)])
+
+    def write(self, y: Tensor, codes: Tensor, spare: Tensor) -> None:
+        pairs = self._pairs(y.round_(), codes, spare).bitwise_and_(0x0F0F)
+        second = torch.bitwise_right_shift(pairs, 4, out=spare[len(codes) : 2 * len(codes)])
+        codes.copy_(second.bitwise_or_(pairs))
 
 
 class Float4Form(NibbleForm):
     """The levels 0, ±1, ±2, ±4 … ±64."""
 
+    code = 4
+    top = 64
+
     def __init__(self) -> None:
         magnitudes = (0, *(1 << e for e in range(7)))
-        super().__init__(4, magnitudes)
+        # Of a byte, two floats as one integer of 64 bits.
+        levels = np.array([*magnitudes, 0, *(-m for m in magnitudes[:0:-1])], dtype=np.float32)
+        byte = np.arange(256)
+        self._levels = np.stack([levels[byte & 15], levels[byte >> 4]], axis=1)
         # Of two elements in halves, as one integer, the byte: the midpoint of two levels is a whole number of halves.
         midpoints = [low + high for low, high in pairwise(magnitudes)]
         signed = np.arange(256, dtype=np.uint8).view(np.int8).tolist()
@@ -249,9 +260,16 @@ class Float4Form(NibbleForm):
         nibbles = np.array(places, dtype=np.int8).view(np.uint8) & 15
         self._bytes = (nibbles[:, None] << 4 | nibbles).reshape(-1)
 
-    def write(self, y: Tensor, codes: Tensor) -> None:
+    def read(self, codes: Tensor, levels: Tensor, spare: Tensor) -> None:
+        # Indices cannot be out of bounds: "wrap" keeps numpy from making sure, with a copy.
+        both, whole = self._levels.view(np.uint64).reshape(-1), len(levels) // 2
+        np.take(both, codes[:whole].numpy(), out=levels[: 2 * whole].numpy().view(np.uint64), mode="wrap")
+        if len(levels) % 2:
+            levels[-1] = float(self._levels[int(codes[-1]), 0])
+
+    def write(self, y: Tensor, codes: Tensor, spare: Tensor) -> None:
         # 128 halves are the level 64, and no int8; all midpoints are below 127.
-        halves = self._pairs(y.mul_(2).clamp_(-127, 127), codes)
+        halves = self._pairs(y.mul_(2).clamp_(-127, 127), codes, spare)
         np.take(self._bytes, halves.numpy().view(np.uint16), out=codes.numpy(), mode="wrap")
 
 

@@ -494,7 +494,7 @@ MUTANTS = (
     Mutant("heir-of-an-offer-made-before-it", 9, "progress",
            "ours = mine and pending is not None and pending.claim.author == self.me", "ours = mine", PROGRESS),
     Mutant("codes-of-any-dtype", 3, "quantize",
-           "max(block, CHUNK)), dtype=torch.float32)", "max(block, CHUNK)))", of("codec")),
+           "Room(torch.empty(size, dtype=torch.float32), ", "Room(torch.empty(size), ", of("codec")),
     Mutant("nobody-forgets", 9, "adopting",
            "forget = not mine and any(", "forget = False and any(", of("codecs_together", "restored")),
     Mutant("nobody-outlived", 9, "progress",

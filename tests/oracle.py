@@ -39,6 +39,7 @@ class Oracle:
         self.named: set[tuple[int, str]] = set()  # whose work some ledger says was superseded
         self.origins: dict[PeerId, set[bytes]] = {}  # of whose first weights the dead were
         self.left: set[bytes] = set()  # models that somebody gave up for another; a checkpoint may bring them back
+        self.former: defaultdict[tuple[PeerId, int], set[bytes]] = defaultdict(set)  # those its weights still are of
         self.at_death: set[Unit] = set()  # in a process that died, and in no other
 
     # after every event
@@ -74,6 +75,7 @@ class Oracle:
         genesis, last = self.last_keys.get((learner.id, p), (b"", None))
         if last and genesis != lineage.genesis:
             self.left.add(genesis)
+            self.former[learner.id, p].add(genesis)
         elif last:
             assert lineage.key >= last, ("adopted a smaller lineage", learner.id, p, last, lineage)
         self.last_keys[learner.id, p] = (lineage.genesis, lineage.key)
@@ -101,6 +103,7 @@ class Oracle:
         """A correction was applied: what is gone from the weights was counted, or is named in the ledger, or its author
         has given it up before: an anchor with later work of its author does not show that. Nor does it where somebody
         else went on from the author's checkpoint, and there are two histories in one name."""
+        self.former.pop((learner.id, p), None)
         gone = [unit for unit in before if unit not in after and unit[0] != "init"]
         named = self.superseded.pop((learner.id, p), set())
         for former in learner.heirs:  # it may have said so, and died before it applied that
@@ -124,8 +127,8 @@ class Oracle:
     def died(self, learner: Learner) -> None:
         """What only this process held dies with it."""
         books = learner.engine.books
-        offered = {f.pending.offer.genesis for f in books.fragments if f.pending and f.pending.offer}
-        self.origins[learner.id] = {books.genesis, *offered}  # it may have died before it let go of a former model
+        former = (self.former[learner.id, p] for p in learner.mailbox)
+        self.origins[learner.id] = {books.genesis}.union(*former)  # it may have died before it let go of a former model
         others = [x for x in self.cluster.processes.values() if x is not learner]
         for p, weights in enumerate(learner.weights):
             held = self._held(others, p)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from math import prod
 from typing import Protocol
 
@@ -106,8 +105,8 @@ def name_of(told: Codec) -> str:
 
 def split(values: Tensor, shapes: Shapes) -> list[Tensor]:
     """The tensors of a flat fragment, as views."""
-    ends = accumulate(map(prod, shapes), initial=0)
-    return [values[start:stop].view(shape) for (start, stop), shape in zip(pairwise(ends), shapes, strict=True)]
+    parts = values.split_with_sizes(list(map(prod, shapes)))
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def encode(

@@ -27,6 +27,7 @@ from .errors import PeerError
 
 Shape = tuple[int, ...]
 Shapes = Sequence[Shape]
+Array = np.ndarray[Any, Any]
 
 MOST = 2.0**126  # no decoded value is greater: a convex combination of such values is finite
 RAW, PACKED = "none", "packed"
@@ -87,7 +88,7 @@ class Piece(NamedTuple):
 
     form: Form
     param: int
-    parts: tuple[Tensor | np.ndarray[Any, Any] | Later, ...]
+    parts: tuple[Tensor | Array | Later, ...]
 
     @property
     def nbytes(self) -> int:
@@ -199,18 +200,19 @@ def pack(pieces: Sequence[Piece], numel: int, allocate: Callable[[int], memoryvi
         for part in piece.parts:
             _write(part, data[at : at + part.nbytes])
             at += part.nbytes
-        data[at : at + padded(size) - size] = 0
-        at += padded(size) - size
+        if padded(size) > size:
+            data[at : at + padded(size) - size] = 0
+            at += padded(size) - size
     return Packet(PACKED, numel, data.data)
 
 
-def _write(part: Tensor | np.ndarray[Any, Any] | Later, room: np.ndarray[Any, Any]) -> None:
+def _write(part: Tensor | Array | Later, room: Array) -> None:
     if not room.size:  # torch takes no empty memory
         return
     if isinstance(part, Later):
         part.write(torch.from_numpy(room))
     else:
-        room[:] = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+        room[:] = (part.numpy() if isinstance(part, Tensor) else part).reshape(-1).view(np.uint8)
 
 
 class Unpacked(NamedTuple):

@@ -19,14 +19,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import PeerError, require
-from .packet import MOST, Later, Piece, Shape, view
+from .packet import MOST, Array, Later, Piece, Shape, view
 
 LEAST = 2.0**-126  # the smallest scale
 CHUNK = 1 << 19  # elements that one pass after another goes over: they stay in a cache, and the calls take less long
@@ -40,6 +40,11 @@ def is_block(block: object) -> bool:
 def is_small(tensor: Tensor, block: int) -> bool:
     """Whether to encode it together with others, at the cost of less than a block of zeros."""
     return tensor.numel() <= SMALL and block <= max(256, tensor.numel())
+
+
+def half_of(n: int) -> int:
+    """Rounded up."""
+    return -(-n // 2)
 
 
 def spans(n: int, block: int) -> Iterator[tuple[int, int]]:
@@ -57,19 +62,43 @@ def bits(scale: float) -> int:
     return int(torch.tensor(scale).bfloat16().view(torch.int16))
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Memory for a chunk, used for one after another: it stays in a cache, and new memory costs as much as a pass.
-    `levels` is float32; in `spare` there are 16 bits for each of them."""
+class Rows(NamedTuple):
+    """Some rows of a room, and what else is seen of the same memory: to say so anew takes as long as a pass."""
 
-    levels: Tensor
-    spare: Tensor
+    levels: Tensor  # rows × length
+    bits: Tensor  # of `levels`, as integers
+    most: Tensor  # an integer for each row
+    scale: Tensor  # of `most`, as float32
+    column: Tensor  # the same, rows × 1
+    low: Tensor  # the first half of each row
+    high: Tensor
+    pairs: Tensor  # rows × half a length, float32
 
     @staticmethod
-    def of(n: int, block: int) -> Room:
-        """For `n` elements, and one more: codes may come in pairs."""
-        size = min(n + n % 2, max(block, CHUNK))
-        return Room(torch.empty(size, dtype=torch.float32), torch.empty(size, dtype=torch.int16))
+    def of(room: Room, rows: int, length: int) -> Rows:
+        levels = room.levels[: rows * length].view(rows, length)
+        low, high = levels.split_with_sizes([length // 2] * 2, 1)
+        most = torch.empty(rows, dtype=torch.int32)
+        scale = most.view(torch.float32)
+        pairs = room.spare[: low.numel()].view(low.shape)
+        return Rows(levels, levels.view(torch.int32), most, scale, scale.unsqueeze(1), low, high, pairs)
+
+
+class Room:
+    """Memory for a chunk, used for one after another: it stays in a cache, and new memory costs as much as a pass."""
+
+    def __init__(self, n: int, block: int) -> None:
+        """For `n` elements in blocks."""
+        size = min(-(-n // block) * block, max(block, CHUNK))
+        self.levels = torch.empty(size, dtype=torch.float32)
+        self.spare = torch.empty(size // 2, dtype=torch.float32)
+        self._rows: dict[tuple[int, int], Rows] = {}
+
+    def rows(self, count: int, length: int) -> Rows:
+        found = self._rows.get((count, length))
+        if found is None:
+            found = self._rows[count, length] = Rows.of(self, count, length)
+        return found
 
 
 class BlockForm(ABC):
@@ -92,89 +121,100 @@ class BlockForm(ABC):
         # MOST / top is rounded down for every `top` here: the greatest level times the greatest scale is within MOST.
         if low < bits(LEAST) or high > bits(MOST / self.top):
             raise PeerError("scales that are not finite, too small or too great")
-        self.check_codes(codes, math.prod(shape))
+        self.check_codes(codes, math.prod(shape) % param)
 
     def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
         scales, codes = self._parts(data, shape, param)
-        scale, room = scales.float()[:, None], Room.of(len(out), param)
+        scale = scales.float().unsqueeze(1)
         for start, stop in spans(len(out), param):
-            levels = out[start:stop]
-            self.read(codes[self.codes_nbytes(start) : self.codes_nbytes(stop)], levels, room.spare)
-            levels.view(-1, min(param, stop - start)).mul_(scale[start // param : -(-stop // param)])
+            blocks = out[start:stop].view(-1, min(param, stop - start))
+            coded = codes[self.codes_nbytes(start) : self.codes_nbytes(stop)].view(len(blocks), -1)
+            self.read(coded, scale[start // param : -(-stop // param)], blocks)
 
     def encode(self, values: Tensor, block: int, out: Tensor, room: Room | None = None) -> None:
         """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8)."""
-        n, room = len(values), room or Room.of(len(values), block)
-        scales, codes = out[: 2 * -(-n // block)].view(torch.bfloat16), out[2 * -(-n // block) :]
-        whole, at = n - n % block, self.codes_nbytes(n - n % block)
-        if whole:
-            self._encode(values[:whole].view(-1, block), scales[: whole // block], codes[:at], room)
-        if whole < n:
-            self._encode(values[whole:].unsqueeze(0), scales[whole // block :], codes[at:], room)
+        n, room = len(values), room or Room(len(values), block)
+        blocks, rest = divmod(n, block)
+        sizes = [2 * blocks, 2 * (rest > 0), self.codes_nbytes(n - rest), self.codes_nbytes(rest)]
+        scales, last_scale, codes, last_codes = out.split_with_sizes(sizes)
+        if blocks:
+            self._encode(values[: n - rest].view(blocks, block), scales, codes.view(blocks, -1), room)
+        if rest:
+            filled, coded = torch.cat(self.filled(values[n - rest :], block)), out.new_empty(self.codes_nbytes(block))
+            self._encode(filled.unsqueeze(0), last_scale, coded.unsqueeze(0), room)
+            last_codes.copy_(coded[: len(last_codes)])
 
     def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor, room: Room) -> None:
-        """Blocks of one length. There are few calls in the loop: they take as long as the passes."""
-        length = blocks.shape[1]
+        """Whole blocks, a row each. There are few calls in the loop: they take as long as the passes."""
+        number, length = blocks.shape
         rows = max(1, CHUNK // length)
-        most = torch.empty(min(rows, len(blocks)), dtype=torch.int32)
-        coded = torch.split(codes, self.codes_nbytes(rows * length))
-        for x, s, c in zip(torch.split(blocks, rows), torch.split(scales, rows), coded, strict=True):
-            y, m = room.levels[: x.numel()].view(-1, length), most[: len(x)]
-            torch.abs(x, out=y)
-            torch.amax(y.view(torch.int32), 1, out=m)  # integers need no look out for NaN
-            scale = m.view(torch.float32)
-            s.copy_(scale.div_(self.top).clamp_(min=LEAST))
-            scale.copy_(s)
-            torch.mul(x, scale.reciprocal_().unsqueeze(1), out=y)
-            self.write(y.view(-1), c, room.spare)
+        counts = [min(rows, number - start) for start in range(0, number, rows)]
+        parts = (scales.view(torch.bfloat16), codes.view(torch.int8), blocks)
+        for count, s, c, x in zip(counts, *(part.split_with_sizes(counts) for part in parts), strict=True):
+            y = room.rows(count, length)
+            torch.abs(x, out=y.levels)
+            torch.amax(y.bits, 1, out=y.most)  # integers need no look out for NaN
+            s.copy_(y.scale.div_(self.top).clamp_(min=LEAST))
+            y.scale.copy_(s).reciprocal_()
+            torch.mul(x, y.column, out=y.levels)
+            self.write(y, c)
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
-        """Small tensors are encoded as one, in which each begins with a block of its own; zeros fill up its last."""
-        small = [tensor.reshape(-1) for tensor in tensors if is_small(tensor, block)]
-        blocks = [-(-len(x) // block) for x in small]
-        sizes = [count * block for count in blocks]
-        together = torch.zeros(sum(sizes), dtype=torch.float32)
-        for x, part in zip(small, together.split_with_sizes(sizes), strict=True):
-            part[: len(x)] = x
-        encoded = torch.empty(self.nbytes((len(together),), block), dtype=torch.uint8)
-        self.encode(together, block, encoded)
-        scales, codes = encoded.split_with_sizes([2 * sum(blocks), self.codes_nbytes(len(together))])
-        nbytes = [self.codes_nbytes(size) for size in sizes]
-        large = [tensor.numel() for tensor in tensors if not is_small(tensor, block)]
-        room = Room.of(max(large), block) if large else None  # one for all
-        cut = zip(scales.split_with_sizes([2 * n for n in blocks]), codes.split_with_sizes(nbytes), strict=True)
+        """Small tensors are encoded as one, in which each begins with a block of its own."""
+        small = [is_small(tensor, block) for tensor in tensors]
+        cut = iter(self._together([t for t, alike in zip(tensors, small, strict=True) if alike], block))
+        large = [tensor.numel() for tensor, alike in zip(tensors, small, strict=True) if not alike]
+        room = Room(max(large), block) if large else None  # one for all
         return [
-            self._small(tensor, block, *next(cut)) if is_small(tensor, block) else self._large(tensor, block, room)
-            for tensor in tensors
+            Piece(self, block, next(cut) if alike else (self._later(tensor, block, room),))
+            for tensor, alike in zip(tensors, small, strict=True)
         ]
 
-    def _small(self, tensor: Tensor, block: int, scales: Tensor, codes: Tensor) -> Piece:
-        return Piece(self, block, (scales, codes[: self.codes_nbytes(tensor.numel())]))
+    def _together(self, tensors: Sequence[Tensor], block: int) -> list[tuple[Array, Array]]:
+        """The scales and the codes of each."""
+        if not tensors:
+            return []
+        filled = torch.cat([part for tensor in tensors for part in self.filled(tensor.reshape(-1), block)])
+        encoded = torch.empty(self.nbytes((len(filled),), block), dtype=torch.uint8)
+        self.encode(filled, block, encoded)
+        both = encoded.numpy()  # to cut an array takes less long
+        found, blocks, codes = [], 0, 2 * (len(filled) // block)
+        for n in (tensor.numel() for tensor in tensors):
+            of_it = -(-n // block)
+            scales = both[2 * blocks : 2 * (blocks + of_it)]
+            found.append((scales, both[codes : codes + self.codes_nbytes(n)]))
+            blocks, codes = blocks + of_it, codes + self.codes_nbytes(of_it * block)
+        return found
 
-    def _large(self, tensor: Tensor, block: int, room: Room | None) -> Piece:
+    def _later(self, tensor: Tensor, block: int, room: Room | None) -> Later:
         """Encoded where it is to be: new memory for so much costs more than the codes."""
         nbytes = self.nbytes(tuple(tensor.shape), block)
-        return Piece(self, block, (Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out, room)),))
+        return Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out, room))
 
     def _parts(self, data: memoryview, shape: Shape, block: int) -> tuple[Tensor, Tensor]:
         blocks = -(-math.prod(shape) // block)
-        return view(data, torch.bfloat16, 0, blocks), view(data, torch.uint8, 2 * blocks)
+        return view(data, torch.bfloat16, 0, blocks), view(data, torch.int8, 2 * blocks)
 
     @abstractmethod
     def codes_nbytes(self, n: int) -> int:
-        """The size of so many codes."""
+        """The size of so many codes: of whole blocks, and of what is left."""
 
     @abstractmethod
-    def check_codes(self, codes: Tensor, n: int) -> None:
-        """Raise `PeerError` for a code that stands for nothing."""
+    def check_codes(self, codes: Tensor, rest: int) -> None:
+        """Raise `PeerError` for a code that stands for nothing. `rest` is the length of the last block where that is
+        not whole, or 0."""
 
     @abstractmethod
-    def read(self, codes: Tensor, levels: Tensor, spare: Tensor) -> None:
-        """Codes to levels. `spare` is memory for a number of 16 bits for each element."""
+    def filled(self, x: Tensor, block: int) -> list[Tensor]:
+        """What is to be joined for whole blocks, the codes of which begin with those of `x`."""
 
     @abstractmethod
-    def write(self, y: Tensor, codes: Tensor, spare: Tensor) -> None:
-        """The codes of the levels nearest to `y`, which is x / s and may be changed."""
+    def read(self, codes: Tensor, scale: Tensor, out: Tensor) -> None:
+        """The codes' levels times `scale` (rows × 1) into `out` (rows × length)."""
+
+    @abstractmethod
+    def write(self, y: Rows, codes: Tensor) -> None:
+        """The codes of the levels nearest to `y.levels`, which is x / s and may be changed: a row for each block."""
 
 
 class Int8Form(BlockForm):
@@ -186,38 +226,52 @@ class Int8Form(BlockForm):
     def codes_nbytes(self, n: int) -> int:
         return n
 
-    def check_codes(self, codes: Tensor, n: int) -> None:
-        if (codes.numpy() == 0x80).any():
+    def check_codes(self, codes: Tensor, rest: int) -> None:
+        if (codes.numpy() == -128).any():
             raise PeerError("a code of -128, expected -127 to 127")
 
-    def read(self, codes: Tensor, levels: Tensor, spare: Tensor) -> None:
-        levels.copy_(codes.view(torch.int8))
+    def filled(self, x: Tensor, block: int) -> list[Tensor]:
+        return [x, x.new_zeros(-len(x) % block)]
 
-    def write(self, y: Tensor, codes: Tensor, spare: Tensor) -> None:
-        codes.view(torch.int8).copy_(y.round_())
+    def read(self, codes: Tensor, scale: Tensor, out: Tensor) -> None:
+        out.copy_(codes).mul_(scale)
+
+    def write(self, y: Rows, codes: Tensor) -> None:
+        codes.copy_(y.levels.round_())
 
 
 class NibbleForm(BlockForm):
-    """Four bits for each element, the first of two in the lower ones: the level's place on its side of zero, −7 to 7,
-    in two's complement."""
+    """A byte for two elements: one of the first half of a block, and the one as far into its second half. (The first
+    half is the longer one of an odd number: its last element is alone.) The byte is p + 16 q, in two's complement, of
+    the levels' places on their sides of zero, p and q from −7 to 7."""
 
     def codes_nbytes(self, n: int) -> int:
-        return -(-n // 2)
+        return half_of(n)
 
-    def check_codes(self, codes: Tensor, n: int) -> None:
+    def check_codes(self, codes: Tensor, rest: int) -> None:
         pairs = codes.numpy()
-        if (pairs & 0x0F == 0x08).any() or (pairs & 0xF0 == 0x80).any():
+        if (pairs & 15 == 8).any() or pairs.min() < -119 or pairs.max() > 119:
             raise PeerError("a code of -8, expected -7 to 7")
-        if n % 2 and pairs[-1] > 0x0F:
+        if rest % 2 and abs(int(pairs[-1])) > 7:
             raise PeerError("a code after the last element's")
 
+    def filled(self, x: Tensor, block: int) -> list[Tensor]:
+        rest = len(x) % block
+        if not rest:
+            return [x]
+        at, zeros = len(x) - rest // 2, x.new_zeros(block // 2)
+        return [x[:at], zeros[half_of(rest) :], x[at:], zeros[rest // 2 :]]
+
     @staticmethod
-    def _pairs(y: Tensor, codes: Tensor, spare: Tensor) -> Tensor:
-        """Two elements in one integer of 16 bits, each a whole number in two's complement: `y` towards zero."""
-        pairs = spare[: len(codes)]
-        pairs[-1:] = 0  # where their number is odd
-        pairs.view(torch.int8)[: len(y)].copy_(y)
-        return pairs
+    def _side_by_side(first: Tensor, second: Tensor, scale: Tensor, out: Tensor) -> None:
+        """Levels of blocks' halves. They are brought together as bytes: one half of a row of floats after the other
+        takes longer."""
+        rows, half = first.shape
+        levels = torch.empty(rows, 2 * half, dtype=torch.int8)
+        levels[:, :half] = first
+        levels[:, half:] = second
+        out.copy_(levels[:, : out.shape[1]]).mul_(scale)
+
 
 
 class Int4Form(NibbleForm):
@@ -226,19 +280,13 @@ class Int4Form(NibbleForm):
     code = 3
     top = 7
 
-    def read(self, codes: Tensor, levels: Tensor, spare: Tensor) -> None:
-        pairs, second = spare[: 2 * len(codes)].view(2, -1)
-        pairs.copy_(codes)
-        torch.bitwise_left_shift(pairs, 4, out=second)
-        pairs.bitwise_or_(second).bitwise_and_(0x0F0F)
-        # Of four bits, the sign: (n ^ 8) - 8.
-        signed = pairs.bitwise_xor_(0x0808).view(torch.int8).sub_(8)
-        levels.copy_(signed[: len(levels)])
+    def read(self, codes: Tensor, scale: Tensor, out: Tensor) -> None:
+        second = codes.add(8).__irshift__(4)
+        self._side_by_side(codes.sub(second, alpha=16), second, scale, out)
 
-    def write(self, y: Tensor, codes: Tensor, spare: Tensor) -> None:
-        pairs = self._pairs(y.round_(), codes, spare).bitwise_and_(0x0F0F)
-        second = torch.bitwise_right_shift(pairs, 4, out=spare[len(codes) : 2 * len(codes)])
-        codes.copy_(second.bitwise_or_(pairs))
+    def write(self, y: Rows, codes: Tensor) -> None:
+        y.levels.round_()
+        codes.copy_(torch.add(y.low, y.high, alpha=16, out=y.pairs))
 
 
 class Float4Form(NibbleForm):
@@ -249,28 +297,29 @@ class Float4Form(NibbleForm):
 
     def __init__(self) -> None:
         magnitudes = (0, *(1 << e for e in range(7)))
-        # Of a byte, two floats as one integer of 64 bits.
-        levels = np.array([*magnitudes, 0, *(-m for m in magnitudes[:0:-1])], dtype=np.float32)
+        signed = np.array([*magnitudes, 0, *(-m for m in magnitudes[:0:-1])])
         byte = np.arange(256)
-        self._levels = np.stack([levels[byte & 15], levels[byte >> 4]], axis=1)
-        # Of two elements in halves, as one integer, the byte: the midpoint of two levels is a whole number of halves.
+        # Of a byte, both levels: the first one in the lower half of 16 bits.
+        self._levels = (signed[byte & 15] & 255 | signed[byte + 8 >> 4 & 15] << 8).astype(np.int16)
+        # Of two elements in halves, as 16 bits, the byte: the midpoint of two levels is a whole number of halves.
         midpoints = [low + high for low, high in pairwise(magnitudes)]
-        signed = np.arange(256, dtype=np.uint8).view(np.int8).tolist()
-        places = [bisect_right(midpoints, abs(halves)) * (1 if halves > 0 else -1) for halves in signed]
-        nibbles = np.array(places, dtype=np.int8).view(np.uint8) & 15
-        self._bytes = (nibbles[:, None] << 4 | nibbles).reshape(-1)
+        signed_bytes = np.arange(256, dtype=np.uint8).view(np.int8).tolist()
+        places = np.array([bisect_right(midpoints, abs(h)) * (1 if h > 0 else -1) for h in signed_bytes])
+        self._bytes = (places + 16 * places[:, None]).astype(np.int8).reshape(-1)
 
-    def read(self, codes: Tensor, levels: Tensor, spare: Tensor) -> None:
+    def read(self, codes: Tensor, scale: Tensor, out: Tensor) -> None:
         # Indices cannot be out of bounds: "wrap" keeps numpy from making sure, with a copy.
-        both, whole = self._levels.view(np.uint64).reshape(-1), len(levels) // 2
-        np.take(both, codes[:whole].numpy(), out=levels[: 2 * whole].numpy().view(np.uint64), mode="wrap")
-        if len(levels) % 2:
-            levels[-1] = float(self._levels[int(codes[-1]), 0])
+        found = torch.from_numpy(np.take(self._levels, codes.numpy().view(np.uint8), mode="wrap"))
+        self._side_by_side(found, found >> 8, scale, out)
 
-    def write(self, y: Tensor, codes: Tensor, spare: Tensor) -> None:
-        # 128 halves are the level 64, and no int8; all midpoints are below 127.
-        halves = self._pairs(y.mul_(2).clamp_(-127, 127), codes, spare)
-        np.take(self._bytes, halves.numpy().view(np.uint16), out=codes.numpy(), mode="wrap")
+    def write(self, y: Rows, codes: Tensor) -> None:
+        # 128 halves are the level 64, and no int8; all midpoints are below 127. As integers they are towards zero.
+        halves = y.pairs.view(-1).view(torch.int8)[: y.levels.numel()].view(y.levels.shape)
+        halves.copy_(y.levels.mul_(2).clamp_(-127, 127))
+        low, high = halves.split_with_sizes([codes.shape[1]] * 2, 1)
+        number = y.levels.view(-1).view(torch.int16)[: codes.numel()].view(codes.shape)
+        number.copy_(high).__ilshift__(8).add_(low.view(torch.uint8))
+        np.take(self._bytes, number.numpy().view(np.uint16), out=codes.numpy(), mode="wrap")
 
 
 INT8, INT4, FLOAT4 = Int8Form(), Int4Form(), Float4Form()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 import pytest
@@ -41,13 +42,17 @@ def random(seed: int, n: int, scale: float = 1.0) -> Tensor:
     return values * (torch.rand(n, generator=generator) < 0.9) * scale
 
 
-def laid_out(form: BlockForm, scales: Sequence[float], codes: Sequence[int]) -> bytes:
-    """Scales, then codes: bytes, or nibbles of which the first of two is the lower."""
+def laid_out(form: BlockForm, scales: Sequence[float], codes: Sequence[int], block: int = 16) -> bytes:
+    """Scales, then codes: bytes, or pairs p + 16 q of a block's first and second half."""
     head = b"".join(struct.pack("<f", s)[2:] for s in scales)
     if form is INT8:
         return head + bytes(c & 0xFF for c in codes)
-    even = [*codes, 0][: len(codes) + len(codes) % 2]
-    return head + bytes(low & 15 | (high & 15) << 4 for low, high in zip(even[::2], even[1::2], strict=True))
+    found = []
+    for at in range(0, len(codes), block):
+        of_it = codes[at : at + block]
+        half = math.ceil(len(of_it) / 2)
+        found += [p + 16 * q for p, q in zip_longest(of_it[:half], of_it[half:], fillvalue=0)]
+    return head + bytes(pair & 0xFF for pair in found)
 
 
 def bytes_of(piece: Piece) -> bytes:
@@ -89,7 +94,7 @@ def test_bytes_and_values_are_those_of_the_twin(form: BlockForm, seed: int, n: i
     values = random(seed, n, scale)
     scales, codes = quantized(values.tolist(), block, MAGNITUDES[form])
     data = encoded(form, values, block)
-    assert data == laid_out(form, scales, codes)
+    assert data == laid_out(form, scales, codes, block)
     assert decoded(form, data, n, block).tolist() == dequantized(scales, codes, block, MAGNITUDES[form])
 
 
@@ -335,22 +340,44 @@ def test_the_byte_that_is_no_code_is_refused(place: int) -> None:
 
 
 @nibbles
-@pytest.mark.parametrize("byte", [0x08, 0x80, 0x88, 0x8F, 0xF8])
-@pytest.mark.parametrize("place", [0, 2, 3])
-def test_the_nibble_that_is_no_code_is_refused(form: BlockForm, byte: int, place: int) -> None:
-    codes = [0x79, 0x97, 0xFF, 0x10]
-    check(packet_of(form, ONE, codes, 8), [(8,)])
-    codes[place] = byte
-    with pytest.raises(PeerError, match="a code of -8, expected -7 to 7"):
-        check(packet_of(form, ONE, codes, 8), [(8,)])
+def test_the_pairs_that_are_none_are_refused(form: BlockForm) -> None:
+    """Of 256 bytes, all but the 225 of two places from -7 to 7."""
+    pairs = {p + 16 * q & 0xFF for p in range(-7, 8) for q in range(-7, 8)}
+    assert len(pairs) == 225
+    for byte in range(256):
+        for place in (0, 2, 3):
+            codes = [0x77, 0x89, 0xFF, 0x10]
+            codes[place] = byte
+            if byte in pairs:
+                check(packet_of(form, ONE, codes, 8), [(8,)])
+                continue
+            with pytest.raises(PeerError, match="a code of -8, expected -7 to 7"):
+                check(packet_of(form, ONE, codes, 8), [(8,)])
 
 
 @nibbles
-def test_a_code_after_the_last_is_refused(form: BlockForm) -> None:
-    check(packet_of(form, ONE, [0x11, 0x07], 3), [(3,)])
-    check(packet_of(form, ONE, [0x11, 0x17], 4), [(4,)])
-    with pytest.raises(PeerError, match="a code after the last element's"):
-        check(packet_of(form, ONE, [0x11, 0x17], 3), [(3,)])
+@pytest.mark.parametrize("n", [3, 15, 35])
+def test_a_code_after_the_last_is_refused(form: BlockForm, n: int) -> None:
+    scales = np.full(-(-n // 16), ONE, dtype=np.uint16)
+    for last in range(-119, 120):
+        codes = np.zeros(-(-n // 2), dtype=np.int8)
+        codes[-1] = last
+        packet = pack([Piece(form, 16, (scales, codes))], n)
+        if last + 8 & 15 == 0:
+            continue
+        if abs(last) <= 7:
+            check(packet, [(n,)])
+            continue
+        with pytest.raises(PeerError, match="a code after the last element's"):
+            check(packet, [(n,)])
+
+
+@nibbles
+@pytest.mark.parametrize("n", [4, 16, 36])
+def test_of_an_even_number_the_last_has_a_pair(form: BlockForm, n: int) -> None:
+    scales = np.full(-(-n // 16), ONE, dtype=np.uint16)
+    codes = np.full(n // 2, 0x77, dtype=np.uint8)
+    check(pack([Piece(form, 16, (scales, codes))], n), [(n,)])
 
 
 @each

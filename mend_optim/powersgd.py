@@ -25,7 +25,7 @@ from torch import Tensor
 from .errors import PeerError, is_number, require
 from .packet import MOST, Piece, Shape, bf16, view
 
-BLOCK = 1 << 16  # elements of a product in float64: they stay in the second-level cache
+BLOCK = 1 << 20  # bytes of a product: they stay in a cache
 RANKS = 1024
 LEAST = -126  # the smallest exponent: every product is a multiple of this power of two, and none is subnormal
 NEVER = 127  # an exponent that `check` refuses
@@ -36,17 +36,10 @@ def as_matrix(shape: Shape) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
-def powers(exponents: Tensor) -> Tensor:
-    """2^exponent (float64). `torch.exp2` may be an ulp off."""
-    return torch.from_numpy(np.ldexp(1.0, exponents.numpy()))
-
-
 def multiply(p: Tensor, q: Tensor, out: Tensor) -> None:
-    """P Q into `out` (float32). Of float64, by blocks of rows."""
-    if p.dtype is out.dtype:
-        torch.mm(p, q, out=out)
-        return
-    rows = max(1, BLOCK // max(1, out.shape[1]))
+    """P Q into `out` (float32), by blocks of rows: a product that is written where it is to be, or is whole in other
+    memory, takes twice as long."""
+    rows = max(1, BLOCK // max(1, out.shape[1] * p.itemsize))
     room = torch.empty(min(rows, len(out)), out.shape[1], dtype=p.dtype)
     for start in range(0, len(out), rows):
         block = p[start : start + rows]
@@ -145,11 +138,10 @@ class PowerSGD:
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
         found: dict[int, Piece] = {}
         right: dict[int, Tensor] = {}
-        starts = self._starts(tensors, memory)
-        form = FACTORS[self.bits]
+        form, known = FACTORS[self.bits], self._known(tensors, memory)
         for batch in self._batches(tensors):
             matrices = [tensors[i].view(as_matrix(tuple(tensors[i].shape))) for i in batch]
-            p, q = factor(matrices, torch.stack([starts[i] for i in batch]), form.top)
+            p, q = factor(matrices, self._start(batch, [known[i] for i in batch]), form.top)
             whole, exponents = form.rounded(q)
             for i, *parts, right[i] in zip(batch, exponents, p.transpose(1, 2).to(form.dtype), whole, q, strict=True):
                 found[i] = Piece(form, len(right[i]), tuple(parts))
@@ -164,18 +156,23 @@ class PowerSGD:
                 alike[as_matrix(tuple(tensor.shape))].append(i)
         return alike.values()
 
-    def _starts(self, tensors: Sequence[Tensor], memory: Tensor | None) -> dict[int, Tensor]:
-        """Q̂ (r × m) of every matrix: what is remembered; random where that is nothing, or of another rank."""
-        sides = {i: (math.prod(t.shape[1:]), self.rank_of(tuple(t.shape))) for i, t in enumerate(tensors)}
-        fits = memory is not None and memory.numel() == sum(m * r for m, r in sides.values())
-        known = memory if fits else None
-        starts, at = {}, 0
-        for i, (m, r) in ((i, sides) for i, sides in sides.items() if sides[1]):
-            kept = torch.zeros(r, m, dtype=torch.float32) if known is None else known[at : at + m * r].view(r, m)
-            dead = ~kept.any(dim=1, keepdim=True)
-            starts[i] = torch.where(dead, _random(self.seed, i, r, m), kept) if dead.any() else kept
-            at += m * r
-        return starts
+    def _known(self, tensors: Sequence[Tensor], memory: Tensor | None) -> dict[int, Tensor]:
+        """Q̂ (r × m) of every matrix: what is remembered; zeros where that is nothing, or of another rank."""
+        sides = {i: (r, math.prod(t.shape[1:])) for i, t in enumerate(tensors) if (r := self.rank_of(tuple(t.shape)))}
+        sizes = [r * m for r, m in sides.values()]
+        if memory is None or memory.numel() != sum(sizes):
+            memory = torch.zeros(sum(sizes), dtype=torch.float32)
+        parts = memory.split_with_sizes(sizes)
+        return {i: part.view(side) for (i, side), part in zip(sides.items(), parts, strict=True)}
+
+    def _start(self, batch: Sequence[int], known: Sequence[Tensor]) -> Tensor:
+        """What is known of a batch, b × r × m; random rows for zeros."""
+        start = torch.stack(list(known))
+        alive = start.any(2)
+        for i, of_it, row_is in zip(batch, start, alive, strict=True):
+            if not row_is.all():
+                of_it.copy_(torch.where(row_is.unsqueeze(1), of_it, _random(self.seed, i, *of_it.shape)))
+        return start
 
 
 def factor(matrices: Sequence[Tensor], start: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -184,18 +181,20 @@ def factor(matrices: Sequence[Tensor], start: Tensor, top: int) -> tuple[Tensor,
 
     The rows of `start` are brought to length 1 first, so that nothing under- or overflows; Householder's QR gives
     orthonormal columns whatever the rank, of zeros too, and rounding leaves them nearly so."""
-    q = torch.nn.functional.normalize(start, dim=2, eps=1e-38)
-    p = q.new_empty(len(q), q.shape[1], len(matrices[0])).transpose(1, 2)  # as `qr` likes it: column by column
-    for a, right, out in zip(matrices, q, p, strict=True):
-        torch.mm(a, right.t(), out=out)
-    near = torch.linalg.qr(p).Q
-    unit = torch.maximum(near.amax(1, keepdim=True), near.amin(1, keepdim=True).neg_()) / top
-    torch.mul(torch.div(near, unit, out=p).round_(), unit, out=near)
-    for a, left, out in zip(matrices, near, q, strict=True):
-        torch.mm(left.t(), a, out=out)
-    square = near.transpose(1, 2) @ near
+    q = start / torch.linalg.vector_norm(start, dim=2, keepdim=True).clamp_(min=1e-38)
+    (n, m), (b, r, _) = matrices[0].shape, q.shape
+    p, units, square = q.new_empty(b, r, n).transpose(1, 2), q.new_empty(b, r, 1), q.new_empty(b, r, r)
+    # Long rows are multiplied faster into columns, short ones into rows.
+    product = q.new_empty(r, n).t() if m > n else q.new_empty(n, r)
+    # One matrix after the other: it is still in a cache when it is needed again.
+    for a, right, whole, unit, of_it in zip(matrices, q, p, units.transpose(1, 2), square, strict=True):
+        near = torch.linalg.qr(torch.mm(a, right.t(), out=product)).Q
+        torch.amax(near.abs(), 0, keepdim=True, out=unit).div_(top)
+        torch.mul(torch.div(near, unit, out=whole).round_(), unit, out=near)
+        torch.mm(near.t(), a, out=right)
+        torch.mm(near.t(), near, out=of_it)
     square.diagonal(dim1=1, dim2=2).add_(1e-6)  # has an inverse, whatever was rounded
-    return p, torch.linalg.inv_ex(square).inverse @ q * unit.transpose(1, 2)
+    return p, torch.linalg.inv_ex(square).inverse @ q * units
 
 
 def _random(seed: int, index: int, r: int, m: int) -> Tensor:

@@ -119,7 +119,7 @@ def encode(
     """`values` (flat float32, finite) as a packet, never larger than float32, and the codec's memory after it."""
     tensors = split(values, shapes)
     pieces, memory = codec.pieces(tensors, memory)
-    least = [p if p.nbytes < t.nbytes else dense(t) for p, t in zip(pieces, tensors, strict=True)]
+    least = [p if p.nbytes < 4 * t.numel() else dense(t) for p, t in zip(pieces, tensors, strict=True)]
     if packed_nbytes([piece.nbytes for piece in least]) >= values.nbytes:
         return raw(values), memory
     return pack(least, values.numel(), allocate), memory

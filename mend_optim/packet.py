@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -83,16 +83,17 @@ class Later(NamedTuple):
     write: Callable[[Tensor], object]
 
 
-class Piece(NamedTuple):
+@dataclass(slots=True)
+class Piece:
     """One encoded tensor: contiguous host tensors or arrays, or bytes to come, one after the other."""
 
     form: Form
     param: int
     parts: tuple[Tensor | Array | Later, ...]
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+    def __post_init__(self) -> None:
+        self.nbytes = sum([part.nbytes for part in self.parts])
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
@@ -198,21 +199,17 @@ def pack(pieces: Sequence[Piece], numel: int, allocate: Callable[[int], memoryvi
     at = head.nbytes
     for piece, size in zip(pieces, sizes, strict=True):
         for part in piece.parts:
-            _write(part, data[at : at + part.nbytes])
+            room = data[at : at + part.nbytes]
             at += part.nbytes
+            if not isinstance(part, Later):
+                array = part.numpy() if isinstance(part, Tensor) else part
+                room[:] = array.reshape(-1).view(np.uint8)
+            elif part.nbytes:  # torch takes no empty memory
+                part.write(torch.from_numpy(room))
         if padded(size) > size:
             data[at : at + padded(size) - size] = 0
             at += padded(size) - size
     return Packet(PACKED, numel, data.data)
-
-
-def _write(part: Tensor | Array | Later, room: Array) -> None:
-    if not room.size:  # torch takes no empty memory
-        return
-    if isinstance(part, Later):
-        part.write(torch.from_numpy(room))
-    else:
-        room[:] = (part.numpy() if isinstance(part, Tensor) else part).reshape(-1).view(np.uint8)
 
 
 class Unpacked(NamedTuple):

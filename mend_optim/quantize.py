@@ -39,7 +39,8 @@ def is_block(block: object) -> bool:
 
 def is_small(tensor: Tensor, block: int) -> bool:
     """Whether to encode it together with others, at the cost of less than a block of zeros."""
-    return tensor.numel() <= SMALL and block <= max(256, tensor.numel())
+    n = tensor.numel()
+    return n <= SMALL and block <= max(256, n)
 
 
 def half_of(n: int) -> int:
@@ -66,9 +67,9 @@ class Rows(NamedTuple):
     """Some rows of a room, and what else is seen of the same memory: to say so anew takes as long as a pass."""
 
     levels: Tensor  # rows × length
-    bits: Tensor  # of `levels`, as integers
+    least: Tensor  # a float32 for each row
     most: Tensor  # an integer for each row
-    scale: Tensor  # of `most`, as float32
+    scale: Tensor  # the same, as float32
     column: Tensor  # the same, rows × 1
     low: Tensor  # the first half of each row
     high: Tensor
@@ -78,10 +79,9 @@ class Rows(NamedTuple):
     def of(room: Room, rows: int, length: int) -> Rows:
         levels = room.levels[: rows * length].view(rows, length)
         low, high = levels.split_with_sizes([length // 2] * 2, 1)
-        most = torch.empty(rows, dtype=torch.int32)
-        scale = most.view(torch.float32)
+        least, scale = torch.empty(2, rows, dtype=torch.float32)
         pairs = room.spare[: low.numel()].view(low.shape)
-        return Rows(levels, levels.view(torch.int32), most, scale, scale.unsqueeze(1), low, high, pairs)
+        return Rows(levels, least, scale.view(torch.int32), scale, scale.unsqueeze(1), low, high, pairs)
 
 
 class Room:
@@ -138,7 +138,8 @@ class BlockForm(ABC):
         sizes = [2 * blocks, 2 * (rest > 0), self.codes_nbytes(n - rest), self.codes_nbytes(rest)]
         scales, last_scale, codes, last_codes = out.split_with_sizes(sizes)
         if blocks:
-            self._encode(values[: n - rest].view(blocks, block), scales, codes.view(blocks, -1), room)
+            whole = values[: n - rest] if rest else values
+            self._encode(whole.view(blocks, block), scales, codes.view(blocks, -1), room)
         if rest:
             filled, coded = torch.cat(self.filled(values[n - rest :], block)), out.new_empty(self.codes_nbytes(block))
             self._encode(filled.unsqueeze(0), last_scale, coded.unsqueeze(0), room)
@@ -149,11 +150,14 @@ class BlockForm(ABC):
         number, length = blocks.shape
         rows = max(1, CHUNK // length)
         counts = [min(rows, number - start) for start in range(0, number, rows)]
-        parts = (scales.view(torch.bfloat16), codes.view(torch.int8), blocks)
-        for count, s, c, x in zip(counts, *(part.split_with_sizes(counts) for part in parts), strict=True):
+        whole = (scales.view(torch.bfloat16), codes.view(torch.int8), blocks, blocks.view(torch.int32))
+        parts = zip(*(part.split_with_sizes(counts) for part in whole), strict=True) if len(counts) > 1 else [whole]
+        for count, (s, c, x, integers) in zip(counts, parts, strict=True):
             y = room.rows(count, length)
-            torch.abs(x, out=y.levels)
-            torch.amax(y.bits, 1, out=y.most)  # integers need no look out for NaN
+            # As integers, positive floats keep their order, and need no look out for NaN; negative ones are below.
+            torch.amin(x, 1, out=y.least)
+            torch.amax(integers, 1, out=y.most)
+            torch.maximum(y.scale, y.least.neg_(), out=y.scale)
             s.copy_(y.scale.div_(self.top).clamp_(min=LEAST))
             y.scale.copy_(s).reciprocal_()
             torch.mul(x, y.column, out=y.levels)
@@ -174,16 +178,16 @@ class BlockForm(ABC):
         """The scales and the codes of each."""
         if not tensors:
             return []
-        filled = torch.cat([part for tensor in tensors for part in self.filled(tensor.reshape(-1), block)])
+        flat = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors]
+        filled = torch.cat([part for x in flat for part in self.filled(x, block)])
         encoded = torch.empty(self.nbytes((len(filled),), block), dtype=torch.uint8)
         self.encode(filled, block, encoded)
         both = encoded.numpy()  # to cut an array takes less long
-        found, blocks, codes = [], 0, 2 * (len(filled) // block)
-        for n in (tensor.numel() for tensor in tensors):
-            of_it = -(-n // block)
-            scales = both[2 * blocks : 2 * (blocks + of_it)]
-            found.append((scales, both[codes : codes + self.codes_nbytes(n)]))
-            blocks, codes = blocks + of_it, codes + self.codes_nbytes(of_it * block)
+        found, scales, codes = [], 0, 2 * (filled.numel() // block)
+        for x in flat:
+            n, blocks = x.numel(), -(-x.numel() // block)
+            found.append((both[scales : scales + 2 * blocks], both[codes : codes + self.codes_nbytes(n)]))
+            scales, codes = scales + 2 * blocks, codes + self.codes_nbytes(blocks * block)
         return found
 
     def _later(self, tensor: Tensor, block: int, room: Room | None) -> Later:
@@ -231,7 +235,8 @@ class Int8Form(BlockForm):
             raise PeerError("a code of -128, expected -127 to 127")
 
     def filled(self, x: Tensor, block: int) -> list[Tensor]:
-        return [x, x.new_zeros(-len(x) % block)]
+        rest = x.numel() % block
+        return [x, x.new_zeros(block - rest)] if rest else [x]
 
     def read(self, codes: Tensor, scale: Tensor, out: Tensor) -> None:
         out.copy_(codes).mul_(scale)
@@ -256,10 +261,10 @@ class NibbleForm(BlockForm):
             raise PeerError("a code after the last element's")
 
     def filled(self, x: Tensor, block: int) -> list[Tensor]:
-        rest = len(x) % block
+        rest = x.numel() % block
         if not rest:
             return [x]
-        at, zeros = len(x) - rest // 2, x.new_zeros(block // 2)
+        at, zeros = x.numel() - rest // 2, x.new_zeros(block // 2)
         return [x[:at], zeros[half_of(rest) :], x[at:], zeros[rest // 2 :]]
 
     @staticmethod

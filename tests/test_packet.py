@@ -4,6 +4,7 @@ import itertools
 import math
 import struct
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -264,7 +265,7 @@ def test_a_tensor_that_goes_beyond_the_bytes_is_refused() -> None:
 def test_a_parameter_where_none_is_taken_is_refused(form: object, param: int) -> None:
     piece = dense(torch.ones(4)) if form is DENSE else bf16(torch.ones(4))
     with pytest.raises(PeerError, match=f"a form that takes no parameter has {param}"):
-        check(pack([piece._replace(param=param)], 4), [(4,)])
+        check(pack([replace(piece, param=param)], 4), [(4,)])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**127, -(2.0**127)])

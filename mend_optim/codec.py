@@ -106,7 +106,7 @@ def name_of(told: Codec) -> str:
 def split(values: Tensor, shapes: Shapes) -> list[Tensor]:
     """The tensors of a flat fragment, as views."""
     parts = values.split_with_sizes(list(map(prod, shapes)))
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [part if len(shape) == 1 else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def encode(

@@ -199,13 +199,13 @@ def pack(pieces: Sequence[Piece], numel: int, allocate: Callable[[int], memoryvi
     at = head.nbytes
     for piece, size in zip(pieces, sizes, strict=True):
         for part in piece.parts:
-            room = data[at : at + part.nbytes]
-            at += part.nbytes
+            end = at + part.nbytes
             if not isinstance(part, Later):
                 array = part.numpy() if isinstance(part, Tensor) else part
-                room[:] = array.reshape(-1).view(np.uint8)
-            elif part.nbytes:  # torch takes no empty memory
-                part.write(torch.from_numpy(room))
+                data[at:end] = array.reshape(-1).view(np.uint8)
+            elif end > at:  # torch takes no empty memory
+                part.write(torch.from_numpy(data[at:end]))
+            at = end
         if padded(size) > size:
             data[at : at + padded(size) - size] = 0
             at += padded(size) - size

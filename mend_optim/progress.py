@@ -287,6 +287,8 @@ class Progress:
                 pending.missed, pending.due = True, False
                 self._rebase(pending)
                 self.called = self.called or (self.pending is None and not schedule.lockstep)
+        if replaced:
+            self.adopt_at = None  # there is nothing to go on with until then
 
     def taken(self, replace: bool, totals: Totals) -> int:
         """The training thread applied the correction. Returns the tokens that a replacement dropped."""

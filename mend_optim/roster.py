@@ -62,13 +62,16 @@ class Timing:
 
 @dataclass(slots=True)
 class Peer:
-    """A learner as seen over the network. `knows`: our beat count, as it last told us."""
+    """A learner as seen over the network. `knows`: our beat count, as it last told us; `fresh`: there were no steps
+    behind it when it was first heard, nor behind its checkpoint."""
 
     id: PeerId
     address: str
     count: int
+    met_at: float
     heard_at: float
     knows: int
+    fresh: bool = False
     linked: bool = False
     silent: bool = False
     deaf: bool = False
@@ -93,7 +96,6 @@ class Roster:
     def __init__(self, me: PeerId, address: str, timing: Timing) -> None:
         self.me, self.address, self.timing = me, address, timing
         self.peers: dict[str, Peer] = {}
-        self.grew_at = float("-inf")  # when somebody was added last
         self._tombstones: dict[str, tuple[int, int]] = {}  # name: (incarnation, last count; LEFT after a goodbye)
         self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)  # counts of our last beats to all
 
@@ -127,6 +129,7 @@ class Roster:
             return None
         peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count)) or known  # gossip may have been faster
         if peer:
+            peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
             peer.beat = beat
             peer.knows = max([peer.knows, *(rumor.count for rumor in beat.roster if rumor.peer == self.me)])
             patience = DEAF * (1 + self.size // FANOUT)
@@ -159,7 +162,7 @@ class Roster:
         return known
 
     def _add(self, now: float, id: PeerId, address: str, count: int) -> Peer:
-        self.grew_at, self.peers[id.name] = now, Peer(id, address, count, now, self._broadcasts[-1])
+        self.peers[id.name] = Peer(id, address, count, now, now, self._broadcasts[-1])
         return self.peers[id.name]
 
     def touch(self, now: float, id: PeerId) -> None:
@@ -233,6 +236,12 @@ class Roster:
         if self.address:
             candidates.append(self.me)
         return max(candidates, key=lambda id: _rendezvous(fragment, id.name), default=None)
+
+    def known_at(self, started: bool) -> float:
+        """When all know each other: a beat after somebody was met that may know others, or seal for some. Who began
+        with nothing seals for nobody: once there have been rounds here, it is not waited for."""
+        met = (p.met_at for p in self.peers.values() if not (started and p.fresh))
+        return max(met, default=float("-inf")) + self.timing.beat_s
 
     def rumors(self) -> tuple[Rumor, ...]:
         """What this learner passes on: everyone it knows, not those it only suspects, and the goodbyes."""

@@ -83,8 +83,7 @@ class Sealing:
                 round.void()
             self._pass_on(now, round)
             return
-        # Who is new to us may know others, or seal for some: after a beat, all know each other.
-        known_at = self.books.roster.grew_at + self.books.policies.timing.beat_s
+        known_at = self.books.roster.known_at(started=fragment.lineage.version > 0)
         if now < known_at:
             self.books.wake_at = min(self.books.wake_at, known_at)
             return

@@ -154,7 +154,8 @@ class Syncer:
             self.books.fault(f"state of {job.states[0].peer.name} refused: {done.fault}")
         else:
             self.books.solo, self.books.founding = False, ""
-        for state, fragment in [(state, self.books.fragments[state.fragment]) for state in job.states]:
+        for state in job.states:
+            fragment = self.books.fragments[state.fragment]
             fragment.motion = Motion.STILL
             if not done.fault:
                 mine = job.mine or fragment.includes_pending(state.lineage)  # another model may have it, too
@@ -167,7 +168,6 @@ class Syncer:
                     fragment.forget()
                 if job.replace:  # the others' moments came with their weights
                     fragment.averaged |= self.books.policies.averaged(brought, version)
-                    fragment.adopt_at = None  # there is nothing to go on with until then
                 dropped = fragment.unmerged(self.books.totals).tokens if job.replace else 0
                 record = taken_record(state.fragment, old, state.lineage, "pulled", mine, dropped)
                 self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens - superseded))

@@ -86,7 +86,9 @@ class Engine:
         self.syncer.met(self.now, peer, address)
         reports = tuple(Report(lineage.key) for lineage in lineages or [BASE] * len(self.syncer.books.fragments))
         paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()
-        self.receive(Beat(peer, address, self.counts, step, 10 * step, 1.0, True, genesis, reports, paces=paces))
+        tokens = 10 * step
+        beat = Beat(peer, address, self.counts, step, tokens, 1.0, True, genesis, reports, position=step, paces=paces)
+        self.receive(beat)
 
     def receive(self, message: Message) -> None:
         self.syncer.receive(self.now, message)

@@ -52,6 +52,27 @@ def test_nothing_is_sealed_within_a_beat_of_meeting_somebody() -> None:
     assert [o.peer for o in engine.merge().offers] == [ME, PEER]
 
 
+@pytest.mark.parametrize(("position", "rounds", "waits"), [(0, 1, False), (0, 0, True), (7, 1, True)])
+def test_who_began_with_nothing_is_not_waited_for_once_there_were_rounds(
+    position: int, rounds: int, waits: bool
+) -> None:
+    """It seals for nobody; whom it knows besides us had rounds of their own before."""
+    engine = sealer(PEER)
+    if rounds:
+        engine.offer()
+        admit(engine, offer_of(PEER))
+        engine.done(engine.merge())
+        (advance,) = engine.jobs(Advance)
+        engine.done(advance)
+        engine.apply()
+    engine.offer()
+    engine.syncer.met(engine.now, THIRD, "")
+    engine.receive(Beat(THIRD, "", 1, position=position))
+    admit(engine, replace(offer_of(PEER, rounds + 1), key=engine.lineage.key, follows=rounds))
+    engine.tick(0.0)
+    assert (engine.jobs(Merge) == []) is waits
+
+
 @pytest.mark.parametrize(("stays", "resting"), [(True, True), (True, False), (False, True)])
 def test_a_sealer_at_rest_loses_nothing_on_the_way_back_where_it_would_offer_that_again(
     stays: bool, resting: bool

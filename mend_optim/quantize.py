@@ -67,9 +67,9 @@ class Rows(NamedTuple):
     """Some rows of a room, and what else is seen of the same memory: to say so anew takes as long as a pass."""
 
     levels: Tensor  # rows × length
-    least: Tensor  # a float32 for each row
-    most: Tensor  # an integer for each row
-    scale: Tensor  # the same, as float32
+    least: Tensor  # of each row
+    most: Tensor  # of each row, as an integer
+    scale: Tensor  # the same memory as float32
     column: Tensor  # the same, rows × 1
     low: Tensor  # the first half of each row
     high: Tensor
@@ -80,7 +80,7 @@ class Rows(NamedTuple):
         levels = room.levels[: rows * length].view(rows, length)
         low, high = levels.split_with_sizes([length // 2] * 2, 1)
         least, scale = torch.empty(2, rows, dtype=torch.float32)
-        pairs = room.spare[: low.numel()].view(low.shape)
+        pairs = room.pairs[: low.numel()].view(low.shape)
         return Rows(levels, least, scale.view(torch.int32), scale, scale.unsqueeze(1), low, high, pairs)
 
 
@@ -91,7 +91,7 @@ class Room:
         """For `n` elements in blocks."""
         size = min(-(-n // block) * block, max(block, CHUNK))
         self.levels = torch.empty(size, dtype=torch.float32)
-        self.spare = torch.empty(size // 2, dtype=torch.float32)
+        self.pairs = torch.empty(size // 2, dtype=torch.float32)
         self._rows: dict[tuple[int, int], Rows] = {}
 
     def rows(self, count: int, length: int) -> Rows:
@@ -276,7 +276,6 @@ class NibbleForm(BlockForm):
         levels[:, :half] = first
         levels[:, half:] = second
         out.copy_(levels[:, : out.shape[1]]).mul_(scale)
-
 
 
 class Int4Form(NibbleForm):

@@ -10,7 +10,7 @@ feedback of its own: what this seal lost, the sealer adds to what it merges next
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from .errors import PeerError
 from .feedback import Feedback
 from .fragment import Fragment
 from .lineage import content_digest
-from .packet import Packet, Sections, section
+from .packet import RAW, Packet, Sections, section
 from .protocol import Offer, Seal
 
 MERGED = "merged"
@@ -91,7 +91,11 @@ class WayBack:
         if not packets:
             raise PeerError("a seal of nothing")
         numel = self.fragment.numel
-        deltas = (decode(packet, self.fragment.shapes, self.buffers.take(numel)) for packet in packets.values())
+        deltas: Iterable[Tensor]
+        if all(packet.codec == RAW for packet in packets.values()):
+            deltas = [decode(packet, self.fragment.shapes) for packet in packets.values()]  # views
+        else:
+            deltas = (decode(packet, self.fragment.shapes, self.buffers.take(numel)) for packet in packets.values())
         merge.merge(self.scheme, deltas, [weights[int(i)] for i in packets], room, self.fragment.offsets)
         if not merge.finite(room):
             raise PeerError("the merged delta is not finite")

@@ -538,8 +538,11 @@ MUTANTS = (
     Mutant("sealer-commits-what-others-sealed", 9, "anchor",
            "if job.ours and way_back.feedback:", "if way_back.feedback:", of("anchor", "once_more")),
     Mutant("fused-products-in-a-mean", 3, "merge",
-           "here.add_(torch.mul(delta[block], weight, out=room[: len(here)]))",
-           "here.add_(delta[block], alpha=weight)", of("merge", "rounded")),
+           "here.add_(torch.mul(delta[chunk], weight, out=room[: here.numel()]))",
+           "here.add_(delta[chunk], alpha=weight)", of("merge", "rounded")),
+    Mutant("all-deltas-at-once", 7, "merge",
+           "[deltas] if isinstance(deltas, Sequence) else ([delta] for delta in deltas)",
+           "[list(deltas)]", of("merge", "one_by_one")),
     # ── 10: late adoption is exact ───────────────────────────────────────────────────────────────────────────────────
     Mutant("correction-of-the-wrong-sign", 10, "outer",
            "torch.sub(theta, change, out=change)", "torch.sub(change, theta, out=change)", OUTER),

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -142,8 +143,36 @@ def test_equal_contributions_are_their_own_merge(scheme: str, deltas: list[Tenso
 def test_the_block_size_changes_no_bit(scheme: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     deltas, w = randn(5, 1003), [0.1, 0.2, 0.3, 0.15, 0.25]
     whole = merged(scheme, deltas, w)
-    monkeypatch.setattr(merge, "blocks", partial(merge.blocks, size=size))
+    blocks = merge.blocks
+    monkeypatch.setattr(merge, "blocks", lambda numel, _=0: blocks(numel, size))
     assert torch.equal(merged(scheme, deltas, w), whole)
+
+
+@given(deltas=vectors(1, 5), size=st.integers(1, 9))
+def test_a_mean_of_deltas_that_come_one_by_one_is_that_of_all_at_once(deltas: list[Tensor], size: int) -> None:
+    w = [1 / len(deltas)] * len(deltas)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merge, "CHUNK", size)
+        found = merge.weighted_mean(iter(deltas), w, torch.full_like(deltas[0], math.nan))
+    assert torch.equal(found, merge.weighted_mean(deltas, w, torch.full_like(deltas[0], math.nan)))
+
+
+def test_of_deltas_that_come_one_by_one_one_is_held_at_a_time() -> None:
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    most = 0
+
+    def come() -> Iterator[Tensor]:
+        nonlocal most
+        for i in range(5):
+            delta = torch.full((100,), float(i))
+            alive.add(delta)
+            most = max(most, len(alive))
+            yield delta
+            del delta
+
+    found = merge.weighted_mean(come(), [0.2] * 5, torch.empty(100))
+    assert torch.allclose(found, torch.full((100,), 2.0))
+    assert most <= 2  # the next is made while the last is still named
 
 
 @given(st.integers(0, 300), st.integers(1, 70))

@@ -17,8 +17,8 @@ from .lineage import Entry
 WEIGHTINGS = ("tokens", "throughput", "uniform")
 MERGES = ("mean", "rda", "trimmed_mean", "median")
 TRIM = 0.25
-BLOCK = 1 << 16  # elements: a block of every operand stays in the second-level cache
-CHUNK = 1 << 19  # elements of a sum: two of them stay in a cache, and the calls take less long
+BLOCK = 1 << 18  # elements: a block of some operands stays in a cache, and the calls take less long than the numbers
+FINE = 1 << 16  # the same of many operands; a norm in float32 of so many elements is right to the seventh digit
 
 
 def blocks(numel: int, size: int = BLOCK) -> Iterator[slice]:
@@ -47,21 +47,22 @@ def weighted_mean(deltas: Iterable[Tensor], w: Sequence[float], out: Tensor) -> 
     rounded once (no fused multiply-add), so that it is the same on all hardware. Of an iterator, one delta is held at a
     time; of a sequence, `out` goes through the memory only once."""
     passes = [deltas] if isinstance(deltas, Sequence) else ([delta] for delta in deltas)
-    room = torch.empty(min(CHUNK, out.numel()), dtype=torch.float32)
+    room = torch.empty(min(BLOCK, out.numel()), dtype=torch.float32)
     for i, some in enumerate(passes):
-        for chunk in blocks(out.numel(), CHUNK):
-            here = out[chunk]
+        for block in blocks(out.numel()):
+            here = out[block]
             for j, (delta, weight) in enumerate(zip(some, w[i : i + len(some)], strict=True)):
                 if i or j:
-                    here.add_(torch.mul(delta[chunk], weight, out=room[: here.numel()]))
+                    here.add_(torch.mul(delta[block], weight, out=room[: here.numel()]))
                 else:
-                    torch.mul(delta[chunk], weight, out=here)
+                    torch.mul(delta[block], weight, out=here)
     return out
 
 
 def _norm(values: Tensor) -> float:
     """‖x‖₂, block by block: torch's float32 norm of a whole large tensor is off in the third digit."""
-    return math.sqrt(math.fsum(float(torch.linalg.vector_norm(values[block])) ** 2 for block in blocks(values.numel())))
+    norms = (float(torch.linalg.vector_norm(values[block])) for block in blocks(values.numel(), FINE))
+    return math.sqrt(math.fsum(norm**2 for norm in norms))
 
 
 def radial_directional(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]) -> Tensor:
@@ -82,22 +83,35 @@ def radial_directional(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor
     return out
 
 
+def _ordered(values: Sequence[Tensor]) -> list[Tensor]:
+    """Per coordinate, the smallest, the next, … By comparing neighbours, as often as there are members (odd-even
+    transposition): of few members, whole vectors are compared far faster than `sort` goes down columns."""
+    rows = [value.clone() for value in values]
+    low = torch.empty_like(rows[0])
+    for turn in range(len(rows)):
+        for i in range(turn % 2, len(rows) - 1, 2):
+            torch.minimum(rows[i], rows[i + 1], out=low)
+            torch.maximum(rows[i], rows[i + 1], out=rows[i + 1])
+            rows[i], low = low, rows[i]
+    return rows
+
+
 def trimmed_mean(deltas: Sequence[Tensor], out: Tensor, trim: float = TRIM) -> Tensor:
     """Per coordinate: drop the ⌊trim·n⌋ smallest and largest values, average the rest, unweighted. Survives that many
     garbage members."""
     cut = int(trim * len(deltas))
-    for block in blocks(out.numel()):
-        ordered = torch.stack([delta[block] for delta in deltas]).sort(dim=0).values
-        torch.mean(ordered[cut : len(deltas) - cut], dim=0, out=out[block])
+    for block in blocks(out.numel(), FINE):
+        ordered = _ordered([delta[block] for delta in deltas])
+        torch.mean(torch.stack(ordered[cut : len(deltas) - cut]), dim=0, out=out[block])
     return out
 
 
 def median(deltas: Sequence[Tensor], out: Tensor) -> Tensor:
     """Per coordinate median, unweighted; the mean of the middle two when their number is even."""
     middle = (len(deltas) - 1) // 2
-    for block in blocks(out.numel()):
-        ordered = torch.stack([delta[block] for delta in deltas]).sort(dim=0).values
-        torch.mean(ordered[middle : len(deltas) - middle], dim=0, out=out[block])
+    for block in blocks(out.numel(), FINE):
+        ordered = _ordered([delta[block] for delta in deltas])
+        torch.mean(torch.stack(ordered[middle : len(deltas) - middle]), dim=0, out=out[block])
     return out
 
 

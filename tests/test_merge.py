@@ -99,7 +99,7 @@ def test_the_mean_is_the_textbooks(drawn: tuple[list[Tensor], list[float]]) -> N
     assert merged("mean", deltas, w).tolist() == pytest.approx(expected, abs=len(deltas) * EPS * span(deltas))
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 1000, merge.BLOCK + 7]))
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 1000, merge.FINE + 7]))
 def test_every_product_and_every_sum_of_a_mean_is_rounded(seed: int, n: int, numel: int) -> None:
     """Fused operations would give other bits on other hardware."""
     drawn = torch.randn(n, numel, generator=torch.Generator().manual_seed(seed))
@@ -151,8 +151,9 @@ def test_the_block_size_changes_no_bit(scheme: str, size: int, monkeypatch: pyte
 @given(deltas=vectors(1, 5), size=st.integers(1, 9))
 def test_a_mean_of_deltas_that_come_one_by_one_is_that_of_all_at_once(deltas: list[Tensor], size: int) -> None:
     w = [1 / len(deltas)] * len(deltas)
+    blocks = merge.blocks
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "CHUNK", size)
+        patch.setattr(merge, "blocks", lambda numel: blocks(numel, size))
         found = merge.weighted_mean(iter(deltas), w, torch.full_like(deltas[0], math.nan))
     assert torch.equal(found, merge.weighted_mean(deltas, w, torch.full_like(deltas[0], math.nan)))
 
@@ -295,7 +296,7 @@ def test_robust_merges_ignore_order(scheme: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", [0, 1, 1003, merge.BLOCK, 99_998, 99_999])
+@pytest.mark.parametrize("where", [0, 1, 1003, merge.FINE, 99_998, 99_999])
 def test_one_element_that_is_not_finite_is_found_anywhere(where: int, value: float) -> None:
     values = torch.ones(100_000)
     assert merge.finite(values)

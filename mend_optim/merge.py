@@ -47,9 +47,9 @@ def weighted_mean(deltas: Iterable[Tensor], w: Sequence[float], out: Tensor) -> 
     rounded once (no fused multiply-add), so that it is the same on all hardware. Of an iterator, one delta is held at a
     time; of a sequence, `out` goes through the memory only once."""
     passes = [deltas] if isinstance(deltas, Sequence) else ([delta] for delta in deltas)
-    room = torch.empty(min(BLOCK, out.numel()), dtype=torch.float32)
+    room = torch.empty(min(2 * BLOCK, out.numel()), dtype=torch.float32)
     for i, some in enumerate(passes):
-        for block in blocks(out.numel()):
+        for block in blocks(out.numel(), 2 * BLOCK):  # only `out` and `room` stay
             here = out[block]
             for j, (delta, weight) in enumerate(zip(some, w[i : i + len(some)], strict=True)):
                 if i or j:

@@ -153,7 +153,7 @@ def test_a_mean_of_deltas_that_come_one_by_one_is_that_of_all_at_once(deltas: li
     w = [1 / len(deltas)] * len(deltas)
     blocks = merge.blocks
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "blocks", lambda numel: blocks(numel, size))
+        patch.setattr(merge, "blocks", lambda numel, _: blocks(numel, size))
         found = merge.weighted_mean(iter(deltas), w, torch.full_like(deltas[0], math.nan))
     assert torch.equal(found, merge.weighted_mean(deltas, w, torch.full_like(deltas[0], math.nan)))
 

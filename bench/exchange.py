@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from mend_optim import MendOptimizer, anchor
+from mend_optim import MendOptimizer, way_back
 from mend_optim.anchor import Advance, Anchors
 from mend_optim.handover import Handover
 from mend_optim.merge_thread import MergeThread
@@ -43,7 +43,7 @@ def _instrument() -> Watch:
     watch = Watch()
     watch.on(Handover, "_copy", "snapshot")
     watch.on(Anchors, "perform", lambda _, job: type(job).__name__.lower())
-    watch.on(anchor, "content_digest", "digest")
+    watch.on(way_back, "content_digest", "digest")
     watch.on(MergeThread, "receive", lambda _, message: f"got {type(message).__name__.lower()}")
     watch.on(MergeThread, "_perform", lambda _, job: ADOPTABLE if isinstance(job, Advance) else "")
     return watch
@@ -84,6 +84,13 @@ def _begin_gloo(seat: Seat) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=seat.rank, world_size=2)
 
 
+@torch.no_grad()
+def _train(parameters: list[nn.Parameter], rank: int) -> None:
+    """What has not changed would come back in no bytes."""
+    for parameter in parameters:
+        parameter.add_(1e-3 * (rank + 1))
+
+
 def _learn(seat: Seat) -> list[Lap]:
     parameters = transformer(WIDTH, LAYERS)
     values = torch.zeros(sum(p.numel() for p in parameters))
@@ -94,6 +101,7 @@ def _learn(seat: Seat) -> list[Lap]:
         optimizer.step()  # joins
         for _ in range(WARM + ROUNDS):
             watch.take()
+            _train(parameters, seat.rank)
             seat.meet()
             boundary, spans = _round(optimizer, watch)
             seat.meet()

@@ -9,20 +9,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import PeerError, is_number, require
-from .packet import Piece, Shape, dense, padded, require_bounded, view
+from .packet import Array, Piece, Shape, dense, padded, require_bounded, view
 
 CHUNK = 4096  # elements among which the largest are chosen
 ROWS = 32  # chunks at once: all that is computed of them stays in the second-level cache
 LOW = 256  # a listed position is a multiple of this and a byte
-
-Array = np.ndarray[Any, Any]
 
 
 def bitmap_nbytes(numel: int) -> int:

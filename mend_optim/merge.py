@@ -48,7 +48,9 @@ def weighted_mean(deltas: Iterable[Tensor], w: Sequence[float], out: Tensor) -> 
     time; of a sequence, `out` goes through the memory only once."""
     passes = [deltas] if isinstance(deltas, Sequence) else ([delta] for delta in deltas)
     room = torch.empty(min(2 * BLOCK, out.numel()), dtype=torch.float32)
+    count = 0
     for i, some in enumerate(passes):
+        count += len(some)
         for block in blocks(out.numel(), 2 * BLOCK):  # only `out` and `room` stay
             here = out[block]
             for j, (delta, weight) in enumerate(zip(some, w[i : i + len(some)], strict=True)):
@@ -56,6 +58,8 @@ def weighted_mean(deltas: Iterable[Tensor], w: Sequence[float], out: Tensor) -> 
                     here.add_(torch.mul(delta[block], weight, out=room[: here.numel()]))
                 else:
                     torch.mul(delta[block], weight, out=here)
+    if count != len(w):  # with too few weights, `zip` has raised this
+        raise ValueError(f"{count} deltas and {len(w)} weights")
     return out
 
 

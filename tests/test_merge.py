@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,6 +157,13 @@ def test_a_mean_of_deltas_that_come_one_by_one_is_that_of_all_at_once(deltas: li
         patch.setattr(merge, "blocks", lambda numel, _: blocks(numel, size))
         found = merge.weighted_mean(iter(deltas), w, torch.full_like(deltas[0], math.nan))
     assert torch.equal(found, merge.weighted_mean(deltas, w, torch.full_like(deltas[0], math.nan)))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("as_given", [list, iter])
+def test_every_delta_of_a_mean_has_a_weight_and_every_weight_a_delta(as_given: Any, count: int) -> None:
+    with pytest.raises(ValueError, match=r"weights|shorter"):
+        merge.weighted_mean(as_given([torch.ones(4)] * count), [0.5, 0.5], torch.empty(4))
 
 
 def test_of_deltas_that_come_one_by_one_one_is_held_at_a_time() -> None:

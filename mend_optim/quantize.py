@@ -29,6 +29,7 @@ from .errors import PeerError, require
 from .packet import MOST, Array, Later, Piece, Shape, view
 
 LEAST = 2.0**-126  # the smallest scale
+WHOLE = 1.5 * 2.0**23  # added to a small float, it leaves the nearest whole number, in the lowest bits of the sum
 CHUNK = 1 << 19  # elements that one pass after another goes over: they stay in a cache, and the calls take less long
 SMALL = 1 << 14  # elements of a tensor up to which it is encoded together with others: alone, its time is that of calls
 
@@ -67,21 +68,26 @@ class Rows(NamedTuple):
     """Some rows of a room, and what else is seen of the same memory: to say so anew takes as long as a pass."""
 
     levels: Tensor  # rows × length
+    integers: Tensor  # the same memory as int32
+    low: Tensor  # the first half of each of those
+    high: Tensor
+    pairs: Tensor  # rows × half a length, int32
+    whole: Tensor  # `WHOLE` everywhere
     least: Tensor  # of each row
     most: Tensor  # of each row, as an integer
     scale: Tensor  # the same memory as float32
     column: Tensor  # the same, rows × 1
-    low: Tensor  # the first half of each row
-    high: Tensor
-    pairs: Tensor  # rows × half a length, float32
 
     @staticmethod
     def of(room: Room, rows: int, length: int) -> Rows:
         levels = room.levels[: rows * length].view(rows, length)
-        low, high = levels.split_with_sizes([length // 2] * 2, 1)
-        least, scale = torch.empty(2, rows, dtype=torch.float32)
+        integers = levels.view(torch.int32)
+        low, high = integers.split_with_sizes([length // 2] * 2, 1)
         pairs = room.pairs[: low.numel()].view(low.shape)
-        return Rows(levels, least, scale.view(torch.int32), scale, scale.unsqueeze(1), low, high, pairs)
+        whole = torch.full((length,), WHOLE, dtype=torch.float32).expand(rows, length)
+        least, scale = torch.empty(2, rows, dtype=torch.float32)
+        most, column = scale.view(torch.int32), scale.unsqueeze(1)
+        return Rows(levels, integers, low, high, pairs, whole, least, most, scale, column)
 
 
 class Room:
@@ -91,7 +97,7 @@ class Room:
         """For `n` elements in blocks."""
         size = min(-(-n // block) * block, max(block, CHUNK))
         self.levels = torch.empty(size, dtype=torch.float32)
-        self.pairs = torch.empty(size // 2, dtype=torch.float32)
+        self.pairs = torch.empty(size // 2, dtype=torch.int32)
         self._rows: dict[tuple[int, int], Rows] = {}
 
     def rows(self, count: int, length: int) -> Rows:
@@ -160,8 +166,7 @@ class BlockForm(ABC):
             torch.maximum(y.scale, y.least.neg_(), out=y.scale)
             s.copy_(y.scale.div_(self.top).clamp_(min=LEAST))
             y.scale.copy_(s).reciprocal_()
-            torch.mul(x, y.column, out=y.levels)
-            self.write(y, c)
+            self.write(x, y, c)
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
         """Small tensors are encoded as one, in which each begins with a block of its own."""
@@ -217,8 +222,8 @@ class BlockForm(ABC):
         """The codes' levels times `scale` (rows × 1) into `out` (rows × length)."""
 
     @abstractmethod
-    def write(self, y: Rows, codes: Tensor) -> None:
-        """The codes of the levels nearest to `y.levels`, which is x / s and may be changed: a row for each block."""
+    def write(self, x: Tensor, y: Rows, codes: Tensor) -> None:
+        """The codes of the levels nearest to x / s, a row for each block; `y.scale` is 1 / s and may be changed."""
 
 
 class Int8Form(BlockForm):
@@ -241,8 +246,9 @@ class Int8Form(BlockForm):
     def read(self, codes: Tensor, scale: Tensor, out: Tensor) -> None:
         out.copy_(codes).mul_(scale)
 
-    def write(self, y: Rows, codes: Tensor) -> None:
-        codes.copy_(y.levels.round_())
+    def write(self, x: Tensor, y: Rows, codes: Tensor) -> None:
+        torch.addcmul(y.whole, x, y.column, out=y.levels)
+        codes.copy_(y.integers)  # the lowest byte of each
 
 
 class NibbleForm(BlockForm):
@@ -288,9 +294,9 @@ class Int4Form(NibbleForm):
         second = codes.add(8).__irshift__(4)
         self._side_by_side(codes.sub(second, alpha=16), second, scale, out)
 
-    def write(self, y: Rows, codes: Tensor) -> None:
-        y.levels.round_()
-        codes.copy_(torch.add(y.low, y.high, alpha=16, out=y.pairs))
+    def write(self, x: Tensor, y: Rows, codes: Tensor) -> None:
+        torch.addcmul(y.whole, x, y.column, out=y.levels)
+        codes.copy_(torch.add(y.low, y.high, alpha=16, out=y.pairs))  # the lowest byte of each
 
 
 class Float4Form(NibbleForm):
@@ -316,10 +322,12 @@ class Float4Form(NibbleForm):
         found = torch.from_numpy(np.take(self._levels, codes.numpy().view(np.uint8), mode="wrap"))
         self._side_by_side(found, found >> 8, scale, out)
 
-    def write(self, y: Rows, codes: Tensor) -> None:
+    def write(self, x: Tensor, y: Rows, codes: Tensor) -> None:
+        y.scale.mul_(2)
+        torch.mul(x, y.column, out=y.levels)
         # 128 halves are the level 64, and no int8; all midpoints are below 127. As integers they are towards zero.
         halves = y.pairs.view(-1).view(torch.int8)[: y.levels.numel()].view(y.levels.shape)
-        halves.copy_(y.levels.mul_(2).clamp_(-127, 127))
+        halves.copy_(y.levels.clamp_(-127, 127))
         low, high = halves.split_with_sizes([codes.shape[1]] * 2, 1)
         number = y.levels.view(-1).view(torch.int16)[: codes.numel()].view(codes.shape)
         number.copy_(high).__ilshift__(8).add_(low.view(torch.uint8))

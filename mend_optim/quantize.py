@@ -26,22 +26,15 @@ import torch
 from torch import Tensor
 
 from .errors import PeerError, require
-from .packet import MOST, Array, Later, Piece, Shape, view
+from .packet import MOST, Later, Piece, Shape, view
 
 LEAST = 2.0**-126  # the smallest scale
 WHOLE = 1.5 * 2.0**23  # added to a small float, it leaves the nearest whole number, in the lowest bits of the sum
 CHUNK = 1 << 19  # elements that one pass after another goes over: they stay in a cache, and the calls take less long
-SMALL = 1 << 14  # elements of a tensor up to which it is encoded together with others: alone, its time is that of calls
 
 
 def is_block(block: object) -> bool:
     return type(block) is int and 16 <= block <= 65536 and block & (block - 1) == 0
-
-
-def is_small(tensor: Tensor, block: int) -> bool:
-    """Whether to encode it together with others, at the cost of less than a block of zeros."""
-    n = tensor.numel()
-    return n <= SMALL and block <= max(256, n)
 
 
 def half_of(n: int) -> int:
@@ -137,9 +130,9 @@ class BlockForm(ABC):
             coded = codes[self.codes_nbytes(start) : self.codes_nbytes(stop)].view(len(blocks), -1)
             self.read(coded, scale[start // param : -(-stop // param)], blocks)
 
-    def encode(self, values: Tensor, block: int, out: Tensor, room: Room | None = None) -> None:
+    def encode(self, values: Tensor, block: int, out: Tensor, room: Room) -> None:
         """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8)."""
-        n, room = len(values), room or Room(len(values), block)
+        n = len(values)
         blocks, rest = divmod(n, block)
         sizes = [2 * blocks, 2 * (rest > 0), self.codes_nbytes(n - rest), self.codes_nbytes(rest)]
         scales, last_scale, codes, last_codes = out.split_with_sizes(sizes)
@@ -147,7 +140,7 @@ class BlockForm(ABC):
             whole = values[: n - rest] if rest else values
             self._encode(whole.view(blocks, block), scales, codes.view(blocks, -1), room)
         if rest:
-            filled, coded = torch.cat(self.filled(values[n - rest :], block)), out.new_empty(self.codes_nbytes(block))
+            filled, coded = self.filled(values[n - rest :], block), out.new_empty(self.codes_nbytes(block))
             self._encode(filled.unsqueeze(0), last_scale, coded.unsqueeze(0), room)
             last_codes.copy_(coded[: len(last_codes)])
 
@@ -169,33 +162,10 @@ class BlockForm(ABC):
             self.write(x, y, c)
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
-        """Small tensors are encoded as one, in which each begins with a block of its own."""
-        small = [is_small(tensor, block) for tensor in tensors]
-        cut = iter(self._together([t for t, alike in zip(tensors, small, strict=True) if alike], block))
-        large = [tensor.numel() for tensor, alike in zip(tensors, small, strict=True) if not alike]
-        room = Room(max(large), block) if large else None  # one for all
-        return [
-            Piece(self, block, next(cut) if alike else (self._later(tensor, block, room),))
-            for tensor, alike in zip(tensors, small, strict=True)
-        ]
+        room = Room(max((tensor.numel() for tensor in tensors), default=0), block)  # one for all
+        return [Piece(self, block, (self._later(tensor, block, room),)) for tensor in tensors]
 
-    def _together(self, tensors: Sequence[Tensor], block: int) -> list[tuple[Array, Array]]:
-        """The scales and the codes of each."""
-        if not tensors:
-            return []
-        flat = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors]
-        filled = torch.cat([part for x in flat for part in self.filled(x, block)])
-        encoded = torch.empty(self.nbytes((len(filled),), block), dtype=torch.uint8)
-        self.encode(filled, block, encoded)
-        both = encoded.numpy()  # to cut an array takes less long
-        found, scales, codes = [], 0, 2 * (filled.numel() // block)
-        for x in flat:
-            n, blocks = x.numel(), -(-x.numel() // block)
-            found.append((both[scales : scales + 2 * blocks], both[codes : codes + self.codes_nbytes(n)]))
-            scales, codes = scales + 2 * blocks, codes + self.codes_nbytes(blocks * block)
-        return found
-
-    def _later(self, tensor: Tensor, block: int, room: Room | None) -> Later:
+    def _later(self, tensor: Tensor, block: int, room: Room) -> Later:
         """Encoded where it is to be: new memory for so much costs more than the codes."""
         nbytes = self.nbytes(tuple(tensor.shape), block)
         return Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out, room))
@@ -214,8 +184,8 @@ class BlockForm(ABC):
         not whole, or 0."""
 
     @abstractmethod
-    def filled(self, x: Tensor, block: int) -> list[Tensor]:
-        """What is to be joined for whole blocks, the codes of which begin with those of `x`."""
+    def filled(self, x: Tensor, block: int) -> Tensor:
+        """A whole block, the codes of which begin with those of `x`, which is shorter."""
 
     @abstractmethod
     def read(self, codes: Tensor, scale: Tensor, out: Tensor) -> None:
@@ -239,9 +209,8 @@ class Int8Form(BlockForm):
         if (codes.numpy() == -128).any():
             raise PeerError("a code of -128, expected -127 to 127")
 
-    def filled(self, x: Tensor, block: int) -> list[Tensor]:
-        rest = x.numel() % block
-        return [x, x.new_zeros(block - rest)] if rest else [x]
+    def filled(self, x: Tensor, block: int) -> Tensor:
+        return torch.cat([x, x.new_zeros(block - len(x))])
 
     def read(self, codes: Tensor, scale: Tensor, out: Tensor) -> None:
         out.copy_(codes).mul_(scale)
@@ -266,12 +235,9 @@ class NibbleForm(BlockForm):
         if rest % 2 and abs(int(pairs[-1])) > 7:
             raise PeerError("a code after the last element's")
 
-    def filled(self, x: Tensor, block: int) -> list[Tensor]:
-        rest = x.numel() % block
-        if not rest:
-            return [x]
-        at, zeros = x.numel() - rest // 2, x.new_zeros(block // 2)
-        return [x[:at], zeros[half_of(rest) :], x[at:], zeros[rest // 2 :]]
+    def filled(self, x: Tensor, block: int) -> Tensor:
+        at, zeros = half_of(len(x)), x.new_zeros(block // 2)
+        return torch.cat([x[:at], zeros[at:], x[at:], zeros[len(x) - at :]])
 
     @staticmethod
     def _side_by_side(first: Tensor, second: Tensor, scale: Tensor, out: Tensor) -> None:
@@ -348,6 +314,10 @@ class Blockwise:
     exact = False
     stays = False
     form: ClassVar[BlockForm]
+
+    @property
+    def join(self) -> int:
+        return self.block
 
     def __post_init__(self) -> None:
         require(is_block(self.block), "block", self.block, "a power of two from 16 to 65536")

@@ -146,6 +146,21 @@ def bfloat16(x: float) -> float:
     return rounded
 
 
+def joined(shapes: Sequence[tuple[int, ...]], join: int) -> list[tuple[int, ...]]:
+    """Neighbours whose sizes are multiples of `join` as one flat tensor; 0 joins none."""
+    found: list[tuple[int, ...]] = []
+    before = False
+    for shape in shapes:
+        size = math.prod(shape)
+        whole = join > 0 and size % join == 0
+        if whole and before:
+            found[-1] = (found[-1][0] + size,)
+        else:
+            found.append((size,) if whole else shape)
+        before = whole
+    return found
+
+
 def quantized(values: Vector, block: int, magnitudes: Sequence[int]) -> tuple[list[float], list[int]]:
     """A scale for every block, and for every value the place of the magnitude nearest to |x| / s, with its sign. Of
     two that are as near it is the even one where all are as far apart, else the greater one."""

@@ -8,14 +8,29 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.codec import CODECS, FORMS, check, decode, split
+from mend_optim.codec import CODECS, FORMS, Codec, check, decode, encode, split
 from mend_optim.errors import PeerError
-from mend_optim.packet import BF16, DENSE, MOST, PACKED, Packet, Piece, bf16, dense, pack, packed_nbytes, unpack, view
+from mend_optim.packet import (
+    BF16,
+    DENSE,
+    MOST,
+    PACKED,
+    Packet,
+    Piece,
+    bf16,
+    dense,
+    joined,
+    pack,
+    packed_nbytes,
+    unpack,
+    view,
+)  # fmt: skip
 from mend_optim.powersgd import PowerSGD
 from mend_optim.sparse import SPARSE, Sparse
 
@@ -25,6 +40,7 @@ BEGIN = 8 + 8 * len(SHAPES)
 FACTORS = [PowerSGD(rank=1, bits=bits, min_ratio=1) for bits in (8, 16)]
 WAYS = [*CODECS.values(), FACTORS[0], Sparse(density=1.0), FACTORS[1]]
 SEEDS = st.integers(0, 2**32 - 1)
+JOINS = st.sampled_from([0, 1, 2, 3, 9, 64])
 MIXES = st.lists(st.sampled_from(range(len(WAYS))), min_size=len(SHAPES), max_size=len(SHAPES))
 
 
@@ -104,7 +120,39 @@ def test_a_tensor_among_others_is_decoded_as_it_is_alone(seed: int, mix: list[in
 def test_the_bytes_are_those_of_the_description() -> None:
     given = [dense(torch.tensor([1.0, -2.0])), bf16(torch.tensor([3.0])), Piece(SPARSE, 0, ())]
     words = struct.pack("<8I", 3, 0, 0, 0, 1, 0, 5, 0)
-    assert bytes(pack(given, 12).data) == words + struct.pack("<2f", 1.0, -2.0) + b"\x40\x40\0\0"
+    body = struct.pack("<2f", 1.0, -2.0) + b"\x40\x40\0\0"
+    assert bytes(pack(given, 12).data) == words + body
+    assert bytes(pack(given, 12, join=5).data) == word(words, 1, 5) + body
+
+
+@given(st.lists(st.integers(0, 4).map(lambda n: (n, 3)) | st.integers(0, 9).map(lambda n: (n,)), max_size=12), JOINS)
+def test_the_joined_are_those_of_the_twin(shapes: list[tuple[int, ...]], join: int) -> None:
+    found = list(joined(shapes, join))
+    assert found == reference.joined(shapes, join)
+    assert sum(map(math.prod, found)) == sum(map(math.prod, shapes))
+
+
+def test_joined_by_hand() -> None:
+    shapes = [(4, 2), (8,), (3,), (5,), (0,), (16,)]
+    assert joined(shapes, 0) == shapes
+    assert joined(shapes, 8) == [(16,), (3,), (5,), (16,)]
+    assert joined(shapes, 1) == [(40,)]
+    assert joined(shapes, 2**32 - 1) == [(4, 2), (8,), (3,), (5,), (0,), (16,)]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.join], ids=str)
+@given(seed=SEEDS, shapes=st.lists(st.sampled_from([(16,), (8, 16), (128,), (0,), (), (5,), (33, 3)]), max_size=8))
+def test_joined_tensors_are_decoded_as_each_alone(way: Codec, seed: int, shapes: list[tuple[int, ...]]) -> None:
+    """Next to a tensor that makes it worth to encode anything."""
+    sizes = [*map(math.prod, shapes), 2000]
+    values = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(seed))
+    packet, _ = encode(way, values, [*shapes, (2000,)])
+    check(packet, [*shapes, (2000,)])
+    together = decode(packet, [*shapes, (2000,)]).split(sizes)
+    for tensor, shape, found in zip(values.split(sizes), shapes, together, strict=False):
+        ((piece,), _) = way.pieces([tensor.view(shape)], None)
+        piece = piece if piece.nbytes < tensor.nbytes else dense(tensor)
+        assert torch.equal(found, decode(pack([piece], tensor.numel()), [shape]))
 
 
 def test_no_tensors_are_packed_too() -> None:
@@ -241,10 +289,12 @@ def test_another_number_of_tensors_is_refused(count: int) -> None:
         check(packed(word(data, 0, count)), SHAPES)
 
 
-def test_the_second_word_is_zero() -> None:
+def test_a_number_of_tensors_that_are_joined_in_another_way_is_refused() -> None:
     data = bytes(pack(mixed(), NUMEL).data)
-    with pytest.raises(PeerError):
+    with pytest.raises(PeerError, match=r"the head \[10, 1\], expected \[1, 1\]"):
         check(packed(word(data, 1, 1)), SHAPES)
+    with pytest.raises(PeerError, match=r"the head \[10, 16\], expected \[8, 16\]"):  # none, 256 and none
+        check(packed(word(data, 1, 16)), SHAPES)
 
 
 def test_a_form_that_is_larger_than_float32_is_refused() -> None:

@@ -84,8 +84,8 @@ class Averaging:
         for name in sorted(set(due) & set(self.moments)):
             packets = [o.sections[PREFIX + name] for o in offers if o.steps and PREFIX + name in o.sections]
             if packets:
-                moment, (mean, room) = self.moments[name], (self._room(), self._room())
-                updates = average(moment, packets, self.fragment.shapes, mean, room)
+                moment, mean = self.moments[name], self._room()
+                updates = average(moment, packets, self.fragment.shapes, mean)
                 sections[PREFIX + name] = self._encode(name, Reading(mean, updates))
         return sections
 

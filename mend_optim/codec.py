@@ -5,8 +5,9 @@ that lost it (error feedback, `feedback.py`). Whatever is not smaller than float
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Protocol
 
@@ -22,9 +23,13 @@ from .packet import (
     Form,
     Packet,
     Piece,
+    Room,
     Shapes,
+    as_floats,
     bf16,
+    cached,
     dense,
+    fill,
     fresh,
     joined,
     pack,
@@ -148,12 +153,20 @@ def check(packet: Packet, shapes: Shapes) -> None:
         part.form.check(part.data, part.shape, part.param)
 
 
+def decoded(packet: Packet, shapes: Shapes, room: Room | None = None) -> Iterator[Tensor]:
+    """The values of a checked packet (flat float32), some at a time: see `Form`."""
+    room = room or cached(packet.numel)
+    if packet.codec == RAW:
+        yield from as_floats(view(packet.data, torch.float32), room)
+        return
+    for part in unpack(packet, shapes, FORMS):
+        yield from part.form.decoded(part.data, part.shape, part.param, room)
+
+
 def decode(packet: Packet, shapes: Shapes, out: Tensor | None = None) -> Tensor:
     """A checked packet as a flat float32 tensor: a view of its bytes where they are float32, else `out`, or a new
     one."""
     if packet.codec == RAW:
         return view(packet.data, torch.float32)
     out = torch.empty(packet.numel, dtype=torch.float32) if out is None else out
-    for part in unpack(packet, shapes, FORMS):
-        part.form.decode(part.data, part.shape, part.param, out[part.start : part.stop])
-    return out
+    return fill(out, partial(decoded, packet, shapes))

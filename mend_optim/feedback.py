@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from .buffers import Buffers
-from .codec import CLOSING, Codec, check, decode, encode
+from .codec import CLOSING, Codec, check, decoded, encode
 from .errors import PeerError
-from .packet import RAW, Packet, Shapes, bounded, raw
+from .packet import RAW, Packet, Shapes, bounded, placed, raw
 
 NAMES = ("residual", "stayed", "lost", "memory")
 
@@ -50,8 +50,9 @@ class Feedback:
         lost = None
         if not codec.exact and packet.codec != RAW:
             check(packet, self.shapes)
-            decoded = decode(packet, self.shapes, self.buffers.take(values.numel()))
-            lost = torch.sub(whole, decoded, out=decoded)
+            lost = self.buffers.take(values.numel())
+            for here, part in placed(decoded(packet, self.shapes)):
+                torch.sub(whole[here], part, out=lost[here])
         self.lost, self._next, self._closing = lost, self.memory if closing else memory, closing
         return packet
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .lineage import Entry
+from .packet import PART, placed
 
 WEIGHTINGS = ("tokens", "throughput", "uniform")
 MERGES = ("mean", "rda", "trimmed_mean", "median")
@@ -42,25 +43,30 @@ def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
     return [w / total for w in raw]
 
 
-def weighted_mean(deltas: Iterable[Tensor], w: Sequence[float], out: Tensor) -> Tensor:
+def weighted_mean(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor) -> Tensor:
     """Δ̄ = Σ wᵢ Δᵢ, summed in the given order, into `out` (float32, numel as every Δᵢ). Every product and every sum is
-    rounded once (no fused multiply-add), so that it is the same on all hardware. Of an iterator, one delta is held at a
-    time; of a sequence, `out` goes through the memory only once."""
-    passes = [deltas] if isinstance(deltas, Sequence) else ([delta] for delta in deltas)
+    rounded once (no fused multiply-add), so that it is the same on all hardware."""
     room = torch.empty(min(2 * BLOCK, out.numel()), dtype=torch.float32)
-    count = 0
-    for i, some in enumerate(passes):
-        count += len(some)
-        for block in blocks(out.numel(), 2 * BLOCK):  # only `out` and `room` stay
-            here = out[block]
-            for j, (delta, weight) in enumerate(zip(some, w[i : i + len(some)], strict=True)):
-                if i or j:
-                    here.add_(torch.mul(delta[block], weight, out=room[: here.numel()]))
-                else:
-                    torch.mul(delta[block], weight, out=here)
-    if count != len(w):  # with too few weights, `zip` has raised this
-        raise ValueError(f"{count} deltas and {len(w)} weights")
+    for block in blocks(out.numel(), 2 * BLOCK):  # only `out` and `room` stay
+        for i, (delta, weight) in enumerate(zip(deltas, w, strict=True)):
+            _add(delta[block], weight, out[block], room, first=i == 0)
     return out
+
+
+def weighted_mean_by_parts(deltas: Iterable[Iterable[Tensor]], w: Sequence[float], out: Tensor) -> Tensor:
+    """The same, to the bit, of deltas that come in parts (of `PART` elements at most): none is ever whole."""
+    room = torch.empty(min(PART, out.numel()), dtype=torch.float32)
+    for i, (parts, weight) in enumerate(zip(deltas, w, strict=True)):
+        for here, part in placed(parts):
+            _add(part, weight, out[here], room, first=i == 0)
+    return out
+
+
+def _add(delta: Tensor, weight: float, out: Tensor, room: Tensor, first: bool) -> None:
+    if first:
+        torch.mul(delta, weight, out=out)
+    else:
+        out.add_(torch.mul(delta, weight, out=room[: out.numel()]))
 
 
 def _norm(values: Tensor) -> float:
@@ -119,11 +125,10 @@ def median(deltas: Sequence[Tensor], out: Tensor) -> Tensor:
     return out
 
 
-def merge(scheme: str, deltas: Iterable[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]) -> Tensor:
+def merge(scheme: str, deltas: Sequence[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]) -> Tensor:
     """Merge `deltas` (flat float32, in peer-name order) into `out` by the named scheme."""
     if scheme == "mean":
         return weighted_mean(deltas, w, out)
-    deltas = list(deltas)
     if scheme == "rda":
         return radial_directional(deltas, w, out, offsets)
     if scheme == "trimmed_mean":

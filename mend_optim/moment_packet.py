@@ -5,7 +5,7 @@ A second moment travels as its root: v ≥ 0 whatever is lost, and since roundin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -22,12 +22,17 @@ from .packet import (
     Later,
     Packet,
     Piece,
+    Room,
     Shape,
     Shapes,
     Unpacked,
+    as_floats,
+    cached,
+    fill,
     fresh,
     pack,
     packed_nbytes,
+    placed,
     unpack,
     view,
 )  # fmt: skip
@@ -50,8 +55,8 @@ class CountedForm:
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
         require_between(view(data, self.dtype), self.least, self.most)
 
-    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
-        out.copy_(view(data, self.dtype))
+    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+        return as_floats(view(data, self.dtype), room)
 
     def write(self, values: Tensor, data: Tensor) -> None:
         data.view(self.dtype).copy_(values)
@@ -60,9 +65,8 @@ class CountedForm:
 class RootForm(CountedForm):
     """√v: of 8 bits, the relative error of v is at most 2⁻⁷."""
 
-    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
-        super().decode(data, shape, param, out)
-        out.mul_(out)  # exact: 8 bits times 8 bits
+    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+        return (root.mul_(root) for root in super().decoded(data, shape, param, room))  # exact: 8 bits times 8 bits
 
     def write(self, values: Tensor, data: Tensor) -> None:
         roots = data.view(self.dtype)
@@ -83,8 +87,8 @@ class AbsentForm:
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
         """Whatever is decoded is 0."""
 
-    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
-        out.zero_()
+    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+        return as_floats(torch.zeros(1, dtype=torch.float32).expand(math.prod(shape)), room)
 
 
 def require_between(values: Tensor, least: float, most: float) -> None:
@@ -158,24 +162,27 @@ def check(moment: Moment, packet: Packet, shapes: Shapes) -> None:
 def decode(moment: Moment, packet: Packet, shapes: Shapes, out: Tensor) -> Updates:
     """A checked packet into `out` (flat float32); zeros where it is absent."""
     parts = _unpack(moment, packet, shapes)
-    for part in parts:
-        part.form.decode(part.data, part.shape, part.param, out[part.start : part.stop])
+    fill(out, lambda room: (values for part in parts for values in _decoded(part, room)))
     return tuple(part.param for part in parts)
 
 
-def average(moment: Moment, packets: Sequence[Packet], shapes: Shapes, out: Tensor, room: Tensor) -> Updates:
+def _decoded(part: Unpacked, room: Room) -> Iterator[Tensor]:
+    return part.form.decoded(part.data, part.shape, part.param, room)
+
+
+def average(moment: Moment, packets: Sequence[Packet], shapes: Shapes, out: Tensor) -> Updates:
     """Σ sᵢ / n, tensor by tensor, over the n checked packets that have it, in their order; n = 0: absent. Updates are
     the greatest of them.
 
-    `out` and `room` are flat float32 of the fragment's size. Every quotient and every sum is rounded once, so that it
-    is the same on all hardware; the quotients first, so that no sum is infinite."""
+    `out` is flat float32 of the fragment's size. Every quotient and every sum is rounded once, so that it is the same
+    on all hardware; the quotients first, so that no sum is infinite."""
+    room, quotients = cached(out.numel()), cached(out.numel())
     members = [_unpack(moment, packet, shapes) for packet in packets]
     updates = []
     for i, tensor in enumerate(split(out, shapes)):
         mean, have = tensor.view(-1).zero_(), [parts[i] for parts in members if parts[i].param]
         for part in have:
-            value = room[: mean.numel()]
-            part.form.decode(part.data, part.shape, part.param, value)
-            mean.add_(value.div_(len(have)))
+            for here, values in placed(_decoded(part, room)):
+                mean[here].add_(torch.div(values, len(have), out=quotients(len(values))))
         updates.append(max((part.param for part in have), default=0))
     return tuple(updates)

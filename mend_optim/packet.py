@@ -15,7 +15,7 @@ order: learners on different hardware get the same bits from the same bytes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol
@@ -32,6 +32,9 @@ Array = np.ndarray[Any, Any]
 
 MOST = 2.0**126  # no decoded value is greater: a convex combination of such values is finite
 RAW, PACKED = "none", "packed"
+PART = 1 << 19  # elements: as many decoded values stay in a cache, and the calls take less long than the numbers
+Room = Callable[[int], Tensor]
+"""Memory (flat float32) for the next so many decoded values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,9 @@ class Form(Protocol):
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
         """Raise `PeerError` unless every decoded value will be finite, and at most `MOST`. No decoding."""
 
-    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
-        """Write the values into `out` (flat float32)."""
+    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+        """The values (flat float32) in their order, `PART` at a time at most, in memory of `room` or that of the data.
+        They are to be read only, and only until the next are asked for."""
 
 
 class Later(NamedTuple):
@@ -114,6 +118,41 @@ def view(data: memoryview, dtype: torch.dtype, offset: int = 0, count: int = -1)
     return torch.from_numpy(array).view(dtype)
 
 
+def cached(numel: int) -> Room:
+    """The same memory for one part of `numel` values after another: it stays in a cache."""
+    memory = torch.empty(min(PART, numel), dtype=torch.float32)
+    return lambda n: memory[:n]
+
+
+def as_floats(values: Tensor, room: Room) -> Iterator[Tensor]:
+    """As float32, some at a time; without a copy where that is what they are."""
+    for part in torch.split(values, PART):
+        yield part if part.dtype == torch.float32 else room(len(part)).copy_(part)
+
+
+def placed(parts: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """Consecutive parts, and where each belongs."""
+    at = 0
+    for part in parts:
+        yield slice(at, at + len(part)), part
+        at += len(part)
+
+
+def fill(out: Tensor, decoded: Callable[[Room], Iterable[Tensor]]) -> Tensor:
+    """What is decoded as one: made where it is to be, if it can."""
+    at = 0
+
+    def room(n: int) -> Tensor:
+        return out[at : at + n]
+
+    for part in decoded(room):
+        here = out[at : at + len(part)]
+        if part.data_ptr() != here.data_ptr():
+            here.copy_(part)
+        at += len(part)
+    return out
+
+
 def bounded(values: Tensor) -> bool:
     """Whether every value is a number of magnitude `MOST` at most."""
     if values.numel() == 0:
@@ -144,8 +183,8 @@ class PlainForm:
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
         require_bounded(view(data, self.dtype))
 
-    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
-        out.copy_(view(data, self.dtype))
+    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+        return as_floats(view(data, self.dtype), room)
 
 
 DENSE, BF16 = PlainForm(0, torch.float32), PlainForm(1, torch.bfloat16)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .errors import PeerError, is_number, require
-from .packet import MOST, Piece, Shape, bf16, view
+from .packet import MOST, Piece, Room, Shape, as_floats, bf16, view
 
 BLOCK = 1 << 20  # bytes of a product: they stay in a cache
 RANKS = 1024
@@ -36,14 +36,13 @@ def as_matrix(shape: Shape) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
-def multiply(p: Tensor, q: Tensor, out: Tensor) -> None:
-    """P Q into `out` (float32), by blocks of rows: a product that is written where it is to be, or is whole in other
-    memory, takes twice as long."""
-    rows = max(1, BLOCK // max(1, out.shape[1] * p.itemsize))
-    room = torch.empty(min(rows, len(out)), out.shape[1], dtype=p.dtype)
-    for start in range(0, len(out), rows):
-        block = p[start : start + rows]
-        out[start : start + rows].copy_(torch.mm(block, q, out=room[: len(block)]))
+def multiply(p: Tensor, q: Tensor) -> Iterator[Tensor]:
+    """P Q by blocks of rows, flat: a product that is written where it is to be, or is whole in other memory, takes
+    twice as long."""
+    (n, m), rows = (len(p), q.shape[1]), max(1, BLOCK // max(1, q.shape[1] * p.itemsize))
+    room = torch.empty(min(rows, n), m, dtype=p.dtype)
+    for block in torch.split(p, rows):
+        yield torch.mm(block, q, out=room[: len(block)]).view(-1)
 
 
 class FactorForm:
@@ -71,11 +70,12 @@ class FactorForm:
         if low < LEAST or high > low + self.reach(param) or too_great:
             raise PeerError(f"factors times 2^{low} to 2^{high}: too small, too great or too far apart")
 
-    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
+    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
         n, m = as_matrix(shape)
         exponents, factors = view(data, torch.int16, 0, param), view(data, self.dtype, 2 * param).to(self.product)
         p, q = factors[: n * param].view(param, n), factors[n * param :].view(param, m)
-        multiply(p.t(), q.mul_(self._powers(exponents)), out.view(n, m))
+        for product in multiply(p.t(), q.mul_(self._powers(exponents))):
+            yield from as_floats(product, room)
 
     def rounded(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest integers times powers of two to Q's rows (b × r × m), such that the greatest still fit:

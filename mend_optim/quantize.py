@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 
 from .errors import PeerError, require
-from .packet import MOST, Later, Piece, Shape, view
+from .packet import MOST, PART, Later, Piece, Room, Shape, view
 
 LEAST = 2.0**-126  # the smallest scale
 WHOLE = 1.5 * 2.0**23  # added to a small float, it leaves the nearest whole number, in the lowest bits of the sum
-CHUNK = 1 << 19  # elements that one pass after another goes over: they stay in a cache, and the calls take less long
 
 
 def is_block(block: object) -> bool:
@@ -43,8 +42,8 @@ def half_of(n: int) -> int:
 
 
 def spans(n: int, block: int) -> Iterator[tuple[int, int]]:
-    """0 … n in spans of so many whole blocks as a chunk has, and what is left: less than a block."""
-    whole, step = n - n % block, max(block, CHUNK)
+    """0 … n in spans of so many whole blocks as a part has, and what is left: less than a block."""
+    whole, step = n - n % block, max(block, PART)
     for start in range(0, whole, step):
         yield start, min(start + step, whole)
     if whole < n:
@@ -58,7 +57,7 @@ def bits(scale: float) -> int:
 
 
 class Rows(NamedTuple):
-    """Some rows of a room, and what else is seen of the same memory: to say so anew takes as long as a pass."""
+    """Rows of some scratch memory, and what else is seen of the same memory: to say so anew takes as long as a pass."""
 
     levels: Tensor  # rows × length
     integers: Tensor  # the same memory as int32
@@ -72,23 +71,23 @@ class Rows(NamedTuple):
     column: Tensor  # the same, rows × 1
 
     @staticmethod
-    def of(room: Room, rows: int, length: int) -> Rows:
-        levels = room.levels[: rows * length].view(rows, length)
+    def of(scratch: Scratch, rows: int, length: int) -> Rows:
+        levels = scratch.levels[: rows * length].view(rows, length)
         integers = levels.view(torch.int32)
         low, high = integers.split_with_sizes([length // 2] * 2, 1)
-        pairs = room.pairs[: low.numel()].view(low.shape)
+        pairs = scratch.pairs[: low.numel()].view(low.shape)
         whole = torch.full((length,), WHOLE, dtype=torch.float32).expand(rows, length)
         least, scale = torch.empty(2, rows, dtype=torch.float32)
         most, column = scale.view(torch.int32), scale.unsqueeze(1)
         return Rows(levels, integers, low, high, pairs, whole, least, most, scale, column)
 
 
-class Room:
-    """Memory for a chunk, used for one after another: it stays in a cache, and new memory costs as much as a pass."""
+class Scratch:
+    """Memory for a part, used for one after another: it stays in a cache, and new memory costs as much as a pass."""
 
     def __init__(self, n: int, block: int) -> None:
         """For `n` elements in blocks."""
-        size = min(-(-n // block) * block, max(block, CHUNK))
+        size = min(-(-n // block) * block, max(block, PART))
         self.levels = torch.empty(size, dtype=torch.float32)
         self.pairs = torch.empty(size // 2, dtype=torch.int32)
         self._rows: dict[tuple[int, int], Rows] = {}
@@ -122,15 +121,17 @@ class BlockForm(ABC):
             raise PeerError("scales that are not finite, too small or too great")
         self.check_codes(codes, math.prod(shape) % param)
 
-    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
+    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
         scales, codes = self._parts(data, shape, param)
         scale = scales.float().unsqueeze(1)
-        for start, stop in spans(len(out), param):
-            blocks = out[start:stop].view(-1, min(param, stop - start))
+        for start, stop in spans(math.prod(shape), param):
+            values = room(stop - start)
+            blocks = values.view(-1, min(param, stop - start))
             coded = codes[self.codes_nbytes(start) : self.codes_nbytes(stop)].view(len(blocks), -1)
             self.read(coded, scale[start // param : -(-stop // param)], blocks)
+            yield values
 
-    def encode(self, values: Tensor, block: int, out: Tensor, room: Room) -> None:
+    def encode(self, values: Tensor, block: int, out: Tensor, scratch: Scratch) -> None:
         """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8)."""
         n = len(values)
         blocks, rest = divmod(n, block)
@@ -138,21 +139,21 @@ class BlockForm(ABC):
         scales, last_scale, codes, last_codes = out.split_with_sizes(sizes)
         if blocks:
             whole = values[: n - rest] if rest else values
-            self._encode(whole.view(blocks, block), scales, codes.view(blocks, -1), room)
+            self._encode(whole.view(blocks, block), scales, codes.view(blocks, -1), scratch)
         if rest:
             filled, coded = self.filled(values[n - rest :], block), out.new_empty(self.codes_nbytes(block))
-            self._encode(filled.unsqueeze(0), last_scale, coded.unsqueeze(0), room)
+            self._encode(filled.unsqueeze(0), last_scale, coded.unsqueeze(0), scratch)
             last_codes.copy_(coded[: len(last_codes)])
 
-    def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor, room: Room) -> None:
+    def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor, scratch: Scratch) -> None:
         """Whole blocks, a row each. There are few calls in the loop: they take as long as the passes."""
         number, length = blocks.shape
-        rows = max(1, CHUNK // length)
+        rows = max(1, PART // length)
         counts = [min(rows, number - start) for start in range(0, number, rows)]
         whole = (scales.view(torch.bfloat16), codes.view(torch.int8), blocks, blocks.view(torch.int32))
         parts = zip(*(part.split_with_sizes(counts) for part in whole), strict=True) if len(counts) > 1 else [whole]
         for count, (s, c, x, integers) in zip(counts, parts, strict=True):
-            y = room.rows(count, length)
+            y = scratch.rows(count, length)
             # As integers, positive floats keep their order, and need no look out for NaN; negative ones are below.
             torch.amin(x, 1, out=y.least)
             torch.amax(integers, 1, out=y.most)
@@ -162,13 +163,13 @@ class BlockForm(ABC):
             self.write(x, y, c)
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
-        room = Room(max((tensor.numel() for tensor in tensors), default=0), block)  # one for all
-        return [Piece(self, block, (self._later(tensor, block, room),)) for tensor in tensors]
+        scratch = Scratch(max((tensor.numel() for tensor in tensors), default=0), block)  # one for all
+        return [Piece(self, block, (self._later(tensor, block, scratch),)) for tensor in tensors]
 
-    def _later(self, tensor: Tensor, block: int, room: Room) -> Later:
+    def _later(self, tensor: Tensor, block: int, scratch: Scratch) -> Later:
         """Encoded where it is to be: new memory for so much costs more than the codes."""
         nbytes = self.nbytes(tuple(tensor.shape), block)
-        return Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out, room))
+        return Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out, scratch))
 
     def _parts(self, data: memoryview, shape: Shape, block: int) -> tuple[Tensor, Tensor]:
         blocks = -(-math.prod(shape) // block)

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from .errors import PeerError, is_number, require
-from .packet import Array, Piece, Shape, dense, padded, require_bounded, view
+from .packet import Array, Piece, Room, Shape, dense, padded, require_bounded, view
 
 CHUNK = 4096  # elements among which the largest are chosen
 ROWS = 32  # chunks at once: all that is computed of them stays in the second-level cache
+SPAN = ROWS * CHUNK  # elements looked at at once: all indices, of eight bytes each, would be twice the tensor
 LOW = 256  # a listed position is a multiple of this and a byte
 
 
@@ -57,15 +58,16 @@ class SparseForm:
             _positions(data, math.prod(shape), param)
             require_bounded(view(data, torch.float32, 0, param))
 
-    def decode(self, data: memoryview, shape: Shape, param: int, out: Tensor) -> None:
-        out.zero_()
-        if not param:
-            return
-        room, values = out.numpy(), view(data, torch.float32, 0, param).numpy()
-        at = 0
-        for places in _blocks(_positions(data, len(room), param)):
-            room[places] = values[at : at + len(places)]
-            at += len(places)
+    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+        numel, at = math.prod(shape), 0
+        places = _positions(data, numel, param) if param else np.empty(0, dtype=np.intp)
+        values = view(data, torch.float32, 0, param).numpy()
+        for start in range(0, numel, SPAN):
+            some = room(min(SPAN, numel - start)).zero_()
+            here = _among(places, start, start + SPAN)
+            some.numpy()[here] = values[at : at + len(here)]
+            at += len(here)
+            yield some
 
 
 SPARSE = SparseForm()
@@ -89,13 +91,12 @@ def _positions(data: memoryview, numel: int, count: int) -> Array:
     return places
 
 
-def _blocks(positions: Array) -> Iterator[Array]:
-    """Indices, of a mask some at a time: eight bytes for every element at once would be twice the tensor."""
-    if positions.dtype != np.bool_:
-        yield positions
-        return
-    for start in range(0, len(positions), ROWS * CHUNK):
-        yield np.flatnonzero(positions[start : start + ROWS * CHUNK]) + start
+def _among(positions: Array, start: int, stop: int) -> Array:
+    """Those of them that are among these elements, as indices from `start`."""
+    if positions.dtype == np.bool_:
+        return np.flatnonzero(positions[start:stop])
+    low, high = np.searchsorted(positions, (start, stop))
+    return positions[low:high] - start
 
 
 def _piece(values: Array, mask: Array) -> Piece:
@@ -104,7 +105,8 @@ def _piece(values: Array, mask: Array) -> Piece:
     if not count:
         return Piece(SPARSE, 0, ())
     if has_bitmap(numel, count):
-        kept = np.concatenate([values[places] for places in _blocks(mask)])
+        starts = range(0, numel, SPAN)
+        kept = np.concatenate([values[at : at + SPAN][_among(mask, at, at + SPAN)] for at in starts])
         return Piece(SPARSE, count, (kept, np.packbits(mask, bitorder="little")))
     places = np.flatnonzero(mask)
     upper = np.zeros(count + -(-numel // LOW), dtype=np.bool_)

@@ -10,14 +10,14 @@ feedback of its own: what this seal lost, the sealer adds to what it merges next
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from . import merge
 from .averaging import PREFIX
 from .buffers import Buffers
-from .codec import LOSSLESS, Codec, check, decode, encode
+from .codec import LOSSLESS, Codec, check, decode, decoded, encode
 from .errors import PeerError
 from .feedback import Feedback
 from .fragment import Fragment
@@ -90,13 +90,16 @@ class WayBack:
     def _merge(self, packets: Mapping[str, Packet], weights: Sequence[float], room: Tensor) -> Tensor:
         if not packets:
             raise PeerError("a seal of nothing")
-        numel = self.fragment.numel
-        deltas: Iterable[Tensor]
-        if all(packet.codec == RAW for packet in packets.values()):
-            deltas = [decode(packet, self.fragment.shapes) for packet in packets.values()]  # views
+        shapes, w = self.fragment.shapes, [weights[int(i)] for i in packets]
+        if self.scheme == "mean" and any(packet.codec != RAW for packet in packets.values()):
+            merge.weighted_mean_by_parts((decoded(packet, shapes) for packet in packets.values()), w, room)
         else:
-            deltas = (decode(packet, self.fragment.shapes, self.buffers.take(numel)) for packet in packets.values())
-        merge.merge(self.scheme, deltas, [weights[int(i)] for i in packets], room, self.fragment.offsets)
+            deltas = [self._whole(packet) for packet in packets.values()]
+            merge.merge(self.scheme, deltas, w, room, self.fragment.offsets)
         if not merge.finite(room):
             raise PeerError("the merged delta is not finite")
         return room
+
+    def _whole(self, packet: Packet) -> Tensor:
+        room = None if packet.codec == RAW else self.buffers.take(self.fragment.numel)
+        return decode(packet, self.fragment.shapes, room)

@@ -371,8 +371,8 @@ def test_what_is_between() -> None:
 
 
 def averaged(moment: Moment, packets: Sequence[Packet]) -> tuple[Tensor, Updates]:
-    out, room = torch.full((NUMEL,), math.nan), torch.full((NUMEL,), math.nan)
-    return out, average(moment, packets, SHAPES, out, room)
+    out = torch.full((NUMEL,), math.nan)
+    return out, average(moment, packets, SHAPES, out)
 
 
 @pytest.mark.parametrize("exact", [True, False])

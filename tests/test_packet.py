@@ -14,7 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.codec import CODECS, FORMS, Codec, check, decode, encode, split
+import mend_optim.packet
+import mend_optim.powersgd
+import mend_optim.quantize
+import mend_optim.sparse
+from mend_optim.codec import CODECS, FORMS, Codec, check, decode, decoded, encode, split
 from mend_optim.errors import PeerError
 from mend_optim.packet import (
     BF16,
@@ -32,6 +36,7 @@ from mend_optim.packet import (
     view,
 )  # fmt: skip
 from mend_optim.powersgd import PowerSGD
+from mend_optim.quantize import Blockwise
 from mend_optim.sparse import SPARSE, Sparse
 
 SHAPES = [(12, 10), (), (33,), (150,), (5, 3, 2, 2), (7,), (0, 4), (16, 16), (0,), (9, 9)]
@@ -40,6 +45,7 @@ BEGIN = 8 + 8 * len(SHAPES)
 FACTORS = [PowerSGD(rank=1, bits=bits, min_ratio=1) for bits in (8, 16)]
 WAYS = [*CODECS.values(), FACTORS[0], Sparse(density=1.0), FACTORS[1]]
 SEEDS = st.integers(0, 2**32 - 1)
+BLOCKS = [way.block for way in WAYS if isinstance(way, Blockwise)]
 JOINS = st.sampled_from([0, 1, 2, 3, 9, 64])
 MIXES = st.lists(st.sampled_from(range(len(WAYS))), min_size=len(SHAPES), max_size=len(SHAPES))
 
@@ -153,6 +159,31 @@ def test_joined_tensors_are_decoded_as_each_alone(way: Codec, seed: int, shapes:
         ((piece,), _) = way.pieces([tensor.view(shape)], None)
         piece = piece if piece.nbytes < tensor.nbytes else dense(tensor)
         assert torch.equal(found, decode(pack([piece], tensor.numel()), [shape]))
+
+
+@pytest.mark.parametrize("size", [max(BLOCKS), 256, 1 << 10])
+@given(SEEDS, MIXES)
+def test_the_size_of_parts_changes_no_bit(size: int, seed: int, mix: list[int]) -> None:
+    packet = pack(pieces(seed, mix), NUMEL)
+    whole = decode(packet, SHAPES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mend_optim.packet, "PART", size)
+        patch.setattr(mend_optim.quantize, "PART", size)
+        patch.setattr(mend_optim.sparse, "SPAN", size)
+        patch.setattr(mend_optim.powersgd, "BLOCK", 4 * size)
+        found = [part.clone() for part in decoded(packet, SHAPES)]
+        again = pack(pieces(seed, mix), NUMEL)
+    assert torch.equal(torch.cat(found), whole)
+    assert max(map(len, found)) <= size
+    assert bytes(again.data) == bytes(packet.data)
+
+
+def test_what_is_decoded_in_parts_is_read_only_by_agreement() -> None:
+    """Of float32 the parts are the bytes themselves: whoever consumes them must not write there."""
+    values = torch.arange(8.0)
+    packet, _ = encode(CODECS["none"], values, [(8,)])
+    (part,) = decoded(packet, [(8,)])
+    assert part.data_ptr() == values.data_ptr()
 
 
 def test_no_tensors_are_packed_too() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from mend_optim.codec import check, decode, encode
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.packet import BF16, PACKED, Packet, Piece, pack
+from mend_optim.packet import BF16, PACKED, Packet, Piece, fill, pack
 from mend_optim.powersgd import FACTORS, LEAST, PowerSGD, factor, multiply
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -146,7 +147,7 @@ def test_products_are_exact_and_rounded_once(told: tuple[int, Tensor, Tensor, Te
     form, shape, out = FACTORS[bits], (len(p), q.shape[1]), torch.empty(len(p), q.shape[1])
     data = factors(p, q, exponents, bits).data[16:][: form.nbytes(shape, len(q))]
     form.check(data, shape, len(q))
-    form.decode(data, shape, len(q), out.view(-1))
+    fill(out.view(-1), partial(form.decoded, data, shape, len(q)))
     assert out.tolist() == product(p.tolist(), q.T.tolist(), exponents.tolist())
     assert not ((out != 0) & (out.abs() < 2.0**LEAST)).any()
 
@@ -183,12 +184,13 @@ def test_products_are_the_same_where_a_library_may_multiply_in_fewer_bits(precis
 @pytest.mark.parametrize("bits", sorted(FACTORS))
 def test_products_of_many_blocks_are_those_of_one(bits: int) -> None:
     p, q = (torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(i)).to(FACTORS[bits].product)
-            for i, shape in enumerate(((700, 3), (3, 300))))  # fmt: skip
-    out, rows = torch.empty(700, 300), torch.empty(1, 300)
-    multiply(p, q, out)
-    for i in range(0, 700, 41):
-        multiply(p[i : i + 1], q, rows)
-        assert torch.equal(rows[0], out[i])
+            for i, shape in enumerate(((1700, 3), (3, 300))))  # fmt: skip
+    blocks = [block.clone() for block in multiply(p, q)]
+    assert len(blocks) > 1
+    whole = torch.cat(blocks).view(1700, 300)
+    for i in range(0, 1700, 41):
+        (row,) = multiply(p[i : i + 1], q)
+        assert torch.equal(row, whole[i])
 
 
 # ── the codec ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from mend_optim.codec import FORMS, Codec, check, codec, decode, encode
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.packet import MOST, Packet, Piece, pack
-from mend_optim.quantize import CHUNK, FLOAT4, INT4, INT8, LEAST, BlockForm, Float4, Int4, Int8
+from mend_optim.packet import MOST, PART, Packet, Piece, fill, pack
+from mend_optim.quantize import FLOAT4, INT4, INT8, LEAST, BlockForm, Float4, Int4, Int8
 
 MAGNITUDES: dict[BlockForm, Sequence[int]] = {
     INT8: range(128),
@@ -70,8 +71,7 @@ def encoded(form: BlockForm, values: Tensor, block: int) -> bytes:
 def decoded(form: BlockForm, data: bytes, n: int, block: int) -> Tensor:
     out = torch.full((n,), math.nan)
     form.check(memoryview(data), (n,), block)
-    form.decode(memoryview(data), (n,), block, out)
-    return out
+    return fill(out, partial(form.decoded, memoryview(data), (n,), block))
 
 
 def there_and_back(form: BlockForm, values: Tensor, block: int = 16) -> Tensor:
@@ -242,7 +242,7 @@ def test_many_tensors_are_encoded_as_each_alone(form: BlockForm, sizes: list[int
 @pytest.mark.parametrize("extra", [0, 1, 16, 4097])
 def test_a_large_tensor_is_encoded_as_its_parts(form: BlockForm, block: int, extra: int) -> None:
     """Of 65536 elements: a whole number of blocks."""
-    values = random(1, 2 * CHUNK + extra)
+    values = random(1, 2 * PART + extra)
     parts = [encoded(form, part, block) for part in values.split(65536)]
     heads = [2 * -(-len(part) // block) for part in values.split(65536)]
     scales = b"".join(part[:head] for part, head in zip(parts, heads, strict=True))
@@ -267,7 +267,7 @@ def test_received_bytes_lie_anywhere(form: BlockForm, offset: int) -> None:
     values = random(4, 101)
     data = encoded(form, values, 16)
     out = torch.empty(101 + offset)[offset:]
-    form.decode(memoryview(bytes(offset) + data)[offset:], (101,), 16, out)
+    fill(out, partial(form.decoded, memoryview(bytes(offset) + data)[offset:], (101,), 16))
     assert torch.equal(out, decoded(form, data, 101, 16))
 
 
@@ -404,7 +404,7 @@ def test_random_bytes_are_refused_or_bounded(form: BlockForm, noise: bytes, bloc
     except PeerError:
         return
     out = torch.full((21,), math.nan)
-    form.decode(data, (21,), block, out)
+    fill(out, partial(form.decoded, data, (21,), block))
     assert bool((out.abs() <= MOST).all())
 
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import mend_optim.way_back
 from mend_optim.buffers import Buffers
-from mend_optim.codec import CODECS, Codec, codec, encode
+from mend_optim.codec import CODECS, Codec, codec, decode, encode
 from mend_optim.errors import PeerError
 from mend_optim.fragment import Fragment, Layout
 from mend_optim.lineage import Key, PeerId
@@ -73,6 +74,17 @@ def test_what_is_relayed_is_to_the_bit_what_the_sealer_would_have_merged(name: s
     assert "merged" in dense.sections
     assert torch.equal(taken(seal, how), taken(dense, how))
     assert torch.equal(taken(seal, how), taken(seal, how, trusted=True))
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_no_delta_of_a_mean_is_whole_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    how, deltas = codec(name), drawn(0, 3)
+    seal, expected = sealed(how, deltas, [0.5, 0.25, 0.25]), taken(sealed(how, deltas, [0.5, 0.25, 0.25]), how)
+    buffers = Buffers()
+    monkeypatch.setattr(buffers, "take", None)
+    monkeypatch.setattr(mend_optim.way_back, "decode", None if "merged" not in seal.sections else decode)
+    found = WayBack(how, "mean", FRAGMENT, buffers).merged(seal, False, torch.empty(NUMEL))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -22,7 +22,7 @@ class Stream(Protocol):
 
 
 class Counter:
-    """Bytes of all frames."""
+    """Bytes of all frames: handed over to be sent, and received."""
 
     def __init__(self) -> None:
         self.sent = self.received = 0
@@ -70,8 +70,8 @@ class Rpc:
         return frame
 
     async def write(self, frame: bytes) -> None:
+        self._counter.sent += len(frame)  # it may arrive though nobody waits until it has
         await within(self._rpc.write(frame), self._patience_s)
-        self._counter.sent += len(frame)
 
 
 class Served(Rpc):

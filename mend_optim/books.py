@@ -57,6 +57,7 @@ class Policies:
     periods: MomentSchedule | None = None
     stranger: str = ""  # an optimizer whose moments nobody knows
     stays: bool = False  # whether something stays in the weights (see `Codec`) that is to be merged at rest
+    unclosed: str = ""  # the merge that cannot
 
     def due(self, version: int) -> tuple[str, ...]:
         """The moments that a round averages whose seal makes this version."""

@@ -70,6 +70,7 @@ class Event:
     costly             the same: what it lost would have paid for replacing it
     below_quorum       here, needed (learners): offers wait, for `timing.round_timeout_s` by now
     unknown            none: moments are not averaged, for nobody knows which they are, or there are none of that name
+    unclosed           none: some of what is learned is never merged, for want of another codec or merge
     fault              none: something of a peer's was refused, or could not be done
     """
 

@@ -17,6 +17,7 @@ from .packet import PART, placed
 
 WEIGHTINGS = ("tokens", "throughput", "uniform")
 MERGES = ("mean", "rda", "trimmed_mean", "median")
+SHARED = ("mean", "rda")  # the merges in which each member has a share: a median takes none of one learner's rest
 TRIM = 0.25
 BLOCK = 1 << 18  # elements: a block of some operands stays in a cache, and the calls take less long than the numbers
 FINE = 1 << 16  # the same of many operands; a norm in float32 of so many elements is right to the seventh digit

@@ -41,7 +41,7 @@ from .syncer import Syncer
 from .training import Readings
 
 log = logging.getLogger("mend_optim")
-WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown")  # of the kinds of events
+WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown", "unclosed")  # of the kinds of events
 T = TypeVar("T")
 
 

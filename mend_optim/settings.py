@@ -23,7 +23,7 @@ from .failslow import FailSlow
 from .fragment import Fragment, Layout
 from .ledger import Event
 from .lineage import PeerId
-from .merge import MERGES, WEIGHTINGS
+from .merge import MERGES, SHARED, WEIGHTINGS
 from .merge_thread import MergeThread
 from .moment_packet import dense_nbytes
 from .moments import MomentSchedule, decays, known, strange
@@ -157,7 +157,8 @@ def settings(
         timing=timing,
         failslow=failslow,
         moments=states,
-        stays=encoded.stays and merge in ("mean", "rda"),  # a median takes no share of one learner's rest
+        stays=encoded.stays and merge in SHARED,
+        unclosed=merge if encoded.stays and merge not in SHARED else "",
         stranger=type(inner).__name__ if periods and strange(inner, periods) else "",
         periods=periods and periods.resolve(decays(states, inner), schedule.sync_every),
     )

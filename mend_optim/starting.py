@@ -19,6 +19,10 @@ UNKNOWN = (
     "which state of {} are moments is not known here, so none are averaged: name them in "
     "moments=MomentSchedule(states=(Moment(…),)), or pass moments=None to say that there are none"
 )
+UNCLOSED = (
+    "codec: part of what is learned stays in each learner's weights, and with merge={!r} synchronize() cannot merge "
+    "it; merge='mean' and 'rda' can; or choose another codec, such as 'int4'"
+)
 ANEW = "other weights than the saved ones: they count as first weights"
 
 
@@ -57,6 +61,8 @@ class Starting:
                 self.heard(peer.beat)
         if books.policies.stranger:
             books.emit(Event("unknown", UNKNOWN.format(books.policies.stranger)))
+        if books.policies.unclosed:
+            books.emit(Event("unclosed", UNCLOSED.format(books.policies.unclosed)))
 
     def _resume(self, resumed: Resumed) -> None:
         books, totals = self.books, Totals(resumed.totals.step, resumed.totals.tokens)

@@ -493,7 +493,7 @@ MUTANTS = (
     Mutant("rests-with-nothing-before-it-closed", 9, "books",
            "return lost or fragment.pending is not None or", "return fragment.pending is not None or",
            of("offering", "nothing")),
-    Mutant("medians-close", 9, "settings", 'encoded.stays and merge in ("mean", "rda")', "encoded.stays",
+    Mutant("medians-close", 9, "settings", "stays=encoded.stays and merge in SHARED", "stays=encoded.stays",
            of("codecs_together", "shares")),
     Mutant("way-back-starts-cold", 9, "anchor",
            ', "memory": "returned_memory"}', "}", of("anchor", "restored_sealer")),

@@ -231,3 +231,17 @@ def test_that_the_moments_of_an_optimizer_are_not_known_is_said_once(
     texts = [event.text for event in watch.of("unknown")]
     assert len(texts) == times
     assert all("state of Strange" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("codec", "merge", "times"), [("powersgd", "median", 1), ("powersgd", "rda", 0), ("int8", "median", 0)]
+)
+def test_that_a_merge_cannot_close_is_said_once(codec: str, merge: str, times: int) -> None:
+    watch, inner = Watch(), SGD([nn.Parameter(torch.zeros(64, 64))], lr=0.1)
+    with MendOptimizer(inner, listen="127.0.0.1:0", on_event=watch, codec=codec, merge=merge) as optimizer:
+        for _ in range(3):
+            step(optimizer, 1.0)
+        watch.until("joined")
+    texts = [event.text for event in watch.of("unclosed")]
+    assert len(texts) == times
+    assert all("with merge='median' synchronize() cannot merge it" in text for text in texts)

@@ -71,7 +71,8 @@ def sizes(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
         goal = ">= 60" if codec.rank == 4 else ""
         yield beside("codec", f"{name}: the same, of its matrices", "", [raw / packed.nbytes], [1.0], goal)
     seal = sealed(codec, [values, values.flip(0)])
-    down = [4 * NUMEL / sum(packet.nbytes for packet in seal.sections.values())]
+    sent = seal.without(seal.members[0].peer, seal.members[0].seq)
+    down = [4 * NUMEL / sum(packet.nbytes for packet in sent.sections.values())]
     yield plain("codec", f"{name}: float32's bytes over those that come back, two members", "", down)
 
 

@@ -80,7 +80,10 @@ class Event:
 
 
 def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRecord:
-    """The record of an anchor that a seal made of the one before; `offer` is this learner's own in it."""
+    """The record of an anchor that a seal made of the one before; `offer` is this learner's own in it, whose bytes did
+    not come back."""
+    own = offer.sections.get("delta") if offer else None
+    back = sum(packet.nbytes for packet in seal.sections.values() if packet is not own)
     members = tuple(
         MemberRecord(m.peer.name, m.peer.incarnation, m.seq, m.tokens, m.steps, weight)
         for m, weight in zip(seal.members, seal.weights, strict=True)
@@ -88,7 +91,7 @@ def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRe
     tokens, version, digest = seal.key
     return RoundRecord(
         seal.fragment, version, tokens, digest.hex(), seal.reason, seal.sealer.name, members, seal.absent, mine,
-        offer_bytes=nbytes(offer.sections) if offer else 0, merged_bytes=nbytes(seal.sections),
+        offer_bytes=nbytes(offer.sections) if offer else 0, merged_bytes=back,
     )  # fmt: skip
 
 

@@ -6,14 +6,17 @@ another message."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .failslow import Level
 from .fragment import ADDED
 from .lineage import Claim, Entry, Key, Lineage, PeerId
 from .packet import Packet, Sections
 
-PROTOCOL = 3  # 2: packets with a form for every tensor, seals that relay them; 3: closing offers
+# 2: packets with a form for every tensor, seals that relay them; 3: closing offers; 4: tensors that are joined, and
+# nobody's own packet comes back.
+PROTOCOL = 4
+YOURS = "yours"  # the codec of a packet that is left out: the receiver has it, for it is of its own offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,19 @@ class Seal:
     reason: str
     payload: bytes
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
+
+    def without(self, peer: PeerId, seq: int) -> Seal:
+        """What to send to the author of this offer: if its packet is relayed, that is left out."""
+        own = {str(i) for i, entry in enumerate(self.members) if (entry.peer, entry.seq) == (peer, seq)}
+        nothing = {name: Packet(YOURS, self.sections[name].numel, memoryview(b"")) for name in own & set(self.sections)}
+        return replace(self, sections={**self.sections, **nothing})
+
+    def completed(self, offer: Offer) -> Seal:
+        """The inverse, by who made the offer. (That the bytes are those that were merged, `payload` proves.)"""
+        if "delta" not in offer.sections:
+            return self
+        own = {name: offer.sections["delta"] for name, packet in self.sections.items() if packet.codec == YOURS}
+        return replace(self, sections={**self.sections, **own})
 
 
 @dataclass(frozen=True, slots=True)

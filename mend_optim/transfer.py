@@ -1,6 +1,6 @@
 """Bulky messages between two peers: both ends of four RPCs, over whatever stream they are given.
 
-    Exchange   learner ──offer──▶ sealer, ◀──ack──, ◀──seals── until one holds the offer
+    Exchange   learner ──offer──▶ sealer, ◀──ack──, ◀──seals── until one holds the offer, and lacks its bytes
     Pull       asker ──want──▶ peer, ◀──state or seal──
     Push       peer ──state or seal──▶ asker, which asked over the control stream because it cannot dial the peer
     PassOn     holder ──offer of a learner that is gone──▶ sealer
@@ -121,7 +121,7 @@ class Transfers:
         seal = await self._download(link, stream, self._limit, patient=True)
         if not isinstance(seal, Seal) or seal.fragment != offer.fragment:
             raise PeerError("an offer is answered by seals of its fragment")
-        self._handler.receive(seal)
+        self._handler.receive(seal.completed(offer))
         return _holds(seal, offer.claim.author, offer.seq)
 
     async def _pull(self, link: Link, want: Want) -> None:
@@ -173,7 +173,7 @@ class Transfers:
         seal = await outbox.get()
         if not isinstance(seal, Seal):
             return True
-        await self._upload(stream, seal)
+        await self._upload(stream, seal.without(peer, seq))
         return _holds(seal, peer, seq)
 
     async def serve_pull(self, link: Link, stream: Stream) -> None:

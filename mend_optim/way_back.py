@@ -2,7 +2,8 @@
 so, encoded once more.
 
     "merged"          the merged delta, as one packet
-    "0", "1", …       the packets of the members with these numbers, as they came (the mean only): everybody merges them
+    "0", "1", …       the packets of the members with these numbers, as they came (the mean only): everybody merges
+                      them, and gets those of the others
 
 Relayed packets are decoded by the sealer no sooner than it advances itself. What is encoded once more has an error
 feedback of its own: what this seal lost, the sealer adds to what it merges next."""
@@ -57,8 +58,8 @@ class WayBack:
         """What to send for these offers; `room` (flat float32) is for the merged delta; `closing`: see `Merge`. Raises
         `PeerError` if it is not finite."""
         packets = {str(i): section(offer.sections, "delta") for i, offer in enumerate(offers) if offer.steps}
-        together = sum(packet.nbytes for packet in packets.values())
-        if self.relays and len(packets) <= RELAYED and together < 4 * self.fragment.numel:
+        sizes = sorted(packet.nbytes for packet in packets.values())
+        if self.relays and len(packets) <= RELAYED and sum(sizes[1:]) < 4 * self.fragment.numel:
             return packets
         merged = self._merge(packets, weights, room)
         if self.feedback:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from strategies import lineages
 
 from mend_optim.ledger import describe, sealed_record, taken_record
 from mend_optim.lineage import Entry, Key, Lineage, PeerId
-from mend_optim.protocol import Seal
+from mend_optim.packet import Packet
+from mend_optim.protocol import Offer, Seal
 
 A, B, C = (PeerId(name, i) for i, name in enumerate("abc", start=1))
 SEAL = Seal(
@@ -24,6 +26,15 @@ def test_a_sealed_round_names_sealer_members_absent_and_reason() -> None:
         ("a", 1, 5, 30, 3, 0.25),
         ("b", 2, 1, 40, 4, 0.75),
     ]
+
+
+def test_what_came_back_of_a_round_is_all_but_ones_own() -> None:
+    own, other, moment = (Packet("packed", 9, memoryview(bytes(size))) for size in (100, 20, 3))
+    offer = Offer(A, 3, 5, 30, 3, b"g", Key(0, 0, b""), True, {"delta": own, "moment:m": moment})
+    seal = replace(SEAL, sections={"0": own, "1": other, "moment:m": moment})
+    record = sealed_record(seal, True, offer)
+    assert (record.offer_bytes, record.merged_bytes) == (103, 23)
+    assert sealed_record(seal, False).merged_bytes == 123  # it came whole
 
 
 def test_a_record_is_one_line_of_json() -> None:

@@ -624,6 +624,21 @@ async def test_an_offer_goes_up_and_seals_come_down_until_one_holds_it(crew):
     assert a.transport.bytes_sent > offer.sections["delta"].nbytes < b.transport.bytes_received
 
 
+@scenario
+async def test_nobodys_own_packet_comes_back(crew):
+    a, b = await crew.pair()
+    own, other = offer_of(a, size=1 << 20), offer_of(b, size=1 << 10)
+    a.transport.send(b.id, own, "")
+    await a.until(lambda: a.of("delivered"))
+    seal = replace(seal_of(b, own, other), sections={"0": own.sections["delta"], "1": other.sections["delta"]})
+    b.transport.send(a.id, seal, "exchange")
+    await a.until(lambda: a.messages(Seal))
+    (found,) = a.messages(Seal)
+    assert contents(found) == contents(seal)
+    assert found.sections["0"] is own.sections["delta"]
+    assert (1 << 10) < b.transport.bytes_sent < 1 << 18
+
+
 async def settled(server: Learner, client: Learner) -> None:
     """Wait until the server has no stream of the client open that waits for a reply."""
     while server.transport._links.get(client.id).requests:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mend_optim.lineage import Entry, Key, PeerId
 from mend_optim.packet import Packet
-from mend_optim.protocol import PROTOCOL, Hello, Offer, first_difference, nbytes, refusal
+from mend_optim.protocol import PROTOCOL, YOURS, Hello, Offer, Seal, first_difference, nbytes, refusal
 
 MODEL = (("number of parameters", "1"), ("parameter w", "[2] torch.float32"))
 POLICY = (("sync_every", "128"), ("codec", "none"))
@@ -87,3 +87,31 @@ def test_who_brings_nothing_more_weighs_by_its_last_offer_where_nobody_brings_mo
     assert weights(alone=False) == [(0, 0), (30, 3), (20, 3), (0, 0)]
     assert weights(alone=True) == [(0, 0), (30, 3), (20, 3), (50, 5)]
     assert [offer.weighed(True)[:2] for offer in (own, lost)] == [own.entry[:2]] * 2
+
+
+A, B, C = (PeerId(name, 1) for name in "abc")
+ENTRIES = (Entry(A, 3, 10, 1), Entry(B, 4, 10, 1), Entry(C, 3, 0, 0))
+RELAYED = {name: Packet("packed", 8, memoryview(bytes(size))) for name, size in (("0", 24), ("1", 20), ("moment:m", 8))}
+SEAL = Seal(B, 0, b"", Key(1, 1, b""), ENTRIES, (0.5, 0.5, 0.0), (), "", b"", RELAYED)
+
+
+def offered(peer: PeerId, seq: int, packet: Packet | None = None) -> Offer:
+    return Offer(peer, 0, seq, 10, 1, b"", Key(0, 0, b""), True, {"delta": packet} if packet else {})
+
+
+def test_a_seal_goes_to_an_author_without_the_packet_that_it_has() -> None:
+    sent = SEAL.without(A, 3)
+    assert sent == SEAL
+    assert [(name, p.codec, p.numel, p.nbytes) for name, p in sent.sections.items()] == [
+        ("0", YOURS, 8, 0), ("1", "packed", 8, 20), ("moment:m", "packed", 8, 8)
+    ]  # fmt: skip
+    assert sent.completed(offered(A, 3, RELAYED["0"])).sections == RELAYED
+    assert sent.completed(offered(A, 4)).sections == sent.sections  # nothing to complete it with
+
+
+def test_whoever_made_another_offer_gets_all_of_a_seal() -> None:
+    for peer, seq in ((A, 4), (B, 3), (C, 3), (PeerId("a", 2), 3)):
+        assert SEAL.without(peer, seq).sections == RELAYED
+    merged = replace(SEAL, sections={"merged": RELAYED["0"]})
+    assert merged.without(A, 3).sections == merged.sections
+    assert merged.completed(offered(A, 3, RELAYED["1"])).sections == merged.sections

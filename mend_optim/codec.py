@@ -27,7 +27,6 @@ from .packet import (
     Shapes,
     as_floats,
     bf16,
-    cached,
     dense,
     fill,
     fresh,
@@ -155,7 +154,7 @@ def check(packet: Packet, shapes: Shapes) -> None:
 
 def decoded(packet: Packet, shapes: Shapes, room: Room | None = None) -> Iterator[Tensor]:
     """The values of a checked packet (flat float32), some at a time: see `Form`."""
-    room = room or cached(packet.numel)
+    room = room or Room(packet.numel)
     if packet.codec == RAW:
         yield from as_floats(view(packet.data, torch.float32), room)
         return

@@ -27,7 +27,6 @@ from .packet import (
     Shapes,
     Unpacked,
     as_floats,
-    cached,
     fill,
     fresh,
     pack,
@@ -176,13 +175,13 @@ def average(moment: Moment, packets: Sequence[Packet], shapes: Shapes, out: Tens
 
     `out` is flat float32 of the fragment's size. Every quotient and every sum is rounded once, so that it is the same
     on all hardware; the quotients first, so that no sum is infinite."""
-    room, quotients = cached(out.numel()), cached(out.numel())
+    room, quotients = Room(out.numel()), Room(out.numel())
     members = [_unpack(moment, packet, shapes) for packet in packets]
     updates = []
     for i, tensor in enumerate(split(out, shapes)):
         mean, have = tensor.view(-1).zero_(), [parts[i] for parts in members if parts[i].param]
         for part in have:
             for here, values in placed(_decoded(part, room)):
-                mean[here].add_(torch.div(values, len(have), out=quotients(len(values))))
+                mean[here].add_(torch.div(values, len(have), out=quotients.take(len(values))))
         updates.append(max((part.param for part in have), default=0))
     return tuple(updates)

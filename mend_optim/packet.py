@@ -33,8 +33,6 @@ Array = np.ndarray[Any, Any]
 MOST = 2.0**126  # no decoded value is greater: a convex combination of such values is finite
 RAW, PACKED = "none", "packed"
 PART = 1 << 19  # elements: as many decoded values stay in a cache, and the calls take less long than the numbers
-Room = Callable[[int], Tensor]
-"""Memory (flat float32) for the next so many decoded values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +116,29 @@ def view(data: memoryview, dtype: torch.dtype, offset: int = 0, count: int = -1)
     return torch.from_numpy(array).view(dtype)
 
 
-def cached(numel: int) -> Room:
-    """The same memory for one part of `numel` values after another: it stays in a cache."""
-    memory = torch.empty(min(PART, numel), dtype=torch.float32)
-    return lambda n: memory[:n]
+class Room:
+    """Memory for the decoded values of a fragment. `take(n)` is for the next n (flat float32): the same for one part
+    after another, which stays in a cache; or where each belongs, by `place`."""
+
+    def __init__(self, numel: int, place: Callable[[int], Tensor] | None = None) -> None:
+        size = min(PART, numel)
+        self._place = place
+        self._values = torch.empty(0 if place else size, dtype=torch.float32)
+        self._aside = torch.empty(4 * size, dtype=torch.uint8)
+
+    def take(self, n: int) -> Tensor:
+        return self._place(n) if self._place else self._values[:n]
+
+    def aside(self, n: int, dtype: torch.dtype) -> Tensor:
+        """Other memory, for what the values are made of: to allocate it for each tensor may cost as much as a pass."""
+        nbytes = n * dtype.itemsize
+        return self._aside[:nbytes].view(dtype) if nbytes <= len(self._aside) else torch.empty(n, dtype=dtype)
 
 
 def as_floats(values: Tensor, room: Room) -> Iterator[Tensor]:
     """As float32, some at a time; without a copy where that is what they are."""
     for part in torch.split(values, PART):
-        yield part if part.dtype == torch.float32 else room(len(part)).copy_(part)
+        yield part if part.dtype == torch.float32 else room.take(len(part)).copy_(part)
 
 
 def placed(parts: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
@@ -142,10 +153,10 @@ def fill(out: Tensor, decoded: Callable[[Room], Iterable[Tensor]]) -> Tensor:
     """What is decoded as one: made where it is to be, if it can."""
     at = 0
 
-    def room(n: int) -> Tensor:
+    def place(n: int) -> Tensor:
         return out[at : at + n]
 
-    for part in decoded(room):
+    for part in decoded(Room(len(out), place)):
         here = out[at : at + len(part)]
         if part.data_ptr() != here.data_ptr():
             here.copy_(part)

@@ -36,13 +36,13 @@ def as_matrix(shape: Shape) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
-def multiply(p: Tensor, q: Tensor) -> Iterator[Tensor]:
+def multiply(p: Tensor, q: Tensor, room: Room) -> Iterator[Tensor]:
     """P Q by blocks of rows, flat: a product that is written where it is to be, or is whole in other memory, takes
     twice as long."""
     (n, m), rows = (len(p), q.shape[1]), max(1, BLOCK // max(1, q.shape[1] * p.itemsize))
-    room = torch.empty(min(rows, n), m, dtype=p.dtype)
+    product = room.aside(min(rows, n) * m, p.dtype).view(-1, m)
     for block in torch.split(p, rows):
-        yield torch.mm(block, q, out=room[: len(block)]).view(-1)
+        yield torch.mm(block, q, out=product[: len(block)]).view(-1)
 
 
 class FactorForm:
@@ -74,7 +74,7 @@ class FactorForm:
         n, m = as_matrix(shape)
         exponents, factors = view(data, torch.int16, 0, param), view(data, self.dtype, 2 * param).to(self.product)
         p, q = factors[: n * param].view(param, n), factors[n * param :].view(param, m)
-        for product in multiply(p.t(), q.mul_(self._powers(exponents))):
+        for product in multiply(p.t(), q.mul_(self._powers(exponents)), room):
             yield from as_floats(product, room)
 
     def rounded(self, q: Tensor) -> tuple[Tensor, Tensor]:

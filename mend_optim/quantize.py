@@ -125,7 +125,7 @@ class BlockForm(ABC):
         scales, codes = self._parts(data, shape, param)
         scale = scales.float().unsqueeze(1)
         for start, stop in spans(math.prod(shape), param):
-            values = room(stop - start)
+            values = room.take(stop - start)
             blocks = values.view(-1, min(param, stop - start))
             coded = codes[self.codes_nbytes(start) : self.codes_nbytes(stop)].view(len(blocks), -1)
             self.read(coded, scale[start // param : -(-stop // param)], blocks)

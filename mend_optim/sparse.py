@@ -63,7 +63,7 @@ class SparseForm:
         places = _positions(data, numel, param) if param else np.empty(0, dtype=np.intp)
         values = view(data, torch.float32, 0, param).numpy()
         for start in range(0, numel, SPAN):
-            some = room(min(SPAN, numel - start)).zero_()
+            some = room.take(min(SPAN, numel - start)).zero_()
             here = _among(places, start, start + SPAN)
             some.numpy()[here] = values[at : at + len(here)]
             at += len(here)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mend_optim.codec import check, decode, encode
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.packet import BF16, PACKED, Packet, Piece, fill, pack
+from mend_optim.packet import BF16, PACKED, Packet, Piece, Room, fill, pack
 from mend_optim.powersgd import FACTORS, LEAST, PowerSGD, factor, multiply
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -185,11 +185,11 @@ def test_products_are_the_same_where_a_library_may_multiply_in_fewer_bits(precis
 def test_products_of_many_blocks_are_those_of_one(bits: int) -> None:
     p, q = (torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(i)).to(FACTORS[bits].product)
             for i, shape in enumerate(((1700, 3), (3, 300))))  # fmt: skip
-    blocks = [block.clone() for block in multiply(p, q)]
+    blocks = [block.clone() for block in multiply(p, q, Room(p.shape[0] * q.shape[1]))]
     assert len(blocks) > 1
     whole = torch.cat(blocks).view(1700, 300)
     for i in range(0, 1700, 41):
-        (row,) = multiply(p[i : i + 1], q)
+        (row,) = multiply(p[i : i + 1], q, Room(q.shape[1]))
         assert torch.equal(row, whole[i])
 
 

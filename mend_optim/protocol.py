@@ -13,7 +13,7 @@ from .fragment import ADDED
 from .lineage import Claim, Entry, Key, Lineage, PeerId
 from .packet import Packet, Sections
 
-# 2: packets with a form for every tensor, seals that relay them; 3: closing offers; 4: tensors that are joined, and
+# 2: packets with a form for every tensor, seals that relay them; 3: closing offers; 4: tensors that are coalesced, and
 # nobody's own packet comes back.
 PROTOCOL = 4
 YOURS = "yours"  # the codec of a packet that is left out: the receiver has it, for it is of its own offer
@@ -158,11 +158,18 @@ class Seal:
     payload: bytes
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
 
-    def without(self, peer: PeerId, seq: int) -> Seal:
+    def place(self, author: PeerId, seq: int) -> int | None:
+        """Which member this offer is; None: it is not in it."""
+        entries = [(entry.peer, entry.seq) for entry in self.members]
+        return entries.index((author, seq)) if (author, seq) in entries else None
+
+    def without(self, author: PeerId, seq: int) -> Seal:
         """What to send to the author of this offer: if its packet is relayed, that is left out."""
-        own = {str(i) for i, entry in enumerate(self.members) if (entry.peer, entry.seq) == (peer, seq)}
-        nothing = {name: Packet(YOURS, self.sections[name].numel, memoryview(b"")) for name in own & set(self.sections)}
-        return replace(self, sections={**self.sections, **nothing})
+        name = str(self.place(author, seq))
+        if name not in self.sections:
+            return self
+        left_out = Packet(YOURS, self.sections[name].numel, memoryview(b""))
+        return replace(self, sections={**self.sections, name: left_out})
 
     def completed(self, offer: Offer) -> Seal:
         """The inverse, by who made the offer. (That the bytes are those that were merged, `payload` proves.)"""

@@ -263,7 +263,7 @@ class Int4Form(NibbleForm):
 
     def write(self, x: Tensor, y: Rows, codes: Tensor) -> None:
         torch.addcmul(y.whole, x, y.column, out=y.levels)
-        codes.copy_(torch.add(y.low, y.high, alpha=16, out=y.pairs))  # the lowest byte of each
+        codes.copy_(torch.add(y.low, y.high, alpha=16, out=y.pairs))  # the lowest byte of each, whether it wraps or not
 
 
 class Float4Form(NibbleForm):
@@ -317,7 +317,7 @@ class Blockwise:
     form: ClassVar[BlockForm]
 
     @property
-    def join(self) -> int:
+    def coalesce(self) -> int:
         return self.block
 
     def __post_init__(self) -> None:

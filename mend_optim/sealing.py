@@ -29,7 +29,7 @@ class Sealing:
         if offer.genesis != self.books.genesis:
             return
         self.adopting.catch_up(now, fragment, offer.key, offer.peer)
-        if seal and offer.steps and any((m.peer, m.seq) == (offer.claim.author, offer.seq) for m in seal.members):
+        if seal and offer.steps and seal.place(offer.claim.author, offer.seq) is not None:
             self.books.emit(Send(offer.peer, seal, EXCHANGE))
         ticket = (offer.peer, offer.fragment, offer.seq)
         if ticket in self._inspecting or not self.books.rounds[offer.fragment].fresh(offer, fragment.lineage):

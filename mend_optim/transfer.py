@@ -122,7 +122,7 @@ class Transfers:
         if not isinstance(seal, Seal) or seal.fragment != offer.fragment:
             raise PeerError("an offer is answered by seals of its fragment")
         self._handler.receive(seal.completed(offer))
-        return _holds(seal, offer.claim.author, offer.seq)
+        return seal.place(offer.claim.author, offer.seq) is not None
 
     async def _pull(self, link: Link, want: Want) -> None:
         with self._dial(link, "Pull") as stream:
@@ -174,7 +174,7 @@ class Transfers:
         if not isinstance(seal, Seal):
             return True
         await self._upload(stream, seal.without(peer, seq))
-        return _holds(seal, peer, seq)
+        return seal.place(peer, seq) is not None
 
     async def serve_pull(self, link: Link, stream: Stream) -> None:
         """Take a want, and send what answers it; nothing if nothing does in time."""
@@ -245,7 +245,3 @@ class Transfers:
                     raise PeerError(f"a message of {sender(message)} from {link.id}")
                 return message
         raise PeerError("the stream ended before the message did")
-
-
-def _holds(seal: Seal, peer: PeerId, seq: int) -> bool:
-    return any((entry.peer, entry.seq) == (peer, seq) for entry in seal.members)

@@ -215,6 +215,16 @@ class Strange(Optimizer):
                 self.state[parameter]["mystery"] = torch.ones(1)
 
 
+def said(kind: str, inner: Optimizer, **options: Any) -> list[str]:
+    """The texts of the events of this kind until a learner has joined, and a little later."""
+    watch = Watch()
+    with MendOptimizer(inner, listen="127.0.0.1:0", on_event=watch, **options) as optimizer:
+        for _ in range(3):
+            step(optimizer, 1.0)
+        watch.until("joined")
+    return [event.text for event in watch.of(kind)]
+
+
 @pytest.mark.parametrize(
     ("make", "options", "times"),
     [(Strange, {}, 1), (Strange, {"moments": None}, 0), (lambda: descent(1.0), {}, 0)],
@@ -223,12 +233,7 @@ class Strange(Optimizer):
 def test_that_the_moments_of_an_optimizer_are_not_known_is_said_once(
     make: Callable[[], Optimizer], options: dict[str, Any], times: int
 ) -> None:
-    watch = Watch()
-    with MendOptimizer(make(), listen="127.0.0.1:0", on_event=watch, **options) as optimizer:
-        for _ in range(3):
-            step(optimizer, 1.0)
-        watch.until("joined")
-    texts = [event.text for event in watch.of("unknown")]
+    texts = said("unknown", make(), **options)
     assert len(texts) == times
     assert all("state of Strange" in text for text in texts)
 
@@ -237,11 +242,6 @@ def test_that_the_moments_of_an_optimizer_are_not_known_is_said_once(
     ("codec", "merge", "times"), [("powersgd", "median", 1), ("powersgd", "rda", 0), ("int8", "median", 0)]
 )
 def test_that_a_merge_cannot_close_is_said_once(codec: str, merge: str, times: int) -> None:
-    watch, inner = Watch(), SGD([nn.Parameter(torch.zeros(64, 64))], lr=0.1)
-    with MendOptimizer(inner, listen="127.0.0.1:0", on_event=watch, codec=codec, merge=merge) as optimizer:
-        for _ in range(3):
-            step(optimizer, 1.0)
-        watch.until("joined")
-    texts = [event.text for event in watch.of("unclosed")]
+    texts = said("unclosed", SGD([nn.Parameter(torch.zeros(64, 64))], lr=0.1), codec=codec, merge=merge)
     assert len(texts) == times
     assert all("with merge='median' synchronize() cannot merge it" in text for text in texts)

@@ -27,10 +27,10 @@ from .packet import (
     Shapes,
     as_floats,
     bf16,
+    coalesced,
     dense,
     fill,
     fresh,
-    joined,
     pack,
     packed_nbytes,
     raw,
@@ -47,7 +47,7 @@ class Codec(Protocol):
     """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual, which `stays` in the
     weights or is kept beside them; `back` says whether what was merged comes back without further loss ("exact") or
     encoded once more ("same"). At rest what stays in the weights travels, too, by `CLOSING`. Tensors that follow one
-    another and whose sizes are multiples of `join` are encoded as one: it is the same, and takes fewer calls."""
+    another and whose sizes are multiples of `coalesce` are encoded as one: it is the same, and takes fewer calls."""
 
     @property
     def exact(self) -> bool: ...
@@ -56,7 +56,7 @@ class Codec(Protocol):
     @property
     def back(self) -> str: ...
     @property
-    def join(self) -> int: ...
+    def coalesce(self) -> int: ...
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
         """A piece for each tensor (float32, on the host, not to be changed), and what to remember of them until the
         next encoding: `memory` is what was remembered after the last one whose result was merged."""
@@ -69,7 +69,7 @@ class Dense:
     exact = True
     stays = False
     back = "exact"
-    join = 1
+    coalesce = 1
 
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
         return [dense(tensor) for tensor in tensors], None
@@ -82,7 +82,7 @@ class BFloat16:
     exact = False
     stays = False
     back = "exact"
-    join = 1
+    coalesce = 1
 
     def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
         return [bf16(tensor) for tensor in tensors], None
@@ -127,12 +127,12 @@ def encode(
     allocate: Callable[[int], memoryview] = fresh,
 ) -> tuple[Packet, Tensor | None]:
     """`values` (flat float32, finite) as a packet, never larger than float32, and the codec's memory after it."""
-    tensors = split(values, joined(shapes, codec.join))
+    tensors = split(values, coalesced(shapes, codec.coalesce))
     pieces, memory = codec.pieces(tensors, memory)
     least = [p if p.nbytes < 4 * t.numel() else dense(t) for p, t in zip(pieces, tensors, strict=True)]
     if packed_nbytes([piece.nbytes for piece in least]) >= values.nbytes:
         return raw(values), memory
-    return pack(least, values.numel(), allocate, codec.join), memory
+    return pack(least, values.numel(), allocate, codec.coalesce), memory
 
 
 def check(packet: Packet, shapes: Shapes) -> None:

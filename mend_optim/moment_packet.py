@@ -140,7 +140,7 @@ def encode(
 
 def _unpack(moment: Moment, packet: Packet, shapes: Shapes) -> list[Unpacked]:
     forms: dict[int, Form] = {form.code: form for form in (*_forms(moment), ABSENT)}
-    return unpack(packet, shapes, forms, joins=False)
+    return unpack(packet, shapes, forms, coalesces=False)
 
 
 def check(moment: Moment, packet: Packet, shapes: Shapes) -> None:

@@ -3,11 +3,11 @@
 A packet says itself how to read it. "none" is the whole fragment as float32. "packed" has a form for every tensor of
 the fragment, in its order; all numbers are little-endian:
 
-    count: u32, join: u32 | form: u32, param: u32, for each tensor | the tensors' bytes, each padded with zeros to 4
+    count: u32, coalesce: u32 | form: u32, param: u32, for each tensor | the tensors' bytes, each padded with zeros to 4
 
-Tensors that follow one another and whose sizes are multiples of `join` count as one, and flat; where it is 0, each is
-for itself. A form is a way to write a tensor down, and `param` is what its size depends on besides the tensor's shape:
-a rank, a number of indices. So all sizes are known, and checked, before anything is allocated.
+Tensors that follow one another and whose sizes are multiples of `coalesce` count as one, and flat; where it is 0, each
+is for itself. A form is a way to write a tensor down, and `param` is what its size depends on besides the tensor's
+shape: a rank, a number of indices. So all sizes are known, and checked, before anything is allocated.
 
 Decoding uses elementwise operations that are rounded once (no fused multiply-add), and sums that are exact in whatever
 order: learners on different hardware get the same bits from the same bytes."""
@@ -239,25 +239,25 @@ def fresh(nbytes: int) -> memoryview:
     return np.empty(nbytes, dtype=np.uint8).data
 
 
-def joined(shapes: Shapes, join: int) -> Shapes:
-    """What of a fragment counts as one tensor."""
-    if not join:
+def coalesced(shapes: Shapes, coalesce: int) -> Shapes:
+    """Neighbours whose numbers of elements are multiples of `coalesce` as one flat shape; 0: each as it is."""
+    if not coalesce:
         return shapes
     found: list[Shape] = []
-    runs = groupby(shapes, lambda shape: math.prod(shape) % join == 0)
+    runs = groupby(shapes, lambda shape: math.prod(shape) % coalesce == 0)
     for whole, run in runs:
         found.extend([(sum(map(math.prod, run)),)] if whole else run)
     return found
 
 
 def pack(
-    pieces: Sequence[Piece], numel: int, allocate: Callable[[int], memoryview] = fresh, join: int = 0
+    pieces: Sequence[Piece], numel: int, allocate: Callable[[int], memoryview] = fresh, coalesce: int = 0
 ) -> Packet:
-    """One packet of the pieces, one for every tensor of a fragment of `numel` elements, `joined` by `join`."""
+    """One packet of the pieces, one for every tensor of a fragment of `numel` elements, `coalesced` by `coalesce`."""
     sizes = [piece.nbytes for piece in pieces]
     data = np.frombuffer(allocate(packed_nbytes(sizes)), dtype=np.uint8)
     head = data[: _HEAD + _RECORD * len(pieces)].view("<u4")
-    head[:2] = len(pieces), join
+    head[:2] = len(pieces), coalesce
     head[2::2] = [piece.form.code for piece in pieces]
     head[3::2] = [piece.param for piece in pieces]
     at = head.nbytes
@@ -287,18 +287,18 @@ class Unpacked(NamedTuple):
     stop: int
 
 
-def unpack(packet: Packet, shapes: Shapes, forms: Mapping[int, Form], joins: bool = True) -> list[Unpacked]:
-    """The tensors of a packed packet, `joined` as it says (where it `joins` any), where the header, every size and
-    their sum are as they must be. Raises `PeerError`."""
+def unpack(packet: Packet, shapes: Shapes, forms: Mapping[int, Form], coalesces: bool = True) -> list[Unpacked]:
+    """The tensors of a packed packet, `coalesced` as it says (where it `coalesces` any), where the header, every size
+    and their sum are as they must be. Raises `PeerError`."""
     data = packet.data.cast("B") if packet.nbytes else memoryview(b"")
-    join = int.from_bytes(data[4:_HEAD], "little") if joins else 0
-    shapes = joined(shapes, join)
+    coalesce = int.from_bytes(data[4:_HEAD], "little") if coalesces else 0
+    shapes = coalesced(shapes, coalesce)
     begin = _HEAD + _RECORD * len(shapes)
     if len(data) < begin:
         raise PeerError(f"a packet of {len(data)} bytes, expected at least {begin} for {len(shapes)} tensors")
     head = np.frombuffer(data[:begin], dtype="<u4").tolist()
-    if head[:2] != [len(shapes), join]:
-        raise PeerError(f"a packet with the head {head[:2]}, expected {[len(shapes), join]}")
+    if head[:2] != [len(shapes), coalesce]:
+        raise PeerError(f"a packet with the head {head[:2]}, expected {[len(shapes), coalesce]}")
     ends = list(accumulate((math.prod(shape) for shape in shapes), initial=0))
     found, at = [], begin
     for i, shape in enumerate(shapes):

@@ -118,7 +118,7 @@ class PowerSGD:
     seed: int = 0
     exact = False
     stays = True
-    join = 0
+    coalesce = 0
 
     def __post_init__(self) -> None:
         whole = type(self.rank) is int and 1 <= self.rank <= RANKS

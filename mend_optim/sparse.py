@@ -166,7 +166,7 @@ class Sparse:
     density: float = 1 / 64
     back: str = "exact"
     stays = False
-    join = 0
+    coalesce = 0
 
     def __post_init__(self) -> None:
         within = is_number(self.density) and 0 < self.density <= 1

@@ -146,13 +146,13 @@ def bfloat16(x: float) -> float:
     return rounded
 
 
-def joined(shapes: Sequence[tuple[int, ...]], join: int) -> list[tuple[int, ...]]:
-    """Neighbours whose sizes are multiples of `join` as one flat tensor; 0 joins none."""
+def coalesced(shapes: Sequence[tuple[int, ...]], coalesce: int) -> list[tuple[int, ...]]:
+    """Neighbours whose sizes are multiples of `coalesce` as one flat tensor; 0 coalesces none."""
     found: list[tuple[int, ...]] = []
     before = False
     for shape in shapes:
         size = math.prod(shape)
-        whole = join > 0 and size % join == 0
+        whole = coalesce > 0 and size % coalesce == 0
         if whole and before:
             found[-1] = (found[-1][0] + size,)
         else:

@@ -446,12 +446,12 @@ def test_a_packet_of_pieces_of_its_own_is_checked_alike() -> None:
         check(FIRST, pack([Piece(FLOATS, 1, (torch.ones(2),))], 4), [(4,)])
 
 
-def test_tensors_that_are_joined_are_refused() -> None:
+def test_tensors_that_are_coalesced_are_refused() -> None:
     """Each has updates of its own."""
     shapes = [(2,), (2,)]
     with pytest.raises(PeerError, match=r"the head \[1, 2\], expected \[2, 0\]"):
-        check(FIRST, pack([Piece(FLOATS, 1, (torch.ones(4),))], 4, join=2), shapes)
+        check(FIRST, pack([Piece(FLOATS, 1, (torch.ones(4),))], 4, coalesce=2), shapes)
     pieces = [Piece(FLOATS, 1, (torch.ones(2),))] * 2
     with pytest.raises(PeerError, match=r"the head \[2, 7\], expected \[2, 0\]"):
-        check(FIRST, pack(pieces, 4, join=7), shapes)
+        check(FIRST, pack(pieces, 4, coalesce=7), shapes)
     check(FIRST, pack(pieces, 4), shapes)

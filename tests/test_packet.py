@@ -28,8 +28,8 @@ from mend_optim.packet import (
     Packet,
     Piece,
     bf16,
+    coalesced,
     dense,
-    joined,
     pack,
     packed_nbytes,
     unpack,
@@ -46,7 +46,7 @@ FACTORS = [PowerSGD(rank=1, bits=bits, min_ratio=1) for bits in (8, 16)]
 WAYS = [*CODECS.values(), FACTORS[0], Sparse(density=1.0), FACTORS[1]]
 SEEDS = st.integers(0, 2**32 - 1)
 BLOCKS = [way.block for way in WAYS if isinstance(way, Blockwise)]
-JOINS = st.sampled_from([0, 1, 2, 3, 9, 64])
+SIZES = st.sampled_from([0, 1, 2, 3, 9, 64])
 MIXES = st.lists(st.sampled_from(range(len(WAYS))), min_size=len(SHAPES), max_size=len(SHAPES))
 
 
@@ -128,27 +128,27 @@ def test_the_bytes_are_those_of_the_description() -> None:
     words = struct.pack("<8I", 3, 0, 0, 0, 1, 0, 5, 0)
     body = struct.pack("<2f", 1.0, -2.0) + b"\x40\x40\0\0"
     assert bytes(pack(given, 12).data) == words + body
-    assert bytes(pack(given, 12, join=5).data) == word(words, 1, 5) + body
+    assert bytes(pack(given, 12, coalesce=5).data) == word(words, 1, 5) + body
 
 
-@given(st.lists(st.integers(0, 4).map(lambda n: (n, 3)) | st.integers(0, 9).map(lambda n: (n,)), max_size=12), JOINS)
-def test_the_joined_are_those_of_the_twin(shapes: list[tuple[int, ...]], join: int) -> None:
-    found = list(joined(shapes, join))
-    assert found == reference.joined(shapes, join)
+@given(st.lists(st.integers(0, 4).map(lambda n: (n, 3)) | st.integers(0, 9).map(lambda n: (n,)), max_size=12), SIZES)
+def test_the_coalesced_are_those_of_the_twin(shapes: list[tuple[int, ...]], coalesce: int) -> None:
+    found = list(coalesced(shapes, coalesce))
+    assert found == reference.coalesced(shapes, coalesce)
     assert sum(map(math.prod, found)) == sum(map(math.prod, shapes))
 
 
-def test_joined_by_hand() -> None:
+def test_coalesced_by_hand() -> None:
     shapes = [(4, 2), (8,), (3,), (5,), (0,), (16,)]
-    assert joined(shapes, 0) == shapes
-    assert joined(shapes, 8) == [(16,), (3,), (5,), (16,)]
-    assert joined(shapes, 1) == [(40,)]
-    assert joined(shapes, 2**32 - 1) == [(4, 2), (8,), (3,), (5,), (0,), (16,)]
+    assert coalesced(shapes, 0) == shapes
+    assert coalesced(shapes, 8) == [(16,), (3,), (5,), (16,)]
+    assert coalesced(shapes, 1) == [(40,)]
+    assert coalesced(shapes, 2**32 - 1) == [(4, 2), (8,), (3,), (5,), (0,), (16,)]
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.join], ids=str)
+@pytest.mark.parametrize("way", [way for way in WAYS if way.coalesce], ids=str)
 @given(seed=SEEDS, shapes=st.lists(st.sampled_from([(16,), (8, 16), (128,), (0,), (), (5,), (33, 3)]), max_size=8))
-def test_joined_tensors_are_decoded_as_each_alone(way: Codec, seed: int, shapes: list[tuple[int, ...]]) -> None:
+def test_coalesced_tensors_are_decoded_as_each_alone(way: Codec, seed: int, shapes: list[tuple[int, ...]]) -> None:
     """Next to a tensor that makes it worth to encode anything."""
     sizes = [*map(math.prod, shapes), 2000]
     values = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(seed))
@@ -320,7 +320,7 @@ def test_another_number_of_tensors_is_refused(count: int) -> None:
         check(packed(word(data, 0, count)), SHAPES)
 
 
-def test_a_number_of_tensors_that_are_joined_in_another_way_is_refused() -> None:
+def test_a_number_of_tensors_that_are_coalesced_in_another_way_is_refused() -> None:
     data = bytes(pack(mixed(), NUMEL).data)
     with pytest.raises(PeerError, match=r"the head \[10, 1\], expected \[1, 1\]"):
         check(packed(word(data, 1, 1)), SHAPES)

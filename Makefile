@@ -41,10 +41,10 @@ storm: $(BENCH_READY) ## real learners, killed, stopped and cut off for ten minu
 	.venv/bin/python -m bench.storm $(STORM)
 
 # The oldest tools whose code runs on every protobuf that pyproject.toml promises: 1.72 writes code for 6.30 and up.
-# The virtual path registers the file as mend_optim/_pb/peer.proto: a bare peer.proto could be some other package's.
-proto: $(PROTO_READY) ## write mend_optim/_pb from protos/peer.proto
-	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=mend_optim/_pb=protos \
-		--python_out=. --pyi_out=. mend_optim/_pb/peer.proto
+# The virtual path registers the file as mend_optim/transport/_pb/peer.proto: a bare peer.proto could be some other package's.
+proto: $(PROTO_READY) ## write mend_optim/transport/_pb from protos/peer.proto
+	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=mend_optim/transport/_pb=protos \
+		--python_out=. --pyi_out=. mend_optim/transport/_pb/peer.proto
 
 clean: ## remove everything that these targets made, the environments too
 	rm -rf .venv .venv-proto build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

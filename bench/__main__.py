@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import (
+from bench import (
     alone,
     checkpoint,
     codec,
@@ -24,8 +24,8 @@ from . import (
     straggler,
     sync,
 )
-from .beside import faults
-from .result import Result, environment, line
+from bench.beside import faults
+from bench.result import Result, environment, line
 
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "sync": sync.run,

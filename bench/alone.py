@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import torch
 from torch.optim import AdamW, Optimizer
 
+from bench.learners import transformer
+from bench.result import Result, beside
 from mend_optim import MendOptimizer
-
-from .learners import transformer
-from .result import Result, beside
 
 WIDTH, LAYERS = 64, 8  # 0.4 M elements in 96 tensors
 STEPS, REPEATS, WARM = 5, 200, 10

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from .learners import Seat, Still, run_learners, transformer
-from .result import Result, beside, plain
+from bench.learners import Seat, Still, run_learners, transformer
+from bench.result import Result, beside, plain
 
 LEARNERS = 2
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors

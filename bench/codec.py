@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
+from bench.result import Result, beside, plain
 from examples.train_text import CONTEXT, TextModel, read_corpus, windows
 from mend_optim import Float4, Int4, Int8, PowerSGD, Sparse
-from mend_optim.buffers import Buffers
-from mend_optim.codec import CODECS, Codec, decode, encode, split
-from mend_optim.feedback import Feedback
-from mend_optim.fragment import Fragment, Layout, flat
-from mend_optim.lineage import Key, PeerId
-from mend_optim.merge import weighted_mean
-from mend_optim.outer import delta
-from mend_optim.packet import Shapes
-from mend_optim.powersgd import as_matrix
-from mend_optim.protocol import Offer, Seal
-from mend_optim.way_back import WayBack, digest
-
-from .result import Result, beside, plain
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.packing import Shapes
+from mend_optim.codecs.powersgd import as_matrix
+from mend_optim.codecs.registry import CODECS, Codec, decode, encode, split
+from mend_optim.model.layout import Fragment, Layout, flat
+from mend_optim.protocol.lineage import Key, PeerId
+from mend_optim.protocol.messages import Offer, Seal
+from mend_optim.worker.feedback import Feedback
+from mend_optim.worker.merge import weighted_mean
+from mend_optim.worker.outer import delta
+from mend_optim.worker.seal_payload import WayBack, digest
 
 WIDTH, LAYERS, WORDS, PLACES = 512, 6, 11_500, 512
 LAYER = [(3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,), (4 * WIDTH, WIDTH), (4 * WIDTH,),

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from bench.result import Result, beside
 from examples.train_text import CONTEXT, TextModel, content_digest, evaluate, read_corpus, windows
 from mend_optim import Int8, MendOptimizer, PowerSGD
-from mend_optim.codec import CODECS, Codec
-
-from .result import Result, beside
+from mend_optim.codecs.registry import CODECS, Codec
 
 LEARNERS, STEPS, SYNC_EVERY, BATCH, LR, WARMUP = 2, 320, 16, 8, 1e-3, 50
 SEEDS = (0, 1, 2)

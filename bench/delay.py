@@ -12,11 +12,10 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from bench.learners import Seat, Still, run_learners, transformer
+from bench.result import Result, beside
 from mend_optim import MendOptimizer
-from mend_optim.protocol import Message, Offer
-
-from .learners import Seat, Still, run_learners, transformer
-from .result import Result, beside
+from mend_optim.protocol.messages import Message, Offer
 
 WIDTH, LAYERS = 64, 8  # 0.4 M elements in 96 tensors
 SYNC_EVERY, STEP_S, WINDOWS = 128, 0.02, 3

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mend_optim import MendOptimizer, way_back
-from mend_optim.anchor import Advance, Anchors
+from bench.learners import Seat, Still, run_learners, transformer
+from bench.result import Result, beside
+from bench.watch import Span, Spans, Watch, seconds
+from mend_optim import MendOptimizer
 from mend_optim.handover import Handover
-from mend_optim.merge_thread import MergeThread
-
-from .learners import Seat, Still, run_learners, transformer
-from .result import Result, beside
-from .watch import Span, Spans, Watch, seconds
+from mend_optim.runtime.learner import MergeThread
+from mend_optim.worker import seal_payload as way_back
+from mend_optim.worker.anchors import Advance, Anchors
 
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
 WARM, ROUNDS = 2, 10

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mend_optim.failslow import FailSlow, Level, Pace, Watch
-from mend_optim.lineage import PeerId
-
-from .result import Result, beside, plain
+from bench.result import Result, beside, plain
+from mend_optim.membership.failslow import FailSlow, Level, Pace, Watch
+from mend_optim.protocol.lineage import PeerId
 
 LEARNERS, STEPS, BLOCK = 4, 16, 4  # steps a round, and steps a beat
 PEERS = [PeerId(str(i), 1) for i in range(LEARNERS)]

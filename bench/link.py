@@ -23,12 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import AdamW
 
+from bench.learners import Seat, run_learners
+from bench.namespaces import End, joined
+from bench.result import Result, beside
 from examples.train_text import CONTEXT, TextModel, windows
 from mend_optim import Event, MendOptimizer, RoundRecord, Status
-
-from .learners import Seat, run_learners
-from .namespaces import End, joined
-from .result import Result, beside
 
 CODECS = ("none", "int8", "powersgd")
 SYNC_EVERY, OVERLAP, STEP_S = 32, 16, 0.025  # a boundary each 0.8 s, and 0.4 s of it to hide a round in

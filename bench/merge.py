@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from mend_optim.anchor import Anchors, Merge
-from mend_optim.buffers import Buffers
-from mend_optim.codec import Dense
-from mend_optim.fragment import Layout
-from mend_optim.lineage import Lineage, PeerId
-from mend_optim.merge import merge
-from mend_optim.outer import Nesterov
-from mend_optim.packet import raw
-from mend_optim.protocol import Offer
-
-from .result import Result, beside
+from bench.result import Result, beside
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.packing import raw
+from mend_optim.codecs.registry import Dense
+from mend_optim.model.layout import Layout
+from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.messages import Offer
+from mend_optim.worker.anchors import Anchors, Merge
+from mend_optim.worker.merge import merge
+from mend_optim.worker.outer import Nesterov
 
 NUMEL, TENSORS, MEMBERS = 10_000_000, 100, 4
 WARM = 1

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 
 import torch
 
+from bench.convergence import SEEDS, STEPS, SYNC_EVERY, final_losses
+from bench.result import Result, beside
 from examples.train_text import read_corpus
 from mend_optim import MomentSchedule
-from mend_optim.codec import CODECS
-
-from .convergence import SEEDS, STEPS, SYNC_EVERY, final_losses
-from .result import Result, beside
+from mend_optim.codecs.registry import CODECS
 
 TOLD = {"3 and 6": MomentSchedule(), "1 and 1": MomentSchedule(first=1, second=1)}
 

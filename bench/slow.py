@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from bench.learners import Seat, Still, run_learners, transformer
+from bench.result import Result, beside, plain
 from mend_optim import MendOptimizer
-from mend_optim.ledger import Event, RoundRecord
-
-from .learners import Seat, Still, run_learners, transformer
-from .result import Result, beside, plain
+from mend_optim.engine.ledger import Event, RoundRecord
 
 WIDTH, LAYERS = 128, 8  # 1.6 M elements in 96 tensors
 SYNC_EVERY, FAST_S, SLOW_S = 32, 0.02, 0.06

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch.optim import AdamW
 
+from bench.learners import Seat, run_learners
+from bench.result import Result, beside, plain
 from examples.train_text import CONTEXT, TextModel, evaluate, read_corpus, windows
 from mend_optim import FailSlow, Grace, MendOptimizer
-from mend_optim.ledger import Event, RoundRecord
-
-from .learners import Seat, run_learners
-from .result import Result, beside, plain
+from mend_optim.engine.ledger import Event, RoundRecord
 
 STEP_S, SLOWER = 0.06, 2.0
 EVEN_S, SETTLE_S, UNEVEN_S = 20.0, 10.0, 30.0  # all alike; the change, and what comes of it

@@ -15,13 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bench.learners import Seat, Still, run_learners, transformer
+from bench.result import Result, beside, plain
+from bench.watch import Spans, Watch, seconds
 from mend_optim import MendOptimizer
 from mend_optim.handover import Handover
-from mend_optim.merge_thread import MergeThread
-
-from .learners import Seat, Still, run_learners, transformer
-from .result import Result, beside, plain
-from .watch import Spans, Watch, seconds
+from mend_optim.runtime.learner import MergeThread
 
 LEARNERS = 2
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors

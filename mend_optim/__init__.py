@@ -3,19 +3,19 @@
     optimizer = MendOptimizer(AdamW(model.parameters(), lr=3e-4), listen="0.0.0.0:51900", peers=["b:51900"])
 """
 
-from .errors import ClosedError, MendError, PeerError, UsageError
-from .failslow import FailSlow
-from .ledger import Event, MemberRecord, RoundRecord
-from .moments import Moment, MomentSchedule
-from .optimizer import MendOptimizer
-from .outer import Nesterov
-from .powersgd import PowerSGD
-from .quantize import Float4, Int4, Int8
-from .quorum import Grace, Quorum
-from .roster import Timing
-from .sparse import Sparse
-from .stateful import LearnerState
-from .status import FragmentStatus, PeerStatus, Status
+from mend_optim.codecs.blockwise import Float4, Int4, Int8
+from mend_optim.codecs.powersgd import PowerSGD
+from mend_optim.codecs.sparse import Sparse
+from mend_optim.distributed_checkpoint import LearnerState
+from mend_optim.engine.ledger import Event, MemberRecord, RoundRecord
+from mend_optim.engine.quorum import Grace, Quorum
+from mend_optim.errors import ClosedError, MendError, PeerError, UsageError
+from mend_optim.membership.failslow import FailSlow
+from mend_optim.membership.roster import Timing
+from mend_optim.model.moment_state import Moment, MomentSchedule
+from mend_optim.optimizer import MendOptimizer
+from mend_optim.status import FragmentStatus, PeerStatus, Status
+from mend_optim.worker.outer import Nesterov
 
 __all__ = [
     "ClosedError",

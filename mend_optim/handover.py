@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .anchor import Anchors, Correction
-from .averaging import Reading
-from .buffers import Buffers
-from .checkpoint import Checkpoint, Kept, anchored, kept_correction
-from .fragment import Layout, copied, gather, narrow, scatter, sketches
-from .ledger import Event
-from .merge_thread import MergeThread
-from .moments import correct, install, read, restrain
-from .settings import Settings
-from .starting import Resumed
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.engine.joining import Resumed
+from mend_optim.engine.ledger import Event
+from mend_optim.model.layout import Layout, copied, gather, narrow, scatter, sketches
+from mend_optim.model.moment_state import correct, install, read, restrain
+from mend_optim.runtime.learner import MergeThread
+from mend_optim.settings import Settings
+from mend_optim.worker.anchors import Anchors, Correction
+from mend_optim.worker.checkpoint import Checkpoint, Kept, anchored, kept_correction
+from mend_optim.worker.moment_means import Reading
 
 MISSED = "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; there is: {there}"
 

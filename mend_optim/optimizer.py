@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .checkpoint import Checkpoint, from_state, to_state, with_group
-from .codec import Codec
-from .errors import UsageError, is_number, require
-from .failslow import FailSlow
-from .fragment import Layout, flat, sketch, sketches
-from .gradients import any_gradient, is_phantom, stamp
-from .handover import Handover
-from .ledger import Event
-from .merge_thread import MergeThread
-from .moments import MomentSchedule
-from .outer import Nesterov
-from .quorum import Grace, Quorum
-from .roster import Timing
-from .schedule import Schedule
-from .settings import Settings, settings
-from .status import Status, status
-from .tokens import TokenCount
+from mend_optim.codecs.registry import Codec
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.quorum import Grace, Quorum
+from mend_optim.engine.schedule import Schedule
+from mend_optim.errors import UsageError, is_number, require
+from mend_optim.handover import Handover
+from mend_optim.membership.failslow import FailSlow
+from mend_optim.membership.roster import Timing
+from mend_optim.model.gradients import any_gradient, is_phantom, stamp
+from mend_optim.model.layout import Layout, flat, sketch, sketches
+from mend_optim.model.moment_state import MomentSchedule
+from mend_optim.model.token_count import TokenCount
+from mend_optim.runtime.learner import MergeThread
+from mend_optim.settings import Settings, settings
+from mend_optim.status import Status, status
+from mend_optim.worker.checkpoint import Checkpoint, from_state, to_state, with_group
+from mend_optim.worker.outer import Nesterov
 
 
 class MendOptimizer(Optimizer):

@@ -14,26 +14,26 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from .books import Policies
-from .buffers import Buffers
-from .codec import FLOATS, Codec, name_of
-from .codec import codec as codec_named
-from .errors import require
-from .failslow import FailSlow
-from .fragment import Fragment, Layout
-from .ledger import Event
-from .lineage import PeerId
-from .merge import MERGES, SHARED, WEIGHTINGS
-from .merge_thread import MergeThread
-from .moment_packet import dense_nbytes
-from .moments import MomentSchedule, decays, known, strange
-from .outer import Nesterov
-from .peer import Transport, parse_dialable
-from .protocol import Hello
-from .quorum import Grace, Quorum
-from .roster import Timing
-from .schedule import Schedule
-from .syncer import Syncer
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.registry import FLOATS, Codec, name_of
+from mend_optim.codecs.registry import codec as codec_named
+from mend_optim.engine.engine import Syncer
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.quorum import Grace, Quorum
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import Policies
+from mend_optim.errors import require
+from mend_optim.membership.failslow import FailSlow
+from mend_optim.membership.roster import Timing
+from mend_optim.model.layout import Fragment, Layout
+from mend_optim.model.moment_state import MomentSchedule, decays, known, strange
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Hello
+from mend_optim.runtime.learner import MergeThread
+from mend_optim.transport.grpc_transport import Transport, parse_dialable
+from mend_optim.worker.merge import MERGES, SHARED, WEIGHTINGS
+from mend_optim.worker.moment_packet import dense_nbytes
+from mend_optim.worker.outer import Nesterov
 
 MOMENTS = 4  # of any optimizer that we know, at most
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .books import Books
-from .failslow import Verdict
-from .ledger import RoundRecord
-from .lineage import PeerId
+from mend_optim.engine.ledger import RoundRecord
+from mend_optim.engine.state import Books
+from mend_optim.membership.failslow import Verdict
+from mend_optim.protocol.lineage import PeerId
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
 from mend_optim import MendOptimizer
-from mend_optim.lineage import PeerId
-from mend_optim.progress import Progress
+from mend_optim.engine.progress import Progress
+from mend_optim.protocol.lineage import PeerId
 
 Saved = tuple[list[Tensor], dict[str, Any]]
 

@@ -16,10 +16,10 @@ from typing import Any
 from oracle import Oracle
 from process import Learner, Saved
 
-from mend_optim.books import PULL, Books, Policies, Send
-from mend_optim.ledger import Event
-from mend_optim.lineage import PeerId
-from mend_optim.protocol import Message, Offer, Seal, State, Want
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.state import PULL, Books, Policies, Send
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
 
 Pair = tuple[str, str]
 

@@ -35,9 +35,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mend_optim import Event, MendOptimizer, Timing
-from mend_optim.merge_thread import NetworkLoop
-from mend_optim.peer import Transport
-from mend_optim.protocol import Seal
+from mend_optim.protocol.messages import Seal
+from mend_optim.runtime.learner import NetworkLoop
+from mend_optim.transport.grpc_transport import Transport
 
 INPUTS, EXAMPLES, BATCH = 16, 1024, 32
 ENDINGS: dict[str, Callable[[], object]] = {

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from mend_optim import Event, MendOptimizer, Timing
-from mend_optim.books import Books
+from mend_optim.engine.state import Books
 
 PATIENCE_S = 30.0
 LOOPBACK = "127.0.0.1:0"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from units import Vector
 
-from mend_optim.anchor import Merge
-from mend_optim.ledger import RoundRecord
-from mend_optim.lineage import Key, Lineage, PeerId
-from mend_optim.progress import Motion
+from mend_optim.engine.ledger import RoundRecord
+from mend_optim.engine.progress import Motion
+from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.worker.anchors import Merge
 
 if TYPE_CHECKING:
     from cluster import Cluster

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from units import Units, Vector, add, stack
 
-from mend_optim.anchor import Correction, Extend, Merge
-from mend_optim.books import EXCHANGE, Send, Work
-from mend_optim.lineage import PeerId
-from mend_optim.progress import Totals
-from mend_optim.protocol import Call, Message, Seal
-from mend_optim.starting import Resumed
-from mend_optim.syncer import Syncer
+from mend_optim.engine.engine import Syncer
+from mend_optim.engine.joining import Resumed
+from mend_optim.engine.progress import Totals
+from mend_optim.engine.state import EXCHANGE, Send, Work
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Call, Message, Seal
+from mend_optim.worker.anchors import Correction, Extend, Merge
 
 if TYPE_CHECKING:
     from cluster import Cluster

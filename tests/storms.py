@@ -23,10 +23,10 @@ from typing import Any
 
 from cluster import Cluster
 
-from mend_optim.books import Policies
-from mend_optim.quorum import Grace, Quorum
-from mend_optim.roster import Timing
-from mend_optim.schedule import Schedule
+from mend_optim.engine.quorum import Grace, Quorum
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import Policies
+from mend_optim.membership.roster import Timing
 
 TIMING = Timing(evict_after_s=8, join_timeout_s=6, round_timeout_s=15)
 LIMIT_S = 60.0  # from the last fault to one model: evictions, joining, and a few rounds

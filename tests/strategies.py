@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.lineage import Entry, Lineage, PeerId
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 
 names = st.text("abcdefgh", min_size=1, max_size=3)
 peers = st.builds(PeerId, names, st.integers(1, 5))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from engines import BASE, FOURTH, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, offer_of, seal_of, state_of
 
-from mend_optim.anchor import Advance, Inspect, Install, Prepare
-from mend_optim.lineage import Claim, Entry, Lineage, PeerId
-from mend_optim.protocol import Call, Offer, Want
+from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
+from mend_optim.protocol.messages import Call, Offer, Want
+from mend_optim.worker.anchors import Advance, Inspect, Install, Prepare
 
 
 def among_peers(**schedule: int | None) -> Engine:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend_optim import MendOptimizer
-from mend_optim.merge_thread import NetworkLoop
+from mend_optim.runtime.learner import NetworkLoop
 
 Make = Callable[[Any], Optimizer]
 

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from strategies import vectors
 from torch import Tensor
 
-from mend_optim.anchor import (
+from mend_optim.codecs.blockwise import Int8
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.packing import Packet, as_bytes, raw
+from mend_optim.codecs.powersgd import PowerSGD
+from mend_optim.codecs.registry import Codec, codec, decode
+from mend_optim.engine.round import Round
+from mend_optim.engine.schedule import Schedule
+from mend_optim.model.layout import Layout, gather, scatter
+from mend_optim.protocol.lineage import Lineage, PeerId, content_digest
+from mend_optim.protocol.messages import Offer, Seal, State
+from mend_optim.worker.anchors import (
     Advance,
     Anchors,
     Correction,
@@ -29,19 +39,9 @@ from mend_optim.anchor import (
     Reoffer,
     stack,
 )
-from mend_optim.buffers import Buffers
-from mend_optim.codec import Codec, codec, decode
-from mend_optim.fragment import Layout, gather, scatter
-from mend_optim.lineage import Lineage, PeerId, content_digest
-from mend_optim.merge import weights
-from mend_optim.outer import Nesterov
-from mend_optim.packet import Packet, as_bytes, raw
-from mend_optim.powersgd import PowerSGD
-from mend_optim.protocol import Offer, Seal, State
-from mend_optim.quantize import Int8
-from mend_optim.round import Round
-from mend_optim.schedule import Schedule
-from mend_optim.way_back import WayBack
+from mend_optim.worker.merge import weights
+from mend_optim.worker.outer import Nesterov
+from mend_optim.worker.seal_payload import WayBack
 
 BASE = Lineage.fresh(b"genesis")
 CLASSIC = Nesterov(lr=0.7, momentum=0.9)

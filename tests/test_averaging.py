@@ -15,7 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.anchor import (
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.packing import Packet, Sections, as_bytes, raw
+from mend_optim.codecs.registry import CODECS, codec, split
+from mend_optim.engine.progress import Pending, Standing, Totals
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import Policies
+from mend_optim.model.layout import Layout
+from mend_optim.model.moment_state import Moment, MomentSchedule
+from mend_optim.protocol.lineage import Claim, Lineage, PeerId, content_digest
+from mend_optim.protocol.messages import Offer, Seal, State
+from mend_optim.worker.anchors import (
     Advance,
     Anchors,
     Correction,
@@ -30,21 +40,21 @@ from mend_optim.anchor import (
     Reoffer,
     stack,
 )
-from mend_optim.averaging import LATEST, MEAN, NEWCOMER, OWN, PREFIX, Averaging, MomentCorrection, Reading, names
-from mend_optim.books import Policies
-from mend_optim.buffers import Buffers
-from mend_optim.checkpoint import Kept, keep, kept_correction
-from mend_optim.codec import CODECS, codec, split
-from mend_optim.fragment import Layout
-from mend_optim.lineage import Claim, Lineage, PeerId, content_digest
-from mend_optim.moment_packet import check, decode, encode
-from mend_optim.moments import Moment, MomentSchedule
-from mend_optim.outer import Nesterov
-from mend_optim.packet import Packet, Sections, as_bytes, raw
-from mend_optim.progress import Pending, Standing, Totals
-from mend_optim.protocol import Offer, Seal, State
-from mend_optim.schedule import Schedule
-from mend_optim.way_back import digest
+from mend_optim.worker.checkpoint import Kept, keep, kept_correction
+from mend_optim.worker.moment_means import (
+    LATEST,
+    MEAN,
+    NEWCOMER,
+    OWN,
+    PREFIX,
+    Averaging,
+    MomentCorrection,
+    Reading,
+    names,
+)
+from mend_optim.worker.moment_packet import check, decode, encode
+from mend_optim.worker.outer import Nesterov
+from mend_optim.worker.seal_payload import digest
 
 FIRST = Moment(name="exp_avg", order="first", decay="betas.0", corrected=True)
 SECOND = Moment(name="exp_avg_sq", order="second", decay="betas.1", corrected=True, nonnegative=True)

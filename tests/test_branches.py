@@ -13,10 +13,10 @@ from engines import BASE, ME, PEER, Engine, seal_of, state_of
 from learners import cluster, descent, drive, same, settle, start, until
 
 from mend_optim import Event, MendOptimizer, RoundRecord
-from mend_optim.anchor import Advance, Install
-from mend_optim.lineage import Entry, Lineage, PeerId
-from mend_optim.protocol import Call
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
+from mend_optim.protocol.messages import Call
 from mend_optim.status import Status, status
+from mend_optim.worker.anchors import Advance, Install
 
 SOMEBODY = PeerId("somebody", 1)
 

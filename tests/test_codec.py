@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.codec import CODECS, Codec, check, codec, decode, encode, name_of
+from mend_optim.codecs.packing import Packet, as_bytes
+from mend_optim.codecs.powersgd import PowerSGD
+from mend_optim.codecs.registry import CODECS, Codec, check, codec, decode, encode, name_of
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.merge import weighted_mean
-from mend_optim.packet import Packet, as_bytes
-from mend_optim.powersgd import PowerSGD
+from mend_optim.worker.merge import weighted_mean
 
 EXACT = [name for name, known in CODECS.items() if known.exact]
 each = pytest.mark.parametrize("name", CODECS)

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from mend_optim import Int8, MendOptimizer, PowerSGD
-from mend_optim.codec import CODECS, Codec, name_of
+from mend_optim.codecs.registry import CODECS, Codec, name_of
 
 SHAPES = [(96, 64), (64,), (8, 4, 3, 3), (), (0,)]
 NUMEL = sum(map(math.prod, SHAPES))

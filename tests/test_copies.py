@@ -36,8 +36,8 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from mend_optim import Event, MendOptimizer
-from mend_optim.network_loop import NetworkLoop
-from mend_optim.peer import Transport
+from mend_optim.runtime.network_loop import NetworkLoop
+from mend_optim.transport.grpc_transport import Transport
 
 FREE: dict[str, Any] = {"sync_every": 4}
 STILL: dict[str, Any] = {"sync_every": 1000}

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.optim import SGD
 
 from mend_optim import MendOptimizer, PowerSGD, UsageError
-from mend_optim.checkpoint import MEMORIES, TENSORS, Checkpoint, Kept, _content, from_state, to_state
-from mend_optim.fragment import Layout
-from mend_optim.lineage import Claim, Lineage, PeerId
-from mend_optim.progress import Pending, Standing, Totals
+from mend_optim.engine.progress import Pending, Standing, Totals
+from mend_optim.model.layout import Layout
+from mend_optim.protocol.lineage import Claim, Lineage, PeerId
+from mend_optim.worker.checkpoint import MEMORIES, TENSORS, Checkpoint, Kept, _content, from_state, to_state
 
 NUMELS = (3, 4)
 LAYOUT = Layout(["0", "1"], [*weights(1.0), torch.zeros(2, 2)], 2)

@@ -11,10 +11,10 @@ import reference
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mend_optim.changepoint import RunLengths
 from mend_optim.errors import UsageError
-from mend_optim.failslow import FailSlow, Level, Pace, Verdict, Watch
-from mend_optim.lineage import PeerId
+from mend_optim.membership.changepoint import RunLengths
+from mend_optim.membership.failslow import FailSlow, Level, Pace, Verdict, Watch
+from mend_optim.protocol.lineage import PeerId
 
 A, B, C, D = EVERYBODY = [PeerId(name, 1) for name in "abcd"]
 BLOCK, SKIP = 4, 2

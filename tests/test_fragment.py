@@ -8,7 +8,7 @@ from reference import smallest_load
 from torch import Tensor, nn
 
 from mend_optim.errors import UsageError
-from mend_optim.fragment import Layout, gather, partition, scatter
+from mend_optim.model.layout import Layout, gather, partition, scatter
 
 sizes = st.lists(st.integers(0, 50), min_size=1, max_size=6)
 

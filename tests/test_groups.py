@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mend_optim import MendOptimizer, UsageError
-from mend_optim.books import Books
+from mend_optim.engine.state import Books
 from mend_optim.settings import Place
 
 

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import digests, lineages
 
-from mend_optim.joining import Seeds, Switch, model_key
-from mend_optim.lineage import Lineage, PeerId
-from mend_optim.protocol import State
+from mend_optim.engine.model_switch import Seeds, Switch, model_key
+from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.messages import State
 
 B = PeerId("b", 1)
 

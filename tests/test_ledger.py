@@ -6,10 +6,10 @@ from dataclasses import replace
 from hypothesis import given
 from strategies import lineages
 
-from mend_optim.ledger import describe, sealed_record, taken_record
-from mend_optim.lineage import Entry, Key, Lineage, PeerId
-from mend_optim.packet import Packet
-from mend_optim.protocol import Offer, Seal
+from mend_optim.codecs.packing import Packet
+from mend_optim.engine.ledger import describe, sealed_record, taken_record
+from mend_optim.protocol.lineage import Entry, Key, Lineage, PeerId
+from mend_optim.protocol.messages import Offer, Seal
 
 A, B, C = (PeerId(name, i) for i, name in enumerate("abc", start=1))
 SEAL = Seal(

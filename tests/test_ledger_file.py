@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from learners import LOCKSTEP, PATIENCE_S, cluster, descent, drive, read
 
-from mend_optim import ledger_file as room
-from mend_optim.ledger import RoundRecord
-from mend_optim.ledger_file import LedgerFile
-from mend_optim.lineage import PeerId
+from mend_optim.engine.ledger import RoundRecord
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.runtime import ledger_file as room
+from mend_optim.runtime.ledger_file import LedgerFile
 
 A = PeerId("a", 7)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import digests, entries, lineages, peers
 
-from mend_optim.lineage import DIGEST_BYTES, Claim, Entry, Lineage, PeerId, content_digest
+from mend_optim.protocol.lineage import DIGEST_BYTES, Claim, Entry, Lineage, PeerId, content_digest
 
 ME = PeerId("me", 1)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from strategies import contributions, entries, vectors
 from torch import Tensor
 
-from mend_optim import merge
-from mend_optim.lineage import Entry, PeerId
+from mend_optim.protocol.lineage import Entry, PeerId
+from mend_optim.worker import merge
 
 EPS = 2.0**-23
 

@@ -31,7 +31,7 @@ from learners import (
 )  # fmt: skip
 
 from mend_optim import Event, MendError, MendOptimizer, Nesterov
-from mend_optim import merge_thread as room
+from mend_optim.runtime import learner as room
 
 OURS = ("mend-network", "mend-merge")
 

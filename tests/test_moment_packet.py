@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim import codec
+from mend_optim.codecs import registry as codec
+from mend_optim.codecs.packing import MOST, PACKED, Packet, Piece, pack
 from mend_optim.errors import PeerError
-from mend_optim.moment_packet import (
+from mend_optim.model.moment_state import Moment, Updates
+from mend_optim.worker.moment_packet import (
     ABSENT,
     FLOATS,
     HALVES,
@@ -28,9 +30,7 @@ from mend_optim.moment_packet import (
     dense_nbytes,
     encode,
     require_between,
-)  # fmt: skip
-from mend_optim.moments import Moment, Updates
-from mend_optim.packet import MOST, PACKED, Packet, Piece, pack
+)
 
 FIRST = Moment(name="exp_avg", order="first", decay=0.9, corrected=True)
 SECOND = Moment(name="exp_avg_sq", order="second", decay=0.99, corrected=True, nonnegative=True)

@@ -15,8 +15,18 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mend_optim.errors import UsageError
-from mend_optim.fragment import Fragment, Layout
-from mend_optim.moments import Moment, MomentSchedule, correct, decays, half_life, install, known, read, restrain
+from mend_optim.model.layout import Fragment, Layout
+from mend_optim.model.moment_state import (
+    Moment,
+    MomentSchedule,
+    correct,
+    decays,
+    half_life,
+    install,
+    known,
+    read,
+    restrain,
+)
 
 Make = Callable[[Any], Optimizer]
 LR = 1e-3

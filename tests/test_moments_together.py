@@ -32,9 +32,9 @@ from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
 from mend_optim import Grace, MendOptimizer, Moment, MomentSchedule
-from mend_optim.averaging import LATEST, MEAN, OWN
-from mend_optim.codec import CODECS
-from mend_optim.protocol import Message, Offer, Seal, State
+from mend_optim.codecs.registry import CODECS
+from mend_optim.protocol.messages import Message, Offer, Seal, State
+from mend_optim.worker.moment_means import LATEST, MEAN, OWN
 
 EACH_ROUND = MomentSchedule(first=1, second=1)
 STILL: dict[str, Any] = {"sync_every": 1000, "moments": EACH_ROUND}  # nothing is merged but by `settle`

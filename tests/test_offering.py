@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, seal_of, state_of
 
-from mend_optim.anchor import Advance, Install
-from mend_optim.lineage import Entry, Lineage, PeerId
-from mend_optim.packet import Packet
-from mend_optim.protocol import Beat, Call, Goodbye, Offer, Report, Want
+from mend_optim.codecs.packing import Packet
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
+from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Report, Want
+from mend_optim.worker.anchors import Advance, Install
 
 
 def offering(**schedule: int | None) -> Engine:

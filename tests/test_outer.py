@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from strategies import vectors
 from torch import Tensor
 
-from mend_optim import outer
 from mend_optim.errors import UsageError
-from mend_optim.merge import weighted_mean
-from mend_optim.outer import Nesterov, correction_between, delta, outer_step
+from mend_optim.worker import outer
+from mend_optim.worker.merge import weighted_mean
+from mend_optim.worker.outer import Nesterov, correction_between, delta, outer_step
 
 CLASSIC = Nesterov(lr=0.7, momentum=0.9)
 policies = st.sampled_from([Nesterov(), CLASSIC, Nesterov(lr=0.5), Nesterov(lr=1.0, momentum=0.5)])

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import mend_optim.packet
-import mend_optim.powersgd
-import mend_optim.quantize
-import mend_optim.sparse
-from mend_optim.codec import CODECS, FORMS, Codec, check, decode, decoded, encode, split
-from mend_optim.errors import PeerError
-from mend_optim.packet import (
+import mend_optim.codecs.blockwise
+import mend_optim.codecs.packing
+import mend_optim.codecs.powersgd
+import mend_optim.codecs.sparse
+from mend_optim.codecs.blockwise import Blockwise
+from mend_optim.codecs.packing import (
     BF16,
     DENSE,
     MOST,
@@ -34,10 +33,11 @@ from mend_optim.packet import (
     packed_nbytes,
     unpack,
     view,
-)  # fmt: skip
-from mend_optim.powersgd import PowerSGD
-from mend_optim.quantize import Blockwise
-from mend_optim.sparse import SPARSE, Sparse
+)
+from mend_optim.codecs.powersgd import PowerSGD
+from mend_optim.codecs.registry import CODECS, FORMS, Codec, check, decode, decoded, encode, split
+from mend_optim.codecs.sparse import SPARSE, Sparse
+from mend_optim.errors import PeerError
 
 SHAPES = [(12, 10), (), (33,), (150,), (5, 3, 2, 2), (7,), (0, 4), (16, 16), (0,), (9, 9)]
 NUMEL = sum(map(math.prod, SHAPES))

@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
-from mend_optim import peer as room
-from mend_optim import wire
-from mend_optim.address import host_of, seen_from
+from mend_optim.codecs.packing import Packet, fresh
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.lineage import Key, Lineage, PeerId
-from mend_optim.link import Link, Outbox
-from mend_optim.packet import Packet, fresh
-from mend_optim.peer import Transport, parse_address, parse_dialable
-from mend_optim.protocol import Beat, Call, Goodbye, Hello, Message, Offer, Rumor, Seal, State, Want
-from mend_optim.roster import Timing
-from mend_optim.transfer import Transfers
+from mend_optim.membership.roster import Timing
+from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.messages import Beat, Call, Goodbye, Hello, Message, Offer, Rumor, Seal, State, Want
+from mend_optim.transport import grpc_transport as room
+from mend_optim.transport import wire
+from mend_optim.transport.address import host_of, seen_from
+from mend_optim.transport.grpc_transport import Transport, parse_address, parse_dialable
+from mend_optim.transport.link import Link, Outbox
+from mend_optim.transport.transfers import Transfers
 
 grpc = room.grpc  # not imported here: whoever imports it first decides about its fork handlers
 LOOPBACK = "127.0.0.1:0"
@@ -1080,7 +1080,7 @@ async def test_a_grpc_that_cannot_survive_forks_is_told_of(crew):
     ids=["imported first", "imported second", "switched on by the user"],
 )
 def test_fork_handlers_are_off_unless_somebody_else_was_first(before, crash):
-    code = f"{before}\nimport mend_optim.peer as room; print(room.FORKS_CRASH)"
+    code = f"{before}\nimport mend_optim.transport.grpc_transport as room; print(room.FORKS_CRASH)"
     assert python("-c", code) == [str(crash)]
 
 

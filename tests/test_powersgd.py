@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from reference import product, projected
 from torch import Tensor
 
-from mend_optim.codec import check, decode, encode
+from mend_optim.codecs.packing import BF16, PACKED, Packet, Piece, Room, fill, pack
+from mend_optim.codecs.powersgd import FACTORS, LEAST, PowerSGD, factor, multiply
+from mend_optim.codecs.registry import check, decode, encode
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.packet import BF16, PACKED, Packet, Piece, Room, fill, pack
-from mend_optim.powersgd import FACTORS, LEAST, PowerSGD, factor, multiply
 
 SEEDS = st.integers(0, 2**32 - 1)
 SIDES = st.integers(1, 40)

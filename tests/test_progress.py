@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mend_optim.lineage import Claim, Entry, Lineage, PeerId
-from mend_optim.progress import Motion, Pending, Progress, Totals
-from mend_optim.schedule import Schedule
+from mend_optim.engine.progress import Motion, Pending, Progress, Totals
+from mend_optim.engine.schedule import Schedule
+from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
 
 ME, OTHER = PeerId("me", 1), PeerId("other", 1)
 BASE = Lineage.fresh(b"genesis")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-from mend_optim._pb import peer_pb2
+from mend_optim.transport._pb import peer_pb2
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "protos" / "peer.proto"
-PATH = "mend_optim/_pb/peer.proto"  # the name it is generated under: unique in the process-wide pool
+PATH = "mend_optim/transport/_pb/peer.proto"  # the name it is generated under: unique in the process-wide pool
 
 
 def generated() -> FileDescriptorProto:
@@ -85,7 +85,7 @@ def test_generating_it_again_gives_the_same(tmp_path):
     )
     out = tmp_path / "set"
     include = Path(protoc.__file__).parent / "_proto"
-    arguments = ["protoc", f"-Imend_optim/_pb={SOURCE.parent}", f"-I{include}", f"--descriptor_set_out={out}", PATH]
+    arguments = ["protoc", f"-Imend_optim/transport/_pb={SOURCE.parent}", f"-I{include}", f"--descriptor_set_out={out}", PATH]
     assert protoc.main(arguments) == 0
     (again,) = FileDescriptorSet.FromString(out.read_bytes()).file
     for message in again.message_type:
@@ -95,7 +95,7 @@ def test_generating_it_again_gives_the_same(tmp_path):
 
 
 def test_the_protobuf_in_use_is_one_the_generated_code_runs_on():
-    text = (ROOT / "mend_optim" / "_pb" / "peer_pb2.py").read_text()
+    text = (ROOT / "mend_optim" / "transport" / "_pb" / "peer_pb2.py").read_text()
     match = re.search(r"Protobuf Python Version: (\d+)\.(\d+)", text)
     assert match is not None
     assert match.groups() == ("6", "30"), "generate with the oldest tools that cover the range we declare"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from reference import bfloat16, dequantized, quantized
 from torch import Tensor
 
-from mend_optim.codec import FORMS, Codec, check, codec, decode, encode
+from mend_optim.codecs.blockwise import FLOAT4, INT4, INT8, LEAST, BlockForm, Float4, Int4, Int8
+from mend_optim.codecs.packing import MOST, PART, Packet, Piece, fill, pack
+from mend_optim.codecs.registry import FORMS, Codec, check, codec, decode, encode
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.packet import MOST, PART, Packet, Piece, fill, pack
-from mend_optim.quantize import FLOAT4, INT4, INT8, LEAST, BlockForm, Float4, Int4, Int8
 
 MAGNITUDES: dict[BlockForm, Sequence[int]] = {
     INT8: range(128),

@@ -7,9 +7,9 @@ import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend_optim.engine.quorum import Decision, Delays, Grace, Quorum, decide
 from mend_optim.errors import UsageError
-from mend_optim.lineage import PeerId
-from mend_optim.quorum import Decision, Delays, Grace, Quorum, decide
+from mend_optim.protocol.lineage import PeerId
 
 A, B, C = (PeerId(name, 1) for name in "abc")
 NEVER = float("-inf")

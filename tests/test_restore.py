@@ -28,7 +28,7 @@ from learners import (
 )
 
 from mend_optim import MendOptimizer, RoundRecord
-from mend_optim.lineage import PeerId
+from mend_optim.protocol.lineage import PeerId
 
 PULL = {"a": 1.0, "b": 2.0, "c": 4.0, "x": 8.0, "y": 16.0, "z": 32.0}  # the gradients of who is called that
 FREE: dict[str, Any] = {"sync_every": 4}  # whoever has taken four steps calls the others

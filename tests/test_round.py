@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.lineage import Claim, Entry, Lineage, PeerId
-from mend_optim.protocol import Offer
-from mend_optim.round import Phase, Round
+from mend_optim.engine.round import Phase, Round
+from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
+from mend_optim.protocol.messages import Offer
 
 BASE = Lineage.fresh(b"genesis")
 ALL = [PeerId(name, 1) for name in "abc"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend_optim.engine.schedule import Schedule
 from mend_optim.errors import UsageError
-from mend_optim.schedule import Schedule
 
 
 def boundaries(schedule: Schedule, fragment: int, steps: int) -> list[int]:

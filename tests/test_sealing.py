@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from engines import BASE, FOURTH, GENESIS, ME, PEER, THIRD, Engine, grown, offer_of, seal_of, state_of
 
-from mend_optim.anchor import Advance, Inspect, Install, Merge
-from mend_optim.lineage import Claim, Entry, PeerId
-from mend_optim.protocol import Beat, Call, Offer, Report, Seal, Want
-from mend_optim.roster import Roster, Timing
+from mend_optim.membership.roster import Roster, Timing
+from mend_optim.protocol.lineage import Claim, Entry, PeerId
+from mend_optim.protocol.messages import Beat, Call, Offer, Report, Seal, Want
+from mend_optim.worker.anchors import Advance, Inspect, Install, Merge
 
 
 def sealer(*peers: PeerId, **options: Any) -> Engine:

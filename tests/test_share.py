@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_round import BASE
 
-from mend_optim.lineage import Entry, Lineage, PeerId
-from mend_optim.share import KEPT, Share
+from mend_optim.engine.superseded import KEPT, Share
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 
 ME, OLD = PeerId("me", 2), PeerId("me", 1)
 

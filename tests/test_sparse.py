@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from reference import largest_of_chunks, listed, positions
 from torch import Tensor
 
-from mend_optim.codec import LOSSLESS, check, decode, encode
+from mend_optim.codecs.packing import DENSE, MOST, PACKED, Packet, Piece, pack, padded
+from mend_optim.codecs.registry import LOSSLESS, check, decode, encode
+from mend_optim.codecs.sparse import CHUNK, SPARSE, Sparse, top
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.packet import DENSE, MOST, PACKED, Packet, Piece, pack, padded
-from mend_optim.sparse import CHUNK, SPARSE, Sparse, top
 
 SEEDS = st.integers(0, 2**32 - 1)
 NUMELS = st.sampled_from([1, 2, 3, 7, 100, 255, 256, 257, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 9001])

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from mend_optim.books import Policies
-from mend_optim.lineage import Claim, Lineage, PeerId
-from mend_optim.progress import Standing, Totals
-from mend_optim.protocol import Beat, Report
-from mend_optim.schedule import Schedule
-from mend_optim.starting import Resumed
-from mend_optim.syncer import Syncer
+from mend_optim.engine.engine import Syncer
+from mend_optim.engine.joining import Resumed
+from mend_optim.engine.progress import Standing, Totals
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import Policies
+from mend_optim.protocol.lineage import Claim, Lineage, PeerId
+from mend_optim.protocol.messages import Beat, Report
 
 ME, PEER, FORMER = PeerId("me", 2), PeerId("peer", 1), PeerId("me", 1)
 GENESIS = b"genesis"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from mend_optim.stream import Counter, Rpc
+from mend_optim.transport.stream import Counter, Rpc
 
 
 class Slow:

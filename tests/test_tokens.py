@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.tokens import TokenCount
+from mend_optim.model.token_count import TokenCount
 
 DEFAULT = 1000
 

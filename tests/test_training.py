@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 from engines import BASE, PEER, Engine, seal_of
 
-from mend_optim.adopting import Adopting
-from mend_optim.anchor import Advance
-from mend_optim.books import Books, Policies
-from mend_optim.lineage import Lineage, PeerId
-from mend_optim.progress import Progress
-from mend_optim.schedule import Schedule
-from mend_optim.training import Training
-from mend_optim.watching import Watching
+from mend_optim.engine.adoption import Adopting
+from mend_optim.engine.boundaries import Training
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import Books, Policies
+from mend_optim.engine.stragglers import Watching
+from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.worker.anchors import Advance
 
 
 def test_a_copy_that_was_broken_off_is_wanted_again() -> None:

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import mend_optim.way_back
-from mend_optim.buffers import Buffers
-from mend_optim.codec import CODECS, Codec, codec, decode, encode
+import mend_optim.worker.seal_payload
+from mend_optim.codecs.blockwise import Int8
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.packing import Sections, raw
+from mend_optim.codecs.powersgd import PowerSGD
+from mend_optim.codecs.registry import CODECS, Codec, codec, decode, encode
 from mend_optim.errors import PeerError
-from mend_optim.fragment import Fragment, Layout
-from mend_optim.lineage import Key, PeerId
-from mend_optim.packet import Sections, raw
-from mend_optim.powersgd import PowerSGD
-from mend_optim.protocol import Offer, Seal
-from mend_optim.quantize import Int8
-from mend_optim.way_back import RELAYED, WayBack, digest
+from mend_optim.model.layout import Fragment, Layout
+from mend_optim.protocol.lineage import Key, PeerId
+from mend_optim.protocol.messages import Offer, Seal
+from mend_optim.worker.seal_payload import RELAYED, WayBack, digest
 
 SHAPES = [(48, 40), (100,), (16, 8, 3, 3)]
 LAYOUT = Layout([str(s) for s in SHAPES], [torch.zeros(s) for s in SHAPES], 1)

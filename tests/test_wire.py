@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mend_optim import wire
-from mend_optim._pb import peer_pb2 as pb
+from mend_optim.codecs.packing import Packet
 from mend_optim.errors import PeerError
-from mend_optim.failslow import Level
-from mend_optim.lineage import Claim, Entry, Key, Lineage, PeerId
-from mend_optim.packet import Packet
-from mend_optim.protocol import Beat, Bulk, Call, Goodbye, Hello, Offer, Report, Rumor, Seal, State, Want
+from mend_optim.membership.failslow import Level
+from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
+from mend_optim.protocol.messages import Beat, Bulk, Call, Goodbye, Hello, Offer, Report, Rumor, Seal, State, Want
+from mend_optim.transport import wire
+from mend_optim.transport._pb import peer_pb2 as pb
 
 LIMIT = 5 << 20
 U64 = st.integers(0, 2**64 - 1)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mend_optim.anchor import (
+from mend_optim.protocol.lineage import content_digest
+from mend_optim.worker.anchors import (
     Advance,
     Correction,
     Done,
@@ -22,7 +23,6 @@ from mend_optim.anchor import (
     Prepare,
     Reoffer,
 )
-from mend_optim.lineage import content_digest
 
 Vector = dict[Any, int]
 

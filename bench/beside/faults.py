@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..result import Result, plain
-from .stage import Event, Process, Stage, Trainer, free_addresses, stage
-from .trainer import QUORUM_S, STEP_S, SYNC_EVERY
+from bench.beside.stage import Event, Process, Stage, Trainer, free_addresses, stage
+from bench.beside.trainer import QUORUM_S, STEP_S, SYNC_EVERY
+from bench.result import Result, plain
 
 TIMES, AWAY_S, AFTER_S = 3, 9.0, QUORUM_S + 5.0
 PAUSE = 10  # steps' time without a step

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import proc
-from .journal import Journal
-from .roads import Lines, Road
+from bench.storm import proc
+from bench.storm.journal import Journal
+from bench.storm.roads import Lines, Road
 
 PATIENCE_S = 90.0
 FAREWELL_S = 15.0  # for a learner that was told to leave

@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from . import proc
-from .crew import Crew, Seat
-from .roads import Direction, all_ways
+from bench.storm import proc
+from bench.storm.crew import Crew, Seat
+from bench.storm.roads import Direction, all_ways
 
 KINDS = {"kill": 2, "stop": 2, "cut both ways": 1, "cut outward": 0.5, "cut inward": 0.5}  # and how often
 SHORTEST_S, LONGEST_S = 2.0, 20.0

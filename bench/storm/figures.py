@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import mean, median
 
-from .figure import Figure, none_of, spread
-from .log import NEVER, Fault, Log, Seal
-from .spans import Spans, common, count, length, without
+from bench.storm.figure import Figure, none_of, spread
+from bench.storm.log import NEVER, Fault, Log, Seal
+from bench.storm.spans import Spans, common, count, length, without
 
 SETTLING_S = 5.0  # after a fault is over, what others do may still be due to it
 FEWEST_STEPS = 100  # a pace from fewer says little

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import mean
 
-from .figure import Figure, none_of, spread
-from .journal import Line
-from .log import Log
+from bench.storm.figure import Figure, none_of, spread
+from bench.storm.journal import Line
+from bench.storm.log import Log
 
 SETTLED = 1 / 3  # of the samples are left out: buffers fill, caches warm
 HOUR_S = 3600.0

@@ -13,10 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import AdamW
 
+from bench.storm.journal import Journal
+from bench.storm.lesson import BATCH, Lesson
 from mend_optim import Event, MendOptimizer, Timing
-
-from .journal import Journal
-from .lesson import BATCH, Lesson
 
 LEARNING_RATE = 3e-4
 LEAVE = signal.SIGUSR1  # leave as you were told at birth

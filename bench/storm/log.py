@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .journal import Line
-from .spans import Spans, union, without
+from bench.storm.journal import Line
+from bench.storm.spans import Spans, union, without
 
 SEALED = ("all_present", "grace_expired")
 NEVER = float("inf")

@@ -22,10 +22,9 @@ from typing import Any
 import torch
 
 import mend_optim  # noqa: F401  before anything that imports grpc
-
-from ..result import environment
-from .learner import Learner
-from .lesson import read_corpus
+from bench.result import environment
+from bench.storm.learner import Learner
+from bench.storm.lesson import read_corpus
 
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from .figure import Figure, none_of, table
-from .figures import storm_figures
-from .growth import endings, soak_figures
-from .journal import objects, read
-from .log import Log
-from .splits import partition_figures
-from .truths import truth_figures
+from bench.storm.figure import Figure, none_of, table
+from bench.storm.figures import storm_figures
+from bench.storm.growth import endings, soak_figures
+from bench.storm.journal import objects, read
+from bench.storm.log import Log
+from bench.storm.splits import partition_figures
+from bench.storm.truths import truth_figures
 
 PARTS: dict[str, tuple[Callable[[Log], Iterable[Figure]], ...]] = {
     "storm": (storm_figures, truth_figures, endings),
@@ -55,7 +55,7 @@ def report(out: Path) -> None:
     (out / "table.txt").write_text(text + "\n", encoding="utf-8")
     print(text)
     try:
-        from .picture import draw
+        from bench.storm.picture import draw
     except ImportError as error:
         print(f"no picture: {error}; pip install '.[bench]'", file=sys.stderr)
     else:

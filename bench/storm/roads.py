@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from .proc import socket_owner
+from bench.storm.proc import socket_owner
 
 CHUNK = 65536
 LOOK_UPS, LOOK_AGAIN_S = 5, 0.02

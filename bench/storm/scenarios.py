@@ -8,10 +8,10 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
-from . import proc
-from .crew import Crew, Seat
-from .faults import Weather, plan
-from .roads import all_ways
+from bench.storm import proc
+from bench.storm.crew import Crew, Seat
+from bench.storm.faults import Weather, plan
+from bench.storm.roads import all_ways
 
 CALM_S = 15.0  # after the storm, for the last ones to come back
 SAMPLE_S = 5.0

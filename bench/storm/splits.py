@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from .figure import Figure, spread
-from .log import NEVER, Adoption, Log
+from bench.storm.figure import Figure, spread
+from bench.storm.log import NEVER, Adoption, Log
 
 Side = tuple[str, ...]
 

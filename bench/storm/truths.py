@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import mean, median, pvariance
 
-from .figure import Figure, none_of, spread
-from .log import NEVER, Adoption, Log, Process
+from bench.storm.figure import Figure, none_of, spread
+from bench.storm.log import NEVER, Adoption, Log, Process
 
 GROUP = 8  # steps whose mean loss tells trained weights from random ones
 LEARNED = 0.5  # nats: before the cluster has learned so much, nobody could tell

@@ -1,0 +1,125 @@
+"""Before the first inner step: with what a learner begins, and when it has joined the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mend_optim.engine.adoption import Adopting
+from mend_optim.engine.ledger import Event, taken_record
+from mend_optim.engine.progress import NEVER, Motion, Progress, Standing, Totals
+from mend_optim.engine.round import Round
+from mend_optim.engine.state import Books
+from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.messages import Beat
+from mend_optim.worker.anchors import Reoffer
+
+DROP = "other weights than the saved ones: the anchor's are taken, what no anchor has is dropped"
+UNKNOWN = (
+    "which state of {} are moments is not known here, so none are averaged: name them in "
+    "moments=MomentSchedule(states=(Moment(…),)), or pass moments=None to say that there are none"
+)
+UNCLOSED = (
+    "codec: part of what is learned stays in each learner's weights, and with merge={!r} synchronize() cannot merge "
+    "it; merge='mean' and 'rda' can; or choose another codec, such as 'int4'"
+)
+ANEW = "other weights than the saved ones: they count as first weights"
+
+
+class Resumed(NamedTuple):
+    """Where a checkpoint stood; without standings it was saved by a learner without peers. `intact`: whether the
+    weights are those that it was saved with; else they become the anchor."""
+
+    totals: Totals
+    standings: Sequence[Standing]
+    head_start: int = 0
+    intact: bool = True
+
+
+class Starting:
+    """A learner between `begin` and `joined`."""
+
+    def __init__(self, books: Books, adopting: Adopting) -> None:
+        self.books, self.adopting = books, adopting
+        self._join_by = NEVER
+        self._met_at: dict[PeerId, int] = {}  # the position of each when we first heard of it
+
+    def begin(self, now: float, genesis: bytes, groups: tuple[bytes, ...], resumed: Resumed | None) -> None:
+        """With first weights of this digest, or where a checkpoint stood. `groups`: see `Report`."""
+        books, schedule = self.books, self.books.policies.schedule
+        me, lineage, turns = books.me, Lineage.fresh(genesis), schedule.fragments
+        marks = [schedule.first_mark(p) if p < turns else 0 for p in range(len(groups))]
+        books.fragments, books.groups = [Progress(me, p, lineage, mark) for p, mark in enumerate(marks)], groups
+        if resumed:
+            self._resume(resumed)
+        books.rounds = [Round(p) for p in range(len(books.fragments))]
+        books.seals = [None] * len(books.fragments)
+        books.genesis = books.fragments[0].lineage.genesis
+        self._join_by = now + books.policies.timing.join_timeout_s
+        for peer in books.roster.peers.values():
+            if peer.beat:
+                self.heard(peer.beat)
+        if books.policies.stranger:
+            books.emit(Event("unknown", UNKNOWN.format(books.policies.stranger)))
+        if books.policies.unclosed:
+            books.emit(Event("unclosed", UNCLOSED.format(books.policies.unclosed)))
+
+    def _resume(self, resumed: Resumed) -> None:
+        books, totals = self.books, Totals(resumed.totals.step, resumed.totals.tokens)
+        books.totals, books.head_start = totals, resumed.head_start
+        books.solo = not resumed.standings  # else the anchor is what it was, whatever was trained since
+        if not resumed.standings:  # all that was trained is in the weights, and no offer of it on its way
+            for fragment in books.fragments:
+                genesis = fragment.lineage.genesis
+                if resumed.intact:
+                    fragment.lineage = Lineage(totals.tokens, int(totals.tokens > 0), genesis, genesis)
+                else:  # weights that nobody trained: first weights
+                    fragment.dropped_tokens = totals.tokens
+                fragment.banked, fragment.mark = Totals(totals.step, totals.tokens), totals.step + fragment.mark
+        for p, standing in enumerate(resumed.standings):
+            fragment = books.fragments[p] = Progress.resumed(books.me, p, standing, totals)
+            books.record(taken_record(p, Lineage.fresh(standing.lineage.genesis), standing.lineage, "restored"))
+            if fragment.pending:
+                fragment.motion = Motion.SNAPSHOT
+                books.work(Reoffer(p, fragment.pending.seq, fragment.pending.closing))
+        unmerged = max(f.unmerged(totals).tokens for f in books.fragments)
+        what = DROP if resumed.standings else ANEW
+        what = f"{unmerged} tokens not merged yet" if resumed.intact else what
+        facts = {"step": totals.step, "tokens": totals.tokens, "unmerged_tokens": unmerged, "intact": resumed.intact}
+        books.emit(Event("restored", f"restored at step {totals.step}, {what}", facts))
+
+    def heard(self, beat: Beat) -> None:
+        """Where a peer was when we began: what those that start with us have stepped since is no head start."""
+        if beat.genesis and self.books.fragments and not self.books.joined:
+            self._met_at.setdefault(beat.peer, beat.position)
+
+    def check_joined(self, now: float) -> bool:
+        """Joined: everyone the user named is here (or somebody is training already, or nobody came in time), and nobody
+        has a greater anchor. Whether that is so since just now."""
+        if self.books.joined or not self.books.fragments:
+            return False
+        beats = [p.beat for p in self.books.roster.peers.values() if p.beat and not p.suspected]
+        here = {beat.peer for beat in beats if beat.genesis}
+        everyone = not self.books.seeds.missing and all(peer in here for peer in self.books.seeds.peers())
+        found = everyone or any(beat.training for beat in beats)
+        moving = any(f.motion is not Motion.STILL for f in self.books.fragments)
+        fetching = bool(self.books.wants) or self.books.switch is not None or moving
+        # Those that start with us must have our weights before anybody steps away from them.
+        agreed = all(beat.training or beat.genesis in (b"", self.books.genesis) for beat in beats)
+        if fetching or not (now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))):
+            return False
+        self.books.joined = True
+        self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
+        missing, refused = self.books.seeds.missing, sorted(self.books.seeds.refused)
+        sought = [*missing, *refused]
+        step = self.books.catch_up_position(max(self._met_at.values(), default=0))
+        tokens = self.books.cluster_tokens()
+        facts = {"missing": sought, "step": step, "tokens": tokens}
+        without = ", ".join([*missing, *(f"{address} (refused)" for address in refused)])
+        if sought and not here:
+            text = f"nobody to train with at {without}: training alone, still looking"
+            self.books.emit(Event("alone", text, facts))
+        else:
+            text = f"joined at position {step}" + (f", without {without}" if sought else "")
+            self.books.emit(Event("joined", text, facts))
+        return True

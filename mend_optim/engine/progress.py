@@ -1,0 +1,331 @@
+"""The learner's side of a fragment: what was trained since the anchor, what was offered, what awaits adoption.
+
+A learner has at most one pending offer per fragment, and keeps it, same sequence number and same bytes, until some
+anchor has merged it. Progress trained after its snapshot travels in the next offer. So everything up to `banked` is
+settled, the pending offer holds exactly what follows, and no seal met later can contain work that is also still to be
+offered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from mend_optim.codecs.packing import Sections
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.superseded import Share
+from mend_optim.protocol.lineage import Claim, Lineage, PeerId
+from mend_optim.protocol.messages import Offer, Seal, State
+
+NEVER = float("inf")
+
+
+class Motion(Enum):
+    """What a fragment is busy with. A snapshot and a moving anchor exclude each other: Δ needs the anchor its weights
+    rest on."""
+
+    STILL = "still"
+    SNAPSHOT = "snapshot"  # copied by the training thread, not yet Δ
+    MOVING = "moving"  # the worker takes an outer step or installs an anchor
+
+
+@dataclass(slots=True)
+class Pending:
+    """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was sent. `follows`: see
+    `Offer`; `earlier`: (seq, follows) of the same work on anchors of other branches; `seal_s`: how long its seal may be
+    on its way, by how long the offer was; `closing`: made at rest, with what encodings before have lost; `again`: see
+    `Offer`."""
+
+    claim: Claim
+    seq: int
+    step: int
+    tokens: int
+    steps: int
+    due: bool
+    offer: Offer | None = None
+    sent_to: PeerId | None = None
+    sent_at: float = 0.0
+    seal_s: float = 0.0
+    delivered: bool = False
+    resend_at: float = NEVER
+    missed: bool = False
+    closing: bool = False
+    follows: int = 0
+    again: tuple[int, int] = (0, 0)
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def numbers(self) -> dict[int, int]:
+        """Every seq that it has had, and what it followed under it."""
+        return {**dict(self.earlier), self.seq: self.follows}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Inner steps and tokens trained by this process: monotone counters."""
+
+    step: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a checkpoint keeps of a fragment's progress. `claim` is whose work it is that no offer holds yet."""
+
+    lineage: Lineage
+    claim: Claim
+    mark: int
+    banked: Totals
+    dropped_tokens: int
+    pending: Pending | None
+    untaken: bool
+    adopt_at: int | None
+    averaged: Mapping[str, int] = field(default_factory=dict)
+    last: Totals = field(default_factory=Totals)
+    owes: bool = False
+
+
+class Progress:
+    """One fragment of one learner. Tokens: trained = banked (merged or dropped) + unmerged."""
+
+    def __init__(self, me: PeerId, fragment: int, lineage: Lineage, mark: int) -> None:
+        self.me, self.fragment, self.lineage, self.mark = me, fragment, lineage, mark
+        self.banked = Totals()
+        self.dropped_tokens = 0
+        self.share = Share()
+        self.seq = 0
+        self.inherited: Claim | None = None  # unmerged work that came with a checkpoint, in no offer yet
+        self.heir_of: Claim | None = None  # whose encodings lost what came with a checkpoint
+        self.pending: Pending | None = None
+        self.motion = Motion.STILL
+        self.stash: Seal | State | None = None
+        self.untaken = False
+        self.adopt_at: int | None = None
+        self.called = False
+        self.caller: PeerId | None = None
+        self.behind_since: float | None = None
+        self.averaged: dict[str, int] = {}  # by order of moment: the last version that averaged ours
+        self.last = Totals()  # what our last merged work weighed by, unless rounds have gone on without us since
+        self.owes = False  # whether what its encoding lost is in no offer yet
+
+    def standing(self) -> Standing:
+        """What to keep of it. A copy that is not Δ yet, and an anchor that is still moving, count as not begun."""
+        claim, pending, owes = self.claim, self.pending, self.owes
+        if pending and pending.offer is None and self.motion is Motion.SNAPSHOT:
+            claim, owes, pending = pending.claim, owes or pending.closing, None
+        kept = pending
+        if pending:
+            kept = replace(pending, offer=None, sent_to=None, delivered=False, resend_at=NEVER, seal_s=0.0, earlier=())
+        return Standing(
+            self.lineage, claim, self.mark, self.banked, self.dropped_tokens, kept, self.untaken, self.adopt_at,
+            dict(self.averaged), self.last, owes,
+        )  # fmt: skip
+
+    @classmethod
+    def resumed(cls, me: PeerId, fragment: int, standing: Standing, totals: Totals) -> Progress:
+        """The progress of `me`, a new incarnation, which goes on where a checkpoint stood."""
+        progress = cls(me, fragment, standing.lineage, standing.mark)
+        progress.banked, progress.dropped_tokens = standing.banked, standing.dropped_tokens
+        progress.pending = replace(standing.pending) if standing.pending else None
+        progress.untaken, progress.adopt_at = standing.untaken, standing.adopt_at
+        progress.averaged = dict(standing.averaged)
+        progress.last, progress.owes = standing.last, standing.owes
+        offered = standing.pending.steps if standing.pending else 0
+        progress.heir_of = standing.claim
+        if progress.unmerged(totals).step > offered:
+            progress.inherited = standing.claim
+        return progress
+
+    def unmerged(self, totals: Totals) -> Totals:
+        """Steps and tokens trained since the last settled snapshot."""
+        return Totals(totals.step - self.banked.step, totals.tokens - self.banked.tokens)
+
+    def wants_snapshot(self, totals: Totals, schedule: Schedule, closing: bool = False) -> bool:
+        """Due or called, with something to offer, nothing pending, and weights that rest on the current anchor.
+        `closing`: at rest, what was lost is something, too."""
+        if self.pending or self.untaken or self.motion is not Motion.STILL:
+            return False
+        if not self.unmerged(totals).step:
+            return closing and self.owes
+        return self.called or schedule.due(totals.step, self.mark)
+
+    def snapshot(self, totals: Totals, due: bool, closing: bool = False) -> Pending:
+        """The training thread copies the fragment now; everything unmerged goes into the next offer. Where that is
+        just what encodings lost before a checkpoint, in the name of its author, whose own process may have offered
+        it."""
+        work = self.unmerged(totals)
+        if not work.step:
+            self.inherited = self.inherited or self.heir_of
+        claim = self.claim
+        if self.inherited:
+            seq, self.inherited = self._past(claim), None
+        else:
+            seq = self.seq = self.seq + 1
+        self.motion, self.called = Motion.SNAPSHOT, False
+        # What a long offer's encoding lost must not weigh as little as the few steps that it goes with.
+        rest = closing and self.owes and self.weight > (work.tokens, work.step)
+        self.owes = self.owes and not closing
+        follows = self.lineage.last_merged(claim.author)
+        self.pending = Pending(
+            claim, seq, totals.step, work.tokens, work.step, due, closing=closing, follows=follows,
+            again=self.weight if rest else (0, 0),
+        )  # fmt: skip
+        return self.pending
+
+    def offered(self, genesis: bytes, sections: Sections) -> None:
+        """Δ is encoded: this is the pending offer from now on."""
+        pending = self.pending
+        assert pending is not None
+        inherited = pending.claim if pending.claim.author != self.me else None
+        steps = pending.steps or max(1, pending.again[1])
+        pending.offer = Offer(
+            self.me, self.fragment, pending.seq, pending.tokens, steps, genesis, self.lineage.key,
+            pending.due, sections, inherited, pending.follows, pending.again,
+        )  # fmt: skip
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """(tokens, steps) that an offer without any of its own weighs by."""
+        return self.last.tokens, self.last.step
+
+    def _rebase(self, pending: Pending) -> None:
+        """Our anchor is of another branch: what the pending offer follows is not in it. The same work gets another
+        number, so that every number stands for one history."""
+        follows = self.lineage.last_merged(pending.claim.author)
+        if follows == pending.follows:
+            return
+        if self.inherited and self.inherited.author == pending.claim.author:
+            self.withdraw()  # one offer of both: under the new number, this one would pass for what came with it
+            return
+        pending.earlier = (*pending.earlier, (pending.seq, pending.follows))
+        if pending.claim.author == self.me:
+            pending.seq = self.seq = self.seq + 1
+        else:
+            pending.seq = max(self.me.incarnation, pending.seq + 1)
+        pending.follows, pending.sent_to, pending.delivered = follows, None, False
+        if pending.offer:
+            pending.offer = replace(pending.offer, seq=pending.seq, follows=follows, inherited=pending.claim)
+
+    def _past(self, claim: Claim) -> int:
+        """A number past every one that the author's own process can have used: what it offered after its checkpoint is
+        the same work."""
+        return max(self.me.incarnation, claim.settled + 1)
+
+    @property
+    def claim(self) -> Claim:
+        """Whose work it is that no offer holds yet."""
+        return self.inherited or Claim(self.me, self.seq)
+
+    def includes_pending(self, lineage: Lineage) -> bool:
+        """Whether `lineage` has merged the pending offer."""
+        return self.pending is not None and lineage.last_merged(self.pending.claim.author) in self.pending.numbers
+
+    def in_doubt(self, lineage: Lineage) -> bool:
+        """Whether `lineage` merged work of ours in an offer we know nothing of: then drop, never double (law 5)."""
+        if self.pending and not lineage.admits(self.pending.claim) and not self.includes_pending(lineage):
+            return True
+        return not lineage.admits(self.claim)
+
+    def outlived(self, lineage: Lineage) -> bool:
+        """Whether `lineage` has merged what the process of our checkpoint offered after it: with all that its encodings
+        had lost until then."""
+        return self.heir_of is not None and not lineage.admits(self.heir_of)
+
+    @property
+    def superseded_tokens(self) -> int:
+        """Tokens of this process that an anchor had merged, but not the one we are on."""
+        return self.share.superseded_tokens(self.lineage)
+
+    def withdraw(self) -> None:
+        """The pending offer did not come about: its work goes into the next one."""
+        pending, self.pending = self.pending, None
+        if pending:
+            # What only encodings lost has its author's name when it is offered again; what is trained till then, ours.
+            if pending.claim.author != self.me and (pending.steps or self.inherited):
+                self.inherited = pending.claim
+            self.owes = self.owes or pending.closing
+
+    def forget(self) -> None:
+        """The weights have nothing of what our encodings lost any more: an anchor has it, or it is given up."""
+        self.owes = False
+
+    def _give_up(self) -> None:
+        """The pending offer is sent no more: its work counts as dropped. An anchor that merges it yet has what it
+        follows, too."""
+        pending, self.pending = self.pending, None
+        if pending:
+            self.share.add(pending.claim.author, pending.numbers, 0)
+
+    def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule, replaced: bool = False) -> None:
+        """The anchor is now `lineage`; `mine` says that the pending offer is in it, `replaced` that the weights become
+        the anchor. The correction awaits the training thread."""
+        if replaced and not mine:
+            self._give_up()
+        went_on = lineage.tokens > self.lineage.tokens and not mine
+        self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
+        # A branch that wins may have had fewer rounds.
+        self.averaged = {order: min(version, lineage.version) for order, version in self.averaged.items()}
+        pending = self.pending
+        if went_on and not (self.owes or pending):
+            self.last = Totals()  # of what the encodings in these rounds lost, we have no share
+        ours = mine and pending is not None and pending.claim.author == self.me
+        if ours or self.outlived(lineage):  # not by the checkpoint's own offer: its process may have made another
+            self.heir_of = None  # what our encodings lose from now on is ours
+        if mine and pending:
+            self.share.add(pending.claim.author, pending.numbers, pending.tokens)
+            self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)
+            self.last = self.last if any(pending.again) else Totals(pending.steps, pending.tokens)
+            self.owes = not pending.closing
+            self.pending = None
+            self.mark = totals.step if pending.missed else pending.step
+            self.called = self.called or (pending.missed and not schedule.lockstep)
+            self.adopt_at = pending.step + schedule.adopt_after if schedule.adopt_after is not None else None
+        elif lineage.version:  # else these are but other first weights: no round was missed
+            # In lockstep nobody is called: who is slower than the rounds would never come to a boundary.
+            self.mark = totals.step if self.unmerged(totals).step and not schedule.lockstep else self.mark
+            if pending:
+                pending.missed, pending.due = True, False
+                self._rebase(pending)
+                self.called = self.called or (self.pending is None and not schedule.lockstep)
+        if replaced:
+            self.adopt_at = None  # there is nothing to go on with until then
+
+    def taken(self, replace: bool, totals: Totals) -> int:
+        """The training thread applied the correction. Returns the tokens that a replacement dropped."""
+        self.untaken, self.adopt_at = False, None
+        if not replace:
+            return 0
+        dropped = self.unmerged(totals)
+        self.banked, self.pending, self.inherited = Totals(totals.step, totals.tokens), None, None
+        self.seq = max(self.seq, self.lineage.last_merged(self.me))
+        self.mark = totals.step if dropped.step else self.mark
+        self.dropped_tokens += dropped.tokens
+        return dropped.tokens
+
+    def transplant(self, genesis: bytes) -> None:
+        """The other fragments are another model's now; this one nobody else has yet."""
+        self.lineage = replace(self.lineage, genesis=genesis)
+        if self.pending and self.pending.offer:
+            self.pending.offer = replace(self.pending.offer, genesis=genesis)
+            self.pending.sent_to = None
+
+    def found(self, tokens: int, model: bytes) -> Lineage:
+        """Alone, our weights become the anchor (`model` is their digest): its lineage has merged all that is ours."""
+        self.seq += 1
+        merged = {self.me: self.seq}
+        if self.pending:
+            merged[self.pending.claim.author] = max(self.pending.seq, merged.get(self.pending.claim.author, 0))
+        if self.inherited:
+            merged[self.inherited.author] = self._past(self.inherited)
+        return self.lineage.found(merged, tokens, model)
+
+    def founded(self, lineage: Lineage, at: Totals) -> None:
+        """Alone, the weights at `at` became the anchor: all of it is merged."""
+        pending, follows, tokens = self.pending, self.lineage.last_merged(self.me), at.tokens - self.banked.tokens
+        if pending:  # another branch may have merged just that
+            self.share.add(pending.claim.author, pending.numbers, pending.tokens)
+            follows = pending.seq if pending.claim.author == self.me else follows
+            tokens -= pending.tokens
+        self.share.add(self.me, {self.seq: follows}, tokens)
+        self.motion, self.lineage, self.pending, self.inherited = Motion.STILL, lineage, None, None
+        self.banked, self.called, self.owes = Totals(at.step, at.tokens), False, False

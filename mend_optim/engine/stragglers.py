@@ -1,0 +1,107 @@
+"""Who is slow, and whether a quorum is there. Every learner times itself, tells the others with its beats, and judges
+them all alike.
+
+A learner that fails slow is waited for no more; nothing else happens to it. What it offers in time counts, and what
+comes late travels in its next offer."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.progress import NEVER
+from mend_optim.engine.state import Books
+from mend_optim.membership.failslow import Level, Pace, Verdict, Watch
+from mend_optim.protocol.lineage import PeerId
+
+COMPUTE, LINK = "compute", "link"
+STEPS = 9  # whose median is what an inner step takes: a pause among them is none
+SHARE = 0.1  # of a period: a link that takes less holds nobody up
+
+
+class Watching:
+    """One learner's clock on itself, and its eye on the others."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+        policy = books.policies.failslow
+        self._watch = Watch(policy) if policy else None
+        self._compute, self._link = Pace(), Pace(block=1, skip=0)
+        self._steps: deque[float] = deque(maxlen=STEPS)
+        self._sent_s = 0.0
+        self._short_since: float | None = None  # that a quorum is not there; infinite once that was said
+
+    def stepped(self, seconds: float, tokens: int) -> None:
+        """An inner step on so many tokens took so long; nothing that this library did is in it."""
+        self._steps.append(seconds)
+        self.books.step_s = median(self._steps)
+        self._compute.add(seconds, tokens)
+
+    def delivered(self, seconds: float, nbytes: int) -> None:
+        """An offer of so many bytes was sent in so long."""
+        self._sent_s = seconds
+        self._link.add(seconds, nbytes)
+
+    def levels(self) -> tuple[tuple[str, Level], ...]:
+        """Our own, for the others."""
+        found = []
+        if self._compute.level:
+            found.append((COMPUTE, self._compute.level))
+        period_s = self.books.policies.schedule.sync_every * self.books.step_s
+        if self._link.level and self._sent_s >= SHARE * period_s:
+            found.append((LINK, self._link.level))
+        return tuple(found)
+
+    @property
+    def failing(self) -> Mapping[PeerId, Verdict]:
+        """Whom no round needs to wait for."""
+        return self._watch.failing if self._watch else {}
+
+    def review(self, now: float) -> None:
+        """Judge everybody by what the last beats said."""
+        self._count_live(now)
+        if self._watch is None:
+            return
+        beats = [p.beat for p in self.books.roster.peers.values() if p.beat and p.beat.genesis == self.books.genesis]
+        levels = {beat.peer: dict(beat.paces) for beat in beats if beat.paces}
+        levels[self.books.me] = dict(self.levels())
+        for kind, verdict in self._watch.judge(now, levels):
+            self.books.emit(_event(now, kind, verdict))
+
+    def _count_live(self, now: float) -> None:
+        """Say, once, that offers wait for a quorum that has not been there for long."""
+        roster, policies = self.books.roster, self.books.policies
+        here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.size)
+        offers = any(fragment.pending for fragment in self.books.fragments)
+        if here >= needed or not offers or self.books.solo:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since >= policies.timing.round_timeout_s:
+            self._short_since = NEVER
+            self.books.emit(Event("below_quorum", _SHORT.format(needed, here), {"here": here, "needed": needed}))
+
+
+def _event(now: float, kind: str, verdict: Verdict) -> Event:
+    facts = {
+        "peer": verdict.peer.name,
+        "incarnation": verdict.peer.incarnation,
+        "cause": verdict.cause,
+        "ratio": verdict.ratio,
+        "for_s": now - verdict.since,
+        "lost_s": verdict.lost_s,
+        "lost_per_hour_s": verdict.lost_per_hour_s,
+    }
+    return Event(kind, _TEXTS[kind].format(**facts), facts)
+
+
+_SHORT = "nothing can be merged: quorum needs {} learners, and {} are here; training goes on, and offers wait"
+
+_TEXTS = {
+    "slow": "{peer} is {ratio:.1f} times slower than it was ({cause}): rounds wait for it no more",
+    "costly": "{peer} has been {ratio:.1f} times slower than it was ({cause}) for {for_s:.0f} s, which has cost "
+    "{lost_s:.0f} s of its work, {lost_per_hour_s:.0f} s more with every hour: replacing it would pay by now",
+    "recovered": "{peer} is as fast as it was, after {for_s:.0f} s: rounds wait for it again",
+}

@@ -19,14 +19,14 @@ test: lint types ## lint, types, then all tests
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
-	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/test_unusual.py -k "clients or free"
+	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/together/test_unusual.py -k "clients or free"
 
 test-deep: $(READY) ## 20,000 storms and 500 stragglers in virtual time, in about half an hour; what fails is made small and printed
-	.venv/bin/python tests/storms.py
-	.venv/bin/python tests/stragglers.py --seeds 0:500
+	.venv/bin/python -m tests.virtual.storms
+	.venv/bin/python -m tests.virtual.stragglers --seeds 0:500
 
 mutants: $(READY) ## break the engine on purpose, one rule at a time; fails if no test notices
-	.venv/bin/python tests/mutants.py
+	.venv/bin/python -m tests.mutation.mutants
 
 lint: $(READY) ## ruff
 	.venv/bin/ruff check .

@@ -8,23 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import (
-    alone,
-    checkpoint,
-    codec,
-    convergence,
-    delay,
-    exchange,
-    failslow,
-    link,
-    merge,
-    moments,
-    namespaces,
-    slow,
-    straggler,
-    sync,
-)
-from bench.beside import faults
+from bench.cluster import convergence, delay, failslow, link, moments, namespaces, slow, straggler
+from bench.micro import alone, checkpoint, codec, exchange, merge, sync
+from bench.peers import faults
 from bench.result import Result, environment, line
 
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {

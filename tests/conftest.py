@@ -22,7 +22,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The table of the drop-in contract, for `pytest -k contract`."""
     if "contract" not in terminalreporter.config.option.keyword:
         return
-    from contract import tables
+    from tests.contract.contract import tables
 
     stats = terminalreporter.stats
     reports = sorted((r for kind in ("passed", "failed") for r in stats.get(kind, ())), key=lambda r: r.start)

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.storm.crew import Crew
 from bench.storm.report import report
 from bench.storm.scenarios import SCENARIOS
+from bench.storm.supervisor import Crew
 
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 

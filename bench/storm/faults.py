@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.storm import proc
-from bench.storm.crew import Crew, Seat
-from bench.storm.roads import Direction, all_ways
+from bench.storm.relays import Direction, all_ways
+from bench.storm.supervisor import Crew, Seat
 
 KINDS = {"kill": 2, "stop": 2, "cut both ways": 1, "cut outward": 0.5, "cut inward": 0.5}  # and how often
 SHORTEST_S, LONGEST_S = 2.0, 20.0

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from bench.storm.journal import Journal
-from bench.storm.lesson import BATCH, Lesson
+from bench.storm.task import BATCH, Lesson
 from mend_optim import Event, MendOptimizer, Timing
 
 LEARNING_RATE = 3e-4

@@ -14,9 +14,9 @@ matplotlib.use("Agg")  # no screen
 from matplotlib import pyplot
 from matplotlib.patches import Patch
 
+from bench.storm.correctness import groups
 from bench.storm.log import Fault, Log
 from bench.storm.spans import Span
-from bench.storm.truths import groups
 
 COLORS = {
     "training": "#bcd7c1", "joining": "#f2d16b", "kill": "#c0392b", "stop": "#7d5ba6",

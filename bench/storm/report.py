@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.storm.correctness import truth_figures
 from bench.storm.figure import Figure, none_of, table
 from bench.storm.figures import storm_figures
 from bench.storm.growth import endings, soak_figures
 from bench.storm.journal import objects, read
 from bench.storm.log import Log
 from bench.storm.splits import partition_figures
-from bench.storm.truths import truth_figures
 
 PARTS: dict[str, tuple[Callable[[Log], Iterable[Figure]], ...]] = {
     "storm": (storm_figures, truth_figures, endings),

@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from bench.storm import proc
-from bench.storm.crew import Crew, Seat
 from bench.storm.faults import Weather, plan
-from bench.storm.roads import all_ways
+from bench.storm.relays import all_ways
+from bench.storm.supervisor import Crew, Seat
 
 CALM_S = 15.0  # after the storm, for the last ones to come back
 SAMPLE_S = 5.0

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
-from session import STEPS, Facts, Session, digest, examples, gradient_norm, network, serve, watch
 from torch.nn import functional as F
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.clients.session import STEPS, Facts, Session, digest, examples, gradient_norm, network, serve, watch
 
 MICRO_BATCHES = 2  # of one step
 

@@ -9,12 +9,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from session import STEPS, Facts, Session, examples, gradient_norm, network, serve, watch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.clients.session import STEPS, Facts, Session, examples, gradient_norm, network, serve, watch
 
 MICRO_BATCHES = 2  # of one step
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from processes import free_addresses
+from tests.system.processes import free_addresses
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0  # a wait that long has failed, imports included
@@ -33,7 +33,7 @@ class Learner:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**inherited, "PYTHONPATH": str(HERE.parent.parent), "HF_HUB_OFFLINE": "1"},
+                env={**inherited, "PYTHONPATH": str(HERE.parents[1]), "HF_HUB_OFFLINE": "1"},
                 start_new_session=True,  # Ctrl-C at the test run is not for the learners
             )
         self._unread = b""

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from pair import Facts, Stage
-from session import STEPS, SYNC_EVERY, digest, network
 from torch.optim import AdamW
+
+from tests.clients.pair import Facts, Stage
+from tests.clients.session import STEPS, SYNC_EVERY, digest, network
 
 LR = 0.01
 

@@ -7,13 +7,25 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from session import STEPS, Facts, Session, digest, examples, gradient_norm, largest_gradient, network, serve, watch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import SWALR, AveragedModel
+
+from tests.clients.session import (
+    STEPS,
+    Facts,
+    Session,
+    digest,
+    examples,
+    gradient_norm,
+    largest_gradient,
+    network,
+    serve,
+    watch,
+)
 
 LR, BATCH = 0.01, 4
 

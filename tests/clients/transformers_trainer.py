@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from session import STEPS, Facts, Session, gradient_norm, serve, watch
 from torch.optim import AdamW
 from transformers import (
     GPT2Config,
@@ -16,6 +15,8 @@ from transformers import (
     TrainingArguments,
     get_linear_schedule_with_warmup,
 )
+
+from tests.clients.session import STEPS, Facts, Session, gradient_norm, serve, watch
 
 MICRO_BATCHES, TOKENS, LR, WARMUP = 2, 8, 0.01, 4
 

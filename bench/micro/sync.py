@@ -1,0 +1,130 @@
+"""What one outer sync costs the training thread: one copy of the parameters, one addition, and whatever else there is.
+
+Two learners of 25 M parameters, real rounds over loopback. After every round each measures the floor while the other
+waits: the copy and the addition alone, on the same tensors, and each after a pause, as in a round: what comes straight
+after the other finds its code and data in the caches. In a round the background threads of both want the cores, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.cluster.learners import Seat, Still, run_learners, transformer
+from bench.result import Result, beside, plain
+from bench.watch import Spans, Watch, seconds
+from mend_optim import MendOptimizer
+from mend_optim.handover import Handover
+from mend_optim.runtime.learner import MergeThread
+
+LEARNERS = 2
+WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
+SYNC_EVERY, STEP_S = 64, 0.02
+WARM, ROUNDS = 2, 10
+EVERY_STEP = ("stepped", "take")
+
+
+class Round(NamedTuple):
+    """Seconds of one round on one learner."""
+
+    sync: float
+    floor: float
+    idle: float  # one step without a sync
+    parts: dict[str, float]
+
+
+class Floor:
+    """One copy of all parameters to buffers that are there already, one addition of others in place."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._copies = [torch.empty_like(p) for p in parameters]
+        self._changes = [torch.zeros_like(p) for p in parameters]
+
+    def measure(self) -> float:
+        return _after_a_pause(self._copy) + _after_a_pause(self._add)
+
+    @torch.no_grad()
+    def _copy(self) -> None:
+        for copy, parameter in zip(self._copies, self._parameters, strict=True):
+            copy.copy_(parameter)
+
+    @torch.no_grad()
+    def _add(self) -> None:
+        for parameter, change in zip(self._parameters, self._changes, strict=True):
+            parameter.add_(change)
+
+
+def _after_a_pause(work: Callable[[], object]) -> float:
+    """Seconds it takes, as long after anything else as an inner step is."""
+    time.sleep(STEP_S)
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _instrument() -> Watch:
+    watch = Watch()
+    watch.on(Handover, "_copy", "copy")
+    watch.on(Handover, "_apply", "apply")
+    for name in (*EVERY_STEP, "submit"):
+        watch.on(MergeThread, name, name)
+    return watch
+
+
+def _train_a_round(optimizer: MendOptimizer, watch: Watch) -> list[float]:
+    """Steps until a correction was applied: how long each took."""
+    times = []
+    while not watch.count("apply"):
+        times.append(_after_a_pause(optimizer.step))
+    return times
+
+
+def _parts(sync: float, spans: Spans) -> dict[str, float]:
+    """Where a sync's time went. Of the engine, under its mutex: what its calls took beyond their usual time."""
+    usual = [median(end - start for start, end in spans[name]) * len(spans[name]) for name in EVERY_STEP]
+    engine = sum(seconds(spans[name]) for name in (*EVERY_STEP, "submit")) - sum(usual)
+    parts = {"copy": seconds(spans["copy"]), "apply": seconds(spans["apply"]), "engine": engine}
+    return {**parts, "waits elsewhere": sync - sum(parts.values())}
+
+
+def _measure_in_turn(seat: Seat, floor: Floor) -> float:
+    took = 0.0
+    for rank in range(LEARNERS):
+        seat.meet()
+        if rank == seat.rank:
+            took = floor.measure()
+    return took
+
+
+def _learn(seat: Seat) -> list[Round]:
+    parameters = transformer(WIDTH, LAYERS)
+    floor, watch = Floor(parameters), _instrument()
+    rounds = []
+    with seat.join(Still(parameters), sync_every=SYNC_EVERY) as optimizer:
+        optimizer.step()
+        for _ in range(WARM + ROUNDS):
+            watch.take()
+            times = _train_a_round(optimizer, watch)
+            idle = median(times)
+            sync = sum(times) - idle * len(times)
+            rounds.append(Round(sync, _measure_in_turn(seat, floor), idle, _parts(sync, watch.take())))
+            seat.meet()
+    return rounds[WARM:]
+
+
+def run() -> Iterator[Result]:
+    rounds = [round for learner in run_learners(_learn, LEARNERS) for round in learner]
+    floors = [1e3 * r.floor for r in rounds]
+    setting = "25.2 M float32 in 96 tensors, 2 learners; floor = one copy + one in-place add"
+    sync = [1e3 * r.sync for r in rounds]
+    yield beside("sync", "training thread per outer sync", "ms", sync, floors, "<= 1.5", setting)
+    for part in rounds[0].parts:
+        yield beside("sync", f"of it: {part}", "ms", [1e3 * r.parts[part] for r in rounds], floors)
+    idle = [1e6 * r.idle for r in rounds]
+    yield plain("sync", "a step without a sync", "us", idle, "after a sleep, the inner optimizer does nothing")

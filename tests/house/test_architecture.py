@@ -1,0 +1,228 @@
+"""The table of packages in `docs/design.md`, held over what a file imports and over all that comes with it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAME = "mend_optim"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in sorted((ROOT / NAME).rglob("*.py"))
+    if path.stem != "__init__" and "_pb" not in path.parts
+}
+TOP = {"errors", "optimizer", "handover", "settings", "status", "distributed_checkpoint"}
+
+# What the modules of a package may import of this library, besides its own package and `errors`.
+MAY_IMPORT = {
+    "protocol": set(),
+    "membership": {"protocol"},
+    "engine": {"protocol", "membership"},
+    "codecs": {"protocol"},
+    "model": {"protocol", "engine.moment_schedule"},
+    "worker": {
+        "protocol",
+        "codecs",
+        "model.layout",
+        "model.copies",
+        "engine.effects",
+        "engine.moment_schedule",
+        "engine.progress",
+    },
+    "transport": {"protocol"},
+    "runtime": {"protocol", "membership", "engine", "codecs", "model", "worker", "transport"},
+}
+# What no module that comes with a package may import, however far away.
+NEVER_COMES_WITH = {
+    "protocol": {"torch", "numpy", "grpc", "google"},
+    "membership": {"torch", "grpc", "google"},
+    "engine": {"torch", "grpc", "google"},
+    "codecs": {"grpc", "google"},
+    "model": {"grpc", "google"},
+    "worker": {"grpc", "google"},
+    "transport": {"torch"},
+}
+
+TO_CUT = {"protocol", "membership", "engine", "worker", "transport"}  # still reach too far
+
+# Pure packages: time is an argument, effects are data, chance has a generator.
+PURE = ("protocol", "membership", "engine", "codecs", "model", "worker")
+IMPURE = {
+    "time", "datetime", "threading", "queue", "concurrent", "multiprocessing", "subprocess", "asyncio", "logging",
+    "socket", "select", "ssl", "random", "secrets", "importlib", "grpc", "google", "io", "os", "pathlib",
+}  # fmt: skip
+CHANCE = {
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "normal_", "uniform_",
+    "bernoulli", "bernoulli_", "multinomial", "random_", "exponential_", "manual_seed", "default_rng", "shuffle",
+}  # fmt: skip
+# Of the rest: who alone may import what.
+CONFINED = {
+    "grpc": {"transport.grpc_transport"},
+    "google": {"transport.wire", "transport.frames"},
+    "threading": {"runtime"},
+    "time": {"runtime", "transport.grpc_transport", "settings", "handover", "optimizer"},
+    "asyncio": {"runtime", "transport"},
+}
+
+
+def place(module: str) -> str:
+    """The package of a module, or the module itself at the top."""
+    return module.split(".")[1]
+
+
+def within(module: str, places: set[str]) -> bool:
+    """Whether a module is one of these places, or in one of these packages."""
+    parts = module.split(".")[1:]
+    return parts[0] in places or ".".join(parts) in places
+
+
+@cache
+def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
+    """What a module imports anywhere in it: modules of this library, and top-level names of others."""
+    ours: set[str] = set()
+    others: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: one import path for every name, so no relative ones"
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in named:
+            owner = next((m for m in (name, name.rpartition(".")[0]) if m in MODULES), "")
+            if owner:
+                ours.add(owner)
+            elif name.split(".")[0] != NAME:
+                others.add(name.split(".")[0])
+    return frozenset(ours), frozenset(others)
+
+
+def closure(modules: set[str]) -> set[str]:
+    """These modules, and every module of this library that comes with them."""
+    found: set[str] = set()
+    left = set(modules)
+    while left:
+        found |= left
+        left = set().union(*(imports(module)[0] for module in left)) - found
+    return found
+
+
+def members(package: str) -> set[str]:
+    return {module for module in MODULES if place(module) == package}
+
+
+def calls(module: str) -> set[str]:
+    """Plain names that a module calls."""
+    tree = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    return {node.func.id for node in tree if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+
+
+def draws(module: str) -> set[str]:
+    """Random draws that are not from a generator of the caller's, or from one seeded on the spot."""
+    tree = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    called = [node for node in tree if isinstance(node, ast.Call)]
+    free = [call for call in called if not any(keyword.arg == "generator" for keyword in call.keywords)]
+    free = [call for call in free if not ast.unparse(call.func).endswith("Generator().manual_seed")]
+    return {call.func.attr for call in free if isinstance(call.func, ast.Attribute)} & CHANCE
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """A cycle, empty if there is none: take away what imports nothing that is left, until nothing goes."""
+    left = dict(graph)
+    while free := [name for name, needs in left.items() if not needs & set(left)]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
+def test_every_module_has_its_place() -> None:
+    assert {place(module) for module in MODULES} == set(MAY_IMPORT) | TOP
+
+
+def test_there_are_no_cycles() -> None:
+    assert cycle({module: set(imports(module)[0]) for module in MODULES}) == []
+
+
+def test_the_search_for_cycles_finds_one() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_it_may(package: str) -> None:
+    if package in TO_CUT:
+        pytest.xfail("imports to be cut")
+    allowed = MAY_IMPORT[package] | {package, "errors"}
+    wrong = {(m, other) for m in members(package) for other in imports(m)[0] if not within(other, allowed)}
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("package", NEVER_COMES_WITH)
+def test_what_a_package_must_not_know_does_not_come_with_it(package: str) -> None:
+    if package in TO_CUT:
+        pytest.xfail("imports to be cut")
+    everything = closure(members(package))
+    wrong = {(module, name) for module in everything for name in imports(module)[1] & NEVER_COMES_WITH[package]}
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_a_pure_package_knows_no_clock_thread_network_or_chance(package: str) -> None:
+    everything = closure(members(package))
+    assert {(module, name) for module in everything for name in imports(module)[1] & IMPURE} == set()
+    spoken = {"print", "open", "input", "__import__"}
+    assert {(module, name) for module in everything for name in calls(module) & spoken} == set()
+    assert {(module, name) for module in everything for name in draws(module)} == set()
+
+
+@pytest.mark.parametrize("library", CONFINED)
+def test_clocks_threads_and_transport_stay_in_their_places(library: str) -> None:
+    users = {module for module in MODULES if library in imports(module)[1]}
+    assert {module for module in users if not within(module, CONFINED[library])} == set()
+
+
+def test_only_the_transport_knows_the_generated_messages() -> None:
+    users = {module for module, path in MODULES.items() if "_pb import" in path.read_text(encoding="utf-8")}
+    assert {module for module in users if place(module) != "transport"} == set()
+
+
+BARE = """
+import importlib, sys
+
+for missing in {missing!r}:
+    sys.modules[missing] = None  # importing it raises ImportError
+sys.modules[{name!r}] = package = type(sys)({name!r})  # the library's own face imports torch; its parts must not need it
+package.__path__ = [{path!r}]
+for module in {modules!r}:
+    importlib.import_module(module)
+print("imported", len({modules!r}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "missing"),
+    [
+        ("protocol", ("torch", "numpy", "grpc", "google.protobuf")),
+        ("membership", ("torch", "grpc", "google.protobuf")),
+        ("engine", ("torch", "grpc", "google.protobuf")),
+        ("transport", ("torch",)),
+    ],
+)
+def test_a_package_can_be_imported_where_torch_is_not(package: str, missing: tuple[str, ...]) -> None:
+    if package in TO_CUT:
+        pytest.xfail("imports to be cut")
+    modules = sorted(members(package))
+    code = BARE.format(missing=missing, name=NAME, path=str(ROOT / NAME), modules=modules)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["imported", str(len(modules))], done.stderr[-2000:]
+
+
+def test_no_module_is_a_drawer_for_everything() -> None:
+    names = {part for name in MODULES for part in name.split(".")}
+    assert names & {"util", "utils", "common", "config", "helpers", "manager", "misc"} == set()

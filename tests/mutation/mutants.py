@@ -1,0 +1,173 @@
+"""Mutation check: break the engine on purpose, one rule at a time, and demand that a test notices.
+
+    python -m tests.mutation.mutants [NAME...] [--law 5] [--jobs 2] [--timeout 180]
+
+The mutants are in `mutant_list.py`. Each is made in a copy of the sources and tried on its own small selection of
+tests, which the unchanged copy must pass first: else a failure would prove nothing. Caught is what makes a test fail,
+or hang; what cannot be collected is not caught but broken. Exit status 1 if one survives or is broken."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutation.mutant_list import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("mend_optim", "tests", "pyproject.toml")
+TESTS_FAILED = 1  # pytest's exit status; others say that no test ran, or not all
+
+# A `conftest.py` above the copied tests: a run that imports another mend_optim than the copy's ends with status 4.
+CONFTEST = """
+from pathlib import Path
+
+import pytest
+
+import mend_optim
+
+if Path(mend_optim.__file__).parent.parent != Path(__file__).parent:
+    raise pytest.UsageError(f"not the copy: {mend_optim.__file__}")
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one run of a selection: `status` is "passed", "caught", "hung" or "broken"."""
+
+    status: str
+    by: str
+    seconds: float
+
+    @property
+    def caught(self) -> bool:
+        return self.status in ("caught", "hung")
+
+
+def mutated(source: str, mutant: Mutant) -> str:
+    """The source with the mutant's text replaced. Raises `ValueError` unless it occurs exactly once."""
+    times = source.count(mutant.old)
+    if times != 1:
+        raise ValueError(f"{mutant.name}: its text must occur once in {mutant.room}.py, got {times} times")
+    return source.replace(mutant.old, mutant.new)
+
+
+def copy(source: Path, target: Path) -> Path:
+    """A copy of the tree at `source`, as far as the tests need it."""
+    for name in COPIED:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source / name, target / name)
+    (target / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    return target
+
+
+@contextmanager
+def tree(source: Path, mutant: Mutant | None = None) -> Iterator[Path]:
+    """A copy for one run, with the mutant in it."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        target = copy(source, Path(folder))
+        if mutant:
+            room = target / "mend_optim" / f"{mutant.room}.py"
+            room.write_text(mutated(room.read_text(encoding="utf-8"), mutant), encoding="utf-8")
+        yield target
+
+
+def pytest_in(folder: Path, selection: Sequence[str], timeout_s: float) -> Outcome:
+    """Run the selection on the copy in `folder`, until the first failure."""
+    options = ["-x", "-q", "--tb=no", "-rf", "-p", "no:cacheprovider", "-W", "ignore"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "COLUMNS": "300",
+    }
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, *selection],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its own children too: some tests start processes
+        process.communicate()
+        return Outcome("hung", f"hung for {timeout_s:.0f} s", time.monotonic() - started)
+    return Outcome(*verdict(process.returncode, output), time.monotonic() - started)
+
+
+def verdict(status: int, output: str) -> tuple[str, str]:
+    """What pytest's exit status and its report say: what became of the run, and the first test that failed."""
+    if status == 0:
+        return "passed", ""
+    failed = re.search(r"^FAILED tests/(.+?)( - .*)?$", output, re.MULTILINE)
+    if status == TESTS_FAILED and failed:
+        return "caught", failed[1]
+    return "broken", f"pytest ended with status {status}:\n{output[-2000:]}"
+
+
+def attempt(source: Path, selection: Sequence[str], timeout_s: float, mutant: Mutant | None = None) -> Outcome:
+    with tree(source, mutant) as folder:
+        return pytest_in(folder, selection, timeout_s)
+
+
+def chosen(names: Sequence[str], law: int | None) -> list[Mutant]:
+    """The mutants of these names, or all; of one law, or of all."""
+    unknown = set(names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        raise SystemExit(f"no such mutant: {', '.join(sorted(unknown))}")
+    return [m for m in MUTANTS if (not names or m.name in names) and law in (None, m.law)]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description="break the engine on purpose; see that tests notice")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of mutants; all if none is given")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--law", type=int, help="only mutants that break this law")
+    parser.add_argument("--timeout", type=float, default=180.0, help="seconds until a run counts as hung")
+    given = parser.parse_args(arguments)
+    mutants = chosen(given.names, given.law)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(given.jobs) as pool:
+        source = copy(ROOT, Path(folder))  # so that nobody who edits the files meanwhile confuses the results
+        selections = list(dict.fromkeys(mutant.tests for mutant in mutants))
+        for selection, outcome in zip(
+            selections, pool.map(lambda s: attempt(source, s, given.timeout), selections), strict=True
+        ):
+            if outcome.status != "passed":
+                pool.shutdown(cancel_futures=True)
+                print(f"the unchanged sources fail {' '.join(selection)}: {outcome.status}, {outcome.by}")
+                return 1
+        print(f"the unchanged sources pass {len(selections)} selections\n\n{'mutant':44} law  seconds  caught by")
+        outcomes = pool.map(lambda m: attempt(source, m.tests, given.timeout, m), mutants)
+        survivors = [m.name for m, outcome in zip(mutants, outcomes, strict=True) if not told(m, outcome).caught]
+    print(f"\n{len(mutants) - len(survivors)} of {len(mutants)} caught; not caught: {', '.join(survivors) or 'none'}")
+    return 1 if survivors else 0
+
+
+def told(mutant: Mutant, outcome: Outcome) -> Outcome:
+    """A line of the table."""
+    by = {"passed": "SURVIVED", "broken": f"BROKEN: {outcome.by}"}.get(outcome.status, outcome.by)
+    print(f"{mutant.name:44} {mutant.law:3}  {outcome.seconds:7.1f}  {by}", flush=True)
+    return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

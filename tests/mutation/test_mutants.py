@@ -1,0 +1,78 @@
+"""The list of mutants does not rot: each changes what it says, every law has some, and a run is judged rightly."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.mutant_list import MUTANTS, Mutant
+from tests.mutation.mutants import ROOT, mutated, verdict
+
+LAWS = range(1, 12)
+
+
+@cache
+def source(room: str) -> str:
+    return (ROOT / "mend_optim" / f"{room}.py").read_text(encoding="utf-8")
+
+
+def meaning(source: str) -> str:
+    return ast.dump(ast.parse(source))
+
+
+@cache
+def meaning_of(room: str) -> str:
+    return meaning(source(room))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_changes_one_place_into_other_code(mutant: Mutant) -> None:
+    assert meaning_of(mutant.room) != meaning(mutated(source(mutant.room), mutant))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_law_has_mutants(law: int) -> None:
+    assert len([mutant for mutant in MUTANTS if mutant.law == law]) >= 2
+
+
+def test_mutants_are_named_once_and_break_a_law() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert {mutant.law for mutant in MUTANTS} <= set(LAWS)
+
+
+def test_the_tests_that_must_notice_are_there() -> None:
+    named = {argument.split("::")[0] for mutant in MUTANTS for argument in mutant.tests if ".py" in argument}
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
+
+
+@pytest.mark.parametrize(("text", "times"), [("absent", 0), ("twice", 2)])
+def test_a_text_that_does_not_occur_once_is_refused(text: str, times: int) -> None:
+    with pytest.raises(ValueError, match=f"rotten.*got {times} times"):
+        mutated("twice twice once", Mutant("rotten", 1, "room", text, "", ()))
+
+
+FAILURE = "F\n==== short test summary info ====\nFAILED tests/test_round.py::test_one[a b] - assert 1 == 2\n"
+ERROR = "E\n==== short test summary info ====\nERROR tests/test_round.py - ImportError: no\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "expected"),
+    [
+        (0, "..", ("passed", "")),
+        (1, FAILURE, ("caught", "test_round.py::test_one[a b]")),
+        (1, ERROR, ("broken", "pytest ended with status 1")),
+        (2, ERROR, ("broken", "pytest ended with status 2")),
+        (4, "not the copy", ("broken", "pytest ended with status 4")),
+        (5, "no tests ran", ("broken", "pytest ended with status 5")),
+    ],
+)
+def test_only_a_test_that_failed_has_caught_a_mutant(status: int, output: str, expected: tuple[str, str]) -> None:
+    outcome, by = verdict(status, output)
+    assert (outcome, by.split(":\n")[0]) == expected
+
+
+def test_mutants_are_made_where_the_sources_are() -> None:
+    assert Path(__file__).parents[2] == ROOT

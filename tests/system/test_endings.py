@@ -1,0 +1,173 @@
+"""However a learner ends, it ends: at once, with the status it should have, and nothing of it is left behind.
+
+`test_processes.py` has the ends that are meant: `close`, `with`, the end of the script, Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.processes import Crew, Learner, Process, free_addresses
+
+DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
+SOON = {"beat_s": 0.2, "evict_after_s": 3.0}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[Process]]:
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        process.destroy()
+
+
+@pytest.fixture
+def crew(processes: list[Process]) -> Iterator[Crew]:
+    crew = Crew(processes)
+    yield crew
+    crew.end()
+
+
+def pair(crew: Crew, timing: dict[str, float], **options: Any) -> tuple[Learner, Learner]:
+    """One that stays and one that will end, in the middle of training together."""
+    stayer = crew.start("stayer", timing=timing)
+    leaver = crew.start("leaver", seed=1, peers=[stayer.address], timing=timing, **options)
+    crew.until(lambda: stayer.seals_with("stayer", "leaver") >= 2, "two seals of both")
+    return stayer, leaver
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet has."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def workers(learner: Learner) -> list[int]:
+    pids: list[int] = learner.ask("children", "children")["pids"]
+    assert len(pids) == 2
+    assert not any(map(gone, pids))
+    return pids
+
+
+def goodbye_was_heard(stayer: Learner) -> None:
+    assert stayer.await_event("left")["peer"] == "leaver"
+    assert not stayer.events["evicted"]
+    stayer.await_steps(20)
+
+
+def loss_was_seen(stayer: Learner) -> None:
+    assert stayer.await_event("evicted")["peer"] == "leaver"
+    assert not stayer.events["left"]
+    stayer.await_steps(20)
+
+
+# ── signals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_sigterm_ends_a_learner_and_its_data_loader(crew: Crew) -> None:
+    stayer, leaver = pair(crew, SOON, workers=2, pace_s=0.02)
+    pids = workers(leaver)
+    leaver.signal(signal.SIGTERM)
+    assert leaver.await_end() == -signal.SIGTERM
+    assert leaver.complaints == ""
+    crew.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
+    loss_was_seen(stayer)
+
+
+def test_ctrl_c_ends_a_learner_and_its_data_loader(crew: Crew) -> None:
+    stayer, leaver = pair(crew, DISTANT, workers=2, pace_s=0.02)
+    pids = workers(leaver)
+    assert leaver.interrupt() == -signal.SIGINT
+    crew.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
+    goodbye_was_heard(stayer)
+
+
+def test_ctrl_c_ends_a_learner_in_synchronize(crew: Crew) -> None:
+    stayer, leaver = pair(crew, DISTANT)
+    stayer.ask("pause", "paused")
+    leaver.await_steps(20)
+    leaver.ask("pause", "paused")
+    leaver.order("synchronize", timeout=600.0)
+    assert leaver.interrupt() == -signal.SIGINT
+    assert leaver.complaints.splitlines()[-1] == "KeyboardInterrupt"
+    assert leaver.complaints.count("Traceback") == 1
+    assert not leaver.events["synchronized"]
+    assert stayer.await_event("left")["peer"] == "leaver"
+
+
+def test_a_dead_learners_data_loader_does_not_keep_its_port(crew: Crew) -> None:
+    """Workers inherit every socket: while they live, the dead learner's peers see its connections open."""
+    (address,) = free_addresses(1)
+    stayer, leaver = pair(crew, SOON, workers=2, pace_s=0.02, listen=address)
+    workers(leaver)
+    leaver.kill()
+    again = crew.start("leaver", seed=2, listen=address, peers=[stayer.address], timing=SOON)
+    again.await_event("took over")
+    crew.until(lambda: again.seals_with("stayer", "leaver") >= 2, "two more seals of both")
+
+
+# ── exceptions ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_exception_in_the_training_loop_ends_the_process(crew: Crew) -> None:
+    stayer, leaver = pair(crew, DISTANT, workers=2, pace_s=0.02)
+    pids = workers(leaver)
+    leaver.order("fail")
+    assert leaver.await_end() == 1
+    assert leaver.complaints.count("Traceback") == 1
+    assert leaver.complaints.splitlines()[-1] == "RuntimeError: a bug in the training loop"
+    crew.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
+    goodbye_was_heard(stayer)
+
+
+def test_the_training_loops_exception_leaves_a_with_block_unchanged(crew: Crew) -> None:
+    stayer, leaver = pair(crew, DISTANT, managed=True)
+    leaver.order("fail")
+    assert leaver.await_end() == 1
+    assert leaver.complaints.count("Traceback") == 1
+    assert leaver.complaints.splitlines()[-1] == "RuntimeError: a bug in the training loop"
+    goodbye_was_heard(stayer)
+
+
+# ── out of `on_event`, which runs on a background thread ─────────────────────────────────────────────────────────────
+
+
+def test_sys_exit_in_a_callback_is_raised_by_the_next_step(crew: Crew) -> None:
+    stayer, leaver = pair(crew, DISTANT)
+    leaver.order("exit", how="sys.exit")
+    assert leaver.await_end() == 1
+    assert "SystemExit: 3" in leaver.complaints
+    assert "a background thread of mend_optim failed" in leaver.complaints.splitlines()[-1]
+    goodbye_was_heard(stayer)
+
+
+def test_ctrl_c_from_a_callback_is_raised_in_the_training_loop(crew: Crew) -> None:
+    stayer, leaver = pair(crew, DISTANT)
+    leaver.order("exit", how="Ctrl-C")
+    assert leaver.await_end() == -signal.SIGINT
+    assert leaver.complaints.splitlines()[-1] == "KeyboardInterrupt"
+    goodbye_was_heard(stayer)
+
+
+def test_os_exit_in_a_callback_ends_the_process_without_a_goodbye(crew: Crew) -> None:
+    stayer, leaver = pair(crew, SOON)
+    leaver.order("exit", how="os._exit")
+    assert leaver.await_end() == 3
+    assert leaver.complaints == ""
+    loss_was_seen(stayer)
+
+
+def test_a_callback_that_raises_in_every_round_ends_nothing(crew: Crew) -> None:
+    stayer, leaver = pair(crew, DISTANT)
+    leaver.order("exit", how="raise")
+    goal = stayer.seals_with("stayer", "leaver") + 2
+    crew.until(lambda: stayer.seals_with("stayer", "leaver") >= goal, "two more seals of both")
+    assert leaver.leave() == 0
+    assert "a bug of the user's" in leaver.complaints
+    goodbye_was_heard(stayer)

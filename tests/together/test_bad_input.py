@@ -1,0 +1,307 @@
+"""Misuse by the local user is refused at once, named with its value, bound and remedy, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+from torch.optim import SGD
+
+from mend_optim import FailSlow, Grace, MendOptimizer, MomentSchedule, Nesterov, Quorum, Timing, UsageError
+from tests.support.learners import LOOPBACK, TIMING, descent, step, weights
+
+NAN, INF = float("nan"), float("inf")
+PEER = "127.0.0.1:9"  # nobody is ever there
+NAMES = "['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd', 'sparse']"
+CODEC = f"codec must be one of {NAMES} or a codec such as PowerSGD(rank=4), got {{}}"
+
+# What is refused, and how the message begins; {} stands for the value.
+ALWAYS: list[tuple[str, Any, str]] = [
+    ("sync_every", 0, "sync_every must be an int >= 1, got {}"),
+    ("sync_every", -3, "sync_every must be an int >= 1, got {}"),
+    ("sync_every", 2.5, "sync_every must be an int >= 1, got {}"),
+    ("sync_every", True, "sync_every must be an int >= 1, got {}"),
+    ("sync_every", None, "sync_every must be an int >= 1, got {}"),
+    ("fragments", 0, "fragments must be an int >= 1, got {}"),
+    ("fragments", "2", "fragments must be an int >= 1, got {}"),
+    ("fragments", 3, "fragments must be at most the number of parameter tensors (2), got {}; a fragment holds whole"),
+    ("fragments", 200, "fragments must be at most sync_every=128, got {}; each fragment needs an inner step of its"),
+    ("adopt_after", -1, "adopt_after must be None or an int in [0, sync_every=128], got {}; an anchor"),
+    ("adopt_after", 129, "adopt_after must be None or an int in [0, sync_every=128], got {}"),
+    ("adopt_after", 1.0, "adopt_after must be None or an int in [0, sync_every=128], got {}"),
+    ("adopt_after", False, "adopt_after must be None or an int in [0, sync_every=128], got {}"),
+    ("quorum", 0, "quorum.minimum must be None or an int >= 1, got {}"),
+    ("quorum", "x", "quorum.minimum must be None or an int >= 1, got {}"),
+    ("quorum", 2.0, "quorum.minimum must be None or an int >= 1, got {}"),
+    ("quorum", True, "quorum.minimum must be None or an int >= 1, got {}"),
+    ("grace", -0.5, "grace.max_s must be a number of seconds >= 0, got {}"),
+    ("grace", NAN, "grace.max_s must be a number of seconds >= 0, got {}"),
+    ("grace", "x", "grace.max_s must be a number of seconds >= 0, got {}"),
+    ("grace", None, "grace.max_s must be a number of seconds >= 0, got {}"),
+    ("weighting", "loss", "weighting must be one of ('tokens', 'throughput', 'uniform'), got {}"),
+    ("weighting", None, "weighting must be one of ('tokens', 'throughput', 'uniform'), got {}"),
+    ("merge", "avg", "merge must be one of ('mean', 'rda', 'trimmed_mean', 'median'), got {}"),
+    ("merge", ["mean"], "merge must be one of ('mean', 'rda', 'trimmed_mean', 'median'), got {}"),
+    ("outer", None, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
+    ("outer", 0.7, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
+    ("outer", Nesterov, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
+    ("codec", "fp8", CODEC),
+    ("codec", None, CODEC),
+    ("codec", [], CODEC),
+    ("moments", 3, "moments must be 'auto', None or a MomentSchedule(first=…, second=…), got {}"),
+    ("moments", "never", "moments must be 'auto', None or a MomentSchedule(first=…, second=…), got {}"),
+    ("failslow", 1.2, "failslow must be None or a FailSlow(threshold=…, …), got {}"),
+    ("tokens_per_step", 0, "tokens_per_step must be None or an int >= 1, got {}"),
+    ("tokens_per_step", -1, "tokens_per_step must be None or an int >= 1, got {}"),
+    ("tokens_per_step", 1.5, "tokens_per_step must be None or an int >= 1, got {}"),
+    ("tokens_per_step", True, "tokens_per_step must be None or an int >= 1, got {}"),
+    ("timing", None, "timing must be a Timing(beat_s=…, …), got {}"),
+    ("timing", 1.0, "timing must be a Timing(beat_s=…, …), got {}"),
+    ("name", "", "name must be a printable text of 1 to 200 bytes, got {}"),
+    ("name", "x" * 201, "name must be a printable text of 1 to 200 bytes, got {}"),
+    ("name", "a\n", "name must be a printable text of 1 to 200 bytes, got {}"),
+    ("name", 7, "name must be a printable text of 1 to 200 bytes, got {}"),
+    ("name", 0, "name must be a printable text of 1 to 200 bytes, got {}"),
+    ("ledger", 5, "ledger must be None or the path of a file, got {}"),
+    ("ledger", "", "ledger must be None or the path of a file, got {}"),
+    ("ledger", os.curdir, "ledger must be None or the path of a file, got {}"),
+    ("on_event", "print", "on_event must be None or a function of an Event, got {}"),
+    ("on_event", threading.main_thread, "on_event must be None or a function of an Event, got {}"),
+]  # fmt: skip
+
+ADDRESSES: list[tuple[str, Any, str]] = [
+    ("listen", 5, "listen must be an address 'host:port', got {}; write '10.0.0.5:51900'"),
+    ("listen", "", "listen must be an address 'host:port', got {}"),
+    ("listen", "localhost", "listen must be an address 'host:port', got {}"),
+    ("listen", "host:port", "listen must be an address 'host:port', got {}"),
+    ("listen", "::1:51900", "listen must be an address 'host:port', got {}"),
+    ("listen", "http://a:51900", "listen must be an address 'host:port', got {}"),
+    ("listen", "127.0.0.1:65536", "listen must be an address with a port of at most 65535, got {}"),
+    ("listen", "192.0.2.1:0", "listen must be an address of this machine with a free port, got {}"),
+    ("peers", 5, "peers must be addresses 'host:port' of other learners, got {}"),
+    ("peers", None, "peers must be addresses 'host:port' of other learners, got {}"),
+    ("peers", "a:1,b:2", "peers must be an address 'host:port', got {}"),
+    ("peers", "b", "peers must be an address 'host:port', got {}"),
+]  # fmt: skip
+
+ONE_PEER: list[tuple[Any, str]] = [
+    (5, "peers must be an address 'host:port', got {}"),
+    (["b:1"], "peers must be an address 'host:port', got {}"),
+    ("b:0", "peers must be an address with a port >= 1, got {}; give the host and port that the other learner"),
+    ("0.0.0.0:51900", "peers must be an address with the host to dial, got {}"),
+    (":51900", "peers must be an address with the host to dial, got {}"),
+]  # fmt: skip
+
+ADVERTISED: list[tuple[Any, str]] = [
+    ("here", "advertise must be an address 'host:port', got {}"),
+    ("10.0.0.5:0", "advertise must be an address with a port >= 1, got {}"),
+    (5, "advertise must be an address 'host:port', got {}"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    yield
+    assert [t.name for t in threading.enumerate() if t.name.startswith("mend-")] == []
+
+
+def refused(message: str, value: Any, *, inner: Any = None, **arguments: Any) -> None:
+    """Construction raises `UsageError` with that message, both on its own and as the ValueError it is."""
+    with pytest.raises(UsageError) as error:
+        MendOptimizer(descent(1.0, 2.0) if inner is None else inner, **arguments)
+    assert isinstance(error.value, ValueError)
+    assert str(error.value).startswith(message.replace("{}", repr(value)))
+
+
+# ── at construction ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("argument", "value", "message"), ALWAYS)
+@pytest.mark.parametrize("place", [{}, {"listen": LOOPBACK, "peers": [PEER]}], ids=["alone", "with peers"])
+def test_a_bad_argument_is_refused(place: dict[str, Any], argument: str, value: Any, message: str) -> None:
+    refused(message, value, **{**place, argument: value})
+
+
+@pytest.mark.parametrize(("argument", "value", "message"), ADDRESSES)
+def test_a_bad_address_is_refused(argument: str, value: Any, message: str) -> None:
+    refused(message, value, **{argument: value})
+
+
+@pytest.mark.parametrize(("peer", "message"), ONE_PEER)
+def test_one_bad_peer_is_refused(peer: Any, message: str) -> None:
+    refused(message, peer, listen=LOOPBACK, peers=[PEER, peer])
+
+
+@pytest.mark.parametrize(("value", "message"), ADVERTISED)
+def test_a_bad_advertised_address_is_refused(value: Any, message: str) -> None:
+    refused(message, value, listen=LOOPBACK, advertise=value)
+
+
+def test_one_peer_may_be_given_as_plain_text() -> None:
+    with MendOptimizer(descent(1.0), peers=PEER, timing=TIMING) as optimizer:
+        assert optimizer._learner is not None
+        assert optimizer._learner.engine.books.seeds.missing == [PEER]
+
+
+def test_an_advertised_address_needs_one_to_listen_on() -> None:
+    message = "advertise must be None without listen, got {}; a learner nobody can dial has no address"
+    refused(message, "10.0.0.5:51900", peers=[PEER], advertise="10.0.0.5:51900")
+
+
+def test_a_port_in_use_is_refused_and_stays_free_for_its_owner() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        message = "listen must be an address of this machine with a free port, got {}; another process may use the port"
+        refused(message, address, listen=address)
+    with MendOptimizer(descent(1.0), listen=address, timing=TIMING) as optimizer:
+        assert optimizer.status().address == address
+
+
+def test_two_learners_cannot_share_a_port() -> None:
+    with MendOptimizer(descent(1.0), listen=LOOPBACK, timing=TIMING) as optimizer:
+        address = optimizer.status().address
+        refused("listen must be an address of this machine with a free port, got {}", address, listen=address)
+
+
+def test_a_failed_construction_frees_its_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    refused("advertise must be an address", "nowhere", listen=address, advertise="nowhere")
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+        pass
+
+
+@pytest.mark.parametrize("quorum", [2, Quorum(minimum=3)])
+def test_a_quorum_that_a_learner_alone_can_never_reach(quorum: Any) -> None:
+    minimum = quorum if isinstance(quorum, int) else quorum.minimum
+    message = "quorum.minimum must be 1 without listen or peers, got {}; nobody else can ever take part"
+    refused(message, minimum, quorum=quorum)
+
+
+@pytest.mark.parametrize("environment", ["MEND_LISTEN", "MEND_PEERS"])
+def test_the_environment_is_checked_alike(environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment, "nowhere")
+    refused(f"{environment[5:].lower()} must be an address 'host:port', got {{}}", "nowhere")
+
+
+# ── the policies ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("field", ["beat_s", "round_timeout_s", "evict_after_s"])
+@pytest.mark.parametrize("value", [0, -1.0, NAN, "1", None, True])
+def test_timing_is_checked(field: str, value: Any) -> None:
+    with pytest.raises(UsageError) as error:
+        Timing(**{field: value})
+    assert str(error.value) == f"timing.{field} must be a number of seconds > 0, got {value!r}"
+
+
+def test_nobody_is_evicted_before_being_suspected() -> None:
+    with pytest.raises(UsageError, match=r"timing.evict_after_s must be more than three beats \(6.0 s\), got 5; a"):
+        Timing(beat_s=2.0, evict_after_s=5)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.1, 10.5, NAN, INF, "1", None])
+def test_the_outer_rate_is_checked(value: Any) -> None:
+    with pytest.raises(UsageError) as error:
+        Nesterov(lr=value)
+    assert str(error.value) == f"outer.lr must be in (0, 10], got {value!r}"
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, NAN, "0.9", None])
+def test_the_outer_momentum_is_checked(value: Any) -> None:
+    with pytest.raises(UsageError) as error:
+        Nesterov(momentum=value)
+    assert str(error.value) == f"outer.momentum must be in [0, 1), got {value!r}"
+
+
+@pytest.mark.parametrize("policy", [Quorum, Grace, Nesterov, Timing, FailSlow, MomentSchedule])
+def test_policies_are_given_by_name(policy: Any) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        policy(1)
+
+
+# ── the inner optimizer ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("inner", [object(), None, SGD, weights(1.0), torch.nn.Linear(1, 1)])
+def test_the_inner_optimizer_must_be_one(inner: Any) -> None:
+    with pytest.raises(UsageError, match=r"inner must be a torch.optim.Optimizer, got '\w+'"):
+        MendOptimizer(inner)
+
+
+def test_wrapping_twice_is_refused() -> None:
+    refused("inner must be a plain optimizer, got {}; wrap once", "MendOptimizer", inner=MendOptimizer(descent(1.0)))
+
+
+def test_an_optimizer_without_parameters_is_refused() -> None:
+    message = "inner must be an optimizer with at least one parameter, got {}"
+    refused(message, "an optimizer without parameters", inner=SGD([{"params": []}], lr=1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
+def test_parameters_that_cannot_be_averaged_are_refused(dtype: torch.dtype) -> None:
+    whole = Parameter(torch.zeros(3, dtype=dtype), requires_grad=False)
+    message = f"parameter 1 must be floating point or complex to be merged, got {dtype}"
+    refused(message, whole, inner=SGD([*weights(1.0), whole], lr=1.0), listen=LOOPBACK)
+
+
+def test_a_parameter_is_named_as_its_optimizer_names_it() -> None:
+    named = [("weight", weights(1.0)[0]), ("count", Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False))]
+    refused("parameter count must be floating point", None, inner=SGD(named, lr=1.0))
+
+
+def test_parameters_that_share_memory_are_refused() -> None:
+    (first,) = weights(1.0)
+    second = Parameter(first.detach())
+    message = "parameter 1 must have memory of its own, got that of parameter 0; what others learned"
+    refused(message, None, inner=SGD([first, second], lr=1.0))
+
+
+# ── later ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("n", [-1, 1.5, True, "3", None])
+def test_tokens_are_counted_in_whole_numbers(n: Any) -> None:
+    optimizer = MendOptimizer(descent(1.0))
+    with pytest.raises(UsageError) as error:
+        optimizer.count_tokens(n)
+    assert str(error.value) == f"n must be an int >= 0, got {n!r}"
+
+
+def test_zero_tokens_may_be_counted() -> None:
+    optimizer = MendOptimizer(descent(1.0))
+    optimizer.count_tokens(0)
+    step(optimizer, 1.0)
+    assert optimizer.status().tokens == 1
+
+
+@pytest.mark.parametrize("timeout", [-1, NAN, "x", True])
+def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
+    with pytest.raises(UsageError, match="timeout must be None or a number of seconds >= 0, got "):
+        MendOptimizer(descent(1.0)).synchronize(timeout)
+
+
+def test_a_model_changed_before_the_first_step_is_refused_then() -> None:
+    with MendOptimizer(descent(1.0), listen=LOOPBACK, timing=TIMING) as optimizer:
+        optimizer.param_groups[0]["params"][0].data = torch.zeros(2, 2)
+        with pytest.raises(UsageError, match=r"parameter 0 must keep its shape \[3\] .*, got \[2, 2\] .*; close"):
+            step(optimizer, 1.0)
+
+
+def test_a_bad_group_is_refused() -> None:
+    whole = Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)
+    optimizer = MendOptimizer(descent(1.0))
+    with pytest.raises(UsageError, match="parameter 1 must be floating point"):
+        optimizer.add_param_group({"params": [whole]})

@@ -1,0 +1,256 @@
+"""Two learners and every codec: the same anchor to the bit, nothing lost for good, and the bytes that were promised."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD
+
+from mend_optim import Int8, MendOptimizer, PowerSGD
+from mend_optim.codecs.registry import CODECS, Codec, name_of
+from tests.support.checkpoints import load, newcomer, progress, save
+from tests.support.learners import LOCKSTEP, cluster, parameters, together
+
+SHAPES = [(96, 64), (64,), (8, 4, 3, 3), (), (0,)]
+NUMEL = sum(map(math.prod, SHAPES))
+ROUNDS = 12
+TOLD: list[Codec] = [*CODECS.values(), PowerSGD(rank=2, back="same"), Int8(back="same")]
+
+# The greatest share of float32's bytes, up and down, with two learners: what comes back holds what both sent.
+SHARES = {
+    "none": (1.0, 1.0), "bf16": (0.52, 1.0), "int8": (0.28, 0.55), "int4": (0.15, 0.3), "float4": (0.15, 0.3),
+    "sparse": (0.06, 0.12), "powersgd": (0.15, 0.3), name_of(TOLD[-2]): (0.09, 0.09), name_of(TOLD[-1]): (0.28, 0.28),
+}  # fmt: skip
+
+
+def gradients(learner: int, step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1000 * learner + step)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def held_back(optimizer: MendOptimizer) -> Tensor:
+    """What this learner's codec has lost so far, and will offer again: it is beside the weights, or in them."""
+    assert optimizer._learner is not None
+    assert optimizer._learner._anchors is not None
+    feedback = optimizer._learner._anchors.feedback[0]
+    assert feedback.stayed is None or feedback.residual is None
+    residual = feedback.residual if feedback.stayed is None else feedback.stayed
+    return torch.zeros(NUMEL) if residual is None else residual
+
+
+def flat(optimizer: MendOptimizer) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in parameters(optimizer)])
+
+
+def returned(optimizer: MendOptimizer) -> Tensor:
+    """What the way back has lost so far, where this learner sealed."""
+    assert optimizer._learner is not None
+    assert optimizer._learner._anchors is not None
+    feedback = optimizer._learner._anchors.way_back[0].feedback
+    return torch.zeros(NUMEL) if feedback is None or feedback.residual is None else feedback.residual
+
+
+@pytest.mark.parametrize("told", TOLD, ids=name_of)
+def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> None:
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    with cluster(*(SGD(model, lr=1.0) for model in models), codec=told, **LOCKSTEP) as optimizers:
+
+        def loop(i: int) -> None:
+            for step in range(ROUNDS):
+                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                    parameter.grad = gradient
+                optimizers[i].step()
+
+        together(lambda: loop(0), lambda: loop(1))
+        own = [flat(optimizer) for optimizer in optimizers]
+        with optimizers[0].global_weights(), optimizers[1].global_weights():
+            moved, others = map(flat, optimizers)
+        assert torch.equal(moved, others)
+        for optimizer, weights in zip(optimizers, own, strict=True):
+            assert torch.equal(weights, moved - held_back(optimizer) if told.stays else moved)  # type: ignore[arg-type]
+        records = [optimizer.status().rounds for optimizer in optimizers]
+        assert [r.digest for r in records[0]] == [r.digest for r in records[1]]
+        trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(ROUNDS)) / 2
+        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(map(returned, optimizers))
+        torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
+        assert torch.any(lost != 0) == (not told.exact)  # type: ignore[arg-type]
+        most_up, most_down = SHARES[name_of(told)]
+        for record in [r for rounds in records for r in rounds if r.members]:
+            assert 0 < record.offer_bytes <= most_up * 4 * NUMEL
+            assert 0 < record.merged_bytes <= most_down * 4 * NUMEL
+
+
+STAYS = [codec for codec in TOLD if codec.stays]
+
+
+def train_and_rest(models: list[list[Parameter]], optimizers: list[MendOptimizer], steps: int) -> None:
+    """Each on gradients of its own; then all synchronize until nothing is left to merge."""
+
+    def loop(i: int) -> None:
+        for step in range(steps):
+            for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                parameter.grad = gradient
+            optimizers[i].step()
+        assert optimizers[i].synchronize()
+
+    together(*(lambda i=i: loop(i) for i in range(len(models))))
+    assert all(optimizer.synchronize() for optimizer in optimizers)
+
+
+@pytest.mark.parametrize("adopt_after", [0, None])
+@pytest.mark.parametrize("told", STAYS, ids=name_of)
+def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
+    told: Codec, adopt_after: int | None
+) -> None:
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    settings = {**LOCKSTEP, "adopt_after": adopt_after, "codec": told}
+    with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
+        train_and_rest(models, optimizers, ROUNDS)
+        own = [flat(optimizer) for optimizer in optimizers]
+        with optimizers[0].global_weights():
+            moved = flat(optimizers[0])
+        for optimizer, weights in zip(optimizers, own, strict=True):
+            torch.testing.assert_close(weights, moved, rtol=1e-5, atol=1e-5)
+            assert float(held_back(optimizer).norm()) <= 0.05 * float(moved.norm())
+            assert optimizer.status().unmerged_tokens == 0
+        assert optimizers[0].status().fragments[0].tokens == 2 * ROUNDS
+        if adopt_after is None:  # in whichever rounds, with whichever weights
+            return
+        trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(ROUNDS)) / 2
+        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(map(returned, optimizers))
+        torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("told", STAYS, ids=name_of)
+def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
+    """Steps that no round had merged yet are, and no later round takes along what the way back would lose of them."""
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    settings = {"sync_every": 4, "adopt_after": 0, "codec": told}
+    with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
+        train_and_rest(models, optimizers, 6)
+        with optimizers[0].global_weights():
+            moved = flat(optimizers[0])
+        trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(6)) / 2
+        assert float((moved + trained).norm()) <= 0.05 * float(trained.norm())
+
+
+def test_what_stayed_of_many_steps_weighs_as_many_at_rest_whatever_it_goes_with() -> None:
+    """One learner has a step left, the other five, which are of nothing: half of what the first did is in the mean."""
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    settings = {"sync_every": 8, "adopt_after": 0, "codec": PowerSGD(rank=2)}
+    with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
+
+        def loop(i: int) -> None:
+            for step in range(8 + (1, 5)[i]):
+                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                    parameter.grad = gradient if i == 0 and step < 8 else torch.zeros_like(gradient)
+                optimizers[i].step()
+            assert optimizers[i].synchronize()
+
+        together(lambda: loop(0), lambda: loop(1))
+        assert all(together(*(lambda o=o: o.synchronize() for o in optimizers)))
+        trained = sum(torch.cat([g.flatten() for g in gradients(0, step)]) for step in range(8))
+        with optimizers[0].global_weights():
+            moved = flat(optimizers[0])
+        assert float(-moved @ trained / (trained @ trained)) == pytest.approx(0.5, rel=0.02)
+
+
+def test_where_a_merge_knows_no_shares_what_stayed_stays_at_rest_too() -> None:
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
+    settings = {**LOCKSTEP, "codec": PowerSGD(rank=2), "merge": "median"}
+    with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
+
+        def loop(i: int) -> None:
+            for parameter, gradient in zip(models[i], gradients(i, 0), strict=True):
+                parameter.grad = gradient
+            optimizers[i].step()
+            assert optimizers[i].synchronize()
+
+        together(lambda: loop(0), lambda: loop(1))
+        for optimizer in optimizers:
+            own = flat(optimizer)
+            with optimizer.global_weights():
+                assert float((own - flat(optimizer)).norm()) > 1.0
+
+
+@pytest.mark.parametrize("told", ["sparse", Int8(back="same"), PowerSGD(rank=2, back="same")], ids=str)
+def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again(told: Codec) -> None:
+    """Saved with nothing unmerged, but with what the codec had lost; the process that saved it went on."""
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
+    with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (old, other):
+
+        def train(first: int, last: int) -> None:
+            def loop(i: int) -> None:
+                for step in range(first, last):
+                    for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                        parameter.grad = gradient
+                    (old, other)[i].step()
+
+            together(lambda: loop(0), lambda: loop(1))
+
+        train(0, 3)
+        saved = save(old)
+        assert held_back(old).any()
+        train(3, 6)
+        old.close()
+        with newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP) as again:
+            load(again, saved)
+            assert again.join().rounds[-1].reason == "pulled"
+            assert not held_back(again).any()
+            assert not returned(again).any()
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_what_stayed_in_the_weights_of_a_checkpoint_is_closed_once(offered: bool) -> None:
+    """By the offer that its process left at a sealer, or by who goes on from it."""
+    told = PowerSGD(rank=2)
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(4)]
+    with cluster(*(SGD(model, lr=1.0) for model in models[:3]), codec=told, **LOCKSTEP) as optimizers:
+
+        def loop(i: int) -> None:
+            for step in range(3):
+                for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                    parameter.grad = gradient if i == 0 else torch.zeros_like(gradient)
+                optimizers[i].step()
+
+        together(*(lambda i=i: loop(i) for i in range(3)))
+        old, *others = optimizers
+        saved, rest = save(old), held_back(old).clone()
+        with others[0].global_weights():
+            before = flat(others[0])
+        if offered:
+            assert not old.synchronize(1.0)
+        old.close()
+        with newcomer(SGD(models[3], lr=1.0), "a", others[0], codec=told, **LOCKSTEP) as again:
+            load(again, saved)
+            again.join()
+            for _ in range(2):
+                assert all(together(*(lambda o=o: o.synchronize() for o in (*others, again))))
+            with others[0].global_weights():
+                moved = before - flat(others[0])
+            assert float(moved @ rest / (rest @ rest)) == pytest.approx(1 / 3, rel=0.01)
+            torch.testing.assert_close(flat(again), before - moved, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_a_restored_learner_replaced_have_nothing_left_to_close() -> None:
+    told, models = PowerSGD(rank=2), [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
+    with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (old, other):
+
+        def loop(i: int) -> None:
+            for parameter, gradient in zip(models[i], gradients(i, 0), strict=True):
+                parameter.grad = gradient
+            (old, other)[i].step()
+
+        together(lambda: loop(0), lambda: loop(1))
+        weights, state = save(old)
+        assert progress(old).owes
+        old.close()
+        with newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP) as again:
+            load(again, ([value + 1 for value in weights], state))
+            again.join()
+            assert not held_back(again).any()
+            assert not progress(again).owes

@@ -1,0 +1,330 @@
+"""What real training scripts do, with peers at work: parameters of all kinds, loops, helpers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn import functional as F
+from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam, lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+from mend_optim import MendOptimizer, UsageError
+from tests.support.learners import (
+    LOCKSTEP,
+    LOOPBACK,
+    PATIENCE_S,
+    TIMING,
+    cluster,
+    descent,
+    drive,
+    parameters,
+    read,
+    same,
+    settle,
+    step,
+    together,
+    weights,
+)
+
+
+def anchor(optimizer: MendOptimizer) -> list[Tensor]:
+    """The anchors as they are: flat, float32, one per fragment."""
+    assert optimizer._learner is not None
+    return optimizer._learner.anchors()
+
+
+def agreement(make: Callable[[], list[Parameter]], **options: Any) -> list[Tensor]:
+    """Two learners descend differently on such parameters, in lockstep, and agree to the bit on what comes out."""
+    with cluster(SGD(make(), lr=1.0), SGD(make(), lr=1.0), **{**LOCKSTEP, **options}) as optimizers:
+        drive(optimizers, 4, lambda i, s: float(i + s))
+        settle(optimizers)
+        assert same(*map(parameters, optimizers))
+        return parameters(optimizers[0])
+
+
+# ── parameters of every kind ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    assert same(agreement(lambda: weights(1.0, dtype=dtype)), weights(-7.0, dtype=dtype))
+
+
+def test_complex_parameters() -> None:
+    (merged,) = agreement(lambda: [Parameter(torch.full((2, 3), 1.0 + 2.0j))])
+    assert torch.equal(merged, torch.full((2, 3), -7.0 + 2.0j))
+
+
+def test_empty_parameters_even_as_a_fragment_of_their_own() -> None:
+    full, empty = agreement(lambda: [*weights(1.0), Parameter(torch.empty(0, 3))], fragments=2, sync_every=2)
+    assert (full[0], empty.shape) == (-7.0, (0, 3))
+
+
+def test_parameters_that_are_not_contiguous() -> None:
+    (merged,) = agreement(lambda: [Parameter(torch.arange(6.0).view(2, 3).t())])
+    assert torch.equal(merged, torch.arange(6.0).view(2, 3).t() - 8.0)
+    assert not merged.is_contiguous()
+
+
+def test_scalars() -> None:
+    (merged,) = agreement(lambda: [Parameter(torch.tensor(1.0))])
+    assert merged == -7.0
+
+
+@pytest.mark.parametrize("adopt_after", [0, 1])
+def test_merges_finer_than_bfloat16_add_up(adopt_after: int) -> None:
+    """Below 256 a bfloat16 moves by 1. One learner falls by 2, one with thrice its weight stays: half a unit a turn."""
+    each = [{"tokens_per_step": 1}, {"tokens_per_step": 3}]
+    pair = [descent(256.0, dtype=torch.bfloat16) for _ in range(2)]
+    with cluster(*pair, each=each, sync_every=1, adopt_after=adopt_after) as optimizers:
+        drive(optimizers, 12, lambda i, s: [2.0, 0.0][i])
+        settle(optimizers)
+        assert [anchor(o)[0][0].item() for o in optimizers] == [250.0, 250.0]
+        assert [read(o) for o in optimizers] == [[250.0], [250.0]]
+
+
+def test_frozen_float8_weights_do_not_stop_training() -> None:
+    def make() -> SGD:
+        (small,) = weights(1.5, dtype=torch.float8_e4m3fn)
+        return SGD([*weights(1.0), small.requires_grad_(False)], lr=1.0)
+
+    with cluster(make(), make(), sync_every=1, adopt_after=1) as optimizers:
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
+        together(*(lambda o=o: [o.step() for _ in range(4)] for o in optimizers))
+        assert [p[0].item() for p in map(Tensor.float, parameters(optimizers[0]))] == [-3.0, 1.5]
+
+
+def test_parameters_without_a_gradient_stay_and_agree() -> None:
+    with cluster(descent(1.0, 5.0), descent(1.0, 5.0), **LOCKSTEP) as optimizers:
+        drive(optimizers, 3, lambda i, s: None if s == 1 else 1.0)
+        assert [read(o) for o in optimizers] == [[-1.0, 3.0]] * 2
+        assert optimizers[0].status().tokens == 3
+
+
+def test_several_groups_keep_their_own_settings() -> None:
+    def make() -> SGD:
+        return SGD([{"params": weights(1.0)}, {"params": weights(1.0), "lr": 3.0}], lr=1.0)
+
+    with cluster(make(), make(), **LOCKSTEP) as optimizers:
+        drive(optimizers, 2, lambda i, s: 1.0)
+        assert [read(o) for o in optimizers] == [[-1.0, -5.0]] * 2
+        assert [group["lr"] for group in optimizers[0].param_groups] == [1.0, 3.0]
+
+
+class Tied(nn.Module):
+    """Embedding and head share their weight; the middle is frozen; a buffer counts."""
+
+    def __init__(self, frozen: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(5, 4)
+        self.middle = nn.Linear(4, 4).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+        nn.init.constant_(self.middle.bias, frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.middle(self.embed(x))))
+        return logits
+
+
+def descend(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
+    for s in range(steps):
+        optimizer.zero_grad()
+        tokens = torch.tensor([0, 1, 2, 3, s % 5])
+        F.cross_entropy(model(tokens), tokens).backward()
+        optimizer.step()
+
+
+def test_tied_parameters_are_merged_once_and_buffers_not_at_all() -> None:
+    models = [Tied(0.0), Tied(0.0)]
+    models[1].norm.num_batches_tracked.add_(10)
+    with cluster(*(SGD(m.parameters(), lr=0.1) for m in models), **LOCKSTEP) as optimizers:
+        together(*(lambda m=m, o=o: descend(m, o, 4) for m, o in zip(models, optimizers, strict=True)))
+    assert same(list(models[0].parameters()), list(models[1].parameters()))
+    assert models[0].head.weight is models[0].embed.weight
+    assert [int(m.norm.num_batches_tracked) for m in models] == [4, 14]
+
+
+def test_a_joiner_takes_over_frozen_parameters_too() -> None:
+    joined = threading.Event()
+    models = [Tied(1.0), Tied(2.0)]
+    inners = [SGD(m.parameters(), lr=0.1) for m in models]
+
+    def train() -> None:
+        while not joined.is_set():
+            descend(models[0], a, 1)
+
+    def join() -> None:
+        descend(models[1], b, 1)
+        joined.set()
+
+    with MendOptimizer(inners[0], name="a", listen=LOOPBACK, timing=TIMING) as a:
+        descend(models[0], a, 2)
+        with MendOptimizer(inners[1], name="b", peers=[a.status().address], timing=TIMING) as b:
+            together(train, join)
+            assert torch.equal(models[1].middle.bias, torch.full((4,), 1.0))
+
+
+# ── loops ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_gradient_accumulation_counts_the_tokens_of_all_micro_batches() -> None:
+    def loop(optimizer: MendOptimizer, micro_batches: int) -> None:
+        (parameter,) = optimizer.param_groups[0]["params"]
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(micro_batches):
+                parameter.sum().backward()
+                optimizer.count_tokens(10)
+            optimizer.step()
+
+    with cluster(descent(0.0), descent(0.0), **LOCKSTEP) as (a, b):
+        together(lambda: loop(a, 1), lambda: loop(b, 3))
+        assert [m.tokens for m in a.status().rounds[-1].members] == [10, 30]
+        assert [read(a), read(b)] == [[-7.5], [-7.5]]
+
+
+def one_cycle(optimizer: Optimizer) -> list[float]:
+    """The learning rates of ten scheduled steps."""
+    scheduler, rates = lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=20), []
+    for _ in range(10):
+        step(optimizer, 0.1)
+        scheduler.step()
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+    return rates
+
+
+def test_schedulers_go_on_with_peers() -> None:
+    bare, *pair = (SGD(weights(1.0), lr=1.0, momentum=0.9) for _ in range(3))
+    with cluster(*pair, sync_every=3) as optimizers:
+        assert together(*(lambda o=o: one_cycle(o) for o in optimizers)) == [one_cycle(bare)] * 2
+
+
+def test_an_overflow_skipped_step_takes_part_in_no_round() -> None:
+    def loop(optimizer: MendOptimizer, overflow: bool) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+        (parameter,) = optimizer.param_groups[0]["params"]
+        for s in range(3):
+            optimizer.zero_grad()
+            factor = float("inf") if overflow and s == 1 else 1.0
+            scaler.scale(parameter.sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    with cluster(descent(1.0), descent(1.0), sync_every=4) as (a, b):
+        together(lambda: loop(a, False), lambda: loop(b, True))
+        assert [o.status().tokens for o in (a, b)] == [3, 2]
+        settle([a, b])
+        assert a.status().fragments[0].tokens == 5
+
+
+def test_closures_with_peers() -> None:
+    def loop(optimizer: MendOptimizer, target: float) -> list[float]:
+        (parameter,) = optimizer.param_groups[0]["params"]
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = ((parameter - target) ** 2).sum()
+            loss.backward()
+            return loss
+
+        return [float(optimizer.step(closure).detach()) for _ in range(6)]
+
+    pair = [LBFGS(weights(0.0), lr=0.5, max_iter=2) for _ in range(2)]
+    with cluster(*pair, **LOCKSTEP) as optimizers:
+        losses = together(lambda: loop(optimizers[0], 1.0), lambda: loop(optimizers[1], 3.0))
+        assert same(*map(parameters, optimizers))
+        assert 1.0 < read(optimizers[0])[0] < 3.0
+    assert [first for first, *_ in losses] == [3.0, 27.0]
+
+
+def test_sparse_gradients() -> None:
+    def loop(optimizer: MendOptimizer, table: nn.Embedding, row: int) -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            table(torch.tensor([row])).sum().backward()
+            optimizer.step()
+
+    tables = [nn.Embedding(4, 2, sparse=True, _weight=torch.zeros(4, 2)) for _ in range(2)]
+    with cluster(*(SparseAdam(list(t.parameters()), lr=0.1) for t in tables), **LOCKSTEP) as optimizers:
+        together(*(lambda i=i: loop(optimizers[i], tables[i], i) for i in range(2)))
+        assert torch.equal(tables[0].weight, tables[1].weight)
+        assert [bool(row.any()) for row in tables[0].weight] == [True, True, False, False]
+
+
+def test_state_of_the_inner_optimizer_stays_its_own() -> None:
+    """Without averaging of moments; with it, `test_moments_together.py` says what becomes of it."""
+    with cluster(*(AdamW(weights(1.0)) for _ in range(2)), moments=None, **LOCKSTEP) as optimizers:
+        drive(optimizers, 3, lambda i, s: float(i + 1))
+        first, second = (o.inner.state[o.param_groups[0]["params"][0]] for o in optimizers)
+        assert set(first) == {"step", "exp_avg", "exp_avg_sq"}
+        assert not torch.equal(first["exp_avg"], second["exp_avg"])
+
+
+def test_hooks_fire_once_a_step_with_peers() -> None:
+    with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as optimizers:
+        calls: list[int] = []
+        optimizers[0].register_step_post_hook(lambda *_: calls.append(len(calls)))
+        drive(optimizers, 4, lambda i, s: 1.0)
+        assert calls == [0, 1, 2, 3]
+
+
+def test_two_trainers_with_two_optimizers_each() -> None:
+    """As in adversarial training: two wrapped optimizers in one process, each with its own peers."""
+    with (
+        cluster(descent(1.0), descent(1.0), **LOCKSTEP) as generators,
+        cluster(descent(9.0, 9.0), descent(9.0, 9.0), **LOCKSTEP) as critics,
+    ):
+        for _ in range(3):
+            drive(generators, 1, lambda i, s: float(i))
+            drive(critics, 1, lambda i, s: 1.0)
+        assert [read(o) for o in generators] == [[-0.5]] * 2
+        assert [read(o) for o in critics] == [[6.0, 6.0]] * 2
+
+
+@pytest.mark.parametrize("change", ["shape", "number"])
+def test_a_model_that_changed_is_refused(change: str) -> None:
+    with cluster(descent(1.0), descent(1.0), sync_every=1) as (a, _):
+        group = a.param_groups[0]
+        if change == "shape":
+            group["params"][0].data = torch.zeros(5)
+        else:
+            group["params"] = weights(1.0, 2.0)
+        with pytest.raises(UsageError, match=r"must keep its .* while it trains with peers, got .*; .*close\(\)"):
+            step(a, 1.0)
+
+
+def load(workers: int) -> Iterator[float]:
+    """One epoch of batches of a data set, from worker processes that are forked here."""
+    data = TensorDataset(torch.arange(32.0))
+    fork = {"multiprocessing_context": "fork", "timeout": PATIENCE_S}
+    for (batch,) in DataLoader(data, batch_size=4, num_workers=workers, **fork):
+        yield float(batch.mean())
+
+
+def test_a_data_loader_that_forks_beside_live_rounds() -> None:
+    def train_until(done: threading.Event) -> None:
+        while not done.is_set():
+            step(b, 1.0)
+
+    def epochs(done: threading.Event) -> list[float]:
+        try:
+            return [step(a, 1.0) or value for _ in range(2) for value in load(workers=2)]
+        finally:
+            done.set()
+
+    done = threading.Event()
+    with cluster(descent(0.0), descent(0.0), sync_every=1) as (a, b):
+        _, seen = together(lambda: train_until(done), lambda: epochs(done))
+        settle([a, b])
+        assert sorted(seen) == sorted([4 * i + 1.5 for i in range(8)] * 2)
+        assert a.status().fragments[0].tokens == a.status().tokens + b.status().tokens

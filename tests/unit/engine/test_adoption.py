@@ -1,0 +1,444 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
+from mend_optim.protocol.messages import Call, Offer, Want
+from mend_optim.worker.anchors import Advance, Inspect, Install, Prepare
+from tests.support.engines import (
+    BASE,
+    FOURTH,
+    GENESIS,
+    ME,
+    OTHER,
+    PEER,
+    THIRD,
+    Engine,
+    grown,
+    offer_of,
+    seal_of,
+    state_of,
+)
+
+
+def among_peers(**schedule: int | None) -> Engine:
+    engine = Engine(seals=False, **schedule)
+    engine.beat()
+    return engine
+
+
+def taking(engine: Engine, base: Lineage = BASE) -> Engine:
+    """The engine after a seal of others' work."""
+    engine.receive(seal_of(base))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert engine.lineage == grown(base)
+    return engine
+
+
+# Seals
+
+
+def test_a_seal_on_our_anchor_is_taken() -> None:
+    engine = among_peers()
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.lineage, advance.mine, advance.replace, advance.ours) == (grown(BASE), False, False, False)
+
+
+def test_a_seal_that_our_former_process_made_of_others_work_takes_nothing_of_ours() -> None:
+    engine = among_peers()
+    engine.receive(seal_of(BASE, sealer=PeerId(ME.name, 0)))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.former, advance.forget, advance.ours) == (True, False, False)
+
+
+def test_a_seal_on_another_anchor_is_not_taken_but_the_anchor_pulled() -> None:
+    engine = among_peers()
+    engine.receive(seal_of(grown(BASE)))
+    assert engine.jobs(Advance) == []
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
+
+
+def test_a_seal_whose_lineage_does_not_follow_from_its_members_is_refused() -> None:
+    engine = among_peers()
+    forged = grown(BASE).key._replace(tokens=10**9)
+    engine.receive(seal_of(BASE, key=forged))
+    assert engine.jobs(Advance) == []
+    assert ["does not follow" in fault for fault in engine.faults()] == [True]
+
+
+def test_a_seal_counts_once_however_often_it_comes() -> None:
+    engine = taking(among_peers())
+    engine.receive(seal_of(BASE))
+    assert (engine.jobs(Advance), engine.sent(Want), engine.lineage) == ([], [], grown(BASE))
+
+
+def test_a_seal_that_merged_our_offer_leaves_only_what_came_after() -> None:
+    engine = among_peers()
+    offer = engine.offer()
+    engine.receive(seal_of(BASE, offer.entry))
+    (advance,) = engine.jobs(Advance)
+    assert advance.mine
+    engine.step()
+    engine.done(advance)
+    assert engine.fragment.pending is None
+    assert engine.fragment.unmerged(engine.syncer.books.totals).tokens == 10
+
+
+def test_an_anchor_with_work_of_ours_that_we_know_nothing_of_replaces_our_weights() -> None:
+    """In doubt drop, never double: by a seal and by a whole anchor."""
+    lost = Entry(ME, 7, 10, 1)
+    engine = among_peers()
+    engine.offer()
+    engine.receive(seal_of(BASE, lost))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.mine, advance.replace) == (False, True)
+    engine = among_peers()
+    engine.offer()
+    engine.receive(state_of(grown(BASE, lost)))
+    (install,) = engine.jobs(Install)
+    assert (install.mine, install.replace) == (False, True)
+
+
+def test_after_a_drop_the_next_offer_has_a_number_past_all_that_was_merged() -> None:
+    """Else nobody would ever take it."""
+    engine = among_peers()
+    engine.step()
+    engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.syncer.taken(engine.now, 0, True)
+    offer = engine.offer()
+    assert (offer.seq, offer.tokens) == (8, 40)
+    assert engine.lineage.admits(offer.claim)
+
+
+@pytest.mark.parametrize(("stepped_on", "exactly"), [(0, True), (1, False)])
+def test_synchronous_adoption_is_exact_if_nothing_was_trained_since(stepped_on: int, exactly: bool) -> None:
+    engine = among_peers(adopt_after=0)
+    offer = engine.offer()
+    engine.step(stepped_on)
+    engine.receive(seal_of(BASE, offer.entry))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.mine, advance.replace) == (True, exactly)
+
+
+# What stays in the weights
+
+
+def owing(**schedule: int | None) -> Engine:
+    """A learner of whose merged offer something stayed in its weights, to be closed at rest."""
+    engine = among_peers(stays=True, **schedule)
+    offer = engine.offer()
+    engine.receive(seal_of(BASE, offer.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.syncer.taken(engine.now, 0, advance.replace)
+    assert engine.fragment.owes
+    return engine
+
+
+def rests(engine: Engine, replaced: bool = True) -> list[int]:
+    """What it wants to offer at rest, once the correction is applied."""
+    engine.syncer.taken(engine.now, 0, replaced)
+    engine.syncer.rest(engine.now)
+    return engine.syncer.training.wanted()
+
+
+def test_what_stayed_in_weights_that_became_the_anchor_with_our_offer_is_owed() -> None:
+    engine = owing(adopt_after=0)
+    assert rests(engine, False) == [0]
+
+
+def test_what_stayed_in_weights_that_a_seal_in_doubt_replaced_is_not_owed() -> None:
+    engine = owing()
+    engine.receive(seal_of(engine.lineage, Entry(ME, 7, 10, 1)))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert (advance.mine, advance.replace, rests(engine)) == (False, True, [])
+
+
+def test_what_stayed_in_weights_that_a_whole_anchor_replaced_is_not_owed() -> None:
+    engine = owing()
+    engine.receive(state_of(grown(engine.lineage, Entry(ME, 7, 10, 1))))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    assert (install.replace, rests(engine)) == (True, [])
+
+
+def test_what_stayed_in_weights_that_moved_with_others_work_is_owed() -> None:
+    engine = taking(owing(), grown(BASE, Entry(ME, 1, 40, 4)))
+    assert rests(engine, False) == [0]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_the_process_of_our_checkpoint_has_offered_since_is_not_owed(whole: bool) -> None:
+    engine, former = owing(), PeerId(ME.name, 0)
+    engine.fragment.heir_of = Claim(former, 3)
+    later = Entry(former, 4, 10, 1)
+    engine.receive(state_of(grown(engine.lineage, later)) if whole else seal_of(engine.lineage, later))
+    (job,) = engine.jobs(Install if whole else Advance)
+    engine.done(job)
+    assert (job.forget, job.replace, rests(engine, False)) == (True, False, [])
+
+
+# A copy that is being made, and an anchor that moves
+
+
+def copying() -> Engine:
+    engine = among_peers()
+    engine.step(4)
+    engine.reserve()
+    return engine
+
+
+def test_no_seal_moves_the_anchor_while_a_copy_is_made() -> None:
+    engine = copying()
+    engine.receive(seal_of(BASE))
+    assert engine.jobs(Advance) == []
+    engine.copied()
+    assert len(engine.jobs(Advance)) == 1
+
+
+def test_no_whole_anchor_is_taken_while_a_copy_is_made() -> None:
+    engine = copying()
+    engine.receive(state_of(grown(BASE)))
+    assert engine.jobs(Install) == []
+    engine.copied()
+    assert len(engine.jobs(Install)) == 1
+
+
+def test_no_other_model_is_taken_while_a_copy_is_made() -> None:
+    engine = copying()
+    theirs = Lineage(10**6, 5, OTHER, OTHER)
+    engine.beat(PEER, theirs, genesis=OTHER)
+    engine.receive(state_of(theirs))
+    assert engine.jobs(Install) == []
+    engine.copied()
+    assert len(engine.jobs(Install)) == 1
+
+
+def test_no_anchor_moves_twice_at_once() -> None:
+    engine = among_peers()
+    engine.receive(seal_of(BASE))
+    engine.receive(state_of(grown(grown(BASE))))
+    (advance,) = engine.jobs(Advance)
+    assert engine.jobs(Install) == []
+    engine.done(advance)
+    assert len(engine.jobs(Install)) == 1
+
+
+def test_of_what_comes_meanwhile_the_greatest_is_kept() -> None:
+    greater = grown(grown(BASE))
+    engine = copying()
+    engine.receive(state_of(greater))
+    engine.receive(seal_of(BASE))
+    engine.copied()
+    (install,) = engine.jobs(Install)
+    assert install.states[0].lineage == greater
+
+
+# Whole anchors
+
+
+def test_a_greater_anchor_that_is_shown_is_pulled_and_taken() -> None:
+    engine = among_peers()
+    engine.beat(PEER, grown(BASE))
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
+    engine.receive(state_of(grown(BASE)))
+    (install,) = engine.jobs(Install)
+    assert (install.mine, install.replace) == (False, False)
+
+
+def test_no_lesser_or_equal_anchor_is_pulled_or_taken() -> None:
+    engine = taking(taking(among_peers()), grown(BASE))
+    for lineage in (BASE, grown(BASE), engine.lineage):
+        engine.beat(PEER, lineage)
+        engine.receive(state_of(lineage))
+        assert (engine.sent(Want), engine.jobs(Install)) == ([], [])
+
+
+def test_an_anchor_of_another_model_is_not_taken_for_one_of_ours() -> None:
+    engine = among_peers()
+    engine.receive(state_of(Lineage(10**6, 5, OTHER, OTHER)))
+    assert engine.jobs(Install) == []
+
+
+def test_another_model_is_taken_whole_and_no_progress_with_it() -> None:
+    engine = among_peers(fragments=2)
+    engine.step()
+    theirs = Lineage(10**6, 5, OTHER, OTHER)
+    engine.beat(PEER, theirs, theirs, genesis=OTHER)
+    assert [want.fragment for _, want in engine.sent(Want)] == [0, 1]
+    engine.receive(state_of(theirs, 1))
+    assert engine.jobs(Install) == []
+    engine.receive(state_of(theirs, 0))
+    (install,) = engine.jobs(Install)
+    assert [s.fragment for s in install.states] == [0, 1]
+    assert (install.mine, install.replace) == (False, True)
+
+
+@pytest.mark.parametrize("doubt", [False, True])
+def test_an_offer_whose_work_is_about_to_be_replaced_is_sent_no_more(doubt: bool) -> None:
+    """By another model, or by a seal in doubt: whoever merged it now would merge what counts as dropped."""
+    engine = among_peers()
+    engine.offer()
+    assert len(engine.sent(Offer)) == 1
+    theirs = Lineage(10**6, 5, OTHER, OTHER)
+    if not doubt:
+        engine.beat(PEER, theirs, genesis=OTHER)
+    engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)) if doubt else state_of(theirs))
+    (job,) = engine.jobs(Advance if doubt else Install)
+    engine.done(job)
+    engine.tick(100.0)
+    assert (job.replace, engine.fragment.pending, engine.sent(Offer)) == (True, None, [])
+
+
+def test_of_our_work_another_model_keeps_what_it_has_merged() -> None:
+    """It was renumbered there, or founded on what our anchor had: only what came after the offer is dropped."""
+    engine = among_peers(adopt_after=1)
+    offer = engine.offer()
+    engine.step(2)
+    theirs = grown(Lineage(10**6, 5, OTHER, OTHER), offer.entry)
+    engine.beat(PEER, theirs, genesis=OTHER)
+    engine.receive(state_of(theirs))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    assert engine.fragment.adopt_at is None  # no step is taken on what is to be replaced
+    record = engine.syncer.books.records[-1]
+    assert (record.mine, record.dropped_tokens) == (True, 20)
+    engine.syncer.taken(engine.now, 0, True)
+    assert (engine.fragment.banked.step, engine.fragment.dropped_tokens) == (6, 20)
+    taking(engine, theirs)
+    assert engine.fragment.superseded_tokens == 0
+
+
+def test_another_model_that_is_less_trained_is_never_taken() -> None:
+    """Whatever its genesis: fresh weights do not overwrite trained ones."""
+    for genesis in (b"a" + GENESIS, OTHER):
+        engine = taking(among_peers())
+        engine.beat(PEER, Lineage.fresh(genesis), genesis=genesis)
+        assert engine.sent(Want) == []
+        assert engine.syncer.books.switch is None
+
+
+# A group that only we have, when the model is another one
+
+
+THEIRS = Lineage(10**6, 5, OTHER, OTHER)
+
+
+def with_a_group(*beats: Lineage, seals: bool = False) -> Engine:
+    """Fragment 1 is a group that was added: of the others only those have it that show it."""
+    engine = Engine(seals=seals, fragments=2)
+    engine.beat(PEER, *beats)
+    return engine
+
+
+def switched(engine: Engine) -> Engine:
+    """A third learner, without the group, had a greater model."""
+    engine.beat(THIRD, THEIRS, genesis=OTHER)
+    engine.receive(state_of(THEIRS, peer=THIRD))
+    (install,) = engine.jobs(Install)
+    assert [s.fragment for s in install.states] == [0]
+    engine.done(install)
+    engine.syncer.taken(engine.now, 0, True)
+    return engine
+
+
+def offer_group(engine: Engine) -> Offer:
+    engine.receive(Call(FOURTH, 1))
+    engine.step()
+    assert engine.syncer.training.wanted() == [1]
+    engine.reserve()
+    engine.syncer.training.snapshot(1, torch.zeros(0))
+    (prepare,) = engine.jobs(Prepare)
+    engine.done(prepare)
+    pending = engine.syncer.books.fragments[1].pending
+    assert pending is not None
+    assert pending.offer is not None
+    return pending.offer
+
+
+def test_what_was_offered_of_a_group_is_offered_under_the_model_that_was_taken_over() -> None:
+    """Once somebody else has added it, too."""
+    engine = with_a_group(BASE)
+    offer = offer_group(engine)
+    assert engine.sent(Offer) == []
+    switched(engine)
+    own = engine.syncer.books.fragments[1]
+    assert (own.lineage.genesis, own.lineage.key) == (OTHER, BASE.key)
+    engine.beat(THIRD, THEIRS, own.lineage, genesis=OTHER)
+    engine.tick(0.1)
+    ((to, again),) = engine.sent(Offer)
+    assert to == THIRD
+    assert again == replace(offer, genesis=OTHER)
+    assert again.sections is offer.sections
+    assert (again.tokens, own.unmerged(engine.syncer.books.totals).tokens, own.dropped_tokens) == (10, 10, 0)
+
+
+def test_who_had_the_offer_of_a_group_gets_it_again_under_the_new_model() -> None:
+    engine = with_a_group(BASE, BASE)
+    offer = offer_group(engine)
+    ((to, _),) = engine.sent(Offer)
+    engine.syncer.delivered(engine.now, to, offer)
+    switched(engine)
+    engine.tick(0.1)
+    assert engine.sent(Offer) == [(PEER, replace(offer, genesis=OTHER))]
+
+
+def test_offers_of_a_group_that_others_made_under_the_former_model_are_held_no_more() -> None:
+    engine = with_a_group(BASE, BASE, seals=True)
+    engine.receive(replace(offer_of(PEER, due=False), fragment=1))
+    (inspect,) = engine.jobs(Inspect)
+    engine.done(inspect)
+    round = engine.syncer.books.rounds[1]
+    assert round.held() == ((PEER, 1),)
+    switched(engine)
+    assert round.held() == ()
+
+
+def test_a_late_anchor_of_another_fragment_does_not_make_a_model_whole() -> None:
+    """A peer had a group, and told of it; who has it now without the group has a model of one fragment. What was asked
+    of the first and comes after all is not that fragment."""
+    engine = with_a_group(BASE)
+    engine.beat(THIRD, THEIRS, genesis=OTHER)
+    engine.receive(state_of(Lineage.fresh(OTHER), fragment=1, peer=FOURTH))
+    assert engine.jobs(Install) == []
+    engine.receive(state_of(THEIRS, peer=THIRD))
+    (install,) = engine.jobs(Install)
+    assert [s.fragment for s in install.states] == [0]
+
+
+# Anything else
+
+
+@pytest.mark.parametrize("fragment", [-1, 1, 10**6])
+def test_a_message_of_a_fragment_that_is_not_here_is_ignored(fragment: int) -> None:
+    engine = among_peers()
+    for message in (Call(PEER, fragment), Want(PEER, fragment, b""), state_of(grown(BASE), fragment)):
+        engine.receive(message)
+    assert (engine.jobs(Install), engine.fragment.called) == ([], False)
+
+
+# Whom we asked, and who does not answer
+
+
+def test_who_was_asked_and_then_fell_silent_is_not_waited_for() -> None:
+    """Somebody else has the anchor, too."""
+    engine = among_peers()
+    newest = grown(BASE)
+    engine.beat(PEER, newest)
+    ((asked, _),) = engine.sent(Want)
+    assert asked == PEER
+    engine.tick(1.0)
+    engine.beat(THIRD, newest)
+    assert engine.sent(Want) == []
+    engine.tick(2.5)  # three beats of the first are missing by now
+    engine.beat(THIRD, newest)
+    ((asked, want),) = engine.sent(Want)
+    assert (asked, want.have) == (THIRD, BASE.digest)

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mend_optim.codecs.packing import Packet
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
+from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Report, Want
+from mend_optim.worker.anchors import Advance, Install
+from tests.support.engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, seal_of, state_of
+
+
+def offering(**schedule: int | None) -> Engine:
+    """A learner whose peer runs the rounds."""
+    engine = Engine(seals=False, **schedule)
+    engine.beat()
+    return engine
+
+
+def test_what_was_not_delivered_is_offered_again_with_the_same_number_and_content() -> None:
+    engine = offering()
+    engine.offer()
+    ((to, first),) = engine.sent(Offer)
+    engine.step(2)
+    for _ in range(3):
+        engine.syncer.undelivered(engine.now, PEER, first)
+        engine.beat()
+        engine.tick(1.0)
+        ((to, again),) = engine.sent(Offer)
+        assert (to, again) == (PEER, first)
+        assert again.sections is first.sections
+
+
+def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> None:
+    engine = offering()
+    engine.offer()
+    ((_, offer),) = engine.sent(Offer)
+    engine.syncer.delivered(engine.now, PEER, offer)
+    for _ in range(30):
+        engine.syncer.heard(engine.now, PEER)
+        engine.beat(PEER, grown(BASE))  # it has sealed, and holds no offer any more
+        engine.tick(1.0)
+    assert engine.sent(Offer) == engine.sent(Want) == []
+    for _ in range(5):
+        engine.beat(PEER, grown(BASE))
+        engine.tick(1.0)
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
+    assert engine.sent(Offer)[-1][1].seq == offer.seq
+
+
+def test_patience_grows_with_how_long_the_offer_was_on_its_way_and_how_much_longer_the_seal_may_be() -> None:
+    """Frames that are still on their way are not heard."""
+    engine = offering()
+    engine.offer()
+    ((_, offer),) = engine.sent(Offer)
+    quarter = replace(offer, sections={"delta": Packet("packed", 100, memoryview(bytes(100)))})
+    engine.syncer.books.fragments[0].pending.offer = quarter
+    engine.now += 2.0
+    engine.syncer.delivered(engine.now, PEER, offer)
+    for _ in range(10):  # four times two seconds, and three
+        engine.beat(PEER)
+        engine.tick(1.0)
+        assert engine.sent(Offer) == []
+    engine.beat(PEER)
+    engine.tick(1.5)
+    assert [sent.seq for _, sent in engine.sent(Offer)] == [offer.seq]
+
+
+def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:
+    engine = offering()
+    engine.offer()
+    ((_, first),) = engine.sent(Offer)
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.step(4)
+    assert engine.syncer.training.wanted() == []  # one at a time
+    engine.receive(Call(THIRD, 0))
+    engine.syncer.undelivered(engine.now, PEER, first)
+    engine.beat(PEER, grown(BASE))
+    engine.tick(1.0)
+    again = engine.sent(Offer)[-1][1]
+    assert (again.seq, again.claim, again.tokens, again.key) == (1, first.claim, 40, grown(BASE).key)
+    assert (first.due, again.due) == (True, False)
+
+
+def test_who_is_called_offers_after_one_step_and_whoever_has_offered_sends_that() -> None:
+    engine = offering()
+    engine.receive(Call(PEER, 0))
+    assert engine.syncer.training.wanted() == []
+    engine.offer(steps=1)
+    ((to, first),) = engine.sent(Offer)
+    assert (to, first.seq, first.tokens, first.due) == (PEER, 1, 10, False)
+    engine.beat(THIRD)
+    engine.sent(Offer)
+    engine.receive(Call(THIRD, 0))
+    assert engine.sent(Offer) == [(THIRD, first)]
+
+
+def test_only_who_was_asked_has_answered_and_nothing_is_kept_of_who_came_and_went() -> None:
+    engine = offering()
+    for life in range(1, 9):
+        guest = PeerId("guest", life)
+        engine.beat(guest)
+        engine.receive(Goodbye(guest))
+    books = engine.syncer.books
+    assert not books.answered
+    engine.syncer.rest(engine.now)
+    engine.receive(Beat(PEER, "peer:1", 99, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),), pong=books.ping))
+    assert books.answered == {PEER}
+
+
+def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None:
+    engine = offering()
+    engine.syncer.rest(engine.now)
+    engine.receive(Call(PEER, 0))
+    ((to, offer),) = engine.sent(Offer)
+    assert (to, offer.peer, offer.seq, offer.tokens, offer.steps) == (PEER, ME, 0, 0, 0)
+
+
+def merged(engine: Engine, entry: Entry) -> None:
+    """The peer seals it, and the anchor is taken."""
+    engine.receive(seal_of(engine.lineage, entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+
+
+def test_who_brings_nothing_says_what_its_last_offer_weighed_if_encodings_leave_something() -> None:
+    for stays in (False, True):
+        engine = offering(stays=stays)
+        offer = engine.offer()
+        engine.sent(Offer)
+        merged(engine, offer.entry)
+        engine.beat(PEER, engine.lineage)
+        engine.syncer.rest(engine.now)
+        assert engine.syncer.training.wanted() == ([0] if stays else [])
+        if stays:  # what the offer lost goes first
+            engine.receive(Call(PEER, 0))
+            assert engine.sent(Offer) == []
+            engine.reserve()
+            engine.copied()
+            ((_, closing),) = engine.sent(Offer)
+            assert (closing.tokens, closing.steps, closing.again) == (0, 4, (40, 4))
+            assert not engine.syncer.training.settled()
+            merged(engine, closing.entry)
+        engine.receive(Call(PEER, 0))
+        ((_, nothing),) = engine.sent(Offer)
+        assert (nothing.tokens, nothing.steps, nothing.again) == (0, 0, (40, 4) if stays else (0, 0))
+
+
+def test_an_offer_of_nothing_has_no_number() -> None:
+    """It would say that an anchor of another branch has what we offered under that number."""
+    engine = rebased_and_merged()
+    engine.syncer.rest(engine.now)
+    engine.receive(Call(PEER, 0))
+    ((_, nothing),) = engine.sent(Offer)
+    assert (nothing.seq, nothing.steps) == (0, 0)
+
+
+def test_in_lockstep_a_call_brings_no_offer_off_the_boundary() -> None:
+    engine = offering(adopt_after=1)
+    engine.step()
+    engine.receive(Call(PEER, 0))
+    assert engine.syncer.training.wanted() == []
+
+
+def rebased() -> tuple[Engine, Offer, Offer]:
+    """A learner whose second offer follows its first, and then an anchor of another branch came, which has neither."""
+    engine = offering()
+    engine.offer()
+    ((_, first),) = engine.sent(Offer)
+    engine.receive(seal_of(BASE, first.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.offer()
+    ((_, second),) = engine.sent(Offer)
+    assert (first.follows, second.seq, second.follows) == (0, 2, 1)
+    engine.syncer.delivered(engine.now, PEER, second)
+    other = beyond(BASE, engine.lineage)
+    engine.receive(state_of(other))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    engine.apply()
+    engine.beat(PEER, other)
+    return engine, first, second
+
+
+def rebased_and_merged() -> Engine:
+    """The same, and what it then offered is merged."""
+    engine, _, _ = rebased()
+    engine.tick(0.1)
+    ((_, again),) = engine.sent(Offer)
+    engine.receive(seal_of(engine.lineage, again.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    return engine
+
+
+def beyond(base: Lineage, least: Lineage) -> Lineage:
+    """A successor of `base` that is greater than `least`."""
+    while base.key <= least.key:
+        base = grown(base)
+    return base
+
+
+def test_on_another_branch_the_same_work_is_offered_again_and_follows_what_is_merged_there() -> None:
+    engine, _, second = rebased()
+    engine.tick(0.1)
+    ((_, again),) = engine.sent(Offer)
+    assert (again.seq, again.tokens, again.follows) == (3, second.tokens, 0)
+    assert again.claim == second.claim
+    assert again.sections is second.sections
+
+
+def test_an_anchor_of_the_former_branch_with_the_offer_under_its_former_number_is_no_doubt() -> None:
+    engine, first, second = rebased()
+    both = BASE.seal([first.entry], b"payload").seal([second.entry], b"payload")
+    engine.receive(state_of(beyond(both, engine.lineage)))
+    (install,) = engine.jobs(Install)
+    assert (install.mine, install.replace) == (True, False)
+    engine.done(install)
+    assert engine.fragment.pending is None
+    assert engine.fragment.unmerged(engine.syncer.books.totals).tokens == 0
+
+
+def test_the_other_number_is_used_up_like_any() -> None:
+    engine = rebased_and_merged()
+    later = engine.offer()
+    assert (later.seq, later.follows, later.claim.settled) == (4, 3, 3)
+
+
+def test_as_long_as_the_anchor_is_of_the_same_branch_the_number_stays() -> None:
+    engine = offering()
+    number = engine.offer().seq
+    for _ in range(3):
+        engine.receive(state_of(grown(engine.lineage)))
+        (install,) = engine.jobs(Install)
+        engine.done(install)
+        engine.apply()
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert pending.offer is not None
+    assert (pending.seq, pending.offer.seq, pending.earlier) == (number, number, ())
+
+
+# A sealer that came back
+
+
+AGAIN = PeerId(PEER.name, 2)
+
+
+def restarted() -> tuple[Engine, Offer]:
+    """The sealer came back with first weights of its own, and our offer went to it at once."""
+    engine = offering()
+    offer = engine.offer()
+    engine.sent(Offer)
+    engine.beat(AGAIN, Lineage.fresh(OTHER), step=0, genesis=OTHER)
+    engine.tick(0.1)
+    assert engine.sent(Offer) == [(AGAIN, offer)]
+    engine.syncer.delivered(engine.now, AGAIN, offer)
+    return engine, offer
+
+
+def test_a_sealer_that_takes_our_model_over_gets_the_offer_again_at_once_and_once() -> None:
+    """What reached it before, it did not keep."""
+    engine, offer = restarted()
+    engine.beat(AGAIN, BASE)
+    assert engine.sent(Offer) == [(AGAIN, offer)]
+    engine.syncer.delivered(engine.now, AGAIN, offer)
+    for _ in range(2):
+        engine.tick(0.1)
+        engine.beat(AGAIN, BASE)
+        assert engine.sent(Offer) == []
+
+
+def test_as_long_as_it_has_another_model_its_beats_bring_no_offer() -> None:
+    engine, _ = restarted()
+    for _ in range(2):
+        engine.beat(AGAIN, Lineage.fresh(OTHER), step=0, genesis=OTHER)
+        assert engine.sent(Offer) == []
+
+
+def test_a_sealer_that_has_kept_the_offer_does_not_get_it_again() -> None:
+    engine, offer = restarted()
+    engine.counts += 1
+    held = (Report(BASE.key, ((ME, offer.seq),)),)
+    engine.receive(Beat(AGAIN, "peer:1", engine.counts, 1, 10, 1.0, True, GENESIS, held))
+    assert engine.sent(Offer) == []
+
+
+def test_whoever_else_takes_our_model_over_gets_no_offer() -> None:
+    engine, _ = restarted()
+    engine.beat(THIRD, Lineage.fresh(OTHER), step=0, genesis=OTHER)
+    engine.beat(THIRD, BASE)
+    assert [to for to, _ in engine.sent(Offer)] == []

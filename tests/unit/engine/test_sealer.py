@@ -1,0 +1,452 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mend_optim.membership.roster import Roster, Timing
+from mend_optim.protocol.lineage import Claim, Entry, PeerId
+from mend_optim.protocol.messages import Beat, Call, Offer, Report, Seal, Want
+from mend_optim.worker.anchors import Advance, Inspect, Install, Merge
+from tests.support.engines import BASE, FOURTH, GENESIS, ME, PEER, THIRD, Engine, grown, offer_of, seal_of, state_of
+
+
+def sealer(*peers: PeerId, **options: Any) -> Engine:
+    engine = Engine(**options)
+    for peer in peers:
+        engine.beat(peer)
+    return engine
+
+
+def admit(engine: Engine, offer: Offer) -> None:
+    engine.receive(offer)
+    for inspect in engine.jobs(Inspect):
+        engine.done(inspect)
+
+
+# Who seals, and when
+
+
+def test_all_have_offered_and_the_sealer_merges_exactly_those_in_name_order() -> None:
+    engine = sealer(PEER, THIRD, quorum=3)
+    engine.offer()
+    admit(engine, offer_of(THIRD))
+    assert engine.jobs(Merge) == []
+    admit(engine, offer_of(PEER))
+    merge = engine.merge()
+    assert [o.peer for o in merge.offers] == [ME, PEER, THIRD]
+    assert sum(merge.weights) == pytest.approx(1.0)
+
+
+def test_nothing_is_sealed_within_a_beat_of_meeting_somebody() -> None:
+    """Who is new may know a better sealer, which has these offers, too: both would seal."""
+    engine = sealer(PEER)
+    engine.offer()
+    engine.syncer.met(engine.now, THIRD, "")
+    admit(engine, offer_of(PEER))
+    engine.tick(0.0)
+    assert engine.jobs(Merge) == []
+    assert engine.syncer.books.wake_at == engine.now + 1.0
+    engine.tick(1.0)
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER]
+
+
+@pytest.mark.parametrize(("position", "rounds", "waits"), [(0, 1, False), (0, 0, True), (7, 1, True)])
+def test_who_began_with_nothing_is_not_waited_for_once_there_were_rounds(
+    position: int, rounds: int, waits: bool
+) -> None:
+    """It seals for nobody; whom it knows besides us had rounds of their own before."""
+    engine = sealer(PEER)
+    if rounds:
+        engine.offer()
+        admit(engine, offer_of(PEER))
+        engine.done(engine.merge())
+        (advance,) = engine.jobs(Advance)
+        engine.done(advance)
+        engine.apply()
+    engine.offer()
+    engine.syncer.met(engine.now, THIRD, "")
+    engine.receive(Beat(THIRD, "", 1, position=position))
+    admit(engine, replace(offer_of(PEER, rounds + 1), key=engine.lineage.key, follows=rounds))
+    engine.tick(0.0)
+    assert (engine.jobs(Merge) == []) is waits
+
+
+@pytest.mark.parametrize(("stays", "resting"), [(True, True), (True, False), (False, True)])
+def test_a_sealer_at_rest_loses_nothing_on_the_way_back_where_it_would_offer_that_again(
+    stays: bool, resting: bool
+) -> None:
+    """No later round may come. Who weighs how much goes by the tokens as ever."""
+    engine = sealer(PEER, stays=stays)
+    engine.offer()
+    if resting:
+        engine.syncer.rest(engine.now)
+    admit(engine, offer_of(PEER, 1, 12))
+    merge = engine.merge()
+    assert merge.closing is (stays and resting)
+    assert merge.weights == (0.25, 0.75)
+
+
+@pytest.mark.parametrize(("steps", "weights"), [(4, (1.0, 0.0)), (0, (0.5, 0.5))])
+def test_who_brings_nothing_weighs_where_everybody_closes(steps: int, weights: tuple[float, float]) -> None:
+    engine = sealer(PEER, stays=True)
+    offer = replace(engine.offer(), seq=2, tokens=10 * steps, again=(0, 0) if steps else (40, 4))
+    engine.syncer.books.rounds[0].add(offer)
+    admit(engine, replace(offer_of(PEER, 0, 0), again=(40, 4)))
+    assert engine.merge().weights == weights
+
+
+@pytest.mark.parametrize(("behind", "weights"), [(True, (1.0, 0.0)), (False, (0.5, 0.5))])
+def test_who_answers_with_nothing_before_it_has_the_last_seal_had_no_share_in_it(
+    behind: bool, weights: tuple[float, float]
+) -> None:
+    engine = sealer(PEER, stays=True)
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.beat(PEER, engine.lineage)
+    closing = replace(engine.offer(), seq=2, tokens=0, again=(40, 4), key=engine.lineage.key)
+    engine.syncer.books.rounds[0].add(closing)
+    key = BASE.key if behind else engine.lineage.key
+    admit(engine, replace(offer_of(PEER, 0, 0), again=(40, 4), key=key))
+    assert engine.merge().weights == weights
+
+
+def test_the_merged_lineage_is_published_to_who_offered_and_taken() -> None:
+    engine = sealer(PEER)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    merge = engine.merge()
+    engine.done(merge)
+    ((to, seal),) = engine.sent(Seal)
+    assert to == PEER
+    assert [(m.peer, m.seq) for m in seal.members] == [(ME, 1), (PEER, 1)]
+    assert (seal.base, seal.key) == (BASE.digest, grown(BASE, *seal.members).key)
+    (advance,) = engine.jobs(Advance)
+    assert (advance.mine, advance.ours) == (True, True)
+
+
+def test_one_seal_whoever_is_not_the_sealer_merges_nothing() -> None:
+    engine = sealer(PEER, THIRD, seals=False)
+    for peer in (PEER, THIRD):
+        admit(engine, offer_of(peer))
+    assert len(engine.syncer.books.rounds[0].held()) == 2  # quorum: a sealer would seal
+    engine.tick(1.0)
+    assert engine.jobs(Merge) == []
+
+
+def test_who_has_not_offered_is_called() -> None:
+    engine = sealer(PEER, THIRD, quorum=3)
+    engine.offer()
+    assert engine.sent(Call) == [(PEER, Call(ME, 0)), (THIRD, Call(ME, 0))]
+    admit(engine, offer_of(PEER))
+    engine.beat(THIRD)
+    engine.tick(1.0)
+    assert engine.sent(Call) == [(THIRD, Call(ME, 0))]
+
+
+def test_suspects_count_for_quorum_until_they_are_evicted() -> None:
+    """Else each side of a partition would be a majority of itself."""
+    engine = sealer(PEER, THIRD, FOURTH)
+    for lost in (THIRD, FOURTH):
+        engine.syncer.linked(engine.now, lost, False)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    for _ in range(20):
+        engine.tick(1.0)
+        engine.beat(PEER)
+        assert engine.jobs(Merge) == []
+    engine.tick(9.0)
+    engine.beat(PEER)
+    engine.tick(1.0)
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER]
+
+
+def test_while_a_round_is_merged_no_other_begins() -> None:
+    engine = sealer(PEER)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    merge = engine.merge()
+    admit(engine, offer_of(PEER, seq=2))
+    engine.tick(100.0)
+    assert engine.jobs(Merge) == []
+    engine.done(merge)
+    assert len(engine.sent(Seal)) == 1
+
+
+# What a round is not
+
+
+def test_a_merge_on_an_anchor_that_has_moved_is_thrown_away_and_its_offers_kept() -> None:
+    engine = sealer(PEER)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    merge = engine.merge()
+    engine.receive(seal_of(BASE))  # two sealers: theirs was faster
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.done(merge)
+    assert engine.sent(Seal) == []
+    assert engine.lineage == grown(BASE)
+    again = engine.merge()
+    assert again.base == grown(BASE)
+    assert [o.entry for o in again.offers] == [o.entry for o in merge.offers]
+
+
+def test_a_merge_that_came_to_nothing_is_named_and_not_tried_again_with_the_same_offers() -> None:
+    engine = sealer(PEER)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    engine.done(engine.merge(), fault="not finite")
+    assert ["thrown away" in fault for fault in engine.faults()] == [True]
+    assert (engine.jobs(Merge), engine.sent(Seal)) == ([], [])
+
+
+# Offers
+
+
+def test_an_offer_is_inspected_before_it_is_held_and_once() -> None:
+    engine = sealer(PEER)
+    engine.receive(offer_of(PEER))
+    engine.receive(offer_of(PEER))
+    (inspect,) = engine.jobs(Inspect)
+    assert engine.syncer.books.rounds[0].held() == ()
+    engine.done(inspect)
+    assert engine.syncer.books.rounds[0].held() == ((PEER, 1),)
+    engine.receive(offer_of(PEER))
+    assert engine.jobs(Inspect) == []
+
+
+def test_an_offer_that_failed_inspection_is_named_and_not_held() -> None:
+    engine = sealer(PEER)
+    engine.receive(offer_of(PEER))
+    (inspect,) = engine.jobs(Inspect)
+    engine.done(inspect, fault="not finite")
+    assert engine.syncer.books.rounds[0].held() == ()
+    assert engine.faults() == ["offer 1 of peer refused: not finite"]
+
+
+def test_an_offer_that_was_merged_while_it_was_inspected_is_not_held() -> None:
+    engine = sealer(PEER, THIRD)
+    offer = offer_of(PEER)
+    engine.receive(offer)
+    (inspect,) = engine.jobs(Inspect)
+    engine.receive(seal_of(BASE, offer.entry, sealer=THIRD))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.done(inspect)
+    assert engine.syncer.books.rounds[0].held() == ()
+
+
+def test_offers_that_another_seal_has_merged_are_held_no_more() -> None:
+    engine = sealer(PEER, THIRD)
+    offer = offer_of(PEER, due=False)
+    admit(engine, offer)
+    engine.receive(seal_of(BASE, offer.entry, sealer=THIRD))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert engine.syncer.books.rounds[0].held() == ()
+
+
+def test_who_offers_again_what_was_merged_is_answered_with_the_seal() -> None:
+    engine = sealer(PEER)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    engine.done(engine.merge())
+    engine.sent(Seal)
+    engine.receive(offer_of(PEER))
+    ((to, seal),) = engine.sent(Seal)
+    assert (to, seal.base) == (PEER, BASE.digest)
+    assert engine.jobs(Inspect) == []
+
+
+# Branches
+
+
+def test_a_sealer_that_is_behind_pulls_the_greater_anchor_before_it_seals() -> None:
+    engine = sealer(PEER, THIRD)
+    engine.offer()
+    engine.beat(THIRD, grown(grown(BASE)))
+    admit(engine, offer_of(PEER))
+    assert engine.jobs(Merge) == []
+    ((to, _),) = engine.sent(Want)
+    assert to == THIRD
+    newest = grown(grown(BASE))
+    engine.receive(state_of(newest, peer=THIRD))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    engine.beat(PEER)
+    engine.tick(1.0)
+    assert engine.merge().base == newest
+
+
+def test_a_sealer_that_cannot_get_the_greater_anchor_seals_in_the_end() -> None:
+    engine = sealer(PEER, THIRD)
+    engine.offer()
+    engine.beat(THIRD, grown(grown(BASE)))
+    admit(engine, offer_of(PEER))
+    patience_s = int(engine.syncer.books.policies.timing.round_timeout_s)
+    for _ in range(patience_s - 1):
+        engine.tick(1.0)
+        for peer in (PEER, THIRD):
+            engine.beat(peer, grown(grown(BASE)) if peer == THIRD else BASE)
+        assert engine.jobs(Merge) == []
+    engine.tick(2.0)
+    assert len(engine.jobs(Merge)) == 1
+
+
+def test_no_offer_is_merged_where_one_that_it_follows_is_not() -> None:
+    """Else the merged vector would say that both are in the anchor."""
+    engine = sealer(PEER)
+    admit(engine, replace(offer_of(PEER, seq=2), follows=1))
+    assert engine.syncer.books.rounds[0].held() == ()
+    admit(engine, offer_of(PEER, seq=2))
+    assert engine.syncer.books.rounds[0].held() == ((PEER, 2),)
+
+
+def test_no_offer_is_merged_where_some_of_what_it_claims_is() -> None:
+    """Whatever it says that it follows."""
+    author = PeerId("old", 1)
+    engine = sealer(PEER)
+    engine.receive(seal_of(BASE, Entry(author, 5, 10, 1)))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    for settled, held in ((4, ()), (5, ((PEER, 9),))):
+        admit(engine, replace(offer_of(PEER, seq=9, inherited=Claim(author, settled)), follows=5))
+        assert engine.syncer.books.rounds[0].held() == held
+
+
+# Offers of those that are gone
+
+
+def orphaned() -> Engine:
+    """A sealer that held the offer of a peer when that died and another took over the role."""
+    engine = Engine()
+    engine.beat(THIRD)
+    admit(engine, offer_of(THIRD))
+    books = engine.syncer.books
+    sealers = (PeerId(f"peer-{i}", 1) for i in range(100))
+    other = next(p for p in sealers if _greater(p, books.me))
+    engine.syncer.met(engine.now, other, "other:1")
+    engine.counts += 1
+    engine.receive(Beat(other, "other:1", engine.counts, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),)))
+    assert books.roster.sealer(0) == other
+    engine.sent(Offer)
+    return engine
+
+
+def _greater(peer: PeerId, than: PeerId) -> bool:
+    roster = Roster(than, "me:1", Timing())
+    roster.meet(0.0, peer, "other:1")
+    return roster.sealer(0) == peer
+
+
+def test_the_offer_of_a_learner_that_is_gone_is_passed_on_to_who_seals_now() -> None:
+    engine = orphaned()
+    sealer = engine.syncer.books.roster.sealer(0)
+    engine.tick(0.5)
+    assert engine.sent(Offer) == []  # it lives, and offers again by itself
+    engine.syncer.linked(engine.now, THIRD, False)
+    ((to, offer),) = engine.sent(Offer)
+    assert (to, offer.peer, offer.seq) == (sealer, THIRD, 1)
+    engine.tick(0.5)
+    assert engine.sent(Offer) == []  # not all the time
+
+
+def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
+    engine = orphaned()
+    sealer = engine.syncer.books.roster.sealer(0)
+    assert sealer is not None
+    engine.counts += 1
+    held = (Report(BASE.key, ((THIRD, 1),)),)
+    engine.receive(Beat(sealer, "other:1", engine.counts, 1, 10, 1.0, True, GENESIS, held))
+    engine.syncer.linked(engine.now, THIRD, False)
+    engine.tick(0.5)
+    assert engine.sent(Offer) == []
+
+
+# Who is slow
+
+
+def judging(*slower: tuple[PeerId, float], quorum: int | None = None) -> Engine:
+    """A sealer among peers that are so many times slower than they were, and have said so for a while."""
+    engine = sealer(*(peer for peer, _ in slower), quorum=quorum, grace_s=100.0)
+    listen(engine, *slower)
+    return engine
+
+
+def listen(engine: Engine, *slower: tuple[PeerId, float]) -> None:
+    for _ in range(4):
+        for peer, factor in slower:
+            engine.beat(peer, slower=factor)
+        engine.tick(1.0)
+
+
+def test_who_fails_slow_is_called_and_not_waited_for() -> None:
+    engine = judging((PEER, 1.0), (THIRD, 3.0), quorum=2)
+    (event,) = engine.events("slow")
+    assert event.facts["peer"] == THIRD.name
+    assert event.facts["ratio"] == pytest.approx(3.0)
+    engine.offer()
+    assert {to for to, _ in engine.sent(Call)} == {PEER, THIRD}
+    admit(engine, offer_of(PEER))
+    merge = engine.merge()
+    assert [o.peer for o in merge.offers] == [ME, PEER]
+    engine.done(merge)
+    ((_, seal),) = engine.sent(Seal)
+    assert (seal.reason, seal.absent) == ("slow_left_out", (THIRD.name,))
+
+
+def test_what_the_slow_one_offers_in_time_counts() -> None:
+    engine = judging((PEER, 1.0), (THIRD, 3.0), quorum=2)
+    admit(engine, offer_of(THIRD, due=False))
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER, THIRD]
+
+
+def test_rounds_wait_for_the_least_slow_where_quorum_needs_them() -> None:
+    """Law 6: exclusion never shrinks the expected set below quorum."""
+    fifth = PeerId("fifth", 1)
+    engine = judging((PEER, 1.0), (fifth, 1.0), (THIRD, 3.0), (FOURTH, 5.0), quorum=4)
+    assert set(engine.syncer.watching.failing) == {THIRD, FOURTH}
+    engine.offer()
+    for peer in (PEER, fifth):
+        admit(engine, offer_of(peer))
+    assert engine.jobs(Merge) == []
+    admit(engine, offer_of(THIRD))
+    assert [o.peer for o in engine.merge().offers] == [fifth, ME, PEER, THIRD]
+
+
+def test_whom_rounds_wait_for_are_never_fewer_than_quorum() -> None:
+    """Also where somebody slower has offered: it is not whom they wait for."""
+    fifth = PeerId("fifth", 1)
+    engine = judging((PEER, 1.0), (fifth, 1.0), (THIRD, 3.0), (FOURTH, 5.0), quorum=4)
+    engine.offer()
+    for peer in (PEER, fifth, FOURTH):
+        admit(engine, offer_of(peer))
+    assert engine.jobs(Merge) == []
+    admit(engine, offer_of(THIRD))
+    assert [o.peer for o in engine.merge().offers] == [fifth, FOURTH, ME, PEER, THIRD]
+
+
+def test_who_recovers_is_waited_for_again() -> None:
+    engine = judging((PEER, 1.0), (THIRD, 3.0), quorum=2)
+    listen(engine, (PEER, 1.0), (THIRD, 1.0))
+    assert [event.facts["peer"] for event in engine.events("recovered")] == [THIRD.name]
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    assert engine.jobs(Merge) == []
+    admit(engine, offer_of(THIRD))
+    assert [o.peer for o in engine.merge().offers] == [ME, PEER, THIRD]
+
+
+def test_without_failslow_all_are_waited_for() -> None:
+    engine = sealer(PEER, THIRD, quorum=2, failslow=None, grace_s=100.0)
+    listen(engine, (PEER, 1.0), (THIRD, 3.0))
+    assert engine.events("slow") == []
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    assert engine.jobs(Merge) == []

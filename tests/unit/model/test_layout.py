@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mend_optim.errors import UsageError
+from mend_optim.model.layout import Layout, gather, partition, scatter
+from tests.reference import smallest_load
+
+sizes = st.lists(st.integers(0, 50), min_size=1, max_size=6)
+
+
+def layout(*tensors: Tensor, fragments: int = 1) -> Layout:
+    return Layout([f"w{i}" for i in range(len(tensors))], tensors, fragments)
+
+
+def gathered(made: Layout, parameters: list[Tensor]) -> list[Tensor]:
+    out = [torch.full((f.numel,), torch.nan) for f in made.fragments]
+    for fragment, buffer in zip(made.fragments, out, strict=True):
+        gather(fragment, parameters, buffer)
+    return out
+
+
+def scattered(made: Layout, values: list[Tensor], parameters: list[Tensor], replace: bool) -> None:
+    for fragment, buffer in zip(made.fragments, values, strict=True):
+        scatter(fragment, buffer, parameters, replace)
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=30), st.integers(1, 8))
+def test_partition_is_exact(sizes: list[int], fragments: int) -> None:
+    bins = partition(sizes, fragments)
+    assert len(bins) == fragments
+    assert sorted(i for members in bins for i in members) == list(range(len(sizes)))
+    assert all(list(members) == sorted(members) for members in bins)
+
+
+@given(sizes, st.integers(1, 3))
+@example([1, 1, 2], 2)
+def test_the_largest_fragment_is_at_most_four_thirds_of_the_optimum(sizes: list[int], fragments: int) -> None:
+    largest = max(sum(sizes[i] for i in members) for members in partition(sizes, fragments))
+    assert 3 * largest <= 4 * smallest_load(sizes, fragments)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.data())
+def test_no_fragment_is_without_a_tensor_even_where_tensors_are_empty(sizes: list[int], data: st.DataObject) -> None:
+    bins = partition(sizes, data.draw(st.integers(1, len(sizes))))
+    assert all(bins)
+
+
+def test_ties_go_to_the_lower_index_and_the_lower_bin() -> None:
+    assert partition([4, 4, 4, 4, 4], 2) == ((0, 2, 4), (1, 3))
+
+
+def test_offsets_bound_each_tensor_in_parameter_order() -> None:
+    (fragment,) = layout(torch.zeros(2, 3), torch.zeros(0), torch.zeros(4, dtype=torch.complex64)).fragments
+    assert fragment.tensors == (0, 1, 2)
+    assert fragment.offsets == (0, 6, 6, 14)
+    assert fragment.numel == 14
+
+
+TENSORS = {
+    "float32": lambda: torch.randn(3, 4),
+    "bfloat16": lambda: torch.randn(3, 4).bfloat16(),
+    "float16": lambda: torch.randn(5).half(),
+    "float64": lambda: torch.randn(5).double(),
+    "complex64": lambda: torch.randn(2, 3, dtype=torch.complex64),
+    "complex128": lambda: torch.randn(3, dtype=torch.complex64).to(torch.complex128),
+    "scalar": lambda: torch.randn(()),
+    "empty": lambda: torch.empty(0, 3),
+    "transposed": lambda: torch.randn(3, 4).t(),
+    "strided": lambda: torch.randn(6, 4)[::2, 1:3],
+    "requires grad": lambda: nn.Parameter(torch.randn(3)),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_gather_then_replace_is_identity(kind: str) -> None:
+    parameters = [TENSORS[kind](), torch.randn(2)]
+    before = [p.detach().clone() for p in parameters]
+    made = layout(*parameters)
+    values = gathered(made, parameters)
+    with torch.no_grad():
+        parameters[0].zero_()
+    scattered(made, values, parameters, replace=True)
+    assert all(torch.equal(p, b) and p.dtype == b.dtype for p, b in zip(parameters, before, strict=True))
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_add_rounds_the_sum_once_to_the_parameters_dtype(kind: str) -> None:
+    parameter = TENSORS[kind]()
+    before, made = parameter.detach().clone(), layout(parameter)
+    step = torch.randn(made.numel)
+    scattered(made, [step], [parameter], replace=False)
+    real = torch.view_as_real(before) if before.is_complex() else before
+    exact = (real.double() + step.view(real.shape).double()).to(real.dtype)
+    after = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+    assert torch.equal(after, exact)
+
+
+def test_adding_nothing_leaves_float64_weights_as_they_are() -> None:
+    parameter = torch.tensor([1 + 2**-40], dtype=torch.float64)
+    scattered(layout(parameter), [torch.zeros(1)], [parameter], replace=False)
+    assert parameter.item() == 1 + 2**-40
+
+
+def test_scatter_writes_in_place_and_records_no_gradient() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    where = parameter.data_ptr()
+    scattered(layout(parameter), [torch.ones(2)], [parameter], replace=False)
+    assert parameter.data_ptr() == where
+    assert parameter.is_leaf
+    assert parameter.tolist() == [1, 1]
+
+
+def test_tied_modules_stay_tied() -> None:
+    embedding, head = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+    head.weight = embedding.weight
+    parameters: list[Tensor] = list(nn.Sequential(embedding, head).parameters())
+    made = layout(*parameters)
+    scattered(made, [torch.ones(made.numel)], parameters, replace=True)
+    assert made.numel == 6
+    assert head.weight is embedding.weight
+    assert head.weight.tolist() == [[1, 1]] * 3
+
+
+def test_one_tensor_listed_twice_is_refused() -> None:
+    """Its progress would be merged, and every correction added, twice."""
+    shared = torch.zeros(3)
+    with pytest.raises(
+        UsageError, match=r"parameter w2 .* got that of parameter w0; .* tied parameters to the inner optimizer once"
+    ):
+        layout(shared, torch.zeros(3), shared.view(3, 1))
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32))
+def test_fragments_cover_every_element_once(fragments: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parameters: list[Tensor] = [torch.randn(n, generator=generator) for n in (3, 0, 7, 1, 2)]
+    made = layout(*parameters, fragments=fragments)
+    everything = torch.cat(gathered(made, parameters))
+    assert sorted(everything.tolist()) == sorted(torch.cat(parameters).tolist())
+
+
+def test_the_fingerprint_lists_count_then_names_shapes_and_dtypes() -> None:
+    made = Layout(["a", "b"], [torch.zeros(2, 3), torch.zeros(1, dtype=torch.bfloat16)], 1)
+    assert made.fingerprint() == (
+        ("number of parameters", "2"), ("parameter a", "[2, 3] torch.float32"), ("parameter b", "[1] torch.bfloat16"),
+    )  # fmt: skip
+
+
+def test_the_fingerprint_does_not_depend_on_values_or_fragments() -> None:
+    a, b = torch.zeros(2), torch.ones(2)
+    assert layout(a, b, fragments=1).fingerprint() == layout(b, a, fragments=2).fingerprint()
+
+
+def test_what_cannot_be_merged_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"w0 must be floating point or complex to be merged, got torch\.int64"):
+        layout(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(UsageError, match=r"inner must be .* at least one parameter"):
+        layout()
+    with pytest.raises(UsageError, match=r"fragments must be at most .* \(1\), got 2; a fragment holds whole tensors"):
+        layout(torch.zeros(2), fragments=2)
+
+
+def test_check_accepts_the_same_parameters_with_other_values() -> None:
+    layout(torch.zeros(2), torch.zeros(3)).check([torch.ones(2), torch.ones(3)])
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ([torch.zeros(2)], "keep its 2 parameters .* got 1; add parameters with add_param_group"),
+        ([torch.zeros(2), torch.zeros(4)], r"w1 .*\[3\].*\[4\]"),
+    ],
+)
+def test_check_names_what_changed(now: list[Tensor], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        layout(torch.zeros(2), torch.zeros(3)).check(now)

@@ -1,0 +1,1101 @@
+"""The network, over loopback: who is there, what arrives, and what is told when something does not."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mend_optim.codecs.packing import Packet, fresh
+from mend_optim.errors import PeerError, UsageError
+from mend_optim.membership.roster import Timing
+from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.messages import Beat, Call, Goodbye, Hello, Message, Offer, Rumor, Seal, State, Want
+from mend_optim.transport import grpc_transport as room
+from mend_optim.transport import wire
+from mend_optim.transport.address import host_of, seen_from
+from mend_optim.transport.grpc_transport import Transport, parse_address, parse_dialable
+from mend_optim.transport.link import Link, Outbox
+from mend_optim.transport.transfers import Transfers
+
+grpc = room.grpc  # not imported here: whoever imports it first decides about its fork handlers
+LOOPBACK = "127.0.0.1:0"
+TIMING = Timing(beat_s=0.1, round_timeout_s=5.0, evict_after_s=3.0)
+HASTY = Timing(beat_s=0.1, round_timeout_s=0.3, evict_after_s=3.0)
+PATIENCE_S = 15.0
+LIMIT = 1 << 20
+
+
+class Learner:
+    """A handler that writes down what it is told, with the transport that tells it."""
+
+    def __init__(
+        self, name: str, *seeds: str, listen: str | None = LOOPBACK, incarnation: int = 1, **options: Any
+    ) -> None:
+        self.id, self.policy = PeerId(name, incarnation), (("sync_every", "128"),)
+        self.events: list[tuple[Any, ...]] = []
+        self.known: list[tuple[PeerId, str]] = []
+        self.newest: dict[str, int] = {}
+        self.answer: Callable[[Message], None] = lambda message: None
+        self._changed = asyncio.Event()
+        options = {"advertise": None, "timing": TIMING, "limit": [LIMIT, LIMIT].__getitem__, **options}
+        self.transport = Transport(self, listen=listen, seeds=seeds, **options)
+        self.address = ""
+
+    def _note(self, *event: Any) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    def hello(self) -> Hello:
+        return Hello(self.id, "stale", (("model", "same"),), self.policy)
+
+    def met(self, id: PeerId, address: str, seed: str) -> bool:
+        if id.incarnation < self.newest.get(id.name, 0):
+            return False
+        self.newest[id.name] = id.incarnation
+        self._note("met", id, address, seed)
+        return True
+
+    def linked(self, id: PeerId, up: bool) -> None:
+        self._note("linked", id, up)
+
+    def heard(self, id: PeerId) -> None:
+        self._note("heard", id)
+
+    def refused(self, address: str, reason: str) -> None:
+        self._note("refused", address, reason)
+
+    def itself(self, address: str) -> None:
+        self._note("itself", address)
+
+    def receive(self, message: Message) -> None:
+        self._note("received", message)
+        self.answer(message)
+
+    def delivered(self, to: PeerId, message: Message) -> None:
+        self._note("delivered", to, message)
+
+    def undelivered(self, to: PeerId, message: Message) -> None:
+        self._note("undelivered", to, message)
+
+    def contacts(self) -> Sequence[tuple[PeerId, str]]:
+        return self.known
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [event[1:] for event in self.events if event[0] == kind]
+
+    def messages(self, kind: type) -> list[Any]:
+        return [message for (message,) in self.of("received") if isinstance(message, kind)]
+
+    @property
+    def up(self) -> dict[PeerId, bool]:
+        return dict(self.of("linked"))
+
+    async def until(self, condition: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
+        """Wait for something this learner is told to make the condition true."""
+        end = time.monotonic() + within_s
+        while not (result := condition()):
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), end - time.monotonic())
+            except asyncio.TimeoutError:
+                raise AssertionError(f"{self.id} waits in vain; it was told {self.events[-20:]}") from None
+        return result
+
+    async def gone(self, other: Learner) -> None:
+        await self.until(lambda: self.up.get(other.id) is False)
+
+    async def linked_with(self, *others: Learner) -> None:
+        await self.until(lambda: all(self.up.get(other.id) for other in others))
+
+
+class Crew:
+    """Starts learners, and stops them all at the end of a test."""
+
+    def __init__(self) -> None:
+        self.learners: list[Learner] = []
+
+    async def __call__(self, name: str, *seeds: str, **options: Any) -> Learner:
+        learner = Learner(name, *seeds, **options)
+        self.learners.append(learner)
+        learner.address = await learner.transport.start()
+        return learner
+
+    async def pair(self, **options: Any) -> tuple[Learner, Learner]:
+        """Two learners; the first has dialled the second."""
+        b = await self("b", **options)
+        a = await self("a", b.address, **options)
+        await a.linked_with(b)
+        await b.linked_with(a)
+        return a, b
+
+
+def scenario(test: Callable[[Crew], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run an asynchronous test. Nothing may be left running, and no task may have died of an exception."""
+
+    def run() -> None:
+        asyncio.run(body())
+
+    async def body() -> None:
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        crew = Crew()
+        try:
+            await test(crew)
+        finally:
+            await asyncio.gather(*(learner.transport.stop() for learner in crew.learners))
+        gc.collect()
+        await asyncio.sleep(0)
+        assert faults == []
+
+    run.__name__ = test.__name__
+    return run
+
+
+class Cable:
+    """A TCP connection that can be cut, or made to stand still."""
+
+    def __init__(self, address: str) -> None:
+        self._target = parse_address("target", address)
+        self._writers: list[asyncio.StreamWriter] = []
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self.passed = 0
+        self.stop_after: float = float("inf")
+
+    async def plug(self) -> str:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(*self._target)
+        self._writers += [writer, there_writer]
+        await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                self.passed += len(data)
+                if self.passed > self.stop_after:
+                    self.stop_after = float("inf")
+                    self.hold()
+                await self._flows.wait()
+                writer.write(data)
+                await writer.drain()
+            writer.close()
+
+    def hold(self) -> None:
+        """Let nothing through, and tell nobody."""
+        self._flows.clear()
+
+    def flow(self) -> None:
+        self._flows.set()
+
+    def cut(self) -> None:
+        """Break every connection; new ones may come."""
+        self._flows.set()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def unplug(self) -> None:
+        self._server.close()
+        self.cut()
+        await self._server.wait_closed()
+
+
+def packet(data: bytes) -> Packet:
+    return Packet("none", len(data) // 4, memoryview(data))
+
+
+def offer_of(learner: Learner, seq: int = 1, size: int = 12, fragment: int = 0) -> Offer:
+    data = bytes(i % 251 for i in range(997)) * (size // 997 + 1)
+    key = Key(0, 0, b"base")
+    return Offer(learner.id, fragment, seq, 10, 2, b"genesis", key, True, {"delta": packet(data[:size])})
+
+
+def seal_of(learner: Learner, *offers: Offer, version: int = 1, fragment: int = 0) -> Seal:
+    key = Key(10 * version, version, b"digest %d" % version)
+    entries = tuple(offer.entry for offer in offers)
+    merged = {"merged": packet(b"m" * 40)}
+    return Seal(
+        learner.id, fragment, b"base", key, entries, (1.0,) * len(entries), (), "all_present", b"payload", merged
+    )
+
+
+def state_of(learner: Learner, size: int = 40, fragment: int = 0) -> State:
+    lineage = Lineage(5, 1, b"digest", b"genesis", {PeerId("c", 3): 4})
+    sections = {"anchor": packet(b"a" * size), "velocity": packet(b"v" * size)}
+    return State(learner.id, fragment, lineage, b"content", sections)
+
+
+def contents(message: Any) -> dict[str, bytes]:
+    return {name: bytes(section.data) for name, section in message.sections.items()}
+
+
+# ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("10.0.0.5:51900", ("10.0.0.5", 51900)),
+        ("trainer-1.example.org:1", ("trainer-1.example.org", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        (":0", ("", 0)),
+    ],
+)
+def test_addresses_are_parsed(text, parsed):
+    assert parse_address("listen", text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", "host:port", "::1:80", "a b:1", "unix:/x:1", "h:65536", "h:-1", None]
+)
+def test_what_is_no_address_is_the_users_error(text):
+    with pytest.raises(UsageError, match=r"^peers\[1\] must be an address .*, got .*; write '10.0.0.5:51900'"):
+        parse_address("peers[1]", text)
+
+
+@pytest.mark.parametrize("text", [":51900", "host:0", "0.0.0.0:51900", "[::]:51900"])
+def test_an_address_to_dial_has_host_and_port(text):
+    with pytest.raises(UsageError, match="peers must be an address with"):
+        parse_dialable("peers", text)
+
+
+@pytest.mark.parametrize(
+    ("told", "by", "dial"),
+    [
+        ("10.0.0.9:5", "10.0.0.1", "10.0.0.9:5"),
+        (":5", "10.0.0.1", "10.0.0.1:5"),
+        ("0.0.0.0:5", "fd00::1", "[fd00::1]:5"),
+        ("127.0.0.1:5", "10.0.0.1", "10.0.0.1:5"),  # two learners on the other machine know each other so
+        ("127.0.0.1:5", "127.0.0.1", "127.0.0.1:5"),
+        ("localhost:5", "::1", "localhost:5"),
+        (":5", "", ""),
+        ("", "10.0.0.1", ""),
+        ("nonsense", "10.0.0.1", ""),
+        ("host:0", "10.0.0.1", ""),
+    ],
+)
+def test_an_address_means_what_its_teller_means(told, by, dial):
+    assert seen_from(told, by) == dial
+
+
+@pytest.mark.parametrize(
+    ("seen", "host"),
+    [
+        ("ipv4:10.0.0.5:40312", "10.0.0.5"),
+        ("ipv6:%5B::1%5D:9", "::1"),
+        ("ipv6:[::ffff:10.0.0.5]:9", "10.0.0.5"),
+        ("unix:", ""),
+    ],
+)
+def test_where_a_connection_comes_from(seen, host):
+    assert host_of(seen) == host
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"listen": "nowhere"}, {"advertise": "x"}, {"advertise": "host:0"}, {"seeds": ("a:1", "b")}, {"seeds": (":1",)}],
+)
+def test_bad_addresses_are_refused_at_construction(options):
+    seeds = options.pop("seeds", ())
+    with pytest.raises(UsageError, match="must be an address"):
+        Learner("a", *seeds, **options)
+
+
+# ── outboxes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_outbox_keeps_the_newest_beat_and_is_bounded():
+    async def drained(box: Outbox) -> list[Any]:
+        box.close()
+        return [message async for message in _all(box)]
+
+    async def _all(box: Outbox) -> Any:
+        while (message := await box.get()) is not None:
+            yield message
+
+    me = PeerId("a", 1)
+    box = Outbox()
+    asks, answers = Beat(me, "", 2, ping=1), Beat(me, "", 3, pong=1)  # somebody waits for these two
+    for message in (Beat(me, "", 1), Goodbye(me), asks, answers, Beat(me, "", 4), Beat(me, "", 5)):
+        box.put(message)
+    assert asyncio.run(drained(box)) == [Goodbye(me), asks, answers, Beat(me, "", 5)]
+    box = Outbox()
+    for fragment in range(300):
+        box.put(Call(me, fragment))
+    assert [call.fragment for call in asyncio.run(drained(box))] == list(range(44, 300))
+
+
+# ── hello ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario
+async def test_two_learners_meet_and_each_knows_where_to_dial_the_other(crew):
+    a, b = await crew.pair()
+    assert a.of("met") == [(b.id, b.address, b.address)]
+    assert b.of("met") == [(a.id, a.address, "")]
+
+
+@scenario
+async def test_a_different_policy_is_refused_on_both_sides_and_reported_once(crew):
+    b = await crew("b", timing=Timing(beat_s=0.01, evict_after_s=3.0))
+    b.policy = (("sync_every", "64"),)
+    a = await crew("a", b.address, timing=Timing(beat_s=0.01, evict_after_s=3.0))
+    await a.until(lambda: a.of("refused"))
+    assert a.of("refused") == [(b.address, "sync_every: here 128, there 64")]
+    assert b.of("refused") == [(a.address, "sync_every: here 64, there 128")]
+    b.policy = a.policy  # it is tried again, and reported no more
+    await a.linked_with(b)
+    assert len(a.of("refused")) == len(b.of("refused")) == 1
+
+
+@scenario
+async def test_one_name_twice_is_refused(crew):
+    b = await crew("same", incarnation=1)
+    a = await crew("same", b.address, incarnation=2)
+    await a.until(lambda: a.of("refused"))
+    assert "give every learner a name of its own" in a.of("refused")[0][1]
+
+
+@scenario
+async def test_a_learner_recognises_itself(crew):
+    a = await crew("a")
+    port = parse_address("listen", a.address)[1]
+    await a.transport.stop()
+    a = await crew("a", f"127.0.0.1:{port}", f"localhost:{port}", listen=f"127.0.0.1:{port}")
+    await a.until(lambda: len(a.of("itself")) == 2)
+    assert {seed for (seed,) in a.of("itself")} == {f"127.0.0.1:{port}", f"localhost:{port}"}
+    assert a.of("met") == a.of("refused") == []
+
+
+@scenario
+async def test_a_port_in_use_is_the_users_error(crew):
+    a = await crew("a")
+    b = Learner("b", listen=a.address)
+    with pytest.raises(UsageError, match=f"listen must be .* free port, got '{a.address}'; another process may use"):
+        await b.transport.start()
+    await b.transport.stop()
+
+
+@scenario
+async def test_a_past_incarnation_is_refused(crew):
+    b = await crew("b")
+    b.newest["a"] = 7
+    a = await crew("a", b.address)
+    await a.until(lambda: a.of("refused"))
+    assert "incarnation" in a.of("refused")[0][1]
+
+
+@scenario
+async def test_a_peer_is_dialled_once_however_many_addresses_it_has(crew):
+    b = await crew("b")
+    other = b.address.replace("127.0.0.1", "localhost")
+    a = await crew("a", b.address, other)
+    await a.until(lambda: {seed for _, _, seed in a.of("met")} == {b.address, other})
+    a.known = [(b.id, b.address), (b.id, other)]
+    await a.linked_with(b)
+    link = b.transport._links.get(a.id)
+    await b.linked_with(a)
+    assert len(link.streams) == 1
+
+
+@scenario
+async def test_peers_heard_of_are_dialled(crew):
+    a, b = await crew("a"), await crew("b")
+    a.known = [(b.id, b.address)]
+    await a.linked_with(b)
+
+
+@scenario
+async def test_a_learner_that_listens_everywhere_is_dialled_where_it_is_seen(crew):
+    a = await crew("a", listen="0.0.0.0:0")
+    assert a.address.startswith(":")
+    b = await crew("b")
+    a.known = [(b.id, b.address)]
+    await b.until(lambda: b.of("met") == [(a.id, "127.0.0.1" + a.address, "")])
+    await a.linked_with(b)
+    rumors = (Rumor(PeerId("c", 1), "", 1), Rumor(PeerId("d", 1), ":9", 1), Rumor(PeerId("e", 1), "there:9", 1))
+    a.transport.send(b.id, Beat(a.id, a.address, 1, roster=rumors), "")
+    await b.until(lambda: b.messages(Beat))
+    (beat,) = b.messages(Beat)
+    assert beat.address == "127.0.0.1" + a.address
+    assert [rumor.address for rumor in beat.roster] == ["", "127.0.0.1:9", "there:9"]
+
+
+@scenario
+async def test_bulky_messages_go_where_a_peer_was_reached_not_where_it_says_it_is(crew):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        there = f"127.0.0.1:{free.getsockname()[1]}"
+    b = await crew("b", listen=there, advertise="127.0.0.1:1")
+    a = await crew("a")
+    b.known = [(a.id, a.address)]
+    await a.linked_with(b)  # b dialled, and said where it is to be dialled; nobody is there
+    a.transport.send(b.id, offer_of(a), "")
+    await a.until(lambda: a.of("undelivered"))
+    a.known = [(b.id, there)]
+    await a.until(lambda: len(a.of("met")) == 2)
+    while not a.transport._links.get(b.id).dialled:
+        await asyncio.sleep(TIMING.beat_s)
+    a.transport.send(b.id, offer_of(a), "")
+    await a.until(lambda: a.of("delivered"))
+
+
+@scenario
+async def test_a_proxy_in_the_environment_is_not_for_peers(crew):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            patch.setenv(name, "http://127.0.0.1:9")
+        await crew.pair()
+
+
+@pytest.mark.parametrize("listen", [":0", "0.0.0.0:0", "localhost:0"])
+def test_a_learner_may_listen_everywhere_or_by_name(listen):
+    @scenario
+    async def run(crew):
+        b = await crew("b", listen=listen)
+        a = await crew("a", "localhost:" + b.address.rpartition(":")[2])
+        await a.linked_with(b)
+
+    run()
+
+
+@scenario
+async def test_what_is_advertised_is_told(crew):
+    a = await crew("a", advertise="127.0.0.2:5")
+    assert a.address == "127.0.0.2:5"
+
+
+# ── control ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario
+async def test_control_messages_go_both_ways_with_a_learner_that_nobody_can_dial(crew):
+    b = await crew("b")
+    a = await crew("a", b.address, listen=None)
+    await b.linked_with(a)
+    await a.linked_with(b)
+    assert a.address == b.of("met")[0][1] == ""
+    up, down = Beat(a.id, "", 2**62, tokens=2**64 - 1), Call(b.id, 1)
+    a.transport.send(b.id, up, "")
+    b.transport.send(a.id, down, "")
+    await b.until(lambda: b.messages(Beat) == [up])
+    await a.until(lambda: a.messages(Call) == [down])
+
+
+@scenario
+async def test_a_message_in_the_name_of_another_breaks_the_stream(crew):
+    a, b = await crew.pair()
+    a.transport.send(b.id, Goodbye(PeerId("c", 1)), "")
+    await b.gone(a)
+    assert b.messages(Goodbye) == []
+
+
+@scenario
+async def test_a_dead_peer_is_noticed_at_once(crew):
+    a, b = await crew.pair()
+    cable = Cable(a.address)
+    c = await crew("c", await cable.plug())
+    await c.linked_with(a)
+    began = time.monotonic()
+    await cable.unplug()
+    await asyncio.gather(c.gone(a), a.gone(c))
+    await b.transport.stop()
+    await a.gone(b)
+    assert time.monotonic() - began < 2
+
+
+@scenario
+async def test_a_restarted_peer_is_found_again(crew):
+    a, b = await crew.pair()
+    await b.transport.stop()
+    await a.gone(b)
+    again = await crew("b", listen=b.address, incarnation=2)
+    await a.linked_with(again)
+    await again.linked_with(a)
+    a.transport.send(b.id, Call(a.id, 0), "")  # to the past incarnation: nobody
+    a.transport.send(again.id, Call(a.id, 1), "")
+    await again.until(lambda: again.messages(Call) == [Call(a.id, 1)])
+
+
+@scenario
+async def test_a_broken_connection_is_dialled_again(crew):
+    b = await crew("b")
+    cable = Cable(b.address)
+    a = await crew("a", await cable.plug())
+    for times in (1, 2, 3):
+        await a.until(lambda times=times: a.of("linked").count((b.id, True)) == times)
+        cable.cut()
+    await a.linked_with(b)
+    await cable.unplug()
+
+
+@scenario
+async def test_a_connection_that_failed_is_gone_at_once(crew):
+    """And not when the garbage collector comes by, which beside a large model is seldom: gRPC goes on dialling."""
+    b = await crew("b")
+    await b.transport.stop()
+    a = Learner("a", b.address, timing=replace(TIMING, beat_s=0.01))
+    enough, channel, visits = asyncio.Event(), a.transport._channel, itertools.count(1)
+
+    def counted(*arguments: Any) -> Any:
+        if next(visits) == 6:
+            enough.set()
+        return channel(*arguments)
+
+    a.transport._channel = counted
+    crew.learners.append(a)
+    gc.collect()
+    gc.disable()
+    try:
+        await a.transport.start()
+        await asyncio.wait_for(enough.wait(), PATIENCE_S)
+        calls = [thing for thing in gc.get_objects() if issubclass(type(thing), grpc.aio.UnaryUnaryCall)]
+        assert len(calls) <= 1, "a call keeps its connection"
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("leaver", ["dialler", "dialled"])
+def test_a_goodbye_is_sent_before_the_end(leaver):
+    @scenario
+    async def run(crew):
+        a, b = await crew.pair()
+        leaving, staying = (a, b) if leaver == "dialler" else (b, a)
+        for fragment in range(50):
+            leaving.transport.send(staying.id, Call(leaving.id, fragment), "")
+        leaving.transport.send(staying.id, Goodbye(leaving.id), "")
+        began = time.monotonic()
+        await leaving.transport.stop()
+        assert time.monotonic() - began < 0.9
+        await staying.gone(leaving)
+        assert len(staying.messages(Call)) == 50
+        assert staying.messages(Goodbye) == [Goodbye(leaving.id)]
+
+    run()
+
+
+@scenario
+async def test_stopping_is_idempotent_and_silences(crew):
+    a, b = await crew.pair()
+    await a.transport.stop()
+    await a.transport.stop()
+    told = len(a.events)
+    a.transport.send(b.id, offer_of(a), "")
+    await b.gone(a)
+    assert a.events[told:] == []
+
+
+# ── exchange ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario
+async def test_an_offer_goes_up_and_seals_come_down_until_one_holds_it(crew):
+    a, b = await crew.pair()
+    offer = offer_of(a, size=(1 << 20) - 4)
+    a.transport.send(b.id, offer, "")
+    await a.until(lambda: a.of("delivered") == [(b.id, offer)])
+    await b.until(lambda: b.messages(Offer) == [offer])
+    assert contents(b.messages(Offer)[0]) == contents(offer)
+    assert ("heard", a.id) in b.events
+    stranger, last = seal_of(b, version=1), seal_of(b, offer, version=2)
+    b.transport.send(a.id, stranger, "exchange")
+    b.transport.send(a.id, last, "exchange")
+    await a.until(lambda: len(a.messages(Seal)) == 2)
+    assert a.messages(Seal) == [stranger, last]
+    assert contents(a.messages(Seal)[1]) == contents(last)
+    await settled(b, a)
+    b.transport.send(a.id, last, "exchange")  # nobody waits for it any more: dropped
+    assert a.of("undelivered") == []
+    assert a.transport.bytes_sent > offer.sections["delta"].nbytes < b.transport.bytes_received
+
+
+@scenario
+async def test_nobodys_own_packet_comes_back(crew):
+    a, b = await crew.pair()
+    own, other = offer_of(a, size=1 << 20), offer_of(b, size=1 << 10)
+    a.transport.send(b.id, own, "")
+    await a.until(lambda: a.of("delivered"))
+    seal = replace(seal_of(b, own, other), sections={"0": own.sections["delta"], "1": other.sections["delta"]})
+    b.transport.send(a.id, seal, "exchange")
+    await a.until(lambda: a.messages(Seal))
+    (found,) = a.messages(Seal)
+    assert contents(found) == contents(seal)
+    assert found.sections["0"] is own.sections["delta"]
+    assert (1 << 10) < b.transport.bytes_sent < 1 << 18
+
+
+async def settled(server: Learner, client: Learner) -> None:
+    """Wait until the server has no stream of the client open that waits for a reply."""
+    while server.transport._links.get(client.id).requests:
+        await asyncio.sleep(0.01)
+
+
+@scenario
+async def test_an_offer_of_nothing_is_an_offer(crew):
+    a, b = await crew.pair()
+    offer = replace(offer_of(a), tokens=0, steps=0, sections={})
+    b.answer = lambda message: b.transport.send(a.id, seal_of(b, offer), "exchange")
+    a.transport.send(b.id, offer, "")
+    await a.until(lambda: a.messages(Seal))
+    assert b.messages(Offer) == [offer]
+
+
+@scenario
+async def test_a_cut_after_the_upload_is_told_and_offering_again_gives_the_same_seal(crew):
+    b = await crew("b")
+    cable = Cable(b.address)
+    a = await crew("a", await cable.plug())
+    await a.linked_with(b)
+    offer = offer_of(a)
+    a.transport.send(b.id, offer, "")
+    await a.until(lambda: a.of("delivered"))
+    cable.cut()
+    await a.until(lambda: a.of("undelivered") == [(b.id, offer)])
+    seal = seal_of(b, offer)
+    b.answer = lambda message: isinstance(message, Offer) and b.transport.send(a.id, seal, "exchange")
+
+    while not a.messages(Seal):  # as the engine does: offer again after a beat, until it is heard
+        failures = len(a.of("undelivered"))
+        a.transport.send(b.id, offer, "")
+        await a.until(lambda failures=failures: a.messages(Seal) or len(a.of("undelivered")) > failures)
+        await asyncio.sleep(TIMING.beat_s)
+    assert a.messages(Seal) == [seal]
+    await cable.unplug()
+
+
+@scenario
+async def test_a_newer_offer_quietly_replaces_one_that_waits(crew):
+    a, b = await crew.pair()
+    c = await crew("c")
+    a.known = [(c.id, c.address)]
+    await a.linked_with(c)
+    for seq in (1, 2):
+        a.transport.send(b.id, offer_of(a, seq), "")
+        await b.until(lambda seq=seq: len(b.messages(Offer)) == seq)
+    a.transport.send(c.id, offer_of(a, 2), "")  # and now to another sealer
+    await c.until(lambda: c.messages(Offer))
+    await settled(b, a)
+    seal = seal_of(c, offer_of(a, 2))
+    c.transport.send(a.id, seal, "exchange")
+    await a.until(lambda: a.messages(Seal) == [seal])
+    assert a.of("undelivered") == []
+
+
+@scenario
+async def test_offers_for_several_fragments_are_open_at_once(crew):
+    a, b = await crew.pair()
+    offers = [offer_of(a, fragment=p) for p in (0, 1)]
+    for offer in offers:
+        a.transport.send(b.id, offer, "")
+    await b.until(lambda: len(b.messages(Offer)) == 2)
+    for offer in offers:
+        b.transport.send(a.id, seal_of(b, offer, fragment=offer.fragment), "exchange")
+    await a.until(lambda: {seal.fragment for seal in a.messages(Seal)} == {0, 1})
+
+
+@scenario
+async def test_what_the_receiver_must_not_accept_is_undelivered_and_the_link_survives(crew):
+    a, b = await crew.pair()
+    offer = offer_of(a)
+    bad = {
+        "oversize": offer_of(a, seq=1, size=LIMIT + 4),
+        "no such fragment": replace(offer, seq=2, fragment=2),
+        "of another": replace(offer, seq=3, peer=PeerId("c", 1)),
+        "unwritable": replace(offer, seq=-1),
+    }
+    for told, message in enumerate(bad.values()):
+        a.transport.send(b.id, message, "")
+        await a.until(lambda told=told: len(a.of("undelivered")) == told + 1)
+    assert [message.seq for _, message in a.of("undelivered")] == [1, 2, 3, -1]
+    assert b.messages(Offer) == []
+    a.transport.send(b.id, offer, "")
+    await b.until(lambda: b.messages(Offer) == [offer])
+
+
+@scenario
+async def test_what_cannot_be_sent_is_undelivered(crew):
+    a = await crew("a")
+    nobody = PeerId("nobody", 1)
+    want = Want(a.id, 0, b"")
+    for message in (offer_of(a), want, Beat(a.id, "", 1), Goodbye(a.id), state_of(a)):
+        a.transport.send(nobody, message, "")
+    a.transport.send(nobody, state_of(a), "pull")
+    a.transport.send(nobody, seal_of(a), "exchange")
+    assert a.of("undelivered") == []  # never from within `send`
+    await a.until(lambda: a.of("undelivered") == [(nobody, offer_of(a)), (nobody, want)])
+
+
+@scenario
+async def test_a_peer_that_leaves_ends_what_waits_for_it(crew):
+    a, b = await crew.pair()
+    offer = offer_of(a)
+    a.transport.send(b.id, offer, "")
+    await a.until(lambda: a.of("delivered"))
+    b.transport.send(a.id, Goodbye(b.id), "")
+    await a.until(lambda: a.of("undelivered") == [(b.id, offer)])
+
+
+@scenario
+async def test_a_transfer_that_stands_still_is_given_up_on_both_sides(crew):
+    b = await crew("b", timing=HASTY)
+    cable = Cable(b.address)
+    a = await crew("a", await cable.plug(), timing=HASTY)
+    await a.linked_with(b)
+    cable.stop_after = cable.passed + 500_000
+    offer = offer_of(a, size=LIMIT)
+    a.transport.send(b.id, offer, "")
+    await a.until(lambda: a.of("undelivered") == [(b.id, offer)], within_s=4)
+    assert b.messages(Offer) == []
+    await cable.unplug()
+
+
+@scenario
+async def test_a_link_that_died_silently_is_noticed_while_a_transfer_survives_the_outage(crew):
+    timing = Timing(beat_s=0.05, round_timeout_s=10.0, evict_after_s=0.6)
+    b = await crew("b", timing=timing)
+    cable = Cable(b.address)
+    a = await crew("a", await cable.plug(), timing=timing)
+    await a.linked_with(b)
+    cable.stop_after = cable.passed + 500_000
+    offer = offer_of(a, size=LIMIT)
+    a.transport.send(b.id, offer, "")
+    await a.gone(b)
+    await asyncio.sleep(2 * timing.evict_after_s)  # long enough to forget a peer that nothing is under way with
+    assert a.of("delivered") == []
+    cable.flow()
+    await a.until(lambda: a.of("delivered") == [(b.id, offer)])
+    await a.linked_with(b)
+    b.transport.send(a.id, seal_of(b, offer), "exchange")
+    await a.until(lambda: a.messages(Seal))
+    assert a.of("undelivered") == []
+    await cable.unplug()
+
+
+@scenario
+async def test_a_peer_that_is_gone_for_long_is_a_stranger_again(crew):
+    timing = Timing(beat_s=0.05, evict_after_s=0.4)
+    a, b = await crew.pair(timing=timing)
+    a.transport.send(b.id, offer_of(a), "")
+    await a.until(lambda: a.of("delivered"))
+    await b.transport.stop()
+    await a.until(lambda: a.of("undelivered"))
+    while a.transport._links.get(b.id):
+        await asyncio.sleep(timing.beat_s)
+    again = await crew("b", listen=b.address, timing=timing)
+    await a.linked_with(again)
+
+
+# ── pull and push ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["state", "seal"])
+@pytest.mark.parametrize("listens", [True, False], ids=["pulled", "pushed"])
+def test_a_want_is_answered(kind, listens):
+    """Pulled from a peer that can be dialled; pushed by one that cannot, after a want over its control stream."""
+
+    @scenario
+    async def run(crew):
+        asker = await crew("asker")
+        peer = await crew("peer", asker.address, listen=LOOPBACK if listens else None)
+        await asyncio.gather(asker.linked_with(peer), peer.linked_with(asker))
+        answer = state_of(peer, 200_000) if kind == "state" else seal_of(peer)
+        peer.answer = lambda message: peer.transport.send(asker.id, answer, "pull")
+        want = Want(asker.id, 0, b"have")
+        asker.transport.send(peer.id, want, "")
+        await asker.until(lambda: asker.messages(State) + asker.messages(Seal) == [answer])
+        assert contents(asker.messages(type(answer))[0]) == contents(answer)
+        assert peer.messages(Want) == [want]
+        assert asker.of("undelivered") == []
+        assert ("heard", peer.id) in asker.events
+
+    run()
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["pulled", "pushed"])
+def test_a_want_that_nobody_answers_is_undelivered(listens):
+    @scenario
+    async def run(crew):
+        asker = await crew("asker", timing=HASTY)
+        peer = await crew("peer", asker.address, listen=LOOPBACK if listens else None, timing=HASTY)
+        await asyncio.gather(asker.linked_with(peer), peer.linked_with(asker))
+        want = Want(asker.id, 0, b"")
+        asker.transport.send(peer.id, want, "")
+        await asker.until(lambda: asker.of("undelivered") == [(peer.id, want)])
+        asker.transport.send(peer.id, want, "")  # and neither is one to a peer that goes away
+        await peer.until(lambda: len(peer.messages(Want)) == 2)
+        await peer.transport.stop()
+        await asker.until(lambda: len(asker.of("undelivered")) == 2)
+
+    run()
+
+
+@scenario
+async def test_a_want_for_a_fragment_that_is_not_there_fails_at_once(crew):
+    a, b = await crew.pair()
+    a.transport.send(b.id, Want(a.id, 9, b""), "")
+    await a.until(lambda: a.of("undelivered"), within_s=TIMING.round_timeout_s / 2)
+    assert b.messages(Want) == []
+
+
+@scenario
+async def test_what_was_not_asked_for_cannot_be_pushed(crew):
+    a, b = await crew.pair()
+    b.transport.send(a.id, state_of(b), "pull")  # no want, no open pull: it goes by push
+    b.transport.send(a.id, state_of(b, fragment=1), "pull")
+    await b.until(lambda: len(b.of("undelivered")) == 2)
+    assert a.messages(State) == []
+
+
+@scenario
+async def test_an_offer_is_passed_on_beside_ones_own(crew):
+    a, b = await crew.pair()
+    orphan = replace(offer_of(a, seq=7), peer=PeerId("gone", 1))
+    a.transport.send(b.id, offer_of(a), "")
+    a.transport.send(b.id, orphan, "pass on")
+    await b.until(lambda: len(b.messages(Offer)) == 2)
+    assert {(offer.peer, offer.seq) for offer in b.messages(Offer)} == {(a.id, 1), (orphan.peer, 7)}
+    assert a.of("undelivered") == []
+
+
+@scenario
+async def test_only_offers_are_passed_on_and_nobody_offers_for_another_otherwise(crew):
+    a, b = await crew.pair()
+    foreign = replace(offer_of(a), peer=PeerId("gone", 1))
+    async with grpc.aio.insecure_channel(b.address) as channel:
+        for method, message in (("PassOn", state_of(a)), ("Exchange", foreign)):
+            code = await status_of(channel, method, a.id, *wire.frames(message))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert b.messages(Offer) == b.messages(State) == []
+
+
+class Script:
+    """A stream whose other end says what is written here."""
+
+    def __init__(self, *frames: bytes) -> None:
+        self.frames, self.written = list(frames), []
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        return self.frames.pop(0) if self.frames else None
+
+    async def write(self, frame: bytes) -> None:
+        self.written.append(frame)
+
+    async def finish(self) -> None: ...
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def answers_of(other: Learner) -> dict[str, list[bytes]]:
+    """What no offer and no want may be answered with."""
+    state, seal = state_of(other), seal_of(other)
+    return {
+        "nothing": [],
+        "garbage": [b"garbage"],
+        "an offer": [wire.ACK, *wire.frames(offer_of(other))],
+        "an offer at once": [*wire.frames(offer_of(other))],
+        "another fragment's": [wire.ACK, *wire.frames(replace(seal, fragment=1))],
+        "another fragment's at once": [*wire.frames(replace(state, fragment=1))],
+        "somebody else's": [wire.ACK, *wire.frames(replace(seal, sealer=PeerId("c", 1)))],
+        "the half of it": [*wire.frames(state)][:2],
+    }
+
+
+@pytest.mark.parametrize("answer", answers_of(Learner("b")))
+@pytest.mark.parametrize("kind", ["offer", "want"])
+def test_a_wrong_answer_is_none(kind, answer):
+    async def run() -> None:
+        a, b = Learner("a"), Learner("b")
+        stream = Script(*answers_of(b)[answer])
+        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: stream)
+        message = offer_of(a) if kind == "offer" else Want(a.id, 0, b"")
+        (transfers.exchange if kind == "offer" else transfers.pull)(Link(b.id), message)
+        await a.until(lambda: a.of("undelivered") == [(b.id, message)])
+        assert a.of("received") == []
+
+    asyncio.run(run())
+
+
+def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothing():
+    async def run() -> None:
+        a, b = Learner("a"), Learner("b")
+        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: Script())
+        link, first, second = Link(b.id), Want(a.id, 0, b"first"), Want(a.id, 0, b"second")
+        transfers.ask(link, first)
+        await a.until(lambda: a.of("undelivered") == [(b.id, first)])  # no control stream to ask over
+        link.streams.append(Outbox())
+        transfers.ask(link, first)
+        transfers.ask(link, second)  # instead
+        for frames in ([*wire.frames(state_of(b))][:2], [*wire.frames(offer_of(b))]):
+            with pytest.raises(PeerError):
+                await transfers.serve_push(link, Script(*frames))
+            await a.until(lambda: a.of("undelivered")[-1] == (b.id, second))
+            transfers.ask(link, second)
+        stream = Script(*wire.frames(state_of(b)))
+        await transfers.serve_push(link, stream)
+        assert a.messages(State) == [state_of(b)]
+        assert stream.written == [wire.ACK]
+        assert len(a.of("undelivered")) == 3
+        with pytest.raises(PeerError, match="nobody asked"):
+            await transfers.serve_push(link, Script(*wire.frames(state_of(b))))
+
+    asyncio.run(run())
+
+
+# ── strangers and garbage ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def status_of(channel: grpc.aio.Channel, method: str, caller: PeerId | None, *frames: bytes) -> grpc.StatusCode:
+    metadata = ((room.CALLER, wire.encode_id(caller)),) if caller else ()
+    call = channel.stream_stream(f"/{room.SERVICE}/{method}")(metadata=metadata)
+    with suppress(Exception):
+        for frame in frames:
+            await call.write(frame)
+        await call.done_writing()
+    return await call.code()
+
+
+@scenario
+async def test_strangers_and_garbage_are_refused_and_survived(crew):
+    a, b = await crew.pair()
+    # "Internal" is what gRPC tells a caller that is still writing when it is refused.
+    refused = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
+    async with grpc.aio.insecure_channel(b.address) as channel:
+        for method in ("Control", "Exchange", "Pull", "Push", "PassOn"):
+            for stranger in (None, PeerId("stranger", 1), replace_incarnation(a.id)):
+                assert await status_of(channel, method, stranger) is grpc.StatusCode.FAILED_PRECONDITION
+        for method in ("Exchange", "Pull", "Push", "PassOn"):
+            for frames in ([], [b""], [b"garbage"], [wire.ACK], [b"\x12\xff\xff"], list(wire.frames(state_of(a)))):
+                assert await status_of(channel, method, a.id, *frames) in refused
+        with pytest.raises(grpc.aio.AioRpcError, match="not a Hello"):
+            await channel.unary_unary(f"/{room.SERVICE}/Hello")(b"garbage")
+        assert await status_of(channel, "Control", a.id, b"garbage") is grpc.StatusCode.OK  # its stream ends
+    a.transport.send(b.id, offer_of(a), "")
+    await b.until(lambda: b.messages(Offer))
+
+
+def replace_incarnation(id: PeerId) -> PeerId:
+    return id._replace(incarnation=id.incarnation + 1)
+
+
+# ── under load ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario
+async def test_beats_go_on_while_bulky_messages_do(crew):
+    size = 64 << 20
+    a, b = await crew.pair(limit=lambda fragment: size)
+    times: list[float] = []
+    b.answer = lambda message: times.append(time.monotonic()) if isinstance(message, Beat) else None
+    payload = {"delta": packet(bytes(size))}
+
+    async def beat() -> None:
+        for count in itertools.count():
+            a.transport.send(b.id, Beat(a.id, "", count), "")
+            await asyncio.sleep(0.01)
+
+    beating = asyncio.ensure_future(beat())
+    for seq in range(3):
+        a.transport.send(b.id, replace(offer_of(a, seq), sections=payload), "")
+        await a.until(lambda seq=seq: len(a.of("delivered")) == seq + 1)
+    beating.cancel()
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(gaps) > 3
+    assert max(gaps) < 0.5
+
+
+FORK = """
+import asyncio, threading
+from torch.utils.data import DataLoader, Dataset
+from test_peer import Learner, offer_of, seal_of
+from mend_optim.protocol import Beat, Offer, Seal
+
+class Numbers(Dataset):
+    def __len__(self): return 1200
+    def __getitem__(self, i): return float(i)
+
+async def traffic(ready, stop):
+    b = Learner("b"); b.address = await b.transport.start()
+    a = Learner("a", b.address); a.address = await a.transport.start()
+    await asyncio.gather(a.linked_with(b), b.linked_with(a))
+    def answer(message):
+        if isinstance(message, Offer):
+            b.transport.send(a.id, seal_of(b, message), "exchange")
+    b.answer = answer
+    seq = 0
+    while not stop.is_set():
+        seq += 1
+        a.transport.send(b.id, Beat(a.id, "", seq), "")
+        b.transport.send(a.id, Beat(b.id, "", seq), "")
+        a.transport.send(b.id, offer_of(a, seq, size=200_000), "")
+        await a.until(lambda: len(a.messages(Seal)) == seq)
+        ready.set()
+    await asyncio.gather(a.transport.stop(), b.transport.stop())
+    print("seals", seq > 20)
+
+if __name__ == "__main__":
+    ready, stop = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(traffic(ready, stop)))
+    thread.start()
+    assert ready.wait(20)
+    batches = 0
+    for epoch in range(4):
+        batches += sum(1 for _ in DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork"))
+    stop.set()
+    thread.join(20)
+    print("batches", batches)
+"""
+
+
+@scenario
+async def test_a_grpc_that_cannot_survive_forks_is_told_of(crew):
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "FORKS_CRASH", True)
+        patch.setattr(room.log, "warning", told.append)
+        await crew("a")
+    assert "import mend_optim before grpc" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "crash"),
+    [("", False), ("import grpc", True), ("import os; os.environ['GRPC_ENABLE_FORK_SUPPORT'] = '1'", True)],
+    ids=["imported first", "imported second", "switched on by the user"],
+)
+def test_fork_handlers_are_off_unless_somebody_else_was_first(before, crash):
+    code = f"{before}\nimport mend_optim.transport.grpc_transport as room; print(room.FORKS_CRASH)"
+    assert python("-c", code) == [str(crash)]
+
+
+def python(*arguments: str) -> list[str]:
+    """What a fresh interpreter prints, whose environment says nothing of gRPC."""
+    root = Path(__file__).parents[3]
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(root), environment.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split()
+
+
+def test_workers_of_a_data_loader_may_be_forked_beside_live_traffic(tmp_path):
+    """Without `GRPC_ENABLE_FORK_SUPPORT=0` a worker dies by a segmentation fault, most of the time."""
+    script = tmp_path / "fork.py"
+    script.write_text(FORK)
+    assert python(str(script)) == ["seals", "True", "batches", "600"]

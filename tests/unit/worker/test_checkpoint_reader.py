@@ -1,0 +1,394 @@
+"""A checkpoint as plain data: there and back, and whatever is wrong with it refused before anything changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.optim import SGD
+
+from mend_optim import MendOptimizer, PowerSGD, UsageError
+from mend_optim.engine.progress import Pending, Standing, Totals
+from mend_optim.model.layout import Layout
+from mend_optim.protocol.lineage import Claim, Lineage, PeerId
+from mend_optim.worker.checkpoint import MEMORIES, TENSORS, Checkpoint, Kept, _content, from_state, to_state
+from tests.support.checkpoints import adam, assert_alike, load, newcomer, progress, save, stored
+from tests.support.learners import Watch, cluster, descent, drive, parameters, until, weights
+from tests.support.strategies import lineages, peers
+
+NUMELS = (3, 4)
+LAYOUT = Layout(["0", "1"], [*weights(1.0), torch.zeros(2, 2)], 2)
+counts, more = st.integers(0, 10**12), st.integers(10**12, 10**15)
+claims = st.builds(Claim, peers, counts)
+pendings = st.builds(
+    Pending, claims, seq=counts, step=counts, tokens=counts, steps=counts, follows=counts,
+    due=st.booleans(), missed=st.booleans(), closing=st.booleans(), again=st.tuples(counts, counts),
+)  # fmt: skip
+standings = st.builds(
+    Standing, lineages, claims, st.integers(-100, 10**12), st.builds(Totals, counts, counts), counts,
+    st.none() | pendings, st.booleans(), st.none() | counts, last=st.builds(Totals, counts, counts), owes=st.booleans(),
+)  # fmt: skip
+
+
+@st.composite
+def kept(draw: st.DrawFn, numel: int) -> Kept:
+    standing = draw(standings)
+    needed = {"anchor"} | ({"delta"} if standing.pending else set()) | ({"correction"} if standing.untaken else set())
+    names = needed | draw(st.sets(st.sampled_from(TENSORS)))
+    values = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=numel, max_size=numel)
+    tensors = {name: torch.tensor(draw(values), dtype=torch.float32) for name in sorted(names)}
+    return Kept(standing, tensors, draw(st.booleans()))
+
+
+checkpoints = st.builds(
+    Checkpoint, more, more, counts, st.text("0123456789abcdef", max_size=32),
+    st.lists(st.text(), max_size=3).map(tuple), st.just(()) | st.tuples(*map(kept, NUMELS)),
+)  # fmt: skip
+
+
+def test_the_sizes_are_the_layouts() -> None:
+    assert tuple(sorted(f.numel for f in LAYOUT.fragments)) == NUMELS
+
+
+def ordered(checkpoint: Checkpoint) -> Checkpoint:
+    """With its fragments in the layout's order of sizes."""
+    by_size = {f.tensors["anchor"].numel(): f for f in checkpoint.fragments}
+    return replace(checkpoint, fragments=tuple(by_size[f.numel] for f in LAYOUT.fragments if by_size))
+
+
+@given(checkpoints)
+def test_there_and_back(checkpoint: Checkpoint) -> None:
+    checkpoint = ordered(checkpoint)
+    for state in (to_state(checkpoint, LAYOUT), stored(to_state(checkpoint, LAYOUT))):
+        back = from_state(state, LAYOUT)
+        assert replace(back, fragments=()) == replace(checkpoint, fragments=())
+        assert [(k.standing, k.replace) for k in back.fragments] == [
+            (k.standing, k.replace) for k in checkpoint.fragments
+        ]
+        for here, there in zip(checkpoint.fragments, back.fragments, strict=True):
+            assert_alike(here.tensors, there.tensors)
+
+
+def of_former_versions(state: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """What was written before there were these keys."""
+    for entry in state["fragments"]:
+        for holder in (entry, entry["pending"] or {}):
+            for key in keys:
+                holder.pop(key, None)
+    return {**state, "content": _content(state)}
+
+
+@given(checkpoints)
+def test_what_was_saved_before_anything_was_closed_has_nothing_to_close(checkpoint: Checkpoint) -> None:
+    checkpoint = ordered(checkpoint)
+    state = of_former_versions(to_state(checkpoint, LAYOUT), "last", "owes", "closing", "again")
+    for kept, back in zip(checkpoint.fragments, from_state(state, LAYOUT).fragments, strict=True):
+        pending = kept.standing.pending and replace(kept.standing.pending, closing=False, again=(0, 0))
+        assert back.standing == replace(kept.standing, pending=pending, last=Totals(), owes=False)
+    if checkpoint.fragments:
+        with pytest.raises(UsageError, match="damaged"):
+            from_state({**state, "content": "0" * 32}, LAYOUT)
+
+
+@pytest.mark.parametrize(("steps", "again"), [(0, (30, 3)), (1, (0, 0))])
+def test_a_closing_offer_that_was_saved_without_its_weight_weighs_by_the_last_one(
+    steps: int, again: tuple[int, int]
+) -> None:
+    me = Claim(PeerId("a", 1), 0)
+    pending = Pending(me, 1, 4, 10 * steps, steps, due=True, closing=True)
+    standing = Standing(
+        Lineage.fresh(b"g" * 16), me, 0, Totals(), 0, pending, False, None, last=Totals(3, 30)
+    )  # fmt: skip
+    tensors = [{"anchor": torch.zeros(n), "delta": torch.zeros(n)} for n in NUMELS]
+    checkpoint = ordered(Checkpoint(9, 90, fragments=tuple(Kept(standing, t) for t in tensors)))
+    state = of_former_versions(to_state(checkpoint, LAYOUT), "again")
+    for back in from_state(state, LAYOUT).fragments:
+        assert back.standing.pending
+        assert back.standing.pending.again == again
+
+
+# ── what is wrong with it ─────────────────────────────────────────────────────────────────────────────────────────────
+
+Path = tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def rich() -> dict[str, Any]:
+    """The state of a learner with all there can be: a pending offer, later work, an anchor not taken yet."""
+    codec = PowerSGD(rank=1, min_ratio=1, back="same")
+    with cluster(adam(), adam(), sync_every=4, adopt_after=3, codec=codec, fragments=2) as made:
+        drive(made, 9, lambda i, s: float(i - s))
+        drive(made[:1], 1, lambda i, s: 1.0)
+        until(made[0], lambda: progress(made[0], 1).untaken)
+        state = stored(made[0].state_dict())
+    first, second = state["mend"]["fragments"]
+    assert (bool(first["pending"]), second["untaken"], second["adopt_at"]) == (True, True, 11)
+    assert {"stayed", "lost", "memory"} <= {*first["tensors"], *second["tensors"]}
+    return state
+
+
+def loader() -> MendOptimizer:
+    """Without peers, and with a past of its own."""
+    optimizer = MendOptimizer(adam(), name="other", fragments=2)
+    drive([optimizer], 2, lambda i, s: 1.0)
+    return optimizer
+
+
+def assert_refused(state: Any, pattern: str = "must|lacks|missing", error: type[Exception] = UsageError) -> None:
+    """With that error, and everything is as it was."""
+    optimizer = loader()
+    before = [p.clone() for p in parameters(optimizer)], copy.deepcopy(optimizer.state_dict()), optimizer.status()
+    with pytest.raises(error, match=pattern) as caught:
+        optimizer.load_state_dict(state)
+    assert type(caught.value) is error
+    assert_alike((parameters(optimizer), optimizer.state_dict(), optimizer.status()), before)
+    drive([optimizer], 1, lambda i, s: 1.0)
+    assert optimizer.status().step == 3
+    twin = loader()
+    drive([twin], 1, lambda i, s: 1.0)
+    assert_alike(parameters(optimizer), parameters(twin))
+
+
+def places(value: Any, at: Path = ()) -> list[Path]:
+    """Every place in nested containers, without the places in a fingerprint or a history."""
+    if isinstance(value, dict):
+        inner = [path for key, item in value.items() for path in places(item, (*at, key))]
+    elif isinstance(value, list) and at[-1:] not in (("model",), ("history",)):
+        inner = [path for i, item in enumerate(value) for path in places(item, (*at, i))]
+    else:
+        inner = []
+    return [at, *inner] if at else inner
+
+
+def with_value(state: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(state)
+    inside: Any = changed["mend"]
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    return changed
+
+
+def without(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    changed = copy.deepcopy(state)
+    inside: Any = changed["mend"]
+    for key in path[:-1]:
+        inside = inside[key]
+    del inside[path[-1]]
+    return changed
+
+
+OPTIONAL = {"velocity", "residual", "stayed", "lost", "memory", "returned", "returned_memory", "rounding"}
+
+
+def test_anything_that_is_missing_is_named(rich: dict[str, Any]) -> None:
+    listed = [p for p in places(rich["mend"]) if not OPTIONAL & set(p)]
+    assert len(listed) > 50
+    for path in listed:
+        if path[-2:-1] == ("merged",):
+            continue  # a list of any length
+        wanted = {"delta", "correction"} & set(path)
+        if wanted and not needs(rich["mend"]["fragments"][path[1]], wanted.pop()):
+            continue
+        assert_refused(without(rich, path))
+
+
+def needs(entry: dict[str, Any], tensor: str) -> bool:
+    return bool(entry["pending"] if tensor == "delta" else entry["untaken"])
+
+
+class Odd:
+    """Of no type that anybody expects."""
+
+
+def other_types(value: Any) -> list[Any]:
+    """Values of every type but this one's, as far as the type matters."""
+    junk: list[Any] = [None, True, 7, 1.5, "zz", b"zz", [], {}, (1,), torch.zeros(99), Odd()]
+    return [j for j in junk if type(j) is not type(value)]
+
+
+def test_anything_of_another_type_is_refused(rich: dict[str, Any]) -> None:
+    for path in places(rich["mend"]):
+        value = dict_at(rich, path)
+        for junk in other_types(value):
+            if path[-1] in ("pending", "adopt_at") and (junk is None or isinstance(junk, type(value) | int)):
+                continue
+            if path[-1] == "pending" and junk == {}:
+                continue  # of its own, below
+            assert_refused(with_value(rich, path, junk))
+
+
+def dict_at(state: dict[str, Any], path: Path) -> Any:
+    inside: Any = state["mend"]
+    for key in path:
+        inside = inside[key]
+    return inside
+
+
+def test_an_offer_without_anything_in_it_is_not_taken_for_none(rich: dict[str, Any]) -> None:
+    assert_refused(with_value(rich, ("fragments", 0, "pending"), {}))
+
+
+TENSOR_FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cut": lambda t: t[:-1],
+    "longer": lambda t: torch.cat([t, t]),
+    "another shape": lambda t: t[:, None],
+    "NaN": lambda t: t.clone().fill_(float("nan")),
+    "infinity": lambda t: torch.cat([t[:-1], torch.tensor([float("-inf")])]),
+    "double": lambda t: t.double(),
+    "half": lambda t: t.half(),
+    "integers": lambda t: t.int(),
+    "without memory": lambda t: torch.empty_like(t, device="meta"),
+    "sparse": lambda t: t.to_sparse(),
+}
+
+
+@pytest.mark.parametrize("fault", TENSOR_FAULTS)
+def test_a_tensor_must_be_flat_finite_float32_of_the_right_size(fault: str, rich: dict[str, Any]) -> None:
+    for p, entry in enumerate(rich["mend"]["fragments"]):
+        for name, tensor in entry["tensors"].items():
+            state = with_value(rich, ("fragments", p, "tensors", name), TENSOR_FAULTS[fault](tensor))
+            as_long_as_it_likes = name in MEMORIES and fault in ("cut", "longer")  # but not another than was saved
+            named = rf"\['fragments'\]\[{p}\]\['{name}'\] must be"
+            assert_refused(state, "digest of what was saved" if as_long_as_it_likes else named)
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+    | st.builds(torch.zeros, st.integers(0, 9)),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)  # fmt: skip
+
+
+@given(st.data())
+def test_whatever_stands_where_it_is_taken_whole_or_refused(rich: dict[str, Any], data: st.DataObject) -> None:
+    """Never another error than ours; and if it is taken, the optimizer goes on."""
+    path = data.draw(st.sampled_from([(), *places(rich["mend"])]))
+    value = data.draw(junk)
+    state = with_value(rich, path, value) if path else {**rich, "mend": value}
+    try:
+        if state["mend"] is not None:
+            from_state(state["mend"], loader()._layout)
+    except UsageError:
+        assert_refused(state)
+    else:
+        optimizer = loader()
+        optimizer.load_state_dict(state)
+        drive([optimizer], 1, lambda i, s: 1.0)
+
+
+WRONG: dict[str, tuple[Path, Any]] = {
+    "a digest of another length": (("fragments", 0, "lineage", "digest"), "ab"),
+    "a genesis of no length": (("fragments", 0, "lineage", "genesis"), ""),
+    "more than a counter holds": (("step",), 2**70),
+    "a negative claim": (("fragments", 0, "claim"), ["a", 1, -1]),
+    "a negative incarnation": (("fragments", 0, "claim"), ["a", -1, 1]),
+    "more banked than trained": (("fragments", 0, "banked"), [10**6, 10**6]),
+    "less than nothing banked": (("fragments", 0, "banked"), [-5, -5]),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_no_learner_can_have_written_is_refused(fault: str, rich: dict[str, Any]) -> None:
+    """The right types and impossible values: peers would be told of them, or they would never be merged."""
+    assert_refused(with_value(rich, *WRONG[fault]))
+
+
+# ── another's ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_another_model_is_named_by_its_first_difference(rich: dict[str, Any]) -> None:
+    optimizer = MendOptimizer(SGD(weights(1.0, 2.0), lr=0.1), fragments=2)
+    state = {**rich, "param_groups": optimizer.inner.state_dict()["param_groups"], "state": {}}
+    with pytest.raises(UsageError, match=r"parameter 0: here \[3\] torch.float32, there \[31\] torch.float32"):
+        optimizer.load_state_dict(state)
+    assert (optimizer.status().step, optimizer.param_groups[0]["lr"]) == (0, 0.1)
+
+
+def test_another_number_of_parameters_is_named(rich: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="number of parameters: here 1, there 2"):
+        MendOptimizer(descent(1.0)).load_state_dict(rich)
+
+
+def test_another_number_of_fragments_is_named(rich: dict[str, Any]) -> None:
+    optimizer = MendOptimizer(adam())
+    with pytest.raises(UsageError, match="fragments=1, got 2"):
+        optimizer.load_state_dict(rich)
+    assert optimizer.status().step == 0
+
+
+@pytest.mark.parametrize("form", [0, 2, -1])
+def test_another_format_is_refused(form: int, rich: dict[str, Any]) -> None:
+    assert_refused(with_value(rich, ("format",), form), r"\['format'\] must be 1")
+
+
+def test_a_bad_inner_part_changes_nothing_either(rich: dict[str, Any]) -> None:
+    groups = copy.deepcopy(rich["param_groups"])
+    groups[0]["params"].append(2)
+    assert_refused({**rich, "param_groups": groups}, "doesn't match the size", ValueError)
+    assert_refused({**rich, "param_groups": [*groups, *groups]}, "different number of parameter groups", ValueError)
+
+
+def test_our_part_may_be_left_out(rich: dict[str, Any]) -> None:
+    optimizer = loader()
+    optimizer.load_state_dict({key: value for key, value in rich.items() if key != "mend"})
+    assert optimizer.status().step == 2
+    assert_alike(optimizer.inner.state_dict()["state"], rich["state"])
+
+
+def test_among_peers_a_refused_checkpoint_leaves_the_rounds_alone(rich: dict[str, Any]) -> None:
+    with cluster(adam(), adam(), sync_every=2, adopt_after=0, fragments=2) as made:
+        drive(made, 4, lambda i, s: float(i))
+        before = made[0].status()
+        for state in (without(rich, ("step",)), {**rich, "param_groups": []}):
+            with pytest.raises(ValueError, match=r"step|parameter groups"):
+                made[0].load_state_dict(state)
+        after = made[0].status()
+        assert (after.address, after.fragments, after.step) == (before.address, before.fragments, before.step)
+        drive(made, 2, lambda i, s: float(i))
+        assert made[0].status().rounds_adopted == before.rounds_adopted + 2
+        assert [f.digest for f in made[0].status().fragments] == [f.digest for f in made[1].status().fragments]
+
+
+def test_a_value_that_changed_in_a_file_is_found_by_the_digest(rich: dict[str, Any]) -> None:
+    """Finite, of the right size: nothing else would tell it from the anchor that others have under its lineage."""
+    for p, entry in enumerate(rich["mend"]["fragments"]):
+        for name, tensor in entry["tensors"].items():
+            other = tensor.clone()
+            other[0] += 0.5
+            assert_refused(with_value(rich, ("fragments", p, "tensors", name), other), "digest of what was saved")
+    assert_refused(with_value(rich, ("tokens",), rich["mend"]["tokens"] + 1), "digest of what was saved")
+    assert_refused(with_value(rich, ("more",), 1), "digest of what was saved")
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_weights_do_not_become_the_saved_ones_by_being_saved_beside_them(rich: dict[str, Any], alone: bool) -> None:
+    """The model forgotten, then saved again before the first step, or after a step without peers."""
+    others = [torch.full_like(p, 100.0) for p in parameters(adam())]
+    options: dict[str, Any] = {"sync_every": 4, "adopt_after": 3, "codec": "bf16", "fragments": 2}
+    with MendOptimizer(adam(), **options) if alone else newcomer(adam(), "a", **options) as careless:
+        for parameter, other in zip(parameters(careless), others, strict=True):
+            parameter.copy_(other)
+        careless.load_state_dict(rich)
+        if alone:
+            drive([careless], 1, lambda i, s: 0.0)
+            assert careless.status().step == 1
+        again = save(careless)
+    watch = Watch()
+    with newcomer(adam(), "b", on_event=watch, **options) as optimizer:
+        load(optimizer, again)
+        optimizer.join()
+        (event,) = watch.until("restored")
+        if alone:
+            assert [f.version for f in optimizer.status().fragments] == [1, 1]  # new weights, trained for one step
+        else:
+            assert not event.facts["intact"]
+            assert all(p.abs().max() < 50 for p in parameters(optimizer))

@@ -1,0 +1,412 @@
+"""A whole cluster in virtual time: N engines and a faulty network, with DESIGN's laws checked after every event
+(`oracle.py`). What befalls it is scheduled by tests, or drawn from a seed (`storms.py`).
+
+Nothing here sleeps or reads a clock. `Cluster.at` puts an event on the heap, `run` plays it. The same seed plays the
+same events."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.state import PULL, Books, Policies, Send
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
+from tests.virtual.oracle import Oracle
+from tests.virtual.process import Learner, Saved
+
+Pair = tuple[str, str]
+
+SLOWEST = 30.0  # a message on its way stays as slow when its link has recovered: it must arrive before a storm is over
+
+
+class Cluster:
+    """N learners, and the network between them. `learners` are the newest process of each name; `twins`, older ones
+    that still run."""
+
+    def __init__(
+        self,
+        n: int,
+        seed: int,
+        policies: Policies,
+        *,
+        loss: float = 0.05,
+        duplicates: float = 0.03,
+        delay_s: float = 0.3,
+        work_s: float = 0.2,
+        hidden: int = 0,
+    ) -> None:
+        self.random, self.policies, self.now = random.Random(seed), policies, 0.0
+        self.loss, self.duplicates, self.delay_s, self.work_s = loss, duplicates, delay_s, work_s
+        self.names = [f"learner-{i}" for i in range(n)]
+        self.dialable = {name: i < n - hidden for i, name in enumerate(self.names)}
+        self.speed = {name: self.random.choice([1.0, 1.0, 2.0, 3.0]) for name in self.names}
+        self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.order, self.incarnations = itertools.count(), itertools.count(10**6, 10**6)
+        self.processes: dict[PeerId, Learner] = {}
+        self.learners: dict[str, Learner] = {}
+        self.listening: dict[str, Learner] = {}
+        self.cuts: Counter[Pair] = Counter()
+        self.slowness: defaultdict[Pair, float] = defaultdict(lambda: 1.0)
+        self.links: set[frozenset[PeerId]] = set()
+        self.heirs: dict[PeerId, frozenset[PeerId]] = {}  # whose checkpoint a process went on from
+        self.training, self.trained = True, 0
+        self.seen: Counter[str] = Counter()  # faults injected and decisions taken: a test asserts that they happened
+        self.saved: list[Saved] = []
+        self.traps: list[str] = []  # points of a round at which its sealer is to die
+        self.oracle = Oracle(self)
+
+    def step_s(self, name: str) -> float:
+        """How long the learner's next inner step takes."""
+        return self.speed[name] * (0.8 + 0.4 * self.random.random())
+
+    # virtual time
+
+    def at(self, delay: float, action: Callable[..., None], *args: Any) -> None:
+        heapq.heappush(self.heap, (self.now + delay, next(self.order), action, args))
+
+    def after(self, delay: float, learner: Learner, action: Callable[..., None], *args: Any) -> None:
+        """The same for something that happens to a learner: it never does to a dead one, and waits for a frozen one."""
+        self.at(delay, self.happen, learner, action, args)
+
+    def happen(self, learner: Learner, action: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if learner.frozen:
+            learner.held.append((action, args))
+        elif not learner.dead:
+            action(*args)
+
+    def run(self, duration: float) -> None:
+        end = self.now + duration
+        while self.heap and self.heap[0][0] <= end:
+            self.now, _, action, args = heapq.heappop(self.heap)
+            action(*args)
+        self.now = end
+
+    def until(self, condition: Callable[[], bool], limit: float) -> bool:
+        """Play until the condition holds, which is looked at five times in a virtual second; False if it does not
+        within `limit` of these."""
+        end = self.now + limit
+        while not condition():
+            if not self.heap or self.now >= end:
+                return False
+            self.run(0.2)
+        return True
+
+    # processes
+
+    @property
+    def twins(self) -> list[Learner]:
+        return [learner for learner in self.processes.values() if self.learners.get(learner.name) is not learner]
+
+    def start_all(self) -> None:
+        for name in self.names:
+            self.start(name, 1.0)
+
+    def start(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> None:
+        if name not in self.learners:
+            self.launch(name, begin_after, saved)
+
+    def launch(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> Learner:
+        """A new process of that name, beside an older one if there is one."""
+        id = PeerId(name, next(self.incarnations))
+        address = name if name not in self.listening else str(id)
+        learner = Learner(self, id, address if self.dialable[name] else "", saved)
+        self.processes[id] = self.learners[name] = learner
+        if learner.address:
+            self.listening[address] = learner
+        self.after(0.05, learner, self.dial, learner)
+        self.after(begin_after * self.random.random(), learner, learner.begin)
+        learner.pump()
+        return learner
+
+    def duplicate(self, name: str, duration: float, younger: bool) -> None:
+        """A second process of the same name, for a while; then one of the two dies."""
+        older = self.learners.get(name)
+        if older:
+            self.seen["duplicated"] += 1
+            self.at(duration, self._part_twins, older, self.launch(name), younger)
+
+    def _part_twins(self, older: Learner, newer: Learner, younger: bool) -> None:
+        if not older.dead and not newer.dead:
+            self.kill(newer if younger else older)
+
+    def crash(self, name: str) -> None:
+        learner = self.learners.get(name)
+        if learner:
+            self.kill(learner)
+
+    def kill(self, learner: Learner) -> None:
+        """SIGKILL."""
+        if learner.dead:
+            return
+        self.seen["crash"] += 1
+        self.oracle.died(learner)
+        learner.dead, learner.frozen = True, False
+        del self.processes[learner.id]
+        if self.learners.get(learner.name) is learner:
+            del self.learners[learner.name]
+        if self.listening.get(learner.address) is learner:
+            del self.listening[learner.address]
+        self.unlink(lambda link: learner.id in link)
+
+    def leave(self, name: str) -> None:
+        """A clean close: the goodbye goes out, then the learner is gone."""
+        learner = self.learners.get(name)
+        if learner and not learner.frozen:
+            learner.engine.leave(learner.now)
+            learner.pump()
+            self.kill(learner)
+
+    def freeze(self, name: str, duration: float, breaks: bool) -> None:
+        """SIGSTOP, and SIGCONT after a while: nothing happens to the learner, then all of it at once. `breaks`: its
+        links do not outlive that."""
+        learner = self.learners.get(name)
+        if learner and not learner.frozen:
+            self.seen["frozen"] += 1
+            learner.frozen = True
+            self.at(duration, self.thaw, learner)
+            if breaks:
+                self.at(duration / 2, self.unlink, lambda link: learner.frozen and learner.id in link)
+
+    def thaw(self, learner: Learner) -> None:
+        if learner.frozen:
+            learner.frozen = False
+            held, learner.held = learner.held, []
+            self.seen["thawed"] += bool(held)
+            for action, args in held:
+                self.after(0.05 * self.random.random(), learner, action, *args)
+
+    def rest(self, name: str) -> None:
+        """The learner synchronizes, and trains on."""
+        learner = self.learners.get(name)
+        if learner and not (learner.frozen or learner.dead) and learner.engine.books.fragments:
+            self.seen["rested"] += 1
+            learner.engine.rest(learner.now)
+            learner.pump()
+
+    def jump(self, name: str, seconds: float) -> None:
+        """The learner's clock leaps ahead, as over a suspended machine. A monotonic clock never goes back."""
+        learner = self.learners.get(name)
+        if learner and not learner.frozen:
+            self.seen["jumped"] += 1
+            learner.ahead_s += seconds
+            learner.wake()
+
+    def save(self, name: str) -> None:
+        learner = self.learners.get(name)
+        saved = learner.save() if learner else None
+        if saved:
+            self.saved.append(saved)
+            self.seen["saved"] += 1
+
+    def restore(self, name: str) -> None:
+        """Start a learner from any of the checkpoints, its own or another's."""
+        if name in self.learners or not self.saved:
+            return
+        saved = self.random.choice(self.saved)
+        other_weights = self.random.random() < 0.2
+        self.seen["other weights"] += other_weights
+        self.start(name, saved=saved.beside_other_weights() if other_weights else saved)
+
+    def extend(self, name: str) -> None:
+        learner = self.learners.get(name)
+        if learner and not learner.frozen:
+            learner.extend()
+
+    def trap(self, point: str) -> None:
+        """The next sealer that comes to that point of a round dies there: "collecting", "merging", "sealed" (before
+        anyone heard) or "told" (after somebody was)."""
+        self.traps.append(point)
+
+    def caught(self, learner: Learner, point: str) -> bool:
+        """Whether the learner died in a trap."""
+        if point not in self.traps or learner.dead:
+            return False
+        self.traps.remove(point)
+        self.seen[f"sealer died: {point}"] += 1
+        self.kill(learner)
+        return True
+
+    # the network
+
+    def cut(self, pairs: Iterable[Pair], duration: float) -> None:
+        """No message from a to b, for each (a, b), until healed."""
+        pairs = sorted(pairs)
+        self.seen["cut"] += 1
+        self.cuts.update(pairs)
+        self.unlink(lambda link: any({i.name for i in link} == {a, b} for a, b in pairs))
+        self.at(duration, self.cuts.subtract, pairs)
+
+    def partition(self, side: Iterable[str], duration: float) -> None:
+        side = sorted(side)
+        other = [n for n in self.names if n not in side]
+        self.cut([(a, b) for a in side for b in other] + [(b, a) for a in side for b in other], duration)
+
+    def slow(self, a: str, b: str, factor: float, duration: float) -> None:
+        """Everything from a to b takes that much longer, for a while."""
+        self.seen["slowed"] += 1
+        self.slowness[a, b] *= factor
+
+        def recover() -> None:
+            self.slowness[a, b] /= factor
+
+        self.at(duration, recover)
+
+    def is_cut(self, a: str, b: str) -> bool:
+        return self.cuts[a, b] > 0
+
+    def parted(self, a: str, b: str) -> bool:
+        return self.is_cut(a, b) or self.is_cut(b, a)
+
+    def unlink(self, broken: Callable[[frozenset[PeerId]], bool]) -> None:
+        for a, b in sorted(tuple(sorted(link)) for link in self.links if broken(link)):
+            self.links.discard(frozenset((a, b)))
+            for here, there in ((a, b), (b, a)):
+                self.at(self.random.random(), self.linked, here, there, False)
+
+    def linked(self, here: PeerId, there: PeerId, up: bool) -> None:
+        learner = self.processes.get(here)
+        if learner:
+            self.happen(learner, learner.linked, (there, up))
+
+    def dial(self, learner: Learner) -> None:
+        """Dial every address known and not linked, now and then."""
+        contacts = {p.address for p in learner.engine.books.roster.peers.values() if p.address}
+        for address in sorted(contacts | set(learner.engine.books.seeds.found)):
+            there = self.listening.get(address)
+            if (
+                there
+                and there is not learner
+                and frozenset((learner.id, there.id)) not in self.links
+                and not self.parted(learner.name, there.name)
+            ):
+                self.after(self.random.random() * self.delay_s, learner, self.hello, learner, there)
+        self.after(1.0, learner, self.dial, learner)
+
+    def hello(self, caller: Learner, callee: Learner) -> None:
+        if callee.dead or callee.frozen or self.parted(caller.name, callee.name):
+            return
+        if not callee.engine.met(callee.now, caller.id, caller.address):
+            self.seen["turned away"] += 1
+            caller.engine.refused(caller.now, callee.address, "of the past")
+        elif caller.engine.met(caller.now, callee.id, callee.address, callee.address):
+            self.links.add(frozenset((caller.id, callee.id)))
+            for here, there in ((caller, callee), (callee, caller)):
+                here.linked(there.id, True)
+
+    def send(self, sender: Learner, effect: Send) -> None:
+        to, _message = effect.to, effect.message
+        lost = self.random.random() < self.loss or self.is_cut(sender.name, to.name)
+        if lost:
+            self.seen["lost"] += 1
+            self.fail(sender, effect)
+            return
+        copies = 1
+        if self.random.random() < self.duplicates:
+            self.seen["duplicate"] += 1
+            copies = 2
+        for _ in range(copies):
+            delay = self.random.expovariate(1 / self.delay_s) + 0.02
+            self.at(delay * min(SLOWEST, self.slowness[sender.name, to.name]), self.arrive, sender, effect)
+
+    def arrive(self, sender: Learner, effect: Send) -> None:
+        to, message = effect.to, effect.message
+        receiver = self.processes.get(to)
+        if receiver is None or self.is_cut(sender.name, to.name):
+            self.fail(sender, effect)
+            return
+        self.happen(receiver, receiver.receive, (message,))
+        if isinstance(message, Offer):
+            self.after(0.05, sender, sender.report, "delivered", to, message)
+
+    def fail(self, sender: Learner, effect: Send) -> None:
+        """What a real transport reports when a stream breaks: to the sender of an offer or want, and to who waits for
+        an answer."""
+        message, later = effect.message, 0.5 + self.random.random()
+        if isinstance(message, Offer | Want):
+            self.after(later, sender, sender.report, "undelivered", effect.to, message)
+        elif isinstance(message, Seal | State):
+            asker = self.processes.get(effect.to)
+            question = self._question(asker, effect.reply, message) if asker else None
+            if asker and question:
+                self.after(later, asker, asker.report, "undelivered", sender.id, question)
+
+    def _question(self, asker: Learner, reply: str, answer: Seal | State) -> Message | None:
+        fragments = asker.engine.books.fragments
+        if answer.fragment >= len(fragments):
+            return None
+        if reply == PULL:
+            return Want(asker.id, answer.fragment, b"")
+        pending = fragments[answer.fragment].pending
+        return pending.offer if pending else None
+
+    # the end
+
+    def note(self, learner: Learner, event: Event) -> None:
+        self.seen[event.kind] += 1
+        assert event.kind != "fault", (learner.name, event.text)
+        record = event.facts.get("round")
+        if record:
+            self.seen[record.reason] += 1
+            self.seen["superseded"] += bool(record.superseded)
+            self.oracle.recorded(learner, record)
+
+    def keys(self) -> set[Any]:
+        return {
+            tuple((f.lineage.genesis, f.lineage.key) for f in x.engine.books.fragments) for x in self.learners.values()
+        }
+
+    def heal(self) -> None:
+        """End all faults: messages arrive, nobody stands still, one process of each name."""
+        self.loss, self.training = 0.0, False
+        self.cuts.clear()
+        self.slowness.clear()
+        self.traps.clear()
+        for learner in list(self.processes.values()):
+            self.thaw(learner)
+        for twin in self.twins:
+            self.kill(twin)
+        for learner in list(self.learners.values()):
+            if learner.address not in ("", learner.name):  # where nobody would look for it
+                self.kill(learner)
+        for name in self.names:
+            self.start(name)
+
+    def settle(self, limit: float = 200.0) -> bool:
+        """Stop faults and training, let everybody offer the rest; True once all are on one lineage with nothing
+        unmerged."""
+        self.heal()
+        self.until(lambda: all(x.engine.books.joined for x in self.learners.values()), 100)
+
+        def rest() -> None:
+            for x in self.learners.values():
+                if self.seen["extended"]:
+                    x.extend()
+                if x.engine.books.fragments:
+                    x.engine.rest(x.now)
+                    x.pump()
+            self.at(5.0, rest)
+
+        rest()
+        if not self.until(self.settled, limit):
+            return False
+        self.oracle.check_accounts()
+        return True
+
+    def settled(self) -> bool:
+        """All on one lineage, together, with nothing left to merge or to apply."""
+        books = [x.engine.books for x in self.learners.values()]
+        together = len(self.keys()) == 1 and all(b.joined and not b.solo for b in books)
+        done = (x.engine.training.settled() and not x.mailbox for x in self.learners.values())
+        held = ((b, r.fragment, offer) for b in books for r in b.rounds for offer in r.inbox.values() if offer.steps)
+        return together and all(done) and not any(self._awaits(*each) for each in held)
+
+    def _awaits(self, books: Books, p: int, offer: Offer) -> bool:
+        """Whether a held offer is still to be merged, or handed to who can: not one that its living author has given
+        up, at somebody who does not seal."""
+        return books.roster.sealer(p) == books.me or offer.peer not in (books.me, *books.roster.alive())

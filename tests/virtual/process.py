@@ -1,0 +1,246 @@
+"""One process of the virtual cluster: a real engine, a worker on units instead of tensors, and a training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mend_optim.engine.engine import Syncer
+from mend_optim.engine.joining import Resumed
+from mend_optim.engine.progress import Totals
+from mend_optim.engine.state import EXCHANGE, Send, Work
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Call, Message, Seal
+from mend_optim.worker.anchors import Correction, Extend, Merge
+from tests.virtual.units import Units, Vector, add, stack
+
+if TYPE_CHECKING:
+    from tests.virtual.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All that the engine asks of a `Layout`."""
+
+    of: tuple[bytes, ...]
+
+    def groups(self) -> tuple[bytes, ...]:
+        return self.of
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint; `heirs`: whose unmerged work may be in its weights."""
+
+    resumed: Resumed
+    weights: list[Vector]
+    theta: list[Vector]
+    progress: list[Vector]
+    mailbox: dict[int, Correction]
+    heirs: frozenset[PeerId]
+    groups: tuple[bytes, ...]
+
+    def beside_other_weights(self) -> Saved:
+        """The same, found to belong to other weights: they become the anchor."""
+        gone = {"pending": None, "untaken": True, "adopt_at": None, "owes": False}
+        standings = [replace(s, **gone) for s in self.resumed.standings]
+        mailbox = {p: Correction(p, dict(theta), True) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]
+        return replace(self, resumed=self.resumed._replace(standings=standings, intact=False), mailbox=mailbox)
+
+
+class Learner:
+    """One incarnation of a learner. `frozen`: what happens to it is held until it thaws."""
+
+    def __init__(self, cluster: Cluster, id: PeerId, address: str, saved: Saved | None = None) -> None:
+        self.cluster, self.id, self.name, self.address, self.saved = cluster, id, id.name, address, saved
+        self.heirs: frozenset[PeerId] = frozenset()
+        self.ahead_s = 0.0  # of its clock
+        seeds = [n for n in cluster.names if n != self.name and cluster.dialable[n]]
+        self.engine = Syncer(id, address, seeds, cluster.policies, self.now)
+        fragments = cluster.policies.schedule.fragments
+        start = {("init", cluster.random.getrandbits(40)): 1}
+        self.weights: list[Vector] = [dict(start) for _ in range(fragments)]
+        self.groups = (b"",) * fragments
+        self.units = Units(self.weights)
+        self.mailbox: dict[int, Correction] = {}
+        self.queue: list[Any] = []
+        self.working = self.dead = self.frozen = self.waiting = self.copying = False
+        self.held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.waits_until = 0.0
+        self.step_s: float | None = None  # of the inner step under way
+        self.woken_at = float("inf")
+
+    @property
+    def now(self) -> float:
+        """What its clock shows."""
+        return self.cluster.now + self.ahead_s
+
+    # the training thread
+
+    def begin(self) -> None:
+        saved = self.saved
+        if saved:
+            self.weights = [dict(w) for w in saved.weights]
+            self.units.theta = [dict(t) for t in saved.theta]
+            self.units.progress = [dict(d) for d in saved.progress]
+            self.mailbox = dict(saved.mailbox)
+            self.heirs, self.groups = saved.heirs, saved.groups
+            self.cluster.heirs[self.id] = self.heirs
+            self.engine.begin(self.now, b"", self.groups, saved.resumed)
+        else:
+            self.engine.begin(self.now, self.units.genesis(), self.groups)
+        self.pump()
+        self.cluster.after(0.1, self, self.step)
+
+    def extend(self) -> None:
+        """Add a group, with first weights of its own, between two steps; not twice."""
+        engine = self.engine
+        if self.dead or self.copying or not engine.books.joined or len(self.weights) > len(self.groups):
+            return
+        if self.groups[-1]:  # added already
+            return
+        self.cluster.seen["extended"] += 1
+        self.groups = (*self.groups, b"added")
+        self.weights.append({("init", self.cluster.random.getrandbits(40)): 1})
+        at = (engine.books.totals.step, engine.books.totals.tokens)
+        engine.books.work(Extend(Groups(self.groups), dict(self.weights[-1]), at))  # type: ignore[arg-type]
+        self.pump()
+
+    def save(self) -> Saved | None:
+        """A checkpoint, as the training thread takes one between two steps; none while it copies."""
+        if self.dead or self.frozen or self.copying or not self.engine.books.joined:
+            return None
+        if len(self.engine.books.fragments) < len(self.weights):
+            return None  # a real worker performs the job that adds a fragment before it copies for a checkpoint
+        standings, totals = self.engine.standings(), self.engine.books.totals
+        resumed = Resumed(Totals(totals.step, totals.tokens), standings)
+        copies = ([dict(v) for v in vectors] for vectors in (self.weights, self.units.theta, self.units.progress))
+        return Saved(resumed, *copies, dict(self.mailbox), self.heirs | {self.id}, self.groups)
+
+    def step(self) -> None:
+        """One inner step if joined: a new unit of work in every fragment."""
+        if self.waiting or self.copying or not self.engine.books.joined:
+            self.cluster.after(0.3, self, self.step)
+            self.hand_over()
+            self.pump()
+            return
+        if not self.engine.books.totals.step:
+            self.hand_over()  # what joining brought, before the first inner step
+        if self.cluster.training and not self.copying:
+            self.engine.training.stepped(1, self.step_s)
+            self.cluster.trained += 1
+            if self.cluster.oracle.counts:
+                unit = (self.id, self.engine.books.totals.step)
+                self.weights = [{**w, unit: 1} for w in self.weights]
+                self.cluster.oracle.worked(self, unit)
+        self.waits_until = self.cluster.now + self.cluster.policies.timing.round_timeout_s
+        self.hand_over()
+        self.pump()
+        self.step_s = self.cluster.step_s(self.name)
+        self.cluster.after(self.step_s, self, self.step)
+
+    def hand_over(self) -> None:
+        """What `step()` does after the inner step: apply corrections, then copy what is wanted."""
+        if self.copying or not self.engine.books.fragments:
+            return
+        self.waiting = self.engine.training.must_wait() and self.cluster.now < self.waits_until
+        for p in [p for p in self.mailbox if not self.engine.training.holds_back(p)]:
+            self._apply(p, self.mailbox.pop(p))
+        wanted = self.engine.training.wanted()
+        if not wanted:
+            return
+        self.copying = True
+        copies = {p: dict(self.weights[p]) for p in wanted}
+        if self.engine.training.founding:
+            self.engine.training.reserve_all()
+        else:
+            for p in wanted:
+                self.engine.training.reserve(p)
+        copied = self.copied_all if self.engine.books.founding else self.copied
+        self.cluster.after(self.cluster.random.random() * 0.2, self, copied, copies)
+
+    def _apply(self, p: int, correction: Correction) -> None:
+        before, dropped = self.weights[p], self.engine.books.fragments[p].dropped_tokens
+        self.engine.taken(self.now, p, correction.replace)
+        values: Vector = correction.values  # type: ignore[assignment]
+        self.weights[p] = dict(values) if correction.replace else add(before, values)
+        dropped = self.engine.books.fragments[p].dropped_tokens - dropped
+        self.cluster.oracle.moved(self, p, before, self.weights[p], dropped)
+
+    def copied(self, copies: dict[int, Vector]) -> None:
+        self.copying = False
+        for p, copy in copies.items():
+            self.engine.training.snapshot(p, copy)  # type: ignore[arg-type]
+        self.pump()
+
+    def copied_all(self, copies: dict[int, Vector]) -> None:
+        self.copying = False
+        self.engine.training.found(tuple(copies[p] for p in sorted(copies)))  # type: ignore[misc]
+        self.pump()
+
+    # the worker and the network loop
+
+    def pump(self) -> None:
+        """Do what the engine asks for, then check the laws."""
+        for effect in self.engine.drain(self.now):
+            if self.dead:
+                return
+            if isinstance(effect, Send):
+                self.send(effect)
+            elif isinstance(effect, Work):
+                if isinstance(effect.job, Merge):
+                    self.cluster.oracle.check_quorum(self, effect.job)
+                self.queue.append(effect.job)
+            else:
+                self.cluster.note(self, effect)
+        if self.dead:
+            return
+        if self.queue and not self.working:
+            self.working = True
+            self.cluster.after(self.cluster.random.random() * self.cluster.work_s, self, self.work)
+        wake = self.engine.wake_at()
+        if wake < self.woken_at:
+            self.woken_at = wake
+            self.cluster.after(max(0.0, wake - self.now), self, self.wake)
+        self.cluster.oracle.check(self)
+
+    def send(self, effect: Send) -> None:
+        """A message leaves, unless the sender dies just before it, or just after."""
+        publishes = isinstance(effect.message, Seal) and effect.reply == EXCHANGE
+        if publishes and self.cluster.caught(self, "sealed"):
+            return
+        if isinstance(effect.message, Call) and self.cluster.caught(self, "collecting"):
+            return
+        self.cluster.send(self, effect)
+        if publishes:
+            self.cluster.caught(self, "told")
+
+    def receive(self, message: Message) -> None:
+        self.engine.receive(self.now, message)
+        self.pump()
+
+    def linked(self, there: PeerId, up: bool) -> None:
+        self.engine.linked(self.now, there, up)
+        self.pump()
+
+    def report(self, what: str, to: PeerId, message: Message) -> None:
+        """What became of a message: "delivered" or "undelivered"."""
+        getattr(self.engine, what)(self.now, to, message)
+        self.pump()
+
+    def wake(self) -> None:
+        self.woken_at = float("inf")
+        self.engine.tick(self.now)
+        self.pump()
+
+    def work(self) -> None:
+        self.working = False
+        job = self.queue.pop(0)
+        if isinstance(job, Merge) and self.cluster.caught(self, "merging"):
+            return
+        done = self.units.perform(job)
+        for correction in done.corrections:
+            self.mailbox[correction.fragment] = stack(self.mailbox.get(correction.fragment), correction)
+        self.engine.finished(self.now, job, done)
+        self.pump()

@@ -1,0 +1,251 @@
+"""Storms in virtual time: a cluster and its faults, drawn from a seed, as plain data that can be replayed and made
+smaller.
+
+    python -m tests.virtual.storms --seeds 0:20000 --wide 100 --jobs 2      play them all; what failed is shrunk and printed
+    python -m tests.virtual.storms --replay "Storm(...)"         play one that was printed
+
+DESIGN's laws 3 to 6 are checked after every event. When the last fault is over, everybody must end on one model within
+`LIMIT_S` of virtual time, and every unit of work must be accounted for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mend_optim.engine.quorum import Grace, Quorum
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import Policies
+from mend_optim.membership.roster import Timing
+from tests.virtual.cluster import Cluster
+
+TIMING = Timing(evict_after_s=8, join_timeout_s=6, round_timeout_s=15)
+LIMIT_S = 60.0  # from the last fault to one model: evictions, joining, and a few rounds
+POINTS = ("collecting", "merging", "sealed", "told")
+
+
+def policies(
+    quorum: int | None = None, grace_s: float = 2, timing: Timing = TIMING, stays: bool = False, **schedule: int | None
+) -> Policies:
+    return Policies(
+        schedule=Schedule(**{"sync_every": 5, **schedule}),  # type: ignore[arg-type]
+        quorum=Quorum(minimum=quorum),
+        grace=Grace(max_s=grace_s),
+        timing=timing,
+        stays=stays,
+    )
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At a moment, a method of `Cluster`, and what it is called with."""
+
+    at: float
+    kind: str
+    facts: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        return f"Fault({self.at:.3f}, {self.kind!r}, {self.facts!r})"
+
+
+@dataclass(frozen=True)
+class Storm:
+    """A cluster of `n` and what befalls it in its first `seconds`. `seed` draws the network's whims."""
+
+    seed: int
+    n: int
+    fragments: int = 1
+    quorum: int | None = None
+    adopt_after: int | None = None
+    hidden: int = 0
+    loss: float = 0.05
+    stays: bool = False
+    seconds: float = 20.0
+    faults: tuple[Fault, ...] = ()
+
+    def play(self) -> Cluster:
+        """Raises `AssertionError` where a law is broken."""
+        schedule = {"sync_every": 3 + self.fragments, "fragments": self.fragments, "adopt_after": self.adopt_after}
+        chosen = policies(self.quorum, stays=self.stays, **schedule)
+        cluster = Cluster(self.n, self.seed, chosen, hidden=self.hidden, loss=self.loss)
+        cluster.start_all()
+        for fault in self.faults:
+            cluster.at(fault.at, getattr(cluster, fault.kind), *fault.facts)
+        cluster.run(self.seconds)
+        assert cluster.settle(LIMIT_S), f"no common model {LIMIT_S:g} s after the last fault: {cluster.keys()}"
+        return cluster
+
+
+# Drawing
+
+
+def draw(seed: int, wide: bool = False) -> Storm:
+    """Few learners, where faults meet in all ways; or `wide`: up to 64, or 24 fragments."""
+    r = random.Random(seed)
+    n = r.choice([2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5, r.choice([6, 7, 8])])
+    fragments = r.choice([1, 1, 1, 2, 2, 3])
+    if wide:
+        n, fragments = r.choice([(16, 1), (16, 3), (32, 1), (64, 1), (3, 24), (4, 12)])
+    storm = Storm(
+        seed,
+        n,
+        fragments,
+        quorum=r.choice([None, None, None, 1, 2, r.randint(1, n), n]),
+        adopt_after=r.choice([None, None, None, 0, 2]),
+        hidden=r.choice([0, 0, 1]) if n > 2 else 0,
+        loss=r.choice([0.0, 0.05, 0.05, 0.2]),
+        seconds=15.0 if wide else 20.0,
+    )
+    names = [f"learner-{i}" for i in range(n)]
+    faults = [f for _ in range(r.randint(1, 5)) for f in _draw_fault(r, names, storm.seconds)]
+    if r.random() < 0.15:
+        faults += [Fault(storm.seconds * r.random(), "extend", (name,)) for name in names]
+    if r.random() < 0.4:  # synchronize(), and on; a codec that stays makes closing offers of it
+        storm = replace(storm, stays=True)
+        faults += [Fault(storm.seconds * r.random(), "rest", (r.choice(names),)) for _ in range(r.randint(1, 4))]
+    if n > 3 and not wide and r.random() < 0.15:
+        heir = list(_draw_heir(r, names))
+        storm, faults = replace(storm, quorum=1), heir + (faults if r.random() < 0.5 else [])
+    return replace(storm, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _draw_fault(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:
+    at, name, other, lasting = r.random() * seconds, *r.sample(names, 2), r.random() * 12
+    kind = r.choice(["kill", "kill", "kill", "leave", "part", "cut", "slow", "freeze", "jump", "duplicate", "trap"])
+    if kind in ("kill", "leave"):
+        yield Fault(at * r.random(), "save", (r.choice([name, name, other]),))
+        yield Fault(at, "crash" if kind == "kill" else "leave", (name,))
+        yield _return(r, at + lasting, name)
+    elif kind == "part":
+        yield Fault(at, "partition", (tuple(n for n in names if r.random() < 0.5), lasting))
+    elif kind == "cut":
+        yield Fault(at, "cut", (((name, other),), lasting))
+    elif kind == "slow":
+        yield Fault(at, "slow", (name, other, r.choice([3.0, 10.0, 30.0]), lasting))
+    elif kind == "freeze":
+        yield Fault(at, "freeze", (name, lasting, r.random() < 0.5))
+    elif kind == "jump":
+        yield Fault(at, "jump", (name, r.choice([0.5, 5.0, 60.0])))
+    elif kind == "duplicate":
+        yield Fault(at, "duplicate", (name, lasting, r.random() < 0.5))
+    else:
+        yield Fault(at, "trap", (r.choice(POINTS),))
+        for n in names:
+            yield _return(r, min(at + 5 + lasting, seconds), n)
+
+
+def _draw_heir(r: random.Random, names: list[str]) -> Iterator[Fault]:
+    """Both sides of a partition seal, and one restarts on the lesser: what its checkpoint held, in an offer and beside
+    it, moves to the other branch."""
+    name, other = r.sample(names, 2)
+    at = 4 + 3 * r.random()
+    saved = at + 5 + 4 * r.random()
+    yield Fault(at, "partition", ((name, other), 9 + 4 * r.random()))
+    yield Fault(saved - 3.5, "slow", (name, other, 30.0, 4.0))
+    yield Fault(saved, "save", (name,))
+    yield Fault(saved + 0.05, "crash", (name,))
+    yield Fault(saved + 0.1 + r.random(), "restore", (name,))
+
+
+def _return(r: random.Random, at: float, name: str) -> Fault:
+    return Fault(at, "restore" if r.random() < 0.4 else "start", (name,))
+
+
+# Playing many, and making small what fails
+
+
+def failure(storm: Storm) -> str:
+    """What went wrong in it; empty if nothing did."""
+    try:
+        storm.play()
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def shrunk(storm: Storm) -> Storm:
+    """The same with no fault, no fragment and no learner that it can do without and still fail."""
+    smaller = True
+    while smaller:
+        smaller = next((s for s in _smaller(storm) if failure(s)), None)
+        storm = smaller or storm
+    return storm
+
+
+def _smaller(storm: Storm) -> Iterator[Storm]:
+    for i in range(len(storm.faults)):
+        yield replace(storm, faults=storm.faults[:i] + storm.faults[i + 1 :])
+    if storm.loss:
+        yield replace(storm, loss=0.0)
+    if storm.fragments > 1:
+        yield replace(storm, fragments=storm.fragments - 1)
+    if storm.n > 2:
+        lost = f"learner-{storm.n - 1}"
+        spared = tuple(f for f in storm.faults if lost not in repr(f.facts))
+        quorum = min(storm.quorum, storm.n - 1) if storm.quorum else None
+        yield replace(storm, n=storm.n - 1, quorum=quorum, hidden=min(storm.hidden, storm.n - 3), faults=spared)
+
+
+def check(storm: Storm) -> Cluster:
+    """Play it; what fails is shrunk, and the error says how to play that."""
+    try:
+        return storm.play()
+    except Exception:
+        least = shrunk(storm)
+        text = f"{failure(least)}\nto play it again: python -m tests.virtual.storms --replay '{least!r}'"
+        raise AssertionError(text) from None
+
+
+def seen_in(seeds: range, wide: bool = False) -> tuple[Counter[str], list[str]]:
+    """What was seen in the storms of these seeds, and what went wrong in those that failed."""
+    seen: Counter[str] = Counter()
+    failed = []
+    for seed in seeds:
+        try:
+            seen.update(check(draw(seed, wide)).seen)
+        except AssertionError as fault:
+            failed.append(f"seed {seed}: {fault}")
+    return seen, failed
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Storms in virtual time.")
+    parser.add_argument("--seeds", default="0:20000", metavar="FROM:TO")
+    parser.add_argument("--wide", type=int, default=100, metavar="N", help="of many learners, or many fragments")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--replay", metavar="STORM", help="play one that was printed")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.replay:
+        cluster = eval(arguments.replay, {"Storm": Storm, "Fault": Fault}).play()
+        print(f"nothing went wrong: {dict(cluster.seen)}")
+        return
+    first, last = map(int, arguments.seeds.split(":"))
+    started, seen, failed = time.monotonic(), Counter[str](), 0
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        wide = [pool.submit(seen_in, range(seed, seed + 1), True) for seed in range(first, first + arguments.wide)]
+        many = [pool.submit(seen_in, range(i, min(i + 100, last)), False) for i in range(first, last, 100)]
+        for done, future in enumerate((*wide, *many), 1):
+            some, wrong = future.result()
+            seen.update(some)
+            failed += len(wrong)
+            print(*wrong, sep="\n", end="\n" * bool(wrong), flush=True)
+            print(f"{done} of {len(wide) + len(many)} parts, {failed} failed", file=sys.stderr, flush=True)
+    took, count = time.monotonic() - started, last - first + arguments.wide
+    print(f"{count} storms, {failed} failed, {took:.0f} s; seen: {dict(sorted(seen.items()))}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,12 +8,12 @@ from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.sparse import Sparse
 from mend_optim.distributed_checkpoint import LearnerState
 from mend_optim.engine.ledger import Event, MemberRecord, RoundRecord
+from mend_optim.engine.moment_schedule import Moment, MomentSchedule
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.errors import ClosedError, MendError, PeerError, UsageError
 from mend_optim.membership.failslow import FailSlow
-from mend_optim.membership.roster import Timing
-from mend_optim.model.moment_state import Moment, MomentSchedule
 from mend_optim.optimizer import MendOptimizer
+from mend_optim.protocol.timing import Timing
 from mend_optim.status import FragmentStatus, PeerStatus, Status
 from mend_optim.worker.outer import Nesterov
 

@@ -9,6 +9,7 @@ MendError
 from __future__ import annotations
 
 from numbers import Real
+from typing import NoReturn
 
 
 class MendError(Exception):
@@ -36,3 +37,8 @@ def require(holds: bool, argument: str, value: object, bound: str, remedy: str =
     """Raise `UsageError("argument must be bound, got value; remedy")` unless `holds`."""
     if not holds:
         raise UsageError(f"{argument} must be {bound}, got {value!r}" + (f"; {remedy}" if remedy else ""))
+
+
+def unreachable(value: NoReturn) -> NoReturn:
+    """The last case of a `match` over a closed union: mypy proves that nothing is left for it."""
+    raise AssertionError(f"no case for {value!r}")

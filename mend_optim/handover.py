@@ -18,9 +18,9 @@ from mend_optim.model.layout import Layout, copied, gather, narrow, scatter, ske
 from mend_optim.model.moment_state import correct, install, read, restrain
 from mend_optim.runtime.learner import MergeThread
 from mend_optim.settings import Settings
-from mend_optim.worker.anchors import Anchors, Correction
+from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Checkpoint, Kept, anchored, kept_correction
-from mend_optim.worker.moment_means import Reading
+from mend_optim.worker.correction import Correction, Reading
 
 MISSED = "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; there is: {there}"
 

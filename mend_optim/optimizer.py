@@ -16,16 +16,16 @@ from torch.optim import Optimizer
 
 from mend_optim.codecs.registry import Codec
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.moment_schedule import MomentSchedule
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.errors import UsageError, is_number, require
 from mend_optim.handover import Handover
 from mend_optim.membership.failslow import FailSlow
-from mend_optim.membership.roster import Timing
 from mend_optim.model.gradients import any_gradient, is_phantom, stamp
 from mend_optim.model.layout import Layout, flat, sketch, sketches
-from mend_optim.model.moment_state import MomentSchedule
 from mend_optim.model.token_count import TokenCount
+from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import MergeThread
 from mend_optim.settings import Settings, settings
 from mend_optim.status import Status, status

@@ -19,19 +19,20 @@ from mend_optim.codecs.registry import FLOATS, Codec, name_of
 from mend_optim.codecs.registry import codec as codec_named
 from mend_optim.engine.engine import Syncer
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.moment_schedule import MomentSchedule
+from mend_optim.engine.policies import WEIGHTINGS, Policies
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.state import Policies
 from mend_optim.errors import require
 from mend_optim.membership.failslow import FailSlow
-from mend_optim.membership.roster import Timing
+from mend_optim.model.known_moments import decays, known, strange
 from mend_optim.model.layout import Fragment, Layout
-from mend_optim.model.moment_state import MomentSchedule, decays, known, strange
+from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Hello
+from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import MergeThread
 from mend_optim.transport.grpc_transport import Transport, parse_dialable
-from mend_optim.worker.merge import MERGES, SHARED, WEIGHTINGS
+from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
 from mend_optim.worker.outer import Nesterov
 

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.result import Result, beside, plain
-from mend_optim.membership.failslow import FailSlow, Level, Pace, Watch
+from mend_optim.membership.failslow import FailSlow, Pace, Watch
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Level
 
 LEARNERS, STEPS, BLOCK = 4, 16, 4  # steps a round, and steps a beat
 PEERS = [PeerId(str(i), 1) for i in range(LEARNERS)]

@@ -20,10 +20,11 @@ from bench.cluster.learners import Seat, Still, run_learners, transformer
 from bench.result import Result, beside
 from bench.watch import Span, Spans, Watch, seconds
 from mend_optim import MendOptimizer
+from mend_optim.engine.effects import Advance
 from mend_optim.handover import Handover
 from mend_optim.runtime.learner import MergeThread
 from mend_optim.worker import seal_payload as way_back
-from mend_optim.worker.anchors import Advance, Anchors
+from mend_optim.worker.anchors import Anchors
 
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
 WARM, ROUNDS = 2, 10

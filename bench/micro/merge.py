@@ -12,10 +12,11 @@ from bench.result import Result, beside
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import raw
 from mend_optim.codecs.registry import Dense
+from mend_optim.engine.effects import Merge
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Offer
-from mend_optim.worker.anchors import Anchors, Merge
+from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.merge import merge
 from mend_optim.worker.outer import Nesterov
 

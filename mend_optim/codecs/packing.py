@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.errors import PeerError
+from mend_optim.protocol.messages import Packet
 
 Shape = tuple[int, ...]
 Shapes = Sequence[Shape]
@@ -35,30 +36,10 @@ RAW, PACKED = "none", "packed"
 PART = 1 << 19  # elements: as many decoded values stay in a cache, and the calls take less long than the numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
-    """One encoded fragment: how ("none" or "packed"), the number of elements, the bytes. `data` is any contiguous
-    buffer."""
-
-    codec: str
-    numel: int
-    data: memoryview
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
 
 
-Sections = Mapping[str, Packet]
-"""The tensors of one message by name: "delta" in an offer, "merged" or members' deltas in a seal, "anchor" and
-"velocity" in a state."""
 
 
-def section(sections: Sections, name: str) -> Packet:
-    """The packet of that name. Raises `PeerError`."""
-    if name not in sections:
-        raise PeerError(f"section {name!r} is missing")
-    return sections[name]
 
 
 class Form(Protocol):

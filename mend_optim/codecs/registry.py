@@ -21,7 +21,6 @@ from mend_optim.codecs.packing import (
     PACKED,
     RAW,
     Form,
-    Packet,
     Piece,
     Room,
     Shapes,
@@ -41,6 +40,7 @@ from mend_optim.codecs.packing import (
 from mend_optim.codecs.powersgd import FACTORS, PowerSGD
 from mend_optim.codecs.sparse import SPARSE, Sparse
 from mend_optim.errors import PeerError, UsageError
+from mend_optim.protocol.messages import Packet
 
 
 class Codec(Protocol):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mend_optim.engine.model_switch import ModelKey, Switch, model_key
+from mend_optim.engine.effects import PULL, Advance, Export, Install, Send
 from mend_optim.engine.progress import Motion, Progress
-from mend_optim.engine.state import PULL, Books, Send
-from mend_optim.protocol.lineage import Key, PeerId
+from mend_optim.engine.state import Books, Switch
+from mend_optim.protocol.lineage import Key, ModelKey, PeerId, model_key
 from mend_optim.protocol.messages import Beat, Seal, State, Want
-from mend_optim.worker.anchors import Advance, Export, Install
 
 
 class Adopting:

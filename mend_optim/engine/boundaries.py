@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from torch import Tensor
-
 from mend_optim.engine.adoption import Adopting
+from mend_optim.engine.effects import Found, Prepare, Snapshot
 from mend_optim.engine.progress import Motion, Totals
 from mend_optim.engine.state import Books
 from mend_optim.engine.stragglers import Watching
-from mend_optim.worker.anchors import Found, Prepare
-from mend_optim.worker.moment_means import Reading
 
-Readings = Mapping[str, Reading]
+Readings = Mapping[str, Snapshot]
 
 
 class Training:
@@ -70,7 +67,7 @@ class Training:
             return tuple(moment.name for moment in policies.moments)
         return policies.owed(fragment.averaged, fragment.lineage.version + 1)
 
-    def snapshot(self, p: int, tensor: Tensor, moments: Readings = MappingProxyType({})) -> None:
+    def snapshot(self, p: int, tensor: Snapshot, moments: Readings = MappingProxyType({})) -> None:
         """The copy of fragment `p` that was reserved is ready to become an offer."""
         pending = self.books.fragments[p].pending
         assert pending is not None
@@ -83,7 +80,7 @@ class Training:
         for fragment in self.books.fragments:
             fragment.motion = Motion.SNAPSHOT
 
-    def found(self, tensors: tuple[Tensor, ...], moments: tuple[Readings, ...] = ()) -> None:
+    def found(self, tensors: tuple[Snapshot, ...], moments: tuple[Readings, ...] = ()) -> None:
         """The copies of all fragments are ready to become the anchors."""
         self.books.work(Found(tensors, moments))
 

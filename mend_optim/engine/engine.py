@@ -11,18 +11,11 @@ from dataclasses import replace
 
 from mend_optim.engine.adoption import Adopting
 from mend_optim.engine.boundaries import Training
-from mend_optim.engine.joining import Resumed, Starting
-from mend_optim.engine.ledger import Event, describe, sealed_record, taken_record
-from mend_optim.engine.offers import Offering
-from mend_optim.engine.progress import NEVER, Motion, Pending, Progress, Standing, Totals
-from mend_optim.engine.sealer import Sealing
-from mend_optim.engine.state import PULL, Books, Effect, Policies, Send
-from mend_optim.engine.stragglers import Watching
-from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Call, Goodbye, Message, Offer, Report, Seal, State, Want
-from mend_optim.worker.anchors import (
+from mend_optim.engine.effects import (
+    PULL,
     Advance,
     Done,
+    Effect,
     Export,
     Extend,
     Found,
@@ -32,8 +25,18 @@ from mend_optim.worker.anchors import (
     Merge,
     Prepare,
     Reoffer,
+    Send,
 )
-from mend_optim.worker.moment_means import names
+from mend_optim.engine.joining import Resumed, Starting
+from mend_optim.engine.ledger import Event, describe, sealed_record, taken_record
+from mend_optim.engine.offers import Offering
+from mend_optim.engine.policies import Policies
+from mend_optim.engine.progress import NEVER, Motion, Pending, Progress, Standing, Totals
+from mend_optim.engine.sealer import Sealing
+from mend_optim.engine.state import Books
+from mend_optim.engine.stragglers import Watching
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Beat, Call, Goodbye, Message, Offer, Report, Seal, State, Want, names
 
 
 class Syncer:
@@ -217,7 +220,7 @@ class Syncer:
         self._beat(now)
 
     def _extended(self, now: float, job: Extend, done: Done) -> None:
-        self.books.extend(done.digest, Totals(*job.at), job.layout.groups())
+        self.books.extend(done.digest, Totals(*job.at), job.groups)
         for peer in self.books.roster.peers.values():
             peer.beat = peer.beat and self._comparable(peer.beat)
         self._beat(now)

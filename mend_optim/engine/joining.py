@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mend_optim.engine.adoption import Adopting
+from mend_optim.engine.effects import Reoffer
 from mend_optim.engine.ledger import Event, taken_record
 from mend_optim.engine.progress import NEVER, Motion, Progress, Standing, Totals
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import Books
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat
-from mend_optim.worker.anchors import Reoffer
 
 DROP = "other weights than the saved ones: the anchor's are taken, what no anchor has is dropped"
 UNKNOWN = (
@@ -123,3 +123,5 @@ class Starting:
             text = f"joined at position {step}" + (f", without {without}" if sought else "")
             self.books.emit(Event("joined", text, facts))
         return True
+
+

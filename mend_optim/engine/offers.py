@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mend_optim.engine.effects import Send
 from mend_optim.engine.progress import NEVER, Pending, Progress
-from mend_optim.engine.state import Books, Send
+from mend_optim.engine.state import Books
 from mend_optim.engine.stragglers import Watching
 from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from mend_optim.codecs.packing import Sections
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.superseded import Share
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId
-from mend_optim.protocol.messages import Offer, Seal, State
+from mend_optim.protocol.messages import Offer, Seal, Sections, State
 
 NEVER = float("inf")
 

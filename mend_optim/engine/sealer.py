@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from statistics import median
 
 from mend_optim.engine.adoption import Adopting
+from mend_optim.engine.effects import EXCHANGE, PASS_ON, Done, Inspect, Merge, Send
+from mend_optim.engine.policies import weights
 from mend_optim.engine.progress import Motion, Progress
 from mend_optim.engine.round import Phase, Round
-from mend_optim.engine.state import EXCHANGE, PASS_ON, Books, Send
+from mend_optim.engine.state import Books
 from mend_optim.engine.stragglers import Watching
 from mend_optim.membership.roster import Peer
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Offer, Seal
-from mend_optim.worker.anchors import Done, Inspect, Merge
-from mend_optim.worker.merge import weights
 
 
 class Sealing:

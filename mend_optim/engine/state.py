@@ -3,78 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from mend_optim.engine.effects import Effect, Job, Send, Work
 from mend_optim.engine.ledger import Event, RoundRecord
-from mend_optim.engine.model_switch import Seeds, Switch
+from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import NEVER, Progress, Totals
-from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.round import Round
-from mend_optim.engine.schedule import Schedule
-from mend_optim.membership.failslow import FailSlow
-from mend_optim.membership.roster import Roster, Timing
-from mend_optim.model.moment_state import Moment, MomentSchedule
+from mend_optim.membership.roster import Roster, Seeds
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
-from mend_optim.protocol.messages import Message, Seal, Want
-from mend_optim.worker.anchors import Job
+from mend_optim.protocol.messages import Message, Seal, State, Want
 
-EXCHANGE, PULL, PASS_ON = "exchange", "pull", "pass on"
 RECORDS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A message for a peer. `reply` names the open stream it answers on ("exchange" or "pull"), empty if it opens its
-    own; "pass on" for an offer of somebody else."""
-
-    to: PeerId
-    message: Message
-    reply: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A job for the worker, to be performed in the order of emission and reported with `finished`."""
-
-    job: Job
 
 
-Effect = Send | Work | Event
 
 
-@dataclass(frozen=True, kw_only=True)
-class Policies:
-    """What the engine goes by."""
-
-    schedule: Schedule
-    quorum: Quorum = Quorum()
-    grace: Grace = Grace()
-    weighting: str = "tokens"
-    timing: Timing = Timing()
-    failslow: FailSlow | None = FailSlow()
-    moments: tuple[Moment, ...] = ()
-    periods: MomentSchedule | None = None
-    stranger: str = ""  # an optimizer whose moments nobody knows
-    stays: bool = False  # whether something stays in the weights (see `Codec`) that is to be merged at rest
-    unclosed: str = ""  # the merge that cannot
-
-    def due(self, version: int) -> tuple[str, ...]:
-        """The moments that a round averages whose seal makes this version."""
-        return tuple(m.name for m in self.moments if self.periods and self.periods.due(version, m.order))
-
-    def owed(self, averaged: Mapping[str, int], version: int) -> tuple[str, ...]:
-        """Those that became due, by that version, since a round averaged them last: `averaged` has its version by
-        order, which may be greater: of another branch. Who missed the round sends them until one takes them."""
-        if self.periods is None:
-            return ()
-        since = {order: min(averaged.get(order, 0), max(0, version - 1)) for order, _ in self.periods.rounds}
-        passed = {order: version // period > since[order] // period for order, period in self.periods.rounds}
-        return tuple(moment.name for moment in self.moments if passed[moment.order])
-
-    def averaged(self, names: Collection[str], version: int) -> dict[str, int]:
-        """What to remember of a version that averaged the moments of these names."""
-        return {moment.order: version for moment in self.moments if moment.name in names}
 
 
 class Books:
@@ -178,3 +127,18 @@ class Books:
         if seal and seal.key != lineage.key:
             self.seals[p] = None
         self.rounds[p].purge(lineage)
+
+
+@dataclass(slots=True)
+class Switch:
+    """Taking another model whole: the anchors that have arrived from `peer`, until those of all its fragments have. It
+    may have fewer than we have, or have had more: answers to what was asked before do not count."""
+
+    peer: PeerId
+    genesis: bytes
+    fragments: int
+    states: dict[int, State] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.states) == self.fragments

@@ -13,8 +13,9 @@ from statistics import median
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.progress import NEVER
 from mend_optim.engine.state import Books
-from mend_optim.membership.failslow import Level, Pace, Verdict, Watch
+from mend_optim.membership.failslow import Pace, Verdict, Watch
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Level
 
 COMPUTE, LINK = "compute", "link"
 STEPS = 9  # whose median is what an inner step takes: a pause among them is none

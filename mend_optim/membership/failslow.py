@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mend_optim.errors import is_number, require
 from mend_optim.membership.changepoint import LONGEST, NOISE, RunLengths
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Level
 
 LEAST, MOST = 1e-50, 1e50  # of seconds and amounts: what is beyond is not a measurement
 STEADY = 3  # blocks that make a level: one or two are a stall
@@ -56,20 +57,11 @@ class FailSlow:
         )
 
 
-class Level(NamedTuple):
-    """What a beat says of one stream of a learner. `now` and `before` in seconds per token or byte: its present level,
-    and the fastest that it has held (`now`, if no other was faster); `spread`, the standard error of log(now);
-    `run`, blocks since the last change."""
 
-    now: float
-    before: float
-    spread: float
-    run: int
 
-    @property
-    def sound(self) -> bool:
-        """Whether this can be the level of a `Pace`: what a peer says need not be."""
-        return 1 / MOST**2 < self.before <= self.now < MOST**2 and 0 <= self.spread < math.inf
+def is_sound(level: Level) -> bool:
+    """Whether this can be the level of a `Pace`: what a peer says need not be."""
+    return 1 / MOST**2 < level.before <= level.now < MOST**2 and 0 <= level.spread < math.inf
 
 
 class Pace:
@@ -220,7 +212,7 @@ class Watch:
         streams: dict[str, dict[PeerId, Level]] = {}
         for peer, causes in levels.items():
             for cause, level in causes.items():
-                if level.sound:
+                if is_sound(level):
                     streams.setdefault(cause, {})[peer] = level
         told = {(peer, cause) for cause, stream in streams.items() for peer in stream}
         passed, self._at = max(0.0, now - self._at), now

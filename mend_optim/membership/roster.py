@@ -12,52 +12,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mend_optim.errors import is_number, require
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
+from mend_optim.protocol.timing import Timing
 
 FANOUT = 16
-LONGEST_S = 10**6  # what every timer can take
 DEAF = 6  # beats of ours that a peer may not have heard of: twice what makes a suspect
 GRAVES, GOODBYES = 1024, 64  # the last tombstones are kept, the last goodbyes passed on: every start may bring a name
 LEFT = 2**62  # the beat count of a peer that said goodbye: no news can be newer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """The only timeouts, in seconds; all others derive from them. Raises `UsageError`.
-
-    `beat_s` between beats (three missed ones make a suspect); `join_timeout_s` to find peers before starting alone;
-    `round_timeout_s` the longest that `step()` waits for a round under `adopt_after`, and a transfer may stand still;
-    `evict_after_s` of silence until the roster forgets a peer."""
-
-    beat_s: float = 1.0
-    join_timeout_s: float = 30.0
-    round_timeout_s: float = 60.0
-    evict_after_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        for name in ("beat_s", "round_timeout_s", "evict_after_s"):
-            value = getattr(self, name)
-            require(is_number(value) and value > 0, f"timing.{name}", value, "a number of seconds > 0")
-            require(value <= LONGEST_S, f"timing.{name}", value, f"at most {LONGEST_S} seconds")
-        patience = self.join_timeout_s
-        require(is_number(patience) and patience >= 0, "timing.join_timeout_s", patience, "a number of seconds >= 0")
-        require(
-            self.evict_after_s > self.suspect_after_s,
-            "timing.evict_after_s",
-            self.evict_after_s,
-            f"more than three beats ({self.suspect_after_s} s)",
-            "a peer is suspected before it is evicted",
-        )
-
-    @property
-    def suspect_after_s(self) -> float:
-        return 3 * self.beat_s
 
 
 @dataclass(slots=True)
@@ -261,3 +229,32 @@ class Roster:
 @lru_cache(maxsize=4096)
 def _rendezvous(fragment: int, name: str) -> bytes:
     return hashlib.blake2b(f"{fragment}/{name}".encode(), digest_size=16).digest()
+
+
+class Seeds:
+    """The addresses the user gave, and what became of each: a peer, ourselves, or a refusal."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.found: dict[str, PeerId | None] = dict.fromkeys(addresses)
+        self.refused: set[str] = set()
+
+    def resolve(self, address: str, peer: PeerId) -> None:
+        if address in self.found:
+            self.found[address] = peer
+            self.refused.discard(address)
+
+    def discard(self, address: str) -> None:
+        """The address is our own: nothing to wait for."""
+        self.found.pop(address, None)
+
+    def refuse(self, address: str) -> None:
+        """The learner there and we must not train together: nothing to wait for, either."""
+        if address in self.found:
+            self.refused.add(address)
+
+    @property
+    def missing(self) -> list[str]:
+        return [address for address, peer in self.found.items() if peer is None and address not in self.refused]
+
+    def peers(self) -> list[PeerId]:
+        return [peer for peer in self.found.values() if peer is not None]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.errors import UsageError, require
+from mend_optim.protocol.handshake import ADDED
 from mend_optim.protocol.lineage import content_digest
 
 
@@ -32,7 +33,6 @@ def partition(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ..
     return tuple(tuple(sorted(members)) for members in bins)
 
 
-ADDED = "added group"
 Ready = Callable[[], None]
 """Waits for an asynchronous copy."""
 

@@ -14,8 +14,7 @@ Only the training thread calls what takes an inner optimizer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,176 +22,42 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from mend_optim.errors import is_number, require
+from mend_optim.engine.moment_schedule import Moment, Updates
 from mend_optim.model.first_state import count, first_state
+from mend_optim.model.known_moments import _KNOWN, _decay, _momentum
 from mend_optim.model.layout import Fragment
-
-ORDERS = ("first", "second")
-HALF_LIFE = "half_life"
-
-Updates = tuple[int, ...]
-"""For each tensor of a fragment, how many updates its moment has seen; 0: there is no such state."""
-
 
 # ── which, and when ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """One kind of state tensor: `optimizer.state[parameter][name]`. Raises `UsageError`."""
-
-    name: str
-    order: str  # "first" or "second": the period it goes by
-    decay: float | str  # β, or where a parameter group has it: "betas.0", "momentum"
-    corrected: bool = False  # the optimizer divides it by 1 − β^t
-    nonnegative: bool = False  # an average of squares
-    exact: bool = False  # travels as float32 always: small differences of it matter
-
-    def __post_init__(self) -> None:
-        require(isinstance(self.name, str) and self.name != "", "moment.name", self.name, "the name of a state tensor")
-        require(self.order in ORDERS, "moment.order", self.order, f"one of {list(ORDERS)}")
-        by_path = isinstance(self.decay, str) and self.decay != ""
-        require(
-            by_path or (is_number(self.decay) and 0 <= float(self.decay) < 1),
-            "moment.decay",
-            self.decay,
-            'in [0, 1), or where a parameter group has it, as "betas.0"',
-        )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MomentSchedule:
-    """Periods in outer rounds: an int, or "half_life", the rounds in which a moment forgets half. `states` are the
-    moments of an optimizer that is not known here. Raises `UsageError`."""
-
-    first: int | str = 3
-    second: int | str = 6
-    states: tuple[Moment, ...] = ()
-
-    def __post_init__(self) -> None:
-        for order in ORDERS:
-            period = getattr(self, order)
-            whole = type(period) is int and period >= 1
-            require(whole or period == HALF_LIFE, f"moments.{order}", period, f'an int >= 1 or "{HALF_LIFE}"')
-        named = isinstance(self.states, tuple) and all(isinstance(state, Moment) for state in self.states)
-        require(named, "moments.states", self.states, "a tuple of Moment(...)")
-        names = [state.name for state in self.states]
-        require(len(set(names)) == len(names), "moments.states", names, "different names")
-
-    def resolve(self, decays: Mapping[str, float], sync_every: int) -> MomentSchedule:
-        """With half lives as rounds of `sync_every` steps; `decays` are the largest of each order. Raises
-        `UsageError`."""
-        periods = {}
-        for order in ORDERS:
-            if getattr(self, order) == HALF_LIFE:
-                decay = decays.get(order, 0.0)
-                remedy = f"a decay of {decay} never forgets half"
-                require(decay < 1, f"moments.{order}", HALF_LIFE, "an int >= 1 for this optimizer", remedy)
-                periods[order] = max(1, round(half_life(decay) / sync_every))
-        return replace(self, **periods)  # type: ignore[arg-type]
-
-    @property
-    def rounds(self) -> tuple[tuple[str, int], ...]:
-        """The period of each order, once half lives are resolved."""
-        return tuple((order, int(getattr(self, order))) for order in ORDERS)
-
-    def due(self, version: int, order: str) -> bool:
-        """Whether the round that makes this version brings the moments of that order."""
-        return version % dict(self.rounds)[order] == 0
 
 
-def half_life(decay: float) -> float:
-    """ln ½ / ln β: the updates in which a moment forgets half."""
-    return math.log(0.5) / math.log(decay) if decay > 0 else 0.0
 
 
-def _adam(inner: Optimizer) -> tuple[Moment, ...]:
-    return (
-        Moment(name="exp_avg", order="first", decay="betas.0", corrected=True),
-        Moment(name="exp_avg_sq", order="second", decay="betas.1", corrected=True, nonnegative=True),
-    )
 
 
-def _adamax(inner: Optimizer) -> tuple[Moment, ...]:
-    return _adam(inner)[:1]  # exp_inf is a maximum
 
 
-def _momentum(inner: Optimizer) -> tuple[Moment, ...]:
-    if not any(group["momentum"] > 0 for group in inner.param_groups):
-        return ()
-    return (Moment(name="momentum_buffer", order="first", decay="momentum"),)
 
 
-def _rmsprop(inner: Optimizer) -> tuple[Moment, ...]:
-    """Centered, it divides by the root of square_avg − grad_avg²: both must come from the same round, unrounded, or
-    that is negative."""
-    centered = any(group["centered"] for group in inner.param_groups)
-    average = Moment(name="grad_avg", order="second", decay="alpha", exact=True)
-    square = Moment(name="square_avg", order="second", decay="alpha", nonnegative=True, exact=centered)
-    return (*_momentum(inner), *((average,) if centered else ()), square)
 
 
-def _lion(inner: Optimizer) -> tuple[Moment, ...]:
-    return (Moment(name="exp_avg", order="first", decay="betas.1"),)
 
 
-# The maximum that AMSGrad keeps is no average: it stays local. SparseAdam is not here: rows without a gradient keep
-# their moments as they are, and do not decay.
-_KNOWN: dict[type, Callable[[Optimizer], tuple[Moment, ...]]] = {
-    optim.Adam: _adam, optim.AdamW: _adam, optim.NAdam: _adam, optim.RAdam: _adam, optim.Adamax: _adamax,
-    optim.SGD: _momentum, optim.RMSprop: _rmsprop,
-}  # fmt: skip
 if hasattr(optim, "Muon"):  # since torch 2.9
     _KNOWN[optim.Muon] = _momentum
-_NAMED = {"Lion": _lion}  # in many packages, in none of torch
 
 
-def known(inner: Optimizer, schedule: MomentSchedule) -> tuple[Moment, ...]:
-    """The moments of this optimizer: those that the schedule names, else by its class and the classes it is derived
-    from; none of one that is not known. Raises `UsageError`."""
-    for state in schedule.states:
-        found = any(_decay(state, group) is not None for group in inner.param_groups)
-        bound = f"where a parameter group of {type(inner).__name__} has a number in [0, 1]"
-        require(found, f"moments.states: decay of {state.name!r}", state.decay, bound)
-    if schedule.states:
-        return schedule.states
-    of = _of(inner)
-    return of(inner) if of else ()
 
 
-def strange(inner: Optimizer, schedule: MomentSchedule) -> bool:
-    """Whether nobody knows what its moments are."""
-    return not schedule.states and _of(inner) is None
 
 
-def _of(inner: Optimizer) -> Callable[[Optimizer], tuple[Moment, ...]] | None:
-    kinds = (_KNOWN.get(kind) or _NAMED.get(kind.__name__) for kind in type(inner).__mro__)
-    return next((of for of in kinds if of), None)
 
 
-def decays(moments: Sequence[Moment], inner: Optimizer) -> dict[str, float]:
-    """The largest decay of each order."""
-    largest: dict[str, float] = {}
-    for moment in moments:
-        for group in inner.param_groups:
-            decay = _decay(moment, group)
-            if decay is not None:
-                largest[moment.order] = max(decay, largest.get(moment.order, 0.0))
-    return largest
 
 
-def _decay(moment: Moment, group: Mapping[str, Any]) -> float | None:
-    """The group's β of today; None where it has none, or none that forgets."""
-    if not isinstance(moment.decay, str):
-        return float(moment.decay)
-    value: Any = group
-    try:
-        for key in moment.decay.split("."):
-            value = value[int(key)] if key.isdigit() else value[key]
-        decay = float(value.detach() if isinstance(value, Tensor) else value)
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
-        return None
-    return decay if 0 <= decay < 1 or (decay == 1 and not moment.corrected) else None
 
 
 # ── reading and correcting ───────────────────────────────────────────────────────────────────────────────────────────

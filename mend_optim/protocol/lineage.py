@@ -116,3 +116,18 @@ class Lineage:
         digest = content_digest(self.genesis, model)
         later = {peer: max(seq, self.last_merged(peer)) for peer, seq in merged.items()}
         return Lineage(self.tokens + tokens, self.version + 1, digest, self.genesis, {**self.merged, **later})
+
+
+class ModelKey(NamedTuple):
+    """The order of whole models. `started` breaks the tie before the first seal: what somebody trains is worth more
+    than first weights."""
+
+    tokens: int
+    started: bool
+    version: int
+    genesis: bytes
+
+
+def model_key(keys: Iterable[Key], genesis: bytes, started: bool) -> ModelKey:
+    listed = list(keys)
+    return ModelKey(sum(k.tokens for k in listed), started, sum(k.version for k in listed), genesis)

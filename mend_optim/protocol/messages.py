@@ -5,32 +5,16 @@ another message."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from mend_optim.codecs.packing import Packet, Sections
-from mend_optim.membership.failslow import Level
-from mend_optim.model.layout import ADDED
+from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
 
-# 2: packets with a form for every tensor, seals that relay them; 3: closing offers; 4: tensors that are coalesced, and
-# nobody's own packet comes back.
-PROTOCOL = 4
 YOURS = "yours"  # the codec of a packet that is left out: the receiver has it, for it is of its own offer
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """What two learners must agree on before they exchange anything else; also the answer to it.
-
-    `model` and `policy` are (field, value) pairs in a fixed order. `refusal` is empty in a request and in a welcome."""
-
-    peer: PeerId
-    address: str
-    model: tuple[tuple[str, str], ...]
-    policy: tuple[tuple[str, str], ...]
-    protocol: int = PROTOCOL
-    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,26 +195,49 @@ def nbytes(sections: Mapping[str, Packet]) -> int:
     return sum(packet.nbytes for packet in sections.values())
 
 
-def first_difference(mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]) -> str | None:
-    """ "field: here …, there …" for the first field in which two fingerprints differ; None if they agree."""
-    here, there = dict(mine), dict(theirs)
-    for name in [*here, *(name for name in there if name not in here)]:
-        if here.get(name) != there.get(name):
-            return f"{name}: here {here.get(name, 'absent')}, there {there.get(name, 'absent')}"
-    return None
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One encoded fragment: how ("none" or "packed"), the number of elements, the bytes. `data` is any contiguous
+    buffer."""
+
+    codec: str
+    numel: int
+    data: memoryview
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
 
 
-def refusal(mine: Hello, theirs: Hello) -> str:
-    """Why these two must not train together, naming the first differing field on both sides; "" if they may."""
-    if mine.protocol != theirs.protocol:
-        return f"protocol version: here {mine.protocol}, there {theirs.protocol}; install the same mend-optim on both"
-    if mine.peer.name == theirs.peer.name:
-        return f"name: {mine.peer.name!r} on both sides; give every learner a name of its own"
-    models = _without_extras(mine.model, theirs.model)
-    return first_difference(*models) or first_difference(mine.policy, theirs.policy) or ""
+Sections = Mapping[str, Packet]
+"""The tensors of one message by name: "delta" in an offer, "merged" or members' deltas in a seal, "anchor" and
+"velocity" in a state."""
 
 
-def _without_extras(*models: tuple[tuple[str, str], ...]) -> list[tuple[tuple[str, str], ...]]:
-    """Two models' fields, without the added groups that one of them does not have (yet)."""
-    shared = set.intersection(*({name for name, _ in model} for model in models))
-    return [tuple(f for f in model if f[0] in shared or not f[0].startswith(ADDED)) for model in models]
+def section(sections: Sections, name: str) -> Packet:
+    """The packet of that name. Raises `PeerError`."""
+    if name not in sections:
+        raise PeerError(f"section {name!r} is missing")
+    return sections[name]
+
+
+class Level(NamedTuple):
+    """What a beat says of one stream of a learner. `now` and `before` in seconds per token or byte: its present level,
+    and the fastest that it has held (`now`, if no other was faster); `spread`, the standard error of log(now);
+    `run`, blocks since the last change."""
+
+    now: float
+    before: float
+    spread: float
+    run: int
+
+
+PREFIX = "moment."
+
+
+def names(sections: Iterable[str]) -> frozenset[str]:
+    """The moments among the names of a message's sections."""
+    return frozenset(name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX))
+
+
+MERGED = "merged"

@@ -26,19 +26,21 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from mend_optim.engine.boundaries import Readings
+from mend_optim.engine.effects import Done, Extend, Job, Send, Work
 from mend_optim.engine.engine import Syncer
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
-from mend_optim.engine.state import Send, Work
 from mend_optim.errors import ClosedError, MendError
 from mend_optim.model.layout import Layout, Ready
+from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Hello, Message
+from mend_optim.protocol.messages import Message
 from mend_optim.runtime.ledger_file import LedgerFile
 from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
 from mend_optim.transport.grpc_transport import Transport
-from mend_optim.worker.anchors import Anchors, Correction, Done, Extend, Job, stack
+from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Kept, keep
+from mend_optim.worker.correction import Correction, stack
 
 log = logging.getLogger("mend_optim")
 WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown", "unclosed")  # of the kinds of events
@@ -154,7 +156,7 @@ class MergeThread:
         """A group was added, whose parameters are `tensor`."""
         with self.mutex:
             self._jobs.put(ready)
-            self.engine.books.work(Extend(layout, tensor, at))
+            self.engine.books.work(Extend(layout, tensor, at, layout.groups()))
             self._pump()
 
     def tell(self, event: Event) -> None:
@@ -248,8 +250,8 @@ class MergeThread:
 
     def _perform(self, job: Job) -> None:
         assert self._anchors is not None
-        done = self._anchors.perform(job)
-        corrections = [self._stacked(correction) for correction in done.corrections]
+        done, made = self._anchors.perform(job)
+        corrections = [self._stacked(correction) for correction in made]
         with self.mutex:
             for correction in corrections:
                 self._mailbox[correction.fragment] = correction

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mend_optim.errors import PeerError
+from mend_optim.protocol.handshake import Hello, refusal
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Control, Goodbye, Hello, Offer, Seal, State, refusal
+from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Seal, State
 from mend_optim.transport.address import seen_from
 from mend_optim.transport.link import Handler, Link, Outbox
 from mend_optim.transport.stream import Stream

@@ -21,11 +21,11 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError, require
-from mend_optim.membership.roster import Timing
+from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Hello, Message, Offer, Seal, State, Want
+from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
+from mend_optim.protocol.timing import Timing
 from mend_optim.transport.address import advertised, format_address, host_of, parse_address, parse_dialable, seen_from
 from mend_optim.transport.control import Links
 from mend_optim.transport.forked_sockets import PORTS
@@ -85,7 +85,7 @@ class Transport:
         seeds: Sequence[str],
         timing: Timing,
         limit: Callable[[int], int],
-        allocate: Callable[[int], memoryview] = fresh,
+        allocate: Callable[[int], memoryview],
     ) -> None:
         if listen is not None:
             parse_address("listen", listen)

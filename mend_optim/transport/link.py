@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Hello, Message, Want
+from mend_optim.protocol.messages import Beat, Message, Want
 
 OUTBOX_LIMIT = 256
 

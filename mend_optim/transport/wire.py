@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
-from mend_optim.codecs.packing import Packet, Sections, fresh
 from mend_optim.errors import PeerError
-from mend_optim.membership.failslow import Level
+from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
 from mend_optim.protocol.messages import (
     Beat,
@@ -24,12 +23,14 @@ from mend_optim.protocol.messages import (
     Call,
     Control,
     Goodbye,
-    Hello,
+    Level,
     Message,
     Offer,
+    Packet,
     Report,
     Rumor,
     Seal,
+    Sections,
     State,
     Want,
 )
@@ -363,7 +364,7 @@ class Assembler:
     be viewed as float32.
     """
 
-    def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview] = fresh) -> None:
+    def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview]) -> None:
         self._limit, self._allocate = limit, allocate
         self._message: Bulk | None = None
         self._rooms: list[memoryview] = []  # what is still to be filled, first one first

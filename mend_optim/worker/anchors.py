@@ -6,23 +6,36 @@ and reports the results. Nothing here touches a parameter: what training must ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import Sections, Shapes, as_bytes, raw, section
+from mend_optim.codecs.packing import Shapes, as_bytes, raw
 from mend_optim.codecs.registry import Codec, check, decode
-from mend_optim.errors import PeerError
+from mend_optim.engine.effects import (
+    Advance,
+    Done,
+    Export,
+    Extend,
+    Found,
+    Inspect,
+    Install,
+    Job,
+    Merge,
+    Prepare,
+    Reoffer,
+)
+from mend_optim.engine.moment_schedule import Moment
+from mend_optim.errors import PeerError, unreachable
 from mend_optim.model.layout import Fragment, Layout
-from mend_optim.model.moment_state import Moment
-from mend_optim.protocol.lineage import Lineage, content_digest
-from mend_optim.protocol.messages import Offer, Seal, State
+from mend_optim.protocol.lineage import content_digest
+from mend_optim.protocol.messages import State, section
 from mend_optim.worker import merge
+from mend_optim.worker.correction import Correction
 from mend_optim.worker.feedback import Feedback
-from mend_optim.worker.moment_means import Averaging, MomentCorrection, Reading
+from mend_optim.worker.moment_means import Averaging
 from mend_optim.worker.outer import Nesterov, correction_between, delta, outer_step
 from mend_optim.worker.seal_payload import WayBack, digest
 
@@ -33,130 +46,31 @@ RETURNED = {"residual": "returned", "memory": "returned_memory"}
 # Jobs: from the engine to whoever performs them.
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`, with the moments that were read beside it.
-    `tensor` is handed over by the training thread. `closing`: see `Pending`."""
-
-    fragment: int
-    seq: int
-    tensor: Tensor = field(compare=False, repr=False)
-    moments: Mapping[str, Reading] = field(default_factory=dict, compare=False, repr=False)
-    closing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reoffer:
-    """Encode the Δ that came with a checkpoint again: the same offer, `seq`, with the same bytes if that can be."""
-
-    fragment: int
-    seq: int
-    closing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """A group was added: its parameters, as they are, become the anchor of one more fragment. `at`: (step, tokens)."""
-
-    layout: Layout = field(compare=False, repr=False)
-    tensor: Tensor = field(compare=False, repr=False)
-    at: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Inspect:
-    """Check a received offer's bytes: size, codec, finite values."""
-
-    offer: Offer
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta, the mean of the `moments` that
-    are due, and the digest of it all. `closing`: nobody brings more than what encodings have lost, or the sealer is at
-    rest: nothing is to be lost on the way back."""
-
-    fragment: int
-    base: Lineage
-    offers: tuple[Offer, ...]
-    weights: tuple[float, ...]
-    moments: tuple[str, ...] = ()
-    closing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it; `replace`, that the
-    weights become the anchor, but for what stays in them: nothing was trained since and training waits, or what was has
-    to be dropped; `ours`, that we made the merged bytes ourselves; `forget`: see `Install`; `former`: a former process
-    of ours made them, with what its seals before had lost."""
-
-    seal: Seal
-    lineage: Lineage
-    mine: bool
-    replace: bool = False
-    ours: bool = False
-    forget: bool = False
-    former: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Install:
-    """Take whole anchors. `replace`: the weights become the anchor and all local progress is dropped. `forget`: what
-    our encodings have lost is in there, or given up, too: it came with a checkpoint whose process went on. `due`: the
-    moments whose mean, in there, is of the round that merged our pending offer."""
-
-    states: tuple[State, ...]
-    mine: bool
-    replace: bool
-    forget: bool = False
-    due: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Alone, take this learner's own weights (snapshots of all fragments, in order) as the anchors, and its moments for
-    newcomers."""
-
-    tensors: tuple[Tensor, ...] = field(compare=False, repr=False)
-    moments: tuple[Mapping[str, Reading], ...] = field(default=(), compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    """Copy out the anchor of `fragment` for a peer that lacks it. `lineage` is the engine's, for the answer."""
-
-    fragment: int
-    lineage: Lineage
 
 
-Job = Prepare | Reoffer | Extend | Inspect | Merge | Advance | Install | Found | Export
 
 
 # Results: back to the engine.
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """What the training thread must do to the fragment's parameters: add `values`, or become them when `replace`; and
-    to its moments."""
-
-    fragment: int
-    values: Tensor = field(compare=False, repr=False)
-    replace: bool
-    moments: tuple[MomentCorrection, ...] = field(default=(), compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A job's outcome: what it made, or why it was refused. `digest` is of the bytes that were made or taken; `warning`
-    says what is missing in it."""
-
-    sections: Sections = field(default_factory=dict, compare=False, repr=False)
-    digest: bytes = b""
-    corrections: tuple[Correction, ...] = field(default=(), compare=False, repr=False)
-    fault: str = ""
-    warning: str = ""
 
 
 class Anchors:
@@ -192,13 +106,39 @@ class Anchors:
         """The digest of all anchors' bytes."""
         return content_digest(*(as_bytes(theta) for theta in self.theta))
 
-    def perform(self, job: Job) -> Done:
-        """Do one job. A peer's garbage becomes a `fault`, never an exception."""
+    def perform(self, job: Job) -> tuple[Done, tuple[Correction, ...]]:
+        """Do one job: what the engine is told of it, and what the training thread is to apply. A peer's garbage becomes
+        a `fault`, never an exception."""
         try:
-            do: Callable[[Job], Done] = getattr(self, "_" + type(job).__name__.lower())
-            return do(job)
+            match job:
+                case Advance():
+                    return Done(), self._advance(job)
+                case Install():
+                    return Done(), self._install(job)
+                case _:
+                    return self._make(job), ()
         except PeerError as error:
-            return Done(fault=str(error))
+            return Done(fault=str(error)), ()
+
+    def _make(self, job: Prepare | Reoffer | Extend | Inspect | Merge | Found | Export) -> Done:
+        """The jobs that change nothing for the training thread."""
+        match job:
+            case Prepare():
+                return self._prepare(job)
+            case Reoffer():
+                return self._reoffer(job)
+            case Extend():
+                return self._extend(job)
+            case Inspect():
+                return self._inspect(job)
+            case Merge():
+                return self._merge(job)
+            case Found():
+                return self._found(job)
+            case Export():
+                return self._export(job)
+            case _:
+                unreachable(job)
 
     def _prepare(self, job: Prepare) -> Done:
         progress = delta(self.theta[job.fragment], job.tensor)
@@ -260,7 +200,7 @@ class Anchors:
         sections = {**delta, **self.averaging[job.fragment].average(job.offers, job.moments)}
         return Done(sections=sections, digest=digest(sections, job.weights))
 
-    def _advance(self, job: Advance) -> Done:
+    def _advance(self, job: Advance) -> tuple[Correction, ...]:
         seal, p = job.seal, job.seal.fragment
         way_back, numel = self.way_back[p], self.theta[p].numel()
         if not job.ours:
@@ -278,17 +218,17 @@ class Anchors:
             if not job.mine:
                 self._drop(p)
             self._replace(p, values)
-        return Done(corrections=(Correction(p, values, job.replace, moments),))
+        return (Correction(p, values, job.replace, moments),)
 
     def _replace(self, p: int, values: Tensor) -> None:
         """What the weights become: the anchor, but for what stays in them."""
         stayed = self.feedback[p].stayed
         values.copy_(self.theta[p]) if stayed is None else torch.sub(self.theta[p], stayed, out=values)
 
-    def _install(self, job: Install) -> Done:
+    def _install(self, job: Install) -> tuple[Correction, ...]:
         for state in job.states:
             self._verify(state)
-        return Done(corrections=tuple(self._take(state, job) for state in job.states))
+        return tuple(self._take(state, job) for state in job.states)
 
     def _verify(self, state: State) -> None:
         sections = [state.sections[name].data for name in sorted(state.sections)]
@@ -368,12 +308,3 @@ class Anchors:
         return self.buffers.take(tensor.numel()).copy_(tensor)
 
 
-def stack(older: Correction | None, newer: Correction) -> Correction:
-    """One correction that does what `older`, not yet applied, and then `newer` would have done."""
-    if older is None:
-        return newer
-    moments = (*older.moments, *newer.moments)
-    if newer.replace:
-        return replace(newer, moments=moments)
-    newer.values.add_(older.values)
-    return Correction(newer.fragment, newer.values, older.replace, moments)

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import as_bytes
+from mend_optim.engine.moment_schedule import ORDERS
 from mend_optim.engine.progress import Pending, Standing, Totals
 from mend_optim.errors import UsageError
-from mend_optim.model.layout import ADDED, Fragment, Layout
-from mend_optim.model.moment_state import ORDERS
+from mend_optim.model.layout import Fragment, Layout
+from mend_optim.protocol.handshake import ADDED, first_difference
 from mend_optim.protocol.lineage import DIGEST_BYTES, Claim, Lineage, PeerId, content_digest
-from mend_optim.protocol.messages import first_difference
-from mend_optim.worker.anchors import Correction
+from mend_optim.worker.correction import Correction, MomentCorrection, Reading
 from mend_optim.worker.merge import finite
-from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, MomentCorrection, Reading, flat, unflat
+from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, flat, unflat
 
 FORMAT = 1
 LIMIT = 1 << 63  # of what fits a message

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import RAW, Packet, Shapes, bounded, placed, raw
+from mend_optim.codecs.packing import RAW, Shapes, bounded, placed, raw
 from mend_optim.codecs.registry import CLOSING, Codec, check, decoded, encode
 from mend_optim.errors import PeerError
+from mend_optim.protocol.messages import Packet
 
 NAMES = ("residual", "stayed", "lost", "memory")
 

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import PART, placed
-from mend_optim.protocol.lineage import Entry
 
-WEIGHTINGS = ("tokens", "throughput", "uniform")
 MERGES = ("mean", "rda", "trimmed_mean", "median")
 SHARED = ("mean", "rda")  # the merges in which each member has a share: a median takes none of one learner's rest
 TRIM = 0.25
@@ -28,20 +26,6 @@ def blocks(numel: int, size: int = BLOCK) -> Iterator[slice]:
     return (slice(start, min(start + size, numel)) for start in range(0, numel, size))
 
 
-def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
-    """wᵢ ≥ 0 with Σ wᵢ = 1. "tokens": wᵢ ∝ tokensᵢ; "throughput": wᵢ ∝ tokensᵢ²/stepsᵢ (Decoupled DiLoCo, arXiv
-    2604.21428); "uniform": wᵢ = 1/n. A member without steps brings no delta and weighs 0; if no step had tokens, all
-    that stepped weigh the same."""
-    stepped = [1.0 if m.steps else 0.0 for m in members]
-    if scheme == "tokens":
-        raw = [m.tokens * s for m, s in zip(members, stepped, strict=True)]
-    elif scheme == "throughput":
-        raw = [m.tokens * m.tokens / m.steps if m.steps else 0.0 for m in members]
-    else:
-        raw = stepped
-    raw = raw if sum(raw) > 0 else stepped
-    total = sum(raw) or 1.0
-    return [w / total for w in raw]
 
 
 def weighted_mean(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor) -> Tensor:

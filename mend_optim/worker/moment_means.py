@@ -7,44 +7,26 @@ over the learners is the same after as before."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import Packet, Sections
+from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
-from mend_optim.model.moment_state import Moment, Updates
-from mend_optim.protocol.messages import Offer
+from mend_optim.protocol.messages import PREFIX, Offer, Packet, Sections, names
+from mend_optim.worker.correction import MomentCorrection, Reading
 from mend_optim.worker.moment_packet import average, check, decode, encode
 
-PREFIX = "moment."
 OWN, LATEST, MEAN, NEWCOMER = "own ", "latest ", "mean ", "newcomer "  # how a checkpoint names what is here
 
 
-class Reading(NamedTuple):
-    """One moment of a fragment as it was read: flat float32, and how many updates each tensor's had seen."""
-
-    values: Tensor
-    updates: Updates
 
 
-class MomentCorrection(NamedTuple):
-    """What the training thread must do to a moment: add `values`, aged since `updates`; or, as a newcomer, take them
-    over."""
-
-    moment: str
-    values: Tensor
-    updates: Updates
-    newcomer: bool
 
 
-def names(sections: Iterable[str]) -> frozenset[str]:
-    """The moments among the names of a message's sections."""
-    return frozenset(name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX))
 
 
 class Averaging:

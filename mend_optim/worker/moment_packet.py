@@ -16,7 +16,6 @@ from mend_optim.codecs.packing import (
     PACKED,
     Form,
     Later,
-    Packet,
     Piece,
     Room,
     Shape,
@@ -32,8 +31,9 @@ from mend_optim.codecs.packing import (
     view,
 )
 from mend_optim.codecs.registry import split
+from mend_optim.engine.moment_schedule import Moment, Updates
 from mend_optim.errors import PeerError
-from mend_optim.model.moment_state import Moment, Updates
+from mend_optim.protocol.messages import Packet
 from mend_optim.worker.merge import blocks
 
 MOST_UPDATES = 2**32 - 1

@@ -16,17 +16,15 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import RAW, Packet, Sections, section
+from mend_optim.codecs.packing import RAW
 from mend_optim.codecs.registry import LOSSLESS, Codec, check, decode, decoded, encode
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
 from mend_optim.protocol.lineage import content_digest
-from mend_optim.protocol.messages import Offer, Seal
+from mend_optim.protocol.messages import MERGED, PREFIX, Offer, Packet, Seal, Sections, section
 from mend_optim.worker import merge
 from mend_optim.worker.feedback import Feedback
-from mend_optim.worker.moment_means import PREFIX
 
-MERGED = "merged"
 RELAYED = 128  # packets in one message, at most
 
 

@@ -49,8 +49,6 @@ NEVER_COMES_WITH = {
     "transport": {"torch"},
 }
 
-TO_CUT = {"protocol", "membership", "engine", "worker", "transport"}  # still reach too far
-
 # Pure packages: time is an argument, effects are data, chance has a generator.
 PURE = ("protocol", "membership", "engine", "codecs", "model", "worker")
 IMPURE = {
@@ -156,8 +154,6 @@ def test_the_search_for_cycles_finds_one() -> None:
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_a_package_imports_only_what_it_may(package: str) -> None:
-    if package in TO_CUT:
-        pytest.xfail("imports to be cut")
     allowed = MAY_IMPORT[package] | {package, "errors"}
     wrong = {(m, other) for m in members(package) for other in imports(m)[0] if not within(other, allowed)}
     assert wrong == set()
@@ -165,8 +161,6 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
 
 @pytest.mark.parametrize("package", NEVER_COMES_WITH)
 def test_what_a_package_must_not_know_does_not_come_with_it(package: str) -> None:
-    if package in TO_CUT:
-        pytest.xfail("imports to be cut")
     everything = closure(members(package))
     wrong = {(module, name) for module in everything for name in imports(module)[1] & NEVER_COMES_WITH[package]}
     assert wrong == set()
@@ -215,8 +209,6 @@ print("imported", len({modules!r}))
     ],
 )
 def test_a_package_can_be_imported_where_torch_is_not(package: str, missing: tuple[str, ...]) -> None:
-    if package in TO_CUT:
-        pytest.xfail("imports to be cut")
     modules = sorted(members(package))
     code = BARE.format(missing=missing, name=NAME, path=str(ROOT / NAME), modules=modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)

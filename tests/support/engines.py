@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 import torch
 
+from mend_optim.engine.effects import Done, Job, Merge, Prepare, Send, Work
 from mend_optim.engine.engine import Syncer
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.state import Policies, Send, Work
-from mend_optim.membership.failslow import FailSlow, Level
+from mend_optim.membership.failslow import FailSlow
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Message, Offer, Report, Seal, State
-from mend_optim.worker.anchors import Done, Job, Merge, Prepare
+from mend_optim.protocol.messages import Beat, Level, Message, Offer, Report, Seal, State
 
 ME, PEER, THIRD, FOURTH = (PeerId(name, 1) for name in ("me", "peer", "third", "fourth"))
 GENESIS, OTHER = b"genesis", b"zother"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mend_optim import Event, MendOptimizer, RoundRecord
+from mend_optim.engine.effects import Advance, Install
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call
 from mend_optim.status import Status, status
-from mend_optim.worker.anchors import Advance, Install
 from tests.support.checkpoints import anchors, newcomer, progress, resumed, save
 from tests.support.engines import BASE, ME, PEER, Engine, seal_of, state_of
 from tests.support.learners import cluster, descent, drive, same, settle, start, until

@@ -13,8 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mend_optim.engine.effects import PULL, Send
 from mend_optim.engine.ledger import Event
-from mend_optim.engine.state import PULL, Books, Policies, Send
+from mend_optim.engine.policies import Policies
+from mend_optim.engine.state import Books
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
 from tests.virtual.oracle import Oracle

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+from mend_optim.engine.effects import Merge
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.progress import Motion
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
-from mend_optim.worker.anchors import Merge
 from tests.virtual.units import Vector
 
 if TYPE_CHECKING:

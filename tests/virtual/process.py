@@ -6,27 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mend_optim.engine.effects import EXCHANGE, Extend, Merge, Send, Work
 from mend_optim.engine.engine import Syncer
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.progress import Totals
-from mend_optim.engine.state import EXCHANGE, Send, Work
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Message, Seal
-from mend_optim.worker.anchors import Correction, Extend, Merge
-from tests.virtual.units import Units, Vector, add, stack
+from tests.virtual.units import Correction, Units, Vector, add, stack
 
 if TYPE_CHECKING:
     from tests.virtual.cluster import Cluster
-
-
-@dataclass(frozen=True)
-class Groups:
-    """All that the engine asks of a `Layout`."""
-
-    of: tuple[bytes, ...]
-
-    def groups(self) -> tuple[bytes, ...]:
-        return self.of
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,7 @@ class Learner:
         self.groups = (*self.groups, b"added")
         self.weights.append({("init", self.cluster.random.getrandbits(40)): 1})
         at = (engine.books.totals.step, engine.books.totals.tokens)
-        engine.books.work(Extend(Groups(self.groups), dict(self.weights[-1]), at))  # type: ignore[arg-type]
+        engine.books.work(Extend(None, dict(self.weights[-1]), at, self.groups))  # type: ignore[arg-type]
         self.pump()
 
     def save(self) -> Saved | None:
@@ -239,8 +228,8 @@ class Learner:
         job = self.queue.pop(0)
         if isinstance(job, Merge) and self.cluster.caught(self, "merging"):
             return
-        done = self.units.perform(job)
-        for correction in done.corrections:
+        done, corrections = self.units.perform(job)
+        for correction in corrections:
             self.mailbox[correction.fragment] = stack(self.mailbox.get(correction.fragment), correction)
         self.engine.finished(self.now, job, done)
         self.pump()

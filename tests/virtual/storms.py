@@ -21,10 +21,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mend_optim.engine.policies import Policies
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.state import Policies
-from mend_optim.membership.roster import Timing
+from mend_optim.protocol.timing import Timing
 from tests.virtual.cluster import Cluster
 
 TIMING = Timing(evict_after_s=8, join_timeout_s=6, round_timeout_s=15)

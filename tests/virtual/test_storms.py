@@ -21,7 +21,7 @@ SEEN = (
 REPLAY = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from storms import draw
+from tests.virtual.storms import draw
 for seed in range(10):
     cluster = draw(seed).play()
     print(cluster.now, cluster.trained, cluster.seen, cluster.keys())
@@ -86,7 +86,7 @@ def test_a_storm_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> No
     least = shrunk(storm)
     assert (least.n, least.fragments, [fault.kind for fault in least.faults]) == (2, 1, ["crash"])
     assert "somebody died" in failure(least)
-    with pytest.raises(AssertionError, match=r"storms.py --replay 'Storm\(seed=1, n=2, .*Fault\(3.000, 'crash'"):
+    with pytest.raises(AssertionError, match=r"tests.virtual.storms --replay 'Storm\(seed=1, n=2, .*Fault\(3.000, 'crash'"):
         check(storm)
 
 

@@ -6,12 +6,10 @@ exactly 1: a unit merged twice shows as 2, a lost correction as 0 or -1."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from mend_optim.protocol.lineage import content_digest
-from mend_optim.worker.anchors import (
+from mend_optim.engine.effects import (
     Advance,
-    Correction,
     Done,
     Export,
     Extend,
@@ -23,6 +21,7 @@ from mend_optim.worker.anchors import (
     Prepare,
     Reoffer,
 )
+from mend_optim.protocol.lineage import content_digest
 
 Vector = dict[Any, int]
 
@@ -37,6 +36,14 @@ class Section(dict[Any, int]):
     @property
     def numel(self) -> int:
         return len(self) // 4
+
+
+class Correction(NamedTuple):
+    """What training must add to its weights, or become."""
+
+    fragment: int
+    values: Vector
+    replace: bool
 
 
 def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
@@ -61,13 +68,23 @@ class Units:
     def genesis(self) -> bytes:
         return digest(*self.theta)
 
-    def perform(self, job: Job) -> Done:
+    def perform(self, job: Job) -> tuple[Done, tuple[Correction, ...]]:
+        if isinstance(job, Advance):
+            p = job.seal.fragment
+            new = add(self.theta[p], job.seal.sections["merged"])  # type: ignore[arg-type]
+            return Done(), (self._to(p, new, job.mine, job.replace),)
+        if isinstance(job, Install):
+            states = [(s.fragment, s.sections["anchor"]) for s in job.states]
+            return Done(), tuple(self._to(p, anchor, job.mine, job.replace) for p, anchor in states)  # type: ignore[arg-type]
+        return self._make(job), ()
+
+    def _make(self, job: Job) -> Done:
         if isinstance(job, Prepare):
             p = job.fragment
-            self.progress[p] = add(job.tensor, self.theta[p], -1)  # type: ignore[arg-type]
+            self.progress[p] = add(job.tensor, self.theta[p], -1)
             return Done(sections={"delta": Section(self.progress[p])})  # type: ignore[dict-item]
         if isinstance(job, Extend):
-            self.theta.append(dict(job.tensor))  # type: ignore[call-overload]
+            self.theta.append(dict(job.tensor))
             self.progress.append({})
             return Done(digest=digest(self.theta[-1]))
         if isinstance(job, Reoffer):
@@ -79,19 +96,8 @@ class Units:
             for offer in job.offers:
                 merged = add(merged, offer.sections.get("delta", {}))  # type: ignore[arg-type]
             return Done(sections={"merged": Section(merged)}, digest=digest(merged))  # type: ignore[dict-item]
-        if isinstance(job, Advance):
-            p = job.seal.fragment
-            new = add(self.theta[p], job.seal.sections["merged"])  # type: ignore[arg-type]
-            return Done(corrections=(self._to(p, new, job.mine, job.replace),))
-        if isinstance(job, Install):
-            return Done(
-                corrections=tuple(
-                    self._to(s.fragment, s.sections["anchor"], job.mine, job.replace)  # type: ignore[arg-type]
-                    for s in job.states
-                )
-            )
         if isinstance(job, Found):
-            self.theta[: len(job.tensors)] = [dict(t) for t in job.tensors]  # type: ignore[arg-type]
+            self.theta[: len(job.tensors)] = [dict(t) for t in job.tensors]
             return Done(digest=digest(*self.theta))
         assert isinstance(job, Export)
         return Done(sections={"anchor": Section(self.theta[job.fragment])}, digest=b"")  # type: ignore[dict-item]
@@ -103,10 +109,10 @@ class Units:
         if mine or replace:  # settled, or dropped
             self.progress[p] = {}
         self.theta[p] = dict(new)
-        return Correction(p, values, replace)  # type: ignore[arg-type]
+        return Correction(p, values, replace)
 
 
 def stack(older: Correction | None, newer: Correction) -> Correction:
     if older is None or newer.replace:
         return newer
-    return Correction(newer.fragment, add(older.values, newer.values), older.replace)  # type: ignore[arg-type]
+    return Correction(newer.fragment, add(older.values, newer.values), older.replace)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mend_optim.codecs.blockwise import FLOAT4, INT4, INT8, LEAST, BlockForm, Float4, Int4, Int8
-from mend_optim.codecs.packing import MOST, PART, Packet, Piece, fill, pack
+from mend_optim.codecs.packing import MOST, PART, Piece, fill, pack
 from mend_optim.codecs.registry import FORMS, Codec, check, codec, decode, encode
 from mend_optim.errors import PeerError, UsageError
+from mend_optim.protocol.messages import Packet
 from tests.reference import bfloat16, dequantized, quantized
 
 MAGNITUDES: dict[BlockForm, Sequence[int]] = {

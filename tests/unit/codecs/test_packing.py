@@ -23,7 +23,6 @@ from mend_optim.codecs.packing import (
     DENSE,
     MOST,
     PACKED,
-    Packet,
     Piece,
     bf16,
     coalesced,
@@ -37,6 +36,7 @@ from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.registry import CODECS, FORMS, Codec, check, decode, decoded, encode, split
 from mend_optim.codecs.sparse import SPARSE, Sparse
 from mend_optim.errors import PeerError
+from mend_optim.protocol.messages import Packet
 from tests import reference
 
 SHAPES = [(12, 10), (), (33,), (150,), (5, 3, 2, 2), (7,), (0, 4), (16, 16), (0,), (9, 9)]
@@ -167,10 +167,10 @@ def test_the_size_of_parts_changes_no_bit(size: int, seed: int, mix: list[int]) 
     packet = pack(pieces(seed, mix), NUMEL)
     whole = decode(packet, SHAPES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mend_optim.packet, "PART", size)
-        patch.setattr(mend_optim.quantize, "PART", size)
-        patch.setattr(mend_optim.sparse, "SPAN", size)
-        patch.setattr(mend_optim.powersgd, "BLOCK", 4 * size)
+        patch.setattr(mend_optim.codecs.packing, "PART", size)
+        patch.setattr(mend_optim.codecs.blockwise, "PART", size)
+        patch.setattr(mend_optim.codecs.sparse, "SPAN", size)
+        patch.setattr(mend_optim.codecs.powersgd, "BLOCK", 4 * size)
         found = [part.clone() for part in decoded(packet, SHAPES)]
         again = pack(pieces(seed, mix), NUMEL)
     assert torch.equal(torch.cat(found), whole)

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.codecs.packing import BF16, PACKED, Packet, Piece, Room, fill, pack
+from mend_optim.codecs.packing import BF16, PACKED, Piece, Room, fill, pack
 from mend_optim.codecs.powersgd import FACTORS, LEAST, PowerSGD, factor, multiply
 from mend_optim.codecs.registry import check, decode, encode
 from mend_optim.errors import PeerError, UsageError
+from mend_optim.protocol.messages import Packet
 from tests.reference import product, projected
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.codecs.packing import Packet, as_bytes
+from mend_optim.codecs.packing import as_bytes
 from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.registry import CODECS, Codec, check, codec, decode, encode, name_of
 from mend_optim.errors import PeerError, UsageError
+from mend_optim.protocol.messages import Packet
 from mend_optim.worker.merge import weighted_mean
 
 EXACT = [name for name, known in CODECS.items() if known.exact]

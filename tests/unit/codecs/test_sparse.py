@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.codecs.packing import DENSE, MOST, PACKED, Packet, Piece, pack, padded
+from mend_optim.codecs.packing import DENSE, MOST, PACKED, Piece, pack, padded
 from mend_optim.codecs.registry import LOSSLESS, check, decode, encode
 from mend_optim.codecs.sparse import CHUNK, SPARSE, Sparse, top
 from mend_optim.errors import PeerError, UsageError
+from mend_optim.protocol.messages import Packet
 from tests.reference import largest_of_chunks, listed, positions
 
 SEEDS = st.integers(0, 2**32 - 1)

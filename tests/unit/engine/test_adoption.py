@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mend_optim.engine.effects import Advance, Inspect, Install, Prepare
 from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Offer, Want
-from mend_optim.worker.anchors import Advance, Inspect, Install, Prepare
 from tests.support.engines import (
     BASE,
     FOURTH,

@@ -4,12 +4,13 @@ import pytest
 
 from mend_optim.engine.adoption import Adopting
 from mend_optim.engine.boundaries import Training
+from mend_optim.engine.effects import Advance
+from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.state import Books, Policies
+from mend_optim.engine.state import Books
 from mend_optim.engine.stragglers import Watching
 from mend_optim.protocol.lineage import Lineage, PeerId
-from mend_optim.worker.anchors import Advance
 from tests.support.engines import BASE, PEER, Engine, seal_of
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from mend_optim.engine.engine import Syncer
 from mend_optim.engine.joining import Resumed
+from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Standing, Totals
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.state import Policies
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Report
 

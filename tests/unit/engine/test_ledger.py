@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from mend_optim.codecs.packing import Packet
 from mend_optim.engine.ledger import describe, sealed_record, taken_record
 from mend_optim.protocol.lineage import Entry, Key, Lineage, PeerId
-from mend_optim.protocol.messages import Offer, Seal
+from mend_optim.protocol.messages import Offer, Packet, Seal
 from tests.support.strategies import lineages
 
 A, B, C = (PeerId(name, i) for i, name in enumerate("abc", start=1))

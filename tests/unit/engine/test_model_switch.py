@@ -3,8 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.engine.model_switch import Seeds, Switch, model_key
-from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.engine.state import Switch
+from mend_optim.membership.roster import Seeds
+from mend_optim.protocol.lineage import Lineage, PeerId, model_key
 from mend_optim.protocol.messages import State
 from tests.support.strategies import digests, lineages
 

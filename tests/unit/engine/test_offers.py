@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mend_optim.codecs.packing import Packet
+from mend_optim.engine.effects import Advance, Install
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Report, Want
-from mend_optim.worker.anchors import Advance, Install
+from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Packet, Report, Want
 from tests.support.engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, seal_of, state_of
 
 

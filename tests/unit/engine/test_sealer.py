@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from mend_optim.membership.roster import Roster, Timing
+from mend_optim.engine.effects import Advance, Inspect, Install, Merge
+from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, PeerId
 from mend_optim.protocol.messages import Beat, Call, Offer, Report, Seal, Want
-from mend_optim.worker.anchors import Advance, Inspect, Install, Merge
+from mend_optim.protocol.timing import Timing
 from tests.support.engines import BASE, FOURTH, GENESIS, ME, PEER, THIRD, Engine, grown, offer_of, seal_of, state_of
 
 

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress, Totals
 from mend_optim.engine.quorum import Quorum
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.state import Books, Policies
+from mend_optim.engine.state import Books
 from mend_optim.engine.stragglers import Watching
-from mend_optim.membership.failslow import FailSlow, Level
+from mend_optim.membership.failslow import FailSlow
 from mend_optim.protocol.lineage import Lineage, PeerId
-from mend_optim.protocol.messages import Beat
+from mend_optim.protocol.messages import Beat, Level
 from mend_optim.status import peer_statuses
 
 ME, PEER, THIRD = (PeerId(name, 1) for name in ("me", "peer", "third"))

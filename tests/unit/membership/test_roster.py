@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.errors import UsageError
-from mend_optim.membership.roster import DEAF, FANOUT, GOODBYES, GRAVES, Peer, Roster, Timing
+from mend_optim.membership.roster import DEAF, FANOUT, GOODBYES, GRAVES, Peer, Roster
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
+from mend_optim.protocol.timing import Timing
 
 TIMING = Timing(beat_s=1, evict_after_s=30)  # suspected after 3 s
 ME, B = PeerId("a", 1), PeerId("b", 1)

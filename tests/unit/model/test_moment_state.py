@@ -13,19 +13,11 @@ from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from mend_optim.engine.moment_schedule import Moment, MomentSchedule, half_life
 from mend_optim.errors import UsageError
+from mend_optim.model.known_moments import decays, known
 from mend_optim.model.layout import Fragment, Layout
-from mend_optim.model.moment_state import (
-    Moment,
-    MomentSchedule,
-    correct,
-    decays,
-    half_life,
-    install,
-    known,
-    read,
-    restrain,
-)
+from mend_optim.model.moment_state import correct, install, read, restrain
 from tests import reference
 
 Make = Callable[[Any], Optimizer]

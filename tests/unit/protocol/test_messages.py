@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.codecs.packing import Packet
+from mend_optim.protocol.handshake import PROTOCOL, Hello, first_difference, refusal
 from mend_optim.protocol.lineage import Entry, Key, PeerId
-from mend_optim.protocol.messages import PROTOCOL, YOURS, Hello, Offer, Seal, first_difference, nbytes, refusal
+from mend_optim.protocol.messages import YOURS, Offer, Packet, Seal, nbytes
 
 MODEL = (("number of parameters", "1"), ("parameter w", "[2] torch.float32"))
 POLICY = (("sync_every", "128"), ("codec", "none"))

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from mend_optim.codecs.packing import Packet, fresh
+from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.membership.roster import Timing
+from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Call, Goodbye, Hello, Message, Offer, Rumor, Seal, State, Want
+from mend_optim.protocol.messages import Beat, Call, Goodbye, Message, Offer, Packet, Rumor, Seal, State, Want
+from mend_optim.protocol.timing import Timing
 from mend_optim.transport import grpc_transport as room
 from mend_optim.transport import wire
 from mend_optim.transport.address import host_of, seen_from
@@ -50,7 +51,7 @@ class Learner:
         self.newest: dict[str, int] = {}
         self.answer: Callable[[Message], None] = lambda message: None
         self._changed = asyncio.Event()
-        options = {"advertise": None, "timing": TIMING, "limit": [LIMIT, LIMIT].__getitem__, **options}
+        options = {"advertise": None, "timing": TIMING, "allocate": fresh, "limit": [LIMIT, LIMIT].__getitem__, **options}
         self.transport = Transport(self, listen=listen, seeds=seeds, **options)
         self.address = ""
 
@@ -1024,8 +1025,8 @@ async def test_beats_go_on_while_bulky_messages_do(crew):
 FORK = """
 import asyncio, threading
 from torch.utils.data import DataLoader, Dataset
-from test_peer import Learner, offer_of, seal_of
-from mend_optim.protocol import Beat, Offer, Seal
+from tests.unit.transport.test_grpc_transport import Learner, offer_of, seal_of
+from mend_optim.protocol.messages import Beat, Offer, Seal
 
 class Numbers(Dataset):
     def __len__(self): return 1200

@@ -11,11 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mend_optim.codecs.packing import Packet
+from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
-from mend_optim.membership.failslow import Level
+from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Bulk, Call, Goodbye, Hello, Offer, Report, Rumor, Seal, State, Want
+from mend_optim.protocol.messages import (
+    Beat,
+    Bulk,
+    Call,
+    Goodbye,
+    Level,
+    Offer,
+    Packet,
+    Report,
+    Rumor,
+    Seal,
+    State,
+    Want,
+)
 from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 
@@ -64,7 +77,7 @@ GOOD = Offer(ME, 0, 7, 2**63, 5, b"genesis", Key(2**64 - 1, 3, b"digest"), True)
 
 
 def assembled(frames: list[bytes], limit: int = LIMIT) -> list[Bulk]:
-    assembler = wire.Assembler(lambda fragment: limit)
+    assembler = wire.Assembler(lambda fragment: limit, fresh)
     return [message for message in map(assembler.feed, frames) if message is not None]
 
 
@@ -172,7 +185,7 @@ def test_chunks_may_span_sections():
 
 
 def test_frames_are_lazy_and_the_payload_is_not_copied():
-    assembler = wire.Assembler(lambda fragment: 1 << 40)
+    assembler = wire.Assembler(lambda fragment: 1 << 40, fresh)
     iterator = wire.frames(replace(GOOD, sections={"delta": packet(bytes(10))}))
     assert assembler.feed(next(iterator)) is None
     assert assembler.busy
@@ -210,7 +223,7 @@ def test_sizes_are_checked_before_anything_is_allocated():
 @pytest.mark.parametrize("limits", [[], {}])
 def test_an_unknown_fragment_is_refused(limits):
     with pytest.raises(PeerError, match="no fragment 0"):
-        wire.Assembler(limits.__getitem__).feed(next(wire.frames(GOOD)))
+        wire.Assembler(limits.__getitem__, fresh).feed(next(wire.frames(GOOD)))
 
 
 def test_unknown_sections_and_fields_are_carried_or_ignored():

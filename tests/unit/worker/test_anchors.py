@@ -14,33 +14,22 @@ from torch import Tensor
 
 from mend_optim.codecs.blockwise import Int8
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import Packet, as_bytes, raw
+from mend_optim.codecs.packing import as_bytes, raw
 from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.registry import Codec, codec, decode
+from mend_optim.engine.effects import Advance, Export, Found, Inspect, Install, Job, Merge, Prepare, Reoffer
+from mend_optim.engine.policies import weights
 from mend_optim.engine.round import Round
 from mend_optim.engine.schedule import Schedule
 from mend_optim.model.layout import Layout, gather, scatter
 from mend_optim.protocol.lineage import Lineage, PeerId, content_digest
-from mend_optim.protocol.messages import Offer, Seal, State
-from mend_optim.worker.anchors import (
-    Advance,
-    Anchors,
-    Correction,
-    Done,
-    Export,
-    Found,
-    Inspect,
-    Install,
-    Job,
-    Merge,
-    Prepare,
-    Reoffer,
-    stack,
-)
-from mend_optim.worker.merge import weights
+from mend_optim.protocol.messages import Offer, Packet, Seal, State
+from mend_optim.worker.anchors import Anchors
+from mend_optim.worker.correction import Correction, stack
 from mend_optim.worker.outer import Nesterov
 from mend_optim.worker.seal_payload import WayBack
 from tests import reference
+from tests.support.jobs import Performed, perform
 from tests.support.strategies import vectors
 
 BASE = Lineage.fresh(b"genesis")
@@ -69,7 +58,7 @@ class Learner:
 
     def offer(self, tokens: int = 1, steps: int = 1, closing: bool = False) -> Offer:
         self.seq += 1
-        done = self.anchors.perform(Prepare(0, self.seq, self.weights.clone(), closing=closing))
+        done = perform(self.anchors, Prepare(0, self.seq, self.weights.clone(), closing=closing))
         assert done.fault == ""
         return Offer(self.id, 0, self.seq, tokens, steps, b"genesis", BASE.key, True, done.sections)
 
@@ -85,13 +74,13 @@ class Learner:
         ordered = round.close([], "all_present")
         members = tuple(offer.entry for offer in ordered)
         w = tuple(weights(weighting, members))
-        done = self.anchors.perform(Merge(0, BASE, ordered, w))
+        done = perform(self.anchors, Merge(0, BASE, ordered, w))
         assert done.fault == ""
         key = BASE.seal(members, done.digest).key
         return Seal(self.id, 0, BASE.digest, key, members, w, (), "all_present", done.digest, done.sections)
 
-    def receive(self, seal: Seal, mine: bool = True, ours: bool = False) -> Done:
-        return self.anchors.perform(Advance(seal, BASE, mine, replace=self.exact, ours=ours))
+    def receive(self, seal: Seal, mine: bool = True, ours: bool = False) -> Performed:
+        return perform(self.anchors, Advance(seal, BASE, mine, replace=self.exact, ours=ours))
 
     def adopt(self, seal: Seal, mine: bool = True) -> Correction:
         done = self.receive(seal, mine)
@@ -103,7 +92,7 @@ class Learner:
         self.weights = correction.values.clone() if correction.replace else self.weights + correction.values
 
     def export(self) -> State:
-        done = self.anchors.perform(Export(0, BASE))
+        done = perform(self.anchors, Export(0, BASE))
         return State(self.id, 0, BASE, done.digest, done.sections)
 
 
@@ -196,7 +185,7 @@ def test_a_member_at_rest_changes_nothing_but_the_lineage(scheme: str, weighting
 
 def test_an_offer_that_lacks_its_delta_voids_the_merge() -> None:
     a = Learner("a", vector(0))
-    done = a.anchors.perform(Merge(0, BASE, (replace(a.offer(), sections={}),), (1.0,)))
+    done = perform(a.anchors, Merge(0, BASE, (replace(a.offer(), sections={}),), (1.0,)))
     assert done.fault == "section 'delta' is missing"
 
 
@@ -242,11 +231,11 @@ def test_two_staggered_fragments_of_weights_that_fall_by_two_a_step() -> None:
         for p in [p for p in range(2) if schedule.due(step, marks[p])]:
             snapshot, marks[p] = torch.empty(1), step
             gather(layout.fragments[p], parameters, snapshot)
-            sections = anchors.perform(Prepare(p, step, snapshot)).sections
+            sections = perform(anchors, Prepare(p, step, snapshot)).sections
             offer = Offer(PeerId("a", 1), p, step, 1, 1, b"", BASE.key, True, sections)
-            done = anchors.perform(Merge(p, BASE, (offer,), (1.0,)))
+            done = perform(anchors, Merge(p, BASE, (offer,), (1.0,)))
             seal = Seal(offer.peer, p, b"", BASE.key, (offer.entry,), (1.0,), (), "", done.digest, done.sections)
-            (correction,) = anchors.perform(Advance(seal, BASE, True)).corrections
+            (correction,) = perform(anchors, Advance(seal, BASE, True)).corrections
             scatter(layout.fragments[p], correction.values, parameters, correction.replace)
             found.append((p, step, parameters[p].item()))
     assert found == [(0, 3, -11), (1, 6, -23), (0, 9, -35), (1, 12, -47)]
@@ -367,7 +356,7 @@ def test_what_an_outlived_checkpoints_encodings_lost_is_forgotten(whole: bool) -
             job: Job = Install((other.export(),), mine=False, replace=False, forget=forget)
         else:
             job = Advance(other.seal(other.train(wide(1)).offer()), BASE, mine=False, forget=forget)
-        assert heir.anchors.perform(job).fault == ""
+        assert perform(heir.anchors, job).fault == ""
         assert residual(heir).any() == (not forget)
 
 
@@ -423,7 +412,7 @@ def test_a_closing_offer_that_came_with_a_checkpoint_has_the_same_bytes() -> Non
         old.adopt(old.seal(old.train(change).offer()))
     sent = old.offer(closing=True).sections["delta"]
     heir.anchors.load(0, old.anchors.save(0))
-    again = heir.anchors.perform(Reoffer(0, old.seq, closing=True)).sections["delta"]
+    again = perform(heir.anchors, Reoffer(0, old.seq, closing=True)).sections["delta"]
     assert (again.codec, bytes(again.data)) == (sent.codec, bytes(sent.data))
     for learner in (old, heir):
         learner.anchors.feedback[0].commit()
@@ -461,7 +450,7 @@ def test_what_stayed_of_an_outlived_checkpoint_leaves_the_weights_unless_it_is_o
         job: Job = Install((other.export(),), mine=False, replace=False, forget=True)
     else:
         job = Advance(other.seal(other.train(changes[2]).offer()), BASE, mine=False, forget=True)
-    heir.apply(*heir.anchors.perform(job).corrections)
+    heir.apply(*perform(heir.anchors, job).corrections)
     assert not stayed(heir).any()
     assert rest.any()
     assert close(heir.theta - heir.weights, changes[1] + rest if pending else changes[1])
@@ -481,7 +470,7 @@ def test_a_seal_of_our_former_process_without_its_offer_leaves_what_its_encoding
     assert back is not None
     assert back.residual is not None
     seal = old.seal(other.train(second + third).offer())
-    assert heir.anchors.perform(Advance(seal, BASE, mine=False, former=True)).fault == ""
+    assert perform(heir.anchors, Advance(seal, BASE, mine=False, former=True)).fault == ""
     assert torch.equal(residual(heir), rest)
     assert back.residual is None
 
@@ -506,7 +495,7 @@ def test_what_a_seal_lost_is_dropped_where_others_went_on_without_us() -> None:
     lost = sealer.anchors.way_back[0].feedback
     assert lost is not None
     assert lost.residual is not None
-    sealer.anchors.perform(Install((other.export(),), mine=False, replace=False))
+    perform(sealer.anchors, Install((other.export(),), mine=False, replace=False))
     assert lost.residual is None
 
 
@@ -526,7 +515,7 @@ def test_a_pulled_anchor_is_the_one_that_was_sealed(policy: Nesterov, drawn: lis
     source, joiner = Learner("a", start, outer=policy), Learner("b", elsewhere, outer=policy).train(own)
     source.adopt(source.seal(source.train(change).offer()))
     before = joiner.weights
-    (correction,) = joiner.anchors.perform(Install((source.export(),), mine=False, replace=False)).corrections
+    (correction,) = perform(joiner.anchors, Install((source.export(),), mine=False, replace=False)).corrections
     joiner.apply(correction)
     assert torch.equal(joiner.theta, source.theta)
     assert close(joiner.weights, before + (source.theta - elsewhere))
@@ -542,7 +531,7 @@ def test_a_pulled_anchor_that_merged_the_pending_offer_keeps_only_what_came_afte
     source, learner = Learner("a", start).train(other), Learner("b", start).train(change)
     source.adopt(source.seal(source.offer(), learner.offer()))
     learner.train(later)
-    (correction,) = learner.anchors.perform(Install((source.export(),), mine=True, replace=False)).corrections
+    (correction,) = perform(learner.anchors, Install((source.export(),), mine=True, replace=False)).corrections
     learner.apply(correction)
     assert close(learner.weights, source.theta - later)
     assert learner.anchors.progress == [None]
@@ -552,7 +541,7 @@ def test_replacement_drops_progress_and_residual() -> None:
     source, learner = Learner("a", wide(5), "bf16"), Learner("b", wide(0), "bf16")
     learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
     learner.train(wide(math.pi)).offer()
-    (correction,) = learner.anchors.perform(Install((source.export(),), mine=False, replace=True)).corrections
+    (correction,) = perform(learner.anchors, Install((source.export(),), mine=False, replace=True)).corrections
     learner.apply(correction)
     anchors = learner.anchors
     assert learner.weights.unique().tolist() == [5]
@@ -583,7 +572,7 @@ def test_an_export_is_a_copy() -> None:
 def test_the_weights_of_a_lone_learner_become_its_anchor() -> None:
     learner = Learner("a", wide(0), "bf16")
     learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
-    done = learner.anchors.perform(Found((wide(3),)))
+    done = perform(learner.anchors, Found((wide(3),)))
     assert learner.theta.unique().tolist() == [3]
     assert done.digest == Learner("b", wide(3)).anchors.genesis()
     assert not learner.anchors.feedback[0].held()
@@ -601,7 +590,7 @@ def test_the_genesis_depends_on_every_fragment() -> None:
 def test_a_model_of_empty_tensors_has_anchors_too() -> None:
     learner = Learner("a", torch.empty(0), outer=CLASSIC)
     learner.adopt(learner.seal(learner.offer()))
-    assert learner.anchors.perform(Install((learner.export(),), mine=False, replace=True)).fault == ""
+    assert perform(learner.anchors, Install((learner.export(),), mine=False, replace=True)).fault == ""
 
 
 # Garbage
@@ -617,7 +606,7 @@ def seal_with(values: Tensor, payload: bytes | None = None) -> Seal:
 def test_a_merge_that_overflows_is_void() -> None:
     learners = [Learner(name, vector(0, 0)) for name in "ab"]
     offers = tuple(x.train(vector(-8e37, 0)).offer() for x in learners)
-    done = learners[0].anchors.perform(Merge(0, BASE, offers, (4.0, 4.0)))
+    done = perform(learners[0].anchors, Merge(0, BASE, offers, (4.0, 4.0)))
     assert done.fault == "the merged delta is not finite"
 
 
@@ -683,7 +672,7 @@ def test_a_state_with_a_section_changed_consistently_is_taken() -> None:
     """So that the refusals below are for the reason they name."""
     learner = Learner("a", vector(0, 0), outer=CLASSIC)
     state = changed(learner.export(), "anchor", vector(7, 8))
-    assert learner.anchors.perform(Install((state,), mine=False, replace=False)).fault == ""
+    assert perform(learner.anchors, Install((state,), mine=False, replace=False)).fault == ""
     assert learner.theta.tolist() == [7, 8]
 
 
@@ -694,7 +683,7 @@ def test_a_refused_state_changes_no_bit(kind: str, replacing: bool) -> None:
     learner.offer()
     source.adopt(source.seal(source.offer()))
     before = contents(learner)
-    done = learner.anchors.perform(Install((STATES[kind](source.export()),), mine=not replacing, replace=replacing))
+    done = perform(learner.anchors, Install((STATES[kind](source.export()),), mine=not replacing, replace=replacing))
     assert done.fault != ""
     assert contents(learner) == before
 
@@ -705,9 +694,9 @@ def test_of_several_states_none_is_taken_if_one_is_refused() -> None:
         return Anchors(Layout(["v", "w"], start, 2), start, codec("none"), Nesterov(), "mean", Buffers())
 
     source, learner = anchors(1, 2), anchors(0, 0)
-    done = [source.perform(Export(p, BASE)) for p in range(2)]
+    done = [perform(source, Export(p, BASE)) for p in range(2)]
     states = [State(PeerId("a", 1), p, BASE, d.digest, d.sections) for p, d in enumerate(done)]
-    fault = learner.perform(Install((states[0], replace(states[1], content=b"no")), mine=False, replace=True)).fault
+    fault = perform(learner, Install((states[0], replace(states[1], content=b"no")), mine=False, replace=True)).fault
     assert fault == "the anchor's bytes do not have the digest that came with them"
     assert [theta.item() for theta in learner.theta] == [0, 0]
 
@@ -716,8 +705,8 @@ def test_of_several_states_none_is_taken_if_one_is_refused() -> None:
 def test_weights_that_are_not_finite_are_neither_offered_nor_founded(value: float) -> None:
     learner = Learner("a", vector(0))
     before = contents(learner)
-    assert learner.anchors.perform(Prepare(0, 1, vector(value))).fault == "its parameters are not finite"
-    assert learner.anchors.perform(Found((vector(value),))).fault == "its parameters are not finite"
+    assert perform(learner.anchors, Prepare(0, 1, vector(value))).fault == "its parameters are not finite"
+    assert perform(learner.anchors, Found((vector(value),))).fault == "its parameters are not finite"
     assert contents(learner) == before
 
 
@@ -733,7 +722,7 @@ def test_weights_that_are_not_finite_are_neither_offered_nor_founded(value: floa
 def test_inspection_of_an_offer(values: Tensor, fault: str) -> None:
     learner = Learner("a", vector(0, 0))
     offer = replace(learner.nothing(), sections={"delta": raw(values)})
-    assert learner.anchors.perform(Inspect(offer)).fault == fault
+    assert perform(learner.anchors, Inspect(offer)).fault == fault
 
 
 # Corrections that wait for the training thread

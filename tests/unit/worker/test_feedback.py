@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import Packet
 from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.registry import CODECS, Codec, decode, name_of
 from mend_optim.errors import PeerError
+from mend_optim.protocol.messages import Packet
 from mend_optim.worker.feedback import Feedback
 
 SHAPES = [(24, 20), (30,), (), (8, 3, 2, 2), (0,), (200,)]

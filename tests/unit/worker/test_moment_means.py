@@ -14,47 +14,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import Packet, Sections, as_bytes, raw
+from mend_optim.codecs.packing import as_bytes, raw
 from mend_optim.codecs.registry import CODECS, codec, split
+from mend_optim.engine.effects import Advance, Export, Extend, Found, Inspect, Install, Merge, Prepare, Reoffer
+from mend_optim.engine.moment_schedule import Moment, MomentSchedule
+from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Pending, Standing, Totals
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.state import Policies
 from mend_optim.model.layout import Layout
-from mend_optim.model.moment_state import Moment, MomentSchedule
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId, content_digest
-from mend_optim.protocol.messages import Offer, Seal, State
-from mend_optim.worker.anchors import (
-    Advance,
-    Anchors,
-    Correction,
-    Done,
-    Export,
-    Extend,
-    Found,
-    Inspect,
-    Install,
-    Merge,
-    Prepare,
-    Reoffer,
-    stack,
-)
+from mend_optim.protocol.messages import PREFIX, Offer, Packet, Seal, Sections, State, names
+from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Kept, keep, kept_correction
-from mend_optim.worker.moment_means import (
-    LATEST,
-    MEAN,
-    NEWCOMER,
-    OWN,
-    PREFIX,
-    Averaging,
-    MomentCorrection,
-    Reading,
-    names,
-)
+from mend_optim.worker.correction import Correction, MomentCorrection, Reading, stack
+from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, Averaging
 from mend_optim.worker.moment_packet import check, decode, encode
 from mend_optim.worker.outer import Nesterov
 from mend_optim.worker.seal_payload import digest
 from tests import reference
 from tests.support.engines import GENESIS, OTHER, PEER, Engine, grown, seal_of, state_of
+from tests.support.jobs import Performed, perform
 
 FIRST = Moment(name="exp_avg", order="first", decay="betas.0", corrected=True)
 SECOND = Moment(name="exp_avg_sq", order="second", decay="betas.1", corrected=True, nonnegative=True)
@@ -255,7 +234,7 @@ def test_what_was_sent_in_vain_is_not_corrected_by_a_later_round() -> None:
 @pytest.mark.parametrize("name", CODECS)
 def test_moments_travel_as_float32_or_else_in_half_of_that(name: str) -> None:
     anchors = member(name).anchors
-    sections = anchors.perform(prepare(1)).sections
+    sections = perform(anchors, prepare(1)).sections
     for moment in ALL:
         found, sent = read_back(moment, sections[PREFIX + moment]), readings(1)[moment]
         rounded = reference.rooted if KINDS[moment].nonnegative else reference.bfloat16
@@ -489,23 +468,23 @@ class Member:
 
     def offer(self, seed: int, sent: Sequence[str] = ALL) -> Offer:
         self.seq += 1
-        done = self.anchors.perform(prepare(seed, self.seq, sent))
+        done = perform(self.anchors, prepare(seed, self.seq, sent))
         assert done.fault == ""
         return Offer(self.id, 0, self.seq, 1, 1, b"genesis", BASE.key, True, done.sections)
 
     def seal(self, *offers: Offer, due: Sequence[str] = ALL) -> Seal:
         shares = (1 / len(offers),) * len(offers)
-        done = self.anchors.perform(Merge(0, BASE, offers, shares, tuple(due)))
+        done = perform(self.anchors, Merge(0, BASE, offers, shares, tuple(due)))
         assert done.fault == ""
         members = tuple(offer.entry for offer in offers)
         key = BASE.seal(members, done.digest).key
         return Seal(self.id, 0, BASE.digest, key, members, shares, (), "", done.digest, done.sections)
 
-    def advance(self, seal: Seal, mine: bool = True, **more: Any) -> Done:
-        return self.anchors.perform(Advance(seal, BASE, mine, **more))
+    def advance(self, seal: Seal, mine: bool = True, **more: Any) -> Performed:
+        return perform(self.anchors, Advance(seal, BASE, mine, **more))
 
     def export(self) -> State:
-        done = self.anchors.perform(Export(0, BASE))
+        done = perform(self.anchors, Export(0, BASE))
         return State(self.id, 0, BASE, done.digest, done.sections)
 
     def contents(self) -> list[Any]:
@@ -568,7 +547,7 @@ def test_an_offer_that_came_with_a_checkpoint_is_the_same_one() -> None:
     again = Member()
     again.anchors.load(0, a.anchors.save(0))
     assert again.contents() == a.contents()
-    sections = again.anchors.perform(Reoffer(0, 1)).sections
+    sections = perform(again.anchors, Reoffer(0, 1)).sections
     assert {n: bytes(p.data) for n, p in sections.items()} == {n: bytes(p.data) for n, p in offer.sections.items()}
 
 
@@ -581,7 +560,7 @@ def test_what_has_to_be_dropped_was_never_sent(whole: bool) -> None:
         job: Any = Install((b.export(),), mine=False, replace=True)
     else:
         job = Advance(elsewhere, BASE, mine=False, replace=True)
-    (correction,) = b.anchors.perform(job).corrections
+    (correction,) = perform(b.anchors, job).corrections
     assert b.anchors.averaging[0].own == {}
     assert {m.newcomer for m in correction.moments} == ({True} if whole else set())
 
@@ -589,9 +568,9 @@ def test_what_has_to_be_dropped_was_never_sent(whole: bool) -> None:
 def test_a_group_that_is_added_has_moments_of_its_own() -> None:
     a = Member()
     more = Layout([*map(str, SHAPES), "new"], [*(torch.zeros(s) for s in SHAPES), torch.zeros(2)], 1, [1])
-    a.anchors.perform(Extend(more, torch.zeros(2), (0, 0)))
+    perform(a.anchors, Extend(more, torch.zeros(2), (0, 0), more.groups()))
     reading = Reading(torch.tensor([1.0, 2.0]), (3,))
-    sections = a.anchors.perform(Prepare(1, 1, torch.zeros(2), {"exp_avg": reading})).sections
+    sections = perform(a.anchors, Prepare(1, 1, torch.zeros(2), {"exp_avg": reading})).sections
     out = torch.empty(2)
     assert decode(FIRST, sections[PREFIX + "exp_avg"], [(2,)], out) == (3,)
     assert out.tolist() == [1.0, 2.0]
@@ -629,10 +608,10 @@ def test_no_bit_of_a_newcomers_moment_can_be_changed_on_its_way(where: tuple[str
     a, b, _ = busy()
     state, before = a.export(), b.contents()
     bad = replace(state, sections=flipped(state.sections, PREFIX + name, at, bit))
-    done = b.anchors.perform(Install((bad,), mine=False, replace=replacing))
+    done = perform(b.anchors, Install((bad,), mine=False, replace=replacing))
     assert done.fault != ""
     assert b.contents() == before
-    assert b.anchors.perform(Install((state,), mine=False, replace=replacing)).fault == ""
+    assert perform(b.anchors, Install((state,), mine=False, replace=replacing)).fault == ""
 
 
 def test_a_sealed_moment_can_neither_be_left_out_nor_renamed_nor_exchanged() -> None:
@@ -692,7 +671,7 @@ def test_a_bad_moment_is_refused_with_the_offer_the_seal_and_the_anchor_it_came_
         Advance(tampered, BASE, mine=True),
         Install((replace(state, sections=whole, content=content),), mine=False, replace=True),
     ):
-        done = b.anchors.perform(job)
+        done = perform(b.anchors, job)
         assert fault in done.fault
         assert done.corrections == ()
         assert b.contents() == before
@@ -705,9 +684,9 @@ def test_what_is_not_known_here_is_taken_for_no_reason_to_refuse() -> None:
     strange = replace(seal, sections=sections, payload=digest(sections, seal.weights))
     whole = {**state.sections, PREFIX + "acc": BAD["NaN"][0]}
     content = content_digest(*(whole[key].data for key in sorted(whole)))
-    assert b.anchors.perform(Inspect(offered({**a.offer(30).sections, PREFIX + "acc": BAD["NaN"][0]}))).fault == ""
+    assert perform(b.anchors, Inspect(offered({**a.offer(30).sections, PREFIX + "acc": BAD["NaN"][0]}))).fault == ""
     assert b.advance(strange).fault == ""
-    assert b.anchors.perform(Install((replace(state, sections=whole, content=content),), False, False)).fault == ""
+    assert perform(b.anchors, Install((replace(state, sections=whole, content=content),), False, False)).fault == ""
     assert set(b.anchors.averaging[0].latest) == set(ALL)
 
 
@@ -723,7 +702,7 @@ def test_a_moment_that_is_not_finite_is_left_out_of_the_offer_and_named(value: f
     """The others go with it, and are all that will be corrected."""
     (other,) = set(ALL) - {name}
     a, b, _ = busy()
-    done = a.anchors.perform(Prepare(0, 9, torch.zeros(NUMEL), spoiled(value, name)))
+    done = perform(a.anchors, Prepare(0, 9, torch.zeros(NUMEL), spoiled(value, name)))
     assert done.fault == ""
     assert done.warning.startswith(f"its {name} is not finite")
     assert done.sections.keys() == {"delta", PREFIX + other}
@@ -738,13 +717,13 @@ def test_a_moment_that_is_not_finite_is_left_out_of_the_offer_and_named(value: f
 def test_all_that_is_wrong_is_named() -> None:
     a = Member()
     both = {name: spoiled(math.nan, name)[name] for name in ALL}
-    done = a.anchors.perform(Prepare(0, 1, torch.zeros(NUMEL), both))
+    done = perform(a.anchors, Prepare(0, 1, torch.zeros(NUMEL), both))
     assert [f"its {name} is not finite" in done.warning for name in ALL] == [True, True]
     assert done.sections.keys() == {"delta"}
 
 
 def test_a_negative_second_moment_is_left_out_too() -> None:
-    done = Member().anchors.perform(Prepare(0, 1, torch.zeros(NUMEL), spoiled(-1e-9, "exp_avg_sq")))
+    done = perform(Member().anchors, Prepare(0, 1, torch.zeros(NUMEL), spoiled(-1e-9, "exp_avg_sq")))
     assert "its exp_avg_sq is" in done.warning
     assert done.sections.keys() == {"delta", PREFIX + "exp_avg"}
 
@@ -757,7 +736,7 @@ def test_who_is_alone_keeps_what_is_not_finite_from_newcomers() -> None:
     fine, bad = (Reading(torch.full((2,), value), (1,)) for value in (1.0, math.nan))
     tensors = (torch.full((2,), 3.0), torch.full((2,), 4.0))
     found = ({"exp_avg": fine, "exp_avg_sq": bad}, {"exp_avg": fine, "exp_avg_sq": fine})
-    assert anchors.perform(Found(tensors, found)).fault == ""
+    assert perform(anchors, Found(tensors, found)).fault == ""
     assert [theta.tolist() for theta in anchors.theta] == [[3, 3], [4, 4]]
     assert [sorted(each.export()) for each in anchors.averaging] == [
         [PREFIX + "exp_avg"],

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mend_optim.codecs import registry as codec
-from mend_optim.codecs.packing import MOST, PACKED, Packet, Piece, pack
+from mend_optim.codecs.packing import MOST, PACKED, Piece, pack
+from mend_optim.engine.moment_schedule import Moment, Updates
 from mend_optim.errors import PeerError
-from mend_optim.model.moment_state import Moment, Updates
+from mend_optim.protocol.messages import Packet
 from mend_optim.worker.moment_packet import (
     ABSENT,
     FLOATS,

@@ -14,13 +14,13 @@ from torch import Tensor
 import mend_optim.worker.seal_payload
 from mend_optim.codecs.blockwise import Int8
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import Sections, raw
+from mend_optim.codecs.packing import raw
 from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.registry import CODECS, Codec, codec, decode, encode
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.lineage import Key, PeerId
-from mend_optim.protocol.messages import Offer, Seal
+from mend_optim.protocol.messages import Offer, Seal, Sections
 from mend_optim.worker.seal_payload import RELAYED, WayBack, digest
 
 SHAPES = [(48, 40), (100,), (16, 8, 3, 3)]
@@ -93,7 +93,7 @@ def test_no_delta_of_a_mean_is_whole_anywhere(name: str, monkeypatch: pytest.Mon
     seal, expected = sealed(how, deltas, [0.5, 0.25, 0.25]), taken(sealed(how, deltas, [0.5, 0.25, 0.25]), how)
     buffers = Buffers()
     monkeypatch.setattr(buffers, "take", None)
-    monkeypatch.setattr(mend_optim.way_back, "decode", None if "merged" not in seal.sections else decode)
+    monkeypatch.setattr(mend_optim.worker.seal_payload, "decode", None if "merged" not in seal.sections else decode)
     found = WayBack(how, "mean", FRAGMENT, buffers).merged(seal, False, torch.empty(NUMEL))
     assert torch.equal(found, expected)
 

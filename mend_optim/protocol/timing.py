@@ -1,0 +1,42 @@
+"""The timeouts of a learner, in seconds: all others derive from these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mend_optim.errors import is_number, require
+
+LONGEST_S = 10**6  # what every timer can take
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The only timeouts, in seconds; all others derive from them. Raises `UsageError`.
+
+    `beat_s` between beats (three missed ones make a suspect); `join_timeout_s` to find peers before starting alone;
+    `round_timeout_s` the longest that `step()` waits for a round under `adopt_after`, and a transfer may stand still;
+    `evict_after_s` of silence until the roster forgets a peer."""
+
+    beat_s: float = 1.0
+    join_timeout_s: float = 30.0
+    round_timeout_s: float = 60.0
+    evict_after_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("beat_s", "round_timeout_s", "evict_after_s"):
+            value = getattr(self, name)
+            require(is_number(value) and value > 0, f"timing.{name}", value, "a number of seconds > 0")
+            require(value <= LONGEST_S, f"timing.{name}", value, f"at most {LONGEST_S} seconds")
+        patience = self.join_timeout_s
+        require(is_number(patience) and patience >= 0, "timing.join_timeout_s", patience, "a number of seconds >= 0")
+        require(
+            self.evict_after_s > self.suspect_after_s,
+            "timing.evict_after_s",
+            self.evict_after_s,
+            f"more than three beats ({self.suspect_after_s} s)",
+            "a peer is suspected before it is evicted",
+        )
+
+    @property
+    def suspect_after_s(self) -> float:
+        return 3 * self.beat_s

@@ -33,8 +33,12 @@ ABSENT = {"link": namespaces.absent, "torchft": faults.absent}  # why a bench ca
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure: one JSON line per number.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHES)}; default: all")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Measure: one JSON line per number."
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHES)}; default: all"
+    )
     parser.add_argument("--out", type=Path, help="append the lines to this file, too")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(BENCHES))

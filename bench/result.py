@@ -22,10 +22,12 @@ DIGITS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One number. `value` is the median, in `unit`; `ratio` the median over n pairs of measurement and floor.
+    """One number. `value` is the median, in `unit`; `ratio` the median over n pairs of measurement
+    and floor.
 
-    `min`, `median` and `max` are the spread of the ratio; of the value, where there is nothing to compare it with.
-    `met` says whether the ratio keeps to the goal; both are null for what is only there to be seen.
+    `min`, `median` and `max` are the spread of the ratio; of the value, where there is nothing to
+    compare it with. `met` says whether the ratio keeps to the goal; both are null for what is only
+    there to be seen.
     """
 
     bench: str
@@ -46,23 +48,49 @@ def plain(bench: str, what: str, unit: str, values: Sequence[float], notes: str 
     """A number by itself."""
     middle = median(values)
     return Result(
-        bench=bench, what=what, value=middle, unit=unit, ratio=None, goal=None, met=None,
-        n=len(values), min=min(values), median=middle, max=max(values), notes=notes,
-    )  # fmt: skip
+        bench=bench,
+        what=what,
+        value=middle,
+        unit=unit,
+        ratio=None,
+        goal=None,
+        met=None,
+        n=len(values),
+        min=min(values),
+        median=middle,
+        max=max(values),
+        notes=notes,
+    )
 
 
 def beside(
-    bench: str, what: str, unit: str, values: Sequence[float], floors: Sequence[float], goal: str = "", notes: str = ""
+    bench: str,
+    what: str,
+    unit: str,
+    values: Sequence[float],
+    floors: Sequence[float],
+    goal: str = "",
+    notes: str = "",
 ) -> Result:
-    """A number over its floor; the i-th of both were measured side by side. `goal`: "<= 1.5" or ">= 0.98"."""
+    """A number over its floor; the i-th of both were measured side by side. `goal`: "<= 1.5" or ">=
+    0.98"."""
     ratios = [value / floor for value, floor in zip(values, floors, strict=True)]
     middle = median(ratios)
     floor = f"floor {_short(median(floors))} {unit}"
     return Result(
-        bench=bench, what=what, value=median(values), unit=unit, ratio=middle, goal=goal or None,
-        met=_met(middle, goal), n=len(ratios), min=min(ratios), median=middle, max=max(ratios),
+        bench=bench,
+        what=what,
+        value=median(values),
+        unit=unit,
+        ratio=middle,
+        goal=goal or None,
+        met=_met(middle, goal),
+        n=len(ratios),
+        min=min(ratios),
+        median=middle,
+        max=max(ratios),
         notes=f"{floor}; {notes}" if notes else floor,
-    )  # fmt: skip
+    )
 
 
 def _met(ratio: float, goal: str) -> bool | None:
@@ -85,9 +113,15 @@ def _short(value: Any) -> Any:
 def environment() -> dict[str, Any]:
     """Where and of what this was measured."""
     return {
-        "python": platform.python_version(), "torch": torch.__version__, "grpc": grpc.__version__,
-        "cpu": _cpu(), "cores": os.cpu_count(), "threads": 1, "platform": platform.platform(), "commit": _commit(),
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "grpc": grpc.__version__,
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "platform": platform.platform(),
+        "commit": _commit(),
+    }
 
 
 def _cpu() -> str:
@@ -104,6 +138,8 @@ def _commit() -> str:
     root = Path(__file__).parent.parent
     ask = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        return subprocess.run(ask, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ask, cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -19,7 +19,8 @@ class Watch:
         self._spans: defaultdict[str, list[Span]] = defaultdict(list)
 
     def on(self, owner: Any, name: str, label: Callable[..., str] | str) -> None:
-        """From now on record every call of `owner.name`; `label` may depend on the call's arguments."""
+        """From now on record every call of `owner.name`; `label` may depend on the call's
+        arguments."""
         function = getattr(owner, name)
 
         @functools.wraps(function)

@@ -1,8 +1,9 @@
 """Three learners train one model over loopback, beside one that trains alone: `make demo`.
 
-Every learner is a process of its own: `train_text.py` on its third of the text. When all have trained, the launcher
-asks them to synchronize and report, compares what they hold, and prints what merging was worth. It exits with an error
-if the learners' anchors differ, or if merging did not beat training alone for the same number of steps.
+Every learner is a process of its own: `train_text.py` on its third of the text. When all have
+trained, the launcher asks them to synchronize and report, compares what they hold, and prints what
+merging was worth. It exits with an error if the learners' anchors differ, or if merging did not
+beat training alone for the same number of steps.
 """
 
 import argparse
@@ -35,7 +36,8 @@ class DemoError(Exception):
 
 
 class Child:
-    """One training process. The lines it prints go to the inbox, what it complains about to a log file."""
+    """One training process. The lines it prints go to the inbox, what it complains about to a log
+    file."""
 
     def __init__(self, name: str, arguments: list[str], folder: Path, inbox: queue.Queue) -> None:
         self.name = name
@@ -45,9 +47,19 @@ class Child:
         self.log = folder / f"{name}.log"
         script = Path(__file__).with_name("train_text.py")
         with self.log.open("w") as log:
-            # A session of its own: Ctrl-C reaches the launcher alone, which then ends its children in order.
+            # A session of its own: Ctrl-C reaches the launcher alone, which then ends its children
+            # in order.
             self.process = subprocess.Popen(
-                [sys.executable, script, "--name", name, "--hold", "--progress", "json", *arguments],
+                [
+                    sys.executable,
+                    script,
+                    "--name",
+                    name,
+                    "--hold",
+                    "--progress",
+                    "json",
+                    *arguments,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -65,7 +77,9 @@ class Child:
         """Take in one line. Nobody may end before it is told to, so an end is a failure."""
         if not line:
             tail = "\n".join(self.log.read_text().splitlines()[-20:])
-            raise DemoError(f"learner {self.name} ended early, with exit status {self.process.wait()}\n{tail}")
+            raise DemoError(
+                f"learner {self.name} ended early, with exit status {self.process.wait()}\n{tail}"
+            )
         message = json.loads(line)
         self.latest |= message
         self.trained |= message["event"] == "trained"
@@ -75,7 +89,8 @@ class Child:
     def ask_report(self) -> None:
         """A held learner synchronizes and reports once for every line it reads."""
         self.report = None
-        with suppress(BrokenPipeError):  # it has ended: its last line, already on the way, says so better
+        # it has ended: its last line, already on the way, says so better
+        with suppress(BrokenPipeError):
             self.process.stdin.write("report\n")
             self.process.stdin.flush()
 
@@ -87,9 +102,13 @@ class Child:
         try:
             status = self.process.wait(LEAVE_LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise DemoError(f"learner {self.name} did not end within {LEAVE_LIMIT_S} s of being told to") from None
+            raise DemoError(
+                f"learner {self.name} did not end within {LEAVE_LIMIT_S} s of being told to"
+            ) from None
         if status:
-            raise DemoError(f"learner {self.name} failed while leaving, with exit status {status}; see {self.log}")
+            raise DemoError(
+                f"learner {self.name} failed while leaving, with exit status {status}; see {self.log}"
+            )
 
     def stop(self) -> None:
         """End it whatever it does. Safe to repeat, and after it has ended."""
@@ -102,7 +121,8 @@ class Child:
 
 
 class Screen:
-    """One line per child: redrawn in place on a terminal, printed every few seconds anywhere else."""
+    """One line per child: redrawn in place on a terminal, printed every few seconds anywhere
+    else."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -132,12 +152,15 @@ class Screen:
         start = f"{child.name:<6}{bar} {seen['step']:>5}/{self.steps}"
         if not seen["step"]:
             return start
-        rounds = f"  {seen['rounds']:>3} rounds ({'+'.join(seen['members'])})" if seen["members"] else ""
+        rounds = (
+            f"  {seen['rounds']:>3} rounds ({'+'.join(seen['members'])})" if seen["members"] else ""
+        )
         return f"{start}  loss {seen['loss']:.3f}  {seen['tokens_per_s']:>7,} tok/s{rounds}"
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports the system has free. All are held until the last is known, so that no two are the same."""
+    """Ports the system has free. All are held until the last is known, so that no two are the
+    same."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in sockets]
     for server in sockets:
@@ -145,19 +168,37 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def arguments_of(name: str, addresses: dict[str, str], folder: Path, args: argparse.Namespace) -> list[str]:
+def arguments_of(
+    name: str, addresses: dict[str, str], folder: Path, args: argparse.Namespace
+) -> list[str]:
     """Everyone starts from the same weights; the one alone trains on what the first learner has."""
-    common = ["--steps", args.steps, "--batch", args.batch, "--seed", args.seed, "--report", folder / f"{name}.json"]
+    common = [
+        "--steps",
+        args.steps,
+        "--batch",
+        args.batch,
+        "--seed",
+        args.seed,
+        "--report",
+        folder / f"{name}.json",
+    ]
     if name == ALONE:
         own = ["--solo", "--shard", f"0/{len(LEARNERS)}"]
     else:
         peers = ",".join(address for peer, address in addresses.items() if peer != name)
         own = ["--listen", addresses[name], "--peers", peers, "--sync-every", args.sync_every]
-        own += ["--shard", f"{LEARNERS.index(name)}/{len(LEARNERS)}", "--ledger", folder / f"{name}.jsonl"]
+        own += [
+            "--shard",
+            f"{LEARNERS.index(name)}/{len(LEARNERS)}",
+            "--ledger",
+            folder / f"{name}.jsonl",
+        ]
     return [str(argument) for argument in common + own]
 
 
-def listen_until(done: Callable[[], bool], children: list[Child], inbox: queue.Queue, screen: Screen) -> None:
+def listen_until(
+    done: Callable[[], bool], children: list[Child], inbox: queue.Queue, screen: Screen
+) -> None:
     while not done():
         try:
             child, line = inbox.get(timeout=SILENCE_LIMIT_S)
@@ -169,12 +210,15 @@ def listen_until(done: Callable[[], bool], children: list[Child], inbox: queue.Q
 
 def agreed(learners: list[Child]) -> bool:
     """Synchronized, on the same lineage, with the same bits in every weight."""
-    held = {(json.dumps(learner.report["lineages"]), learner.report["weights"]) for learner in learners}
+    held = {
+        (json.dumps(learner.report["lineages"]), learner.report["weights"]) for learner in learners
+    }
     return len(held) == 1 and all(learner.report["synchronized"] for learner in learners)
 
 
 def run(children: list[Child], inbox: queue.Queue, screen: Screen) -> None:
-    """Train, then report until all learners hold the same: one that asks early may miss what another still gave."""
+    """Train, then report until all learners hold the same: one that asks early may miss what
+    another still gave."""
     learners = [child for child in children if child.name != ALONE]
     listen_until(lambda: all(child.trained for child in children), children, inbox, screen)
     screen.show(children, last=True)
@@ -187,8 +231,13 @@ def run(children: list[Child], inbox: queue.Queue, screen: Screen) -> None:
             return
         asked = learners
     facts = ("synchronized", "lineages", "weights")
-    held = "".join(f"\n  {child.name}: " + str({fact: child.report[fact] for fact in facts}) for child in learners)
-    raise DemoError(f"the learners' anchors still differ after {REPORT_TRIES} times synchronize():{held}")
+    held = "".join(
+        f"\n  {child.name}: " + str({fact: child.report[fact] for fact in facts})
+        for child in learners
+    )
+    raise DemoError(
+        f"the learners' anchors still differ after {REPORT_TRIES} times synchronize():{held}"
+    )
 
 
 def tokens_merged(folder: Path) -> Counter[str]:
@@ -205,16 +254,22 @@ def tokens_merged(folder: Path) -> Counter[str]:
 
 
 def print_result(children: list[Child], merged: Counter[str]) -> None:
-    print(f"\n{'':<6}{'steps':>7}{'tokens':>12}{'of them merged':>16}{'rounds':>8}{'held-out loss':>15}")
+    print(
+        f"\n{'':<6}{'steps':>7}{'tokens':>12}{'of them merged':>16}{'rounds':>8}{'held-out loss':>15}"
+    )
     for child in children:
         report = child.report
-        rounds = ("-", "-") if child.name == ALONE else (f"{merged[child.name]:,}", report["rounds"])
+        rounds = (
+            ("-", "-") if child.name == ALONE else (f"{merged[child.name]:,}", report["rounds"])
+        )
         row = f"{child.name:<6}{report['step']:>7}{report['tokens']:>12,}{rounds[0]:>16}{rounds[1]:>8}"
         print(f"{row}{report['held_out_loss']:>15.4f}")
     first = children[0].report
     print(f"\nAfter synchronize() {', '.join(LEARNERS)} hold the same anchor, bit for bit:")
     for fragment, tokens, version, digest in first["lineages"]:
-        print(f"  fragment {fragment}: version {version}, {tokens:,} tokens, lineage digest {digest[:16]}")
+        print(
+            f"  fragment {fragment}: version {version}, {tokens:,} tokens, lineage digest {digest[:16]}"
+        )
     print(f"  all weights: SHA-256 {first['weights'][:16]}")
 
 
@@ -228,12 +283,18 @@ def judge(children: list[Child]) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Three learners train one model, beside one that trains alone.")
+    parser = argparse.ArgumentParser(
+        description="Three learners train one model, beside one that trains alone."
+    )
     parser.add_argument("--steps", type=int, default=1000, help="inner steps of every learner")
     parser.add_argument("--sync-every", type=int, default=32, help="inner steps between rounds")
     parser.add_argument("--batch", type=int, default=8, help="windows of text per step")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder for ledgers, reports and logs; default: a new temporary one")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for ledgers, reports and logs; default: a new temporary one",
+    )
     return parser.parse_args()
 
 
@@ -243,9 +304,13 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.jsonl"):  # ledgers are appended to
         old.unlink()
-    # SIGTERM must not orphan the children: an exception unwinds through `finally`, a signal does not.
+    # SIGTERM must not orphan the children: an exception unwinds through `finally`, a signal does
+    # not.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo stopped"))
-    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(LEARNERS, free_ports(len(LEARNERS)), strict=True)}
+    addresses = {
+        name: f"127.0.0.1:{port}"
+        for name, port in zip(LEARNERS, free_ports(len(LEARNERS)), strict=True)
+    }
     inbox: queue.Queue = queue.Queue()
     children: list[Child] = []
     try:
@@ -264,7 +329,8 @@ def main() -> None:
         sys.exit("demo stopped")
     finally:
         for interruption in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(interruption, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them running
+            # a second Ctrl-C must not leave half of them running
+            signal.signal(interruption, signal.SIG_IGN)
         for child in children:
             child.stop()
 

@@ -1,4 +1,5 @@
-"""Teach a small transformer to write Python, one byte at a time, from the sources of Python's own standard library.
+"""Teach a small transformer to write Python, one byte at a time, from the sources of Python's own
+standard library.
 
 Alone, with plain AdamW:
 
@@ -9,7 +10,8 @@ Together, any number of these, started at any time, on any machines that reach o
     python examples/train_text.py --name a --listen 127.0.0.1:51900 --shard 0/2
     python examples/train_text.py --name b --peers 127.0.0.1:51900 --shard 1/2
 
-With `--checkpoint a.pt` it saves itself now and then, and goes on from there when it is started again.
+With `--checkpoint a.pt` it saves itself now and then, and goes on from there when it is started
+again.
 """
 
 import argparse
@@ -35,7 +37,8 @@ NOT_LIBRARY_CODE = {"site-packages", "dist-packages", "test", "tests", "idle_tes
 
 
 def read_corpus(shard: int, shards: int) -> tuple[Tensor, Tensor]:
-    """One learner's training bytes and everybody's held-out bytes; a hash of a file's path decides where it goes."""
+    """One learner's training bytes and everybody's held-out bytes; a hash of a file's path decides
+    where it goes."""
     root = Path(sysconfig.get_paths()["stdlib"])
     train, held_out = bytearray(), bytearray()
     for path in sorted(root.rglob("*.py")):
@@ -63,7 +66,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         heads = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
@@ -92,11 +97,14 @@ class TextModel(nn.Module):
 def evaluate(model: nn.Module, held_out: Tensor) -> float:
     """Mean loss, in nats per byte, over windows spread evenly over the held-out text."""
     starts = torch.linspace(0, len(held_out) - CONTEXT - 1, HELD_OUT_WINDOWS).long()
-    return sum(model(*windows(held_out, part)).item() * len(part) for part in starts.split(32)) / len(starts)
+    return sum(
+        model(*windows(held_out, part)).item() * len(part) for part in starts.split(32)
+    ) / len(starts)
 
 
 def content_digest(model: nn.Module) -> str:
-    """SHA-256 of every weight's bytes: two learners print the same one only if their weights are bit-identical."""
+    """SHA-256 of every weight's bytes: two learners print the same one only if their weights are
+    bit-identical."""
     content = hashlib.sha256()
     for parameter in model.parameters():
         content.update(parameter.detach().numpy().tobytes())
@@ -119,13 +127,15 @@ def standing(optimizer: torch.optim.Optimizer) -> dict[str, object]:
 
 
 def batch(text: Tensor, args: argparse.Namespace, step: int) -> tuple[Tensor, Tensor]:
-    """The windows of one step. They depend on its number alone: whoever goes on at a later step has later windows."""
+    """The windows of one step. They depend on its number alone: whoever goes on at a later step has
+    later windows."""
     draws = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
     return windows(text, torch.randint(len(text) - CONTEXT, (args.batch,), generator=draws))
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> int:
-    """Go on from the checkpoint, if there is one, and where the others are, if they are further. The steps done."""
+    """Go on from the checkpoint, if there is one, and where the others are, if they are further.
+    The steps done."""
     step = 0
     if args.checkpoint and args.checkpoint.exists():
         saved = torch.load(args.checkpoint, weights_only=True)
@@ -138,16 +148,23 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.N
 def save(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
     """A crash while this writes leaves the checkpoint before."""
     new = path.with_name(path.name + ".new")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, new)
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, new
+    )
     new.replace(path)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, args: argparse.Namespace) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, args: argparse.Namespace
+) -> None:
     start = restore(model, optimizer, args)
     if start:
         say(args, "continue", step=start)
-    # The rate is the schedule's at this step of the whole run, whatever rate a checkpoint was saved with.
-    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min(1.0, (start + done + 1) / WARMUP))
+    # The rate is the schedule's at this step of the whole run, whatever rate a checkpoint was saved
+    # with.
+    warmup = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: min(1.0, (start + done + 1) / WARMUP)
+    )
     said_at, said_step = time.monotonic(), start
     for step in range(start, args.steps):
         loss = model(*batch(text, args, step))
@@ -161,10 +178,19 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, args
         if elapsed_s >= 1 or step + 1 == args.steps:
             speed = round((step + 1 - said_step) * args.batch * CONTEXT / elapsed_s)
             said_at, said_step = time.monotonic(), step + 1
-            say(args, "step", step=step + 1, loss=round(loss.item(), 3), tokens_per_s=speed, **standing(optimizer))
+            say(
+                args,
+                "step",
+                step=step + 1,
+                loss=round(loss.item(), 3),
+                tokens_per_s=speed,
+                **standing(optimizer),
+            )
 
 
-def report(model: nn.Module, optimizer: torch.optim.Optimizer, held_out: Tensor, args: argparse.Namespace) -> None:
+def report(
+    model: nn.Module, optimizer: torch.optim.Optimizer, held_out: Tensor, args: argparse.Namespace
+) -> None:
     """Wait until everything learned is merged, then measure the weights that all learners share."""
     merging = isinstance(optimizer, MendOptimizer)
     tokens = optimizer.status().tokens if merging else args.steps * args.batch * CONTEXT
@@ -182,12 +208,20 @@ def report(model: nn.Module, optimizer: torch.optim.Optimizer, held_out: Tensor,
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small language model on Python's standard library.")
+    parser = argparse.ArgumentParser(
+        description="Train a small language model on Python's standard library."
+    )
     parser.add_argument("--solo", action="store_true", help="plain AdamW: no rounds, no network")
-    parser.add_argument("--name", default="learner", help="this learner's name, different from all others'")
+    parser.add_argument(
+        "--name", default="learner", help="this learner's name, different from all others'"
+    )
     parser.add_argument("--listen", help="host:port to serve on")
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=[], help="host:port,host:port,…")
-    parser.add_argument("--shard", default="0/1", help="i/n: train on the i-th of n parts of the text, from 0")
+    parser.add_argument(
+        "--peers", type=lambda text: text.split(","), default=[], help="host:port,host:port,…"
+    )
+    parser.add_argument(
+        "--shard", default="0/1", help="i/n: train on the i-th of n parts of the text, from 0"
+    )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=8, help="windows per step")
     parser.add_argument("--sync-every", type=int, default=32, help="inner steps between rounds")
@@ -195,11 +229,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads for the model")
     parser.add_argument("--ledger", type=Path, help="write every round to this JSONL file")
-    parser.add_argument("--checkpoint", type=Path, help="save to this file, and go on from it where it exists")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="save to this file, and go on from it where it exists"
+    )
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--report", type=Path, help="write the final result to this JSON file")
     parser.add_argument("--progress", choices=["human", "json"], default="human")
-    parser.add_argument("--hold", action="store_true", help="report once per line on stdin, stay until stdin closes")
+    parser.add_argument(
+        "--hold", action="store_true", help="report once per line on stdin, stay until stdin closes"
+    )
     return parser.parse_args()
 
 

@@ -1,4 +1,5 @@
-"""mend_optim: independent training processes, on slow and unreliable links, train one model behind one line.
+"""mend_optim: independent training processes, on slow and unreliable links, train one model behind
+one line.
 
     optimizer = MendOptimizer(AdamW(model.parameters(), lr=3e-4), listen="0.0.0.0:51900", peers=["b:51900"])
 """

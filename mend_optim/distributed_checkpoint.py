@@ -1,4 +1,5 @@
-"""For torch.distributed.checkpoint, which keeps of an optimizer only its `state` and `param_groups`."""
+"""For torch.distributed.checkpoint, which keeps of an optimizer only its `state` and
+`param_groups`."""
 
 from __future__ import annotations
 
@@ -12,15 +13,21 @@ from mend_optim.optimizer import MendOptimizer
 
 
 class LearnerState:
-    """All that `MendOptimizer.state_dict()` has beside the inner optimizer's state, as a `Stateful` of its own:
+    """All that `MendOptimizer.state_dict()` has beside the inner optimizer's state, as a `Stateful`
+    of its own:
 
         dcp.save({"model": …, "optimizer": …, "learner": LearnerState(optimizer)}, checkpoint_id=path)
 
-    One entry, bytes: what a learner holds differs from moment to moment, and torch.distributed.checkpoint fills only
-    what a state had when loading began."""
+    One entry, bytes: what a learner holds differs from moment to moment, and
+    torch.distributed.checkpoint fills only what a state had when loading began."""
 
     def __init__(self, optimizer: MendOptimizer) -> None:
-        require(isinstance(optimizer, MendOptimizer), "optimizer", type(optimizer).__name__, "a MendOptimizer")
+        require(
+            isinstance(optimizer, MendOptimizer),
+            "optimizer",
+            type(optimizer).__name__,
+            "a MendOptimizer",
+        )
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
@@ -29,8 +36,9 @@ class LearnerState:
         return {"mend": file.getvalue()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there, as `MendOptimizer.load_state_dict` does, but leave the inner optimizer's state alone.
-        Raises `UsageError` for what is damaged or another model's; then nothing has changed."""
+        """Go on from there, as `MendOptimizer.load_state_dict` does, but leave the inner
+        optimizer's state alone. Raises `UsageError` for what is damaged or another model's; then
+        nothing has changed."""
         content = state_dict.get("mend")
         try:
             state = torch.load(io.BytesIO(content), weights_only=True)  # type: ignore[arg-type]

@@ -36,7 +36,9 @@ def is_number(value: object) -> bool:
 def require(holds: bool, argument: str, value: object, bound: str, remedy: str = "") -> None:
     """Raise `UsageError("argument must be bound, got value; remedy")` unless `holds`."""
     if not holds:
-        raise UsageError(f"{argument} must be {bound}, got {value!r}" + (f"; {remedy}" if remedy else ""))
+        raise UsageError(
+            f"{argument} must be {bound}, got {value!r}" + (f"; {remedy}" if remedy else "")
+        )
 
 
 def unreachable(value: NoReturn) -> NoReturn:

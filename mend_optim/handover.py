@@ -1,4 +1,5 @@
-"""The training thread's part of a round: copy parameters out, add corrections to them, wait where it was asked to."""
+"""The training thread's part of a round: copy parameters out, add corrections to them, wait where
+it was asked to."""
 
 from __future__ import annotations
 
@@ -26,27 +27,39 @@ MISSED = "moments.states: no parameter has a state {name!r} of its own shape, an
 
 
 class Handover:
-    """Between one model's parameters, with its inner optimizer's moments, and one learner's background threads. Only
-    the training thread calls it."""
+    """Between one model's parameters, with its inner optimizer's moments, and one learner's
+    background threads. Only the training thread calls it."""
 
     def __init__(
-        self, learner: MergeThread, layout: Layout, parameters: Sequence[Tensor], inner: Optimizer, told: Settings
+        self,
+        learner: MergeThread,
+        layout: Layout,
+        parameters: Sequence[Tensor],
+        inner: Optimizer,
+        told: Settings,
     ) -> None:
-        self._learner, self._layout, self._parameters, self._inner = learner, layout, parameters, inner
+        self._learner, self._layout, self._parameters, self._inner = (
+            learner,
+            layout,
+            parameters,
+            inner,
+        )
         self._told, self._patience_s = told, told.policies.timing.round_timeout_s
         self._synchronous = told.schedule.adopt_after == 0
         self._moments = {moment.name: moment for moment in told.policies.moments}
         self._device = next((p.device for p in parameters if p.is_cuda), None)
         self._buffers = Buffers(pin=self._device is not None)
         rounds = any(map(narrow, parameters))
-        self._rounding = [self._buffers.take(f.numel).zero_() if rounds else None for f in layout.fragments]
+        self._rounding = [
+            self._buffers.take(f.numel).zero_() if rounds else None for f in layout.fragments
+        ]
         periods = told.policies.periods
         self._named = {moment.name for moment in periods.states} if periods else set[str]()
         self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
 
     def begin(self, saved: Checkpoint | None) -> bool:
-        """Before the first inner step: show our weights, or go on where a checkpoint stood; join. Whether the cluster's
-        weights replaced ours."""
+        """Before the first inner step: show our weights, or go on where a checkpoint stood; join.
+        Whether the cluster's weights replaced ours."""
         fragments = range(len(self._layout.fragments))
         if saved and saved.fragments:
             replaced = self._learner.begin(*self._restore(saved))
@@ -54,7 +67,11 @@ class Handover:
             weights = [self._copy(p) for p in fragments]
             copied(self._device)()
             intact = saved is None or saved.weights == sketches(self._layout, self._parameters)
-            resumed = Resumed(saved.totals, (), saved.head_start, intact) if saved and saved.step else None
+            resumed = (
+                Resumed(saved.totals, (), saved.head_start, intact)
+                if saved and saved.step
+                else None
+            )
             replaced = self._learner.begin(self._anchors(weights), resumed, ())
         self.run()
         return replaced
@@ -62,7 +79,9 @@ class Handover:
     def _anchors(self, weights: list[Tensor]) -> Anchors:
         told = self._told
         moments = told.policies.moments
-        return Anchors(self._layout, weights, told.codec, told.outer, told.merge, self._buffers, moments)
+        return Anchors(
+            self._layout, weights, told.codec, told.outer, told.merge, self._buffers, moments
+        )
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
         intact = saved.weights == sketches(self._layout, self._parameters)
@@ -81,15 +100,19 @@ class Handover:
         return anchors, Resumed(saved.totals, standings, saved.head_start, intact), corrections
 
     def keep(self) -> tuple[Kept, ...]:
-        """What a checkpoint keeps of every fragment. Waits for the worker's present job, never for the network."""
+        """What a checkpoint keeps of every fragment. Waits for the worker's present job, never for
+        the network."""
         kept = self._learner.keep()
         return tuple(
-            k if rounding is None else replace(k, tensors={**k.tensors, "rounding": rounding.clone()})
+            k
+            if rounding is None
+            else replace(k, tensors={**k.tensors, "rounding": rounding.clone()})
             for k, rounding in zip(kept, self._rounding, strict=False)
         )
 
     def run(self, check: Callable[[], None] = lambda: None) -> None:
-        """Apply what is ready, copy what is due (after `check`); under `adopt_after`, wait for an anchor due now."""
+        """Apply what is ready, copy what is due (after `check`); under `adopt_after`, wait for an
+        anchor due now."""
         deadline = time.monotonic() + self._patience_s
         while True:
             todo = self._learner.take()
@@ -99,7 +122,9 @@ class Handover:
                 try:
                     check()
                     self._offer(todo.wanted, todo.founding)
-                except BaseException:  # Ctrl-C too: a fragment that stays reserved would never be offered again
+                except (
+                    BaseException
+                ):  # Ctrl-C too: a fragment that stays reserved would never be offered again
                     self._learner.release(todo.wanted)
                     raise
             if not todo.wait and not (todo.wanted and self._synchronous):
@@ -109,8 +134,8 @@ class Handover:
                 return
 
     def settle(self, timeout_s: float, check: Callable[[], None]) -> bool:
-        """Rest, handing over what is due, until all of ours is merged and nobody has a greater anchor; False if that
-        takes too long."""
+        """Rest, handing over what is due, until all of ours is merged and nobody has a greater
+        anchor; False if that takes too long."""
         learner, deadline = self._learner, time.monotonic() + timeout_s
         learner.rest()
         while True:
@@ -169,27 +194,37 @@ class Handover:
         return readings
 
     def _miss(self, p: int, name: str) -> None:
-        """No parameter of fragment `p` has this moment. Where they have other state, say so, once, of a name that the
-        user gave: it may be misspelt."""
-        states = [self._inner.state.get(self._parameters[i]) or {} for i in self._layout.fragments[p].tensors]
+        """No parameter of fragment `p` has this moment. Where they have other state, say so, once,
+        of a name that the user gave: it may be misspelt."""
+        states = [
+            self._inner.state.get(self._parameters[i]) or {}
+            for i in self._layout.fragments[p].tensors
+        ]
         there = sorted({str(key) for state in states for key in state})
         if there and name in self._named:
             self._named.discard(name)
             self._learner.tell(Event("unknown", MISSED.format(name=name, there=", ".join(there))))
 
     def _apply(self, correction: Correction) -> None:
-        """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its pool."""
-        fragment, rounding = self._layout.fragments[correction.fragment], self._rounding[correction.fragment]
+        """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its
+        pool."""
+        fragment, rounding = (
+            self._layout.fragments[correction.fragment],
+            self._rounding[correction.fragment],
+        )
         scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
         self._apply_moments(correction)
         if self._device is not None:
-            self._in_flight = [(event, held) for event, held in self._in_flight if not event.query()]  # type: ignore[no-untyped-call]
+            self._in_flight = [entry for entry in self._in_flight if not _is_done(entry[0])]
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
             self._in_flight.append((event, correction))
 
     def _apply_moments(self, correction: Correction) -> None:
-        fragment, steps = self._layout.fragments[correction.fragment], self._learner.engine.books.totals.step
+        fragment, steps = (
+            self._layout.fragments[correction.fragment],
+            self._learner.engine.books.totals.step,
+        )
         known = [m for m in correction.moments if m.moment in self._moments]
         for m in known:
             if not m.newcomer:
@@ -200,4 +235,15 @@ class Handover:
         values = {m.moment: m.values for m in known if m.newcomer}
         if values:
             updates = {m.moment: m.updates for m in known if m.newcomer}
-            install(tuple(self._moments.values()), fragment, self._parameters, self._inner, values, updates)
+            install(
+                tuple(self._moments.values()),
+                fragment,
+                self._parameters,
+                self._inner,
+                values,
+                updates,
+            )
+
+
+def _is_done(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]

@@ -1,4 +1,5 @@
-"""MendOptimizer: one line around any torch optimizer, and training processes on slow links train one model together."""
+"""MendOptimizer: one line around any torch optimizer, and training processes on slow links train
+one model together."""
 
 from __future__ import annotations
 
@@ -37,11 +38,12 @@ class MendOptimizer(Optimizer):
     """Train one model in independent processes: `MendOptimizer(AdamW(model.parameters(), lr=3e-4),
     listen="0.0.0.0:51900", peers=["b:51900"])`.
 
-    `step()` takes the inner optimizer's step. Every `sync_every` steps it copies the parameters and offers, in the
-    background, what was learned since the anchor Θ (delta Δ = Θ - θ, float32). A quorum of offers is merged, Δ̄ = Σ wᵢ
-    Δᵢ, every learner takes the outer step Θ ← Θ - η (Δ̄ + μ b), and the difference is added to the parameters in a
-    later `step()`, local progress kept (Decoupled DiLoCo, arXiv 2604.21428). No network fault blocks or raises into
-    training. Without `listen` and `peers` it is the inner optimizer, bit for bit.
+    `step()` takes the inner optimizer's step. Every `sync_every` steps it copies the parameters and
+    offers, in the background, what was learned since the anchor Θ (delta Δ = Θ - θ, float32). A
+    quorum of offers is merged, Δ̄ = Σ wᵢ Δᵢ, every learner takes the outer step Θ ← Θ - η (Δ̄ + μ
+    b), and the difference is added to the parameters in a later `step()`, local progress kept
+    (Decoupled DiLoCo, arXiv 2604.21428). No network fault blocks or raises into training. Without
+    `listen` and `peers` it is the inner optimizer, bit for bit.
 
     Args:
         inner: any torch optimizer. All its floating point parameters are merged; buffers and its state are not.
@@ -93,12 +95,34 @@ class MendOptimizer(Optimizer):
         ledger: str | Path | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        require(not isinstance(inner, MendOptimizer), "inner", "MendOptimizer", "a plain optimizer", "wrap once")
+        require(
+            not isinstance(inner, MendOptimizer),
+            "inner",
+            "MendOptimizer",
+            "a plain optimizer",
+            "wrap once",
+        )
         schedule = Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after)
         told = settings(
-            inner, name, listen, peers, schedule, quorum, grace, weighting, merge, outer, codec, moments, failslow,
-            tokens_per_step, timing, advertise, ledger, on_event,
-        )  # fmt: skip
+            inner,
+            name,
+            listen,
+            peers,
+            schedule,
+            quorum,
+            grace,
+            weighting,
+            merge,
+            outer,
+            codec,
+            moments,
+            failslow,
+            tokens_per_step,
+            timing,
+            advertise,
+            ledger,
+            on_event,
+        )
         self._wrap(inner, told, len(inner.param_groups))
         self._learner = told.connect(lambda: self._layout)
 
@@ -106,7 +130,8 @@ class MendOptimizer(Optimizer):
         self.inner, self._settings, self.name, self._wrapped_groups = inner, told, told.name, groups
         for attribute, hooks in vars(inner).items():
             if attribute.startswith("_optimizer_") and attribute.endswith("_hooks"):
-                setattr(self, attribute, hooks)  # one set of hooks for both, so that each fires once
+                # one set of hooks for both, so that each fires once
+                setattr(self, attribute, hooks)
         self._count = TokenCount()
         self._step, self._tokens, self._in_mend_s = 0, 0, 0.0
         self._returned_at: float | None = None  # from the last step, with nothing of ours since
@@ -118,7 +143,7 @@ class MendOptimizer(Optimizer):
         self._checked = True  # whether the weights were compared with its own
         self._parameters, self._layout = self._lay_out()
 
-    # ── a torch optimizer ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── a torch optimizer ─────────────────────────────────────────────────────────────────────────
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -143,30 +168,35 @@ class MendOptimizer(Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state, which the inner optimizer can load, and under "mend" all else that it takes to
-        go on to the bit: anchors, velocities, lineages, pending offers, residuals, counters; tensors (copies, on the
-        host) and plain containers. Waits for nothing on the network."""
+        """The inner optimizer's state, which the inner optimizer can load, and under "mend" all
+        else that it takes to go on to the bit: anchors, velocities, lineages, pending offers,
+        residuals, counters; tensors (copies, on the host) and plain containers. Waits for nothing
+        on the network."""
         return {**self.inner.state_dict(), "mend": self.learner_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a checkpoint stood, the bare inner optimizer's or ours; load the model's weights as well.
+        """Go on where a checkpoint stood, the bare inner optimizer's or ours; load the model's
+        weights as well.
 
-        Ours counts steps and tokens on, offers again what was on its way, and takes whatever newer anchor the others
-        have; each token counts once. The weights must be those saved with it; others are replaced by its anchor.
-        After the first step with peers this learner leaves, and joins again as a new incarnation. Raises `UsageError`
-        for what is damaged or another model's; then nothing has changed."""
+        Ours counts steps and tokens on, offers again what was on its way, and takes whatever newer
+        anchor the others have; each token counts once. The weights must be those saved with it;
+        others are replaced by its anchor. After the first step with peers this learner leaves, and
+        joins again as a new incarnation. Raises `UsageError` for what is damaged or another
+        model's; then nothing has changed."""
         self._refuse_swapped("load_state_dict")
         mend = state_dict.get("mend")
         saved = None if mend is None else from_state(mend, self._layout)
-        self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != "mend"})
+        self.inner.load_state_dict(
+            {key: value for key, value in state_dict.items() if key != "mend"}
+        )
         if saved:
             self._resume(saved)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to the inner optimizer, at any time. Each group that is added after wrapping is a fragment of
-        its own: it is merged among the learners that have added it, from first weights of one of them, and the others
-        go on with the rest until they add it too, in the same order. Raises `UsageError` for what cannot be merged;
-        then nothing has changed."""
+        """Add parameters to the inner optimizer, at any time. Each group that is added after
+        wrapping is a fragment of its own: it is merged among the learners that have added it, from
+        first weights of one of them, and the others go on with the rest until they add it too, in
+        the same order. Raises `UsageError` for what cannot be merged; then nothing has changed."""
         self._refuse_swapped("add_param_group")
         groups = self.inner.param_groups
         self.inner.add_param_group(param_group)
@@ -189,21 +219,29 @@ class MendOptimizer(Optimizer):
         return f"MendOptimizer(name={self.name!r}, {self.inner!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: an optimizer without peers, and our state for its `state_dict`."""
+        """What a copy or a pickle holds: an optimizer without peers, and our state for its
+        `state_dict`."""
         groups, state = self._wrapped_groups, self.learner_state()
-        return {"inner": self.inner, "settings": self._settings.offline(), "groups": groups, "mend": state}
+        return {
+            "inner": self.inner,
+            "settings": self._settings.offline(),
+            "groups": groups,
+            "mend": state,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._wrap(state["inner"], state["settings"], state["groups"])
         self.load_learner_state(state["mend"])
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """The inner optimizer's step; then, at boundaries, a copy; and when an anchor is ready, its correction.
+        """The inner optimizer's step; then, at boundaries, a copy; and when an anchor is ready, its
+        correction.
 
-        The first step with peers waits until this learner has joined (at most `timing.join_timeout_s` if nobody is
-        found). If it takes over a running cluster's weights, the gradient of the old ones is dropped: nothing is
-        trained in that call, nothing counted. Nor is anything in the step with `lr=0` and no gradient that
-        torch.distributed.checkpoint takes to make an optimizer's first state."""
+        The first step with peers waits until this learner has joined (at most
+        `timing.join_timeout_s` if nobody is found). If it takes over a running cluster's weights,
+        the gradient of the old ones is dropped: nothing is trained in that call, nothing counted.
+        Nor is anything in the step with `lr=0` and no gradient that torch.distributed.checkpoint
+        takes to make an optimizer's first state."""
         if closure is None and is_phantom(self.inner):
             return self.inner.step()
         if self._learner is None:
@@ -212,7 +250,8 @@ class MendOptimizer(Optimizer):
             loss = self._inner_step(closure)
             self._counted()
             return loss
-        if self._uncompiled is None:  # threads, clocks, copies: where the user compiles step(), nothing of it is
+        # threads, clocks, copies: where the user compiles step(), nothing of it is
+        if self._uncompiled is None:
             self._uncompiled = torch.compiler.disable(self._step_with_peers)  # type: ignore[no-untyped-call]
         return self._uncompiled(self._learner, closure)
 
@@ -239,34 +278,37 @@ class MendOptimizer(Optimizer):
         self._in_mend_s += self._returned_at - done_at + inner_at - started
         return loss
 
-    # ── beyond it ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── beyond it ─────────────────────────────────────────────────────────────────────────────────
 
     def count_tokens(self, n: int) -> None:
-        """Add `n` tokens to the coming step, the weight of its work; they take the place of `tokens_per_step`, and a
-        step counts at least 1. Raises `UsageError` unless n is an int >= 0."""
+        """Add `n` tokens to the coming step, the weight of its work; they take the place of
+        `tokens_per_step`, and a step counts at least 1. Raises `UsageError` unless n is an int >=
+        0."""
         whole = hasattr(type(n), "__index__") and not isinstance(n, bool) and n >= 0
         require(whole, "n", n, "an int >= 0")
         self._count.add(index(n), stamp(self._parameters))
 
     def join(self) -> Status:
-        """What the first `step()` would do first: show our weights, or go on where a checkpoint stood; wait for the
-        others, at most `timing.join_timeout_s` if nobody is found; take their weights if they are further.
+        """What the first `step()` would do first: show our weights, or go on where a checkpoint
+        stood; wait for the others, at most `timing.join_timeout_s` if nobody is found; take their
+        weights if they are further.
 
-        Returns the status: `position` says where the learning rate schedule and the data should go on. Later calls
-        only return it."""
+        Returns the status: `position` says where the learning rate schedule and the data should go
+        on. Later calls only return it."""
         self._refuse_swapped("join")
         if self._learner and not self._learner.closed:
             self._begun(self._learner)
         return self.status()
 
     def synchronize(self, timeout: float | None = None) -> bool:
-        """Offer everything not yet merged, also what PowerSGD left in the weights, and wait until it is merged and this
-        learner holds the greatest anchor it has heard of.
+        """Offer everything not yet merged, also what PowerSGD left in the weights, and wait until
+        it is merged and this learner holds the greatest anchor it has heard of.
 
-        `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that; once all others have
-        left, and where no peers were ever named, there is nobody to merge with and it is true at once. Until the next
-        `step()` this learner takes part in rounds with nothing to add, so the others still find their quorum. Raises
-        `ClosedError` after `close()`."""
+        `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that;
+        once all others have left, and where no peers were ever named, there is nobody to merge with
+        and it is true at once. Until the next `step()` this learner takes part in rounds with
+        nothing to add, so the others still find their quorum. Raises `ClosedError` after
+        `close()`."""
         waits = timeout is None or (is_number(timeout) and timeout >= 0)
         require(waits, "timeout", timeout, "None or a number of seconds >= 0")
         learner = self._learner
@@ -281,10 +323,11 @@ class MendOptimizer(Optimizer):
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """Swap the anchor, the merged model, into the parameters: to evaluate, save or ship it. Restores them to the
-        bit, also on an exception.
+        """Swap the anchor, the merged model, into the parameters: to evaluate, save or ship it.
+        Restores them to the bit, also on an exception.
 
-        Alone, this learner's weights are the anchor. `step()` and `synchronize()` inside the block raise `UsageError`.
+        Alone, this learner's weights are the anchor. `step()` and `synchronize()` inside the block
+        raise `UsageError`.
         """
         self._refuse_swapped("global_weights")
         learner = self._learner
@@ -304,13 +347,17 @@ class MendOptimizer(Optimizer):
         learner, head_start = self._learner, self._saved.head_start if self._saved else 0
         if learner is None:
             step, tokens, here = self._step, self._tokens, self._step + head_start
-            return Status(self.name, "", step, tokens, position=here, cluster_step=here, cluster_tokens=tokens)
+            return Status(
+                self.name, "", step, tokens, position=here, cluster_step=here, cluster_tokens=tokens
+            )
         sent, received = learner.transport.bytes_sent, learner.transport.bytes_received
         with learner.mutex:
             books = learner.engine.books
             here = books.position if books.fragments else self._step + head_start
             failing = learner.engine.watching.failing
-            return status(books, failing, self._step, self._tokens, here, self._in_mend_s, sent, received)
+            return status(
+                books, failing, self._step, self._tokens, here, self._in_mend_s, sent, received
+            )
 
     def learner_state(self) -> dict[str, Any]:
         """The "mend" part of `state_dict()`."""
@@ -321,8 +368,8 @@ class MendOptimizer(Optimizer):
         self._resume(from_state(state, self._layout))
 
     def close(self) -> None:
-        """Say goodbye to the peers and stop the background threads. Steps after it are the inner optimizer's.
-        Idempotent."""
+        """Say goodbye to the peers and stop the background threads. Steps after it are the inner
+        optimizer's. Idempotent."""
         if self._learner:
             self._learner.close()
 
@@ -332,11 +379,13 @@ class MendOptimizer(Optimizer):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # ── the training thread's part ───────────────────────────────────────────────────────────────────────────────────
+    # ── the training thread's part ────────────────────────────────────────────────────────────────
 
     def _refuse_swapped(self, call: str) -> None:
         if self._own_weights is not None:
-            raise UsageError(f"{call}() must not be called inside global_weights(): leave the block first")
+            raise UsageError(
+                f"{call}() must not be called inside global_weights(): leave the block first"
+            )
 
     def _inner_step(self, closure: Callable[[], float] | None) -> Any:
         return self.inner.step() if closure is None else self.inner.step(closure)
@@ -351,14 +400,17 @@ class MendOptimizer(Optimizer):
     def _checkpoint(self) -> Checkpoint:
         saved, learner, handover = self._saved or Checkpoint(), self._learner, self._handover
         own = self._parameters if self._own_weights is None else self._own_weights
-        # Until the first step nobody has looked whether our weights are those of the loaded checkpoint.
+        # Until the first step nobody has looked whether our weights are those of the loaded
+        # checkpoint.
         weights = sketches(self._layout, own) if handover or self._checked else saved.weights
         here = replace(saved, step=self._step, tokens=self._tokens, weights=weights)
         if learner is None or handover is None:
             return here
         books = learner.engine.books
         history = (*saved.history, str(books.me))
-        return replace(here, head_start=books.head_start, history=history, fragments=handover.keep())
+        return replace(
+            here, head_start=books.head_start, history=history, fragments=handover.keep()
+        )
 
     def _resume(self, saved: Checkpoint) -> None:
         """Go on from there at the next step, as a new incarnation if this one has begun."""
@@ -367,10 +419,16 @@ class MendOptimizer(Optimizer):
             self._learner.close()
             self._handover = None
             self._learner = None if closed else self._settings.connect(lambda: self._layout)
-        self._saved, self._step, self._tokens, self._checked = saved, saved.step, saved.tokens, not saved.step
+        self._saved, self._step, self._tokens, self._checked = (
+            saved,
+            saved.step,
+            saved.tokens,
+            not saved.step,
+        )
 
     def _check_saved(self, saved: Checkpoint) -> None:
-        """Without peers: other weights than the saved ones are nobody's progress; they count as first weights."""
+        """Without peers: other weights than the saved ones are nobody's progress; they count as
+        first weights."""
         self._checked = True
         if saved.weights != sketches(self._layout, self._parameters):
             self._saved, self._step, self._tokens = None, 0, 0
@@ -381,15 +439,20 @@ class MendOptimizer(Optimizer):
             positions = map(str, range(len(names), len(names) + len(group["params"])))
             names += map(str, group.get("param_names", positions))
             parameters += group["params"]
-        added = [len(group["params"]) for group in groups[self._wrapped_groups :] if group["params"]]
+        added = [
+            len(group["params"]) for group in groups[self._wrapped_groups :] if group["params"]
+        ]
         return parameters, Layout(names, parameters, self._settings.schedule.fragments, added)
 
     def _begun(self, learner: MergeThread) -> tuple[Handover, bool]:
-        """Before the first inner step, show our weights and join. Also returns whether the cluster's replaced ours."""
+        """Before the first inner step, show our weights and join. Also returns whether the
+        cluster's replaced ours."""
         if self._handover:
             return self._handover, False
         self._check_layout()
-        self._handover = Handover(learner, self._layout, self._parameters, self.inner, self._settings)
+        self._handover = Handover(
+            learner, self._layout, self._parameters, self.inner, self._settings
+        )
         replaced = self._handover.begin(self._saved)
         if self._saved:
             self._saved = replace(self._saved, fragments=())  # we have our own copies now

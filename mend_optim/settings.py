@@ -1,4 +1,5 @@
-"""What the constructor was told: checked once, then kept; and the learner on the network that is made of it."""
+"""What the constructor was told: checked once, then kept; and the learner on the network that is
+made of it."""
 
 from __future__ import annotations
 
@@ -68,7 +69,11 @@ class Settings:
 
     def policy(self) -> tuple[tuple[str, str], ...]:
         """What learners must have in common besides the model; grace and timing may differ."""
-        schedule, quorum, periods = self.schedule, self.policies.quorum.minimum, self.policies.periods
+        schedule, quorum, periods = (
+            self.schedule,
+            self.policies.quorum.minimum,
+            self.policies.periods,
+        )
         return (
             ("sync_every", str(schedule.sync_every)),
             ("fragments", str(schedule.fragments)),
@@ -78,12 +83,17 @@ class Settings:
             ("merge", self.merge),
             ("outer", repr(self.outer)),
             ("codec", name_of(self.codec)),
-            ("moments", ", ".join(f"{order} {rounds}" for order, rounds in periods.rounds) if periods else "never"),
+            (
+                "moments",
+                ", ".join(f"{order} {rounds}" for order, rounds in periods.rounds)
+                if periods
+                else "never",
+            ),
         )
 
     def _limit(self, fragment: Fragment) -> int:
-        """The greatest message of a fragment, in bytes: its anchor, its velocity and moments in float32; others may
-        have more of these than we have."""
+        """The greatest message of a fragment, in bytes: its anchor, its velocity and moments in
+        float32; others may have more of these than we have."""
         moments = max(MOMENTS, len(self.policies.moments))
         return 8 * fragment.numel + moments * dense_nbytes(fragment.shapes)
 
@@ -92,8 +102,8 @@ class Settings:
         return replace(self, place=None)
 
     def connect(self, layout: Callable[[], Layout]) -> MergeThread | None:
-        """The learner: its engine, its threads, its place on the network; None without peers. `layout()` is the
-        parameters' as of now."""
+        """The learner: its engine, its threads, its place on the network; None without peers.
+        `layout()` is the parameters' as of now."""
         place = self.place
         if place is None:
             return None
@@ -135,18 +145,31 @@ def settings(
     ledger: str | Path | None,
     on_event: Callable[[Event], None] | None,
 ) -> Settings:
-    """Check the arguments of `MendOptimizer`; what they leave out, the environment may say. Raises `UsageError`."""
+    """Check the arguments of `MendOptimizer`; what they leave out, the environment may say. Raises
+    `UsageError`."""
     require(isinstance(inner, Optimizer), "inner", type(inner).__name__, "a torch.optim.Optimizer")
     require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
     require(merge in MERGES, "merge", merge, f"one of {MERGES}")
     require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
     encoded = codec_named(codec)
     periods = _periods(moments, encoded)
-    require(isinstance(failslow, FailSlow | None), "failslow", failslow, "None or a FailSlow(threshold=…, …)")
+    require(
+        isinstance(failslow, FailSlow | None),
+        "failslow",
+        failslow,
+        "None or a FailSlow(threshold=…, …)",
+    )
     require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
-    path = ledger is None or (isinstance(ledger, str | Path) and str(ledger) != "" and not Path(ledger).is_dir())
+    path = ledger is None or (
+        isinstance(ledger, str | Path) and str(ledger) != "" and not Path(ledger).is_dir()
+    )
     require(path, "ledger", ledger, "None or the path of a file")
-    require(on_event is None or _takes_one(on_event), "on_event", on_event, "None or a function of an Event")
+    require(
+        on_event is None or _takes_one(on_event),
+        "on_event",
+        on_event,
+        "None or a function of an Event",
+    )
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
     states = known(inner, periods) if periods else ()
@@ -166,7 +189,13 @@ def settings(
     place = _place(listen, peers, advertise, ledger, on_event)
     if place is None:
         least = policies.quorum.minimum or 1
-        require(least == 1, "quorum.minimum", least, "1 without listen or peers", "nobody else can ever take part")
+        require(
+            least == 1,
+            "quorum.minimum",
+            least,
+            "1 without listen or peers",
+            "nobody else can ever take part",
+        )
     return Settings(_learner_name(name), policies, outer, encoded, merge, tokens_per_step, place)
 
 
@@ -182,7 +211,8 @@ def _takes_one(function: object) -> bool:
 
 
 def _periods(moments: MomentSchedule | str | None, codec: Codec) -> MomentSchedule | None:
-    """Under "auto" moments stay where they are if, at two bytes each, they would be most of what travels."""
+    """Under "auto" moments stay where they are if, at two bytes each, they would be most of what
+    travels."""
     if moments == "auto":
         return MomentSchedule() if isinstance(codec, FLOATS) else None
     told = isinstance(moments, MomentSchedule | None)
@@ -200,9 +230,17 @@ def _place(
     listen = os.environ.get("MEND_LISTEN") or None if listen is None else listen
     peers = [peers] if isinstance(peers, str) else peers
     require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
-    named = list(peers) or [p.strip() for p in os.environ.get("MEND_PEERS", "").split(",") if p.strip()]
+    named = list(peers) or [
+        p.strip() for p in os.environ.get("MEND_PEERS", "").split(",") if p.strip()
+    ]
     dialable = advertise is None or listen is not None
-    require(dialable, "advertise", advertise, "None without listen", "a learner nobody can dial has no address")
+    require(
+        dialable,
+        "advertise",
+        advertise,
+        "None without listen",
+        "a learner nobody can dial has no address",
+    )
     for address in named:
         parse_dialable("peers", address)
     if listen is None and not named:
@@ -210,12 +248,15 @@ def _place(
     return Place(listen, advertise, tuple(named), Path(ledger) if ledger else None, on_event)
 
 
-_suffixes: Any = chain([""], map("-{}".format, count(2)))  # of learners in one process that nobody named
+# of learners in one process that nobody named
+_suffixes: Any = chain([""], map("-{}".format, count(2)))
 
 
 def _learner_name(name: str | None) -> str:
     if name is None:
-        name = os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
+        name = (
+            os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
+        )
     good = isinstance(name, str) and 0 < len(name.encode()) <= 200 and name.isprintable()
     require(good, "name", name, "a printable text of 1 to 200 bytes")
     return name

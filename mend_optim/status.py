@@ -13,8 +13,8 @@ from mend_optim.protocol.lineage import PeerId
 
 @dataclass(frozen=True, slots=True)
 class FragmentStatus:
-    """One fragment's anchor: `tokens` merged into it by all learners, `version`, `digest` (hex); and this learner's
-    tokens not in it yet."""
+    """One fragment's anchor: `tokens` merged into it by all learners, `version`, `digest` (hex);
+    and this learner's tokens not in it yet."""
 
     index: int
     tokens: int
@@ -25,8 +25,9 @@ class FragmentStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A peer on the roster; `state` is "alive" or "suspected"; `step` and `tokens` as of its last beat; `slow`: how
-    many times slower than it was, where rounds do not wait for it any more, else 0."""
+    """A peer on the roster; `state` is "alive" or "suspected"; `step` and `tokens` as of its last
+    beat; `slow`: how many times slower than it was, where rounds do not wait for it any more, else
+    0."""
 
     name: str
     incarnation: int
@@ -39,16 +40,18 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A learner at one moment. `rounds` are its last adopted anchors, newest last; bytes count since the start, in both
-    directions; `seconds_in_mend` is the time the training thread has spent in this library, not in the inner
-    optimizer.
+    """A learner at one moment. `rounds` are its last adopted anchors, newest last; bytes count
+    since the start, in both directions; `seconds_in_mend` is the time the training thread has spent
+    in this library, not in the inner optimizer.
 
-    Of the tokens trained, `unmerged_tokens` are in no anchor yet, `dropped_tokens` could not be kept, and
-    `superseded_tokens` were merged on a branch that others did not end on; the rest is in the anchors.
+    Of the tokens trained, `unmerged_tokens` are in no anchor yet, `dropped_tokens` could not be
+    kept, and `superseded_tokens` were merged on a branch that others did not end on; the rest is in
+    the anchors.
 
-    `step` counts this learner's own inner steps; `position` also those that the others had behind them when it took
-    their weights: where its schedule and its data should be. `cluster_step` is the position of the learner farthest on,
-    `cluster_tokens` what the fullest anchor heard of holds."""
+    `step` counts this learner's own inner steps; `position` also those that the others had behind
+    them when it took their weights: where its schedule and its data should be. `cluster_step` is
+    the position of the learner farthest on, `cluster_tokens` what the fullest anchor heard of
+    holds."""
 
     name: str
     address: str
@@ -72,7 +75,9 @@ class Status:
 
 def fragment_statuses(books: Books) -> tuple[FragmentStatus, ...]:
     return tuple(
-        FragmentStatus(f.fragment, *f.lineage.key[:2], f.lineage.digest.hex(), f.unmerged(books.totals).tokens)
+        FragmentStatus(
+            f.fragment, *f.lineage.key[:2], f.lineage.digest.hex(), f.unmerged(books.totals).tokens
+        )
         for f in books.fragments
     )
 

@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", deadline=None, derandomize=True, max_examples=50, suppress_health_check=slow)
+settings.register_profile(
+    "default", deadline=None, derandomize=True, max_examples=50, suppress_health_check=slow
+)
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=slow)
 settings.load_profile("default")
 
@@ -25,6 +27,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     from tests.contract.contract import tables
 
     stats = terminalreporter.stats
-    reports = sorted((r for kind in ("passed", "failed") for r in stats.get(kind, ())), key=lambda r: r.start)
+    reports = sorted(
+        (r for kind in ("passed", "failed") for r in stats.get(kind, ())), key=lambda r: r.start
+    )
     for line in tables((report.passed, dict(report.user_properties)) for report in reports):
         terminalreporter.write_line(line)

@@ -1,4 +1,5 @@
-"""Slow and obvious twins of the numeric kernels: textbook formulas in float64, one element at a time."""
+"""Slow and obvious twins of the numeric kernels: textbook formulas in float64, one element at a
+time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def smallest_load(sizes: Sequence[int], fragments: int) -> int:
     """The least possible size of the largest fragment, by trying every partition."""
     choices = itertools.product(range(fragments), repeat=len(sizes))
     return min(
-        max(sum(s for s, b in zip(sizes, bins, strict=True) if b == f) for f in range(fragments)) for bins in choices
+        max(sum(s for s, b in zip(sizes, bins, strict=True) if b == f) for f in range(fragments))
+        for bins in choices
     )
 
 
@@ -52,7 +54,10 @@ def direction(x: Vector) -> list[float]:
 def radial_directional(deltas: Sequence[Vector], w: Sequence[float]) -> list[float]:
     """R φ(Σ wᵢ φ(Δᵢ)) with R = Σ wᵢ ‖Δᵢ‖, of one tensor."""
     radius = math.fsum(weight * norm(delta) for weight, delta in zip(w, deltas, strict=True))
-    return [radius * value for value in direction(weighted_mean([direction(delta) for delta in deltas], w))]
+    return [
+        radius * value
+        for value in direction(weighted_mean([direction(delta) for delta in deltas], w))
+    ]
 
 
 def trimmed_mean(deltas: Sequence[Vector], cut: int) -> list[float]:
@@ -61,7 +66,9 @@ def trimmed_mean(deltas: Sequence[Vector], cut: int) -> list[float]:
     return [math.fsum(column) / len(column) for column in kept]
 
 
-def nesterov(lr: float, momentum: float, start: Vector, deltas: Sequence[Vector]) -> Iterator[list[float]]:
+def nesterov(
+    lr: float, momentum: float, start: Vector, deltas: Sequence[Vector]
+) -> Iterator[list[float]]:
     """The anchors after each outer step, by the textbook: b ← μ b + Δ; Θ ← Θ - η (Δ + μ b)."""
     theta, b = list(start), [0.0] * len(start)
     for delta in deltas:
@@ -74,27 +81,37 @@ def nesterov(lr: float, momentum: float, start: Vector, deltas: Sequence[Vector]
 Matrix = Sequence[Vector]
 
 
-def product(p: Sequence[Sequence[int]], q: Sequence[Sequence[int]], exponents: Sequence[int]) -> list[list[float]]:
+def product(
+    p: Sequence[Sequence[int]], q: Sequence[Sequence[int]], exponents: Sequence[int]
+) -> list[list[float]]:
     """Σₖ pₖ qₖᵀ 2^exponentₖ, exactly, then rounded to float32."""
 
     def element(row: Sequence[int], column: Sequence[int]) -> float:
-        exact = sum(Fraction(x * y) * Fraction(2) ** e for x, y, e in zip(row, column, exponents, strict=True))
+        exact = sum(
+            Fraction(x * y) * Fraction(2) ** e
+            for x, y, e in zip(row, column, exponents, strict=True)
+        )
         return float(struct.unpack("<f", struct.pack("<f", exact))[0])
 
     return [[element(row, column) for column in q] for row in p]
 
 
 def projected(a: Matrix, onto: Matrix) -> list[list[float]]:
-    """A projected onto the columns of another matrix, which are independent: Gram-Schmidt, one column after another."""
+    """A projected onto the columns of another matrix, which are independent: Gram-Schmidt, one
+    column after another."""
     basis: list[list[float]] = []
     for column in zip(*onto, strict=True):
         rest = list(column)
-        for unit in basis * 2:  # twice: once leaves rounding errors that are as great as what is left
+        # twice: once leaves rounding errors that are as great as what is left
+        for unit in basis * 2:
             along = math.fsum(x * u for x, u in zip(rest, unit, strict=True))
             rest = [x - along * u for x, u in zip(rest, unit, strict=True)]
         basis.append(direction(rest))
     columns = list(zip(*a, strict=True))
-    along = [[math.fsum(x * u for x, u in zip(column, unit, strict=True)) for unit in basis] for column in columns]
+    along = [
+        [math.fsum(x * u for x, u in zip(column, unit, strict=True)) for unit in basis]
+        for column in columns
+    ]
     return [
         [math.fsum(s * unit[i] for s, unit in zip(shares, basis, strict=True)) for shares in along]
         for i in range(len(a))
@@ -102,7 +119,8 @@ def projected(a: Matrix, onto: Matrix) -> list[list[float]]:
 
 
 def largest_of_chunks(x: Vector, density: float, chunk: int = 4096) -> list[float]:
-    """The ⌈density · length⌉ greatest magnitudes of every chunk, the first of those that are equal; 0 elsewhere."""
+    """The ⌈density · length⌉ greatest magnitudes of every chunk, the first of those that are equal;
+    0 elsewhere."""
     kept = [0.0] * len(x)
     for start in range(0, len(x), chunk):
         places = range(start, min(start + chunk, len(x)))
@@ -121,9 +139,12 @@ def bits_to_bytes(ones: Sequence[int], count: int) -> bytes:
 
 
 def listed(places: Sequence[int], numel: int) -> bytes:
-    """Positions by Elias and Fano: of each the lowest byte, then the rest in unary, differences of one to the next."""
+    """Positions by Elias and Fano: of each the lowest byte, then the rest in unary, differences of
+    one to the next."""
     upper = [place // 256 + i for i, place in enumerate(places)]
-    return bytes(place % 256 for place in places) + bits_to_bytes(upper, len(places) + math.ceil(numel / 256))
+    return bytes(place % 256 for place in places) + bits_to_bytes(
+        upper, len(places) + math.ceil(numel / 256)
+    )
 
 
 def positions(places: Sequence[int], numel: int) -> bytes:
@@ -161,9 +182,12 @@ def coalesced(shapes: Sequence[tuple[int, ...]], coalesce: int) -> list[tuple[in
     return found
 
 
-def quantized(values: Vector, block: int, magnitudes: Sequence[int]) -> tuple[list[float], list[int]]:
-    """A scale for every block, and for every value the place of the magnitude nearest to |x| / s, with its sign. Of
-    two that are as near it is the even one where all are as far apart, else the greater one."""
+def quantized(
+    values: Vector, block: int, magnitudes: Sequence[int]
+) -> tuple[list[float], list[int]]:
+    """A scale for every block, and for every value the place of the magnitude nearest to |x| / s,
+    with its sign. Of two that are as near it is the even one where all are as far apart, else the
+    greater one."""
     even = magnitudes[-1] == len(magnitudes) - 1
     scales, codes = [], []
     for start in range(0, len(values), block):
@@ -176,22 +200,32 @@ def quantized(values: Vector, block: int, magnitudes: Sequence[int]) -> tuple[li
     return scales, codes
 
 
-def dequantized(scales: Vector, codes: Sequence[int], block: int, magnitudes: Sequence[int]) -> list[float]:
+def dequantized(
+    scales: Vector, codes: Sequence[int], block: int, magnitudes: Sequence[int]
+) -> list[float]:
     """± magnitude × s."""
     return [math.copysign(magnitudes[abs(c)], c) * scales[i // block] for i, c in enumerate(codes)]
 
 
-def averaged(states: Sequence[Vector], counts: Sequence[int], decay: float, corrected: bool) -> list[list[float]]:
-    """What averaging leaves in each member: all have the same moment, s / (1 - β^t) where the optimizer corrects."""
+def averaged(
+    states: Sequence[Vector], counts: Sequence[int], decay: float, corrected: bool
+) -> list[list[float]]:
+    """What averaging leaves in each member: all have the same moment, s / (1 - β^t) where the
+    optimizer corrects."""
     seen = [1 - decay**t if corrected else 1.0 for t in counts]
     columns = zip(*states, strict=True)
-    mean = [math.fsum(s / w for s, w in zip(column, seen, strict=True)) / len(seen) for column in columns]
+    mean = [
+        math.fsum(s / w for s, w in zip(column, seen, strict=True)) / len(seen)
+        for column in columns
+    ]
     return [[w * value for value in mean] for w in seen]
 
 
 def mean_of_those_that_have_it(members: Sequence[Vector | None], numel: int) -> list[float]:
     have = [member for member in members if member is not None]
-    return [math.fsum(member[i] for member in have) / len(have) if have else 0.0 for i in range(numel)]
+    return [
+        math.fsum(member[i] for member in have) / len(have) if have else 0.0 for i in range(numel)
+    ]
 
 
 def rooted(x: float) -> float:
@@ -203,26 +237,37 @@ def adam_moments(beta1: float, beta2: float, gradients: Vector) -> tuple[float, 
     """m, √v and u of Adam and Adamax after these gradients."""
     m = v = u = 0.0
     for g in gradients:
-        m, v, u = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g, max(beta2 * u, abs(g))
+        m, v, u = (
+            beta1 * m + (1 - beta1) * g,
+            beta2 * v + (1 - beta2) * g * g,
+            max(beta2 * u, abs(g)),
+        )
     return m, math.sqrt(v), u
 
 
-def predicted(x: float, seen: Vector, noise: float = 0.05, shape: float = 2.0, width: float = 0.7) -> float:
-    """The density of the next observation of a normal law of which these were seen: Student's t, by the conjugate
-    prior μ ~ N(0, σ² (width / noise)²), 1/σ² ~ Gamma(shape, shape noise²)."""
+def predicted(
+    x: float, seen: Vector, noise: float = 0.05, shape: float = 2.0, width: float = 0.7
+) -> float:
+    """The density of the next observation of a normal law of which these were seen: Student's t, by
+    the conjugate prior μ ~ N(0, σ² (width / noise)²), 1/σ² ~ Gamma(shape, shape noise²)."""
     n, kappa0 = len(seen), (noise / width) ** 2
     kappa, alpha, average = kappa0 + n, shape + n / 2, math.fsum(seen) / max(1, len(seen))
     beta = shape * noise**2 + math.fsum((value - average) ** 2 for value in seen) / 2
     beta += kappa0 * n * average**2 / (2 * kappa)
     nu, scale = 2 * alpha, math.sqrt(beta * (kappa + 1) / (alpha * kappa))
     t = (x - n * average / kappa) / scale
-    log = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(nu * math.pi) / 2 - math.log(scale)
+    log = (
+        math.lgamma((nu + 1) / 2)
+        - math.lgamma(nu / 2)
+        - math.log(nu * math.pi) / 2
+        - math.log(scale)
+    )
     return math.exp(log - (nu + 1) / 2 * math.log1p(t * t / nu))
 
 
 def run_lengths(observations: Vector, hazard: float = 0.01) -> list[float]:
-    """P(the present level has held for r observations), r = 0, 1, …: all of them, from the definition (Adams and
-    MacKay)."""
+    """P(the present level has held for r observations), r = 0, 1, …: all of them, from the
+    definition (Adams and MacKay)."""
     masses = [1.0]
     for t, x in enumerate(observations):
         grown = [mass * predicted(x, observations[t - r : t]) for r, mass in enumerate(masses)]
@@ -242,14 +287,16 @@ def failing(
         mad = statistics.median([abs(change - usual) for change in changes]) if changes else 0.0
         change = math.log(now) - math.log(before) - usual
         slower_than_before = change >= math.log(threshold)
-        slower_than_others = not others or now >= threshold * statistics.median([other[0] for other in others])
+        slower_than_others = not others or now >= threshold * statistics.median(
+            [other[0] for other in others]
+        )
         beyond_doubt = change >= score * max(1.4826 * mad, spread)
         if slower_than_before and slower_than_others and beyond_doubt and run >= patience:
             found.add(i)
     return found
 
 
-# ── adaptive grace ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── adaptive grace ────────────────────────────────────────────────────────────────────────────────
 
 
 def grace_s(cap: float, fraction: float, overlap_s: float, quorum_s: float, sync_s: float) -> float:

@@ -1,7 +1,8 @@
-"""The text example with two learners and every codec: what the same steps come to, beside float32's.
+"""The text example with two learners and every codec: what the same steps come to, beside
+float32's.
 
-The learners are threads in lockstep (`adopt_after=0`), and their batches depend on seed and step alone, so two runs of
-one seed differ in nothing but the codec: moments are not averaged."""
+The learners are threads in lockstep (`adopt_after=0`), and their batches depend on seed and step
+alone, so two runs of one seed differ in nothing but the codec: moments are not averaged."""
 
 from __future__ import annotations
 
@@ -24,14 +25,26 @@ SEEDS = (0, 1, 2)
 LIMIT_S = 600.0
 
 TOLD: dict[str, Codec] = {
-    "bf16": CODECS["bf16"], "int8": CODECS["int8"], "int4": CODECS["int4"], "float4": CODECS["float4"],
-    "sparse": CODECS["sparse"], "powersgd r4": PowerSGD(rank=4), "powersgd r8": PowerSGD(rank=8),
-    "powersgd r16": PowerSGD(rank=16), "powersgd r32": PowerSGD(rank=32), "int8, both ways": Int8(back="same"),
+    "bf16": CODECS["bf16"],
+    "int8": CODECS["int8"],
+    "int4": CODECS["int4"],
+    "float4": CODECS["float4"],
+    "sparse": CODECS["sparse"],
+    "powersgd r4": PowerSGD(rank=4),
+    "powersgd r8": PowerSGD(rank=8),
+    "powersgd r16": PowerSGD(rank=16),
+    "powersgd r32": PowerSGD(rank=32),
+    "int8, both ways": Int8(back="same"),
     "powersgd r16, both ways": PowerSGD(rank=16, back="same"),
-}  # fmt: skip
+}
 LONG = 4 * STEPS  # for who loses most: what it lags behind must not grow
-GOALS = {"bf16": "<= 1.005", "int8": "<= 1.005", "int4": "<= 1.005", "powersgd r8": "<= 1.015",
-         "powersgd r16": "<= 1.015"}  # fmt: skip
+GOALS = {
+    "bf16": "<= 1.005",
+    "int8": "<= 1.005",
+    "int4": "<= 1.005",
+    "powersgd r8": "<= 1.015",
+    "powersgd r16": "<= 1.015",
+}
 
 
 def run() -> Iterator[Result]:
@@ -63,14 +76,16 @@ def _beside(
     yield beside("convergence", what, "nats/byte", own, floor, goal, notes)
     if codec.stays:
         own = [each.trained for each in losses]
-        yield beside("convergence", f"{what}, before synchronize()", "nats/byte", own, floor, "", notes)
+        yield beside(
+            "convergence", f"{what}, before synchronize()", "nats/byte", own, floor, "", notes
+        )
 
 
 def final_losses(
     codec: Codec, seed: int, texts: list[tuple[Tensor, Tensor]], steps: int = STEPS, **settings: Any
 ) -> Losses:
-    """The held-out losses of the global weights in the end, one learner on each text. Raises if the learners do not
-    agree on them."""
+    """The held-out losses of the global weights in the end, one learner on each text. Raises if the
+    learners do not agree on them."""
     torch.manual_seed(seed)
     first, learners = TextModel(), len(texts)
     models = [first, *(copy.deepcopy(first) for _ in range(learners - 1))]
@@ -78,7 +93,12 @@ def final_losses(
     for i, model in enumerate(models):
         inner = AdamW(model.parameters(), lr=LR)
         peers = [optimizers[0].status().address] if optimizers else []
-        options: dict[str, Any] = {"sync_every": SYNC_EVERY, "adopt_after": 0, "quorum": learners, "codec": codec}
+        options: dict[str, Any] = {
+            "sync_every": SYNC_EVERY,
+            "adopt_after": 0,
+            "quorum": learners,
+            "codec": codec,
+        }
         place: dict[str, Any] = {"name": f"l{i}", "listen": "127.0.0.1:0", "peers": peers}
         optimizers.append(MendOptimizer(inner, **place, **options, **settings))
     pairs = list(zip(models, optimizers, strict=True))
@@ -112,7 +132,9 @@ def _loss(codec: Codec, pairs: Sequence[tuple[nn.Module, MendOptimizer]], text: 
 
 def train(model: nn.Module, optimizer: MendOptimizer, text: Tensor, seed: int, steps: int) -> None:
     """The last step is a boundary, so all of it is merged."""
-    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: min(1.0, (done + 1) / WARMUP))
+    warmup = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: min(1.0, (done + 1) / WARMUP)
+    )
     for step in range(steps):
         draws = torch.Generator().manual_seed(1_000_003 * seed + step)
         starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=draws)

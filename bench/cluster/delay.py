@@ -1,7 +1,8 @@
 """How much throughput is kept when the network is slow: every offer reaches its sealer late.
 
-All settings run at the same time, each a cluster of two learners, one in either process; a step is a sleep and
-`step()`. A window has one boundary; its floor is the same window of the overlapped learner whose offers are on time.
+All settings run at the same time, each a cluster of two learners, one in either process; a step is
+a sleep and `step()`. A window has one boundary; its floor is the same window of the overlapped
+learner whose offers are on time.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def _learn(seat: Seat) -> list[list[float]]:
     learners = []
     for cluster, setting in enumerate(SETTINGS):
         inner = Still(transformer(WIDTH, LAYERS))
-        optimizer = seat.join(inner, cluster, sync_every=SYNC_EVERY, adopt_after=setting.adopt_after)
+        optimizer = seat.join(
+            inner, cluster, sync_every=SYNC_EVERY, adopt_after=setting.adopt_after
+        )
         _delay_offers(optimizer, setting.delay_ms)
         learners.append(optimizer)
     learners.append(MendOptimizer(Still(transformer(WIDTH, LAYERS))))
@@ -65,7 +68,9 @@ def _learn(seat: Seat) -> list[list[float]]:
         optimizer.step()
     seat.meet()
     windows: list[list[float]] = [[] for _ in learners]
-    threads = [threading.Thread(target=_windows, args=pair) for pair in zip(learners, windows, strict=True)]
+    threads = [
+        threading.Thread(target=_windows, args=pair) for pair in zip(learners, windows, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -84,10 +89,20 @@ def run() -> Iterator[Result]:
     learners = run_learners(_learn, 2, clusters=len(SETTINGS))
     in_time, alone = _rates(learners, 0), _rates(learners, len(SETTINGS))
     notes = "floor = alone; 0.4 M float32, 128 steps of 20 ms between boundaries"
-    yield beside("delay", "throughput, offers in time, overlapped", "1/s", in_time, alone, notes=notes)
+    yield beside(
+        "delay", "throughput, offers in time, overlapped", "1/s", in_time, alone, notes=notes
+    )
     for index, (delay_ms, adopt_after) in enumerate(SETTINGS[1:], start=1):
         overlapped = adopt_after is None
         lag = f"{delay_ms} ms late" if delay_ms else "in time"
         what = f"throughput, offers {lag}, " + ("overlapped" if overlapped else "synchronous")
         floor = "floor = in time, overlapped" + ("" if overlapped else "; adopt_after=0")
-        yield beside("delay", what, "1/s", _rates(learners, index), in_time, ">= 0.995" if overlapped else "", floor)
+        yield beside(
+            "delay",
+            what,
+            "1/s",
+            _rates(learners, index),
+            in_time,
+            ">= 0.995" if overlapped else "",
+            floor,
+        )

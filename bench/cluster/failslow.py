@@ -1,10 +1,12 @@
-"""Who has become slow: what it costs to watch, and how our rule compares with two others on the same durations.
+"""Who has become slow: what it costs to watch, and how our rule compares with two others on the
+same durations.
 
-Four learners on equal hardware, and where noted on unequal; rounds of 16 inner steps; 10 % of log-normal jitter, one
-step in a hundred 3 to 10 times as long, and a pause of 20 steps at every 50th. A verdict counts as false in every round
-at whose end it stands; a slowdown counts as found if there is a verdict at the end of one of its first five rounds. The
-other rules see one number a round: its mean, as is usual, or its median, which spares them the pauses. Our thresholds
-begin above 1.1: what is less than 10 % is no change.
+Four learners on equal hardware, and where noted on unequal; rounds of 16 inner steps; 10 % of
+log-normal jitter, one step in a hundred 3 to 10 times as long, and a pause of 20 steps at every
+50th. A verdict counts as false in every round at whose end it stands; a slowdown counts as found if
+there is a verdict at the end of one of its first five rounds. The other rules see one number a
+round: its mean, as is usual, or its median, which spares them the pauses. Our thresholds begin
+above 1.1: what is less than 10 % is no change.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from mend_optim.protocol.messages import Level
 LEARNERS, STEPS, BLOCK = 4, 16, 4  # steps a round, and steps a beat
 PEERS = [PeerId(str(i), 1) for i in range(LEARNERS)]
 CV, SPIKES, PAUSE = 0.1, 0.01, 50
-STEADY, STEADY_RUNS, UNEQUAL_RUNS = 500, 20, 4  # rounds of a run in which nobody becomes slow, and such runs
+# rounds of a run in which nobody becomes slow, and such runs
+STEADY, STEADY_RUNS, UNEQUAL_RUNS = 500, 20, 4
 EQUAL, UNEQUAL = (1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.3, 1.6)  # how slow the learners' hardware is
 BEFORE, WITHIN, TRIALS = 30, 5, 300  # rounds before a slowdown; rounds to find it in; slowdowns
 FACTORS = (1.5, 2.0)
@@ -57,7 +60,9 @@ def _ours(seconds: Durations) -> Flags:
         for pace, values in zip(paces, seconds[:, step : step + BLOCK].tolist(), strict=True):
             for value in values:
                 pace.add(value, 1.0)
-        levels = {peer: {"compute": p.level} for peer, p in zip(PEERS, paces, strict=True) if p.level}
+        levels = {
+            peer: {"compute": p.level} for peer, p in zip(PEERS, paces, strict=True) if p.level
+        }
         for watch, at in zip(watches, flags, strict=True):
             watch.judge(step, levels)
             at[:, step // STEPS] = [peer in watch.failing for peer in PEERS]
@@ -87,15 +92,25 @@ def _rules() -> dict[str, tuple[tuple[float, ...], float, Callable[[Durations], 
         "ours, threshold": (THRESHOLDS, 1.2, _ours),
         "z of round means": (SCORES, 3.0, lambda seconds: _score(_by_round(np.mean, seconds))),
         "z of round medians": (SCORES, 3.0, lambda seconds: _score(_by_round(np.median, seconds))),
-        "ratio of round means to their median": (RATIOS, 1.2, lambda seconds: _ratio(_by_round(np.mean, seconds))),
-        "ratio of round medians to their median": (RATIOS, 1.2, lambda seconds: _ratio(_by_round(np.median, seconds))),
+        "ratio of round means to their median": (
+            RATIOS,
+            1.2,
+            lambda seconds: _ratio(_by_round(np.mean, seconds)),
+        ),
+        "ratio of round medians to their median": (
+            RATIOS,
+            1.2,
+            lambda seconds: _ratio(_by_round(np.median, seconds)),
+        ),
     }
 
 
 def _false(rule: Callable[[Durations], Flags], hardware: Sequence[float], runs: int) -> Durations:
     """By limit, the share of learner-rounds with a verdict where nobody became slow."""
     rng, slowness = np.random.default_rng(SEED), np.array(hardware)[:, None]
-    return np.mean([rule(slowness * _durations(rng, STEADY)).mean(axis=(1, 2)) for _ in range(runs)], axis=0)
+    return np.mean(
+        [rule(slowness * _durations(rng, STEADY)).mean(axis=(1, 2)) for _ in range(runs)], axis=0
+    )
 
 
 def _found(rule: Callable[[Durations], Flags], factor: float) -> Durations:
@@ -116,7 +131,13 @@ def _roc() -> Iterator[Result]:
             shares = ", ".join(f"{share[i]:.3f} of {factor:g}x" for factor, share in found.items())
             notes = f"found within {WITHIN} rounds: {shares}; false on unequal hardware: {unequal[i]:.2g}"
             notes += "; the usual limit" if limit == usual else ""
-            yield plain("failslow", f"{name} > {limit:g}", "false verdicts/learner-round", [float(false[i])], notes)
+            yield plain(
+                "failslow",
+                f"{name} > {limit:g}",
+                "false verdicts/learner-round",
+                [float(false[i])],
+                notes,
+            )
 
 
 def _add_us(rng: np.random.Generator) -> float:
@@ -139,11 +160,20 @@ def _costs() -> Iterator[Result]:
     rng = np.random.default_rng(SEED)
     adds = [_add_us(rng) for _ in range(REPEATS)]
     notes = f"floor = what it may cost; {ADDS} steps a repeat"
-    yield beside("failslow", "to time an inner step", "us", adds, [COSTS_US] * REPEATS, "<= 1", notes)
+    yield beside(
+        "failslow", "to time an inner step", "us", adds, [COSTS_US] * REPEATS, "<= 1", notes
+    )
     steady, slow = Level(1.0, 1.0, 0.02, 30), Level(2.0, 1.0, 0.02, 30)
     peers = [PeerId(str(i), 1) for i in range(8)]
-    levels = {peer: {"compute": slow if i < 4 else steady, "link": steady} for i, peer in enumerate(peers)}
-    yield plain("failslow", "to judge 8 learners, half of them slow", "us", [_judge_us(levels) for _ in range(REPEATS)])
+    levels = {
+        peer: {"compute": slow if i < 4 else steady, "link": steady} for i, peer in enumerate(peers)
+    }
+    yield plain(
+        "failslow",
+        "to judge 8 learners, half of them slow",
+        "us",
+        [_judge_us(levels) for _ in range(REPEATS)],
+    )
 
 
 def run() -> Iterator[Result]:

@@ -33,11 +33,22 @@ class Still(Optimizer):
 
 
 def transformer(width: int, layers: int) -> list[nn.Parameter]:
-    """The parameters of a transformer's blocks, twelve tensors each: 12 · width² · layers elements, and a little."""
+    """The parameters of a transformer's blocks, twelve tensors each: 12 · width² · layers elements,
+    and a little."""
     shapes = [
-        (width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,),
-        (width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,),
-    ]  # fmt: skip
+        (width,),
+        (width,),
+        (3 * width, width),
+        (3 * width,),
+        (width, width),
+        (width,),
+        (width,),
+        (width,),
+        (4 * width, width),
+        (4 * width,),
+        (width, 4 * width),
+        (width,),
+    ]
     torch.manual_seed(0)
     return [nn.Parameter(0.02 * torch.randn(shape)) for _ in range(layers) for shape in shapes]
 
@@ -57,18 +68,23 @@ class Seat:
         """This rank's learner of that cluster. Its first `step()` waits for the others'."""
         addresses = self.addresses[cluster]
         peers = [address for address in addresses if address != addresses[self.rank]]
-        return MendOptimizer(inner, name=f"learner{self.rank}", listen=addresses[self.rank], peers=peers, **options)
+        return MendOptimizer(
+            inner, name=f"learner{self.rank}", listen=addresses[self.rank], peers=peers, **options
+        )
 
 
 def run_learners(work: Callable[[Seat], Any], count: int, clusters: int = 1) -> list[Any]:
-    """What `work(seat)` returns in each of `count` processes, in rank order. None of them is left behind."""
+    """What `work(seat)` returns in each of `count` processes, in rank order. None of them is left
+    behind."""
     os.environ["OMP_NUM_THREADS"] = "1"  # inherited: a learner has one core for its tensor work
     context = multiprocessing.get_context("spawn")
     meeting = context.Barrier(count)
     addresses = _free_addresses(count, clusters)
     pipes = [context.Pipe(duplex=False) for _ in range(count)]
     processes = [
-        context.Process(target=_work, args=(work, Seat(rank, addresses, meeting), pipe), daemon=True)
+        context.Process(
+            target=_work, args=(work, Seat(rank, addresses, meeting), pipe), daemon=True
+        )
         for rank, (_, pipe) in enumerate(pipes)
     ]
     try:
@@ -113,7 +129,8 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def _free_addresses(count: int, clusters: int) -> tuple[tuple[str, ...], ...]:
-    """Addresses the system has free. All are held until the last is known, so that no two are the same."""
+    """Addresses the system has free. All are held until the last is known, so that no two are the
+    same."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count * clusters)]
     addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
     for server in sockets:

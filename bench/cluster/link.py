@@ -1,12 +1,15 @@
-"""What slow links cost: two learners in two network namespaces, on a wire that the kernel keeps at 10 or 1 Mbit/s.
+"""What slow links cost: two learners in two network namespaces, on a wire that the kernel keeps at
+10 or 1 Mbit/s.
 
-They train the example's model at a fixed pace: some seconds on the bare wire, some at 10 Mbit/s, some at 1 Mbit/s. What
-is kept is over the bare wire's part. After each part the wire is freed and all is merged, so that no part inherits
-another's work. Parts begin and end at a boundary, and their clock starts a round later, when all is in full swing;
-what is still on its way at the end is not merged. Bytes are the kernel's, over what the ledgers say was sent.
+They train the example's model at a fixed pace: some seconds on the bare wire, some at 10 Mbit/s,
+some at 1 Mbit/s. What is kept is over the bare wire's part. After each part the wire is freed and
+all is merged, so that no part inherits another's work. Parts begin and end at a boundary, and their
+clock starts a round later, when all is in full swing; what is still on its way at the end is not
+merged. Bytes are the kernel's, over what the ledgers say was sent.
 
-"overlapped" adopts an anchor when it is ready: training never waits, a slow link makes rounds rarer and anchors older.
-"in lockstep" adopts `OVERLAP` steps after each boundary: a round that takes longer stops training until it is there.
+"overlapped" adopts an anchor when it is ready: training never waits, a slow link makes rounds rarer
+and anchors older. "in lockstep" adopts `OVERLAP` steps after each boundary: a round that takes
+longer stops training until it is there.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from examples.train_text import CONTEXT, TextModel, windows
 from mend_optim import Event, MendOptimizer, RoundRecord, Status
 
 CODECS = ("none", "int8", "powersgd")
-SYNC_EVERY, OVERLAP, STEP_S = 32, 16, 0.025  # a boundary each 0.8 s, and 0.4 s of it to hide a round in
+# a boundary each 0.8 s, and 0.4 s of it to hide a round in
+SYNC_EVERY, OVERLAP, STEP_S = 32, 16, 0.025
 BATCH = 2  # small: the pace, not the cores, says how long a step takes
 FREE, MIDDLING, SLOW = "", "10mbit", "1mbit"
 LEAST_S = {FREE: 4.0, MIDDLING: 4.0, SLOW: 8.0}
@@ -57,19 +61,20 @@ class Setting(NamedTuple):
 
 
 class Board(NamedTuple):
-    """What both learners read and write: the step to stop at, and the newest version that either has."""
+    """What both learners read and write: the step to stop at, and the newest version that either
+    has."""
 
     goal: Any
     newest: Any
 
 
 class Outcome(NamedTuple):
-    """What learner `name` did in one part: in `seconds` it trained on `trained` tokens and adopted `adopted`
-    anchors with `merged` more tokens, of both learners.
+    """What learner `name` did in one part: in `seconds` it trained on `trained` tokens and adopted
+    `adopted` anchors with `merged` more tokens, of both learners.
 
-    All else is of the whole part, with the merging of what was left: its rounds, the bytes that its interface sent and
-    received, how many of so many `looks` at its roster showed the peer alive, the anchor that it ended on, and whom it
-    found slow, by name and cause."""
+    All else is of the whole part, with the merging of what was left: its rounds, the bytes that its
+    interface sent and received, how many of so many `looks` at its roster showed the peer alive,
+    the anchor that it ended on, and whom it found slow, by name and cause."""
 
     name: str
     seconds: float
@@ -88,11 +93,12 @@ class Outcome(NamedTuple):
 Pair = tuple[Outcome, Outcome]
 
 
-# ── in the learners' processes ───────────────────────────────────────────────────────────────────────────────────────
+# ── in the learners' processes ────────────────────────────────────────────────────────────────────
 
 
 class Watch:
-    """Looks at the roster now and then, on a thread of its own: the training thread may be waiting."""
+    """Looks at the roster now and then, on a thread of its own: the training thread may be
+    waiting."""
 
     def __init__(self, optimizer: MendOptimizer) -> None:
         self.looks = self.alive = 0
@@ -121,13 +127,20 @@ class Trainer:
         self.seat, self.end, self.setting = seat, ends[seat.rank], setting
         self.model = TextModel()
         self.events: list[Event] = []
-        self.text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
+        self.text = torch.frombuffer(
+            bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8
+        )
         self.optimizer = MendOptimizer(
-            AdamW(self.model.parameters(), lr=2e-3), name=f"learner{seat.rank}",
-            listen=f"{self.end.address}:{port}", peers=[f"{ends[1 - seat.rank].address}:{port}"],
-            sync_every=setting.sync_every, adopt_after=setting.adopt_after, codec=setting.codec,
-            tokens_per_step=BATCH * CONTEXT, on_event=self.events.append,
-        )  # fmt: skip
+            AdamW(self.model.parameters(), lr=2e-3),
+            name=f"learner{seat.rank}",
+            listen=f"{self.end.address}:{port}",
+            peers=[f"{ends[1 - seat.rank].address}:{port}"],
+            sync_every=setting.sync_every,
+            adopt_after=setting.adopt_after,
+            codec=setting.codec,
+            tokens_per_step=BATCH * CONTEXT,
+            on_event=self.events.append,
+        )
 
     def step(self) -> None:
         due = time.monotonic() + self.setting.step_s
@@ -138,9 +151,11 @@ class Trainer:
         self.optimizer.step()
 
     def train(self, part: Part, goal: Any) -> tuple[float, Status, Status]:
-        """Step until the common goal. For how long the clock ran, and where this learner stood before and after.
+        """Step until the common goal. For how long the clock ran, and where this learner stood
+        before and after.
 
-        The first learner sets the goal, a boundary some steps ahead: in lockstep nobody has passed it."""
+        The first learner sets the goal, a boundary some steps ahead: in lockstep nobody has passed
+        it."""
         begun = clock = time.monotonic()
         status = before = start = self.optimizer.status()
         first = self._boundary(status.step + 1)
@@ -148,7 +163,10 @@ class Trainer:
             if status.step == first:
                 clock, before = time.monotonic(), status
             if self.seat.rank == 0 and goal.value == NEVER and status.step >= first:
-                rounds, spent_s = status.rounds_adopted - start.rounds_adopted, time.monotonic() - begun
+                rounds, spent_s = (
+                    status.rounds_adopted - start.rounds_adopted,
+                    time.monotonic() - begun,
+                )
                 if spent_s >= CAP_S or (spent_s >= part.least_s and rounds >= part.least_rounds):
                     goal.value = self._boundary(status.step + LEAD)
             self.step()
@@ -159,7 +177,8 @@ class Trainer:
         return -(-step // self.setting.sync_every) * self.setting.sync_every
 
     def settle(self, newest: Any) -> Status:
-        """Merge all, and wait for the last anchor: who has nothing left to offer may not have heard of it yet."""
+        """Merge all, and wait for the last anchor: who has nothing left to offer may not have heard
+        of it yet."""
         if not self.optimizer.synchronize(SETTLE_S):
             raise TimeoutError(f"not all was merged within {SETTLE_S:g} s on the bare wire")
         with newest.get_lock():
@@ -168,7 +187,9 @@ class Trainer:
         deadline = time.monotonic() + SETTLE_S
         while self.version < newest.value:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"version {newest.value} has not come within {SETTLE_S:g} s on the bare wire")
+                raise TimeoutError(
+                    f"version {newest.value} has not come within {SETTLE_S:g} s on the bare wire"
+                )
             time.sleep(0.01)
             self.optimizer.synchronize(SETTLE_S)
         self.seat.meet()
@@ -192,16 +213,27 @@ class Trainer:
         settled, recount = self.settle(board.newest), self.end.counters()
         self.seat.meet()  # before anybody goes on
         return Outcome(
-            self.optimizer.name, seconds, after.tokens - before.tokens, after.rounds_adopted - before.rounds_adopted,
+            self.optimizer.name,
+            seconds,
+            after.tokens - before.tokens,
+            after.rounds_adopted - before.rounds_adopted,
             after.fragments[0].tokens - before.fragments[0].tokens,
-            [r for r in settled.rounds if r.version > version], recount.sent - counted.sent,
-            recount.received - counted.received, watch.looks, watch.alive, settled.fragments[0].digest,
+            [r for r in settled.rounds if r.version > version],
+            recount.sent - counted.sent,
+            recount.received - counted.received,
+            watch.looks,
+            watch.alive,
+            settled.fragments[0].digest,
             [(e.facts["peer"], e.facts["cause"]) for e in self.events[heard:] if e.kind == "slow"],
-        )  # fmt: skip
+        )
 
 
 def _learn(
-    ends: Sequence[End], settings: Sequence[Setting], parts: Sequence[Part], board: Board, seat: Seat
+    ends: Sequence[End],
+    settings: Sequence[Setting],
+    parts: Sequence[Part],
+    board: Board,
+    seat: Seat,
 ) -> list[list[Outcome]]:
     ends[seat.rank].enter()
     outcomes = []
@@ -213,7 +245,7 @@ def _learn(
     return outcomes
 
 
-# ── in the bench's own ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── in the bench's own ────────────────────────────────────────────────────────────────────────────
 
 
 def measure(settings: Sequence[Setting], parts: Sequence[Part]) -> list[list[Pair]]:
@@ -226,8 +258,8 @@ def measure(settings: Sequence[Setting], parts: Sequence[Part]) -> list[list[Pai
 
 
 def ledger_bytes(sender: Outcome, receiver: Outcome) -> int:
-    """What went from the one to the other, by their ledgers: its offers that the other sealed, and back what it
-    sealed."""
+    """What went from the one to the other, by their ledgers: its offers that the other sealed, and
+    back what it sealed."""
     offers = sum(r.offer_bytes for r in sender.rounds if r.sealer == receiver.name)
     return offers + sum(r.merged_bytes for r in receiver.rounds if r.sealer == sender.name)
 
@@ -235,12 +267,14 @@ def ledger_bytes(sender: Outcome, receiver: Outcome) -> int:
 def by_sealer(pair: Pair) -> tuple[Outcome, Outcome]:
     """Who offers, then who seals: with two learners that all know of, it is always the same."""
     one, other = pair
-    sealers = [record.sealer for record in one.rounds + other.rounds if record.sealer]  # none: it was pulled whole
+    # none: it was pulled whole
+    sealers = [record.sealer for record in one.rounds + other.rounds if record.sealer]
     return (one, other) if sealers[-1] == other.name else (other, one)
 
 
 def per_s(pair: Pair, counts: Sequence[float]) -> list[float]:
-    """Of both learners, by the clock of who took longer: in lockstep the other goes no further without it."""
+    """Of both learners, by the clock of who took longer: in lockstep the other goes no further
+    without it."""
     seconds = max(outcome.seconds for outcome in pair)
     return [count / seconds for count in counts]
 
@@ -255,10 +289,21 @@ def _kept(what: str, setting: Setting, slow: Pair, free: Pair, goal: str) -> Ite
     rounds = f"{min(x.adopted for x in slow)} rounds in {max(x.seconds for x in slow):.0f} s"
     pace = f"a boundary each {setting.sync_every} steps of {1e3 * setting.step_s:.0f} ms"
     trained, floor = (per_s(pair, [x.trained for x in pair]) for pair in (slow, free))
-    yield beside("link", f"tokens trained, {what}", "1/s", trained, floor, goal, f"{rounds}; {pace}")
+    yield beside(
+        "link", f"tokens trained, {what}", "1/s", trained, floor, goal, f"{rounds}; {pace}"
+    )
     both, floor = (per_s(pair, [x.merged for x in pair]) for pair in (slow, free))
-    exact = setting.adopt_after is not None  # else the last round may come just before the end, or just after it
-    yield beside("link", f"tokens merged, {what}", "1/s", both, floor, goal if exact else "", f"of both; {rounds}")
+    # else the last round may come just before the end, or just after it
+    exact = setting.adopt_after is not None
+    yield beside(
+        "link",
+        f"tokens merged, {what}",
+        "1/s",
+        both,
+        floor,
+        goal if exact else "",
+        f"of both; {rounds}",
+    )
     often, floor = (per_s(pair, [x.adopted for x in pair]) for pair in (slow, free))
     yield beside("link", f"rounds, {what}", "1/s", often, floor)
 
@@ -270,27 +315,37 @@ def _bytes(what: str, pair: Pair) -> Iterator[Result]:
         n = len(sender.rounds)
         kernel, ledger = [sender.sent / n], [ledger_bytes(sender, receiver) / n]
         pulled = sum(r.reason == "pulled" for r in receiver.rounds)
-        notes = f"the ledgers' bytes, these are the kernel's; {n} rounds, {pulled} anchors pulled whole"
-        yield beside("link", f"bytes a round {way} the sealer, {what}", "B", kernel, ledger, OVERHEAD, notes)
+        notes = (
+            f"the ledgers' bytes, these are the kernel's; {n} rounds, {pulled} anchors pulled whole"
+        )
+        yield beside(
+            "link", f"bytes a round {way} the sealer, {what}", "B", kernel, ledger, OVERHEAD, notes
+        )
 
 
 def _alive(what: str, pair: Pair) -> Result:
     looks, alive = [x.looks for x in pair], [x.alive for x in pair]
     notes = f"{sum(looks) - sum(alive)} of {sum(looks)} looks at the roster found the peer suspected or gone"
-    return beside("link", f"looks that find the peer alive, {what}", "1", alive, looks, ">= 1", notes)
+    return beside(
+        "link", f"looks that find the peer alive, {what}", "1", alive, looks, ">= 1", notes
+    )
 
 
 def _report(setting: Setting, pairs: dict[str, Pair]) -> Iterator[Result]:
     mode = "overlapped" if setting.adopt_after is None else "in lockstep"
     for rate in (MIDDLING, SLOW):
         what = f"{setting.codec} at {rate}, {mode}"
-        yield from _kept(what, setting, pairs[rate], pairs[FREE], GOALS.get((setting.codec, rate), ""))
+        yield from _kept(
+            what, setting, pairs[rate], pairs[FREE], GOALS.get((setting.codec, rate), "")
+        )
         yield from _bytes(what, pairs[rate])
         yield _alive(what, pairs[rate])
 
 
 def run() -> Iterator[Result]:
-    for setting in [Setting(codec, adopt_after) for codec in CODECS for adopt_after in (None, OVERLAP)]:
+    for setting in [
+        Setting(codec, adopt_after) for codec in CODECS for adopt_after in (None, OVERLAP)
+    ]:
         parts = _parts(setting)
         (pairs,) = measure([setting], parts)
         yield from _report(setting, dict(zip([part.rate for part in parts], pairs, strict=True)))

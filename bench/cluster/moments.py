@@ -1,6 +1,8 @@
-"""Averaging Adam's moments, or not: what the same steps of the text example come to, and what it costs in bytes.
+"""Averaging Adam's moments, or not: what the same steps of the text example come to, and what it
+costs in bytes.
 
-As in `convergence.py` the learners are threads in lockstep, and two runs of one seed differ in the periods alone."""
+As in `convergence.py` the learners are threads in lockstep, and two runs of one seed differ in the
+periods alone."""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ def run() -> Iterator[Result]:
         texts = [read_corpus(i, learners) for i in range(learners)]
         floors = [final_losses(CODECS["none"], seed, texts, moments=None).closed for seed in SEEDS]
         for name, periods in TOLD.items():
-            losses = [final_losses(CODECS["none"], seed, texts, moments=periods).closed for seed in SEEDS]
-            notes = f"{STEPS} steps of AdamW each, {SYNC_EVERY} between rounds; a pair for each seed"
+            losses = [
+                final_losses(CODECS["none"], seed, texts, moments=periods).closed for seed in SEEDS
+            ]
+            notes = (
+                f"{STEPS} steps of AdamW each, {SYNC_EVERY} between rounds; a pair for each seed"
+            )
             what = f"{learners} learners, moments every {name} rounds: held-out loss over that of local moments"
             yield beside("moments", what, "nats/byte", losses, floors, notes=notes)

@@ -1,8 +1,9 @@
-"""Two Linux network namespaces, joined by one wire that the kernel keeps as slow as it is told, and counts.
+"""Two Linux network namespaces, joined by one wire that the kernel keeps as slow as it is told, and
+counts.
 
-A namespace here has no name: it lives as long as a process is in it, and the wire as long as its namespaces. Its
-keeper is a `cat` that ends when its input does. So nothing is left of them, however their maker ends, and no two runs
-can meet.
+A namespace here has no name: it lives as long as a process is in it, and the wire as long as its
+namespaces. Its keeper is a `cat` that ends when its input does. So nothing is left of them, however
+their maker ends, and no two runs can meet.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import NamedTuple
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 WIRE = "wire"  # the interface, in either namespace
 ADDRESSES = ("192.0.2.1", "192.0.2.2")  # of a net that no real one uses (RFC 5737)
-BURST, QUEUE = "16kb", "200ms"  # what may pass at once, and how long a packet may stand in line before it is dropped
+# what may pass at once, and how long a packet may stand in line before it is dropped
+BURST, QUEUE = "16kb", "200ms"
 PATIENCE_S = 10.0
 CLONE_NEWNET = 0x40000000
 
@@ -33,7 +35,8 @@ class Counters(NamedTuple):
 
 
 class End(NamedTuple):
-    """One end of the wire: the namespace of process `keeper`, where `address` is. Any process may be told of it."""
+    """One end of the wire: the namespace of process `keeper`, where `address` is. Any process may
+    be told of it."""
 
     keeper: int
     address: str
@@ -46,7 +49,8 @@ class End(NamedTuple):
                 raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
 
     def limit(self, rate: str) -> None:
-        """From now on this end sends no faster than `rate`, in tc's words ("10mbit"); "": as fast as it can."""
+        """From now on this end sends no faster than `rate`, in tc's words ("10mbit"); "": as fast
+        as it can."""
         slow = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
         self.run("tc", "qdisc", "replace", "dev", WIRE, "root", *(slow if rate else ("pfifo",)))
 
@@ -86,12 +90,26 @@ def absent() -> str:
 
 @contextmanager
 def joined() -> Iterator[tuple[End, End]]:
-    """Two ends that reach each other and nothing else, as fast as the machine can, until the block ends."""
+    """Two ends that reach each other and nothing else, as fast as the machine can, until the block
+    ends."""
     with ExitStack() as stack:
         one, other = (End(stack.enter_context(_kept()), address) for address in ADDRESSES)
-        one.run("ip", "link", "add", WIRE, "type", "veth", "peer", "name", WIRE, "netns", str(other.keeper))
+        one.run(
+            "ip",
+            "link",
+            "add",
+            WIRE,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            WIRE,
+            "netns",
+            str(other.keeper),
+        )
         for end in (one, other):
-            # One segment a packet, or headers would be counted once for many; and no packets of the kernel's own.
+            # One segment a packet, or headers would be counted once for many; and no packets of the
+            # kernel's own.
             end.run("ip", "link", "set", WIRE, "gso_max_segs", "1", "addrgenmode", "none")
             end.run("ip", "address", "add", f"{end.address}/24", "dev", WIRE)
             for interface in ("lo", WIRE):

@@ -1,7 +1,9 @@
-"""Two fast learners and one three times slower: what the slow one costs the fast ones, and how often it takes part.
+"""Two fast learners and one three times slower: what the slow one costs the fast ones, and how
+often it takes part.
 
-One cluster, in phases that all three enter by the clock: nobody syncs, all are fast, one is slow; then again. A step is
-a sleep and `step()`, so that cores that are short do not count against the library.
+One cluster, in phases that all three enter by the clock: nobody syncs, all are fast, one is slow;
+then again. A step is a sleep and `step()`, so that cores that are short do not count against the
+library.
 """
 
 from __future__ import annotations
@@ -71,21 +73,46 @@ def _shares(phases: list[Phase]) -> tuple[list[float], list[float]]:
     """In what part of the seals the slow learner was, and what part of their tokens was its."""
     name = f"learner{SLOW}"
     uneven = [phase.rounds for phase in phases if phase.kind == UNEVEN and phase.rounds]
-    took_part = [sum(any(m.name == name for m in r.members) for r in rounds) / len(rounds) for rounds in uneven]
+    took_part = [
+        sum(any(m.name == name for m in r.members) for r in rounds) / len(rounds)
+        for rounds in uneven
+    ]
     members = [[m for record in rounds for m in record.members] for rounds in uneven]
-    tokens = [sum(m.tokens for m in ms if m.name == name) / (sum(m.tokens for m in ms) or 1) for ms in members]
+    tokens = [
+        sum(m.tokens for m in ms if m.name == name) / (sum(m.tokens for m in ms) or 1)
+        for ms in members
+    ]
     return took_part, tokens
 
 
 def run() -> Iterator[Result]:
     learners = run_learners(_learn, 3)
     fast = [phases for rank, phases in enumerate(learners) if rank != SLOW]
-    rates = {kind: [rate for phases in fast for rate in _rates(phases, kind)] for kind in (OFF, EVEN, UNEVEN)}
+    rates = {
+        kind: [rate for phases in fast for rate in _rates(phases, kind)]
+        for kind in (OFF, EVEN, UNEVEN)
+    }
     setting = f"1.6 M float32, sync_every={SYNC_EVERY}, steps of 20 ms, the slow one's 60 ms"
     with_slow = "a fast learner's steps beside a slow one"
-    yield beside("slow", with_slow, "1/s", rates[UNEVEN], rates[EVEN], ">= 0.98", f"floor = all are fast; {setting}")
+    yield beside(
+        "slow",
+        with_slow,
+        "1/s",
+        rates[UNEVEN],
+        rates[EVEN],
+        ">= 0.98",
+        f"floor = all are fast; {setting}",
+    )
     yield beside("slow", with_slow, "1/s", rates[UNEVEN], rates[OFF], notes="floor = nobody syncs")
     took_part, tokens = _shares(learners[0])
     seals = sum(len(phase.rounds) for phase in learners[0] if phase.kind == UNEVEN)
-    yield plain("slow", "seals with the slow learner in them", "share", took_part, f"of {seals}, by phase")
-    yield plain("slow", "the slow learner's share of their tokens", "", tokens, "of the work it does 1/7 = 0.143")
+    yield plain(
+        "slow", "seals with the slow learner in them", "share", took_part, f"of {seals}, by phase"
+    )
+    yield plain(
+        "slow",
+        "the slow learner's share of their tokens",
+        "",
+        tokens,
+        "of the work it does 1/7 = 0.143",
+    )

@@ -1,7 +1,9 @@
-"""Three learners, one of which becomes twice as slow in mid-run: what the others keep, and what they all come to.
+"""Three learners, one of which becomes twice as slow in mid-run: what the others keep, and what
+they all come to.
 
-The text example, a step in 60 ms or, from a third of the time on, in 120 ms by a sleep; every policy for as long. In
-lockstep (`adopt_after`) a round waits for whoever it is to wait for; without it, nobody's training waits at all."""
+The text example, a step in 60 ms or, from a third of the time on, in 120 ms by a sleep; every
+policy for as long. In lockstep (`adopt_after`) a round waits for whoever it is to wait for; without
+it, nobody's training waits at all."""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Run:
-    """One learner's: steps/s while all were alike and while one was slow, the rounds of the latter, and the end."""
+    """One learner's: steps/s while all were alike and while one was slow, the rounds of the latter,
+    and the end."""
 
     before: float = 0.0
     after: float = 0.0
@@ -47,13 +50,17 @@ class Run:
     loss: float = 0.0
 
 
-def _train(optimizer: MendOptimizer, model: TextModel, text: Any, step_s: float, until: float, draws: Any) -> float:
+def _train(
+    optimizer: MendOptimizer, model: TextModel, text: Any, step_s: float, until: float, draws: Any
+) -> float:
     """Steps per second, until then."""
     steps, began = 0, time.monotonic()
     while time.monotonic() < until:
         due = time.monotonic() + step_s
         optimizer.zero_grad()
-        model(*windows(text, torch.randint(len(text) - CONTEXT, (BATCH,), generator=draws))).backward()
+        model(
+            *windows(text, torch.randint(len(text) - CONTEXT, (BATCH,), generator=draws))
+        ).backward()
         time.sleep(max(0.0, due - time.monotonic()))
         optimizer.step()
         steps += 1
@@ -81,7 +88,9 @@ def _learn(seat: Seat, options: dict[str, Any]) -> Run:
         step_s = STEP_S * (SLOWER if seat.rank == SLOW else 1.0)
         _train(optimizer, model, text, step_s, began + EVEN_S + SETTLE_S, draws)
         rounds.clear()
-        run.after = _train(optimizer, model, text, step_s, began + EVEN_S + SETTLE_S + UNEVEN_S, draws)
+        run.after = _train(
+            optimizer, model, text, step_s, began + EVEN_S + SETTLE_S + UNEVEN_S, draws
+        )
         run.rounds = [record for record in rounds if record.members]
         with optimizer.global_weights():
             run.loss = float(evaluate(model, held_out))
@@ -105,13 +114,40 @@ def _figures(name: str, runs: list[Run]) -> Iterator[Result]:
     goal = ">= 0.99" if "fail-slow" in name or name == "as it comes" else ""
     said = sorted({text for run in runs for text in run.slow_said})
     notes = f"a learner is {SLOWER:g} times slower; {'; '.join(said) or 'nobody is called slow'}"
-    yield beside("straggler", f"{name}: a fast learner's steps beside the slow one", "1/s", *rates, goal, notes)
+    yield beside(
+        "straggler",
+        f"{name}: a fast learner's steps beside the slow one",
+        "1/s",
+        *rates,
+        goal,
+        notes,
+    )
     seals = runs[0].rounds
     members = [m for record in seals for m in record.members]
-    took_part = mean(any(m.name == f"learner{SLOW}" for m in record.members) for record in seals) if seals else 0.0
-    yield plain("straggler", f"{name}: seals with the slow learner in them", "", [took_part], f"of {len(seals)}")
+    took_part = (
+        mean(any(m.name == f"learner{SLOW}" for m in record.members) for record in seals)
+        if seals
+        else 0.0
+    )
+    yield plain(
+        "straggler",
+        f"{name}: seals with the slow learner in them",
+        "",
+        [took_part],
+        f"of {len(seals)}",
+    )
     per_s = sum(m.tokens for m in members) / UNEVEN_S
-    yield plain("straggler", f"{name}: merged", "steps/s", [per_s], "of all learners, while one is slow")
+    yield plain(
+        "straggler", f"{name}: merged", "steps/s", [per_s], "of all learners, while one is slow"
+    )
     trained, merged = sum(run.tokens for run in runs), max(run.merged for run in runs)
-    yield plain("straggler", f"{name}: of what was trained, merged in the end", "", [merged / trained], f"{trained}")
-    yield plain("straggler", f"{name}: held-out loss after as long", "nats/byte", [run.loss for run in runs])
+    yield plain(
+        "straggler",
+        f"{name}: of what was trained, merged in the end",
+        "",
+        [merged / trained],
+        f"{trained}",
+    )
+    yield plain(
+        "straggler", f"{name}: held-out loss after as long", "nats/byte", [run.loss for run in runs]
+    )

@@ -1,1 +1,2 @@
-"""One learner or two on one machine: what a single operation costs, beside the least that it can cost."""
+"""One learner or two on one machine: what a single operation costs, beside the least that it can
+cost."""

@@ -1,4 +1,5 @@
-"""What MendOptimizer costs where there is nobody to train with: its `step()` beside the inner optimizer's own.
+"""What MendOptimizer costs where there is nobody to train with: its `step()` beside the inner
+optimizer's own.
 
 Both take steps with the same AdamW on the same tensors, in turns.
 """
@@ -41,4 +42,6 @@ def run() -> Iterator[Result]:
         steps.append(1e6 * took[wrapped])
         floors.append(1e6 * took[bare])
     notes = f"AdamW, 0.4 M float32 in 96 tensors, {STEPS} steps a repeat"
-    yield beside("alone", "step() without peers", "us", steps[WARM:], floors[WARM:], "<= 1.02", notes)
+    yield beside(
+        "alone", "step() without peers", "us", steps[WARM:], floors[WARM:], "<= 1.02", notes
+    )

@@ -1,6 +1,8 @@
-"""What `state_dict()` takes with peers: over one copy and one SHA-256 of the anchor, which is the least it holds.
+"""What `state_dict()` takes with peers: over one copy and one SHA-256 of the anchor, which is the
+least it holds.
 
-Two learners of 25 M parameters. At rest nothing else happens; in training every step saves, while rounds go on."""
+Two learners of 25 M parameters. At rest nothing else happens; in training every step saves, while
+rounds go on."""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def _learn(seat: Seat) -> Times:
             seat.meet()
             if turn % LEARNERS == seat.rank:
                 times.at_rest.append(_seconds(optimizer.state_dict))
-                times.floor.append(_seconds(lambda: hashlib.sha256(anchor.clone().numpy()).digest()))
+                times.floor.append(
+                    _seconds(lambda: hashlib.sha256(anchor.clone().numpy()).digest())
+                )
     return times
 
 

@@ -1,5 +1,6 @@
-"""Every codec on a transformer of 25 M parameters: bytes each way, time beside memory passes and matrix products
-measured in the same run, memory; and what is lost of a real delta, of the text example."""
+"""Every codec on a transformer of 25 M parameters: bytes each way, time beside memory passes and
+matrix products measured in the same run, memory; and what is lost of a real delta, of the text
+example."""
 
 from __future__ import annotations
 
@@ -30,15 +31,33 @@ from mend_optim.worker.outer import delta
 from mend_optim.worker.seal_payload import WayBack, digest
 
 WIDTH, LAYERS, WORDS, PLACES = 512, 6, 11_500, 512
-LAYER = [(3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,), (4 * WIDTH, WIDTH), (4 * WIDTH,),
-         (WIDTH, 4 * WIDTH), (WIDTH,), (WIDTH,), (WIDTH,), (WIDTH,), (WIDTH,)]  # fmt: skip
+LAYER = [
+    (3 * WIDTH, WIDTH),
+    (3 * WIDTH,),
+    (WIDTH, WIDTH),
+    (WIDTH,),
+    (4 * WIDTH, WIDTH),
+    (4 * WIDTH,),
+    (WIDTH, 4 * WIDTH),
+    (WIDTH,),
+    (WIDTH,),
+    (WIDTH,),
+    (WIDTH,),
+    (WIDTH,),
+]
 SHAPES: list[tuple[int, ...]] = [(WORDS, WIDTH), (PLACES, WIDTH), *LAYER * LAYERS]
 NUMEL = sum(map(math.prod, SHAPES))
 
 TOLD: dict[str, Codec] = {
-    "bf16": CODECS["bf16"], "int8": Int8(), "int4": Int4(), "float4": Float4(), "sparse": Sparse(),
-    "powersgd r4": PowerSGD(rank=4), "powersgd r8": PowerSGD(rank=8), "powersgd r16": PowerSGD(rank=16),
-}  # fmt: skip
+    "bf16": CODECS["bf16"],
+    "int8": Int8(),
+    "int4": Int4(),
+    "float4": Float4(),
+    "sparse": Sparse(),
+    "powersgd r4": PowerSGD(rank=4),
+    "powersgd r8": PowerSGD(rank=8),
+    "powersgd r16": PowerSGD(rank=16),
+}
 LEAST = {"bf16": ">= 1.99", "int8": ">= 3.9", "int4": ">= 7.5"}
 PASSES = {"int8": "<= 2", "int4": "<= 2"}
 REPEATS, WARM = 9, 1
@@ -51,28 +70,40 @@ def run() -> Iterator[Result]:
     for name, codec in TOLD.items():
         yield from sizes(name, codec, values)
         yield from times(name, codec, values)
-        yield plain("codec", f"{name}: peak memory of an encoding", "bytes/element", [peak(codec, values)])
+        yield plain(
+            "codec", f"{name}: peak memory of an encoding", "bytes/element", [peak(codec, values)]
+        )
     yield from errors()
 
 
-# ── bytes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── bytes ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def sizes(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
     """How many times smaller than float32, up, and down with two members."""
     up = [4 * NUMEL / encode(codec, values, SHAPES)[0].nbytes]
     notes = f"{NUMEL / 1e6:.1f} M elements in {len(SHAPES)} tensors"
-    yield beside("codec", f"{name}: float32's bytes over an offer's", "", up, [1.0], _least(name), notes)
+    yield beside(
+        "codec", f"{name}: float32's bytes over an offer's", "", up, [1.0], _least(name), notes
+    )
     if isinstance(codec, PowerSGD):
-        large = [(t.reshape(-1), tuple(t.shape)) for t in split(values, SHAPES) if codec.rank_of(tuple(t.shape))]
+        large = [
+            (t.reshape(-1), tuple(t.shape))
+            for t in split(values, SHAPES)
+            if codec.rank_of(tuple(t.shape))
+        ]
         raw = sum(t.nbytes for t, _ in large)
         packed, _ = encode(codec, torch.cat([t for t, _ in large]), [shape for _, shape in large])
         goal = ">= 60" if codec.rank == 4 else ""
-        yield beside("codec", f"{name}: the same, of its matrices", "", [raw / packed.nbytes], [1.0], goal)
+        yield beside(
+            "codec", f"{name}: the same, of its matrices", "", [raw / packed.nbytes], [1.0], goal
+        )
     seal = sealed(codec, [values, values.flip(0)])
     sent = seal.without(seal.members[0].peer, seal.members[0].seq)
     down = [4 * NUMEL / sum(packet.nbytes for packet in sent.sections.values())]
-    yield plain("codec", f"{name}: float32's bytes over those that come back, two members", "", down)
+    yield plain(
+        "codec", f"{name}: float32's bytes over those that come back, two members", "", down
+    )
 
 
 def _least(name: str) -> str:
@@ -80,7 +111,9 @@ def _least(name: str) -> str:
 
 
 def fragment() -> Fragment:
-    return Layout([str(i) for i in range(len(SHAPES))], [torch.empty(shape) for shape in SHAPES], 1).fragments[0]
+    return Layout(
+        [str(i) for i in range(len(SHAPES))], [torch.empty(shape) for shape in SHAPES], 1
+    ).fragments[0]
 
 
 def sealed(codec: Codec, deltas: Sequence[Tensor]) -> Seal:
@@ -91,13 +124,15 @@ def sealed(codec: Codec, deltas: Sequence[Tensor]) -> Seal:
         for i, packet in enumerate(packets)
     ]
     weights = (1 / n,) * n
-    sections = WayBack(codec, "mean", fragment(), Buffers()).sections(offers, weights, torch.empty(NUMEL))
+    sections = WayBack(codec, "mean", fragment(), Buffers()).sections(
+        offers, weights, torch.empty(NUMEL)
+    )
     members = tuple(offer.entry for offer in offers)
     payload = digest(sections, weights)
     return Seal(offers[0].peer, 0, b"", Key(1, 1, b""), members, weights, (), "", payload, sections)
 
 
-# ── seconds ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── seconds ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -106,7 +141,9 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def pairs(work: Callable[[], object], floor: Callable[[], object]) -> tuple[list[float], list[float]]:
+def pairs(
+    work: Callable[[], object], floor: Callable[[], object]
+) -> tuple[list[float], list[float]]:
     """Both, side by side, `REPEATS` times."""
     found = [(seconds(work), seconds(floor)) for _ in range(WARM + REPEATS)][WARM:]
     return [w for w, _ in found], [f for _, f in found]
@@ -119,20 +156,33 @@ def times(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
         yield from _products(name, codec, values, memory)
     else:
         allocate = buffers.take_bytes  # as in training: memory that was used before
-        one = pairs(lambda: encode(codec, values, SHAPES, allocate=allocate), lambda: out.copy_(values))
+        one = pairs(
+            lambda: encode(codec, values, SHAPES, allocate=allocate), lambda: out.copy_(values)
+        )
         yield beside("codec", f"{name}: encode over a copy", "s", *one, PASSES.get(name, ""))
         one = pairs(lambda: decode(packet, SHAPES, out), lambda: out.copy_(values))
         yield beside("codec", f"{name}: decode over a copy", "s", *one)
     deltas = [values, values.flip(0)]
     seal, way_back = sealed(codec, deltas), WayBack(codec, "mean", fragment(), Buffers())
-    merged = pairs(lambda: way_back.merged(seal, False, out), lambda: weighted_mean(deltas, seal.weights, out))
-    yield beside("codec", f"{name}: two members decoded and merged, over merging float32", "s", *merged)
+    merged = pairs(
+        lambda: way_back.merged(seal, False, out), lambda: weighted_mean(deltas, seal.weights, out)
+    )
+    yield beside(
+        "codec", f"{name}: two members decoded and merged, over merging float32", "s", *merged
+    )
 
 
-def _products(name: str, codec: PowerSGD, values: Tensor, memory: Tensor | None) -> Iterator[Result]:
-    """Encode and decode over the matrix products and the QR that they cannot do without: A Qᵀ, QR, Pᵀ A, P Q."""
+def _products(
+    name: str, codec: PowerSGD, values: Tensor, memory: Tensor | None
+) -> Iterator[Result]:
+    """Encode and decode over the matrix products and the QR that they cannot do without: A Qᵀ, QR,
+    Pᵀ A, P Q."""
     out = torch.empty(NUMEL)
-    large = [(t, codec.rank_of(tuple(t.shape))) for t in split(values, SHAPES) if codec.rank_of(tuple(t.shape))]
+    large = [
+        (t, codec.rank_of(tuple(t.shape)))
+        for t in split(values, SHAPES)
+        if codec.rank_of(tuple(t.shape))
+    ]
     room = [torch.empty(as_matrix(tuple(t.shape))) for t, _ in large]
     starts = [torch.randn(r, r_m.shape[1]) for (_, r), r_m in zip(large, room, strict=True)]
 
@@ -146,18 +196,27 @@ def _products(name: str, codec: PowerSGD, values: Tensor, memory: Tensor | None)
         packet, _ = encode(codec, values, SHAPES, memory)
         decode(packet, SHAPES, out)
 
-    yield beside("codec", f"{name}: encode and decode over products and QR", "s", *pairs(work, floor), "<= 1.15")
+    yield beside(
+        "codec",
+        f"{name}: encode and decode over products and QR",
+        "s",
+        *pairs(work, floor),
+        "<= 1.15",
+    )
 
 
-# ── memory and loss ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── memory and loss ───────────────────────────────────────────────────────────────────────────────
 
 
 def peak(codec: Codec, values: Tensor) -> float:
-    """Bytes of memory that an encoding takes at its peak, for each element; the packet is part of it."""
-    encode(codec, torch.zeros(64 * 64), [(64, 64)])  # what is loaded at the first call is no codec's memory
+    """Bytes of memory that an encoding takes at its peak, for each element; the packet is part of
+    it."""
+    # what is loaded at the first call is no codec's memory
+    encode(codec, torch.zeros(64 * 64), [(64, 64)])
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak is counted from now on
+    # the peak is counted from now on
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = _resident("VmRSS")
     encode(codec, values, SHAPES)
     return max(0, _resident("VmHWM") - before) * 1024 / NUMEL
@@ -169,7 +228,8 @@ def _resident(what: str) -> int:
 
 
 def errors() -> Iterator[Result]:
-    """‖A − decode(encode(A))‖ / ‖A‖ of the text example's own deltas: of one, and of Δ + residual after some rounds."""
+    """‖A − decode(encode(A))‖ / ‖A‖ of the text example's own deltas: of one, and of Δ + residual
+    after some rounds."""
     found: dict[str, list[float]] = {name: [] for name in TOLD}
     deltas, shapes = text_deltas()
     for name, codec in TOLD.items():

@@ -1,4 +1,5 @@
-"""From the boundary to the correction: a dense exchange of 25 M parameters between two learners, beside gloo.
+"""From the boundary to the correction: a dense exchange of 25 M parameters between two learners,
+beside gloo.
 
     boundary ─snapshot─▶ ─prepare─▶ ─upload─▶ ─inspect─▶ ─merge─▶ ─download─▶ ─advance─▶ adoptable
 
@@ -135,7 +136,9 @@ def _parts(sealer: Lap, other: Lap) -> dict[str, float]:
 def run() -> Iterator[Result]:
     laps = list(zip(*run_learners(_learn, 2, clusters=2), strict=True))
     gloo = [1e3 * _took([lap.gloo for lap in pair]) for pair in laps]
-    whole = [1e3 * _took([(lap.boundary, lap.spans[ADOPTABLE][-1][1]) for lap in pair]) for pair in laps]
+    whole = [
+        1e3 * _took([(lap.boundary, lap.spans[ADOPTABLE][-1][1]) for lap in pair]) for pair in laps
+    ]
     setting = "25.2 M float32, 2 learners, from the later boundary to the later correction; floor = gloo all-reduce"
     yield beside("exchange", "boundary to adoptable", "ms", whole, gloo, "<= 2.5", setting)
     ordered = [sorted(pair, key=lambda lap: "merge" not in lap.spans) for pair in laps]

@@ -42,7 +42,9 @@ def _seconds(work: Callable[[], object]) -> float:
 def _job(deltas: list[Tensor]) -> Callable[[], object]:
     """The whole job of a sealer's worker: read the packets, merge, digest the result."""
     model = [nn.Parameter(torch.empty(NUMEL))]
-    anchors = Anchors(Layout(["0"], model, 1), [torch.zeros(NUMEL)], Dense(), Nesterov(), "mean", Buffers())
+    anchors = Anchors(
+        Layout(["0"], model, 1), [torch.zeros(NUMEL)], Dense(), Nesterov(), "mean", Buffers()
+    )
     base = Lineage.fresh(anchors.genesis())
     offers = tuple(
         Offer(PeerId(str(i), 1), 0, 1, 1, 1, base.genesis, base.key, True, {"delta": raw(delta)})
@@ -60,11 +62,19 @@ def run() -> Iterator[Result]:
     job = _job(deltas)
 
     def measure(name: str, work: Callable[[], object], goal: str = "", notes: str = "") -> Result:
-        turns = [(_seconds(work), _seconds(lambda: _floor(deltas, floor_out))) for _ in range(WARM + REPEATS[name])]
+        turns = [
+            (_seconds(work), _seconds(lambda: _floor(deltas, floor_out)))
+            for _ in range(WARM + REPEATS[name])
+        ]
         took, floors = ([1e3 * s for s in column] for column in zip(*turns[WARM:], strict=True))
         return beside("merge", f"{name}, 4 x 10 M", "ms", took, floors, goal, notes)
 
-    yield measure("mean", lambda: merge("mean", deltas, WEIGHTS, out, OFFSETS), "<= 1.2", "floor = mul + 3 add_")
+    yield measure(
+        "mean",
+        lambda: merge("mean", deltas, WEIGHTS, out, OFFSETS),
+        "<= 1.2",
+        "floor = mul + 3 add_",
+    )
     for scheme in ("rda", "trimmed_mean", "median"):
         yield measure(scheme, lambda scheme=scheme: merge(scheme, deltas, WEIGHTS, out, OFFSETS))  # type: ignore[misc]
     yield measure("job", job, notes="mean and digest, as a sealer's worker does it")

@@ -1,8 +1,10 @@
-"""What one outer sync costs the training thread: one copy of the parameters, one addition, and whatever else there is.
+"""What one outer sync costs the training thread: one copy of the parameters, one addition, and
+whatever else there is.
 
-Two learners of 25 M parameters, real rounds over loopback. After every round each measures the floor while the other
-waits: the copy and the addition alone, on the same tensors, and each after a pause, as in a round: what comes straight
-after the other finds its code and data in the caches. In a round the background threads of both want the cores, too.
+Two learners of 25 M parameters, real rounds over loopback. After every round each measures the
+floor while the other waits: the copy and the addition alone, on the same tensors, and each after a
+pause, as in a round: what comes straight after the other finds its code and data in the caches. In
+a round the background threads of both want the cores, too.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Round(NamedTuple):
 
 
 class Floor:
-    """One copy of all parameters to buffers that are there already, one addition of others in place."""
+    """One copy of all parameters to buffers that are there already, one addition of others in
+    place."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
@@ -86,8 +89,11 @@ def _train_a_round(optimizer: MendOptimizer, watch: Watch) -> list[float]:
 
 
 def _parts(sync: float, spans: Spans) -> dict[str, float]:
-    """Where a sync's time went. Of the engine, under its mutex: what its calls took beyond their usual time."""
-    usual = [median(end - start for start, end in spans[name]) * len(spans[name]) for name in EVERY_STEP]
+    """Where a sync's time went. Of the engine, under its mutex: what its calls took beyond their
+    usual time."""
+    usual = [
+        median(end - start for start, end in spans[name]) * len(spans[name]) for name in EVERY_STEP
+    ]
     engine = sum(seconds(spans[name]) for name in (*EVERY_STEP, "submit")) - sum(usual)
     parts = {"copy": seconds(spans["copy"]), "apply": seconds(spans["apply"]), "engine": engine}
     return {**parts, "waits elsewhere": sync - sum(parts.values())}
@@ -113,7 +119,9 @@ def _learn(seat: Seat) -> list[Round]:
             times = _train_a_round(optimizer, watch)
             idle = median(times)
             sync = sum(times) - idle * len(times)
-            rounds.append(Round(sync, _measure_in_turn(seat, floor), idle, _parts(sync, watch.take())))
+            rounds.append(
+                Round(sync, _measure_in_turn(seat, floor), idle, _parts(sync, watch.take()))
+            )
             seat.meet()
     return rounds[WARM:]
 
@@ -127,4 +135,10 @@ def run() -> Iterator[Result]:
     for part in rounds[0].parts:
         yield beside("sync", f"of it: {part}", "ms", [1e3 * r.parts[part] for r in rounds], floors)
     idle = [1e6 * r.idle for r in rounds]
-    yield plain("sync", "a step without a sync", "us", idle, "after a sleep, the inner optimizer does nothing")
+    yield plain(
+        "sync",
+        "a step without a sync",
+        "us",
+        idle,
+        "after a sleep, the inner optimizer does nothing",
+    )

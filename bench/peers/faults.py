@@ -1,9 +1,11 @@
-"""What a death costs who is left, beside torchft: one of two trainers is killed and started again, then the server.
+"""What a death costs who is left, beside torchft: one of two trainers is killed and started again,
+then the server.
 
-Scenes alternate between the libraries. In each, two trainers of the same small model step at the same pace; when both
-have merged together, one dies by SIGKILL at some point of its cycle (with mend_optim always the sealer, whose loss is
-the worst) and is started again `AWAY_S` later. Last dies what everybody depends on: torchft's lighthouse; mend_optim
-has none, so there dies the learner that was there from the start, with its anchors and its sealing.
+Scenes alternate between the libraries. In each, two trainers of the same small model step at the
+same pace; when both have merged together, one dies by SIGKILL at some point of its cycle (with
+mend_optim always the sealer, whose loss is the worst) and is started again `AWAY_S` later. Last
+dies what everybody depends on: torchft's lighthouse; mend_optim has none, so there dies the learner
+that was there from the start, with its anchors and its sealing.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def absent() -> str:
     return ""
 
 
-# ── the two casts ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the two casts ─────────────────────────────────────────────────────────────────────────────────
 
 
 def _ours(here: Stage) -> tuple[Callable[..., Trainer], None]:
@@ -72,10 +74,13 @@ def _theirs(here: Stage) -> tuple[Callable[..., Trainer], Process]:
     return start, lighthouse
 
 
-CASTS: dict[str, Callable[[Stage], tuple[Callable[..., Trainer], Any]]] = {OURS: _ours, THEIRS: _theirs}
+CASTS: dict[str, Callable[[Stage], tuple[Callable[..., Trainer], Any]]] = {
+    OURS: _ours,
+    THEIRS: _theirs,
+}
 
 
-# ── a scene ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a scene ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _play(library: str, phase: int) -> Scene:
@@ -116,7 +121,8 @@ def _play(library: str, phase: int) -> Scene:
 
 
 def _longest_gap(trainer: Trainer, since: float, until: float) -> float:
-    """The longest time between two of its steps, of those that end or would have ended in the span."""
+    """The longest time between two of its steps, of those that end or would have ended in the
+    span."""
     steps = trainer.seen("step")
     first = max(step.at for step in steps if step.at <= since)
     marks = [first, *(step.at for step in steps if since < step.at <= until)]
@@ -125,8 +131,8 @@ def _longest_gap(trainer: Trainer, since: float, until: float) -> float:
 
 
 def _lost(trainer: Trainer, before: list[Event], since: float, until: float) -> float:
-    """Steps that it threw away in the span, and those that its pauses cost it at its pace before. Shorter pauses are no
-    loss by the fault: there is a sync in every cycle."""
+    """Steps that it threw away in the span, and those that its pauses cost it at its pace before.
+    Shorter pauses are no loss by the fault: there is a sync in every cycle."""
     pace = median(b.at - a.at for a, b in itertools.pairwise(before))
     steps = trainer.seen("step", since - pace, until)
     gaps = [b.at - a.at for a, b in itertools.pairwise(steps)]
@@ -137,14 +143,29 @@ def _thrown(steps: list[Event]) -> float:
     return sum(step.facts["thrown"] for step in steps)
 
 
-# ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is told ──────────────────────────────────────────────────────────────────────────────────
 
 TOLD: list[tuple[str, str, Callable[[Scene], float | None], str]] = [
-    ("survivor's longest gap between steps", "s", lambda s: s.survivor_gap, f"{AWAY_S:g} s after the kill"),
-    ("steps the survivor lost", "steps", lambda s: s.survivor_lost, f"thrown away, or in pauses of over {PAUSE} steps"),
+    (
+        "survivor's longest gap between steps",
+        "s",
+        lambda s: s.survivor_gap,
+        f"{AWAY_S:g} s after the kill",
+    ),
+    (
+        "steps the survivor lost",
+        "steps",
+        lambda s: s.survivor_lost,
+        f"thrown away, or in pauses of over {PAUSE} steps",
+    ),
     ("survivor's next merge, alone", "s", lambda s: s.survivor_merge, "from the kill"),
     ("imports of the process started again", "s", lambda s: s.imports, "from its start"),
-    ("from imports to the first common merge", "s", lambda s: s.rejoin, "the process started again"),
+    (
+        "from imports to the first common merge",
+        "s",
+        lambda s: s.rejoin,
+        "the process started again",
+    ),
     ("survivor's longest gap while the other comes back", "s", lambda s: s.rejoin_gap, ""),
     ("steps that who came back took in vain", "steps", lambda s: s.rejoiner_thrown, ""),
 ]
@@ -154,11 +175,23 @@ def _tell(library: str, scenes: list[Scene]) -> Iterator[Result]:
     for what, unit, value, notes in TOLD:
         values = [v for v in map(value, scenes) if v is not None]
         if values:  # mend_optim merges nothing while it is alone: its weights are the anchor
-            yield plain("torchft", f"{library}: {what}", unit, values, "; ".join(filter(None, [notes, SETTING])))
+            yield plain(
+                "torchft",
+                f"{library}: {what}",
+                unit,
+                values,
+                "; ".join(filter(None, [notes, SETTING])),
+            )
     going_on = [scene.going_on / scene.left for scene in scenes]
     died = "the lighthouse" if library == THEIRS else "the other learner"
     notes = f"share of those left, {AFTER_S:g} s after {died} was killed; torchft's quorum_timeout {QUORUM_S:g} s"
-    yield plain("torchft", f"{library}: who trains on when what all depend on dies", "share", going_on, notes)
+    yield plain(
+        "torchft",
+        f"{library}: who trains on when what all depend on dies",
+        "share",
+        going_on,
+        notes,
+    )
 
 
 def run() -> Iterator[Result]:

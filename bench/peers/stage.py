@@ -1,4 +1,5 @@
-"""The processes of one scene: started, listened to, killed. None outlives the scene, however it ends."""
+"""The processes of one scene: started, listened to, killed. None outlives the scene, however it
+ends."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 PATIENCE_S = 60.0  # nothing that works takes half as long
-HEARTBEAT_MS, JOIN_MS, TICK_MS = 5000, 10_000, 100  # torchft's: the first its default, the others as in its README
+# torchft's: the first its default, the others as in its README
+HEARTBEAT_MS, JOIN_MS, TICK_MS = 5000, 10_000, 100
 
 LIGHTHOUSE = f"""
 import sys
@@ -42,12 +44,24 @@ class Process:
         self.stage, self.name, self.complaints = stage, name, ""
         self.lines: list[str] = []
         self.started = time.monotonic()
-        quiet = {"GLOO_SOCKET_IFNAME": "lo", "RUST_LOG": "off", "TOKIO_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        quiet = {
+            "GLOO_SOCKET_IFNAME": "lo",
+            "RUST_LOG": "off",
+            "TOKIO_WORKER_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         pipe = subprocess.PIPE
         self.popen = subprocess.Popen(
-            [sys.executable, *command], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **quiet}
+            [sys.executable, *command],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            env={**os.environ, **quiet},
         )
-        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._listen, self._collect)]
+        self._readers = [
+            threading.Thread(target=read, daemon=True) for read in (self._listen, self._collect)
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -87,19 +101,29 @@ class Trainer(Process):
 
     def __init__(self, stage: Stage, name: str, **facts: Any) -> None:
         self.events: list[Event] = []
-        super().__init__(stage, name, ["-m", "bench.peers.trainer", json.dumps({"name": name, **facts})])
+        super().__init__(
+            stage, name, ["-m", "bench.peers.trainer", json.dumps({"name": name, **facts})]
+        )
 
     def take(self, line: str) -> None:
         facts = json.loads(line)
         self.events.append(Event(facts.pop("event"), facts.pop("at"), facts))
 
-    def seen(self, kind: str, since: float = 0.0, until: float = float("inf"), **facts: Any) -> list[Event]:
+    def seen(
+        self, kind: str, since: float = 0.0, until: float = float("inf"), **facts: Any
+    ) -> list[Event]:
         """Its events of a kind, in a span of time, with these facts."""
-        alike = [event for event in list(self.events) if event.kind == kind and since <= event.at <= until]
+        alike = [
+            event
+            for event in list(self.events)
+            if event.kind == kind and since <= event.at <= until
+        ]
         return [event for event in alike if facts.items() <= event.facts.items()]
 
     def await_event(self, kind: str, since: float = 0.0, count: int = 1, **facts: Any) -> Event:
-        self.stage.until(lambda: len(self.seen(kind, since, **facts)) >= count, self, f"{count} × {kind} {facts}")
+        self.stage.until(
+            lambda: len(self.seen(kind, since, **facts)) >= count, self, f"{count} × {kind} {facts}"
+        )
         return self.seen(kind, since, **facts)[count - 1]
 
 
@@ -128,8 +152,14 @@ class Stage:
         with self.news:
             while not holds():
                 if process.ended or time.monotonic() > deadline:
-                    why = f"ended with {process.popen.poll()}" if process.ended else f"not within {PATIENCE_S:g} s"
-                    raise RuntimeError(f"{process.name}, awaiting {what}: {why}\n{process.complaints}")
+                    why = (
+                        f"ended with {process.popen.poll()}"
+                        if process.ended
+                        else f"not within {PATIENCE_S:g} s"
+                    )
+                    raise RuntimeError(
+                        f"{process.name}, awaiting {what}: {why}\n{process.complaints}"
+                    )
                 self.news.wait(0.1)
 
     def watch(self, trainers: list[Trainer], seconds: float) -> None:

@@ -1,13 +1,14 @@
 """One training process, with mend_optim or with torchft: `python -m bench.peers.trainer JSON`.
 
-Both train the same small model at the same pace and print one JSON event a line, with the time on the clock that all
-processes of a machine share:
+Both train the same small model at the same pace and print one JSON event a line, with the time on
+the clock that all processes of a machine share:
 
     imported (torch's optimizers too, which import much at the first one), ready
     step: `thrown`, how many steps of this process it made worthless     merge: `parties`
 
-torchft is set up as its README and examples do: DiLoCo with one fragment, without overlap, gloo, a Manager that may
-commit alone. Its outer optimizer is SGD(lr=1), plain averaging, which is also mend_optim's default.
+torchft is set up as its README and examples do: DiLoCo with one fragment, without overlap, gloo, a
+Manager that may commit alone. Its outer optimizer is SGD(lr=1), plain averaging, which is also
+mend_optim's default.
 """
 
 from __future__ import annotations
@@ -65,16 +66,21 @@ def train_with_mend(facts: Facts) -> None:
             say("merge", parties=len(record.members), sealer=record.sealer)
 
     optimizer = MendOptimizer(
-        task.optimizer, name=facts["name"], listen=facts["listen"], peers=facts["peers"],
-        sync_every=SYNC_EVERY, on_event=note,
-    )  # fmt: skip
+        task.optimizer,
+        name=facts["name"],
+        listen=facts["listen"],
+        peers=facts["peers"],
+        sync_every=SYNC_EVERY,
+        on_event=note,
+    )
     say("ready")
     taken = 0
     while True:
         task.backward()
         optimizer.step()
         before, taken = taken, optimizer.status().step
-        say("step", thrown=int(taken == before))  # the gradient of weights that another learner's replaced
+        # the gradient of weights that another learner's replaced
+        say("step", thrown=int(taken == before))
 
 
 def train_with_torchft(facts: Facts) -> None:
@@ -98,13 +104,21 @@ def train_with_torchft(facts: Facts) -> None:
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
         load_state_dict=load,
-        state_dict=lambda: {"model": task.model.state_dict(), "optimizer": task.optimizer.state_dict()},
+        state_dict=lambda: {
+            "model": task.model.state_dict(),
+            "optimizer": task.optimizer.state_dict(),
+        },
         min_replica_size=1,
         use_async_quorum=False,
         quorum_timeout=timedelta(seconds=QUORUM_S),
-        rank=0, world_size=1, store_addr="localhost", store_port=store.port,
-        lighthouse_addr=facts["lighthouse"], replica_id=facts["name"], hostname="localhost",
-    )  # fmt: skip
+        rank=0,
+        world_size=1,
+        store_addr="localhost",
+        store_port=store.port,
+        lighthouse_addr=facts["lighthouse"],
+        replica_id=facts["name"],
+        hostname="localhost",
+    )
     outer = torch.optim.SGD(task.model.parameters(), lr=1.0)
     with DiLoCo(manager, [task.model], task.optimizer, outer, sync_every=SYNC_EVERY):
         say("ready")
@@ -113,7 +127,8 @@ def train_with_torchft(facts: Facts) -> None:
             before, healed = manager.current_step(), False
             task.optimizer.step()
             committed = manager.current_step() > before
-            kept = committed and not healed  # who healed took another's weights, and brought nothing
+            # who healed took another's weights, and brought nothing
+            kept = committed and not healed
             say("step", thrown=SYNC_EVERY if step % SYNC_EVERY == 0 and not kept else 0)
             if committed:
                 say("merge", parties=manager.num_participants())

@@ -1,4 +1,5 @@
-"""`python -m bench.storm [--scenario storm|partition|soak]`: run it, then print what the journal says."""
+"""`python -m bench.storm [--scenario storm|partition|soak]`: run it, then print what the journal
+says."""
 
 from __future__ import annotations
 
@@ -20,31 +21,55 @@ NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.storm", description="Real learners in bad weather.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.storm", description="Real learners in bad weather."
+    )
     parser.add_argument("--scenario", choices=list(SCENARIOS), default="storm")
-    parser.add_argument("--learners", type=int, help="default: 8 in a storm, else 4; in a soak one more is a guest")
+    parser.add_argument(
+        "--learners", type=int, help="default: 8 in a storm, else 4; in a soak one more is a guest"
+    )
     parser.add_argument("--minutes", type=float, help="of storm or soak; default 10, or 30")
-    parser.add_argument("--faults-per-hour", type=float, default=120.0, help="on all learners together")
+    parser.add_argument(
+        "--faults-per-hour", type=float, default=120.0, help="on all learners together"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weather, weights and data")
-    parser.add_argument("--quorum", type=int, help="fewest offers in a seal; default: the library's, a majority")
-    parser.add_argument("--sync-every", type=int, help="inner steps per round; default 128; storm 64, soak 16")
-    parser.add_argument("--pace-ms", type=float, help="sleep before each step; default 25, in a storm 100")
+    parser.add_argument(
+        "--quorum", type=int, help="fewest offers in a seal; default: the library's, a majority"
+    )
+    parser.add_argument(
+        "--sync-every", type=int, help="inner steps per round; default 128; storm 64, soak 16"
+    )
+    parser.add_argument(
+        "--pace-ms", type=float, help="sleep before each step; default 25, in a storm 100"
+    )
     parser.add_argument("--grace-s", type=float, help="default: the library's")
     parser.add_argument("--beat-s", type=float, default=1.0)
     parser.add_argument("--evict-after-s", type=float, default=30.0)
-    parser.add_argument("--warm-up-s", type=float, default=60.0, help="without faults, before anything else")
+    parser.add_argument(
+        "--warm-up-s", type=float, default=60.0, help="without faults, before anything else"
+    )
     parser.add_argument("--partition-s", type=float, default=60.0)
     parser.add_argument("--settle-s", type=float, default=60.0, help="after a partition")
-    parser.add_argument("--out", type=Path, help="folder for journal, ledgers, figures, picture; default: a new one")
-    parser.add_argument("--report", type=Path, metavar="DIR", help="run nothing; report on the journal in there again")
+    parser.add_argument(
+        "--out", type=Path, help="folder for journal, ledgers, figures, picture; default: a new one"
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="run nothing; report on the journal in there again",
+    )
     options = parser.parse_args(argv)
     if options.report:
         return options
     fewest = {"storm": 3, "partition": 2, "soak": 2}[options.scenario]
     options.learners = options.learners or (8 if options.scenario == "storm" else 4)
     options.minutes = options.minutes or (30.0 if options.scenario == "soak" else 10.0)
-    options.sync_every = options.sync_every or {"storm": 64, "partition": 128, "soak": 16}[options.scenario]
-    if options.pace_ms is None:  # many learners on few cores: what slows a survivor should not be the scheduler
+    options.sync_every = (
+        options.sync_every or {"storm": 64, "partition": 128, "soak": 16}[options.scenario]
+    )
+    # many learners on few cores: what slows a survivor should not be the scheduler
+    if options.pace_ms is None:
         options.pace_ms = 100.0 if options.scenario == "storm" else 25.0
     if not fewest <= options.learners < len(NAMES):
         parser.error(f"--learners must be {fewest} to {len(NAMES) - 1}, got {options.learners}")
@@ -63,12 +88,16 @@ def crew_of(options: argparse.Namespace, out: Path) -> Crew:
 
 
 async def run(options: argparse.Namespace, out: Path) -> None:
-    """The scenario, until it is over, something fails, or a signal ends us; then nothing of it is left."""
+    """The scenario, until it is over, something fails, or a signal ends us; then nothing of it is
+    left."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with crew_of(options, out) as crew:
-        shown = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+        shown = {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in vars(options).items()
+        }
         crew.journal.say("run", options=shown, environment=crew.environment)
         work = asyncio.ensure_future(SCENARIOS[options.scenario](crew, options))
         try:
@@ -81,7 +110,8 @@ async def run(options: argparse.Namespace, out: Path) -> None:
 
 
 def attempt(options: argparse.Namespace, out: Path) -> str:
-    """Run; why it did not come to its end, or nothing. What was seen until then is in the journal."""
+    """Run; why it did not come to its end, or nothing. What was seen until then is in the
+    journal."""
     try:
         asyncio.run(run(options, out.absolute()))
     except (KeyboardInterrupt, asyncio.CancelledError):

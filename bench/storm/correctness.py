@@ -1,4 +1,5 @@
-"""Whether what was adopted was right: by the losses, by the order of the anchors, by their digests."""
+"""Whether what was adopted was right: by the losses, by the order of the anchors, by their
+digests."""
 
 from __future__ import annotations
 
@@ -19,12 +20,19 @@ DOUBT = 3.0  # standard errors by which it may rise by chance
 
 def truth_figures(log: Log) -> Iterator[Figure]:
     lives = len(log.steps)
-    yield none_of("wrong adoptions: losses back towards random weights", wrong_adoptions(log), lives)
+    yield none_of(
+        "wrong adoptions: losses back towards random weights", wrong_adoptions(log), lives
+    )
     yield none_of("lineages that went back", went_back(log), len(log.adoptions))
     notes = "same fragment, version and tokens, other digest, and no common anchor later"
     yield none_of("digest disagreements that stayed", disagreements(log), len(log.adoptions), notes)
     rises, largest = loss_rises(log)
-    yield none_of(f"loss rises, means of {WINDOW} rounds", rises, len(largest) + 1, f"by more than {DOUBT:g} σ")
+    yield none_of(
+        f"loss rises, means of {WINDOW} rounds",
+        rises,
+        len(largest) + 1,
+        f"by more than {DOUBT:g} σ",
+    )
     means = [m for m, _, _ in loss_windows(log)]
     if means:
         what = "loss, first and last of these windows"
@@ -36,7 +44,7 @@ def _last(values: Sequence[float]) -> float:
     return values[-1]
 
 
-# ── losses ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── losses ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def groups(steps: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -46,14 +54,19 @@ def groups(steps: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 class Course:
-    """How far the cluster had come: by second, the median over the learners, and never more than before."""
+    """How far the cluster had come: by second, the median over the learners, and never more than
+    before."""
 
     def __init__(self, log: Log) -> None:
         seconds: defaultdict[int, list[float]] = defaultdict(list)
         for steps in log.steps.values():
             for t, loss in groups(steps):
                 seconds[int(t)].append(loss)
-        firsts = [groups(steps)[0][1] for (_, life), steps in log.steps.items() if life == 1 and len(steps) >= GROUP]
+        firsts = [
+            groups(steps)[0][1]
+            for (_, life), steps in log.steps.items()
+            if life == 1 and len(steps) >= GROUP
+        ]
         self.random = median(firsts) if firsts else math.inf
         self._seconds, best = {}, self.random
         for second in sorted(seconds):
@@ -67,14 +80,21 @@ class Course:
 
 
 def wrong_adoptions(log: Log) -> list[str]:
-    """Lives whose loss, after they had taken the others' weights, was ever back half way to that of random ones, and
-    had not been there all along (as that of one who slept while the others learned)."""
+    """Lives whose loss, after they had taken the others' weights, was ever back half way to that of
+    random ones, and had not been there all along (as that of one who slept while the others
+    learned)."""
     course, found = Course(log), []
     for process in log.processes:
-        life, best, begin = (process.who, process.life), math.inf, _shares_weights_from(log, process)
+        life, best, begin = (
+            (process.who, process.life),
+            math.inf,
+            _shares_weights_from(log, process),
+        )
         for t, loss in groups([step for step in log.steps.get(life, []) if step[0] >= begin]):
             if loss > course.limit(t) and (best == math.inf or best < course.limit(t)):
-                found.append(f"{process.who}{process.life} at {t - log.began:.1f} s, loss {loss:.2f}")
+                found.append(
+                    f"{process.who}{process.life} at {t - log.began:.1f} s, loss {loss:.2f}"
+                )
                 break
             best = min(best, loss)
     return found
@@ -84,7 +104,11 @@ def _shares_weights_from(log: Log, process: Process) -> float:
     """When it has the others' weights: joined, or, where it began alone, with its first anchor."""
     if not process.alone:
         return process.ready
-    own = (a.t for a in log.adoptions if (a.who, a.life) == (process.who, process.life) and a.reason != "founded")
+    own = (
+        a.t
+        for a in log.adoptions
+        if (a.who, a.life) == (process.who, process.life) and a.reason != "founded"
+    )
     return next(own, NEVER)
 
 
@@ -104,14 +128,15 @@ def loss_windows(log: Log) -> list[tuple[float, float, int]]:
 
 
 def loss_rises(log: Log) -> tuple[list[str], list[float]]:
-    """Where a window's mean is above the one before by more than chance; and all differences, in standard errors."""
+    """Where a window's mean is above the one before by more than chance; and all differences, in
+    standard errors."""
     windows = loss_windows(log)
     differences = [(b[0] - a[0]) / math.sqrt(a[1] + b[1] or 1e-12) for a, b in pairwise(windows)]
     rises = [f"window {i + 2} by {d:.1f} σ" for i, d in enumerate(differences) if d > DOUBT]
     return rises, differences
 
 
-# ── lineages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── lineages ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def by_life(log: Log) -> dict[tuple[str, int, int], list[Adoption]]:
@@ -125,13 +150,19 @@ def by_life(log: Log) -> dict[tuple[str, int, int], list[Adoption]]:
 def went_back(log: Log) -> list[str]:
     """Within one life, anchors only grow."""
     pairs = [(a, b) for listed in by_life(log).values() for a, b in pairwise(listed)]
-    return [f"{b.who}{b.life} at version {b.version}" for a, b in pairs if b.key <= a.key or b.tokens < a.tokens]
+    return [
+        f"{b.who}{b.life} at version {b.version}"
+        for a, b in pairs
+        if b.key <= a.key or b.tokens < a.tokens
+    ]
 
 
 def disagreements(log: Log) -> list[str]:
-    """Two anchors of equal tokens and version. That alone is a split brain: wrong only if those who held them never
-    held one anchor again, although both went on."""
-    same: defaultdict[tuple[int, int, int], defaultdict[str, list[Adoption]]] = defaultdict(lambda: defaultdict(list))
+    """Two anchors of equal tokens and version. That alone is a split brain: wrong only if those who
+    held them never held one anchor again, although both went on."""
+    same: defaultdict[tuple[int, int, int], defaultdict[str, list[Adoption]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for a in log.adoptions:
         same[a.fragment, a.version, a.tokens][a.digest].append(a)
     lives, found = by_life(log), []
@@ -151,7 +182,7 @@ def _parted(lives: dict[tuple[str, int, int], list[Adoption]], a: Adoption, b: A
     return bool(digests[0] and digests[1]) and not digests[0] & digests[1]
 
 
-# ── work ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── work ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def work_kept(log: Log) -> Iterator[Figure]:
@@ -160,7 +191,8 @@ def work_kept(log: Log) -> Iterator[Figure]:
     merged = max((a.tokens for a in log.adoptions), default=0)
     if trained:
         notes = "the rest died with a process, or was trained since"
-        yield spread("tokens trained that are in the last anchor", "", [merged / trained], notes=notes)
+        yield spread(
+            "tokens trained that are in the last anchor", "", [merged / trained], notes=notes
+        )
     dropped = float(sum(a.dropped_tokens for a in log.adoptions))
     yield spread("tokens dropped in doubt", "", [dropped], notes=f"of {trained}")
-

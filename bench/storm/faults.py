@@ -14,14 +14,16 @@ from bench.storm import proc
 from bench.storm.relays import Direction, all_ways
 from bench.storm.supervisor import Crew, Seat
 
-KINDS = {"kill": 2, "stop": 2, "cut both ways": 1, "cut outward": 0.5, "cut inward": 0.5}  # and how often
+# and how often
+KINDS = {"kill": 2, "stop": 2, "cut both ways": 1, "cut outward": 0.5, "cut inward": 0.5}
 SHORTEST_S, LONGEST_S = 2.0, 20.0
 LOOK_S = 0.2  # after a signal was sent
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One fault: when, of what kind, how long (a kill needs no time), and which of the healthy it takes (0 to 1)."""
+    """One fault: when, of what kind, how long (a kill needs no time), and which of the healthy it
+    takes (0 to 1)."""
 
     at_s: float
     kind: str
@@ -39,7 +41,8 @@ def plan(seed: int, minutes: float, per_hour: float) -> list[Planned]:
 
 
 class Weather:
-    """Does the planned faults to a crew. Never more than `at_most` learners at a time: who is left is a majority."""
+    """Does the planned faults to a crew. Never more than `at_most` learners at a time: who is left
+    is a majority."""
 
     def __init__(self, crew: Crew) -> None:
         self.crew, self.at_most = crew, (len(crew.seats) - 1) // 2

@@ -13,8 +13,8 @@ Statistic = Callable[[Sequence[float]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """`value` is what the goal is about: the median, unless the notes say otherwise. `met` is None without a goal, or
-    with nothing to judge by."""
+    """`value` is what the goal is about: the median, unless the notes say otherwise. `met` is None
+    without a goal, or with nothing to judge by."""
 
     what: str
     unit: str
@@ -29,18 +29,40 @@ class Figure:
 
 
 def spread(
-    what: str, unit: str, values: Sequence[float], goal: str = "", notes: str = "", value: Statistic = median
+    what: str,
+    unit: str,
+    values: Sequence[float],
+    goal: str = "",
+    notes: str = "",
+    value: Statistic = median,
 ) -> Figure:
     """A figure of many values. `goal`: "<= 1" or ">= 0.99"."""
     if not values:
         return Figure(
-            what=what, unit=unit, value=None, goal=goal, met=None, n=0, min=None, median=None, max=None, notes=notes
+            what=what,
+            unit=unit,
+            value=None,
+            goal=goal,
+            met=None,
+            n=0,
+            min=None,
+            median=None,
+            max=None,
+            notes=notes,
         )
     middle = value(values)
     return Figure(
-        what=what, unit=unit, value=middle, goal=goal, met=met(middle, goal), n=len(values), min=min(values),
-        median=median(values), max=max(values), notes=notes,
-    )  # fmt: skip
+        what=what,
+        unit=unit,
+        value=middle,
+        goal=goal,
+        met=met(middle, goal),
+        n=len(values),
+        min=min(values),
+        median=median(values),
+        max=max(values),
+        notes=notes,
+    )
 
 
 def none_of(what: str, found: Sequence[str], n: int, notes: str = "") -> Figure:
@@ -48,7 +70,16 @@ def none_of(what: str, found: Sequence[str], n: int, notes: str = "") -> Figure:
     named = "; ".join([notes, *found[:3]] if notes else found[:3])
     k = float(len(found))
     return Figure(
-        what=what, unit="", value=k, goal="<= 0", met=not found, n=n, min=None, median=None, max=None, notes=named
+        what=what,
+        unit="",
+        value=k,
+        goal="<= 0",
+        met=not found,
+        n=n,
+        min=None,
+        median=None,
+        max=None,
+        notes=named,
     )
 
 
@@ -68,7 +99,16 @@ def table(figures: Sequence[Figure]) -> str:
     verdicts = {True: "yes", False: "NO", None: ""}
     head = ("", "value", "unit", "goal", "met", "n", "median", "min", "max", "notes")
     rows = [
-        (f.what, _short(f.value), f.unit, f.goal, verdicts[f.met], str(f.n), *map(_short, three), f.notes)
+        (
+            f.what,
+            _short(f.value),
+            f.unit,
+            f.goal,
+            verdicts[f.met],
+            str(f.n),
+            *map(_short, three),
+            f.notes,
+        )
         for f in figures
         for three in [(f.median, f.min, f.max)]
     ]

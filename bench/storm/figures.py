@@ -26,7 +26,7 @@ def storm_figures(log: Log) -> Iterator[Figure]:
     yield from faults(log)
 
 
-# ── throughput ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── throughput ────────────────────────────────────────────────────────────────────────────────────
 
 
 def pace(log: Log, who: str, spans: Spans) -> float | None:
@@ -56,15 +56,18 @@ def throughput(log: Log) -> Iterator[Figure]:
     kept = list(spans_beside(log))
     expected, taken = sum(e for e, _ in kept), sum(t for _, t in kept)
     found = [t / e for e, t in kept]
-    error = math.sqrt(sum((t - e * taken / expected) ** 2 for e, t in kept)) / expected if kept else 0.0
+    error = (
+        math.sqrt(sum((t - e * taken / expected) ** 2 for e, t in kept)) / expected if kept else 0.0
+    )
     what = "survivors' steps, trouble over the calm around it"
     notes = f"by span of trouble; value: all of them, standard error {error:.2g}"
     yield spread(what, "", found, ">= 0.99", notes, lambda _: taken / expected)
 
 
 def spans_beside(log: Log) -> Iterator[tuple[float, int]]:
-    """Of each span of trouble, the steps of its survivors: how many there would be at their paces around it, and how
-    many there are. A machine that is faster in one minute than in another tells nothing here."""
+    """Of each span of trouble, the steps of its survivors: how many there would be at their paces
+    around it, and how many there are. A machine that is faster in one minute than in another tells
+    nothing here."""
     spans = windows(log)
     calm = [*spans["warm-up"], *spans["calm"]]
     for begin, end in spans["storm"]:
@@ -80,21 +83,34 @@ def spans_beside(log: Log) -> Iterator[tuple[float, int]]:
             yield expected, taken
 
 
-# ── participation ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── participation ─────────────────────────────────────────────────────────────────────────────────
 
 
 def participation(log: Log) -> Iterator[Figure]:
     """Of the learners that are live when a round is sealed, the share that is in it."""
-    stormy = [seal for seal in log.seals if log.phases.get("storm", log.began) <= seal.t < log.ended]
-    at_seal = [share for seal in stormy if (share := _share(log, seal, [(seal.t, seal.t)])) is not None]
+    stormy = [
+        seal for seal in log.seals if log.phases.get("storm", log.began) <= seal.t < log.ended
+    ]
+    at_seal = [
+        share for seal in stormy if (share := _share(log, seal, [(seal.t, seal.t)])) is not None
+    ]
     known = [
         share
         for before, seal in pairwise(log.seals)
         if seal in stormy and (share := _share(log, seal, [(before.t, seal.t)])) is not None
     ]
     notes = "mean over seals; live = joined, and no fault upon it"
-    yield spread("live learners that are in a seal, live since the last seal", "", known, ">= 0.95", notes, mean)
-    yield spread("live learners that are in a seal, live at its moment", "", at_seal, ">= 0.95", notes, mean)
+    yield spread(
+        "live learners that are in a seal, live since the last seal",
+        "",
+        known,
+        ">= 0.95",
+        notes,
+        mean,
+    )
+    yield spread(
+        "live learners that are in a seal, live at its moment", "", at_seal, ">= 0.95", notes, mean
+    )
     reasons = Counter(seal.reason for seal in stormy)
     told = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items()))
     yield spread("members of a seal", "", [float(len(seal.members)) for seal in stormy], notes=told)
@@ -110,7 +126,7 @@ def _share(log: Log, seal: Seal, during: Spans) -> float | None:
     return sum(who in seal.members for who in live) / len(live) if live else None
 
 
-# ── lateness ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── lateness ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def interval(log: Log) -> float | None:
@@ -122,7 +138,8 @@ def interval(log: Log) -> float | None:
 
 
 def delay(log: Log, fault: Fault, usual_s: float) -> float | None:
-    """How much later than usual the first seal after a fault's begin is, in usual intervals; 0 if it is in time."""
+    """How much later than usual the first seal after a fault's begin is, in usual intervals; 0 if
+    it is in time."""
     before = [seal.t for seal in log.seals if seal.t <= fault.begin]
     after = [seal.t for seal in log.seals if seal.t > fault.begin]
     if not before or (not after and log.ended - before[-1] < 2 * usual_s):
@@ -134,9 +151,17 @@ def lateness(log: Log) -> Iterator[Figure]:
     usual_s = interval(log)
     if usual_s is None:
         return
-    late = [(fault.kind, d) for fault in log.faults if (d := delay(log, fault, usual_s)) is not None]
+    late = [
+        (fault.kind, d) for fault in log.faults if (d := delay(log, fault, usual_s)) is not None
+    ]
     notes = f"in usual intervals of {usual_s:.2f} s"
-    yield spread("survivors' next seal after a fault, how late", "rounds", [d for _, d in late], "<= 1", notes)
+    yield spread(
+        "survivors' next seal after a fault, how late",
+        "rounds",
+        [d for _, d in late],
+        "<= 1",
+        notes,
+    )
     for kind in sorted({kind for kind, _ in late}):
         yield spread(f"  after {kind}", "rounds", [d for k, d in late if k == kind])
     more = [float(d > 1) for _, d in late]
@@ -145,20 +170,27 @@ def lateness(log: Log) -> Iterator[Figure]:
     yield spread("time between seals", "rounds", gaps, notes=f"all of the run; {notes}")
 
 
-# ── coming back ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── coming back ───────────────────────────────────────────────────────────────────────────────────
 
 
 def comebacks(log: Log) -> Iterator[Figure]:
     again = [p for p in log.processes if p.life > 1 and p.born < NEVER]
     started = [p.born - p.ordered for p in again]
-    yield spread("process start: order to the learner's first line", "s", started, notes="a fork, torch is imported")
+    yield spread(
+        "process start: order to the learner's first line",
+        "s",
+        started,
+        notes="a fork, torch is imported",
+    )
     joined = [p.ready - p.born for p in again if p.ready < NEVER]
     lost = sum(p.ready == NEVER and min(p.ended, log.ended) - p.born > BACK_S for p in again)
     notes = f"besides process start; {lost} never; {sum(p.alone for p in again)} alone"
     yield spread("killed: first line to joined", "s", joined, f"<= {BACK_S:g}", notes)
     yield spread("killed: first line to its first seal as a member", "s", _first_seals(log))
     for kind in sorted({f.kind for f in log.faults} - {"kill"}):
-        back = [_next_adoption(log, fault) - fault.end for fault in log.faults if fault.kind == kind]
+        back = [
+            _next_adoption(log, fault) - fault.end for fault in log.faults if fault.kind == kind
+        ]
         reached = [seconds for seconds in back if seconds < NEVER]
         notes = f"{len(back) - len(reached)} never" if len(back) > len(reached) else ""
         yield spread(f"{kind}: end of it to the next anchor adopted", "s", reached, notes=notes)
@@ -177,18 +209,20 @@ def _next_adoption(log: Log, fault: Fault) -> float:
     return next(later, NEVER)
 
 
-# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── faults ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def faults(log: Log) -> Iterator[Figure]:
     for kind, n in sorted(Counter(fault.kind for fault in log.faults).items()):
-        seen = [float(fault.seen) for fault in log.faults if fault.kind == kind and fault.end < NEVER]
+        seen = [
+            float(fault.seen) for fault in log.faults if fault.kind == kind and fault.end < NEVER
+        ]
         yield spread(f"faults, {kind}: {n}, seen to have happened", "", seen, ">= 1", value=_least)
-    unbidden = [f"{p.who}{p.life} with {p.status}" for p in log.processes if p.ended < NEVER and not p.meant]
+    unbidden = [
+        f"{p.who}{p.life} with {p.status}" for p in log.processes if p.ended < NEVER and not p.meant
+    ]
     yield none_of("learners that ended unbidden", unbidden, len(log.processes))
 
 
 def _least(values: Sequence[float]) -> float:
     return min(values)
-
-

@@ -1,4 +1,5 @@
-"""The figures of a soak: whether anything grows that should not, and whether anything is left behind."""
+"""The figures of a soak: whether anything grows that should not, and whether anything is left
+behind."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ HOUR_S = 3600.0
 GROW = (
     ("rss_kb", "resident memory", "MB/h", 1024),
     ("anon_kb", "anonymous memory", "MB/h", 1024),
-    ("fds", "open files", "1/h", 1),  # some are open for moments: whoever is away is dialled again and again
+    # some are open for moments: whoever is away is dialled again and again
+    ("fds", "open files", "1/h", 1),
 )
 
 
@@ -27,17 +29,27 @@ def soak_figures(log: Log) -> Iterator[Figure]:
     for key, what, unit, scale in GROW:
         slopes = [slope(lines, key) / scale for lines in settled]
         yield spread(f"slope of {what}", unit, slopes, notes=notes)
-        yield spread(f"  its standard error, {what}", unit, [slope_error(lines, key) / scale for lines in settled])
+        yield spread(
+            f"  its standard error, {what}",
+            unit,
+            [slope_error(lines, key) / scale for lines in settled],
+        )
     named = "the most; last five samples over first five"
-    for what, counted, goal in (("threads", _threads, "<= 0"), ("gRPC's own pool of threads", _pool, "")):
-        grown = [mean(map(counted, lines[-5:])) - mean(map(counted, lines[:5])) for lines in settled]
+    for what, counted, goal in (
+        ("threads", _threads, "<= 0"),
+        ("gRPC's own pool of threads", _pool, ""),
+    ):
+        grown = [
+            mean(map(counted, lines[-5:])) - mean(map(counted, lines[:5])) for lines in settled
+        ]
         yield spread(f"growth of {what}", "", grown, goal, named, max)
     yield spread("seals", "", [float(len(log.seals))], notes=f"{_visits(log)} visits of a guest")
     yield from endings(log)
 
 
 def _pool(sample: Line) -> int:
-    """gRPC adds a thread to its pool when work has waited there, and takes it away when it was idle for long."""
+    """gRPC adds a thread to its pool when work has waited there, and takes it away when it was idle
+    for long."""
     return int(sample["names"].get("event_engine", 0))
 
 
@@ -88,8 +100,14 @@ def endings(log: Log) -> Iterator[Figure]:
     """How learners end when they are told to, in each of the ways that there are."""
     for line in log.of("ending"):
         gone = line["status"] is not None and not line["left"]
-        notes = f"status {line['status']}" if gone else f"still there: {line['left'] or 'had to be killed'}"
-        yield spread(f"to the end of the process after {line['by']}", "s", [line["took_s"]], notes=notes)
+        notes = (
+            f"status {line['status']}"
+            if gone
+            else f"still there: {line['left'] or 'had to be killed'}"
+        )
+        yield spread(
+            f"to the end of the process after {line['by']}", "s", [line["took_s"]], notes=notes
+        )
     stuck = [f"{line['who']}{line['life']}" for line in log.of("stuck")]
     yield none_of("learners that did not end when told to", stuck, len(log.processes))
     left = [str(pid) for line in log.of("orphans") for pid in line["pids"]]

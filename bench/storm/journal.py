@@ -1,4 +1,5 @@
-"""The journal of a run: one JSON object a line, appended by all processes, on the clock that they share."""
+"""The journal of a run: one JSON object a line, appended by all processes, on the clock that they
+share."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ Line = dict[str, Any]
 
 
 class Journal:
-    """Appends lines, each in one write: those of other processes never mix with them, and SIGKILL loses none."""
+    """Appends lines, each in one write: those of other processes never mix with them, and SIGKILL
+    loses none."""
 
     def __init__(self, path: Path, **always: Any) -> None:
         self.path, self._always = path, always
@@ -28,7 +30,8 @@ class Journal:
 
 
 def objects(path: Path) -> Iterator[Line]:
-    """The JSON objects in a file of lines. A line that a dying process left unfinished is passed over."""
+    """The JSON objects in a file of lines. A line that a dying process left unfinished is passed
+    over."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             try:
@@ -41,4 +44,6 @@ def objects(path: Path) -> Iterator[Line]:
 
 def read(path: Path) -> list[Line]:
     """All lines of a journal, in the order of time."""
-    return sorted((line for line in objects(path) if "t" in line), key=lambda line: float(line["t"]))
+    return sorted(
+        (line for line in objects(path) if "t" in line), key=lambda line: float(line["t"])
+    )

@@ -27,7 +27,8 @@ class PlannedFailure(Exception):
 
 
 class Learner:
-    """Trains until told to leave. An order has: who, life, seed, journal, pace_s, how, options, timing."""
+    """Trains until told to leave. An order has: who, life, seed, journal, pace_s, how, options,
+    timing."""
 
     def __init__(self, order: Order, corpus: Tensor) -> None:
         self.journal = Journal(Path(order["journal"]), who=order["who"], life=order["life"])
@@ -49,7 +50,11 @@ class Learner:
         self.leaving = True
 
     def _tell(self, event: Event) -> None:
-        facts = {k: asdict(v) if k == "round" else v for k, v in event.facts.items() if k not in ("step", "tokens")}
+        facts = {
+            k: asdict(v) if k == "round" else v
+            for k, v in event.facts.items()
+            if k not in ("step", "tokens")
+        }
         self.journal.say(event.kind, text=event.text, **facts.pop("round", {}), **facts)
 
     def live(self) -> None:
@@ -64,7 +69,9 @@ class Learner:
             raise PlannedFailure("the training loop failed, as planned")
         if self.order["how"] == "close":
             self.optimizer.close()
-            names = [thread.name for thread in threading.enumerate() if thread.name.startswith("mend-")]
+            names = [
+                thread.name for thread in threading.enumerate() if thread.name.startswith("mend-")
+            ]
             self.journal.say("closed", threads=names)
 
     def _train(self) -> None:
@@ -77,5 +84,10 @@ class Learner:
 
     def _report(self) -> None:
         status = self.optimizer.status()
-        facts = {key: getattr(status, key) for key in ("step", "tokens", "unmerged_tokens", "dropped_tokens")}
-        self.journal.say("report", **facts, seconds_in_mend=status.seconds_in_mend, rounds=status.rounds_adopted)
+        facts = {
+            key: getattr(status, key)
+            for key in ("step", "tokens", "unmerged_tokens", "dropped_tokens")
+        }
+        self.journal.say(
+            "report", **facts, seconds_in_mend=status.seconds_in_mend, rounds=status.rounds_adopted
+        )

@@ -32,7 +32,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Adoption:
-    """One anchor that one learner moved to. Its key orders anchors, as the library orders lineages."""
+    """One anchor that one learner moved to. Its key orders anchors, as the library orders
+    lineages."""
 
     t: float
     who: str
@@ -64,7 +65,8 @@ class Seal:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something done to a learner. `end`: when its cause was gone (of a kill: when the process was)."""
+    """Something done to a learner. `end`: when its cause was gone (of a kill: when the process
+    was)."""
 
     id: int
     kind: str
@@ -116,7 +118,13 @@ class Log:
     @cached_property
     def processes(self) -> list[Process]:
         found: defaultdict[Life, dict[str, Any]] = defaultdict(dict)
-        names = {"start": "ordered", "born": "born", "ready": "ready", "ended": "ended", "alone": ""}
+        names = {
+            "start": "ordered",
+            "born": "born",
+            "ready": "ready",
+            "ended": "ended",
+            "alone": "",
+        }
         for line in [line for line in self.lines if line["event"] in names]:
             facts = found[line["who"], line["life"]]
             if names[line["event"]]:
@@ -152,7 +160,9 @@ class Log:
             sealed = [a for a in group if a.reason in SEALED]
             if sealed:
                 adopters = frozenset(a.who for a in group)
-                seals.append(Seal(group[0].t, frozenset(sealed[0].members), sealed[0].reason, adopters))
+                seals.append(
+                    Seal(group[0].t, frozenset(sealed[0].members), sealed[0].reason, adopters)
+                )
         return sorted(seals, key=lambda seal: seal.t)
 
     @cached_property
@@ -160,11 +170,16 @@ class Log:
         ends = {line["id"]: line for line in self.of("relief")}
         return [
             Fault(
-                line["id"], line["kind"], line["who"], line["life"], line["t"],
-                ends.get(line["id"], {}).get("t", NEVER), ends.get(line["id"], {}).get("seen", False),
+                line["id"],
+                line["kind"],
+                line["who"],
+                line["life"],
+                line["t"],
+                ends.get(line["id"], {}).get("t", NEVER),
+                ends.get(line["id"], {}).get("seen", False),
             )
             for line in self.of("strike")
-        ]  # fmt: skip
+        ]
 
     @cached_property
     def learners(self) -> list[str]:
@@ -175,12 +190,15 @@ class Log:
         return union((p.ready, min(p.ended, self.ended)) for p in self.processes if p.who == who)
 
     def struck(self, who: str) -> Spans:
-        """When a fault was upon that learner. A kill is upon it until its next process has joined."""
+        """When a fault was upon that learner. A kill is upon it until its next process has
+        joined."""
         return union((fault.begin, self.over(fault)) for fault in self.faults if fault.who == who)
 
     def over(self, fault: Fault) -> float:
         if fault.kind == "kill":
-            after = (p.ready for p in self.processes if p.who == fault.who and p.ready > fault.begin)
+            after = (
+                p.ready for p in self.processes if p.who == fault.who and p.ready > fault.begin
+            )
             return min([*after, self.ended])
         return min(fault.end, self.ended)
 

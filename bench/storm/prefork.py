@@ -1,7 +1,8 @@
 """A process that has imported all that a learner needs, and forks one at every order.
 
-It never starts a thread, so that its forks are sound, and it ends with its supervisor: as the supervisor closes the
-pipe, and by the kernel's own hand should it die without. One JSON object a line, orders on stdin, news on stdout:
+It never starts a thread, so that its forks are sound, and it ends with its supervisor: as the
+supervisor closes the pipe, and by the kernel's own hand should it die without. One JSON object a
+line, orders on stdin, news on stdout:
 
     ready  environment               the imports are done
     forked who, life, pid            a learner's process is there
@@ -88,7 +89,8 @@ class Nursery:
         return Learner(order, self.corpus)
 
     def _grow_up(self, stderr: str) -> None:
-        """Be an ordinary process: Ctrl-C raises, nothing on stdin, complaints in a file of its own."""
+        """Be an ordinary process: Ctrl-C raises, nothing on stdin, complaints in a file of its
+        own."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -30,11 +30,16 @@ def session_members(session: int) -> list[int]:
     """The processes of a session that have not ended."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     stats = {pid: _stat(pid) for pid in pids}
-    return [pid for pid, fields in stats.items() if fields and fields[0] != "Z" and int(fields[3]) == session]
+    return [
+        pid
+        for pid, fields in stats.items()
+        if fields and fields[0] != "Z" and int(fields[3]) == session
+    ]
 
 
 def sample(pid: int) -> Counts:
-    """Memory in kB (all that is resident, and the anonymous part), open files, threads; empty if it has ended."""
+    """Memory in kB (all that is resident, and the anonymous part), open files, threads; empty if it
+    has ended."""
     names = {"VmRSS": "rss_kb", "RssAnon": "anon_kb", "Threads": "threads"}
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -1,8 +1,9 @@
-"""The links between learners: a relay in front of each, that knows who calls, and can hold back what passes.
+"""The links between learners: a relay in front of each, that knows who calls, and can hold back
+what passes.
 
-A cut link loses nothing and says nothing, as a dead line under TCP: bytes stand still, new connections open and never
-answer, and when the line is back all goes on. Each direction can be cut by itself. Whoever calls is known by its
-socket, from /proc.
+A cut link loses nothing and says nothing, as a dead line under TCP: bytes stand still, new
+connections open and never answer, and when the line is back all goes on. Each direction can be cut
+by itself. Whoever calls is known by its socket, from /proc.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Direction = tuple[str, str]  # (from, to)
 
 
 class Lines:
-    """Which directions are cut, and what was held back in each since the start: chunks of at most 64 KiB."""
+    """Which directions are cut, and what was held back in each since the start: chunks of at most
+    64 KiB."""
 
     def __init__(self) -> None:
         self.held: Counter[Direction] = Counter()
@@ -47,7 +49,8 @@ class Lines:
 
 
 class Road:
-    """The relay in front of one learner. Its address stays, whatever port the learner's present life listens on."""
+    """The relay in front of one learner. Its address stays, whatever port the learner's present
+    life listens on."""
 
     def __init__(self, name: str, lines: Lines, pids: Callable[[], dict[int, str]]) -> None:
         self.name, self.target = name, 0
@@ -96,7 +99,9 @@ class Road:
                 relay.cancel()
             onward.transport.abort()
 
-    async def _relay(self, direction: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _relay(
+        self, direction: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter
+    ) -> None:
         """Until the source ends; its end is news that travels, too."""
         with suppress(OSError):
             while chunk := await source.read(CHUNK):

@@ -37,7 +37,11 @@ def ledgers(out: Path) -> dict[str, set[str]]:
 
 def ledger_gaps(log: Log, digests: Mapping[str, set[str]]) -> list[str]:
     """Anchors that a learner told of in an event, and not in its ledger."""
-    return [f"{a.who} at version {a.version}" for a in log.adoptions if a.digest not in digests.get(a.who, set())]
+    return [
+        f"{a.who} at version {a.version}"
+        for a in log.adoptions
+        if a.digest not in digests.get(a.who, set())
+    ]
 
 
 def report(out: Path) -> None:
@@ -46,7 +50,10 @@ def report(out: Path) -> None:
     if not log.of("run"):
         sys.exit(f"the run in {out} never began")
     run = log.of("run")[0]
-    found = [*figures(log), none_of("anchors not in the ledger", ledger_gaps(log, ledgers(out)), len(log.adoptions))]
+    found = [
+        *figures(log),
+        none_of("anchors not in the ledger", ledger_gaps(log, ledgers(out)), len(log.adoptions)),
+    ]
     with (out / "figures.jsonl").open("w", encoding="utf-8") as file:
         for figure in found:
             entry = {**asdict(figure), "options": run["options"], "environment": run["environment"]}

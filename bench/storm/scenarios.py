@@ -1,4 +1,5 @@
-"""What is done to a crew: a storm, a partition, a soak. Each notes its phases in the journal; nothing is computed."""
+"""What is done to a crew: a storm, a partition, a soak. Each notes its phases in the journal;
+nothing is computed."""
 
 from __future__ import annotations
 
@@ -61,14 +62,18 @@ async def partition(crew: Crew, options: argparse.Namespace) -> None:
 
 
 async def soak(crew: Crew, options: argparse.Namespace) -> None:
-    """Nothing is killed; the last learner is a guest that comes and goes. The others leave in one way each."""
+    """Nothing is killed; the last learner is a guest that comes and goes. The others leave in one
+    way each."""
     *staying, guest = crew.seats.values()
     for seat, (_, how, _) in zip(staying, ENDINGS, strict=False):
         seat.how = how
     await _begin(crew, "".join(seat.name for seat in staying), 0.0)
     crew.journal.say("phase", phase="soak")
     until = time.monotonic() + 60 * options.minutes
-    tasks = [asyncio.create_task(work) for work in (_sample(crew, staying, until), _visit(crew, guest, until))]
+    tasks = [
+        asyncio.create_task(work)
+        for work in (_sample(crew, staying, until), _visit(crew, guest, until))
+    ]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -84,7 +89,9 @@ async def _sample(crew: Crew, seats: list[Seat], until: float) -> None:
     while time.monotonic() < until:
         for seat in seats:
             names = proc.thread_names(seat.pid)
-            crew.journal.say("sample", who=seat.name, life=seat.life, names=names, **proc.sample(seat.pid))
+            crew.journal.say(
+                "sample", who=seat.name, life=seat.life, names=names, **proc.sample(seat.pid)
+            )
         await asyncio.sleep(SAMPLE_S)
 
 
@@ -101,7 +108,9 @@ async def _watch_the_end(crew: Crew, seat: Seat, name: str, number: int) -> None
     pid, began = seat.pid, time.monotonic()
     status = await crew.leave(seat, number)
     took_s = round(time.monotonic() - began, 3)
-    crew.journal.say("ending", who=seat.name, by=name, status=status, took_s=took_s, left=proc.state(pid))
+    crew.journal.say(
+        "ending", who=seat.name, by=name, status=status, took_s=took_s, left=proc.state(pid)
+    )
 
 
 SCENARIOS: dict[str, Callable[[Crew, argparse.Namespace], Awaitable[None]]] = {

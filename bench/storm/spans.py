@@ -23,7 +23,11 @@ def union(spans: Iterable[Span]) -> Spans:
 def without(spans: Iterable[Span], gone: Iterable[Span]) -> Spans:
     left = union(spans)
     for begin, end in union(gone):
-        left = [part for span in left for part in ((span[0], min(span[1], begin)), (max(span[0], end), span[1]))]
+        left = [
+            part
+            for span in left
+            for part in ((span[0], min(span[1], begin)), (max(span[0], end), span[1]))
+        ]
         left = [part for part in left if part[0] < part[1]]
     return left
 
@@ -43,4 +47,7 @@ def covers(spans: Iterable[Span], moment: float) -> bool:
 
 def count(moments: Sequence[float], spans: Iterable[Span]) -> int:
     """How many of the moments, which are in order, lie in the spans."""
-    return sum(bisect.bisect_left(moments, end) - bisect.bisect_left(moments, begin) for begin, end in spans)
+    return sum(
+        bisect.bisect_left(moments, end) - bisect.bisect_left(moments, begin)
+        for begin, end in spans
+    )

@@ -1,4 +1,5 @@
-"""The learners of a run, as their supervisor has them: started, restarted when they die, and all gone in the end."""
+"""The learners of a run, as their supervisor has them: started, restarted when they die, and all
+gone in the end."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ Facts = dict[str, Any]
 
 @dataclass(eq=False)
 class Seat:
-    """A learner's place: its name and road stay; its process and port are those of its present life."""
+    """A learner's place: its name and road stay; its process and port are those of its present
+    life."""
 
     name: str
     road: Road
@@ -36,14 +38,25 @@ class Seat:
     meant: bool = False  # to end
     stays: bool = True  # is started again when it dies
     how: str = "close"
-    ended: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ended: asyncio.Future[int] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class Crew:
-    """`async with Crew(...)`: nothing of it outlives the block. `options` are MendOptimizer's, `timing` Timing's."""
+    """`async with Crew(...)`: nothing of it outlives the block. `options` are MendOptimizer's,
+    `timing` Timing's."""
 
-    def __init__(self, names: str, out: Path, seed: int, pace_s: float, options: Facts, timing: Facts) -> None:
-        self.out, self.seed, self.pace_s, self.options, self.timing = out, seed, pace_s, options, timing
+    def __init__(
+        self, names: str, out: Path, seed: int, pace_s: float, options: Facts, timing: Facts
+    ) -> None:
+        self.out, self.seed, self.pace_s, self.options, self.timing = (
+            out,
+            seed,
+            pace_s,
+            options,
+            timing,
+        )
         self.journal = Journal(out / "journal.jsonl")
         self.lines = Lines()
         self.seats = {name: Seat(name, Road(name, self.lines, self.pids)) for name in names}
@@ -69,10 +82,17 @@ class Crew:
         pipe = asyncio.subprocess.PIPE
         env = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
         self._nursery = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.storm.prefork", str(os.getpid()),
-            stdin=pipe, stdout=pipe, env={**env, "OMP_NUM_THREADS": "1"}, cwd=Path(__file__).parents[2],
-            start_new_session=True,  # Ctrl-C is for the supervisor, and all of this session can be found
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "bench.storm.prefork",
+            str(os.getpid()),
+            stdin=pipe,
+            stdout=pipe,
+            env={**env, "OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[2],
+            # Ctrl-C is for the supervisor, and all of this session can be found
+            start_new_session=True,
+        )
         self._listening = asyncio.create_task(self._listen())
         await self.until(lambda: self.environment, "the nursery to import torch")
 
@@ -94,9 +114,13 @@ class Crew:
             if hasattr(seat.road, "address"):
                 await seat.road.close()
         roads = [seat.road for seat in self.seats.values()]
-        self.journal.say("roads", strangers=sum(r.strangers for r in roads), refused=sum(r.refused for r in roads))
+        self.journal.say(
+            "roads",
+            strangers=sum(r.strangers for r in roads),
+            refused=sum(r.refused for r in roads),
+        )
 
-    # ── what the nursery and the learners tell ───────────────────────────────────────────────────────────────────
+    # ── what the nursery and the learners tell ────────────────────────────────────────────────────
 
     async def _listen(self) -> None:
         try:
@@ -128,13 +152,15 @@ class Crew:
         seat.ready, seat.pid = False, 0
         seat.falls += not seat.meant
         if seat.falls > FALLS_LIMIT:
-            raise RuntimeError(f"learner {seat.name} ended unbidden {seat.falls} times, the last time with {status}")
+            raise RuntimeError(
+                f"learner {seat.name} ended unbidden {seat.falls} times, the last time with {status}"
+            )
         if not seat.ended.done():
             seat.ended.set_result(status)
         if seat.stays:
             self.start(seat)
 
-    # ── what the supervisor does ─────────────────────────────────────────────────────────────────────────────────
+    # ── what the supervisor does ──────────────────────────────────────────────────────────────────
 
     def start(self, seat: Seat, **special: Any) -> None:
         """Begin the seat's next life. `special`: stays, how."""
@@ -150,10 +176,16 @@ class Crew:
             "ledger": str(self.out / f"ledger-{seat.name}.jsonl"),
         }
         order = {
-            "who": seat.name, "life": seat.life, "seed": 1000 * self.seed + 100 * ord(seat.name) + seat.life,
-            "journal": str(self.journal.path), "stderr": str(self.out / f"stderr-{seat.name}.txt"),
-            "pace_s": self.pace_s, "how": seat.how, "options": options, "timing": self.timing,
-        }  # fmt: skip
+            "who": seat.name,
+            "life": seat.life,
+            "seed": 1000 * self.seed + 100 * ord(seat.name) + seat.life,
+            "journal": str(self.journal.path),
+            "stderr": str(self.out / f"stderr-{seat.name}.txt"),
+            "pace_s": self.pace_s,
+            "how": seat.how,
+            "options": options,
+            "timing": self.timing,
+        }
         self.journal.say("start", who=seat.name, life=seat.life)
         self._nursery.stdin.write(json.dumps(order).encode() + b"\n")  # type: ignore[union-attr]
 
@@ -164,7 +196,8 @@ class Crew:
         return await ended
 
     async def leave(self, seat: Seat, number: int = signal.SIGUSR1) -> int | None:
-        """Let it end as it was told at birth, or by another signal; its status, None if it had to be killed."""
+        """Let it end as it was told at birth, or by another signal; its status, None if it had to
+        be killed."""
         ended, seat.meant, seat.stays = seat.ended, True, False
         _signal(seat.pid, number)
         with suppress(TimeoutError, asyncio.TimeoutError):
@@ -177,14 +210,17 @@ class Crew:
         await asyncio.gather(*(self.leave(seat) for seat in self.seats.values() if seat.pid))
 
     async def until(self, condition: Any, what: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait for news that make the condition true. Raises if they do not come, or the nursery fails."""
+        """Wait for news that make the condition true. Raises if they do not come, or the nursery
+        fails."""
 
         async def wait() -> None:
             async with self._news:
                 await self._news.wait_for(condition)
 
         task = asyncio.ensure_future(wait())
-        await asyncio.wait({task, self.failed}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {task, self.failed}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if task.done():
             return task.result()
         task.cancel()
@@ -193,7 +229,9 @@ class Crew:
         raise TimeoutError(f"waited {patience_s:g} s in vain for {what}")
 
     async def until_all_ready(self) -> None:
-        await self.until(lambda: all(seat.ready for seat in self.seats.values() if seat.stays), "all to be ready")
+        await self.until(
+            lambda: all(seat.ready for seat in self.seats.values() if seat.stays), "all to be ready"
+        )
 
 
 def _signal(pid: int, number: int) -> None:

@@ -1,4 +1,5 @@
-"""What the learners learn: the next byte of Python's own standard library, from the eight before it."""
+"""What the learners learn: the next byte of Python's own standard library, from the eight before
+it."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ WIDTH, HIDDEN = 16, 96
 
 
 def read_corpus() -> Tensor:
-    """The first bytes of the library's modules, in an order that has nothing to do with their names."""
+    """The first bytes of the library's modules, in an order that has nothing to do with their
+    names."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    modules = sorted(root.glob("*.py"), key=lambda path: hashlib.sha256(path.name.encode()).digest())
+    modules = sorted(
+        root.glob("*.py"), key=lambda path: hashlib.sha256(path.name.encode()).digest()
+    )
     text = bytearray()
     for path in modules:
         text += path.read_bytes()
@@ -31,7 +35,9 @@ def network(seed: int) -> nn.Sequential:
     """Some 25,000 parameters in 5 tensors."""
     torch.manual_seed(seed)
     hidden = nn.Linear(CONTEXT * WIDTH, HIDDEN)
-    return nn.Sequential(nn.Embedding(SYMBOLS, WIDTH), nn.Flatten(), hidden, nn.Tanh(), nn.Linear(HIDDEN, SYMBOLS))
+    return nn.Sequential(
+        nn.Embedding(SYMBOLS, WIDTH), nn.Flatten(), hidden, nn.Tanh(), nn.Linear(HIDDEN, SYMBOLS)
+    )
 
 
 class Lesson:

@@ -1,14 +1,17 @@
-"""Blockwise symmetric quantisation: 8 or 4 bits an element, and one scale for every block of consecutive elements.
+"""Blockwise symmetric quantisation: 8 or 4 bits an element, and one scale for every block of
+consecutive elements.
 
     s = bfloat16(max |x| / top), c = the level nearest to x / s, decoded: c s
 
-"int8" has the levels 0, ±1, ±2 … ±127, "int4" those up to ±7. "float4" has 0, ±1, ±2, ±4 … ±64: it is E3M0, the
-float of a sign, three bits of exponent and no mantissa, that Streaming DiLoCo sends (arXiv 2501.18512).
+"int8" has the levels 0, ±1, ±2 … ±127, "int4" those up to ±7. "float4" has 0, ±1, ±2, ±4 … ±64: it
+is E3M0, the float of a sign, three bits of exponent and no mantissa, that Streaming DiLoCo sends
+(arXiv 2501.18512).
 
-s is max |x| / top within 2⁻⁸ of it, above or below, so the greatest element of a block has the level `top`: nothing is
-clipped, |x − c s| ≤ s / 2 for integers, and what was decoded is encoded to the same bytes. No scale is below 2⁻¹²⁶:
-zeros are no special case, and no decoded value is subnormal (some hardware takes those for zero). A product c s has 15
-significant bits at most: decoding is exact."""
+s is max |x| / top within 2⁻⁸ of it, above or below, so the greatest element of a block has the
+level `top`: nothing is clipped, |x − c s| ≤ s / 2 for integers, and what was decoded is encoded to
+the same bytes. No scale is below 2⁻¹²⁶: zeros are no special case, and no decoded value is
+subnormal (some hardware takes those for zero). A product c s has 15 significant bits at most:
+decoding is exact."""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ from mend_optim.codecs.packing import MOST, PART, Later, Piece, Room, Shape, vie
 from mend_optim.errors import PeerError, require
 
 LEAST = 2.0**-126  # the smallest scale
-WHOLE = 1.5 * 2.0**23  # added to a small float, it leaves the nearest whole number, in the lowest bits of the sum
+# added to a small float, it leaves the nearest whole number, in the lowest bits of the sum
+WHOLE = 1.5 * 2.0**23
 
 
 def is_block(block: object) -> bool:
@@ -52,12 +56,14 @@ def spans(n: int, block: int) -> Iterator[tuple[int, int]]:
 
 @cache
 def bits(scale: float) -> int:
-    """Those of a bfloat16. As integers, positive numbers keep their order: negative ones are below, NaN above them."""
+    """Those of a bfloat16. As integers, positive numbers keep their order: negative ones are below,
+    NaN above them."""
     return int(torch.tensor(scale).bfloat16().view(torch.int16))
 
 
 class Rows(NamedTuple):
-    """Rows of some scratch memory, and what else is seen of the same memory: to say so anew takes as long as a pass."""
+    """Rows of some scratch memory, and what else is seen of the same memory: to say so anew takes
+    as long as a pass."""
 
     levels: Tensor  # rows × length
     integers: Tensor  # the same memory as int32
@@ -83,7 +89,8 @@ class Rows(NamedTuple):
 
 
 class Scratch:
-    """Memory for a part, used for one after another: it stays in a cache, and new memory costs as much as a pass."""
+    """Memory for a part, used for one after another: it stays in a cache, and new memory costs as
+    much as a pass."""
 
     def __init__(self, n: int, block: int) -> None:
         """For `n` elements in blocks."""
@@ -100,7 +107,8 @@ class Scratch:
 
 
 class BlockForm(ABC):
-    """A scale (bfloat16) for each block, then a code for each element. `param` is the number of elements of a block."""
+    """A scale (bfloat16) for each block, then a code for each element. `param` is the number of
+    elements of a block."""
 
     code: int
     top: int
@@ -116,7 +124,8 @@ class BlockForm(ABC):
         if scales.numel() == 0:
             return
         low, high = torch.aminmax(scales.view(torch.int16))
-        # MOST / top is rounded down for every `top` here: the greatest level times the greatest scale is within MOST.
+        # MOST / top is rounded down for every `top` here: the greatest level times the greatest
+        # scale is within MOST.
         if low < bits(LEAST) or high > bits(MOST / self.top):
             raise PeerError("scales that are not finite, too small or too great")
         self.check_codes(codes, math.prod(shape) % param)
@@ -132,7 +141,8 @@ class BlockForm(ABC):
             yield values
 
     def encode(self, values: Tensor, block: int, out: Tensor, scratch: Scratch) -> None:
-        """The scales and the codes of flat values, which are finite and at most MOST, into `out` (uint8)."""
+        """The scales and the codes of flat values, which are finite and at most MOST, into `out`
+        (uint8)."""
         n = len(values)
         blocks, rest = divmod(n, block)
         sizes = [2 * blocks, 2 * (rest > 0), self.codes_nbytes(n - rest), self.codes_nbytes(rest)]
@@ -141,20 +151,34 @@ class BlockForm(ABC):
             whole = values[: n - rest] if rest else values
             self._encode(whole.view(blocks, block), scales, codes.view(blocks, -1), scratch)
         if rest:
-            filled, coded = self.filled(values[n - rest :], block), out.new_empty(self.codes_nbytes(block))
+            filled, coded = (
+                self.filled(values[n - rest :], block),
+                out.new_empty(self.codes_nbytes(block)),
+            )
             self._encode(filled.unsqueeze(0), last_scale, coded.unsqueeze(0), scratch)
             last_codes.copy_(coded[: len(last_codes)])
 
     def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor, scratch: Scratch) -> None:
-        """Whole blocks, a row each. There are few calls in the loop: they take as long as the passes."""
+        """Whole blocks, a row each. There are few calls in the loop: they take as long as the
+        passes."""
         number, length = blocks.shape
         rows = max(1, PART // length)
         counts = [min(rows, number - start) for start in range(0, number, rows)]
-        whole = (scales.view(torch.bfloat16), codes.view(torch.int8), blocks, blocks.view(torch.int32))
-        parts = zip(*(part.split_with_sizes(counts) for part in whole), strict=True) if len(counts) > 1 else [whole]
+        whole = (
+            scales.view(torch.bfloat16),
+            codes.view(torch.int8),
+            blocks,
+            blocks.view(torch.int32),
+        )
+        parts = (
+            zip(*(part.split_with_sizes(counts) for part in whole), strict=True)
+            if len(counts) > 1
+            else [whole]
+        )
         for count, (s, c, x, integers) in zip(counts, parts, strict=True):
             y = scratch.rows(count, length)
-            # As integers, positive floats keep their order, and need no look out for NaN; negative ones are below.
+            # As integers, positive floats keep their order, and need no look out for NaN; negative
+            # ones are below.
             torch.amin(x, 1, out=y.least)
             torch.amax(integers, 1, out=y.most)
             torch.maximum(y.scale, y.least.neg_(), out=y.scale)
@@ -163,7 +187,8 @@ class BlockForm(ABC):
             self.write(x, y, c)
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
-        scratch = Scratch(max((tensor.numel() for tensor in tensors), default=0), block)  # one for all
+        # one for all
+        scratch = Scratch(max((tensor.numel() for tensor in tensors), default=0), block)
         return [Piece(self, block, (self._later(tensor, block, scratch),)) for tensor in tensors]
 
     def _later(self, tensor: Tensor, block: int, scratch: Scratch) -> Later:
@@ -181,8 +206,8 @@ class BlockForm(ABC):
 
     @abstractmethod
     def check_codes(self, codes: Tensor, rest: int) -> None:
-        """Raise `PeerError` for a code that stands for nothing. `rest` is the length of the last block where that is
-        not whole, or 0."""
+        """Raise `PeerError` for a code that stands for nothing. `rest` is the length of the last
+        block where that is not whole, or 0."""
 
     @abstractmethod
     def filled(self, x: Tensor, block: int) -> Tensor:
@@ -194,7 +219,8 @@ class BlockForm(ABC):
 
     @abstractmethod
     def write(self, x: Tensor, y: Rows, codes: Tensor) -> None:
-        """The codes of the levels nearest to x / s, a row for each block; `y.scale` is 1 / s and may be changed."""
+        """The codes of the levels nearest to x / s, a row for each block; `y.scale` is 1 / s and
+        may be changed."""
 
 
 class Int8Form(BlockForm):
@@ -222,9 +248,10 @@ class Int8Form(BlockForm):
 
 
 class NibbleForm(BlockForm):
-    """A byte for two elements: one of the first half of a block, and the one as far into its second half. (The first
-    half is the longer one of an odd number: its last element is alone.) The byte is p + 16 q, in two's complement, of
-    the levels' places on their sides of zero, p and q from −7 to 7."""
+    """A byte for two elements: one of the first half of a block, and the one as far into its second
+    half. (The first half is the longer one of an odd number: its last element is alone.) The byte
+    is p + 16 q, in two's complement, of the levels' places on their sides of zero, p and q from −7
+    to 7."""
 
     def codes_nbytes(self, n: int) -> int:
         return half_of(n)
@@ -242,8 +269,8 @@ class NibbleForm(BlockForm):
 
     @staticmethod
     def _side_by_side(first: Tensor, second: Tensor, scale: Tensor, out: Tensor) -> None:
-        """Levels of blocks' halves. They are brought together as bytes: one half of a row of floats after the other
-        takes longer."""
+        """Levels of blocks' halves. They are brought together as bytes: one half of a row of floats
+        after the other takes longer."""
         rows, half = first.shape
         levels = torch.empty(rows, 2 * half, dtype=torch.int8)
         levels[:, :half] = first
@@ -263,7 +290,8 @@ class Int4Form(NibbleForm):
 
     def write(self, x: Tensor, y: Rows, codes: Tensor) -> None:
         torch.addcmul(y.whole, x, y.column, out=y.levels)
-        codes.copy_(torch.add(y.low, y.high, alpha=16, out=y.pairs))  # the lowest byte of each, whether it wraps or not
+        # the lowest byte of each, whether it wraps or not
+        codes.copy_(torch.add(y.low, y.high, alpha=16, out=y.pairs))
 
 
 class Float4Form(NibbleForm):
@@ -278,10 +306,13 @@ class Float4Form(NibbleForm):
         byte = np.arange(256)
         # Of a byte, both levels: the first one in the lower half of 16 bits.
         self._levels = (signed[byte & 15] & 255 | signed[byte + 8 >> 4 & 15] << 8).astype(np.int16)
-        # Of two elements in halves, as 16 bits, the byte: the midpoint of two levels is a whole number of halves.
+        # Of two elements in halves, as 16 bits, the byte: the midpoint of two levels is a whole
+        # number of halves.
         midpoints = [low + high for low, high in pairwise(magnitudes)]
         signed_bytes = np.arange(256, dtype=np.uint8).view(np.int8).tolist()
-        places = np.array([bisect_right(midpoints, abs(h)) * (1 if h > 0 else -1) for h in signed_bytes])
+        places = np.array(
+            [bisect_right(midpoints, abs(h)) * (1 if h > 0 else -1) for h in signed_bytes]
+        )
         self._bytes = (places + 16 * places[:, None]).astype(np.int8).reshape(-1)
 
     def read(self, codes: Tensor, scale: Tensor, out: Tensor) -> None:
@@ -292,7 +323,8 @@ class Float4Form(NibbleForm):
     def write(self, x: Tensor, y: Rows, codes: Tensor) -> None:
         y.scale.mul_(2)
         torch.mul(x, y.column, out=y.levels)
-        # 128 halves are the level 64, and no int8; all midpoints are below 127. As integers they are towards zero.
+        # 128 halves are the level 64, and no int8; all midpoints are below 127. As integers they
+        # are towards zero.
         halves = y.pairs.view(-1).view(torch.int8)[: y.levels.numel()].view(y.levels.shape)
         halves.copy_(y.levels.clamp_(-127, 127))
         low, high = halves.split_with_sizes([codes.shape[1]] * 2, 1)
@@ -306,9 +338,9 @@ INT8, INT4, FLOAT4 = Int8Form(), Int4Form(), Float4Form()
 
 @dataclass(frozen=True, kw_only=True)
 class Blockwise:
-    """What the codecs below have in common. `back="same"`: the merged result is quantised once more by the sealer, with
-    error feedback of its own; else all members' codes come back wherever that is smaller than float32. Raises
-    `UsageError`."""
+    """What the codecs below have in common. `back="same"`: the merged result is quantised once more
+    by the sealer, with error feedback of its own; else all members' codes come back wherever that
+    is smaller than float32. Raises `UsageError`."""
 
     block: int
     back: str = "exact"
@@ -324,7 +356,9 @@ class Blockwise:
         require(is_block(self.block), "block", self.block, "a power of two from 16 to 65536")
         require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
 
-    def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
+    def pieces(
+        self, tensors: Sequence[Tensor], memory: Tensor | None
+    ) -> tuple[list[Piece], Tensor | None]:
         return self.form.pieces(tensors, self.block), None
 
 

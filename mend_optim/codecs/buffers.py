@@ -16,11 +16,13 @@ SMALL = 1 << 16  # bytes: less is not worth keeping
 
 
 class Buffers:
-    """Host buffers that return to the pool when their last holder drops them. Page faults cost more than copies, so a
-    buffer of 100 MB is worth keeping; a slice of it, or a packet being sent, keeps it alive by itself.
+    """Host buffers that return to the pool when their last holder drops them. Page faults cost more
+    than copies, so a buffer of 100 MB is worth keeping; a slice of it, or a packet being sent,
+    keeps it alive by itself.
 
-    Tensors are of few sizes, those of fragments, and pinned for GPUs. Bytes are of any size: for them it is rounded up
-    to a power of two, or whoever sends other sizes every time would fill the memory."""
+    Tensors are of few sizes, those of fragments, and pinned for GPUs. Bytes are of any size: for
+    them it is rounded up to a power of two, or whoever sends other sizes every time would fill the
+    memory."""
 
     def __init__(self, pin: bool = False) -> None:
         self._pin = pin
@@ -42,8 +44,8 @@ class Buffers:
             base = free.pop()
         except IndexError:
             base = torch.empty(numel, dtype=torch.float32, pin_memory=pin).numpy()
-        # The view is what torch's storage holds, and what slices share: not the tensor object handed out, and not its
-        # arrays, which are all of `base`.
+        # The view is what torch's storage holds, and what slices share: not the tensor object
+        # handed out, and not its arrays, which are all of `base`.
         lent = base.view()
         weakref.finalize(lent, free.append, base).atexit = False
         return torch.from_numpy(lent)

@@ -1,16 +1,18 @@
 """Packets: what the tensors of a fragment look like on the wire.
 
-A packet says itself how to read it. "none" is the whole fragment as float32. "packed" has a form for every tensor of
-the fragment, in its order; all numbers are little-endian:
+A packet says itself how to read it. "none" is the whole fragment as float32. "packed" has a form
+for every tensor of the fragment, in its order; all numbers are little-endian:
 
     count: u32, coalesce: u32 | form: u32, param: u32, for each tensor | the tensors' bytes, each padded with zeros to 4
 
-Tensors that follow one another and whose sizes are multiples of `coalesce` count as one, and flat; where it is 0, each
-is for itself. A form is a way to write a tensor down, and `param` is what its size depends on besides the tensor's
-shape: a rank, a number of indices. So all sizes are known, and checked, before anything is allocated.
+Tensors that follow one another and whose sizes are multiples of `coalesce` count as one, and flat;
+where it is 0, each is for itself. A form is a way to write a tensor down, and `param` is what its
+size depends on besides the tensor's shape: a rank, a number of indices. So all sizes are known, and
+checked, before anything is allocated.
 
-Decoding uses elementwise operations that are rounded once (no fused multiply-add), and sums that are exact in whatever
-order: learners on different hardware get the same bits from the same bytes."""
+Decoding uses elementwise operations that are rounded once (no fused multiply-add), and sums that
+are exact in whatever order: learners on different hardware get the same bits from the same
+bytes."""
 
 from __future__ import annotations
 
@@ -33,13 +35,8 @@ Array = np.ndarray[Any, Any]
 
 MOST = 2.0**126  # no decoded value is greater: a convex combination of such values is finite
 RAW, PACKED = "none", "packed"
-PART = 1 << 19  # elements: as many decoded values stay in a cache, and the calls take less long than the numbers
-
-
-
-
-
-
+# elements: as many decoded values stay in a cache, and the calls take less long than the numbers
+PART = 1 << 19
 
 
 class Form(Protocol):
@@ -53,15 +50,17 @@ class Form(Protocol):
         """The size of such a tensor. Raises `PeerError` for a `param` that cannot be."""
 
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
-        """Raise `PeerError` unless every decoded value will be finite, and at most `MOST`. No decoding."""
+        """Raise `PeerError` unless every decoded value will be finite, and at most `MOST`. No
+        decoding."""
 
     def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
-        """The values (flat float32) in their order, `PART` at a time at most, in memory of `room` or that of the data.
-        They are to be read only, and only until the next are asked for."""
+        """The values (flat float32) in their order, `PART` at a time at most, in memory of `room`
+        or that of the data. They are to be read only, and only until the next are asked for."""
 
 
 class Later(NamedTuple):
-    """Bytes that are made where they are to be, in the packet: `write` fills a tensor of them (uint8)."""
+    """Bytes that are made where they are to be, in the packet: `write` fills a tensor of them
+    (uint8)."""
 
     nbytes: int
     write: Callable[[Tensor], object]
@@ -69,7 +68,8 @@ class Later(NamedTuple):
 
 @dataclass(slots=True)
 class Piece:
-    """One encoded tensor: contiguous host tensors or arrays, or bytes to come, one after the other."""
+    """One encoded tensor: contiguous host tensors or arrays, or bytes to come, one after the
+    other."""
 
     form: Form
     param: int
@@ -81,25 +81,27 @@ class Piece:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous float32 host tensor, without a copy; they keep its storage alive."""
+    """The bytes of a contiguous float32 host tensor, without a copy; they keep its storage
+    alive."""
     return tensor.numpy().view(np.uint8).data
 
 
 def view(data: memoryview, dtype: torch.dtype, offset: int = 0, count: int = -1) -> Tensor:
-    """`count` elements of `dtype` from byte `offset` of received bytes; without a copy, but for read-only or unaligned
-    memory. The offset must be even for 2-byte dtypes, and so on."""
+    """`count` elements of `dtype` from byte `offset` of received bytes; without a copy, but for
+    read-only or unaligned memory. The offset must be even for 2-byte dtypes, and so on."""
     nbytes = data.nbytes - offset if count < 0 else count * dtype.itemsize
     if nbytes == 0:
         return torch.empty(0, dtype=dtype)
     array = np.frombuffer(data, dtype=np.uint8, count=nbytes, offset=offset)
-    if not array.flags.writeable or array.ctypes.data % dtype.itemsize:  # torch warns about read-only memory
+    # torch warns about read-only memory
+    if not array.flags.writeable or array.ctypes.data % dtype.itemsize:
         array = array.copy()
     return torch.from_numpy(array).view(dtype)
 
 
 class Room:
-    """Memory for the decoded values of a fragment. `take(n)` is for the next n (flat float32): the same for one part
-    after another, which stays in a cache; or where each belongs, by `place`."""
+    """Memory for the decoded values of a fragment. `take(n)` is for the next n (flat float32): the
+    same for one part after another, which stays in a cache; or where each belongs, by `place`."""
 
     def __init__(self, numel: int, place: Callable[[int], Tensor] | None = None) -> None:
         size = min(PART, numel)
@@ -111,9 +113,14 @@ class Room:
         return self._place(n) if self._place else self._values[:n]
 
     def aside(self, n: int, dtype: torch.dtype) -> Tensor:
-        """Other memory, for what the values are made of: to allocate it for each tensor may cost as much as a pass."""
+        """Other memory, for what the values are made of: to allocate it for each tensor may cost as
+        much as a pass."""
         nbytes = n * dtype.itemsize
-        return self._aside[:nbytes].view(dtype) if nbytes <= len(self._aside) else torch.empty(n, dtype=dtype)
+        return (
+            self._aside[:nbytes].view(dtype)
+            if nbytes <= len(self._aside)
+            else torch.empty(n, dtype=dtype)
+        )
 
 
 def as_floats(values: Tensor, room: Room) -> Iterator[Tensor]:
@@ -158,7 +165,7 @@ def require_bounded(values: Tensor) -> None:
         raise PeerError("not finite, or too great to be merged")
 
 
-# ── the two plain forms ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── the two plain forms ───────────────────────────────────────────────────────────────────────────
 
 
 class PlainForm:
@@ -195,7 +202,7 @@ def bf16(values: Tensor) -> Piece:
     return Piece(BF16, 0, (Later(2 * values.numel(), write),))
 
 
-# ── packing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── packing ───────────────────────────────────────────────────────────────────────────────────────
 
 _HEAD = 8
 _RECORD = 8
@@ -216,12 +223,14 @@ def packed_nbytes(sizes: Sequence[int]) -> int:
 
 
 def fresh(nbytes: int) -> memoryview:
-    """A writable buffer of its own, with arbitrary content: zeroing it would take about as long as receiving it."""
+    """A writable buffer of its own, with arbitrary content: zeroing it would take about as long as
+    receiving it."""
     return np.empty(nbytes, dtype=np.uint8).data
 
 
 def coalesced(shapes: Shapes, coalesce: int) -> Shapes:
-    """Neighbours whose numbers of elements are multiples of `coalesce` as one flat shape; 0: each as it is."""
+    """Neighbours whose numbers of elements are multiples of `coalesce` as one flat shape; 0: each
+    as it is."""
     if not coalesce:
         return shapes
     found: list[Shape] = []
@@ -232,9 +241,13 @@ def coalesced(shapes: Shapes, coalesce: int) -> Shapes:
 
 
 def pack(
-    pieces: Sequence[Piece], numel: int, allocate: Callable[[int], memoryview] = fresh, coalesce: int = 0
+    pieces: Sequence[Piece],
+    numel: int,
+    allocate: Callable[[int], memoryview] = fresh,
+    coalesce: int = 0,
 ) -> Packet:
-    """One packet of the pieces, one for every tensor of a fragment of `numel` elements, `coalesced` by `coalesce`."""
+    """One packet of the pieces, one for every tensor of a fragment of `numel` elements, `coalesced`
+    by `coalesce`."""
     sizes = [piece.nbytes for piece in pieces]
     data = np.frombuffer(allocate(packed_nbytes(sizes)), dtype=np.uint8)
     head = data[: _HEAD + _RECORD * len(pieces)].view("<u4")
@@ -268,15 +281,19 @@ class Unpacked(NamedTuple):
     stop: int
 
 
-def unpack(packet: Packet, shapes: Shapes, forms: Mapping[int, Form], coalesces: bool = True) -> list[Unpacked]:
-    """The tensors of a packed packet, `coalesced` as it says (where it `coalesces` any), where the header, every size
-    and their sum are as they must be. Raises `PeerError`."""
+def unpack(
+    packet: Packet, shapes: Shapes, forms: Mapping[int, Form], coalesces: bool = True
+) -> list[Unpacked]:
+    """The tensors of a packed packet, `coalesced` as it says (where it `coalesces` any), where the
+    header, every size and their sum are as they must be. Raises `PeerError`."""
     data = packet.data.cast("B") if packet.nbytes else memoryview(b"")
     coalesce = int.from_bytes(data[4:_HEAD], "little") if coalesces else 0
     shapes = coalesced(shapes, coalesce)
     begin = _HEAD + _RECORD * len(shapes)
     if len(data) < begin:
-        raise PeerError(f"a packet of {len(data)} bytes, expected at least {begin} for {len(shapes)} tensors")
+        raise PeerError(
+            f"a packet of {len(data)} bytes, expected at least {begin} for {len(shapes)} tensors"
+        )
     head = np.frombuffer(data[:begin], dtype="<u4").tolist()
     if head[:2] != [len(shapes), coalesce]:
         raise PeerError(f"a packet with the head {head[:2]}, expected {[len(shapes), coalesce]}")
@@ -288,8 +305,12 @@ def unpack(packet: Packet, shapes: Shapes, forms: Mapping[int, Form], coalesces:
             raise PeerError(f"tensor {i} has the unknown form {code}")
         size, most = forms[code].nbytes(shape, param), 4 * math.prod(shape)
         if size > most or at + size > len(data):
-            raise PeerError(f"tensor {i} of {size} bytes, expected at most {min(most, len(data) - at)}")
-        found.append(Unpacked(forms[code], param, shape, data[at : at + size], ends[i], ends[i + 1]))
+            raise PeerError(
+                f"tensor {i} of {size} bytes, expected at most {min(most, len(data) - at)}"
+            )
+        found.append(
+            Unpacked(forms[code], param, shape, data[at : at + size], ends[i], ends[i + 1])
+        )
         at += padded(size)
     if at != len(data):
         raise PeerError(f"a packet of {len(data)} bytes, expected {at}")

@@ -1,14 +1,16 @@
-"""PowerSGD (arXiv 1905.13727): a matrix A (n × m) as P Q, of rank r, in small integers. P is n × r, and Q, the paper's
-Qᵀ, r × m.
+"""PowerSGD (arXiv 1905.13727): a matrix A (n × m) as P Q, of rank r, in small integers. P is n × r,
+and Q, the paper's Qᵀ, r × m.
 
-One power step from what is remembered: P is orth(A Q̂ᵀ) in integers, and Q = (Pᵀ P)⁻¹ Pᵀ A is fitted to those, so that
-P Q is the projection of A onto P's columns: ‖A − P Q‖ ≤ ‖A‖, and where r ≥ rank A only rounding loses anything. The
-next step starts from this Q (warm start); the first from random rows, which depend on the matrix's place and shape
-alone. Every learner factors its own A, and the weighted mean of M learners' factors has rank M·r at most.
+One power step from what is remembered: P is orth(A Q̂ᵀ) in integers, and Q = (Pᵀ P)⁻¹ Pᵀ A is
+fitted to those, so that P Q is the projection of A onto P's columns: ‖A − P Q‖ ≤ ‖A‖, and where r ≥
+rank A only rounding loses anything. The next step starts from this Q (warm start); the first from
+random rows, which depend on the matrix's place and shape alone. Every learner factors its own A,
+and the weighted mean of M learners' factors has rank M·r at most.
 
-Q's rows are integers, too, each times a power of two of its own, none so far from the others that a sum of products
-p q 2ᵉ would have more bits than a float has: it is exact, in whatever order, fused or not, of operands in bfloat16 or
-not. So a library's matrix product gives the same bits on all hardware."""
+Q's rows are integers, too, each times a power of two of its own, none so far from the others that a
+sum of products p q 2ᵉ would have more bits than a float has: it is exact, in whatever order, fused
+or not, of operands in bfloat16 or not. So a library's matrix product gives the same bits on all
+hardware."""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from mend_optim.errors import PeerError, is_number, require
 
 BLOCK = 1 << 20  # bytes of a product: they stay in a cache
 RANKS = 1024
-LEAST = -126  # the smallest exponent: every product is a multiple of this power of two, and none is subnormal
+# the smallest exponent: every product is a multiple of this power of two, and none is subnormal
+LEAST = -126
 NEVER = 127  # an exponent that `check` refuses
 
 
@@ -37,8 +40,8 @@ def as_matrix(shape: Shape) -> tuple[int, int]:
 
 
 def multiply(p: Tensor, q: Tensor, room: Room) -> Iterator[Tensor]:
-    """P Q by blocks of rows, flat: a product that is written where it is to be, or is whole in other memory, takes
-    twice as long."""
+    """P Q by blocks of rows, flat: a product that is written where it is to be, or is whole in
+    other memory, takes twice as long."""
     (n, m), rows = (len(p), q.shape[1]), max(1, BLOCK // max(1, q.shape[1] * p.itemsize))
     product = room.aside(min(rows, n) * m, p.dtype).view(-1, m)
     for block in torch.split(p, rows):
@@ -46,8 +49,9 @@ def multiply(p: Tensor, q: Tensor, room: Room) -> Iterator[Tensor]:
 
 
 class FactorForm:
-    """Exponents (int16) of Q's rows, P (n × r) column by column, Q (r × m) row by row: integers of a sign and `bits`
-    bits, multiplied in floats of `digits` bits. `param` is r, at least 1 and at most min(n, m)."""
+    """Exponents (int16) of Q's rows, P (n × r) column by column, Q (r × m) row by row: integers of
+    a sign and `bits` bits, multiplied in floats of `digits` bits. `param` is r, at least 1 and at
+    most min(n, m)."""
 
     def __init__(self, code: int, dtype: torch.dtype, product: torch.dtype, digits: int) -> None:
         self.code, self.dtype, self.product, self.digits = code, dtype, product, digits
@@ -68,20 +72,26 @@ class FactorForm:
         low, high = (int(e) for e in torch.aminmax(view(data, torch.int16, 0, param)))
         too_great = param * 2.0 ** (2 * self.bits + min(high, NEVER)) > MOST
         if low < LEAST or high > low + self.reach(param) or too_great:
-            raise PeerError(f"factors times 2^{low} to 2^{high}: too small, too great or too far apart")
+            raise PeerError(
+                f"factors times 2^{low} to 2^{high}: too small, too great or too far apart"
+            )
 
     def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
         n, m = as_matrix(shape)
-        exponents, factors = view(data, torch.int16, 0, param), view(data, self.dtype, 2 * param).to(self.product)
+        exponents, factors = (
+            view(data, torch.int16, 0, param),
+            view(data, self.dtype, 2 * param).to(self.product),
+        )
         p, q = factors[: n * param].view(param, n), factors[n * param :].view(param, m)
         for product in multiply(p.t(), q.mul_(self._powers(exponents)), room):
             yield from as_floats(product, room)
 
     def rounded(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest integers times powers of two to Q's rows (b × r × m), such that the greatest still fit:
-        |c 2ᵉ − q| ≤ 2ᵉ / 2, and never more than |q|. They, and the exponents (b × r)."""
+        """The nearest integers times powers of two to Q's rows (b × r × m), such that the greatest
+        still fit: |c 2ᵉ − q| ≤ 2ᵉ / 2, and never more than |q|. They, and the exponents (b × r)."""
         most = q.abs().amax(2)
-        exponents = torch.frexp(most * (1 + 2.0**-self.bits))[1] - self.bits  # what is rounded up fits, too
+        # what is rounded up fits, too
+        exponents = torch.frexp(most * (1 + 2.0**-self.bits))[1] - self.bits
         exponents.masked_fill_(most == 0, LEAST)
         least = exponents.amax(1, keepdim=True) - self.reach(q.shape[1])
         exponents = torch.maximum(exponents, least).clamp_(min=LEAST)
@@ -102,14 +112,15 @@ FACTORS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD:
-    """Matrices, and kernels as (first dimension × rest), in factors of `rank`, which are integers of `bits` bits; what
-    would not be `min_ratio` times fewer numbers by that, and vectors, in bfloat16.
+    """Matrices, and kernels as (first dimension × rest), in factors of `rank`, which are integers
+    of `bits` bits; what would not be `min_ratio` times fewer numbers by that, and vectors, in
+    bfloat16.
 
-    What it loses stays in the learner's weights, which train on with it: `global_weights()` is what learners have in
-    common, until `synchronize()` merges that, too. Wire: r (n + m) bits / 8 + 2 r bytes instead of 4 n m.
-    `back="same"`: the merged result is factored once more by the sealer, with error feedback of its own; else all
-    members' factors come back wherever that is smaller than float32. `seed` is of the first rows. Raises
-    `UsageError`."""
+    What it loses stays in the learner's weights, which train on with it: `global_weights()` is what
+    learners have in common, until `synchronize()` merges that, too. Wire: r (n + m) bits / 8 + 2 r
+    bytes instead of 4 n m. `back="same"`: the merged result is factored once more by the sealer,
+    with error feedback of its own; else all members' factors come back wherever that is smaller
+    than float32. `seed` is of the first rows. Raises `UsageError`."""
 
     rank: int = 16
     bits: int = 8
@@ -128,7 +139,8 @@ class PowerSGD:
         require(enough, "min_ratio", self.min_ratio, "a number of at least 1")
         require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
         require(type(self.seed) is int, "seed", self.seed, "an int")
-        object.__setattr__(self, "min_ratio", float(self.min_ratio))  # learners compare the text of all this
+        # learners compare the text of all this
+        object.__setattr__(self, "min_ratio", float(self.min_ratio))
 
     def rank_of(self, shape: Shape) -> int:
         """The rank that a tensor of this shape is factored with; 0: it is not."""
@@ -136,7 +148,9 @@ class PowerSGD:
         r = min(self.rank, n, m)
         return r if r and self.min_ratio * r * (n + m) <= n * m else 0
 
-    def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
+    def pieces(
+        self, tensors: Sequence[Tensor], memory: Tensor | None
+    ) -> tuple[list[Piece], Tensor | None]:
         found: dict[int, Piece] = {}
         right: dict[int, Tensor] = {}
         form, known = FACTORS[self.bits], self._known(tensors, memory)
@@ -144,7 +158,9 @@ class PowerSGD:
             matrices = [tensors[i].view(as_matrix(tuple(tensors[i].shape))) for i in batch]
             p, q = factor(matrices, self._start(batch, [known[i] for i in batch]), form.top)
             whole, exponents = form.rounded(q)
-            for i, *parts, right[i] in zip(batch, exponents, p.transpose(1, 2).to(form.dtype), whole, q, strict=True):
+            for i, *parts, right[i] in zip(
+                batch, exponents, p.transpose(1, 2).to(form.dtype), whole, q, strict=True
+            ):
                 found[i] = Piece(form, len(right[i]), tuple(parts))
         pieces = [found[i] if i in found else bf16(tensor) for i, tensor in enumerate(tensors)]
         return pieces, torch.cat([right[i].reshape(-1) for i in sorted(right)]) if right else None
@@ -158,8 +174,13 @@ class PowerSGD:
         return alike.values()
 
     def _known(self, tensors: Sequence[Tensor], memory: Tensor | None) -> dict[int, Tensor]:
-        """Q̂ (r × m) of every matrix: what is remembered; zeros where that is nothing, or of another rank."""
-        sides = {i: (r, math.prod(t.shape[1:])) for i, t in enumerate(tensors) if (r := self.rank_of(tuple(t.shape)))}
+        """Q̂ (r × m) of every matrix: what is remembered; zeros where that is nothing, or of
+        another rank."""
+        sides = {
+            i: (r, math.prod(t.shape[1:]))
+            for i, t in enumerate(tensors)
+            if (r := self.rank_of(tuple(t.shape)))
+        }
         sizes = [r * m for r, m in sides.values()]
         if memory is None or memory.numel() != sum(sizes):
             memory = torch.zeros(sum(sizes), dtype=torch.float32)
@@ -172,23 +193,33 @@ class PowerSGD:
         alive = start.any(2)
         for i, of_it, row_is in zip(batch, start, alive, strict=True):
             if not row_is.all():
-                of_it.copy_(torch.where(row_is.unsqueeze(1), of_it, _random(self.seed, i, *of_it.shape)))
+                of_it.copy_(
+                    torch.where(row_is.unsqueeze(1), of_it, _random(self.seed, i, *of_it.shape))
+                )
         return start
 
 
 def factor(matrices: Sequence[Tensor], start: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """(P, Q), b × n × r and b × r × m, of b matrices of one shape, from `start` (b × r × m): one power step. P is of
-    whole numbers, the greatest of each column is `top` or −`top`; P Q is the projection of A onto its columns.
+    """(P, Q), b × n × r and b × r × m, of b matrices of one shape, from `start` (b × r × m): one
+    power step. P is of whole numbers, the greatest of each column is `top` or −`top`; P Q is the
+    projection of A onto its columns.
 
-    The rows of `start` are brought to length 1 first, so that nothing under- or overflows; Householder's QR gives
-    orthonormal columns whatever the rank, of zeros too, and rounding leaves them nearly so."""
+    The rows of `start` are brought to length 1 first, so that nothing under- or overflows;
+    Householder's QR gives orthonormal columns whatever the rank, of zeros too, and rounding leaves
+    them nearly so."""
     q = start / torch.linalg.vector_norm(start, dim=2, keepdim=True).clamp_(min=1e-38)
     (n, m), (b, r, _) = matrices[0].shape, q.shape
-    p, units, square = q.new_empty(b, r, n).transpose(1, 2), q.new_empty(b, r, 1), q.new_empty(b, r, r)
+    p, units, square = (
+        q.new_empty(b, r, n).transpose(1, 2),
+        q.new_empty(b, r, 1),
+        q.new_empty(b, r, r),
+    )
     # Long rows are multiplied faster into columns, short ones into rows.
     product = q.new_empty(r, n).t() if m > n else q.new_empty(n, r)
     # One matrix after the other: it is still in a cache when it is needed again.
-    for a, right, whole, unit, of_it in zip(matrices, q, p, units.transpose(1, 2), square, strict=True):
+    for a, right, whole, unit, of_it in zip(
+        matrices, q, p, units.transpose(1, 2), square, strict=True
+    ):
         near = torch.linalg.qr(torch.mm(a, right.t(), out=product)).Q
         torch.amax(near.abs(), 0, keepdim=True, out=unit).div_(top)
         torch.mul(torch.div(near, unit, out=whole).round_(), unit, out=near)

@@ -1,7 +1,8 @@
 """The codecs by name, and the way back from any packet.
 
-A codec says, for each tensor of a fragment, in which form it travels. What a lossy codec loses stays with the learner
-that lost it (error feedback, `feedback.py`). Whatever is not smaller than float32 travels as float32."""
+A codec says, for each tensor of a fragment, in which form it travels. What a lossy codec loses
+stays with the learner that lost it (error feedback, `feedback.py`). Whatever is not smaller than
+float32 travels as float32."""
 
 from __future__ import annotations
 
@@ -44,10 +45,11 @@ from mend_optim.protocol.messages import Packet
 
 
 class Codec(Protocol):
-    """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual, which `stays` in the
-    weights or is kept beside them; `back` says whether what was merged comes back without further loss ("exact") or
-    encoded once more ("same"). At rest what stays in the weights travels, too, by `CLOSING`. Tensors that follow one
-    another and whose sizes are multiples of `coalesce` are encoded as one: it is the same, and takes fewer calls."""
+    """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual,
+    which `stays` in the weights or is kept beside them; `back` says whether what was merged comes
+    back without further loss ("exact") or encoded once more ("same"). At rest what stays in the
+    weights travels, too, by `CLOSING`. Tensors that follow one another and whose sizes are
+    multiples of `coalesce` are encoded as one: it is the same, and takes fewer calls."""
 
     @property
     def exact(self) -> bool: ...
@@ -57,9 +59,12 @@ class Codec(Protocol):
     def back(self) -> str: ...
     @property
     def coalesce(self) -> int: ...
-    def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
-        """A piece for each tensor (float32, on the host, not to be changed), and what to remember of them until the
-        next encoding: `memory` is what was remembered after the last one whose result was merged."""
+    def pieces(
+        self, tensors: Sequence[Tensor], memory: Tensor | None
+    ) -> tuple[list[Piece], Tensor | None]:
+        """A piece for each tensor (float32, on the host, not to be changed), and what to remember
+        of them until the next encoding: `memory` is what was remembered after the last one whose
+        result was merged."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,9 @@ class Dense:
     back = "exact"
     coalesce = 1
 
-    def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
+    def pieces(
+        self, tensors: Sequence[Tensor], memory: Tensor | None
+    ) -> tuple[list[Piece], Tensor | None]:
         return [dense(tensor) for tensor in tensors], None
 
 
@@ -84,14 +91,21 @@ class BFloat16:
     back = "exact"
     coalesce = 1
 
-    def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
+    def pieces(
+        self, tensors: Sequence[Tensor], memory: Tensor | None
+    ) -> tuple[list[Piece], Tensor | None]:
         return [bf16(tensor) for tensor in tensors], None
 
 
 CODECS: dict[str, Codec] = {
-    "none": Dense(), "bf16": BFloat16(), "int8": Int8(), "int4": Int4(), "float4": Float4(), "sparse": Sparse(),
+    "none": Dense(),
+    "bf16": BFloat16(),
+    "int8": Int8(),
+    "int4": Int4(),
+    "float4": Float4(),
+    "sparse": Sparse(),
     "powersgd": PowerSGD(),
-}  # fmt: skip
+}
 FLOATS = (Dense, BFloat16)  # the codecs that send every number as a float
 LOSSLESS: Codec = Sparse(density=1.0)
 CLOSING: Codec = Int8()  # how a learner at rest sends what stayed in its weights
@@ -104,7 +118,9 @@ def codec(told: str | Codec) -> Codec:
     if isinstance(told, str) and told in CODECS:
         return CODECS[told]
     if isinstance(told, str) or not isinstance(told, tuple(map(type, CODECS.values()))):
-        raise UsageError(f"codec must be one of {sorted(CODECS)} or a codec such as PowerSGD(rank=4), got {told!r}")
+        raise UsageError(
+            f"codec must be one of {sorted(CODECS)} or a codec such as PowerSGD(rank=4), got {told!r}"
+        )
     return told
 
 
@@ -116,7 +132,10 @@ def name_of(told: Codec) -> str:
 def split(values: Tensor, shapes: Shapes) -> list[Tensor]:
     """The tensors of a flat fragment, as views."""
     parts = values.split_with_sizes(list(map(prod, shapes)))
-    return [part if len(shape) == 1 else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [
+        part if len(shape) == 1 else part.view(shape)
+        for part, shape in zip(parts, shapes, strict=True)
+    ]
 
 
 def encode(
@@ -126,18 +145,21 @@ def encode(
     memory: Tensor | None = None,
     allocate: Callable[[int], memoryview] = fresh,
 ) -> tuple[Packet, Tensor | None]:
-    """`values` (flat float32, finite) as a packet, never larger than float32, and the codec's memory after it."""
+    """`values` (flat float32, finite) as a packet, never larger than float32, and the codec's
+    memory after it."""
     tensors = split(values, coalesced(shapes, codec.coalesce))
     pieces, memory = codec.pieces(tensors, memory)
-    least = [p if p.nbytes < 4 * t.numel() else dense(t) for p, t in zip(pieces, tensors, strict=True)]
+    least = [
+        p if p.nbytes < 4 * t.numel() else dense(t) for p, t in zip(pieces, tensors, strict=True)
+    ]
     if packed_nbytes([piece.nbytes for piece in least]) >= values.nbytes:
         return raw(values), memory
     return pack(least, values.numel(), allocate, codec.coalesce), memory
 
 
 def check(packet: Packet, shapes: Shapes) -> None:
-    """Raise `PeerError` unless the packet decodes to a fragment of these shapes in which every value is a number of
-    reasonable size. Decodes nothing."""
+    """Raise `PeerError` unless the packet decodes to a fragment of these shapes in which every
+    value is a number of reasonable size. Decodes nothing."""
     if packet.codec not in (RAW, PACKED):
         raise PeerError(f"unknown codec {packet.codec!r}")
     numel = sum(map(prod, shapes))
@@ -163,8 +185,8 @@ def decoded(packet: Packet, shapes: Shapes, room: Room | None = None) -> Iterato
 
 
 def decode(packet: Packet, shapes: Shapes, out: Tensor | None = None) -> Tensor:
-    """A checked packet as a flat float32 tensor: a view of its bytes where they are float32, else `out`, or a new
-    one."""
+    """A checked packet as a flat float32 tensor: a view of its bytes where they are float32, else
+    `out`, or a new one."""
     if packet.codec == RAW:
         return view(packet.data, torch.float32)
     out = torch.empty(packet.numel, dtype=torch.float32) if out is None else out

@@ -1,7 +1,9 @@
-"""The largest values and where they are: top-k within chunks (SparseLoCo, arXiv 2508.15706), or every non-zero value.
+"""The largest values and where they are: top-k within chunks (SparseLoCo, arXiv 2508.15706), or
+every non-zero value.
 
-Of every 4096 consecutive elements, the k = ⌈density · 4096⌉ of greatest magnitude travel, exactly; the rest stay with
-the learner that has them. So ‖x − decoded‖² ≤ (1 − density) ‖x‖². At density 1 nothing is lost, to the bit."""
+Of every 4096 consecutive elements, the k = ⌈density · 4096⌉ of greatest magnitude travel, exactly;
+the rest stay with the learner that has them. So ‖x − decoded‖² ≤ (1 − density) ‖x‖². At density 1
+nothing is lost, to the bit."""
 
 from __future__ import annotations
 
@@ -14,12 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mend_optim.codecs.packing import Array, Piece, Room, Shape, dense, padded, require_bounded, view
+from mend_optim.codecs.packing import (
+    Array,
+    Piece,
+    Room,
+    Shape,
+    dense,
+    padded,
+    require_bounded,
+    view,
+)
 from mend_optim.errors import PeerError, is_number, require
 
 CHUNK = 4096  # elements among which the largest are chosen
 ROWS = 32  # chunks at once: all that is computed of them stays in the second-level cache
-SPAN = ROWS * CHUNK  # elements looked at at once: all indices, of eight bytes each, would be twice the tensor
+# elements looked at at once: all indices, of eight bytes each, would be twice the tensor
+SPAN = ROWS * CHUNK
 LOW = 256  # a listed position is a multiple of this and a byte
 
 
@@ -36,12 +48,14 @@ def has_bitmap(numel: int, count: int) -> bool:
 
 
 class SparseForm:
-    """Values (float32), then their positions, which increase. `param` is their number K, of N elements.
+    """Values (float32), then their positions, which increase. `param` is their number K, of N
+    elements.
 
-    The positions are a bitmap of N bits where that is not larger than a list. A list is Elias's and Fano's: p mod 256
-    of every position, a byte each; then K + ⌈N / 256⌉ bits, where bit i + ⌊p / 256⌋ is set for the i-th position
-    (from 0). That is 9.25 bits a position at density 1/64, where 7.4 would be the least. Bits count from the lowest of
-    a byte; those after the end are 0. Of nothing there is nothing, not even a bitmap."""
+    The positions are a bitmap of N bits where that is not larger than a list. A list is Elias's and
+    Fano's: p mod 256 of every position, a byte each; then K + ⌈N / 256⌉ bits, where bit i + ⌊p /
+    256⌋ is set for the i-th position (from 0). That is 9.25 bits a position at density 1/64, where
+    7.4 would be the least. Bits count from the lowest of a byte; those after the end are 0. Of
+    nothing there is nothing, not even a bitmap."""
 
     code = 5
 
@@ -74,13 +88,16 @@ SPARSE = SparseForm()
 
 
 def _positions(data: memoryview, numel: int, count: int) -> Array:
-    """Where the values belong: a mask if there is a bitmap, else indices. Raises `PeerError` unless they are `count`
-    different elements of the tensor, in order. Takes less memory than the tensor."""
+    """Where the values belong: a mask if there is a bitmap, else indices. Raises `PeerError` unless
+    they are `count` different elements of the tensor, in order. Takes less memory than the
+    tensor."""
     raw = np.frombuffer(data, dtype=np.uint8, offset=4 * count)
     if has_bitmap(numel, count):
         mask = np.unpackbits(raw, bitorder="little").view(np.bool_)
         if np.count_nonzero(mask) != count or mask[numel:].any():
-            raise PeerError(f"a bitmap of {np.count_nonzero(mask)} positions, expected {count} below {numel}")
+            raise PeerError(
+                f"a bitmap of {np.count_nonzero(mask)} positions, expected {count} below {numel}"
+            )
         return mask[:numel]
     ones = np.flatnonzero(np.unpackbits(raw[count:], bitorder="little"))
     if len(ones) != count:
@@ -106,7 +123,9 @@ def _piece(values: Array, mask: Array) -> Piece:
         return Piece(SPARSE, 0, ())
     if has_bitmap(numel, count):
         starts = range(0, numel, SPAN)
-        kept = np.concatenate([values[at : at + SPAN][_among(mask, at, at + SPAN)] for at in starts])
+        kept = np.concatenate(
+            [values[at : at + SPAN][_among(mask, at, at + SPAN)] for at in starts]
+        )
         return Piece(SPARSE, count, (kept, np.packbits(mask, bitorder="little")))
     places = np.flatnonzero(mask)
     upper = np.zeros(count + -(-numel // LOW), dtype=np.bool_)
@@ -116,8 +135,8 @@ def _piece(values: Array, mask: Array) -> Piece:
 
 
 def lossless(tensor: Tensor) -> Piece:
-    """Every value whose bits are not all zero (a negative zero's are not), or the tensor as it is if that is
-    smaller."""
+    """Every value whose bits are not all zero (a negative zero's are not), or the tensor as it is
+    if that is smaller."""
     values = tensor.reshape(-1).numpy()
     bits = values.view(np.int32)
     nbytes = SPARSE.nbytes(tuple(tensor.shape), int(np.count_nonzero(bits)))
@@ -125,7 +144,8 @@ def lossless(tensor: Tensor) -> Piece:
 
 
 def largest(magnitudes: Array, k: int, out: Array) -> None:
-    """Set the mask `out` at the k greatest of every row, the first of those that are equal, but at no zeros."""
+    """Set the mask `out` at the k greatest of every row, the first of those that are equal, but at
+    no zeros."""
     # Partitioning plain integers is several times as fast as any search that returns indices.
     least = np.partition(magnitudes, -k, axis=1)[:, -k, None]
     np.greater_equal(magnitudes, np.maximum(least, 1), out=out)
@@ -139,7 +159,8 @@ def largest(magnitudes: Array, k: int, out: Array) -> None:
 
 def top(values: Array, density: float) -> Array:
     """A mask of the ⌈density · chunk⌉ largest of every chunk, the last of which may be short."""
-    # The bits without the sign are in the order of the magnitudes, whatever the processor does with tiny numbers.
+    # The bits without the sign are in the order of the magnitudes, whatever the processor does with
+    # tiny numbers.
     bits, mask = values.view(np.int32), np.empty(len(values), dtype=np.bool_)
     whole = len(values) // CHUNK * CHUNK
     starts = [*range(0, whole, ROWS * CHUNK), *range(whole, len(values), CHUNK)]
@@ -157,11 +178,12 @@ def top_count(numel: int, density: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse:
-    """The largest `density` of every tensor's values, chunk by chunk; 1.0: every value that is not zero, and so without
-    loss. What is not smaller so travels as float32.
+    """The largest `density` of every tensor's values, chunk by chunk; 1.0: every value that is not
+    zero, and so without loss. What is not smaller so travels as float32.
 
-    Wire: 5.2 bytes a value at density 1/64, instead of 4 for every element. `back="same"`: of the merged result the
-    largest values again, with the sealer's error feedback; else all members' values. Raises `UsageError`."""
+    Wire: 5.2 bytes a value at density 1/64, instead of 4 for every element. `back="same"`: of the
+    merged result the largest values again, with the sealer's error feedback; else all members'
+    values. Raises `UsageError`."""
 
     density: float = 1 / 64
     back: str = "exact"
@@ -172,13 +194,16 @@ class Sparse:
         within = is_number(self.density) and 0 < self.density <= 1
         require(within, "density", self.density, "a number in (0, 1]")
         require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
-        object.__setattr__(self, "density", float(self.density))  # learners compare the text of all this
+        # learners compare the text of all this
+        object.__setattr__(self, "density", float(self.density))
 
     @property
     def exact(self) -> bool:
         return self.density == 1
 
-    def pieces(self, tensors: Sequence[Tensor], memory: Tensor | None) -> tuple[list[Piece], Tensor | None]:
+    def pieces(
+        self, tensors: Sequence[Tensor], memory: Tensor | None
+    ) -> tuple[list[Piece], Tensor | None]:
         return [self._piece(tensor) for tensor in tensors], None
 
     def _piece(self, tensor: Tensor) -> Piece:

@@ -1,4 +1,5 @@
-"""Law 4 at work: anchors form a max-register. Compare lineages, pull what is greater, take seals and whole anchors.
+"""Law 4 at work: anchors form a max-register. Compare lineages, pull what is greater, take seals
+and whole anchors.
 
 same genesis, greater anchor       pull it (a seal if one is all we lack, else the whole anchor)
 other genesis, greater model       take all of it, in one piece
@@ -23,21 +24,28 @@ class Adopting:
         self.books = books
 
     def compare(self, now: float, beat: Beat) -> None:
-        """Law 4: adopt what is greater. Solo, what is smaller makes us found our anchor, so that the others can adopt
-        it."""
+        """Law 4: adopt what is greater. Solo, what is smaller makes us found our anchor, so that
+        the others can adopt it."""
         same = beat.genesis == self.books.genesis
         theirs, ours = self._models(beat)
         switch = self.books.switch
-        if switch and switch.peer == beat.peer and (switch.genesis != beat.genesis or theirs <= ours):
+        if (
+            switch
+            and switch.peer == beat.peer
+            and (switch.genesis != beat.genesis or theirs <= ours)
+        ):
             self.books.switch = None  # it took another model itself, or we trained past it
             self.books.wants.clear()
-        # Whoever has steps behind it is no newcomer, even before it has joined: it goes on where a checkpoint stood.
+        # Whoever has steps behind it is no newcomer, even before it has joined: it goes on where a
+        # checkpoint stood.
         at_work = beat.training or beat.step > 0
         if same and self.books.founding == "":
             self.books.solo = self.books.solo and not at_work
         if self.books.solo and theirs < ours:
             trained = any(f.unmerged(self.books.totals).tokens for f in self.books.fragments)
-            self.books.founding = self.books.founding or ("due" if trained and self.books.joined else "")
+            self.books.founding = self.books.founding or (
+                "due" if trained and self.books.joined else ""
+            )
         elif same and not self.books.founding:
             for fragment, report in zip(self.books.fragments, beat.reports, strict=False):
                 self.catch_up(now, fragment, report.key, beat.peer)
@@ -49,16 +57,20 @@ class Adopting:
         """Theirs and ours, in the fragments that both have."""
         books, shared = self.books, min(len(beat.reports), len(self.books.fragments))
         keys = (report.key for report in beat.reports[:shared])
-        ours = model_key(map(books.key, books.fragments[:shared]), books.genesis, books.totals.step > 0)
+        ours = model_key(
+            map(books.key, books.fragments[:shared]), books.genesis, books.totals.step > 0
+        )
         return model_key(keys, beat.genesis, beat.step > 0), ours
 
     def catch_up(self, now: float, fragment: Progress, key: Key, peer: PeerId) -> None:
-        """Pull a greater anchor, unless its seal is about to come down the stream our offer went up; not for long
-        if no bytes come: a sealer that died may have told the others, and nobody else has the seal."""
+        """Pull a greater anchor, unless its seal is about to come down the stream our offer went
+        up; not for long if no bytes come: a sealer that died may have told the others, and nobody
+        else has the seal."""
         if key <= fragment.lineage.key:
             wanted = self.books.wants.get(fragment.fragment)
             if wanted and wanted[0] == peer and not self.books.switch:
-                del self.books.wants[fragment.fragment]  # it showed more a moment ago, but has nothing to answer with
+                # it showed more a moment ago, but has nothing to answer with
+                del self.books.wants[fragment.fragment]
             return
         if fragment.behind_since is None:
             fragment.behind_since = now
@@ -83,7 +95,9 @@ class Adopting:
             self.books.emit(Send(peer, Want(self.books.me, p, have)))
 
     def _start_switch(self, now: float, beat: Beat) -> None:
-        if self.books.switch is None and all(f.motion is not Motion.MOVING for f in self.books.fragments):
+        if self.books.switch is None and all(
+            f.motion is not Motion.MOVING for f in self.books.fragments
+        ):
             shared = self.books.fragments[: len(beat.reports)]
             self.books.switch = Switch(beat.peer, beat.genesis, len(shared))
             self.books.wants.clear()
@@ -99,19 +113,23 @@ class Adopting:
             and all(f.motion is Motion.STILL for f in self.books.fragments)
         ):
             self.books.switch = None
-            self._install(tuple(switch.states[p] for p in sorted(switch.states)), mine=False, replace=True)
+            self._install(
+                tuple(switch.states[p] for p in sorted(switch.states)), mine=False, replace=True
+            )
 
     def _install(self, states: tuple[State, ...], mine: bool, replace: bool) -> None:
         for state in states:
             self.books.fragments[state.fragment].motion = Motion.MOVING
             self.books.fragments[state.fragment].stash = None
-        forget = not mine and any(self.books.fragments[s.fragment].outlived(s.lineage) for s in states)
+        forget = not mine and any(
+            self.books.fragments[s.fragment].outlived(s.lineage) for s in states
+        )
         due = self._due_in(states[0]) if mine else ()
         self.books.work(Install(states, mine, replace, forget, due))
 
     def _due_in(self, state: State) -> tuple[str, ...]:
-        """The moments that the round averaged which merged our pending offer. Of an anchor farther on, nobody knows
-        which: ours are due again."""
+        """The moments that the round averaged which merged our pending offer. Of an anchor farther
+        on, nobody knows which: ours are due again."""
         version = state.lineage.version
         one_on = version == self.books.fragments[state.fragment].lineage.version + 1
         return self.books.policies.due(version) if one_on else ()
@@ -129,20 +147,29 @@ class Adopting:
             return
         lineage = fragment.lineage.seal(seal.members, seal.payload)
         if lineage.key != seal.key:
-            self.books.fault(f"seal of {seal.sealer.name} refused: its lineage does not follow from its members")
+            self.books.fault(
+                f"seal of {seal.sealer.name} refused: its lineage does not follow from its members"
+            )
         else:
             fragment.motion = Motion.MOVING
             mine = fragment.includes_pending(lineage)
             replace = self._waits_exactly(fragment) if mine else fragment.in_doubt(lineage)
             ours, former = seal.sealer == self.books.me, seal.sealer.name == self.books.me.name
             forget = not ours and not mine and fragment.outlived(lineage)
-            self.books.work(Advance(seal, lineage, mine, replace, ours, forget, former and not ours))
+            self.books.work(
+                Advance(seal, lineage, mine, replace, ours, forget, former and not ours)
+            )
 
     def _waits_exactly(self, fragment: Progress) -> bool:
         """Synchronous adoption, and the training thread has not stepped on since the snapshot."""
         pending = fragment.pending
         synchronous = self.books.policies.schedule.adopt_after == 0
-        return synchronous and pending is not None and not pending.missed and pending.step == self.books.totals.step
+        return (
+            synchronous
+            and pending is not None
+            and not pending.missed
+            and pending.step == self.books.totals.step
+        )
 
     def _keep(self, fragment: Progress, news: Seal | State) -> None:
         """Hold the greatest of what arrives while the fragment is busy."""
@@ -153,12 +180,19 @@ class Adopting:
     def take_state(self, now: float, state: State) -> None:
         fragment, lineage = self.books.fragments[state.fragment], state.lineage
         if self.books.switch:
-            if lineage.genesis == self.books.switch.genesis and state.fragment < self.books.switch.fragments:
+            if (
+                lineage.genesis == self.books.switch.genesis
+                and state.fragment < self.books.switch.fragments
+            ):
                 self.books.switch.states[state.fragment] = state
                 self.books.wants.pop(state.fragment, None)
                 self.finish_switch()
             return
-        if lineage.genesis != self.books.genesis or lineage.key <= fragment.lineage.key or self.books.founding:
+        if (
+            lineage.genesis != self.books.genesis
+            or lineage.key <= fragment.lineage.key
+            or self.books.founding
+        ):
             self.books.wants.pop(state.fragment, None)
         elif fragment.motion is not Motion.STILL:
             self._keep(fragment, state)
@@ -169,13 +203,18 @@ class Adopting:
     def outdone(self, beats: Sequence[Beat]) -> bool:
         """Whether any of these beats shows a greater model, or a greater anchor of ours."""
         others = (self._models(b) for b in beats if b.genesis not in (b"", self.books.genesis))
-        return any(theirs > ours for theirs, ours in others) or any(map(self.behind, self.books.fragments))
+        return any(theirs > ours for theirs, ours in others) or any(
+            map(self.behind, self.books.fragments)
+        )
 
     def expire(self, now: float) -> None:
-        """Stop waiting for answers that did not come, or are of peers that may be gone: somebody else has them, too."""
+        """Stop waiting for answers that did not come, or are of peers that may be gone: somebody
+        else has them, too."""
         alive = self.books.roster.alive()
         self.books.wants = {
-            p: (peer, until) for p, (peer, until) in self.books.wants.items() if now < until and peer in alive
+            p: (peer, until)
+            for p, (peer, until) in self.books.wants.items()
+            if now < until and peer in alive
         }
         switch = self.books.switch
         if switch and not self.books.wants and not switch.complete:
@@ -189,11 +228,16 @@ class Adopting:
         self.answer(want.fragment)
 
     def answer(self, p: int) -> None:
-        """Answer the wants for fragment `p` once its anchor stands still: a seal if that is all the asker lacks, else
-        the whole anchor."""
+        """Answer the wants for fragment `p` once its anchor stands still: a seal if that is all the
+        asker lacks, else the whole anchor."""
         fragment, seal = self.books.fragments[p], self.books.seals[p]
         asked = [w for w in self.books.deferred if w.fragment == p]
-        if not asked or self.books.founding or self.books.switch or fragment.motion is Motion.MOVING:
+        if (
+            not asked
+            or self.books.founding
+            or self.books.switch
+            or fragment.motion is Motion.MOVING
+        ):
             return
         for want in asked:
             if seal and seal.base == want.have and seal.key == fragment.lineage.key:

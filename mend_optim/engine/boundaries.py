@@ -1,4 +1,5 @@
-"""The engine's side of the training thread: what to count, what to copy, what to hold back, when to wait."""
+"""The engine's side of the training thread: what to count, what to copy, what to hold back, when to
+wait."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ class Training:
         self.founded_at = Totals()
 
     def stepped(self, tokens: int, seconds: float | None) -> None:
-        """One inner step on `tokens` tokens was taken; `seconds` is how long after the one before, without what this
-        library took of that; None for the first, and after a rest."""
+        """One inner step on `tokens` tokens was taken; `seconds` is how long after the one before,
+        without what this library took of that; None for the first, and after a rest."""
         if seconds is not None:
             self.watching.stepped(seconds, tokens)
         self.books.resting = False
@@ -31,8 +32,8 @@ class Training:
         self.books.totals.tokens += tokens
 
     def wanted(self) -> list[int]:
-        """Fragments whose parameters the training thread should copy now; then call `snapshot` for each (or `found` for
-        all)."""
+        """Fragments whose parameters the training thread should copy now; then call `snapshot` for
+        each (or `found` for all)."""
         if not self.books.joined or self.books.switch:
             return []
         if self.books.founding == "due":
@@ -55,9 +56,12 @@ class Training:
         return self.books.founding == "due"
 
     def reserve(self, p: int) -> None:
-        """The training thread begins to copy fragment `p`: its anchor stands still until `snapshot`."""
+        """The training thread begins to copy fragment `p`: its anchor stands still until
+        `snapshot`."""
         fragment = self.books.fragments[p]
-        due = self.books.resting or self.books.policies.schedule.due(self.books.totals.step, fragment.mark)
+        due = self.books.resting or self.books.policies.schedule.due(
+            self.books.totals.step, fragment.mark
+        )
         fragment.snapshot(self.books.totals, due, self.books.closing)
 
     def moments(self, p: int) -> tuple[str, ...]:
@@ -101,7 +105,8 @@ class Training:
         return adopt_at is not None and self.books.totals.step < adopt_at
 
     def must_wait(self) -> bool:
-        """Under `adopt_after`: whether the training thread is at a step whose anchor has not come yet."""
+        """Under `adopt_after`: whether the training thread is at a step whose anchor has not come
+        yet."""
         overlap = self.books.policies.schedule.adopt_after
         if overlap is None or self.books.solo or self.books.resting:
             return False
@@ -114,20 +119,30 @@ class Training:
         )
 
     def settled(self) -> bool:
-        """Whether nothing of ours is unmerged, and no live peer that answered since we came to rest has a greater
-        anchor."""
+        """Whether nothing of ours is unmerged, and no live peer that answered since we came to rest
+        has a greater anchor."""
         books = self.books
-        if books.solo:  # the others left, or nobody was ever expected; else whom we expected is still not here
+        # the others left, or nobody was ever expected; else whom we expected is still not here
+        if books.solo:
             return books.adopted_rounds > 0 or not books.seeds.found
-        near = (peer.id for peer in books.roster.peers.values() if peer.linked and not peer.suspected)
+        near = (
+            peer.id for peer in books.roster.peers.values() if peer.linked and not peer.suspected
+        )
         answered = books.answered.issuperset(near)
-        peers = books.roster.peers.values()  # a group that nobody else has added there is nobody to merge with
+        # a group that nobody else has added there is nobody to merge with
+        peers = books.roster.peers.values()
         shared = [f for f in books.fragments if any(peer.has(f.fragment) for peer in peers)]
         clean = not any(books.owing(f) or f.untaken for f in shared)
-        return answered and clean and not books.switch and not any(map(self.adopting.behind, books.fragments))
+        return (
+            answered
+            and clean
+            and not books.switch
+            and not any(map(self.adopting.behind, books.fragments))
+        )
 
     def waited_out(self) -> None:
-        """Under `adopt_after`: the anchor did not come in time; go on, and adopt it whenever it comes."""
+        """Under `adopt_after`: the anchor did not come in time; go on, and adopt it whenever it
+        comes."""
         for fragment in self.books.fragments:
             if fragment.pending:
                 fragment.pending.missed = True

@@ -16,8 +16,9 @@ Snapshot = Any
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`, with the moments that were read beside it.
-    `tensor` is handed over by the training thread. `closing`: see `Pending`."""
+    """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`, with the moments that
+    were read beside it. `tensor` is handed over by the training thread. `closing`: see
+    `Pending`."""
 
     fragment: int
     seq: int
@@ -28,7 +29,8 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Reoffer:
-    """Encode the Δ that came with a checkpoint again: the same offer, `seq`, with the same bytes if that can be."""
+    """Encode the Δ that came with a checkpoint again: the same offer, `seq`, with the same bytes if
+    that can be."""
 
     fragment: int
     seq: int
@@ -37,8 +39,8 @@ class Reoffer:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """A group was added: its parameters, as they are, become the anchor of one more fragment. `at`: (step, tokens);
-    `groups`: a digest of every fragment that is an added group, see `Report`."""
+    """A group was added: its parameters, as they are, become the anchor of one more fragment. `at`:
+    (step, tokens); `groups`: a digest of every fragment that is an added group, see `Report`."""
 
     layout: Snapshot = field(compare=False, repr=False)
     tensor: Snapshot = field(compare=False, repr=False)
@@ -55,9 +57,9 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta, the mean of the `moments` that
-    are due, and the digest of it all. `closing`: nobody brings more than what encodings have lost, or the sealer is at
-    rest: nothing is to be lost on the way back."""
+    """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta, the mean of
+    the `moments` that are due, and the digest of it all. `closing`: nobody brings more than what
+    encodings have lost, or the sealer is at rest: nothing is to be lost on the way back."""
 
     fragment: int
     base: Lineage
@@ -69,10 +71,11 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it; `replace`, that the
-    weights become the anchor, but for what stays in them: nothing was trained since and training waits, or what was has
-    to be dropped; `ours`, that we made the merged bytes ourselves; `forget`: see `Install`; `former`: a former process
-    of ours made them, with what its seals before had lost."""
+    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it;
+    `replace`, that the weights become the anchor, but for what stays in them: nothing was trained
+    since and training waits, or what was has to be dropped; `ours`, that we made the merged bytes
+    ourselves; `forget`: see `Install`; `former`: a former process of ours made them, with what its
+    seals before had lost."""
 
     seal: Seal
     lineage: Lineage
@@ -85,9 +88,10 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Take whole anchors. `replace`: the weights become the anchor and all local progress is dropped. `forget`: what
-    our encodings have lost is in there, or given up, too: it came with a checkpoint whose process went on. `due`: the
-    moments whose mean, in there, is of the round that merged our pending offer."""
+    """Take whole anchors. `replace`: the weights become the anchor and all local progress is
+    dropped. `forget`: what our encodings have lost is in there, or given up, too: it came with a
+    checkpoint whose process went on. `due`: the moments whose mean, in there, is of the round that
+    merged our pending offer."""
 
     states: tuple[State, ...]
     mine: bool
@@ -98,8 +102,8 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Alone, take this learner's own weights (snapshots of all fragments, in order) as the anchors, and its moments for
-    newcomers."""
+    """Alone, take this learner's own weights (snapshots of all fragments, in order) as the anchors,
+    and its moments for newcomers."""
 
     tensors: tuple[Snapshot, ...] = field(compare=False, repr=False)
     moments: tuple[Mapping[str, Snapshot], ...] = field(default=(), compare=False, repr=False)
@@ -107,7 +111,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Copy out the anchor of `fragment` for a peer that lacks it. `lineage` is the engine's, for the answer."""
+    """Copy out the anchor of `fragment` for a peer that lacks it. `lineage` is the engine's, for
+    the answer."""
 
     fragment: int
     lineage: Lineage
@@ -118,8 +123,8 @@ Job = Prepare | Reoffer | Extend | Inspect | Merge | Advance | Install | Found |
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A job's outcome: what it made, or why it was refused. `digest` is of the bytes that were made or taken; `warning`
-    says what is missing in it."""
+    """A job's outcome: what it made, or why it was refused. `digest` is of the bytes that were made
+    or taken; `warning` says what is missing in it."""
 
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
     digest: bytes = b""
@@ -132,8 +137,8 @@ EXCHANGE, PULL, PASS_ON = "exchange", "pull", "pass on"
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message for a peer. `reply` names the open stream it answers on ("exchange" or "pull"), empty if it opens its
-    own; "pass on" for an offer of somebody else."""
+    """A message for a peer. `reply` names the open stream it answers on ("exchange" or "pull"),
+    empty if it opens its own; "pass on" for an offer of somebody else."""
 
     to: PeerId
     message: Message
@@ -142,7 +147,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A job for the worker, to be performed in the order of emission and reported with `finished`."""
+    """A job for the worker, to be performed in the order of emission and reported with
+    `finished`."""
 
     job: Job
 

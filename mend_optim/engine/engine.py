@@ -1,8 +1,8 @@
 """The engine of a learner: everything it decides, and nothing it does.
 
-Feed it what happened (`stepped`, `receive`, `finished`, `tick` …), with the time; then `drain()` what it wants done:
-messages to send, jobs for the worker, events for the user. It reads no clock, starts no thread, touches no tensor. One
-owner at a time."""
+Feed it what happened (`stepped`, `receive`, `finished`, `tick` …), with the time; then `drain()`
+what it wants done: messages to send, jobs for the worker, events for the user. It reads no clock,
+starts no thread, touches no tensor. One owner at a time."""
 
 from __future__ import annotations
 
@@ -36,13 +36,26 @@ from mend_optim.engine.sealer import Sealing
 from mend_optim.engine.state import Books
 from mend_optim.engine.stragglers import Watching
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Call, Goodbye, Message, Offer, Report, Seal, State, Want, names
+from mend_optim.protocol.messages import (
+    Beat,
+    Call,
+    Goodbye,
+    Message,
+    Offer,
+    Report,
+    Seal,
+    State,
+    Want,
+    names,
+)
 
 
 class Syncer:
     """Rounds, roster, lineages and joining of one learner."""
 
-    def __init__(self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies, now: float) -> None:
+    def __init__(
+        self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies, now: float
+    ) -> None:
         self.books = Books(me, address, seeds, policies)
         self.adopting = Adopting(self.books)
         self.watching = Watching(self.books)
@@ -54,10 +67,11 @@ class Syncer:
         self._beat_at = now
         self._told: set[PeerId] = set()  # whose groups are others than ours
 
-    # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── out ───────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self, now: float) -> list[Effect]:
-        """What is to be done, in order; each is returned once. Messages to ourselves are delivered first."""
+        """What is to be done, in order; each is returned once. Messages to ourselves are delivered
+        first."""
         while self.books.loopback:
             self.receive(now, self.books.loopback.popleft())
         out, self.books.out = self.books.out, []
@@ -67,11 +81,13 @@ class Syncer:
         """When `tick` must be called next, if nothing happens before."""
         return min(self._beat_at, self.books.wake_at)
 
-    # ── the training thread ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── the training thread ───────────────────────────────────────────────────────────────────────
 
-    def begin(self, now: float, genesis: bytes, groups: tuple[bytes, ...], resumed: Resumed | None = None) -> None:
-        """The first step is about to be taken, with weights of this digest, or where a checkpoint stood; from here on
-        there is something to compare."""
+    def begin(
+        self, now: float, genesis: bytes, groups: tuple[bytes, ...], resumed: Resumed | None = None
+    ) -> None:
+        """The first step is about to be taken, with weights of this digest, or where a checkpoint
+        stood; from here on there is something to compare."""
         self.starting.begin(now, genesis, groups, resumed)
         for peer in self.books.roster.peers.values():
             if peer.beat:
@@ -84,7 +100,8 @@ class Syncer:
         return [fragment.standing() for fragment in self.books.fragments]
 
     def rest(self, now: float) -> None:
-        """Training pauses to synchronize: offer what there is, and take part with nothing until the next step."""
+        """Training pauses to synchronize: offer what there is, and take part with nothing until the
+        next step."""
         self.books.resting = True
         self.books.ping, self.books.answered = self.books.ping + 1, set()
         for fragment in self.books.fragments:
@@ -95,7 +112,8 @@ class Syncer:
         self.tick(now)
 
     def taken(self, now: float, p: int, replaced: bool) -> None:
-        """The training thread takes the correction of fragment `p`; it applies it before its next forward pass."""
+        """The training thread takes the correction of fragment `p`; it applies it before its next
+        forward pass."""
         self.books.fragments[p].taken(replaced, self.books.totals)
         self._settled(now, p)
 
@@ -106,7 +124,7 @@ class Syncer:
                 self.books.emit(Send(peer.id, Goodbye(self.books.me)))
             self.books.closed = True
 
-    # ── the worker ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the worker ────────────────────────────────────────────────────────────────────────────────
 
     def finished(self, now: float, job: Job, done: Done) -> None:
         """A job was performed."""
@@ -139,7 +157,9 @@ class Syncer:
                 fragment.mark = self.books.totals.step
             else:
                 if done.warning:
-                    self.books.fault(f"fragment {job.fragment} was offered without moments: {done.warning}")
+                    self.books.fault(
+                        f"fragment {job.fragment} was offered without moments: {done.warning}"
+                    )
                 fragment.offered(self.books.genesis, done.sections)
                 self.offering.send_offer(now, fragment, fragment.caller)
         fragment.caller = None
@@ -150,13 +170,16 @@ class Syncer:
         if done.fault:
             fragment.motion = Motion.STILL
             if fragment.pending:
-                fragment.pending.delivered = False  # no other seal will come for it: pull the anchor instead
+                # no other seal will come for it: pull the anchor instead
+                fragment.pending.delivered = False
             self.books.fault(f"seal of {job.seal.sealer.name} refused: {done.fault}")
         else:
             offer = fragment.pending.offer if job.mine and fragment.pending else None
             if job.mine:
                 self._averaged(fragment, names(job.seal.sections), job.lineage.version)
-            fragment.moved(job.lineage, job.mine, self.books.totals, self.books.policies.schedule, job.replace)
+            fragment.moved(
+                job.lineage, job.mine, self.books.totals, self.books.policies.schedule, job.replace
+            )
             if job.forget or (job.replace and not job.mine):
                 fragment.forget()
             self.books.record(sealed_record(job.seal, job.mine, offer))
@@ -173,23 +196,33 @@ class Syncer:
             fragment = self.books.fragments[state.fragment]
             fragment.motion = Motion.STILL
             if not done.fault:
-                mine = job.mine or fragment.includes_pending(state.lineage)  # another model may have it, too
+                # another model may have it, too
+                mine = job.mine or fragment.includes_pending(state.lineage)
                 old, superseded = fragment.lineage, fragment.superseded_tokens
                 version, brought = state.lineage.version, names(state.sections)
                 self._averaged(fragment, brought & set(job.due), version)
                 self.books.genesis = state.lineage.genesis
-                fragment.moved(state.lineage, mine, self.books.totals, self.books.policies.schedule, job.replace)
+                fragment.moved(
+                    state.lineage,
+                    mine,
+                    self.books.totals,
+                    self.books.policies.schedule,
+                    job.replace,
+                )
                 if job.forget or job.replace:
                     fragment.forget()
                 if job.replace:  # the others' moments came with their weights
                     fragment.averaged |= self.books.policies.averaged(brought, version)
                 dropped = fragment.unmerged(self.books.totals).tokens if job.replace else 0
                 record = taken_record(state.fragment, old, state.lineage, "pulled", mine, dropped)
-                self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens - superseded))
+                self.books.record(
+                    replace(record, superseded_tokens=fragment.superseded_tokens - superseded)
+                )
                 self.books.moved(state.fragment)
         if job.replace and not done.fault:
             self.books.catch_up_position(self.books.cluster_step())
-            for fragment in self.books.fragments[len(job.states) :]:  # groups that were added only here
+            # groups that were added only here
+            for fragment in self.books.fragments[len(job.states) :]:
                 fragment.transplant(self.books.genesis)
                 self.books.rounds[fragment.fragment].purge(fragment.lineage)
         for state in job.states:
@@ -198,19 +231,25 @@ class Syncer:
         self._beat(now)  # others may wait for us to have it
 
     def _averaged(self, fragment: Progress, moments: frozenset[str], version: int) -> None:
-        """Of these moments, those in our pending offer have a mean with ours in it since that version."""
+        """Of these moments, those in our pending offer have a mean with ours in it since that
+        version."""
         offer = fragment.pending.offer if fragment.pending else None
-        fragment.averaged |= self.books.policies.averaged(names(offer.sections) & moments if offer else (), version)
+        fragment.averaged |= self.books.policies.averaged(
+            names(offer.sections) & moments if offer else (), version
+        )
 
     def _found(self, now: float, job: Found, done: Done) -> None:
         self.books.founding = ""
         self.books.solo = False
-        for fragment in self.books.fragments[: len(job.tensors)]:  # a group may have been added since
+        # a group may have been added since
+        for fragment in self.books.fragments[: len(job.tensors)]:
             fragment.motion = Motion.STILL
             if not done.fault:
                 tokens = self.training.founded_at.tokens - fragment.banked.tokens
                 lineage = fragment.found(tokens, done.digest)
-                self.books.record(taken_record(fragment.fragment, fragment.lineage, lineage, "founded", mine=True))
+                self.books.record(
+                    taken_record(fragment.fragment, fragment.lineage, lineage, "founded", mine=True)
+                )
                 fragment.founded(lineage, self.training.founded_at)
                 self.books.moved(fragment.fragment)
         if done.fault:
@@ -241,13 +280,13 @@ class Syncer:
             self.adopting.finish_switch()
         elif fragment.stash:
             stashed, fragment.stash = fragment.stash, None
-            self.adopting.take_seal(now, stashed) if isinstance(stashed, Seal) else self.adopting.take_state(
-                now, stashed
-            )
+            self.adopting.take_seal(now, stashed) if isinstance(
+                stashed, Seal
+            ) else self.adopting.take_state(now, stashed)
         self.adopting.answer(p)
         self.sealing.poll(now, p)
 
-    # ── the network ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the network ───────────────────────────────────────────────────────────────────────────────
 
     def met(self, now: float, id: PeerId, address: str, seed: str = "") -> bool:
         """A peer agreed to our hello, or we to its. False if it is a past incarnation."""
@@ -268,7 +307,8 @@ class Syncer:
         self._poll_all(now)
 
     def heard(self, now: float, id: PeerId) -> None:
-        """Bytes of a bulky message arrived from a peer: it lives, and what we want of it is still coming."""
+        """Bytes of a bulky message arrived from a peer: it lives, and what we want of it is still
+        coming."""
         self.books.roster.touch(now, id)
         for p, (peer, _) in self.books.wants.items():
             if peer == id:
@@ -278,18 +318,25 @@ class Syncer:
     def refused(self, now: float, address: str, reason: str) -> None:
         """A hello was refused, by us or by the learner at `address`."""
         self.books.seeds.refuse(address)
-        self.books.emit(Event("refused", f"{address} refused: {reason}", {"address": address, "reason": reason}))
+        self.books.emit(
+            Event("refused", f"{address} refused: {reason}", {"address": address, "reason": reason})
+        )
         self._check_joined(now)
 
     def receive(self, now: float, message: Message) -> None:
-        """A message arrived. Anything but a hello's consequences is ignored until the first step has begun."""
+        """A message arrived. Anything but a hello's consequences is ignored until the first step
+        has begun."""
         if isinstance(message, Beat):
             self._on_beat(now, message)
         elif isinstance(message, Goodbye):
             if self.books.roster.leave(message.peer):
                 self.books.emit(describe(message.peer, "left"))
                 self._poll_all(now)
-        elif self.books.fragments and not self.books.closed and 0 <= message.fragment < len(self.books.fragments):
+        elif (
+            self.books.fragments
+            and not self.books.closed
+            and 0 <= message.fragment < len(self.books.fragments)
+        ):
             if isinstance(message, Call):
                 self.offering.called(now, message.fragment, message.peer)
             elif isinstance(message, Offer):
@@ -302,7 +349,8 @@ class Syncer:
                 self.adopting.asked(message)
 
     def delivered(self, now: float, to: PeerId, message: Message) -> None:
-        """The transport has handed over the whole of a bulky message; an offer's stream stays open for seals."""
+        """The transport has handed over the whole of a bulky message; an offer's stream stays open
+        for seals."""
         pending = self._pending_of(message)
         if pending and pending.sent_to == to:
             self.offering.delivered(now, pending)
@@ -322,7 +370,11 @@ class Syncer:
         if not isinstance(message, Offer) or not self.books.fragments or not message.steps:
             return None
         pending = self.books.fragments[message.fragment].pending
-        return pending if pending and (pending.claim, pending.seq) == (message.claim, message.seq) else None
+        return (
+            pending
+            if pending and (pending.claim, pending.seq) == (message.claim, message.seq)
+            else None
+        )
 
     def _on_beat(self, now: float, beat: Beat) -> None:
         if beat.ping:
@@ -342,23 +394,36 @@ class Syncer:
         self.adopting.compare(now, beat)
         for fragment, report in zip(self.books.fragments, beat.reports, strict=False):
             pending = fragment.pending
-            if pending and pending.sent_to == beat.peer and (self.books.me, pending.seq) in report.held:
+            if (
+                pending
+                and pending.sent_to == beat.peer
+                and (self.books.me, pending.seq) in report.held
+            ):
                 pending.delivered, pending.resend_at = True, now + self.offering.patience(pending)
-            elif pending and pending.sent_to == beat.peer and strange and beat.genesis == self.books.genesis:
-                pending.resend_at = now  # what reached it before it took our model over, it did not keep
+            elif (
+                pending
+                and pending.sent_to == beat.peer
+                and strange
+                and beat.genesis == self.books.genesis
+            ):
+                # what reached it before it took our model over, it did not keep
+                pending.resend_at = now
                 self.offering.resend(now, fragment)
             self.sealing.poll(now, fragment.fragment)
         self._check_joined(now)
 
     def _comparable(self, beat: Beat) -> Beat:
-        """The beat without fragments that are another group there than here; as if the peer did not have them."""
+        """The beat without fragments that are another group there than here; as if the peer did not
+        have them."""
         pairs = zip(self.books.groups, beat.reports, strict=False)
         other = next((p for p, (group, report) in enumerate(pairs) if group != report.group), None)
         if other is None:
             return beat
         if beat.peer not in self._told:
             self._told.add(beat.peer)
-            self.books.fault(f"{beat.peer.name} has added another group: fragment {other} is not merged with it")
+            self.books.fault(
+                f"{beat.peer.name} has added another group: fragment {other} is not merged with it"
+            )
         return replace(beat, reports=beat.reports[:other])
 
     def tick(self, now: float) -> None:
@@ -378,7 +443,7 @@ class Syncer:
             self.sealing.poll(now, fragment.fragment)
         self._check_joined(now)
 
-    # ── beats and comparison of lineages ─────────────────────────────────────────────────────────────────────────────
+    # ── beats and comparison of lineages ──────────────────────────────────────────────────────────
 
     def _beat(self, now: float) -> None:
         self._beat_at = now + self.books.policies.timing.beat_s
@@ -386,7 +451,8 @@ class Syncer:
             return
         self._broadcasts += 1
         self.watching.review(now)
-        # At rest we ask again with every beat: a peer may have linked since, or an answer been lost.
+        # At rest we ask again with every beat: a peer may have linked since, or an answer been
+        # lost.
         beat = self._make_beat(ping=self.books.ping if self.books.resting else 0)
         self.books.roster.broadcast(beat.count)
         for id in self.books.roster.audience(self._broadcasts):
@@ -400,10 +466,21 @@ class Syncer:
             for f, group in zip(books.fragments, books.groups, strict=True)
         )
         return Beat(
-            books.me, books.roster.address, self._beats, books.totals.step, books.totals.tokens, books.step_s,
-            books.joined, books.genesis, reports, books.roster.rumors(), ping, pong, books.position,
+            books.me,
+            books.roster.address,
+            self._beats,
+            books.totals.step,
+            books.totals.tokens,
+            books.step_s,
+            books.joined,
+            books.genesis,
+            reports,
+            books.roster.rumors(),
+            ping,
+            pong,
+            books.position,
             self.watching.levels(),
-        )  # fmt: skip
+        )
 
     def _poll_all(self, now: float) -> None:
         for fragment in self.books.fragments:

@@ -27,8 +27,8 @@ ANEW = "other weights than the saved ones: they count as first weights"
 
 
 class Resumed(NamedTuple):
-    """Where a checkpoint stood; without standings it was saved by a learner without peers. `intact`: whether the
-    weights are those that it was saved with; else they become the anchor."""
+    """Where a checkpoint stood; without standings it was saved by a learner without peers.
+    `intact`: whether the weights are those that it was saved with; else they become the anchor."""
 
     totals: Totals
     standings: Sequence[Standing]
@@ -44,12 +44,18 @@ class Starting:
         self._join_by = NEVER
         self._met_at: dict[PeerId, int] = {}  # the position of each when we first heard of it
 
-    def begin(self, now: float, genesis: bytes, groups: tuple[bytes, ...], resumed: Resumed | None) -> None:
-        """With first weights of this digest, or where a checkpoint stood. `groups`: see `Report`."""
+    def begin(
+        self, now: float, genesis: bytes, groups: tuple[bytes, ...], resumed: Resumed | None
+    ) -> None:
+        """With first weights of this digest, or where a checkpoint stood. `groups`: see
+        `Report`."""
         books, schedule = self.books, self.books.policies.schedule
         me, lineage, turns = books.me, Lineage.fresh(genesis), schedule.fragments
         marks = [schedule.first_mark(p) if p < turns else 0 for p in range(len(groups))]
-        books.fragments, books.groups = [Progress(me, p, lineage, mark) for p, mark in enumerate(marks)], groups
+        books.fragments, books.groups = (
+            [Progress(me, p, lineage, mark) for p, mark in enumerate(marks)],
+            groups,
+        )
         if resumed:
             self._resume(resumed)
         books.rounds = [Round(p) for p in range(len(books.fragments))]
@@ -67,46 +73,67 @@ class Starting:
     def _resume(self, resumed: Resumed) -> None:
         books, totals = self.books, Totals(resumed.totals.step, resumed.totals.tokens)
         books.totals, books.head_start = totals, resumed.head_start
-        books.solo = not resumed.standings  # else the anchor is what it was, whatever was trained since
-        if not resumed.standings:  # all that was trained is in the weights, and no offer of it on its way
+        # else the anchor is what it was, whatever was trained since
+        books.solo = not resumed.standings
+        # all that was trained is in the weights, and no offer of it on its way
+        if not resumed.standings:
             for fragment in books.fragments:
                 genesis = fragment.lineage.genesis
                 if resumed.intact:
-                    fragment.lineage = Lineage(totals.tokens, int(totals.tokens > 0), genesis, genesis)
+                    fragment.lineage = Lineage(
+                        totals.tokens, int(totals.tokens > 0), genesis, genesis
+                    )
                 else:  # weights that nobody trained: first weights
                     fragment.dropped_tokens = totals.tokens
-                fragment.banked, fragment.mark = Totals(totals.step, totals.tokens), totals.step + fragment.mark
+                fragment.banked, fragment.mark = (
+                    Totals(totals.step, totals.tokens),
+                    totals.step + fragment.mark,
+                )
         for p, standing in enumerate(resumed.standings):
             fragment = books.fragments[p] = Progress.resumed(books.me, p, standing, totals)
-            books.record(taken_record(p, Lineage.fresh(standing.lineage.genesis), standing.lineage, "restored"))
+            books.record(
+                taken_record(
+                    p, Lineage.fresh(standing.lineage.genesis), standing.lineage, "restored"
+                )
+            )
             if fragment.pending:
                 fragment.motion = Motion.SNAPSHOT
                 books.work(Reoffer(p, fragment.pending.seq, fragment.pending.closing))
         unmerged = max(f.unmerged(totals).tokens for f in books.fragments)
         what = DROP if resumed.standings else ANEW
         what = f"{unmerged} tokens not merged yet" if resumed.intact else what
-        facts = {"step": totals.step, "tokens": totals.tokens, "unmerged_tokens": unmerged, "intact": resumed.intact}
+        facts = {
+            "step": totals.step,
+            "tokens": totals.tokens,
+            "unmerged_tokens": unmerged,
+            "intact": resumed.intact,
+        }
         books.emit(Event("restored", f"restored at step {totals.step}, {what}", facts))
 
     def heard(self, beat: Beat) -> None:
-        """Where a peer was when we began: what those that start with us have stepped since is no head start."""
+        """Where a peer was when we began: what those that start with us have stepped since is no
+        head start."""
         if beat.genesis and self.books.fragments and not self.books.joined:
             self._met_at.setdefault(beat.peer, beat.position)
 
     def check_joined(self, now: float) -> bool:
-        """Joined: everyone the user named is here (or somebody is training already, or nobody came in time), and nobody
-        has a greater anchor. Whether that is so since just now."""
+        """Joined: everyone the user named is here (or somebody is training already, or nobody came
+        in time), and nobody has a greater anchor. Whether that is so since just now."""
         if self.books.joined or not self.books.fragments:
             return False
         beats = [p.beat for p in self.books.roster.peers.values() if p.beat and not p.suspected]
         here = {beat.peer for beat in beats if beat.genesis}
-        everyone = not self.books.seeds.missing and all(peer in here for peer in self.books.seeds.peers())
+        everyone = not self.books.seeds.missing and all(
+            peer in here for peer in self.books.seeds.peers()
+        )
         found = everyone or any(beat.training for beat in beats)
         moving = any(f.motion is not Motion.STILL for f in self.books.fragments)
         fetching = bool(self.books.wants) or self.books.switch is not None or moving
         # Those that start with us must have our weights before anybody steps away from them.
         agreed = all(beat.training or beat.genesis in (b"", self.books.genesis) for beat in beats)
-        if fetching or not (now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))):
+        if fetching or not (
+            now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))
+        ):
             return False
         self.books.joined = True
         self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
@@ -123,5 +150,3 @@ class Starting:
             text = f"joined at position {step}" + (f", without {without}" if sought else "")
             self.books.emit(Event("joined", text, facts))
         return True
-
-

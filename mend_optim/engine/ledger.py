@@ -25,13 +25,14 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One adopted anchor. `reason`: "all_present", "slow_left_out", "grace_expired", or how else it came: "pulled",
-    "founded", "restored".
+    """One adopted anchor. `reason`: "all_present", "slow_left_out", "grace_expired", or how else it
+    came: "pulled", "founded", "restored".
 
-    `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's offer; `superseded`
-    names peers whose merged work is not in it (after a partition), `superseded_tokens` is how much of this learner's
-    own that is (below zero if it came back); `dropped_tokens` is local progress that could not be kept. `offer_bytes`
-    is the size of this learner's offer in it, encoded, and `merged_bytes` that of what came back; a sealer sends itself
+    `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's
+    offer; `superseded` names peers whose merged work is not in it (after a partition),
+    `superseded_tokens` is how much of this learner's own that is (below zero if it came back);
+    `dropped_tokens` is local progress that could not be kept. `offer_bytes` is the size of this
+    learner's offer in it, encoded, and `merged_bytes` that of what came back; a sealer sends itself
     neither."""
 
     fragment: int
@@ -80,8 +81,8 @@ class Event:
 
 
 def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRecord:
-    """The record of an anchor that a seal made of the one before; `offer` is this learner's own in it, whose bytes did
-    not come back."""
+    """The record of an anchor that a seal made of the one before; `offer` is this learner's own in
+    it, whose bytes did not come back."""
     own = offer.sections.get("delta") if offer else None
     back = sum(packet.nbytes for packet in seal.sections.values() if packet is not own)
     members = tuple(
@@ -90,23 +91,45 @@ def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRe
     )
     tokens, version, digest = seal.key
     return RoundRecord(
-        seal.fragment, version, tokens, digest.hex(), seal.reason, seal.sealer.name, members, seal.absent, mine,
-        offer_bytes=nbytes(offer.sections) if offer else 0, merged_bytes=back,
-    )  # fmt: skip
+        seal.fragment,
+        version,
+        tokens,
+        digest.hex(),
+        seal.reason,
+        seal.sealer.name,
+        members,
+        seal.absent,
+        mine,
+        offer_bytes=nbytes(offer.sections) if offer else 0,
+        merged_bytes=back,
+    )
 
 
 def taken_record(
-    fragment: int, old: Lineage, new: Lineage, reason: str, mine: bool = False, dropped_tokens: int = 0
+    fragment: int,
+    old: Lineage,
+    new: Lineage,
+    reason: str,
+    mine: bool = False,
+    dropped_tokens: int = 0,
 ) -> RoundRecord:
-    """The record of an anchor that came whole; names those whose merged work the old lineage had and the new one has
-    not."""
+    """The record of an anchor that came whole; names those whose merged work the old lineage had
+    and the new one has not."""
     lost = {peer.name for peer, seq in old.merged.items() if new.last_merged(peer) < seq}
     return RoundRecord(
-        fragment, new.version, new.tokens, new.digest.hex(), reason,
-        mine=mine, superseded=tuple(sorted(lost)), dropped_tokens=dropped_tokens,
-    )  # fmt: skip
+        fragment,
+        new.version,
+        new.tokens,
+        new.digest.hex(),
+        reason,
+        mine=mine,
+        superseded=tuple(sorted(lost)),
+        dropped_tokens=dropped_tokens,
+    )
 
 
 def describe(peer: PeerId, what: str, **facts: Any) -> Event:
     """An event about a peer."""
-    return Event(what, f"{peer.name} {what}", {"peer": peer.name, "incarnation": peer.incarnation, **facts})
+    return Event(
+        what, f"{peer.name} {what}", {"peer": peer.name, "incarnation": peer.incarnation, **facts}
+    )

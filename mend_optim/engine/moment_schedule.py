@@ -1,4 +1,5 @@
-"""Which moments of an inner optimizer there are, and in which rounds they are averaged (DES-LOC, arXiv 2505.22549)."""
+"""Which moments of an inner optimizer there are, and in which rounds they are averaged (DES-LOC,
+arXiv 2505.22549)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ HALF_LIFE = "half_life"
 
 
 Updates = tuple[int, ...]
-"""For each tensor of a fragment, how many updates its moment has seen; 0: there is no such state."""
+"""For each tensor of a fragment, how many updates its moment has seen; 0: there is no such
+state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,12 @@ class Moment:
     exact: bool = False  # travels as float32 always: small differences of it matter
 
     def __post_init__(self) -> None:
-        require(isinstance(self.name, str) and self.name != "", "moment.name", self.name, "the name of a state tensor")
+        require(
+            isinstance(self.name, str) and self.name != "",
+            "moment.name",
+            self.name,
+            "the name of a state tensor",
+        )
         require(self.order in ORDERS, "moment.order", self.order, f"one of {list(ORDERS)}")
         by_path = isinstance(self.decay, str) and self.decay != ""
         require(
@@ -43,8 +50,8 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class MomentSchedule:
-    """Periods in outer rounds: an int, or "half_life", the rounds in which a moment forgets half. `states` are the
-    moments of an optimizer that is not known here. Raises `UsageError`."""
+    """Periods in outer rounds: an int, or "half_life", the rounds in which a moment forgets half.
+    `states` are the moments of an optimizer that is not known here. Raises `UsageError`."""
 
     first: int | str = 3
     second: int | str = 6
@@ -54,21 +61,34 @@ class MomentSchedule:
         for order in ORDERS:
             period = getattr(self, order)
             whole = type(period) is int and period >= 1
-            require(whole or period == HALF_LIFE, f"moments.{order}", period, f'an int >= 1 or "{HALF_LIFE}"')
-        named = isinstance(self.states, tuple) and all(isinstance(state, Moment) for state in self.states)
+            require(
+                whole or period == HALF_LIFE,
+                f"moments.{order}",
+                period,
+                f'an int >= 1 or "{HALF_LIFE}"',
+            )
+        named = isinstance(self.states, tuple) and all(
+            isinstance(state, Moment) for state in self.states
+        )
         require(named, "moments.states", self.states, "a tuple of Moment(...)")
         names = [state.name for state in self.states]
         require(len(set(names)) == len(names), "moments.states", names, "different names")
 
     def resolve(self, decays: Mapping[str, float], sync_every: int) -> MomentSchedule:
-        """With half lives as rounds of `sync_every` steps; `decays` are the largest of each order. Raises
-        `UsageError`."""
+        """With half lives as rounds of `sync_every` steps; `decays` are the largest of each order.
+        Raises `UsageError`."""
         periods = {}
         for order in ORDERS:
             if getattr(self, order) == HALF_LIFE:
                 decay = decays.get(order, 0.0)
                 remedy = f"a decay of {decay} never forgets half"
-                require(decay < 1, f"moments.{order}", HALF_LIFE, "an int >= 1 for this optimizer", remedy)
+                require(
+                    decay < 1,
+                    f"moments.{order}",
+                    HALF_LIFE,
+                    "an int >= 1 for this optimizer",
+                    remedy,
+                )
                 periods[order] = max(1, round(half_life(decay) / sync_every))
         return replace(self, **periods)  # type: ignore[arg-type]
 

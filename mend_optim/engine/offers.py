@@ -20,41 +20,56 @@ class Offering:
         self.books, self.watching = books, watching
 
     def send_offer(self, now: float, fragment: Progress, to: PeerId | None) -> None:
-        """Send the pending offer to `to` if it is live, else to the fragment's sealer; nobody to send to: wait."""
+        """Send the pending offer to `to` if it is live, else to the fragment's sealer; nobody to
+        send to: wait."""
         pending = fragment.pending
         if pending is None or pending.offer is None:
             return
         peer = self.books.roster.find(to) if to else None
         target = to if peer and not peer.suspected else self.books.roster.sealer(fragment.fragment)
-        pending.sent_to, pending.sent_at, pending.delivered, pending.resend_at = target, now, False, NEVER
+        pending.sent_to, pending.sent_at, pending.delivered, pending.resend_at = (
+            target,
+            now,
+            False,
+            NEVER,
+        )
         if target is not None:
             pending.delivered = target == self.books.me
-            self.books.emit(Send(target, replace(pending.offer, key=fragment.lineage.key, due=pending.due)))
+            self.books.emit(
+                Send(target, replace(pending.offer, key=fragment.lineage.key, due=pending.due))
+            )
 
     def resend(self, now: float, fragment: Progress) -> None:
-        """Offer again if whoever has the offer died, lost it, or runs the fragment's rounds no more."""
+        """Offer again if whoever has the offer died, lost it, or runs the fragment's rounds no
+        more."""
         pending = fragment.pending
         if pending is None or pending.offer is None or self.books.solo:
             return
         peer = self.books.roster.find(pending.sent_to) if pending.sent_to else None
         live = pending.sent_to == self.books.me or (peer is not None and not peer.suspected)
-        moved = self.books.roster.sealer(fragment.fragment) != pending.sent_to and (pending.delivered or not live)
+        moved = self.books.roster.sealer(fragment.fragment) != pending.sent_to and (
+            pending.delivered or not live
+        )
         if not live or moved or now >= pending.resend_at:
             self.send_offer(now, fragment, None)
 
     def delivered(self, now: float, pending: Pending) -> None:
-        """All of the offer is where it was sent. What comes back may be as long as float32 is, and take as much
-        longer."""
+        """All of the offer is where it was sent. What comes back may be as long as float32 is, and
+        take as much longer."""
         assert pending.offer is not None
-        packets, size, took = pending.offer.sections.values(), nbytes(pending.offer.sections), now - pending.sent_at
+        packets, size, took = (
+            pending.offer.sections.values(),
+            nbytes(pending.offer.sections),
+            now - pending.sent_at,
+        )
         self.watching.delivered(took, size)
         longer = sum(4 * packet.numel for packet in packets) / max(1, size)
         pending.seal_s = min(took * max(1.0, longer), self.books.policies.timing.round_timeout_s)
         pending.delivered, pending.resend_at = True, now + self.patience(pending)
 
     def heard(self, now: float, id: PeerId) -> None:
-        """Bytes came from a peer, perhaps the seal of an offer that it has: in the meantime nothing is sent or asked
-        for again."""
+        """Bytes came from a peer, perhaps the seal of an offer that it has: in the meantime nothing
+        is sent or asked for again."""
         for fragment in self.books.fragments:
             pending = fragment.pending
             if pending and pending.sent_to == id:
@@ -64,19 +79,23 @@ class Offering:
                     fragment.behind_since = now
 
     def patience(self, pending: Pending) -> float:
-        """How long a sealer's beats may not mention our offer before it counts as lost: the seal may be coming."""
+        """How long a sealer's beats may not mention our offer before it counts as lost: the seal
+        may be coming."""
         rare = 1 + self.books.roster.size // FANOUT
         return self.books.policies.timing.suspect_after_s * rare + pending.seal_s
 
     def called(self, now: float, p: int, caller: PeerId) -> None:
-        """The sealer asks for our offer: send the pending one, or make one at the end of this step; at rest, take part
-        with nothing."""
+        """The sealer asks for our offer: send the pending one, or make one at the end of this step;
+        at rest, take part with nothing."""
         fragment = self.books.fragments[p]
         if fragment.pending:
             if fragment.pending.offer and fragment.pending.sent_to != caller:
                 self.send_offer(now, fragment, caller)
         elif self.books.resting and not self.books.owing(fragment):
-            key, again = fragment.lineage.key, fragment.weight if self.books.policies.stays else (0, 0)
+            key, again = (
+                fragment.lineage.key,
+                fragment.weight if self.books.policies.stays else (0, 0),
+            )
             empty = Offer(self.books.me, p, 0, 0, 0, self.books.genesis, key, False, again=again)
             self.books.emit(Send(caller, empty))
         elif not self.books.policies.schedule.lockstep:

@@ -26,20 +26,30 @@ class Policies:
     moments: tuple[Moment, ...] = ()
     periods: MomentSchedule | None = None
     stranger: str = ""  # an optimizer whose moments nobody knows
-    stays: bool = False  # whether something stays in the weights (see `Codec`) that is to be merged at rest
+    # whether something stays in the weights (see `Codec`) that is to be merged at rest
+    stays: bool = False
     unclosed: str = ""  # the merge that cannot
 
     def due(self, version: int) -> tuple[str, ...]:
         """The moments that a round averages whose seal makes this version."""
-        return tuple(m.name for m in self.moments if self.periods and self.periods.due(version, m.order))
+        return tuple(
+            m.name for m in self.moments if self.periods and self.periods.due(version, m.order)
+        )
 
     def owed(self, averaged: Mapping[str, int], version: int) -> tuple[str, ...]:
-        """Those that became due, by that version, since a round averaged them last: `averaged` has its version by
-        order, which may be greater: of another branch. Who missed the round sends them until one takes them."""
+        """Those that became due, by that version, since a round averaged them last: `averaged` has
+        its version by order, which may be greater: of another branch. Who missed the round sends
+        them until one takes them."""
         if self.periods is None:
             return ()
-        since = {order: min(averaged.get(order, 0), max(0, version - 1)) for order, _ in self.periods.rounds}
-        passed = {order: version // period > since[order] // period for order, period in self.periods.rounds}
+        since = {
+            order: min(averaged.get(order, 0), max(0, version - 1))
+            for order, _ in self.periods.rounds
+        }
+        passed = {
+            order: version // period > since[order] // period
+            for order, period in self.periods.rounds
+        }
         return tuple(moment.name for moment in self.moments if passed[moment.order])
 
     def averaged(self, names: Collection[str], version: int) -> dict[str, int]:
@@ -51,9 +61,9 @@ WEIGHTINGS = ("tokens", "throughput", "uniform")
 
 
 def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
-    """wᵢ ≥ 0 with Σ wᵢ = 1. "tokens": wᵢ ∝ tokensᵢ; "throughput": wᵢ ∝ tokensᵢ²/stepsᵢ (Decoupled DiLoCo, arXiv
-    2604.21428); "uniform": wᵢ = 1/n. A member without steps brings no delta and weighs 0; if no step had tokens, all
-    that stepped weigh the same."""
+    """wᵢ ≥ 0 with Σ wᵢ = 1. "tokens": wᵢ ∝ tokensᵢ; "throughput": wᵢ ∝ tokensᵢ²/stepsᵢ (Decoupled
+    DiLoCo, arXiv 2604.21428); "uniform": wᵢ = 1/n. A member without steps brings no delta and
+    weighs 0; if no step had tokens, all that stepped weigh the same."""
     stepped = [1.0 if m.steps else 0.0 for m in members]
     if scheme == "tokens":
         raw = [m.tokens * s for m, s in zip(members, stepped, strict=True)]

@@ -1,9 +1,10 @@
-"""The learner's side of a fragment: what was trained since the anchor, what was offered, what awaits adoption.
+"""The learner's side of a fragment: what was trained since the anchor, what was offered, what
+awaits adoption.
 
-A learner has at most one pending offer per fragment, and keeps it, same sequence number and same bytes, until some
-anchor has merged it. Progress trained after its snapshot travels in the next offer. So everything up to `banked` is
-settled, the pending offer holds exactly what follows, and no seal met later can contain work that is also still to be
-offered."""
+A learner has at most one pending offer per fragment, and keeps it, same sequence number and same
+bytes, until some anchor has merged it. Progress trained after its snapshot travels in the next
+offer. So everything up to `banked` is settled, the pending offer holds exactly what follows, and no
+seal met later can contain work that is also still to be offered."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ NEVER = float("inf")
 
 
 class Motion(Enum):
-    """What a fragment is busy with. A snapshot and a moving anchor exclude each other: Δ needs the anchor its weights
-    rest on."""
+    """What a fragment is busy with. A snapshot and a moving anchor exclude each other: Δ needs the
+    anchor its weights rest on."""
 
     STILL = "still"
     SNAPSHOT = "snapshot"  # copied by the training thread, not yet Δ
@@ -30,10 +31,10 @@ class Motion(Enum):
 
 @dataclass(slots=True)
 class Pending:
-    """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was sent. `follows`: see
-    `Offer`; `earlier`: (seq, follows) of the same work on anchors of other branches; `seal_s`: how long its seal may be
-    on its way, by how long the offer was; `closing`: made at rest, with what encodings before have lost; `again`: see
-    `Offer`."""
+    """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was
+    sent. `follows`: see `Offer`; `earlier`: (seq, follows) of the same work on anchors of other
+    branches; `seal_s`: how long its seal may be on its way, by how long the offer was; `closing`:
+    made at rest, with what encodings before have lost; `again`: see `Offer`."""
 
     claim: Claim
     seq: int
@@ -69,7 +70,8 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a checkpoint keeps of a fragment's progress. `claim` is whose work it is that no offer holds yet."""
+    """What a checkpoint keeps of a fragment's progress. `claim` is whose work it is that no offer
+    holds yet."""
 
     lineage: Lineage
     claim: Claim
@@ -93,7 +95,8 @@ class Progress:
         self.dropped_tokens = 0
         self.share = Share()
         self.seq = 0
-        self.inherited: Claim | None = None  # unmerged work that came with a checkpoint, in no offer yet
+        # unmerged work that came with a checkpoint, in no offer yet
+        self.inherited: Claim | None = None
         self.heir_of: Claim | None = None  # whose encodings lost what came with a checkpoint
         self.pending: Pending | None = None
         self.motion = Motion.STILL
@@ -103,22 +106,42 @@ class Progress:
         self.called = False
         self.caller: PeerId | None = None
         self.behind_since: float | None = None
-        self.averaged: dict[str, int] = {}  # by order of moment: the last version that averaged ours
-        self.last = Totals()  # what our last merged work weighed by, unless rounds have gone on without us since
+        # by order of moment: the last version that averaged ours
+        self.averaged: dict[str, int] = {}
+        # what our last merged work weighed by, unless rounds have gone on without us since
+        self.last = Totals()
         self.owes = False  # whether what its encoding lost is in no offer yet
 
     def standing(self) -> Standing:
-        """What to keep of it. A copy that is not Δ yet, and an anchor that is still moving, count as not begun."""
+        """What to keep of it. A copy that is not Δ yet, and an anchor that is still moving, count
+        as not begun."""
         claim, pending, owes = self.claim, self.pending, self.owes
         if pending and pending.offer is None and self.motion is Motion.SNAPSHOT:
             claim, owes, pending = pending.claim, owes or pending.closing, None
         kept = pending
         if pending:
-            kept = replace(pending, offer=None, sent_to=None, delivered=False, resend_at=NEVER, seal_s=0.0, earlier=())
+            kept = replace(
+                pending,
+                offer=None,
+                sent_to=None,
+                delivered=False,
+                resend_at=NEVER,
+                seal_s=0.0,
+                earlier=(),
+            )
         return Standing(
-            self.lineage, claim, self.mark, self.banked, self.dropped_tokens, kept, self.untaken, self.adopt_at,
-            dict(self.averaged), self.last, owes,
-        )  # fmt: skip
+            self.lineage,
+            claim,
+            self.mark,
+            self.banked,
+            self.dropped_tokens,
+            kept,
+            self.untaken,
+            self.adopt_at,
+            dict(self.averaged),
+            self.last,
+            owes,
+        )
 
     @classmethod
     def resumed(cls, me: PeerId, fragment: int, standing: Standing, totals: Totals) -> Progress:
@@ -140,8 +163,8 @@ class Progress:
         return Totals(totals.step - self.banked.step, totals.tokens - self.banked.tokens)
 
     def wants_snapshot(self, totals: Totals, schedule: Schedule, closing: bool = False) -> bool:
-        """Due or called, with something to offer, nothing pending, and weights that rest on the current anchor.
-        `closing`: at rest, what was lost is something, too."""
+        """Due or called, with something to offer, nothing pending, and weights that rest on the
+        current anchor. `closing`: at rest, what was lost is something, too."""
         if self.pending or self.untaken or self.motion is not Motion.STILL:
             return False
         if not self.unmerged(totals).step:
@@ -149,9 +172,9 @@ class Progress:
         return self.called or schedule.due(totals.step, self.mark)
 
     def snapshot(self, totals: Totals, due: bool, closing: bool = False) -> Pending:
-        """The training thread copies the fragment now; everything unmerged goes into the next offer. Where that is
-        just what encodings lost before a checkpoint, in the name of its author, whose own process may have offered
-        it."""
+        """The training thread copies the fragment now; everything unmerged goes into the next
+        offer. Where that is just what encodings lost before a checkpoint, in the name of its
+        author, whose own process may have offered it."""
         work = self.unmerged(totals)
         if not work.step:
             self.inherited = self.inherited or self.heir_of
@@ -161,14 +184,22 @@ class Progress:
         else:
             seq = self.seq = self.seq + 1
         self.motion, self.called = Motion.SNAPSHOT, False
-        # What a long offer's encoding lost must not weigh as little as the few steps that it goes with.
+        # What a long offer's encoding lost must not weigh as little as the few steps that it goes
+        # with.
         rest = closing and self.owes and self.weight > (work.tokens, work.step)
         self.owes = self.owes and not closing
         follows = self.lineage.last_merged(claim.author)
         self.pending = Pending(
-            claim, seq, totals.step, work.tokens, work.step, due, closing=closing, follows=follows,
+            claim,
+            seq,
+            totals.step,
+            work.tokens,
+            work.step,
+            due,
+            closing=closing,
+            follows=follows,
             again=self.weight if rest else (0, 0),
-        )  # fmt: skip
+        )
         return self.pending
 
     def offered(self, genesis: bytes, sections: Sections) -> None:
@@ -178,9 +209,19 @@ class Progress:
         inherited = pending.claim if pending.claim.author != self.me else None
         steps = pending.steps or max(1, pending.again[1])
         pending.offer = Offer(
-            self.me, self.fragment, pending.seq, pending.tokens, steps, genesis, self.lineage.key,
-            pending.due, sections, inherited, pending.follows, pending.again,
-        )  # fmt: skip
+            self.me,
+            self.fragment,
+            pending.seq,
+            pending.tokens,
+            steps,
+            genesis,
+            self.lineage.key,
+            pending.due,
+            sections,
+            inherited,
+            pending.follows,
+            pending.again,
+        )
 
     @property
     def weight(self) -> tuple[int, int]:
@@ -188,13 +229,14 @@ class Progress:
         return self.last.tokens, self.last.step
 
     def _rebase(self, pending: Pending) -> None:
-        """Our anchor is of another branch: what the pending offer follows is not in it. The same work gets another
-        number, so that every number stands for one history."""
+        """Our anchor is of another branch: what the pending offer follows is not in it. The same
+        work gets another number, so that every number stands for one history."""
         follows = self.lineage.last_merged(pending.claim.author)
         if follows == pending.follows:
             return
         if self.inherited and self.inherited.author == pending.claim.author:
-            self.withdraw()  # one offer of both: under the new number, this one would pass for what came with it
+            # one offer of both: under the new number, this one would pass for what came with it
+            self.withdraw()
             return
         pending.earlier = (*pending.earlier, (pending.seq, pending.follows))
         if pending.claim.author == self.me:
@@ -203,11 +245,13 @@ class Progress:
             pending.seq = max(self.me.incarnation, pending.seq + 1)
         pending.follows, pending.sent_to, pending.delivered = follows, None, False
         if pending.offer:
-            pending.offer = replace(pending.offer, seq=pending.seq, follows=follows, inherited=pending.claim)
+            pending.offer = replace(
+                pending.offer, seq=pending.seq, follows=follows, inherited=pending.claim
+            )
 
     def _past(self, claim: Claim) -> int:
-        """A number past every one that the author's own process can have used: what it offered after its checkpoint is
-        the same work."""
+        """A number past every one that the author's own process can have used: what it offered
+        after its checkpoint is the same work."""
         return max(self.me.incarnation, claim.settled + 1)
 
     @property
@@ -217,17 +261,25 @@ class Progress:
 
     def includes_pending(self, lineage: Lineage) -> bool:
         """Whether `lineage` has merged the pending offer."""
-        return self.pending is not None and lineage.last_merged(self.pending.claim.author) in self.pending.numbers
+        return (
+            self.pending is not None
+            and lineage.last_merged(self.pending.claim.author) in self.pending.numbers
+        )
 
     def in_doubt(self, lineage: Lineage) -> bool:
-        """Whether `lineage` merged work of ours in an offer we know nothing of: then drop, never double (law 5)."""
-        if self.pending and not lineage.admits(self.pending.claim) and not self.includes_pending(lineage):
+        """Whether `lineage` merged work of ours in an offer we know nothing of: then drop, never
+        double (law 5)."""
+        if (
+            self.pending
+            and not lineage.admits(self.pending.claim)
+            and not self.includes_pending(lineage)
+        ):
             return True
         return not lineage.admits(self.claim)
 
     def outlived(self, lineage: Lineage) -> bool:
-        """Whether `lineage` has merged what the process of our checkpoint offered after it: with all that its encodings
-        had lost until then."""
+        """Whether `lineage` has merged what the process of our checkpoint offered after it: with
+        all that its encodings had lost until then."""
         return self.heir_of is not None and not lineage.admits(self.heir_of)
 
     @property
@@ -239,49 +291,73 @@ class Progress:
         """The pending offer did not come about: its work goes into the next one."""
         pending, self.pending = self.pending, None
         if pending:
-            # What only encodings lost has its author's name when it is offered again; what is trained till then, ours.
+            # What only encodings lost has its author's name when it is offered again; what is
+            # trained till then, ours.
             if pending.claim.author != self.me and (pending.steps or self.inherited):
                 self.inherited = pending.claim
             self.owes = self.owes or pending.closing
 
     def forget(self) -> None:
-        """The weights have nothing of what our encodings lost any more: an anchor has it, or it is given up."""
+        """The weights have nothing of what our encodings lost any more: an anchor has it, or it is
+        given up."""
         self.owes = False
 
     def _give_up(self) -> None:
-        """The pending offer is sent no more: its work counts as dropped. An anchor that merges it yet has what it
-        follows, too."""
+        """The pending offer is sent no more: its work counts as dropped. An anchor that merges it
+        yet has what it follows, too."""
         pending, self.pending = self.pending, None
         if pending:
             self.share.add(pending.claim.author, pending.numbers, 0)
 
-    def moved(self, lineage: Lineage, mine: bool, totals: Totals, schedule: Schedule, replaced: bool = False) -> None:
-        """The anchor is now `lineage`; `mine` says that the pending offer is in it, `replaced` that the weights become
-        the anchor. The correction awaits the training thread."""
+    def moved(
+        self,
+        lineage: Lineage,
+        mine: bool,
+        totals: Totals,
+        schedule: Schedule,
+        replaced: bool = False,
+    ) -> None:
+        """The anchor is now `lineage`; `mine` says that the pending offer is in it, `replaced` that
+        the weights become the anchor. The correction awaits the training thread."""
         if replaced and not mine:
             self._give_up()
         went_on = lineage.tokens > self.lineage.tokens and not mine
-        self.motion, self.untaken, self.lineage, self.behind_since = Motion.STILL, True, lineage, None
+        self.motion, self.untaken, self.lineage, self.behind_since = (
+            Motion.STILL,
+            True,
+            lineage,
+            None,
+        )
         # A branch that wins may have had fewer rounds.
-        self.averaged = {order: min(version, lineage.version) for order, version in self.averaged.items()}
+        self.averaged = {
+            order: min(version, lineage.version) for order, version in self.averaged.items()
+        }
         pending = self.pending
         if went_on and not (self.owes or pending):
             self.last = Totals()  # of what the encodings in these rounds lost, we have no share
         ours = mine and pending is not None and pending.claim.author == self.me
-        if ours or self.outlived(lineage):  # not by the checkpoint's own offer: its process may have made another
+        # not by the checkpoint's own offer: its process may have made another
+        if ours or self.outlived(lineage):
             self.heir_of = None  # what our encodings lose from now on is ours
         if mine and pending:
             self.share.add(pending.claim.author, pending.numbers, pending.tokens)
-            self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)
+            self.banked = Totals(
+                self.banked.step + pending.steps, self.banked.tokens + pending.tokens
+            )
             self.last = self.last if any(pending.again) else Totals(pending.steps, pending.tokens)
             self.owes = not pending.closing
             self.pending = None
             self.mark = totals.step if pending.missed else pending.step
             self.called = self.called or (pending.missed and not schedule.lockstep)
-            self.adopt_at = pending.step + schedule.adopt_after if schedule.adopt_after is not None else None
+            self.adopt_at = (
+                pending.step + schedule.adopt_after if schedule.adopt_after is not None else None
+            )
         elif lineage.version:  # else these are but other first weights: no round was missed
-            # In lockstep nobody is called: who is slower than the rounds would never come to a boundary.
-            self.mark = totals.step if self.unmerged(totals).step and not schedule.lockstep else self.mark
+            # In lockstep nobody is called: who is slower than the rounds would never come to a
+            # boundary.
+            self.mark = (
+                totals.step if self.unmerged(totals).step and not schedule.lockstep else self.mark
+            )
             if pending:
                 pending.missed, pending.due = True, False
                 self._rebase(pending)
@@ -290,7 +366,8 @@ class Progress:
             self.adopt_at = None  # there is nothing to go on with until then
 
     def taken(self, replace: bool, totals: Totals) -> int:
-        """The training thread applied the correction. Returns the tokens that a replacement dropped."""
+        """The training thread applied the correction. Returns the tokens that a replacement
+        dropped."""
         self.untaken, self.adopt_at = False, None
         if not replace:
             return 0
@@ -309,18 +386,25 @@ class Progress:
             self.pending.sent_to = None
 
     def found(self, tokens: int, model: bytes) -> Lineage:
-        """Alone, our weights become the anchor (`model` is their digest): its lineage has merged all that is ours."""
+        """Alone, our weights become the anchor (`model` is their digest): its lineage has merged
+        all that is ours."""
         self.seq += 1
         merged = {self.me: self.seq}
         if self.pending:
-            merged[self.pending.claim.author] = max(self.pending.seq, merged.get(self.pending.claim.author, 0))
+            merged[self.pending.claim.author] = max(
+                self.pending.seq, merged.get(self.pending.claim.author, 0)
+            )
         if self.inherited:
             merged[self.inherited.author] = self._past(self.inherited)
         return self.lineage.found(merged, tokens, model)
 
     def founded(self, lineage: Lineage, at: Totals) -> None:
         """Alone, the weights at `at` became the anchor: all of it is merged."""
-        pending, follows, tokens = self.pending, self.lineage.last_merged(self.me), at.tokens - self.banked.tokens
+        pending, follows, tokens = (
+            self.pending,
+            self.lineage.last_merged(self.me),
+            at.tokens - self.banked.tokens,
+        )
         if pending:  # another branch may have merged just that
             self.share.add(pending.claim.author, pending.numbers, pending.tokens)
             follows = pending.seq if pending.claim.author == self.me else follows

@@ -11,15 +11,18 @@ from mend_optim.protocol.lineage import PeerId
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum:
-    """The fewest offers a seal may have. `minimum=None`: more than half of the roster, at least 2. Raises
-    `UsageError`."""
+    """The fewest offers a seal may have. `minimum=None`: more than half of the roster, at least 2.
+    Raises `UsageError`."""
 
     minimum: int | None = None
 
     def __post_init__(self) -> None:
         if self.minimum is not None:
             require(
-                type(self.minimum) is int and self.minimum >= 1, "quorum.minimum", self.minimum, "None or an int >= 1"
+                type(self.minimum) is int and self.minimum >= 1,
+                "quorum.minimum",
+                self.minimum,
+                "None or an int >= 1",
             )
 
     def needed(self, roster: int) -> int:
@@ -32,8 +35,9 @@ FOLLOW = 0.2  # of an estimate, by each new value
 
 @dataclass(frozen=True, kw_only=True)
 class Grace:
-    """How long to wait for more once quorum is met: `max_s` seconds; or, with a `fraction` γ, that part of the time
-    that the overlap of τ inner steps hides anyway (Decoupled DiLoCo, arXiv 2604.21428, eq. 3):
+    """How long to wait for more once quorum is met: `max_s` seconds; or, with a `fraction` γ, that
+    part of the time that the overlap of τ inner steps hides anyway (Decoupled DiLoCo, arXiv
+    2604.21428, eq. 3):
 
         ξ_grace = min(max_s, γ · max(0, τ·ξ_step − ξ_quorum − ξ_sync))
 
@@ -43,22 +47,34 @@ class Grace:
     fraction: float | None = None
 
     def __post_init__(self) -> None:
-        require(is_number(self.max_s) and self.max_s >= 0, "grace.max_s", self.max_s, "a number of seconds >= 0")
+        require(
+            is_number(self.max_s) and self.max_s >= 0,
+            "grace.max_s",
+            self.max_s,
+            "a number of seconds >= 0",
+        )
         part = self.fraction is None or (is_number(self.fraction) and 0 <= self.fraction <= 1)
         require(part, "grace.fraction", self.fraction, "None or a number in [0, 1]")
 
     def seconds(self, overlap_s: float, delays: Delays) -> float:
-        """ξ_grace for an overlap of so many seconds: `max_s` alone until there are estimates, and where nothing is
-        hidden, since who waits for it anyway had better wait for all."""
-        if self.fraction is None or delays.quorum_s is None or delays.sync_s is None or not overlap_s:
+        """ξ_grace for an overlap of so many seconds: `max_s` alone until there are estimates, and
+        where nothing is hidden, since who waits for it anyway had better wait for all."""
+        if (
+            self.fraction is None
+            or delays.quorum_s is None
+            or delays.sync_s is None
+            or not overlap_s
+        ):
             return self.max_s
-        return min(self.max_s, self.fraction * max(0.0, overlap_s - delays.quorum_s - delays.sync_s))
+        return min(
+            self.max_s, self.fraction * max(0.0, overlap_s - delays.quorum_s - delays.sync_s)
+        )
 
 
 @dataclass(slots=True)
 class Delays:
-    """Online estimates of one fragment's rounds, in seconds: from launch to quorum, and from the decision until the
-    sealer itself has the new anchor. None until there was such a round."""
+    """Online estimates of one fragment's rounds, in seconds: from launch to quorum, and from the
+    decision until the sealer itself has the new anchor. None until there was such a round."""
 
     quorum_s: float | None = None
     sync_s: float | None = None
@@ -76,7 +92,8 @@ def _follow(estimate: float | None, value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Seal now or not, and why. `wake_at` is when to ask again if nothing new arrives (None: only on news)."""
+    """Seal now or not, and why. `wake_at` is when to ask again if nothing new arrives (None: only
+    on news)."""
 
     seal: bool
     reason: str
@@ -93,11 +110,12 @@ def decide(
     quorum_at: float | None,
     not_before: float,
 ) -> Decision:
-    """Seal when all expected have offered ("all_present"), or when quorum is met and grace has run out
-    ("grace_expired").
+    """Seal when all expected have offered ("all_present"), or when quorum is met and grace has run
+    out ("grace_expired").
 
-    `quorum_at` is when quorum was met, None while it is not. `not_before` holds back a seal that leaves somebody out:
-    rounds that fire too often over-drive the outer momentum. Never seals below `needed`."""
+    `quorum_at` is when quorum was met, None while it is not. `not_before` holds back a seal that
+    leaves somebody out: rounds that fire too often over-drive the outer momentum. Never seals below
+    `needed`."""
     if len(present) < needed:
         return Decision(False, "below_quorum")
     if set(expected) <= set(present):

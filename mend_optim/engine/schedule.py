@@ -1,10 +1,10 @@
 """When: outer boundaries, fragment turns, and the step at which an anchor is adopted.
 
-Every fragment has a *mark*, the inner step its current cycle began at. It is due when `step - mark >= sync_every`.
-After a merge the mark is the step of the merged snapshot, so the period is exactly H whatever the overlap. A seal that
-left the learner out makes it the step of the adoption; but in lockstep, where nobody is called, it stays what it was.
-The first marks are staggered by H/P, which spreads the fragments' traffic evenly over the period (Streaming DiLoCo,
-arXiv 2501.18512).
+Every fragment has a *mark*, the inner step its current cycle began at. It is due when `step - mark
+>= sync_every`. After a merge the mark is the step of the merged snapshot, so the period is exactly
+H whatever the overlap. A seal that left the learner out makes it the step of the adoption; but in
+lockstep, where nobody is called, it stays what it was. The first marks are staggered by H/P, which
+spreads the fragments' traffic evenly over the period (Streaming DiLoCo, arXiv 2501.18512).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from mend_optim.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """H inner steps a period (`sync_every`), P fragments, and the overlap τ (`adopt_after`, in inner steps).
+    """H inner steps a period (`sync_every`), P fragments, and the overlap τ (`adopt_after`, in
+    inner steps).
 
-    `adopt_after=None` adopts as soon as an anchor is ready; a number makes rounds lockstep: every learner offers at its
-    own boundaries only and adopts exactly that many inner steps after its snapshot. Raises `UsageError`.
+    `adopt_after=None` adopts as soon as an anchor is ready; a number makes rounds lockstep: every
+    learner offers at its own boundaries only and adopts exactly that many inner steps after its
+    snapshot. Raises `UsageError`.
     """
 
     sync_every: int = 128
@@ -48,12 +50,13 @@ class Schedule:
 
     @property
     def lockstep(self) -> bool:
-        """Whether learners offer at their own boundaries only, so that a run can be repeated to the bit."""
+        """Whether learners offer at their own boundaries only, so that a run can be repeated to the
+        bit."""
         return self.adopt_after is not None
 
     def first_mark(self, fragment: int, step: int = 0) -> int:
-        """The mark that makes `fragment` due at `step + ⌊H (p+1) / P⌋`: staggered turns, the last one a full period
-        on."""
+        """The mark that makes `fragment` due at `step + ⌊H (p+1) / P⌋`: staggered turns, the last
+        one a full period on."""
         return step + self.sync_every * (fragment + 1) // self.fragments - self.sync_every
 
     def due(self, step: int, mark: int) -> bool:

@@ -32,7 +32,9 @@ class Sealing:
         if seal and offer.steps and seal.place(offer.claim.author, offer.seq) is not None:
             self.books.emit(Send(offer.peer, seal, EXCHANGE))
         ticket = (offer.peer, offer.fragment, offer.seq)
-        if ticket in self._inspecting or not self.books.rounds[offer.fragment].fresh(offer, fragment.lineage):
+        if ticket in self._inspecting or not self.books.rounds[offer.fragment].fresh(
+            offer, fragment.lineage
+        ):
             return
         if offer.steps and offer.peer != self.books.me:
             self._inspecting.add(ticket)
@@ -44,7 +46,9 @@ class Sealing:
         self._inspecting.discard((offer.peer, offer.fragment, offer.seq))
         if done.fault:
             self.books.fault(f"offer {offer.seq} of {offer.peer.name} refused: {done.fault}")
-        elif self.books.rounds[offer.fragment].fresh(offer, self.books.fragments[offer.fragment].lineage):
+        elif self.books.rounds[offer.fragment].fresh(
+            offer, self.books.fragments[offer.fragment].lineage
+        ):
             self._admit(now, offer)
 
     def _admit(self, now: float, offer: Offer) -> None:
@@ -52,31 +56,46 @@ class Sealing:
         self.poll(now, offer.fragment)
 
     def _expected(self, fragment: int) -> list[PeerId]:
-        """Who takes part in a round: live peers that train this model (in lockstep all live peers), and us."""
+        """Who takes part in a round: live peers that train this model (in lockstep all live peers),
+        and us."""
         lockstep = self.books.policies.schedule.lockstep
         peers = [self.books.roster.find(id) for id in self.books.roster.alive()]
-        return [self.books.me, *(p.id for p in peers if p and p.has(fragment) and (lockstep or self._trains(p)))]
+        return [
+            self.books.me,
+            *(p.id for p in peers if p and p.has(fragment) and (lockstep or self._trains(p))),
+        ]
 
     def _trains(self, peer: Peer) -> bool:
-        return peer.beat is not None and peer.beat.training and peer.beat.genesis == self.books.genesis
+        return (
+            peer.beat is not None and peer.beat.training and peer.beat.genesis == self.books.genesis
+        )
 
     def _awaited(self, expected: Sequence[PeerId], needed: int) -> list[PeerId]:
-        """Whom a round waits for: everybody but the failing, or as many of these as quorum needs, the least slow
-        first."""
+        """Whom a round waits for: everybody but the failing, or as many of these as quorum needs,
+        the least slow first."""
         failing = self.watching.failing
         healthy = [id for id in expected if id not in failing]
-        slow = sorted((id for id in expected if id in failing), key=lambda id: (failing[id].ratio, id))
+        slow = sorted(
+            (id for id in expected if id in failing), key=lambda id: (failing[id].ratio, id)
+        )
         return healthy + slow[: max(0, needed - len(healthy))]
 
     def _step_s(self) -> float:
         """What an inner step takes: the learners' median."""
-        beats = [p.beat for p in self.books.roster.peers.values() if p.beat and p.beat.seconds_per_step]
+        beats = [
+            p.beat for p in self.books.roster.peers.values() if p.beat and p.beat.seconds_per_step
+        ]
         return median([self.books.step_s, *(b.seconds_per_step for b in beats)])
 
     def poll(self, now: float, p: int) -> None:
         """Run the fragment's round: launch, call, decide."""
         fragment, round = self.books.fragments[p], self.books.rounds[p]
-        if round.phase is Phase.MERGING or fragment.motion is Motion.MOVING or self.books.founding or self.books.switch:
+        if (
+            round.phase is Phase.MERGING
+            or fragment.motion is Motion.MOVING
+            or self.books.founding
+            or self.books.switch
+        ):
             return
         if not self.books.joined or self.books.roster.sealer(p) != self.books.me or fragment.stash:
             if round.phase is Phase.CALLING:
@@ -88,7 +107,11 @@ class Sealing:
             self.books.wake_at = min(self.books.wake_at, known_at)
             return
         schedule, policies = self.books.policies.schedule, self.books.policies
-        expected, step_s, needed = self._expected(p), self._step_s(), policies.quorum.needed(self.books.roster.size)
+        expected, step_s, needed = (
+            self._expected(p),
+            self._step_s(),
+            policies.quorum.needed(self.books.roster.size),
+        )
         # The least time between seals that leave somebody out: about H median steps.
         period_s = schedule.sync_every * step_s
         interval = 0.0 if schedule.lockstep else period_s
@@ -98,7 +121,9 @@ class Sealing:
             round.call_at = round.launched_at = now
         if round.phase is Phase.WAITING:
             launch_at = round.sealed_at + interval
-            self.books.wake_at = min(self.books.wake_at, launch_at) if launch_at > now else self.books.wake_at
+            self.books.wake_at = (
+                min(self.books.wake_at, launch_at) if launch_at > now else self.books.wake_at
+            )
             return
         self._call(now, round, expected)
         if self._must_catch_up(now, fragment):
@@ -116,7 +141,8 @@ class Sealing:
             entries = [offer.weighed(alone and offer.key.tokens >= here) for offer in offers]
             shares = tuple(weights(policies.weighting, entries))
             moments = policies.due(fragment.lineage.version + 1)
-            closing = alone or self.books.closing  # at rest there may be no later round to take along what this loses
+            # at rest there may be no later round to take along what this loses
+            closing = alone or self.books.closing
             self.books.work(Merge(p, fragment.lineage, offers, shares, moments, closing))
         elif decision.wake_at is not None:
             self.books.wake_at = min(self.books.wake_at, decision.wake_at)
@@ -137,8 +163,9 @@ class Sealing:
                 round.pass_on_at = now + self.books.policies.timing.suspect_after_s
 
     def _must_catch_up(self, now: float, fragment: Progress) -> bool:
-        """Whether a live peer has a greater anchor: what is merged on ours would cost the work in that one. Not for
-        longer than a transfer may stand still: the peer may be unable to hand it over."""
+        """Whether a live peer has a greater anchor: what is merged on ours would cost the work in
+        that one. Not for longer than a transfer may stand still: the peer may be unable to hand it
+        over."""
         if fragment.behind_since is None or not self.adopting.behind(fragment):
             return False
         until = fragment.behind_since + self.books.policies.timing.round_timeout_s
@@ -165,7 +192,9 @@ class Sealing:
         ):
             round.void()
             round.purge(fragment.lineage)
-            if done.fault:  # these offers do not go together: hold none of them, or they would be merged again at once
+            # these offers do not go together: hold none of them, or they would be merged again at
+            # once
+            if done.fault:
                 self.books.fault(f"round of fragment {p} thrown away: {done.fault}")
                 round.inbox.clear()
             self.poll(now, p)

@@ -18,16 +18,9 @@ from mend_optim.protocol.messages import Message, Seal, State, Want
 RECORDS = 64
 
 
-
-
-
-
-
-
-
-
 class Books:
-    """State of one learner's engine; rules live in `syncer`, `adopting`, `offering` and `sealing`."""
+    """State of one learner's engine; rules live in `syncer`, `adopting`, `offering` and
+    `sealing`."""
 
     def __init__(self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies) -> None:
         self.me, self.policies = me, policies
@@ -40,7 +33,8 @@ class Books:
         self.fragments: list[Progress] = []
         self.groups: tuple[bytes, ...] = ()  # of each fragment: see `Report`
         self.rounds: list[Round] = []
-        self.seals: list[Seal | None] = []  # the last seal of ours per fragment, while it is the newest
+        # the last seal of ours per fragment, while it is the newest
+        self.seals: list[Seal | None] = []
         self.records: deque[RoundRecord] = deque(maxlen=RECORDS)
         self.adopted_rounds = 0
         self.joined = self.resting = self.closed = False
@@ -49,14 +43,16 @@ class Books:
         self.solo = True  # no peer of our genesis heard of since we were last alone
         self.founding = ""  # "", "due" or "running"
         self.switch: Switch | None = None
-        self.wants: dict[int, tuple[PeerId, float]] = {}  # fragment: whom we asked, until when we wait
+        # fragment: whom we asked, until when we wait
+        self.wants: dict[int, tuple[PeerId, float]] = {}
         self.deferred: list[Want] = []  # asked of us, to be answered when the anchor stands still
         self.wake_at = NEVER
         self.loopback: deque[Message] = deque()  # messages to ourselves
         self.out: list[Effect] = []
 
     def extend(self, digest: bytes, at: Totals, groups: tuple[bytes, ...]) -> None:
-        """One more fragment, of what is trained since `at`; the digest decides whose first weights all begin with."""
+        """One more fragment, of what is trained since `at`; the digest decides whose first weights
+        all begin with."""
         p, lineage = len(self.fragments), Lineage(0, 0, digest, self.genesis)
         progress = Progress(self.me, p, lineage, mark=at.step)
         progress.banked = Totals(at.step, at.tokens)
@@ -94,25 +90,35 @@ class Books:
         return lost or fragment.pending is not None or fragment.unmerged(self.totals).step > 0
 
     def key(self, fragment: Progress) -> Key:
-        """What others should compare with: while solo, our weights are the anchor, with all tokens trained so far."""
+        """What others should compare with: while solo, our weights are the anchor, with all tokens
+        trained so far."""
         key = fragment.lineage.key
         tokens = fragment.unmerged(self.totals).tokens
-        return Key(key.tokens + tokens, key.version + 1, key.digest) if self.solo and tokens else key
+        return (
+            Key(key.tokens + tokens, key.version + 1, key.digest) if self.solo and tokens else key
+        )
 
     @property
     def position(self) -> int:
-        """Inner steps on the way from the first weights to ours: those of who trained before us, then our own."""
+        """Inner steps on the way from the first weights to ours: those of who trained before us,
+        then our own."""
         return self.head_start + self.totals.step
 
     def cluster_step(self) -> int:
         """The position of the learner that is farthest on."""
-        return max([self.position, *(p.beat.position for p in self.roster.peers.values() if p.beat)])
+        return max(
+            [self.position, *(p.beat.position for p in self.roster.peers.values() if p.beat)]
+        )
 
     def cluster_tokens(self) -> int:
         """The tokens in the anchor that holds the most."""
-        beats = (p.beat for p in self.roster.peers.values() if p.beat and p.beat.genesis == self.genesis)
+        beats = (
+            p.beat for p in self.roster.peers.values() if p.beat and p.beat.genesis == self.genesis
+        )
         held = [report.key.tokens for beat in beats for report in beat.reports]
-        return max([*(self.key(f).tokens for f in self.fragments), *held], default=self.totals.tokens)
+        return max(
+            [*(self.key(f).tokens for f in self.fragments), *held], default=self.totals.tokens
+        )
 
     def catch_up_position(self, theirs: int) -> int:
         """Go on from where the others are, or we, if that is farther."""
@@ -131,8 +137,9 @@ class Books:
 
 @dataclass(slots=True)
 class Switch:
-    """Taking another model whole: the anchors that have arrived from `peer`, until those of all its fragments have. It
-    may have fewer than we have, or have had more: answers to what was asked before do not count."""
+    """Taking another model whole: the anchors that have arrived from `peer`, until those of all its
+    fragments have. It may have fewer than we have, or have had more: answers to what was asked
+    before do not count."""
 
     peer: PeerId
     genesis: bytes

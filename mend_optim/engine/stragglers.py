@@ -1,8 +1,8 @@
-"""Who is slow, and whether a quorum is there. Every learner times itself, tells the others with its beats, and judges
-them all alike.
+"""Who is slow, and whether a quorum is there. Every learner times itself, tells the others with its
+beats, and judges them all alike.
 
-A learner that fails slow is waited for no more; nothing else happens to it. What it offers in time counts, and what
-comes late travels in its next offer."""
+A learner that fails slow is waited for no more; nothing else happens to it. What it offers in time
+counts, and what comes late travels in its next offer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Watching:
         self._compute, self._link = Pace(), Pace(block=1, skip=0)
         self._steps: deque[float] = deque(maxlen=STEPS)
         self._sent_s = 0.0
-        self._short_since: float | None = None  # that a quorum is not there; infinite once that was said
+        # that a quorum is not there; infinite once that was said
+        self._short_since: float | None = None
 
     def stepped(self, seconds: float, tokens: int) -> None:
         """An inner step on so many tokens took so long; nothing that this library did is in it."""
@@ -65,7 +66,11 @@ class Watching:
         self._count_live(now)
         if self._watch is None:
             return
-        beats = [p.beat for p in self.books.roster.peers.values() if p.beat and p.beat.genesis == self.books.genesis]
+        beats = [
+            p.beat
+            for p in self.books.roster.peers.values()
+            if p.beat and p.beat.genesis == self.books.genesis
+        ]
         levels = {beat.peer: dict(beat.paces) for beat in beats if beat.paces}
         levels[self.books.me] = dict(self.levels())
         for kind, verdict in self._watch.judge(now, levels):
@@ -82,7 +87,9 @@ class Watching:
             self._short_since = now
         elif now - self._short_since >= policies.timing.round_timeout_s:
             self._short_since = NEVER
-            self.books.emit(Event("below_quorum", _SHORT.format(needed, here), {"here": here, "needed": needed}))
+            self.books.emit(
+                Event("below_quorum", _SHORT.format(needed, here), {"here": here, "needed": needed})
+            )
 
 
 def _event(now: float, kind: str, verdict: Verdict) -> Event:

@@ -1,8 +1,9 @@
 """Who has become slow: seconds per token, and per byte, to verdicts with reasons.
 
-A learner keeps a `Pace` of each of its streams of durations, and tells the others its `Level` with every beat. A
-`Watch` judges them all: failing is who has become slower than it was, by more than the others have, and is now slower
-than they are. Steady hardware is never failing, however slow; nor is anybody when all become slower alike."""
+A learner keeps a `Pace` of each of its streams of durations, and tells the others its `Level` with
+every beat. A `Watch` judges them all: failing is who has become slower than it was, by more than
+the others have, and is now slower than they are. Steady hardware is never failing, however slow;
+nor is anybody when all become slower alike."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from mend_optim.protocol.messages import Level
 LEAST, MOST = 1e-50, 1e50  # of seconds and amounts: what is beyond is not a measurement
 STEADY = 3  # blocks that make a level: one or two are a stall
 RECENT = 8  # blocks that a level is taken from
-OLDEST = LONGEST // 2  # blocks within which a change is looked for: as many are left to compare it with
+# blocks within which a change is looked for: as many are left to compare it with
+OLDEST = LONGEST // 2
 CHANGE = math.log(1.1)  # the least that a verified change is
 PRIOR = 8  # blocks that the jitter known of earlier levels counts for
 DRAGGED = 2  # usual blocks that a block may take
@@ -31,11 +33,12 @@ Key = tuple[PeerId, str]  # whose, and by what cause
 
 @dataclass(frozen=True, kw_only=True)
 class FailSlow:
-    """When a learner is failing: `threshold` times slower than it was, and than the others are; by `score` robust
-    standard deviations; for `patience` blocks of steps. It is over below `recover`. Raises `UsageError`.
+    """When a learner is failing: `threshold` times slower than it was, and than the others are; by
+    `score` robust standard deviations; for `patience` blocks of steps. It is over below `recover`.
+    Raises `UsageError`.
 
-    `restart_s` are the seconds of its work that replacing a learner costs: once it has lost as many, the user is told
-    (the ski-rental rule, as in FALCON, arXiv 2410.12588)."""
+    `restart_s` are the seconds of its work that replacing a learner costs: once it has lost as
+    many, the user is told (the ski-rental rule, as in FALCON, arXiv 2410.12588)."""
 
     threshold: float = 1.2
     score: float = 3.5
@@ -46,8 +49,15 @@ class FailSlow:
     def __post_init__(self) -> None:
         for name, least in (("threshold", 1.1), ("score", 0), ("recover", 1), ("restart_s", 0)):
             value = getattr(self, name)
-            require(is_number(value) and value > least, f"failslow.{name}", value, f"a number > {least}")
-        require(type(self.patience) is int and self.patience >= 1, "failslow.patience", self.patience, "an int >= 1")
+            require(
+                is_number(value) and value > least, f"failslow.{name}", value, f"a number > {least}"
+            )
+        require(
+            type(self.patience) is int and self.patience >= 1,
+            "failslow.patience",
+            self.patience,
+            "an int >= 1",
+        )
         require(
             self.recover <= self.threshold,
             "failslow.recover",
@@ -57,20 +67,20 @@ class FailSlow:
         )
 
 
-
-
 def is_sound(level: Level) -> bool:
     """Whether this can be the level of a `Pace`: what a peer says need not be."""
     return 1 / MOST**2 < level.before <= level.now < MOST**2 and 0 <= level.spread < math.inf
 
 
 class Pace:
-    """The level of one stream of durations. Every `block` of them count as one, their median: one spike in a block, a
-    data stall or a pause to evaluate, is not seen at all. Two or three are enough if they are so slow that as many of
-    the fastest among them would take as long as `DRAGGED` blocks at the fastest level: rounds do not become longer with
-    a straggler's steps. The first `skip` blocks, in which much is compiled, are left out.
+    """The level of one stream of durations. Every `block` of them count as one, their median: one
+    spike in a block, a data stall or a pause to evaluate, is not seen at all. Two or three are
+    enough if they are so slow that as many of the fastest among them would take as long as
+    `DRAGGED` blocks at the fastest level: rounds do not become longer with a straggler's steps. The
+    first `skip` blocks, in which much is compiled, are left out.
 
-    A change is what is certain to have begun 3 or more blocks ago, makes 10 % of difference, and goes on."""
+    A change is what is certain to have begun 3 or more blocks ago, makes 10 % of difference, and
+    goes on."""
 
     def __init__(self, block: int = 4, skip: int = 2) -> None:
         self._block, self._skip = block, skip
@@ -114,11 +124,13 @@ class Pace:
             self._usual = self._unit * math.exp(self._before)
 
     def _change(self, held: int) -> None:
-        """The present level has held for so many blocks, if it differs enough from the one before."""
+        """The present level has held for so many blocks, if it differs enough from the one
+        before."""
         past, present = self._recent[:-held], self._recent[-held:]
         level = median(past)
         step = median(present[-RECENT:]) - level
-        if abs(step) < CHANGE or (present[-1] - level) / step < 0.5:  # if the last block is back again, it was a stall
+        # if the last block is back again, it was a stall
+        if abs(step) < CHANGE or (present[-1] - level) / step < 0.5:
             return
         if self._run - held >= STEADY:
             self._steady = [*self._steady[1 - RECENT :], level]
@@ -144,13 +156,16 @@ class Pace:
         if self._run < STEADY:
             return None
         error = math.sqrt(math.pi / 2 / min(len(self._recent), RECENT)) * self._jitter(self._recent)
-        return Level(self._unit * math.exp(self._now), self._unit * math.exp(self._before), error, self._run)
+        return Level(
+            self._unit * math.exp(self._now), self._unit * math.exp(self._before), error, self._run
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A failing learner: since when, why ("compute" or "link"), how many times slower than before (and than the others
-    than before), the seconds of its work lost since, ∫ (1 − 1/ratio) dt, and whether the user was told of them."""
+    """A failing learner: since when, why ("compute" or "link"), how many times slower than before
+    (and than the others than before), the seconds of its work lost since, ∫ (1 − 1/ratio) dt, and
+    whether the user was told of them."""
 
     peer: PeerId
     cause: str
@@ -169,8 +184,9 @@ class Verdict:
 
 
 class Slower(NamedTuple):
-    """How one learner compares with the others: `ratio`, how many times slower than before, and than the others than
-    before; `than_others`, how many times slower now; `doubt`, one standard deviation of log(ratio)."""
+    """How one learner compares with the others: `ratio`, how many times slower than before, and
+    than the others than before; `than_others`, how many times slower now; `doubt`, one standard
+    deviation of log(ratio)."""
 
     ratio: float
     than_others: float
@@ -178,37 +194,47 @@ class Slower(NamedTuple):
 
 
 def compare(own: Level, others: Sequence[Level]) -> Slower:
-    """With rᵢ = nowᵢ / beforeᵢ: log ratio = log rᵢ − median log rⱼ, doubt = max(1.4826 MAD log rⱼ, spreadᵢ), j ≠ i."""
+    """With rᵢ = nowᵢ / beforeᵢ: log ratio = log rᵢ − median log rⱼ, doubt = max(1.4826 MAD log rⱼ,
+    spreadᵢ), j ≠ i."""
     change = math.log(own.now / own.before)
     if not others:
         return Slower(math.exp(change), math.inf, max(own.spread, TINY))
     changes = [math.log(other.now / other.before) for other in others]
     than_others = own.now / median([other.now for other in others])
-    return Slower(math.exp(change - median(changes)), than_others, max(deviation(changes), own.spread, TINY))
+    return Slower(
+        math.exp(change - median(changes)), than_others, max(deviation(changes), own.spread, TINY)
+    )
 
 
 class Watch:
-    """Verdicts on all learners, oneself included. Failing is only a verdict: nobody is banned for it.
+    """Verdicts on all learners, oneself included. Failing is only a verdict: nobody is banned for
+    it.
 
-    Who fails by the policy is a suspect first: when all become slower alike, somebody finds it, or is heard of, before
-    the others. It is failing if it still is once it, and more than half of the others, told twice of later blocks."""
+    Who fails by the policy is a suspect first: when all become slower alike, somebody finds it, or
+    is heard of, before the others. It is failing if it still is once it, and more than half of the
+    others, told twice of later blocks."""
 
     def __init__(self, policy: FailSlow) -> None:
         self.policy = policy
         self._verdicts: dict[Key, Verdict] = {}
-        self._suspects: dict[Key, dict[PeerId, tuple[int, int]]] = {}  # each one's `run`, and its changes since
+        # each one's `run`, and its changes since
+        self._suspects: dict[Key, dict[PeerId, tuple[int, int]]] = {}
         self._at = -math.inf
 
     @property
     def failing(self) -> dict[PeerId, Verdict]:
         """Of each failing learner the worst verdict."""
-        ascending = sorted(self._verdicts.values(), key=lambda verdict: (verdict.ratio, verdict.cause))
+        ascending = sorted(
+            self._verdicts.values(), key=lambda verdict: (verdict.ratio, verdict.cause)
+        )
         return {verdict.peer: verdict for verdict in ascending}
 
-    def judge(self, now: float, levels: Mapping[PeerId, Mapping[str, Level]]) -> list[tuple[str, Verdict]]:
-        """What has changed, in the learners' order: "slow" when one begins to fail, "costly" when it has lost what
-        replacing it would cost, "recovered" when it is over. Who is not in `levels` is forgotten; nobody is failing by
-        a cause of which there is no level."""
+    def judge(
+        self, now: float, levels: Mapping[PeerId, Mapping[str, Level]]
+    ) -> list[tuple[str, Verdict]]:
+        """What has changed, in the learners' order: "slow" when one begins to fail, "costly" when
+        it has lost what replacing it would cost, "recovered" when it is over. Who is not in
+        `levels` is forgotten; nobody is failing by a cause of which there is no level."""
         streams: dict[str, dict[PeerId, Level]] = {}
         for peer, causes in levels.items():
             for cause, level in causes.items():
@@ -216,12 +242,21 @@ class Watch:
                     streams.setdefault(cause, {})[peer] = level
         told = {(peer, cause) for cause, stream in streams.items() for peer in stream}
         passed, self._at = max(0.0, now - self._at), now
-        self._verdicts = {key: verdict.after(passed) for key, verdict in self._verdicts.items() if key[0] in levels}
+        self._verdicts = {
+            key: verdict.after(passed)
+            for key, verdict in self._verdicts.items()
+            if key[0] in levels
+        }
         self._suspects = {key: runs for key, runs in self._suspects.items() if key in told}
-        turns = (self._turn(now, key, streams.get(key[1], {})) for key in sorted(told | set(self._verdicts)))
+        turns = (
+            self._turn(now, key, streams.get(key[1], {}))
+            for key in sorted(told | set(self._verdicts))
+        )
         return [turn for turn in turns if turn]
 
-    def _turn(self, now: float, key: Key, stream: Mapping[PeerId, Level]) -> tuple[str, Verdict] | None:
+    def _turn(
+        self, now: float, key: Key, stream: Mapping[PeerId, Level]
+    ) -> tuple[str, Verdict] | None:
         slower, verdict = self._slower(key[0], stream), self._verdicts.get(key)
         if verdict is None:
             if not slower or not self._fails(stream[key[0]], slower):
@@ -239,7 +274,8 @@ class Watch:
         return ("costly", self._verdicts[key]) if costly and not told else None
 
     def _slower(self, peer: PeerId, stream: Mapping[PeerId, Level]) -> Slower | None:
-        """None if there is nothing to say of the peer, or if it has not become slower: then whatever the others did."""
+        """None if there is nothing to say of the peer, or if it has not become slower: then
+        whatever the others did."""
         own = stream.get(peer)
         if own is None or own.now < self.policy.recover * own.before:
             return None

@@ -4,9 +4,10 @@
       ▲                                     │
       └────────── any sign of life ─────────┘          a goodbye evicts at once
 
-A peer's beat count grows with every beat; hearing of a greater count from anybody is a sign of life, so liveness
-spreads by gossip. A peer whose own beats show that it has not heard of us for a while, from anybody, is suspected, too:
-it is deaf, and nothing that we send it arrives. A greater incarnation replaces a smaller one of the same name."""
+A peer's beat count grows with every beat; hearing of a greater count from anybody is a sign of
+life, so liveness spreads by gossip. A peer whose own beats show that it has not heard of us for a
+while, from anybody, is suspected, too: it is deaf, and nothing that we send it arrives. A greater
+incarnation replaces a smaller one of the same name."""
 
 from __future__ import annotations
 
@@ -22,16 +23,15 @@ from mend_optim.protocol.timing import Timing
 
 FANOUT = 16
 DEAF = 6  # beats of ours that a peer may not have heard of: twice what makes a suspect
-GRAVES, GOODBYES = 1024, 64  # the last tombstones are kept, the last goodbyes passed on: every start may bring a name
+# the last tombstones are kept, the last goodbyes passed on: every start may bring a name
+GRAVES, GOODBYES = 1024, 64
 LEFT = 2**62  # the beat count of a peer that said goodbye: no news can be newer
-
-
 
 
 @dataclass(slots=True)
 class Peer:
-    """A learner as seen over the network. `knows`: our beat count, as it last told us; `fresh`: there were no steps
-    behind it when it was first heard, nor behind its checkpoint."""
+    """A learner as seen over the network. `knows`: our beat count, as it last told us; `fresh`:
+    there were no steps behind it when it was first heard, nor behind its checkpoint."""
 
     id: PeerId
     address: str
@@ -50,7 +50,8 @@ class Peer:
         return self.silent or self.deaf
 
     def has(self, fragment: int) -> bool:
-        """Whether the peer has that fragment, for all we know: not everybody adds a group at the same moment."""
+        """Whether the peer has that fragment, for all we know: not everybody adds a group at the
+        same moment."""
         return self.beat is None or not self.beat.reports or fragment < len(self.beat.reports)
 
     @property
@@ -59,13 +60,16 @@ class Peer:
 
 
 class Roster:
-    """The peers this learner knows. `hear` and `gossip` feed it, `expire` ages it; all take the time as an argument."""
+    """The peers this learner knows. `hear` and `gossip` feed it, `expire` ages it; all take the
+    time as an argument."""
 
     def __init__(self, me: PeerId, address: str, timing: Timing) -> None:
         self.me, self.address, self.timing = me, address, timing
         self.peers: dict[str, Peer] = {}
-        self._tombstones: dict[str, tuple[int, int]] = {}  # name: (incarnation, last count; LEFT after a goodbye)
-        self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)  # counts of our last beats to all
+        # name: (incarnation, last count; LEFT after a goodbye)
+        self._tombstones: dict[str, tuple[int, int]] = {}
+        # counts of our last beats to all
+        self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)
 
     def find(self, id: PeerId) -> Peer | None:
         """The peer of exactly this incarnation, if it is on the roster."""
@@ -73,8 +77,8 @@ class Roster:
         return peer if peer and peer.id == id else None
 
     def meet(self, now: float, id: PeerId, address: str) -> Peer | None:
-        """A peer that said hello: direct news, so it lifts a tombstone of its own incarnation. None for ourselves or a
-        past incarnation."""
+        """A peer that said hello: direct news, so it lifts a tombstone of its own incarnation. None
+        for ourselves or a past incarnation."""
         known = self.peers.get(id.name)
         if id.name == self.me.name or (known and known.id.incarnation > id.incarnation):
             return None
@@ -91,17 +95,23 @@ class Roster:
         return known
 
     def hear(self, now: float, beat: Beat) -> Peer | None:
-        """A beat from the peer itself. None if it is of the past (an older beat or incarnation) or our own."""
+        """A beat from the peer itself. None if it is of the past (an older beat or incarnation) or
+        our own."""
         known = self.find(beat.peer)
         if known and known.beat and beat.count <= known.beat.count:
             return None
-        peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count)) or known  # gossip may have been faster
+        # gossip may have been faster
+        peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count)) or known
         if peer:
             peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
             peer.beat = beat
-            peer.knows = max([peer.knows, *(rumor.count for rumor in beat.roster if rumor.peer == self.me)])
+            peer.knows = max(
+                [peer.knows, *(rumor.count for rumor in beat.roster if rumor.peer == self.me)]
+            )
             patience = DEAF * (1 + self.size // FANOUT)
-            peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= min(patience, 2 * DEAF)
+            peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= min(
+                patience, 2 * DEAF
+            )
         return peer
 
     def broadcast(self, count: int) -> None:
@@ -109,7 +119,8 @@ class Roster:
         self._broadcasts.append(count)
 
     def gossip(self, now: float, rumors: Iterable[Rumor]) -> None:
-        """What a peer says of others: a greater count is a sign of life, `left` is a goodbye passed on."""
+        """What a peer says of others: a greater count is a sign of life, `left` is a goodbye passed
+        on."""
         for rumor in rumors:
             if rumor.left:
                 self.leave(rumor.peer)
@@ -140,7 +151,8 @@ class Roster:
             peer.heard_at, peer.silent = now, False
 
     def link(self, now: float, id: PeerId, up: bool) -> None:
-        """The control stream with the peer opened, or broke: a broken one makes a suspect at once."""
+        """The control stream with the peer opened, or broke: a broken one makes a suspect at
+        once."""
         peer = self.find(id)
         if peer:
             peer.linked = up
@@ -149,8 +161,12 @@ class Roster:
                 peer.heard_at = now
 
     def leave(self, id: PeerId) -> bool:
-        """The peer said goodbye: this incarnation never comes back. False if that changes nothing."""
-        if id.name == self.me.name or self._tombstones.get(id.name, (0, 0)) >= (id.incarnation, LEFT):
+        """The peer said goodbye: this incarnation never comes back. False if that changes
+        nothing."""
+        if id.name == self.me.name or self._tombstones.get(id.name, (0, 0)) >= (
+            id.incarnation,
+            LEFT,
+        ):
             return False
         known = self.peers.get(id.name)
         if known and known.id.incarnation > id.incarnation:
@@ -180,7 +196,8 @@ class Roster:
         """When somebody becomes suspect or evicted if nothing is heard."""
         limit = self.timing
         waits = (
-            p.heard_at + (limit.evict_after_s if p.silent else limit.suspect_after_s) for p in self.peers.values()
+            p.heard_at + (limit.evict_after_s if p.silent else limit.suspect_after_s)
+            for p in self.peers.values()
         )
         return min(waits, default=float("inf"))
 
@@ -198,27 +215,36 @@ class Roster:
         return sorted(p.id for p in self.peers.values() if not p.suspected)
 
     def sealer(self, fragment: int) -> PeerId | None:
-        """Who runs the fragment's rounds: the greatest hash of (fragment, name) over the live learners that can be
-        dialled."""
-        candidates = [p.id for p in self.peers.values() if p.address and not p.suspected and p.has(fragment)]
+        """Who runs the fragment's rounds: the greatest hash of (fragment, name) over the live
+        learners that can be dialled."""
+        candidates = [
+            p.id for p in self.peers.values() if p.address and not p.suspected and p.has(fragment)
+        ]
         if self.address:
             candidates.append(self.me)
         return max(candidates, key=lambda id: _rendezvous(fragment, id.name), default=None)
 
     def known_at(self, started: bool) -> float:
-        """When all know each other: a beat after somebody was met that may know others, or seal for some. Who began
-        with nothing seals for nobody: once there have been rounds here, it is not waited for."""
+        """When all know each other: a beat after somebody was met that may know others, or seal for
+        some. Who began with nothing seals for nobody: once there have been rounds here, it is not
+        waited for."""
         met = (p.met_at for p in self.peers.values() if not (started and p.fresh))
         return max(met, default=float("-inf")) + self.timing.beat_s
 
     def rumors(self) -> tuple[Rumor, ...]:
-        """What this learner passes on: everyone it knows, not those it only suspects, and the goodbyes."""
+        """What this learner passes on: everyone it knows, not those it only suspects, and the
+        goodbyes."""
         known = [Rumor(p.id, p.address, p.count) for p in self.peers.values() if not p.silent]
-        left = [Rumor(PeerId(n, i), "", c, left=True) for n, (i, c) in self._tombstones.items() if c == LEFT]
+        left = [
+            Rumor(PeerId(n, i), "", c, left=True)
+            for n, (i, c) in self._tombstones.items()
+            if c == LEFT
+        ]
         return (*known, *left[-GOODBYES:])
 
     def audience(self, count: int) -> list[PeerId]:
-        """Whom to send beat number `count`: everybody, or in a big roster a window that moves round it."""
+        """Whom to send beat number `count`: everybody, or in a big roster a window that moves round
+        it."""
         everyone = sorted(p.id for p in self.peers.values())
         if len(everyone) <= FANOUT:
             return everyone
@@ -254,7 +280,11 @@ class Seeds:
 
     @property
     def missing(self) -> list[str]:
-        return [address for address, peer in self.found.items() if peer is None and address not in self.refused]
+        return [
+            address
+            for address, peer in self.found.items()
+            if peer is None and address not in self.refused
+        ]
 
     def peers(self) -> list[PeerId]:
         return [peer for peer in self.found.values() if peer is not None]

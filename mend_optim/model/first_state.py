@@ -1,4 +1,5 @@
-"""The state that an inner optimizer does not have yet: made as its first step would, and counted as after many."""
+"""The state that an inner optimizer does not have yet: made as its first step would, and counted as
+after many."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from torch.optim import Optimizer
 
 
 def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """What a step on a zero gradient makes of state for the parameter, of whatever kind this optimizer keeps. Empty for
-    an optimizer that cannot step so.
+    """What a step on a zero gradient makes of state for the parameter, of whatever kind this
+    optimizer keeps. Empty for an optimizer that cannot step so.
 
     A stand-in of zeros takes the step. With the parameter itself and a learning rate of 0, as
-    torch.distributed.checkpoint has it, the step would be 0/0 where ε = 0, and all of the parameter NaN."""
+    torch.distributed.checkpoint has it, the step would be 0/0 where ε = 0, and all of the parameter
+    NaN."""
     stand_in = torch.zeros_like(parameter.detach())
     stand_in.grad = torch.zeros_like(stand_in)
     step: Any = type(inner).step  # not the instance's, which schedulers count
@@ -31,7 +33,10 @@ def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -
 @contextmanager
 def _alone(group: dict[str, Any], inner: Any) -> Iterator[None]:
     """With this group only, and no hooks: a class that calls its base's step() runs them there."""
-    groups, hooks = inner.param_groups, (inner._optimizer_step_pre_hooks, inner._optimizer_step_post_hooks)
+    groups, hooks = (
+        inner.param_groups,
+        (inner._optimizer_step_pre_hooks, inner._optimizer_step_post_hooks),
+    )
     all_groups, all_hooks = list(groups), [dict(each) for each in hooks]
     groups[:] = [group]
     for each in hooks:
@@ -48,7 +53,9 @@ def count(state: dict[str, Any], group: Mapping[str, Any], updates: int) -> None
     """Let the state's counters be what they are after so many updates."""
     counters: dict[str, float] = {"step": updates}
     if "mu_product" in state:  # NAdam's
-        counters["mu_product"] = _mu_product(float(group["betas"][0]), float(group["momentum_decay"]), updates)
+        counters["mu_product"] = _mu_product(
+            float(group["betas"][0]), float(group["momentum_decay"]), updates
+        )
     for name, value in counters.items():
         counter = state.get(name)
         if isinstance(counter, Tensor):

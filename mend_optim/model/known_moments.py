@@ -1,4 +1,5 @@
-"""Which state tensors of the optimizers that are known here are moments, and how fast they decay."""
+"""Which state tensors of the optimizers that are known here are moments, and how fast they
+decay."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from mend_optim.errors import require
 def _adam(inner: Optimizer) -> tuple[Moment, ...]:
     return (
         Moment(name="exp_avg", order="first", decay="betas.0", corrected=True),
-        Moment(name="exp_avg_sq", order="second", decay="betas.1", corrected=True, nonnegative=True),
+        Moment(
+            name="exp_avg_sq", order="second", decay="betas.1", corrected=True, nonnegative=True
+        ),
     )
 
 
@@ -30,11 +33,13 @@ def _momentum(inner: Optimizer) -> tuple[Moment, ...]:
 
 
 def _rmsprop(inner: Optimizer) -> tuple[Moment, ...]:
-    """Centered, it divides by the root of square_avg − grad_avg²: both must come from the same round, unrounded, or
-    that is negative."""
+    """Centered, it divides by the root of square_avg − grad_avg²: both must come from the same
+    round, unrounded, or that is negative."""
     centered = any(group["centered"] for group in inner.param_groups)
     average = Moment(name="grad_avg", order="second", decay="alpha", exact=True)
-    square = Moment(name="square_avg", order="second", decay="alpha", nonnegative=True, exact=centered)
+    square = Moment(
+        name="square_avg", order="second", decay="alpha", nonnegative=True, exact=centered
+    )
     return (*_momentum(inner), *((average,) if centered else ()), square)
 
 
@@ -42,20 +47,25 @@ def _lion(inner: Optimizer) -> tuple[Moment, ...]:
     return (Moment(name="exp_avg", order="first", decay="betas.1"),)
 
 
-# The maximum that AMSGrad keeps is no average: it stays local. SparseAdam is not here: rows without a gradient keep
-# their moments as they are, and do not decay.
+# The maximum that AMSGrad keeps is no average: it stays local. SparseAdam is not here: rows without
+# a gradient keep their moments as they are, and do not decay.
 _KNOWN: dict[type, Callable[[Optimizer], tuple[Moment, ...]]] = {
-    optim.Adam: _adam, optim.AdamW: _adam, optim.NAdam: _adam, optim.RAdam: _adam, optim.Adamax: _adamax,
-    optim.SGD: _momentum, optim.RMSprop: _rmsprop,
-}  # fmt: skip
+    optim.Adam: _adam,
+    optim.AdamW: _adam,
+    optim.NAdam: _adam,
+    optim.RAdam: _adam,
+    optim.Adamax: _adamax,
+    optim.SGD: _momentum,
+    optim.RMSprop: _rmsprop,
+}
 
 
 _NAMED = {"Lion": _lion}  # in many packages, in none of torch
 
 
 def known(inner: Optimizer, schedule: MomentSchedule) -> tuple[Moment, ...]:
-    """The moments of this optimizer: those that the schedule names, else by its class and the classes it is derived
-    from; none of one that is not known. Raises `UsageError`."""
+    """The moments of this optimizer: those that the schedule names, else by its class and the
+    classes it is derived from; none of one that is not known. Raises `UsageError`."""
     for state in schedule.states:
         found = any(_decay(state, group) is not None for group in inner.param_groups)
         bound = f"where a parameter group of {type(inner).__name__} has a number in [0, 1]"

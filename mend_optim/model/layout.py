@@ -1,8 +1,9 @@
-"""Which parameters: an exact, balanced partition into fragments, and the copies between parameters and flat host
-buffers.
+"""Which parameters: an exact, balanced partition into fragments, and the copies between parameters
+and flat host buffers.
 
-A fragment is a set of whole tensors. Flat buffers are float32 on the host, one element per parameter element, tensors
-laid end to end in parameter order. Only the training thread calls `gather` and `scatter`."""
+A fragment is a set of whole tensors. Flat buffers are float32 on the host, one element per
+parameter element, tensors laid end to end in parameter order. Only the training thread calls
+`gather` and `scatter`."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from mend_optim.protocol.lineage import content_digest
 
 
 def partition(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ...]:
-    """Indices of `sizes` in `fragments` bins: largest first, each into the lightest bin (at most 4/3 of the optimum).
+    """Indices of `sizes` in `fragments` bins: largest first, each into the lightest bin (at most
+    4/3 of the optimum).
 
-    Exact: every index is in one bin. Deterministic: ties go to the lower index and the lower bin. Bins list their
-    indices in order."""
+    Exact: every index is in one bin. Deterministic: ties go to the lower index and the lower bin.
+    Bins list their indices in order."""
     bins: list[list[int]] = [[] for _ in range(fragments)]
     weight = [0] * fragments
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
@@ -39,8 +41,8 @@ Ready = Callable[[], None]
 
 @dataclass(frozen=True)
 class Fragment:
-    """Fragment p: which tensors, where each lies in the flat buffer (`offsets[i]` to `offsets[i + 1]`, in elements),
-    and its shape there: a complex one has a last dimension of 2 more."""
+    """Fragment p: which tensors, where each lies in the flat buffer (`offsets[i]` to `offsets[i +
+    1]`, in elements), and its shape there: a complex one has a last dimension of 2 more."""
 
     index: int
     tensors: tuple[int, ...]
@@ -53,14 +55,24 @@ class Fragment:
 
 
 class Layout:
-    """The parameters of a model as P fragments, and one more for each group that was added later: `added` is the number
-    of tensors in each of those, which come last. Raises `UsageError` for what cannot be merged."""
+    """The parameters of a model as P fragments, and one more for each group that was added later:
+    `added` is the number of tensors in each of those, which come last. Raises `UsageError` for what
+    cannot be merged."""
 
     def __init__(
-        self, names: Sequence[str], tensors: Sequence[Tensor], fragments: int, added: Sequence[int] = ()
+        self,
+        names: Sequence[str],
+        tensors: Sequence[Tensor],
+        fragments: int,
+        added: Sequence[int] = (),
     ) -> None:
         wrapped = len(tensors) - sum(added)
-        require(wrapped > 0, "inner", "an optimizer without parameters", "an optimizer with at least one parameter")
+        require(
+            wrapped > 0,
+            "inner",
+            "an optimizer without parameters",
+            "an optimizer with at least one parameter",
+        )
         require(
             fragments <= wrapped,
             "fragments",
@@ -70,7 +82,9 @@ class Layout:
         )
         for name, tensor in zip(names, tensors, strict=True):
             if not (tensor.is_floating_point() or tensor.is_complex()):
-                raise UsageError(f"parameter {name} must be floating point or complex to be merged, got {tensor.dtype}")
+                raise UsageError(
+                    f"parameter {name} must be floating point or complex to be merged, got {tensor.dtype}"
+                )
         _refuse_aliases(names, tensors)
         self.names = tuple(names)
         self.shapes = tuple(tuple(t.shape) for t in tensors)
@@ -80,7 +94,12 @@ class Layout:
         ends = list(accumulate(added, initial=wrapped))
         self.added = tuple(tuple(range(*ends_of)) for ends_of in pairwise(ends))
         self.fragments = tuple(
-            Fragment(p, members, (0, *accumulate(sizes[i] for i in members)), tuple(shapes[i] for i in members))
+            Fragment(
+                p,
+                members,
+                (0, *accumulate(sizes[i] for i in members)),
+                tuple(shapes[i] for i in members),
+            )
             for p, members in enumerate((*partition(sizes[:wrapped], fragments), *self.added))
         )
 
@@ -89,9 +108,12 @@ class Layout:
         return sum(f.numel for f in self.fragments)
 
     def fingerprint(self) -> tuple[tuple[str, str], ...]:
-        """(field, value) pairs that two learners must have in common, in an order that names the first difference
-        well. Added groups have fields named `ADDED …`: they must agree where both have them."""
-        kinds = [f"{list(shape)} {dtype}" for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
+        """(field, value) pairs that two learners must have in common, in an order that names the
+        first difference well. Added groups have fields named `ADDED …`: they must agree where both
+        have them."""
+        kinds = [
+            f"{list(shape)} {dtype}" for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        ]
         wrapped = len(kinds) - sum(map(len, self.added))
         listed = zip(self.names[:wrapped], kinds, strict=False)
         added = (", ".join(f"{self.names[i]} {kinds[i]}" for i in group) for group in self.added)
@@ -102,19 +124,27 @@ class Layout:
         )
 
     def groups(self) -> tuple[bytes, ...]:
-        """For each fragment of an added group, a digest of its names, shapes and dtypes; empty for the others."""
-        added = [content_digest(kind.encode()) for name, kind in self.fingerprint() if name.startswith(ADDED)]
+        """For each fragment of an added group, a digest of its names, shapes and dtypes; empty for
+        the others."""
+        added = [
+            content_digest(kind.encode())
+            for name, kind in self.fingerprint()
+            if name.startswith(ADDED)
+        ]
         return (*(b"" for _ in self.fragments[len(added) :]), *added)
 
     def check(self, tensors: Sequence[Tensor], before: Sequence[Tensor] = ()) -> None:
-        """Raise `UsageError` if the parameters are no longer those of the layout; `before`: these very ones."""
+        """Raise `UsageError` if the parameters are no longer those of the layout; `before`: these
+        very ones."""
         if len(tensors) != len(self.shapes):
             raise UsageError(
                 f"the optimizer must keep its {len(self.shapes)} parameters while it trains with peers, "
                 f"got {len(tensors)}; "
                 "add parameters with add_param_group() of the MendOptimizer, or close() it and make a new one"
             )
-        for name, shape, dtype, tensor in zip(self.names, self.shapes, self.dtypes, tensors, strict=True):
+        for name, shape, dtype, tensor in zip(
+            self.names, self.shapes, self.dtypes, tensors, strict=True
+        ):
             if (tuple(tensor.shape), str(tensor.dtype)) != (shape, dtype):
                 raise UsageError(
                     f"parameter {name} must keep its shape {list(shape)} and {dtype} while it trains with peers, "
@@ -132,7 +162,11 @@ class Layout:
 def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
     owners: dict[tuple[torch.device, int], int] = {}
     for i, tensor in enumerate(tensors):
-        owner = owners.setdefault((tensor.device, tensor.data_ptr()), i) if tensor.numel() and tensor.data_ptr() else i
+        owner = (
+            owners.setdefault((tensor.device, tensor.data_ptr()), i)
+            if tensor.numel() and tensor.data_ptr()
+            else i
+        )
         if owner != i:
             raise UsageError(
                 f"parameter {names[i]} must have memory of its own, got that of parameter {names[owner]}; "
@@ -141,7 +175,8 @@ def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
 
 
 def copied(device: torch.device | None) -> Ready:
-    """A function that waits for the copies just enqueued on the device's stream; on the host there is none."""
+    """A function that waits for the copies just enqueued on the device's stream; on the host there
+    is none."""
     if device is None:
         return lambda: None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -155,20 +190,29 @@ def _real(parameter: Tensor) -> Tensor:
 
 
 def narrow(tensor: Tensor) -> bool:
-    """Whether the tensor's dtype holds less than a float32 does, so that an anchor written to it is rounded."""
+    """Whether the tensor's dtype holds less than a float32 does, so that an anchor written to it is
+    rounded."""
     return torch.finfo(tensor.dtype).bits < 32
 
 
 @torch.no_grad()
-def gather(fragment: Fragment, parameters: Sequence[Tensor], out: Tensor, rounding: Tensor | None = None) -> None:
-    """Copy the fragment's parameters into `out` (float32, host), and add what `scatter` had to round away. From a GPU
-    into pinned memory the copies are asynchronous: wait for the device's current stream before reading `out`."""
-    for i, start, stop in zip(fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False):
+def gather(
+    fragment: Fragment, parameters: Sequence[Tensor], out: Tensor, rounding: Tensor | None = None
+) -> None:
+    """Copy the fragment's parameters into `out` (float32, host), and add what `scatter` had to
+    round away. From a GPU into pinned memory the copies are asynchronous: wait for the device's
+    current stream before reading `out`."""
+    for i, start, stop in zip(
+        fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False
+    ):
         source = _real(parameters[i])
         if rounding is not None and narrow(source):
-            source = source.float().add_(rounding[start:stop].view(source.shape).to(source.device, non_blocking=True))
+            source = source.float().add_(
+                rounding[start:stop].view(source.shape).to(source.device, non_blocking=True)
+            )
         elif source.is_cuda:
-            source = source.to(torch.float32)  # on the device: a cast during the copy would make it synchronous
+            # on the device: a cast during the copy would make it synchronous
+            source = source.to(torch.float32)
         out[start:stop].view(source.shape).copy_(source, non_blocking=True)
 
 
@@ -181,19 +225,30 @@ def flat(fragment: Fragment, parameters: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def scatter(
-    fragment: Fragment, values: Tensor, parameters: Sequence[Tensor], replace: bool, rounding: Tensor | None = None
+    fragment: Fragment,
+    values: Tensor,
+    parameters: Sequence[Tensor],
+    replace: bool,
+    rounding: Tensor | None = None,
 ) -> None:
-    """Add `values` (float32, host) to the fragment's parameters in place, or copy them over when `replace`.
+    """Add `values` (float32, host) to the fragment's parameters in place, or copy them over when
+    `replace`.
 
-    The sum is rounded once, to the parameter's dtype. What a narrow dtype loses is kept in `rounding` (float32, host):
-    parameters stand for themselves plus that. Else the next delta would take it back from the anchor, and no merge
-    finer than the dtype would ever add up."""
-    for i, start, stop in zip(fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False):
+    The sum is rounded once, to the parameter's dtype. What a narrow dtype loses is kept in
+    `rounding` (float32, host): parameters stand for themselves plus that. Else the next delta would
+    take it back from the anchor, and no merge finer than the dtype would ever add up."""
+    for i, start, stop in zip(
+        fragment.tensors, fragment.offsets, fragment.offsets[1:], strict=False
+    ):
         target = _real(parameters[i])
         source = values[start:stop].view(target.shape).to(target.device, non_blocking=True)
         if rounding is not None and narrow(target):
             lost = rounding[start:stop].view(target.shape)
-            exact = source if replace else target.float().add_(lost.to(target.device, non_blocking=True)).add_(source)
+            exact = (
+                source
+                if replace
+                else target.float().add_(lost.to(target.device, non_blocking=True)).add_(source)
+            )
             target.copy_(exact)
             lost.copy_(exact - target.float(), non_blocking=True)
         elif replace:
@@ -217,8 +272,8 @@ def sketch(parameters: Sequence[Tensor]) -> str:
 
 
 def sketches(layout: Layout, parameters: Sequence[Tensor]) -> str:
-    """Of the wrapped groups, and of each that was added: enough to tell whether these are the weights that a checkpoint
-    belongs to, and no copy of a model."""
+    """Of the wrapped groups, and of each that was added: enough to tell whether these are the
+    weights that a checkpoint belongs to, and no copy of a model."""
     wrapped = len(parameters) - sum(map(len, layout.added))
     parts = [parameters[:wrapped], *([parameters[i] for i in group] for group in layout.added)]
     return " ".join(map(sketch, parts))

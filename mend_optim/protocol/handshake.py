@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from mend_optim.protocol.lineage import PeerId
 
-# 2: packets with a form for every tensor, seals that relay them; 3: closing offers; 4: tensors that are coalesced, and
-# nobody's own packet comes back.
+# 2: packets with a form for every tensor, seals that relay them; 3: closing offers; 4: tensors that
+# are coalesced, and nobody's own packet comes back.
 PROTOCOL = 4
 
 
@@ -15,7 +15,8 @@ PROTOCOL = 4
 class Hello:
     """What two learners must agree on before they exchange anything else; also the answer to it.
 
-    `model` and `policy` are (field, value) pairs in a fixed order. `refusal` is empty in a request and in a welcome."""
+    `model` and `policy` are (field, value) pairs in a fixed order. `refusal` is empty in a request
+    and in a welcome."""
 
     peer: PeerId
     address: str
@@ -25,8 +26,11 @@ class Hello:
     refusal: str = ""
 
 
-def first_difference(mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]) -> str | None:
-    """ "field: here …, there …" for the first field in which two fingerprints differ; None if they agree."""
+def first_difference(
+    mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]
+) -> str | None:
+    """ "field: here …, there …" for the first field in which two fingerprints differ; None if they
+    agree."""
     here, there = dict(mine), dict(theirs)
     for name in [*here, *(name for name in there if name not in here)]:
         if here.get(name) != there.get(name):
@@ -35,7 +39,8 @@ def first_difference(mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str,
 
 
 def refusal(mine: Hello, theirs: Hello) -> str:
-    """Why these two must not train together, naming the first differing field on both sides; "" if they may."""
+    """Why these two must not train together, naming the first differing field on both sides; "" if
+    they may."""
     if mine.protocol != theirs.protocol:
         return f"protocol version: here {mine.protocol}, there {theirs.protocol}; install the same mend-optim on both"
     if mine.peer.name == theirs.peer.name:
@@ -47,7 +52,9 @@ def refusal(mine: Hello, theirs: Hello) -> str:
 def _without_extras(*models: tuple[tuple[str, str], ...]) -> list[tuple[tuple[str, str], ...]]:
     """Two models' fields, without the added groups that one of them does not have (yet)."""
     shared = set.intersection(*({name for name, _ in model} for model in models))
-    return [tuple(f for f in model if f[0] in shared or not f[0].startswith(ADDED)) for model in models]
+    return [
+        tuple(f for f in model if f[0] in shared or not f[0].startswith(ADDED)) for model in models
+    ]
 
 
 ADDED = "added group"

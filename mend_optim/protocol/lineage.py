@@ -2,8 +2,9 @@
 
     lineage ℓ = (tokens, version, digest) + genesis + merged {peer: last merged sequence number}
 
-Lineages of one genesis are totally ordered by `(tokens, version, digest)`; a learner that meets a greater one adopts
-it. The digest is a chain, digest' = H(digest, members, payload), so equal digests mean equal histories."""
+Lineages of one genesis are totally ordered by `(tokens, version, digest)`; a learner that meets a
+greater one adopts it. The digest is a chain, digest' = H(digest, members, payload), so equal
+digests mean equal histories."""
 
 from __future__ import annotations
 
@@ -46,16 +47,17 @@ class Entry(NamedTuple):
 class Claim(NamedTuple):
     """Whose work an offer carries: everything of `author` after its offer number `settled`.
 
-    The author is not always the sender: work that a checkpoint held unmerged stays its author's when another process
-    goes on with it, since the old process, or a second one with the same checkpoint, may have offered it as well."""
+    The author is not always the sender: work that a checkpoint held unmerged stays its author's
+    when another process goes on with it, since the old process, or a second one with the same
+    checkpoint, may have offered it as well."""
 
     author: PeerId
     settled: int
 
 
 def content_digest(*parts: bytes | memoryview) -> bytes:
-    """A 128-bit digest of the parts' bytes, in order (SHA-256, truncated: the fastest strong hash in the standard
-    library)."""
+    """A 128-bit digest of the parts' bytes, in order (SHA-256, truncated: the fastest strong hash
+    in the standard library)."""
     state = hashlib.sha256()
     for part in parts:
         state.update(part)
@@ -64,7 +66,8 @@ def content_digest(*parts: bytes | memoryview) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The identity of one fragment's anchor. Immutable; `seal` and `found` return its successors."""
+    """The identity of one fragment's anchor. Immutable; `seal` and `found` return its
+    successors."""
 
     tokens: int
     version: int
@@ -89,13 +92,15 @@ class Lineage:
         return self.merged.get(peer, 0)
 
     def admits(self, claim: Claim) -> bool:
-        """Whether none of the claimed work is in this anchor: the rule that makes every merge the only one."""
+        """Whether none of the claimed work is in this anchor: the rule that makes every merge the
+        only one."""
         return self.last_merged(claim.author) <= claim.settled
 
     def seal(self, members: Iterable[Entry], payload: bytes) -> Lineage:
         """The successor after merging `members`, whose merged bytes have the digest `payload`.
 
-        tokens' = tokens + Σ member tokens, version' = version + 1, digest' = H(digest, members, payload).
+        tokens' = tokens + Σ member tokens, version' = version + 1, digest' = H(digest, members,
+        payload).
         """
         members = sorted(members)
         chain = [self.digest, payload, *(repr(tuple(entry)).encode() for entry in members)]
@@ -104,23 +109,29 @@ class Lineage:
             self.version + 1,
             content_digest(*chain),
             self.genesis,
-            {**self.merged, **{entry.peer: max(entry.seq, self.last_merged(entry.peer)) for entry in members}},
+            {
+                **self.merged,
+                **{entry.peer: max(entry.seq, self.last_merged(entry.peer)) for entry in members},
+            },
         )
 
     def found(self, merged: Mapping[PeerId, int], tokens: int, model: bytes) -> Lineage:
-        """The successor when a learner, alone, takes its own weights as the anchor; `merged` names all work in them
-        that may also be in offers.
+        """The successor when a learner, alone, takes its own weights as the anchor; `merged` names
+        all work in them that may also be in offers.
 
-        The digest depends on the whole model (`model`) but not on the fragment, so that all fragments of two founders
-        that trained equally many tokens are ordered alike and no learner ends with a mixture of both models."""
+        The digest depends on the whole model (`model`) but not on the fragment, so that all
+        fragments of two founders that trained equally many tokens are ordered alike and no learner
+        ends with a mixture of both models."""
         digest = content_digest(self.genesis, model)
         later = {peer: max(seq, self.last_merged(peer)) for peer, seq in merged.items()}
-        return Lineage(self.tokens + tokens, self.version + 1, digest, self.genesis, {**self.merged, **later})
+        return Lineage(
+            self.tokens + tokens, self.version + 1, digest, self.genesis, {**self.merged, **later}
+        )
 
 
 class ModelKey(NamedTuple):
-    """The order of whole models. `started` breaks the tie before the first seal: what somebody trains is worth more
-    than first weights."""
+    """The order of whole models. `started` breaks the tie before the first seal: what somebody
+    trains is worth more than first weights."""
 
     tokens: int
     started: bool

@@ -1,7 +1,7 @@
 """Every message that learners exchange, as plain data. `wire.py` turns them into protobuf and back.
 
-Bulky messages (Offer, Seal, State) carry *sections*: named packets. A later kind of content is one more section, not
-another message."""
+Bulky messages (Offer, Seal, State) carry *sections*: named packets. A later kind of content is one
+more section, not another message."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import NamedTuple
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
 
-YOURS = "yours"  # the codec of a packet that is left out: the receiver has it, for it is of its own offer
-
-
+# the codec of a packet that is left out: the receiver has it, for it is of its own offer
+YOURS = "yours"
 
 
 @dataclass(frozen=True, slots=True)
 class Rumor:
-    """What a peer says of a third: the greatest beat count it has seen. `left` spreads a goodbye."""
+    """What a peer says of a third: the greatest beat count it has seen. `left` spreads a
+    goodbye."""
 
     peer: PeerId
     address: str
@@ -29,8 +29,8 @@ class Rumor:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One fragment in a beat: the sender's anchor, and the offers it holds as a sealer; for an added group, a digest of
-    what is in it, which a hello may have come too early to say."""
+    """One fragment in a beat: the sender's anchor, and the offers it holds as a sealer; for an
+    added group, a digest of what is in it, which a hello may have come too early to say."""
 
     key: Key
     held: tuple[tuple[PeerId, int], ...] = ()
@@ -41,11 +41,11 @@ class Report:
 class Beat:
     """A sign of life, with everything that is small: roster, lineages, counters.
 
-    `genesis` is empty until the sender has weights to show. `training` is false until it has joined. `seconds_per_step`
-    is the sender's running median of an inner step, 0 if unknown. `ping` asks for a beat in answer at once, whose
-    `pong` repeats it. `position` counts the inner steps from the first weights to the sender's, its own and those
-    before. `paces` say how fast it is, by what would be to blame if it failed: "compute" (per token), "link" (per
-    byte)."""
+    `genesis` is empty until the sender has weights to show. `training` is false until it has
+    joined. `seconds_per_step` is the sender's running median of an inner step, 0 if unknown. `ping`
+    asks for a beat in answer at once, whose `pong` repeats it. `position` counts the inner steps
+    from the first weights to the sender's, its own and those before. `paces` say how fast it is, by
+    what would be to blame if it failed: "compute" (per token), "link" (per byte)."""
 
     peer: PeerId
     address: str
@@ -72,8 +72,8 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The sealer asks a peer for its offer: what it has done since it last offered, at the end of its current inner
-    step."""
+    """The sealer asks a peer for its offer: what it has done since it last offered, at the end of
+    its current inner step."""
 
     peer: PeerId
     fragment: int
@@ -83,12 +83,13 @@ class Call:
 class Offer:
     """A learner's progress Δ on one fragment. Resent, it is the same offer: same `seq`, same bytes.
 
-    `key` is the sender's anchor when it was sent. `due` is true at the sender's own boundary: such an offer launches a
-    round. `inherited` says whose work it is where that is not all of the sender's since its last offer: it came,
-    unmerged, from a checkpoint, or has another number on another branch. `follows` is the last offer of the
-    same author in that anchor: only an anchor that has it, too, may merge this one. `again`: (tokens, steps) of the
-    sender's last offer, where this one brings what that one's encoding lost and less of its own (no tokens, and the
-    same steps, if nothing), or nothing at all."""
+    `key` is the sender's anchor when it was sent. `due` is true at the sender's own boundary: such
+    an offer launches a round. `inherited` says whose work it is where that is not all of the
+    sender's since its last offer: it came, unmerged, from a checkpoint, or has another number on
+    another branch. `follows` is the last offer of the same author in that anchor: only an anchor
+    that has it, too, may merge this one. `again`: (tokens, steps) of the sender's last offer, where
+    this one brings what that one's encoding lost and less of its own (no tokens, and the same
+    steps, if nothing), or nothing at all."""
 
     peer: PeerId
     fragment: int
@@ -113,10 +114,15 @@ class Offer:
         return Entry(self.claim.author, self.seq, self.tokens, self.steps)
 
     def weighed(self, alone: bool) -> Entry:
-        """The entry to weigh it by. What an encoding lost weighs as much as what it sent; and where nobody brings more
-        than that (`alone`), so does who brings nothing: it has its share in the mean."""
+        """The entry to weigh it by. What an encoding lost weighs as much as what it sent; and where
+        nobody brings more than that (`alone`), so does who brings nothing: it has its share in the
+        mean."""
         counted = any(self.again) and (alone or self.steps > 0)
-        return self.entry._replace(tokens=self.again[0], steps=self.again[1]) if counted else self.entry
+        return (
+            self.entry._replace(tokens=self.again[0], steps=self.again[1])
+            if counted
+            else self.entry
+        )
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -156,17 +162,22 @@ class Seal:
         return replace(self, sections={**self.sections, name: left_out})
 
     def completed(self, offer: Offer) -> Seal:
-        """The inverse, by who made the offer. (That the bytes are those that were merged, `payload` proves.)"""
+        """The inverse, by who made the offer. (That the bytes are those that were merged, `payload`
+        proves.)"""
         if "delta" not in offer.sections:
             return self
-        own = {name: offer.sections["delta"] for name, packet in self.sections.items() if packet.codec == YOURS}
+        own = {
+            name: offer.sections["delta"]
+            for name, packet in self.sections.items()
+            if packet.codec == YOURS
+        }
         return replace(self, sections={**self.sections, **own})
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Ask for a fragment's newest anchor; `have` is the digest of the asker's, so that a seal can answer where one
-    suffices."""
+    """Ask for a fragment's newest anchor; `have` is the digest of the asker's, so that a seal can
+    answer where one suffices."""
 
     peer: PeerId
     fragment: int
@@ -175,8 +186,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A whole anchor: sections "anchor" and, with outer momentum, "velocity". `content` is the digest of their
-    bytes."""
+    """A whole anchor: sections "anchor" and, with outer momentum, "velocity". `content` is the
+    digest of their bytes."""
 
     peer: PeerId
     fragment: int
@@ -197,8 +208,8 @@ def nbytes(sections: Mapping[str, Packet]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """One encoded fragment: how ("none" or "packed"), the number of elements, the bytes. `data` is any contiguous
-    buffer."""
+    """One encoded fragment: how ("none" or "packed"), the number of elements, the bytes. `data` is
+    any contiguous buffer."""
 
     codec: str
     numel: int
@@ -210,8 +221,8 @@ class Packet:
 
 
 Sections = Mapping[str, Packet]
-"""The tensors of one message by name: "delta" in an offer, "merged" or members' deltas in a seal, "anchor" and
-"velocity" in a state."""
+"""The tensors of one message by name: "delta" in an offer, "merged" or members' deltas in a seal,
+"anchor" and "velocity" in a state."""
 
 
 def section(sections: Sections, name: str) -> Packet:
@@ -222,9 +233,9 @@ def section(sections: Sections, name: str) -> Packet:
 
 
 class Level(NamedTuple):
-    """What a beat says of one stream of a learner. `now` and `before` in seconds per token or byte: its present level,
-    and the fastest that it has held (`now`, if no other was faster); `spread`, the standard error of log(now);
-    `run`, blocks since the last change."""
+    """What a beat says of one stream of a learner. `now` and `before` in seconds per token or byte:
+    its present level, and the fastest that it has held (`now`, if no other was faster); `spread`,
+    the standard error of log(now); `run`, blocks since the last change."""
 
     now: float
     before: float

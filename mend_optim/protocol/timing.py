@@ -13,9 +13,10 @@ LONGEST_S = 10**6  # what every timer can take
 class Timing:
     """The only timeouts, in seconds; all others derive from them. Raises `UsageError`.
 
-    `beat_s` between beats (three missed ones make a suspect); `join_timeout_s` to find peers before starting alone;
-    `round_timeout_s` the longest that `step()` waits for a round under `adopt_after`, and a transfer may stand still;
-    `evict_after_s` of silence until the roster forgets a peer."""
+    `beat_s` between beats (three missed ones make a suspect); `join_timeout_s` to find peers before
+    starting alone; `round_timeout_s` the longest that `step()` waits for a round under
+    `adopt_after`, and a transfer may stand still; `evict_after_s` of silence until the roster
+    forgets a peer."""
 
     beat_s: float = 1.0
     join_timeout_s: float = 30.0
@@ -25,10 +26,17 @@ class Timing:
     def __post_init__(self) -> None:
         for name in ("beat_s", "round_timeout_s", "evict_after_s"):
             value = getattr(self, name)
-            require(is_number(value) and value > 0, f"timing.{name}", value, "a number of seconds > 0")
+            require(
+                is_number(value) and value > 0, f"timing.{name}", value, "a number of seconds > 0"
+            )
             require(value <= LONGEST_S, f"timing.{name}", value, f"at most {LONGEST_S} seconds")
         patience = self.join_timeout_s
-        require(is_number(patience) and patience >= 0, "timing.join_timeout_s", patience, "a number of seconds >= 0")
+        require(
+            is_number(patience) and patience >= 0,
+            "timing.join_timeout_s",
+            patience,
+            "a number of seconds >= 0",
+        )
         require(
             self.evict_after_s > self.suspect_after_s,
             "timing.evict_after_s",

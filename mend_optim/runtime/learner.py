@@ -4,8 +4,8 @@
     network loop (one per process) ── gRPC, timers ────┼──▶ one mutex around one engine ──▶ messages, jobs, events
     merge worker (one per learner) ── tensor jobs ─────┘            its rounds ──▶ ledger thread (`LedgerFile`)
 
-The mutex is held for decisions only: copies, merges and sends happen after it is released. All threads are daemons;
-`close` is idempotent and also runs at interpreter exit."""
+The mutex is held for decisions only: copies, merges and sends happen after it is released. All
+threads are daemons; `close` is idempotent and also runs at interpreter exit."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ from mend_optim.worker.checkpoint import Kept, keep
 from mend_optim.worker.correction import Correction, stack
 
 log = logging.getLogger("mend_optim")
-WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown", "unclosed")  # of the kinds of events
+# of the kinds of events
+WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown", "unclosed")
 T = TypeVar("T")
 
 
 class Todo(NamedTuple):
-    """What the training thread must do now: apply corrections, then copy fragments, each with some of its moments;
-    `wait`: an anchor is due that has not come."""
+    """What the training thread must do now: apply corrections, then copy fragments, each with some
+    of its moments; `wait`: an anchor is due that has not come."""
 
     corrections: list[Correction]
     wanted: dict[int, tuple[str, ...]]
@@ -68,7 +69,8 @@ class MergeThread:
         ledger: Path | None,
         on_event: Callable[[Event], None] | None,
     ) -> None:
-        # `with` on the lock, never on the condition: the latter is Python code, in which Ctrl-C can leave it locked.
+        # `with` on the lock, never on the condition: the latter is Python code, in which Ctrl-C can
+        # leave it locked.
         self.mutex = threading.RLock()
         self.condition = threading.Condition(self.mutex)
         self.error: BaseException | None = None
@@ -98,11 +100,13 @@ class MergeThread:
         self._worker.start()
         self._poke()
 
-    # ── the training thread ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── the training thread ───────────────────────────────────────────────────────────────────────
 
-    def begin(self, anchors: Anchors, resumed: Resumed | None, corrections: Sequence[Correction]) -> bool:
-        """Show our weights, or where a checkpoint stood; wait until joined. Returns whether the weights in the mailbox
-        are to replace ours."""
+    def begin(
+        self, anchors: Anchors, resumed: Resumed | None, corrections: Sequence[Correction]
+    ) -> bool:
+        """Show our weights, or where a checkpoint stood; wait until joined. Returns whether the
+        weights in the mailbox are to replace ours."""
         genesis = anchors.genesis()
         with self.mutex:
             self._anchors = anchors
@@ -145,7 +149,9 @@ class MergeThread:
             self.engine.training.snapshot(p, tensor, moments)
             self._pump()
 
-    def submit_all(self, tensors: tuple[Tensor, ...], moments: tuple[Readings, ...], ready: Ready) -> None:
+    def submit_all(
+        self, tensors: tuple[Tensor, ...], moments: tuple[Readings, ...], ready: Ready
+    ) -> None:
         """The copies of all fragments, to found anchors."""
         with self.mutex:
             self._jobs.put(ready)
@@ -184,8 +190,13 @@ class MergeThread:
             self.engine.training.waited_out()
 
     def news(self) -> bool:
-        """Whether `take` has something for a training thread at rest. Called with the mutex held."""
-        return bool(self._mailbox) or bool(self.engine.training.wanted()) or self.engine.training.settled()
+        """Whether `take` has something for a training thread at rest. Called with the mutex
+        held."""
+        return (
+            bool(self._mailbox)
+            or bool(self.engine.training.wanted())
+            or self.engine.training.settled()
+        )
 
     def rest(self) -> None:
         """The training thread stops stepping to synchronize."""
@@ -198,7 +209,8 @@ class MergeThread:
         return self._between_jobs(lambda anchors: anchors.copies())
 
     def keep(self) -> list[Kept]:
-        """Copies of all that a checkpoint keeps, as of one moment: a job in the queue counts as not begun."""
+        """Copies of all that a checkpoint keeps, as of one moment: a job in the queue counts as not
+        begun."""
 
         def copy(anchors: Anchors) -> list[Kept]:
             with self.mutex:
@@ -208,8 +220,8 @@ class MergeThread:
         return self._between_jobs(copy)
 
     def _between_jobs(self, look: Callable[[Anchors], T]) -> T:
-        """Let the worker look at the anchors between two of its jobs; do it ourselves once there is no worker, or where
-        we are the worker (in `on_event`)."""
+        """Let the worker look at the anchors between two of its jobs; do it ourselves once there is
+        no worker, or where we are the worker (in `on_event`)."""
         anchors, seen = self._anchors, list[T]()
         assert anchors is not None
 
@@ -228,15 +240,18 @@ class MergeThread:
         return seen[0] if seen else look(anchors)
 
     def check(self) -> None:
-        """Raise, chained, what stopped a background thread: a bug of ours or no memory, never a peer's fault."""
+        """Raise, chained, what stopped a background thread: a bug of ours or no memory, never a
+        peer's fault."""
         if self.error is not None:
             error, self.error = self.error, None
-            raise MendError("a background thread of mend_optim failed; training goes on alone from here") from error
+            raise MendError(
+                "a background thread of mend_optim failed; training goes on alone from here"
+            ) from error
 
     def _over(self) -> bool:
         return self.closed or self.error is not None
 
-    # ── the worker ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the worker ────────────────────────────────────────────────────────────────────────────────
 
     def _work(self) -> None:
         try:
@@ -258,7 +273,8 @@ class MergeThread:
             self._finish(job, done)
 
     def _stacked(self, correction: Correction) -> Correction:
-        """A correction that was not yet applied is taken back and added to the new one, outside the mutex."""
+        """A correction that was not yet applied is taken back and added to the new one, outside the
+        mutex."""
         with self.mutex:
             older = self._mailbox.pop(correction.fragment, None)
         return stack(older, correction)
@@ -267,7 +283,7 @@ class MergeThread:
         self.engine.finished(time.monotonic(), job, done)
         self._pump()
 
-    # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── effects ───────────────────────────────────────────────────────────────────────────────────
 
     def _pump(self) -> None:
         """Hand out what the engine wants done. Called with the mutex held; nothing here blocks."""
@@ -297,7 +313,9 @@ class MergeThread:
         if self._timer:
             self._timer.cancel()
         if not self.closed:
-            self._timer = self.network.loop.call_later(max(0.0, wake - time.monotonic()), self._tick)
+            self._timer = self.network.loop.call_later(
+                max(0.0, wake - time.monotonic()), self._tick
+            )
 
     def _tick(self) -> None:
         with self.mutex:
@@ -309,7 +327,9 @@ class MergeThread:
         record = event.facts.get("round")
         if record and self._ledger:
             self._ledger.add(record)
-        level = logging.WARNING if event.kind in WARNINGS else logging.DEBUG if record else logging.INFO
+        level = (
+            logging.WARNING if event.kind in WARNINGS else logging.DEBUG if record else logging.INFO
+        )
         log.log(level, "%s: %s", self.engine.books.me.name, event.text)
         if self._on_event:
             try:
@@ -317,7 +337,7 @@ class MergeThread:
             except Exception:
                 log.exception("on_event failed, told of %r", event.kind)
 
-    # ── the transport's handler, on the network loop ─────────────────────────────────────────────────────────────────
+    # ── the transport's handler, on the network loop ──────────────────────────────────────────────
 
     def _feed(self, method: str, *args: Any) -> Any:
         with self.mutex:
@@ -356,18 +376,23 @@ class MergeThread:
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         with self.mutex:
-            return [(peer.id, peer.address) for peer in self.engine.books.roster.peers.values() if peer.address]
+            return [
+                (peer.id, peer.address)
+                for peer in self.engine.books.roster.peers.values()
+                if peer.address
+            ]
 
-    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Say goodbye, stop both threads' work for this learner. Safe to call twice, and in a forked child, where it
-        does nothing."""
+        """Say goodbye, stop both threads' work for this learner. Safe to call twice, and in a
+        forked child, where it does nothing."""
         _open.discard(self)
         if self._pid != os.getpid():
             return
         with self.mutex:
-            if self._released:  # else the second call would take the loop away from the process's other learners
+            # else the second call would take the loop away from the process's other learners
+            if self._released:
                 return
             self._released = True
             self.engine.leave(time.monotonic())
@@ -385,7 +410,9 @@ class MergeThread:
 
     def require_open(self) -> None:
         if self.closed:
-            raise ClosedError("this optimizer was closed; it still steps, but it has no peers to wait for")
+            raise ClosedError(
+                "this optimizer was closed; it still steps, but it has no peers to wait for"
+            )
 
 
 _open: weakref.WeakSet[MergeThread] = weakref.WeakSet()

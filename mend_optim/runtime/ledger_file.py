@@ -1,4 +1,5 @@
-"""The ledger on disk, written by a thread of its own: a disk that is full, gone or hangs holds nobody up."""
+"""The ledger on disk, written by a thread of its own: a disk that is full, gone or hangs holds
+nobody up."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ KEPT = 1000  # lines that wait for the disk; a learner adopts an anchor a minute
 
 
 class LedgerFile:
-    """One learner's ledger. Lines that cannot be written wait for the next one, and for the disk to have room again."""
+    """One learner's ledger. Lines that cannot be written wait for the next one, and for the disk to
+    have room again."""
 
     def __init__(self, path: Path, by: PeerId) -> None:
         self._path, self._by = path, by
@@ -30,7 +32,8 @@ class LedgerFile:
         self._thread: threading.Thread | None = None
 
     def add(self, record: RoundRecord) -> None:
-        """Stamp a record, and hand it over. It is in the file when this returns, unless the disk fails or hangs."""
+        """Stamp a record, and hand it over. It is in the file when this returns, unless the disk
+        fails or hangs."""
         line = record.json(self._by, time.time()).encode() + b"\n"
         with self._mutex:
             if self._closed or len(self._lines) >= KEPT:
@@ -43,17 +46,22 @@ class LedgerFile:
                 self._thread = threading.Thread(target=self._work, name="mend-ledger", daemon=True)
                 self._thread.start()
             if not self._hangs:
-                self._hangs = not self._condition.wait_for(lambda: not (self._due or self._busy), PROMPT_S)
+                self._hangs = not self._condition.wait_for(
+                    lambda: not (self._due or self._busy), PROMPT_S
+                )
 
     def close(self, within_s: float) -> None:
-        """Try once more to write what waits, and end the thread; a disk that hangs keeps its thread and its lines."""
+        """Try once more to write what waits, and end the thread; a disk that hangs keeps its thread
+        and its lines."""
         with self._mutex:
             self._closed = True
             self._condition.notify_all()
         if self._thread:
             self._thread.join(within_s)
             if self._thread.is_alive():
-                log.warning("the ledger %s hangs: %d lines are not written", self._path, len(self._lines))
+                log.warning(
+                    "the ledger %s hangs: %d lines are not written", self._path, len(self._lines)
+                )
 
     def _work(self) -> None:
         closed = False
@@ -94,7 +102,9 @@ class LedgerFile:
         if before and not error:
             log.info("the ledger %s can be written again", self._path)
         if dropped and not error:
-            log.warning("the ledger %s lacks %d lines: %d were waiting already", self._path, dropped, KEPT)
+            log.warning(
+                "the ledger %s lacks %d lines: %d were waiting already", self._path, dropped, KEPT
+            )
 
 
 def _write_all(file: int, content: bytes) -> None:
@@ -107,4 +117,8 @@ def _ends_within_a_line(path: Path) -> bool:
     if not path.is_file():  # a device, a pipe
         return False
     with path.open("rb") as file:
-        return file.seek(0, os.SEEK_END) > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+        return (
+            file.seek(0, os.SEEK_END) > 0
+            and file.seek(-1, os.SEEK_END) >= 0
+            and file.read(1) != b"\n"
+        )

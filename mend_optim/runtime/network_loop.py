@@ -21,7 +21,9 @@ class NetworkLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="mend-network", daemon=True)
+        self.thread = threading.Thread(
+            target=self.loop.run_forever, name="mend-network", daemon=True
+        )
         self.thread.start()
 
     @classmethod

@@ -8,17 +8,26 @@ from urllib.parse import unquote
 
 from mend_optim.errors import UsageError, require
 
-_ADDRESS = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[\w.-]*)):(?P<port>[0-9]{1,5})", re.ASCII)
+_ADDRESS = re.compile(
+    r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[\w.-]*)):(?P<port>[0-9]{1,5})", re.ASCII
+)
 _ANY = ("", "0.0.0.0", "::")
 
 
 def parse_address(argument: str, text: str) -> tuple[str, int]:
-    """Host and port of an address; the host is empty in ":port". Raises `UsageError` naming the argument."""
+    """Host and port of an address; the host is empty in ":port". Raises `UsageError` naming the
+    argument."""
     match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
     remedy = "write '10.0.0.5:51900', 'trainer.example:51900', '[fd00::5]:51900' or ':51900'"
     require(match is not None, argument, text, "an address 'host:port'", remedy)
     assert match is not None
-    require(int(match["port"]) <= 65535, argument, text, "an address with a port of at most 65535", remedy)
+    require(
+        int(match["port"]) <= 65535,
+        argument,
+        text,
+        "an address with a port of at most 65535",
+        remedy,
+    )
     return match["ipv6"] or match["host"] or "", int(match["port"])
 
 
@@ -36,7 +45,8 @@ def format_address(host: str, port: int) -> str:
 
 
 def advertised(listen: str, port: int) -> str:
-    """What a learner that listens there tells others: no host if it listens on any; each fills in what it sees."""
+    """What a learner that listens there tells others: no host if it listens on any; each fills in
+    what it sees."""
     host, _ = parse_address("listen", listen)
     return format_address("" if host in _ANY else host, port)
 
@@ -44,8 +54,8 @@ def advertised(listen: str, port: int) -> str:
 def seen_from(address: str, host: str) -> str:
     """An address told by somebody at `host`, as we must dial it; empty if nobody can.
 
-    A host left open is the teller's. So is a loopback one, unless the teller is on our own machine: "localhost" there
-    is not here.
+    A host left open is the teller's. So is a loopback one, unless the teller is on our own machine:
+    "localhost" there is not here.
     """
     try:
         there, port = parse_address("address", address)

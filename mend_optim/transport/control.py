@@ -4,7 +4,8 @@
        ▲                               │
        └── a newer incarnation came, or no stream for long
 
-Only links may open streams. Either side may dial, or both: a message goes out on the newest stream there is.
+Only links may open streams. Either side may dial, or both: a message goes out on the newest stream
+there is.
 """
 
 from __future__ import annotations
@@ -45,15 +46,21 @@ class Links:
         """The link with exactly this incarnation."""
         return self._links.get(id)
 
-    # ── agreeing ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── agreeing ──────────────────────────────────────────────────────────────────────────────────
 
     def agree(self, mine: Hello, theirs: Hello, address: str, seed: str = "") -> str:
-        """Why we must not train together; empty if we may, and then the handler has met the peer."""
+        """Why we must not train together; empty if we may, and then the handler has met the
+        peer."""
         reason = refusal(mine, theirs) or theirs.refusal
         if not reason and not self._handler.met(theirs.peer, address, seed):
             reason = f"incarnation: {theirs.peer} has left, or was replaced by a newer process of that name"
-        if reason and (theirs.peer.name, reason) not in self._reported and len(self._reported) < REASONS:
-            self._reported.add((theirs.peer.name, reason))  # reported once: the two will try again and again
+        if (
+            reason
+            and (theirs.peer.name, reason) not in self._reported
+            and len(self._reported) < REASONS
+        ):
+            # reported once: the two will try again and again
+            self._reported.add((theirs.peer.name, reason))
             self._handler.refused(address or theirs.peer.name, reason)
         return reason
 
@@ -78,7 +85,8 @@ class Links:
         link.close_channel()
 
     def tidy(self, patience_s: float) -> None:
-        """Dismiss the peers that have been gone for so long; a transfer under way has its own patience."""
+        """Dismiss the peers that have been gone for so long; a transfer under way has its own
+        patience."""
         now = asyncio.get_running_loop().time()
         for link in self:
             if not link.streams and not link.busy and now - link.down_since > patience_s:
@@ -90,10 +98,11 @@ class Links:
         for kind, fragment in list(link.requests):
             link.close_request(kind, fragment)
 
-    # ── control streams ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── control streams ───────────────────────────────────────────────────────────────────────────
 
     async def converse(self, link: Link, stream: Stream, linger: bool = False) -> None:
-        """Run a control stream until either end ends it; `linger`: then wait until the other has read all of it."""
+        """Run a control stream until either end ends it; `linger`: then wait until the other has
+        read all of it."""
         outbox = Outbox()
         link.streams.append(outbox)
         if len(link.streams) == 1:
@@ -127,7 +136,9 @@ class Links:
         if message.peer != link.id:
             raise PeerError(f"a message of {message.peer} from {link.id}")
         if isinstance(message, Beat):
-            roster = tuple(replace(r, address=seen_from(r.address, link.host)) for r in message.roster)
+            roster = tuple(
+                replace(r, address=seen_from(r.address, link.host)) for r in message.roster
+            )
             message = replace(message, address=seen_from(message.address, link.host), roster=roster)
         self._handler.receive(message)
         if isinstance(message, Goodbye):

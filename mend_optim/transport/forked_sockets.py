@@ -1,7 +1,7 @@
 """What forked children inherit: every socket of a learner's server.
 
-The workers of a `DataLoader` outlive a killed learner by seconds. Until then its port would be taken, so that it could
-not be started again, and its peers' connections would look alive."""
+The workers of a `DataLoader` outlive a killed learner by seconds. Until then its port would be
+taken, so that it could not be started again, and its peers' connections would look alive."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ OPEN_FILES = "/proc/self/fd"  # Linux, where forking is the default
 
 
 def let_go() -> None:
-    """In a forked child: give up all sockets at these ports. Their numbers stay taken, by nothing: gRPC's leftovers in
-    the child must never close a file that came to have the same number."""
+    """In a forked child: give up all sockets at these ports. Their numbers stay taken, by nothing:
+    gRPC's leftovers in the child must never close a file that came to have the same number."""
     if not PORTS or not os.path.isdir(OPEN_FILES):
         return
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -2,9 +2,10 @@
 
     dial ──hello──▶ agreed? ──control stream──▶ linked; broken: dial again, later and later
 
-Control streams have connections of their own, so that bulky messages never delay a beat. All of it runs on one event
-loop. Nothing here raises at what a peer does: the handler is told what it needs to know, the rest is logged at debug
-level. `control.py` and `transfer.py` say what happens on the streams; this is the only room that knows gRPC.
+Control streams have connections of their own, so that bulky messages never delay a beat. All of it
+runs on one event loop. Nothing here raises at what a peer does: the handler is told what it needs
+to know, the rest is logged at debug level. `control.py` and `transfer.py` say what happens on the
+streams; this is the only room that knows gRPC.
 """
 
 from __future__ import annotations
@@ -26,19 +27,36 @@ from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
 from mend_optim.protocol.timing import Timing
-from mend_optim.transport.address import advertised, format_address, host_of, parse_address, parse_dialable, seen_from
+from mend_optim.transport.address import (
+    advertised,
+    format_address,
+    host_of,
+    parse_address,
+    parse_dialable,
+    seen_from,
+)
 from mend_optim.transport.control import Links
 from mend_optim.transport.forked_sockets import PORTS
 from mend_optim.transport.link import Handler, Link
 from mend_optim.transport.stream import Counter, Dialled, Served, within
 from mend_optim.transport.transfers import Transfers
-from mend_optim.transport.wire import MESSAGE_LIMIT, decode_hello, decode_id, encode_hello, encode_id
+from mend_optim.transport.wire import (
+    MESSAGE_LIMIT,
+    decode_hello,
+    decode_id,
+    encode_hello,
+    encode_id,
+)
 
-# gRPC's fork handlers and live calls do not go together: a `DataLoader(num_workers=2)` that forks beside them dies by a
-# segmentation fault in its workers. Without the handlers the children leave gRPC alone. It reads this once, when it is
-# first imported; if somebody imported it before us, all that is left is to say so.
+# gRPC's fork handlers and live calls do not go together: a `DataLoader(num_workers=2)` that forks
+# beside them dies by a segmentation fault in its workers. Without the handlers the children leave
+# gRPC alone. It reads this once, when it is first imported; if somebody imported it before us, all
+# that is left is to say so.
 _TOO_LATE = "grpc._cython.cygrpc" in sys.modules and "GRPC_ENABLE_FORK_SUPPORT" not in os.environ
-FORKS_CRASH = os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0").lower() in ("1", "true", "yes") or _TOO_LATE
+FORKS_CRASH = (
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0").lower() in ("1", "true", "yes")
+    or _TOO_LATE
+)
 # A link that breaks is an event of ours, not a line of gRPC's on the user's terminal.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -66,14 +84,22 @@ class Verdict(Enum):
     OURSELVES = "we are there"
 
 
-NEXT_VISIT = {Verdict.LINKED: 0.2, Verdict.FAILED: 10.0, Verdict.DUPLICATE: 10.0, Verdict.REFUSED: 30.0}
-"""After how many beats an address is worth another visit. When nobody is there: at most; sooner at first."""
+NEXT_VISIT = {
+    Verdict.LINKED: 0.2,
+    Verdict.FAILED: 10.0,
+    Verdict.DUPLICATE: 10.0,
+    Verdict.REFUSED: 30.0,
+}
+"""After how many beats an address is worth another visit. When nobody is there: at most; sooner at
+first."""
 
 
 class Transport:
-    """One learner's place on the network. Every method but the constructor is called on the loop thread.
+    """One learner's place on the network. Every method but the constructor is called on the loop
+    thread.
 
-    `limit(fragment)` and `allocate(nbytes)` are those of `wire.Assembler`. Raises `UsageError` for what is no address.
+    `limit(fragment)` and `allocate(nbytes)` are those of `wire.Assembler`. Raises `UsageError` for
+    what is no address.
     """
 
     def __init__(
@@ -90,14 +116,22 @@ class Transport:
         if listen is not None:
             parse_address("listen", listen)
         if advertise is not None:
-            require(parse_address("advertise", advertise)[1] > 0, "advertise", advertise, "an address with a port >= 1")
+            require(
+                parse_address("advertise", advertise)[1] > 0,
+                "advertise",
+                advertise,
+                "an address with a port >= 1",
+            )
         for seed in seeds:
             parse_dialable("peers", seed)
         self._handler, self._timing = handler, timing
-        self._quiet_s = timing.evict_after_s / 3  # so long may a connection be silent before it is tried
+        # so long may a connection be silent before it is tried
+        self._quiet_s = timing.evict_after_s / 3
         self._listen, self._advertise, self._seeds = listen, advertise, tuple(dict.fromkeys(seeds))
         self._counter = Counter()
-        self._transfers = Transfers(handler, limit, allocate, timing.round_timeout_s, self._dial_bulk)
+        self._transfers = Transfers(
+            handler, limit, allocate, timing.round_timeout_s, self._dial_bulk
+        )
         self._links = Links(handler, self._transfers)
         self._dials: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -116,10 +150,11 @@ class Transport:
     def bytes_received(self) -> int:
         return self._counter.received
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── life ──────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> str:
-        """Listen and begin to dial; returns the address that others should dial. `UsageError` if we cannot listen."""
+        """Listen and begin to dial; returns the address that others should dial. `UsageError` if we
+        cannot listen."""
         if FORKS_CRASH:
             log.warning(
                 "gRPC's fork handlers are on: forked worker processes, as of DataLoader(num_workers=2), may crash; "
@@ -137,7 +172,9 @@ class Transport:
     async def _bind(self, listen: str) -> int:
         host, port = parse_address("listen", listen)
         server = grpc.aio.server(options=self._server_options())
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._methods()),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
+        )
         bound = 0
         for one in [host] if host else ["::", "0.0.0.0"]:  # everywhere, with or without IPv6
             with suppress(RuntimeError):
@@ -181,20 +218,23 @@ class Transport:
         return task
 
     def _options(self, patience_s: float) -> dict[str, int]:
-        """Of a connection that may stand still for so long: a transfer must survive an outage that is shorter."""
+        """Of a connection that may stand still for so long: a transfer must survive an outage that
+        is shorter."""
         return {
             "grpc.max_send_message_length": MESSAGE_LIMIT,
             "grpc.max_receive_message_length": MESSAGE_LIMIT,
             "grpc.keepalive_time_ms": int(1000 * self._quiet_s),
             "grpc.keepalive_timeout_ms": int(1000 * patience_s),
-            "grpc.http2.ping_timeout_ms": int(1000 * patience_s),  # else a minute, whatever the line above says
+            # else a minute, whatever the line above says
+            "grpc.http2.ping_timeout_ms": int(1000 * patience_s),
             "grpc.keepalive_permit_without_calls": 1,
             "grpc.http2.max_pings_without_data": 0,
         }
 
     def _server_options(self) -> list[tuple[str, int]]:
         options = self._options(self._timing.round_timeout_s)
-        options["grpc.so_reuseport"] = 0  # else a second learner on the same port would quietly share it
+        # else a second learner on the same port would quietly share it
+        options["grpc.so_reuseport"] = 0
         options["grpc.http2.max_ping_strikes"] = 0  # peers ping as their own timing says
         return list(options.items())
 
@@ -202,15 +242,17 @@ class Transport:
         options = self._options(patience_s)
         options["grpc.enable_http_proxy"] = 0  # a proxy in the environment is not for peers
         options["grpc.use_local_subchannel_pool"] = 1  # a connection of its own for every channel
-        options["grpc.min_reconnect_backoff_ms"] = int(1000 * self._timing.evict_after_s)  # that is: to connect in
+        # that is: to connect in
+        options["grpc.min_reconnect_backoff_ms"] = int(1000 * self._timing.evict_after_s)
         options["grpc.initial_reconnect_backoff_ms"] = int(200 * self._timing.beat_s)
         options["grpc.max_reconnect_backoff_ms"] = int(1000 * self._quiet_s)
         return grpc.aio.insecure_channel(address, options=list(options.items()))
 
-    # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── sending ───────────────────────────────────────────────────────────────────────────────────
 
     def send(self, to: PeerId, message: Message, reply: str) -> None:
-        """Send a message, on the peer's open stream of kind `reply` or one of our own. Never blocks, never raises."""
+        """Send a message, on the peer's open stream of kind `reply` or one of our own. Never
+        blocks, never raises."""
         link = self._links.get(to)
         if self._stopping:
             return
@@ -242,10 +284,11 @@ class Transport:
         rpc = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=self._caller)
         return Dialled(rpc, self._counter, self._timing.round_timeout_s)
 
-    # ── serving ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── serving ───────────────────────────────────────────────────────────────────────────────────
 
     def _methods(self) -> dict[str, Any]:
-        # Streams both ways, whatever the service says: on the wire it is the same, and here all streams are alike.
+        # Streams both ways, whatever the service says: on the wire it is the same, and here all
+        # streams are alike.
         ends: dict[str, Callable[[Link, Served], Awaitable[None]]] = {
             "Control": self._serve_control,
             "Exchange": self._transfers.serve_exchange,
@@ -253,7 +296,10 @@ class Transport:
             "Push": self._transfers.serve_push,
             "PassOn": self._transfers.serve_pass_on,
         }
-        methods = {name: grpc.stream_stream_rpc_method_handler(partial(self._serve, end)) for name, end in ends.items()}
+        methods = {
+            name: grpc.stream_stream_rpc_method_handler(partial(self._serve, end))
+            for name, end in ends.items()
+        }
         return {"Hello": grpc.unary_unary_rpc_method_handler(self._serve_hello), **methods}
 
     async def _serve_hello(self, request: bytes, context: Any) -> bytes:
@@ -273,8 +319,11 @@ class Transport:
                 self._links.admit(theirs.peer, address, host)
         return encode_hello(mine)
 
-    async def _serve(self, end: Callable[[Link, Served], Awaitable[None]], _: object, context: Any) -> None:
-        """The server's end of every stream: who calls, then what it does; a fault becomes the RPC's status."""
+    async def _serve(
+        self, end: Callable[[Link, Served], Awaitable[None]], _: object, context: Any
+    ) -> None:
+        """The server's end of every stream: who calls, then what it does; a fault becomes the RPC's
+        status."""
         code = grpc.StatusCode.FAILED_PRECONDITION
         try:
             caller = decode_id(dict(context.invocation_metadata()).get(CALLER, b""))
@@ -300,7 +349,7 @@ class Transport:
         await stream.accept()
         await self._links.converse(link, stream)
 
-    # ── dialling ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── dialling ──────────────────────────────────────────────────────────────────────────────────
 
     def _hello(self) -> Hello:
         return replace(self._handler.hello(), address=self._address)
@@ -324,9 +373,12 @@ class Transport:
         return link is not None and link.dialled
 
     async def _dial(self, address: str, seed: str, contact: PeerId | None) -> None:
-        """Keep a control stream to an address: a seed's for ever, a contact's as long as it is one."""
+        """Keep a control stream to an address: a seed's for ever, a contact's as long as it is
+        one."""
         failures = 0
-        while contact is None or (not self._is_dialled(contact) and contact in dict(self._handler.contacts())):
+        while contact is None or (
+            not self._is_dialled(contact) and contact in dict(self._handler.contacts())
+        ):
             verdict = await self._visit(address, seed)
             if verdict is Verdict.OURSELVES or self._stopping:
                 return
@@ -337,7 +389,8 @@ class Transport:
             await asyncio.sleep(self._timing.beat_s * beats * self._random.uniform(0.5, 1.0))
 
     async def _visit(self, address: str, seed: str) -> Verdict:
-        channel = self._channel(address, self._quiet_s / 2)  # a dead control stream is dialled again soon
+        # a dead control stream is dialled again soon
+        channel = self._channel(address, self._quiet_s / 2)
         try:
             return await self._greet(channel, address, seed)
         except PeerError as fault:
@@ -350,7 +403,9 @@ class Transport:
 
     async def _greet(self, channel: Any, address: str, seed: str) -> Verdict:
         mine = self._hello()
-        call = channel.unary_unary(f"/{SERVICE}/Hello")(encode_hello(mine), timeout=self._timing.evict_after_s)
+        call = channel.unary_unary(f"/{SERVICE}/Hello")(
+            encode_hello(mine), timeout=self._timing.evict_after_s
+        )
         theirs = decode_hello(await within(call, None))
         if theirs.peer == mine.peer:
             if seed:
@@ -360,7 +415,9 @@ class Transport:
             return Verdict.REFUSED
         if self._is_dialled(theirs.peer):
             return Verdict.DUPLICATE
-        link = self._links.admit(theirs.peer, address, parse_address("address", address)[0], dialled=True)
+        link = self._links.admit(
+            theirs.peer, address, parse_address("address", address)[0], dialled=True
+        )
         try:
             with self._call(channel, "Control") as stream:
                 await stream.accepted()

@@ -1,4 +1,5 @@
-"""What a learner shares with one peer, and what waits to be sent to it. All of it belongs to the loop thread."""
+"""What a learner shares with one peer, and what waits to be sent to it. All of it belongs to the
+loop thread."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ OUTBOX_LIMIT = 256
 
 
 class Handler(Protocol):
-    """Whom the transport tells what happened. Every method is cheap, never raises, and is called on the loop thread."""
+    """Whom the transport tells what happened. Every method is cheap, never raises, and is called on
+    the loop thread."""
 
     def hello(self) -> Hello:
         """Ours, as of now."""
 
     def met(self, id: PeerId, address: str, seed: str) -> bool:
-        """A peer and we agreed; we dialled it at `seed`, if that is not empty. False: it is a past incarnation."""
+        """A peer and we agreed; we dialled it at `seed`, if that is not empty. False: it is a past
+        incarnation."""
 
     def linked(self, id: PeerId, up: bool) -> None:
         """The first control stream with a peer opened, or the last one closed."""
@@ -49,7 +52,8 @@ class Handler(Protocol):
 
 
 class Outbox:
-    """Messages waiting for one stream. Putting never blocks; what takes them learns when there will be no more."""
+    """Messages waiting for one stream. Putting never blocks; what takes them learns when there will
+    be no more."""
 
     def __init__(self) -> None:
         self.finished = asyncio.Event()  # set by what takes the messages, when it has sent the last
@@ -58,10 +62,12 @@ class Outbox:
         self._closed = False
 
     def put(self, message: Message) -> None:
-        """Queue a message. A beat replaces one that still waits, unless that asks or answers: on a slow link only the
-        newest is worth sending."""
+        """Queue a message. A beat replaces one that still waits, unless that asks or answers: on a
+        slow link only the newest is worth sending."""
         if isinstance(message, Beat):
-            self._waiting = deque(m for m in self._waiting if not isinstance(m, Beat) or m.ping or m.pong)
+            self._waiting = deque(
+                m for m in self._waiting if not isinstance(m, Beat) or m.ping or m.pong
+            )
         if len(self._waiting) == OUTBOX_LIMIT:
             self._waiting.popleft()
         self._waiting.append(message)
@@ -91,8 +97,10 @@ class Link:
         self.busy = 0  # transfers under way, either way
         self.down_since = 0.0  # when the last control stream closed
         self.streams: list[Outbox] = []  # its open control streams, newest last
-        self.requests: dict[tuple[str, int], Outbox] = {}  # its open streams that wait for replies: (kind, fragment)
-        self.asked: dict[int, tuple[Want, asyncio.TimerHandle]] = {}  # what it should push to us, by fragment
+        # its open streams that wait for replies: (kind, fragment)
+        self.requests: dict[tuple[str, int], Outbox] = {}
+        # what it should push to us, by fragment
+        self.asked: dict[int, tuple[Want, asyncio.TimerHandle]] = {}
         self.channel: Any = None  # for bulky messages to it, once there was one
         self.hang_up: Callable[[], object] | None = None  # closes the channel
 
@@ -110,7 +118,8 @@ class Link:
         self.channel = self.hang_up = None
 
     def post(self, message: Message) -> bool:
-        """Queue a control message on the newest stream; an older one may be half dead. False if there is none."""
+        """Queue a control message on the newest stream; an older one may be half dead. False if
+        there is none."""
         if self.streams:
             self.streams[-1].put(message)
         return bool(self.streams)

@@ -1,4 +1,5 @@
-"""One end of an open RPC: frames in, frames out, nothing standing still for too long, every fault a `PeerError`."""
+"""One end of an open RPC: frames in, frames out, nothing standing still for too long, every fault a
+`PeerError`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from mend_optim.errors import PeerError
 
 
 class Stream(Protocol):
-    """One end of an open stream. Both methods raise `PeerError`, also when nothing moves for too long."""
+    """One end of an open stream. Both methods raise `PeerError`, also when nothing moves for too
+    long."""
 
     async def read(self, patient: bool = False) -> bytes | None:
         """The next frame, None at the end; `patient`: however long it takes."""
@@ -31,10 +33,12 @@ class Counter:
 async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
     """The operation's result, in time; its faults as `PeerError`.
 
-    Not `asyncio.wait_for`, which before Python 3.12 swallows a cancellation that comes together with the result.
+    Not `asyncio.wait_for`, which before Python 3.12 swallows a cancellation that comes together
+    with the result.
     """
     task = asyncio.ensure_future(operation)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved even if nobody waits any more
+    # retrieved even if nobody waits any more
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         await asyncio.wait({task}, timeout=seconds)
         if not task.done():
@@ -46,14 +50,16 @@ async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
         raise PeerError(_describe(fault)) from fault
     finally:
         task.cancel()
-        # A fault leads by its traceback to this frame: from here back to it, and the RPC with its connection would stay
-        # until the garbage collector came by.
+        # A fault leads by its traceback to this frame: from here back to it, and the RPC with its
+        # connection would stay until the garbage collector came by.
         del task, operation
 
 
 def _describe(fault: Any) -> str:
     status = hasattr(fault, "code") and hasattr(fault, "details")
-    return f"{fault.code().name}: {fault.details()}" if status else f"{type(fault).__name__}: {fault}"
+    return (
+        f"{fault.code().name}: {fault.details()}" if status else f"{type(fault).__name__}: {fault}"
+    )
 
 
 class Rpc:

@@ -5,7 +5,8 @@
     Push       peer ──state or seal──▶ asker, which asked over the control stream because it cannot dial the peer
     PassOn     holder ──offer of a learner that is gone──▶ sealer
 
-Whatever goes wrong is `PeerError` here, and `undelivered` to the handler: the engine decides what to do again.
+Whatever goes wrong is `PeerError` here, and `undelivered` to the handler: the engine decides what
+to do again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,22 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Bulk, Message, Offer, Seal, State, Want
 from mend_optim.transport.link import Handler, Link, Outbox
 from mend_optim.transport.stream import Stream
-from mend_optim.transport.wire import ACK, Assembler, check_fragment, decode_want, encode_want, frames, sender
+from mend_optim.transport.wire import (
+    ACK,
+    Assembler,
+    check_fragment,
+    decode_want,
+    encode_want,
+    frames,
+    sender,
+)
 
 log = logging.getLogger("mend_optim.peer")
 
 
 class Transfers:
-    """The transfers of one learner. `start` runs one that we begin; the `serve_*` methods are the other ends."""
+    """The transfers of one learner. `start` runs one that we begin; the `serve_*` methods are the
+    other ends."""
 
     def __init__(
         self,
@@ -38,14 +48,20 @@ class Transfers:
         patience_s: float,
         dial: Callable[[Link, str], AbstractContextManager[Stream]],
     ) -> None:
-        self._handler, self._limit, self._allocate, self._patience_s = handler, limit, allocate, patience_s
+        self._handler, self._limit, self._allocate, self._patience_s = (
+            handler,
+            limit,
+            allocate,
+            patience_s,
+        )
         self._dial = dial
         self._running: dict[Hashable, tuple[Link, asyncio.Task[None]]] = {}
 
-    # ── those we begin ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── those we begin ────────────────────────────────────────────────────────────────────────────
 
     def exchange(self, link: Link, offer: Offer) -> None:
-        """Send an offer; one for the same fragment that is still open is superseded, to whomever it went."""
+        """Send an offer; one for the same fragment that is still open is superseded, to whomever it
+        went."""
         self._start(("exchange", offer.fragment), link, offer, self._exchange(link, offer))
 
     def pull(self, link: Link, want: Want) -> None:
@@ -66,7 +82,9 @@ class Transfers:
         previous = link.asked.pop(want.fragment, None)
         if previous:
             previous[1].cancel()
-        timer = asyncio.get_running_loop().call_later(self._patience_s, self._unanswered, link, want)
+        timer = asyncio.get_running_loop().call_later(
+            self._patience_s, self._unanswered, link, want
+        )
         link.asked[want.fragment] = (want, timer)
         if not link.post(want):
             asyncio.get_running_loop().call_soon(self._unanswered, link, want)
@@ -87,7 +105,9 @@ class Transfers:
             task.cancel()
         return tasks
 
-    def _start(self, key: Hashable, to: Link, message: Message, work: Coroutine[Any, Any, None]) -> None:
+    def _start(
+        self, key: Hashable, to: Link, message: Message, work: Coroutine[Any, Any, None]
+    ) -> None:
         task = asyncio.get_running_loop().create_task(work)
         superseded = self._running.pop(key, None)
         self._running[key] = (to, task)
@@ -117,7 +137,8 @@ class Transfers:
                 pass
 
     async def _take_seal(self, link: Link, stream: Stream, offer: Offer) -> bool:
-        """Take the next seal; whether it was the last one. (A function, so that nothing holds its bytes afterwards.)"""
+        """Take the next seal; whether it was the last one. (A function, so that nothing holds its
+        bytes afterwards.)"""
         seal = await self._download(link, stream, self._limit, patient=True)
         if not isinstance(seal, Seal) or seal.fragment != offer.fragment:
             raise PeerError("an offer is answered by seals of its fragment")
@@ -147,10 +168,11 @@ class Transfers:
             asked[1].cancel()
             self._handler.undelivered(link.id, want)
 
-    # ── those the peer begins ────────────────────────────────────────────────────────────────────────────────────
+    # ── those the peer begins ─────────────────────────────────────────────────────────────────────
 
     async def serve_exchange(self, link: Link, stream: Stream) -> None:
-        """Take an offer, then send the fragment's seals until one holds it or the learner offers anew."""
+        """Take an offer, then send the fragment's seals until one holds it or the learner offers
+        anew."""
         fragment, seq = await self._take_offer(link, stream)
         outbox = link.requests["exchange", fragment]
         try:
@@ -182,7 +204,8 @@ class Transfers:
         want = decode_want(request or b"")
         if want.peer != link.id:
             raise PeerError(f"a want of {want.peer} from {link.id}")
-        check_fragment(self._limit, want.fragment)  # nobody will answer it: better to say so now than in a minute
+        # nobody will answer it: better to say so now than in a minute
+        check_fragment(self._limit, want.fragment)
         outbox = link.open_request("pull", want.fragment)
         timer = asyncio.get_running_loop().call_later(self._patience_s, outbox.close)
         try:
@@ -225,17 +248,22 @@ class Transfers:
         self._handler.receive(offer)
         await stream.write(ACK)
 
-    # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── both ──────────────────────────────────────────────────────────────────────────────────────
 
     async def _upload(self, stream: Stream, message: Bulk) -> None:
         for frame in frames(message):
             await stream.write(frame)
 
     async def _download(
-        self, link: Link, stream: Stream, limit: Callable[[int], int], patient: bool = False, passed_on: bool = False
+        self,
+        link: Link,
+        stream: Stream,
+        limit: Callable[[int], int],
+        patient: bool = False,
+        passed_on: bool = False,
     ) -> Bulk:
-        """One whole message. `patient`: it may take long to begin, though not to arrive; `passed_on`: it may be
-        somebody else's."""
+        """One whole message. `patient`: it may take long to begin, though not to arrive;
+        `passed_on`: it may be somebody else's."""
         inbox = Assembler(limit, self._allocate)
         while (frame := await stream.read(patient and not inbox.busy)) is not None:
             self._handler.heard(link.id)

@@ -1,9 +1,10 @@
-"""Messages to bytes and back. What a peer sent that is not a message becomes `PeerError`, and nothing else does.
+"""Messages to bytes and back. What a peer sent that is not a message becomes `PeerError`, and
+nothing else does.
 
-A control message, a hello, a want or a peer's id is one protobuf message. A bulky message is a stream of frames: a
-header that lists the sections, then their bytes in chunks. A header is checked whole, and its sizes against the
-fragment's limit, before anything is allocated for it. Sections nobody here knows are carried like any other: what to
-make of them is not the wire's business."""
+A control message, a hello, a want or a peer's id is one protobuf message. A bulky message is a
+stream of frames: a header that lists the sections, then their bytes in chunks. A header is checked
+whole, and its sizes against the fragment's limit, before anything is allocated for it. Sections
+nobody here knows are carried like any other: what to make of them is not the wire's business."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from mend_optim.protocol.messages import (
 )
 from mend_optim.transport._pb import peer_pb2 as pb
 
-CHUNK = 1 << 20  # payload bytes in one frame; smaller costs throughput, greater costs fairness to beats
+# payload bytes in one frame; smaller costs throughput, greater costs fairness to beats
+CHUNK = 1 << 20
 MESSAGE_LIMIT = 4 << 20  # bytes of one protobuf message
 NAME_LIMIT = 256  # bytes of a learner's name, an address, a codec, a section
 DIGEST_LIMIT = 32  # bytes of a digest
@@ -58,7 +60,9 @@ def _check(holds: bool, what: str) -> None:
 
 
 def _parse(kind: type[_P], data: bytes) -> _P:
-    _check(len(data) <= MESSAGE_LIMIT, f"{kind.__name__} of {len(data)} bytes, at most {MESSAGE_LIMIT}")
+    _check(
+        len(data) <= MESSAGE_LIMIT, f"{kind.__name__} of {len(data)} bytes, at most {MESSAGE_LIMIT}"
+    )
     try:
         message: _P = kind.FromString(data)
     except (DecodeError, ValueError) as fault:
@@ -93,7 +97,7 @@ def _number(what: str, value: float) -> float:
     return value
 
 
-# ── small parts ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── small parts ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _id(peer: PeerId) -> pb.PeerId:
@@ -125,7 +129,7 @@ def _to_fields(fields: Any) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, field.value) for field in _list("fields", fields))
 
 
-# ── hello and control ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── hello and control ─────────────────────────────────────────────────────────────────────────────
 
 
 def encode_id(peer: PeerId) -> bytes:
@@ -140,20 +144,32 @@ def decode_id(data: bytes) -> PeerId:
 
 def encode_hello(hello: Hello) -> bytes:
     """A hello, or the answer to one."""
-    model, policy = ([pb.Field(name=n, value=v) for n, v in pairs] for pairs in (hello.model, hello.policy))
-    return _bytes(pb.Hello(
-        peer=_id(hello.peer), address=hello.address, model=model, policy=policy,
-        protocol=hello.protocol, refusal=hello.refusal,
-    ))  # fmt: skip
+    model, policy = (
+        [pb.Field(name=n, value=v) for n, v in pairs] for pairs in (hello.model, hello.policy)
+    )
+    return _bytes(
+        pb.Hello(
+            peer=_id(hello.peer),
+            address=hello.address,
+            model=model,
+            policy=policy,
+            protocol=hello.protocol,
+            refusal=hello.refusal,
+        )
+    )
 
 
 def decode_hello(data: bytes) -> Hello:
     """Raises `PeerError`."""
     hello = _parse(pb.Hello, data)
     return Hello(
-        _to_id(hello.peer), _name("address", hello.address, empty=True),
-        _to_fields(hello.model), _to_fields(hello.policy), hello.protocol, hello.refusal,
-    )  # fmt: skip
+        _to_id(hello.peer),
+        _name("address", hello.address, empty=True),
+        _to_fields(hello.model),
+        _to_fields(hello.policy),
+        hello.protocol,
+        hello.refusal,
+    )
 
 
 def encode_want(want: Want) -> bytes:
@@ -203,31 +219,57 @@ def _to_want(want: pb.Want) -> Want:
 
 def _beat(beat: Beat) -> pb.Beat:
     return pb.Beat(
-        peer=_id(beat.peer), address=beat.address, count=beat.count, step=beat.step, tokens=beat.tokens,
-        seconds_per_step=beat.seconds_per_step, training=beat.training, genesis=beat.genesis,
-        reports=[pb.Report(key=_key(r.key), held=_merged(r.held), group=r.group) for r in beat.reports],
-        roster=[pb.Rumor(peer=_id(r.peer), address=r.address, count=r.count, left=r.left) for r in beat.roster],
-        ping=beat.ping, pong=beat.pong, position=beat.position,
+        peer=_id(beat.peer),
+        address=beat.address,
+        count=beat.count,
+        step=beat.step,
+        tokens=beat.tokens,
+        seconds_per_step=beat.seconds_per_step,
+        training=beat.training,
+        genesis=beat.genesis,
+        reports=[
+            pb.Report(key=_key(r.key), held=_merged(r.held), group=r.group) for r in beat.reports
+        ],
+        roster=[
+            pb.Rumor(peer=_id(r.peer), address=r.address, count=r.count, left=r.left)
+            for r in beat.roster
+        ],
+        ping=beat.ping,
+        pong=beat.pong,
+        position=beat.position,
         paces=[pb.Pace(cause=cause, **level._asdict()) for cause, level in beat.paces],
-    )  # fmt: skip
+    )
 
 
 def _to_beat(beat: pb.Beat) -> Beat:
     return Beat(
-        _to_id(beat.peer), _name("address", beat.address, empty=True), beat.count, beat.step, beat.tokens,
-        _number("seconds per step", beat.seconds_per_step), beat.training, _digest("genesis", beat.genesis),
+        _to_id(beat.peer),
+        _name("address", beat.address, empty=True),
+        beat.count,
+        beat.step,
+        beat.tokens,
+        _number("seconds per step", beat.seconds_per_step),
+        beat.training,
+        _digest("genesis", beat.genesis),
         tuple(map(_to_report, _list("reports", beat.reports))),
-        tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)), beat.ping, beat.pong, beat.position,
+        tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)),
+        beat.ping,
+        beat.pong,
+        beat.position,
         tuple(map(_to_pace, _list("paces", beat.paces, PACE_LIMIT))),
-    )  # fmt: skip
+    )
 
 
 def _to_report(report: pb.Report) -> Report:
-    return Report(_to_key(report), _to_merged("offers held", report.held), _digest("group", report.group))
+    return Report(
+        _to_key(report), _to_merged("offers held", report.held), _digest("group", report.group)
+    )
 
 
 def _to_rumor(rumor: pb.Rumor) -> Rumor:
-    return Rumor(_to_id(rumor.peer), _name("address", rumor.address, empty=True), rumor.count, rumor.left)
+    return Rumor(
+        _to_id(rumor.peer), _name("address", rumor.address, empty=True), rumor.count, rumor.left
+    )
 
 
 def _to_pace(pace: pb.Pace) -> tuple[str, Level]:
@@ -236,7 +278,7 @@ def _to_pace(pace: pb.Pace) -> tuple[str, Level]:
     return _name("cause", pace.cause), Level(now, before, _number("spread", pace.spread), pace.run)
 
 
-# ── bulky messages ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── bulky messages ────────────────────────────────────────────────────────────────────────────────
 
 
 def sender(message: Message) -> PeerId:
@@ -245,16 +287,19 @@ def sender(message: Message) -> PeerId:
 
 
 def frames(message: Bulk) -> Iterator[bytes]:
-    """The frames of a bulky message, each made when it is asked for: a message of 100 MB never exists twice."""
+    """The frames of a bulky message, each made when it is asked for: a message of 100 MB never
+    exists twice."""
     yield _bytes(pb.Frame(header=_header(message)))
     for packet in message.sections.values():
-        payload = memoryview(packet.data).cast("B") if packet.nbytes else b""  # an empty view cannot be cast
+        # an empty view cannot be cast
+        payload = memoryview(packet.data).cast("B") if packet.nbytes else b""
         for at in range(0, len(payload), CHUNK):
             yield _frame(payload[at : at + CHUNK])
 
 
 def _frame(chunk: memoryview | bytes) -> bytes:
-    """What `pb.Frame(chunk=chunk).SerializeToString()` gives, with one copy of the chunk instead of three."""
+    """What `pb.Frame(chunk=chunk).SerializeToString()` gives, with one copy of the chunk instead of
+    three."""
     size, prefix = len(chunk), bytearray([_CHUNK_TAG])
     while size >= 0x80:
         prefix.append(size & 0x7F | 0x80)
@@ -268,7 +313,10 @@ def _chunk(frame: bytes, size: int = 0) -> memoryview:
     for at in range(1, min(len(frame), 6)):
         size |= (frame[at] & 0x7F) << 7 * (at - 1)
         if frame[at] < 0x80:
-            _check(0 < size == len(frame) - at - 1, f"a chunk of {size} bytes in a frame of {len(frame)}")
+            _check(
+                0 < size == len(frame) - at - 1,
+                f"a chunk of {size} bytes in a frame of {len(frame)}",
+            )
             return memoryview(frame)[at + 1 :]
     raise PeerError("a chunk without a size")
 
@@ -287,55 +335,104 @@ def _header(message: Bulk) -> pb.Header:
 
 def _offer(offer: Offer) -> pb.Offer:
     return pb.Offer(
-        peer=_id(offer.peer), fragment=offer.fragment, seq=offer.seq, tokens=offer.tokens, steps=offer.steps,
-        genesis=offer.genesis, key=_key(offer.key), due=offer.due, follows=offer.follows, again_tokens=offer.again[0],
-        again_steps=offer.again[1], inherited=_merged([offer.inherited])[0] if offer.inherited else None,
-    )  # fmt: skip
+        peer=_id(offer.peer),
+        fragment=offer.fragment,
+        seq=offer.seq,
+        tokens=offer.tokens,
+        steps=offer.steps,
+        genesis=offer.genesis,
+        key=_key(offer.key),
+        due=offer.due,
+        follows=offer.follows,
+        again_tokens=offer.again[0],
+        again_steps=offer.again[1],
+        inherited=_merged([offer.inherited])[0] if offer.inherited else None,
+    )
 
 
 def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
-    inherited = Claim(_to_id(offer.inherited.peer), offer.inherited.seq) if offer.HasField("inherited") else None
-    _check(inherited is None or inherited.settled < offer.seq, "an offer that claims what comes after it")
+    inherited = (
+        Claim(_to_id(offer.inherited.peer), offer.inherited.seq)
+        if offer.HasField("inherited")
+        else None
+    )
+    _check(
+        inherited is None or inherited.settled < offer.seq,
+        "an offer that claims what comes after it",
+    )
     return Offer(
-        _to_id(offer.peer), offer.fragment, offer.seq, offer.tokens, offer.steps, _digest("genesis", offer.genesis),
-        _to_key(offer), offer.due, sections, inherited, offer.follows, (offer.again_tokens, offer.again_steps),
-    )  # fmt: skip
+        _to_id(offer.peer),
+        offer.fragment,
+        offer.seq,
+        offer.tokens,
+        offer.steps,
+        _digest("genesis", offer.genesis),
+        _to_key(offer),
+        offer.due,
+        sections,
+        inherited,
+        offer.follows,
+        (offer.again_tokens, offer.again_steps),
+    )
 
 
 def _seal(seal: Seal) -> pb.Seal:
     members = [
-        pb.Member(peer=_id(entry.peer), seq=entry.seq, tokens=entry.tokens, steps=entry.steps, weight=weight)
+        pb.Member(
+            peer=_id(entry.peer),
+            seq=entry.seq,
+            tokens=entry.tokens,
+            steps=entry.steps,
+            weight=weight,
+        )
         for entry, weight in zip(seal.members, seal.weights, strict=True)
     ]
     return pb.Seal(
-        sealer=_id(seal.sealer), fragment=seal.fragment, base=seal.base, key=_key(seal.key), members=members,
-        absent=seal.absent, reason=seal.reason, payload=seal.payload,
-    )  # fmt: skip
+        sealer=_id(seal.sealer),
+        fragment=seal.fragment,
+        base=seal.base,
+        key=_key(seal.key),
+        members=members,
+        absent=seal.absent,
+        reason=seal.reason,
+        payload=seal.payload,
+    )
 
 
 def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
     members = _list("members", seal.members)
     return Seal(
-        _to_id(seal.sealer), seal.fragment, _digest("digest", seal.base), _to_key(seal),
+        _to_id(seal.sealer),
+        seal.fragment,
+        _digest("digest", seal.base),
+        _to_key(seal),
         tuple(Entry(_to_id(m.peer), m.seq, m.tokens, m.steps) for m in members),
         tuple(_number("weight", m.weight) for m in members),
         tuple(_name("peer name", name) for name in _list("absent peers", seal.absent)),
-        _name("reason", seal.reason, empty=True), _digest("digest", seal.payload), sections,
-    )  # fmt: skip
+        _name("reason", seal.reason, empty=True),
+        _digest("digest", seal.payload),
+        sections,
+    )
 
 
 def _state(state: State) -> pb.State:
     own = state.lineage
     lineage = pb.Lineage(key=_key(own.key), genesis=own.genesis, merged=_merged(own.merged.items()))
-    return pb.State(peer=_id(state.peer), fragment=state.fragment, lineage=lineage, content=state.content)
+    return pb.State(
+        peer=_id(state.peer), fragment=state.fragment, lineage=lineage, content=state.content
+    )
 
 
 def _to_state(state: pb.State, sections: Sections) -> State:
     key = _to_key(state.lineage)
     merged = _to_merged("merged peers", state.lineage.merged)
     _check(len(dict(merged)) == len(merged), "a peer is merged twice in one lineage")
-    lineage = Lineage(key.tokens, key.version, key.digest, _digest("genesis", state.lineage.genesis), dict(merged))
-    return State(_to_id(state.peer), state.fragment, lineage, _digest("content", state.content), sections)
+    lineage = Lineage(
+        key.tokens, key.version, key.digest, _digest("genesis", state.lineage.genesis), dict(merged)
+    )
+    return State(
+        _to_id(state.peer), state.fragment, lineage, _digest("content", state.content), sections
+    )
 
 
 def _to_bulk(header: pb.Header, sections: Sections) -> Bulk:
@@ -359,9 +456,9 @@ def check_fragment(limit: Callable[[int], int], fragment: int) -> int:
 class Assembler:
     """Frames in, bulky messages out; one after the other from one stream.
 
-    `limit(fragment)` is the greatest payload of a message of that fragment; it raises `LookupError` or `PeerError` for
-    a fragment there is not. `allocate(nbytes)` gives the writable buffer of one section: one for each, so that each can
-    be viewed as float32.
+    `limit(fragment)` is the greatest payload of a message of that fragment; it raises `LookupError`
+    or `PeerError` for a fragment there is not. `allocate(nbytes)` gives the writable buffer of one
+    section: one for each, so that each can be viewed as float32.
     """
 
     def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview]) -> None:
@@ -375,7 +472,8 @@ class Assembler:
         return self._message is not None
 
     def feed(self, frame: bytes) -> Bulk | None:
-        """The message that this frame completes, if it does. Raises `PeerError`; then the stream is lost."""
+        """The message that this frame completes, if it does. Raises `PeerError`; then the stream is
+        lost."""
         if frame[:1] == bytes([_CHUNK_TAG]):
             self._fill(_chunk(frame))
         else:
@@ -391,12 +489,20 @@ class Assembler:
         _check(parsed.WhichOneof("kind") == "header", "a frame that is neither header nor chunk")
         header, bare = parsed.header, _to_bulk(parsed.header, {})
         sections = _list("sections", header.sections, SECTION_LIMIT)
-        _check(len({section.name for section in sections}) == len(sections), "two sections of one name")
+        _check(
+            len({section.name for section in sections}) == len(sections), "two sections of one name"
+        )
         for section in sections:
             _name("section name", section.name)
             _name("codec", section.codec)
-        nbytes, most = sum(section.nbytes for section in sections), check_fragment(self._limit, bare.fragment)
-        _check(nbytes <= most, f"a message of {nbytes} bytes for fragment {bare.fragment}, at most {most}")
+        nbytes, most = (
+            sum(section.nbytes for section in sections),
+            check_fragment(self._limit, bare.fragment),
+        )
+        _check(
+            nbytes <= most,
+            f"a message of {nbytes} bytes for fragment {bare.fragment}, at most {most}",
+        )
         room = {s.name: self._allocate(s.nbytes) if s.nbytes else memoryview(b"") for s in sections}
         packets = {s.name: Packet(s.codec, s.numel, room[s.name]) for s in sections}
         self._message = _to_bulk(header, packets)

@@ -1,8 +1,8 @@
 """The tensor side of a learner: anchors, velocities and progress, and the jobs the engine asks for.
 
-The engine (`syncer.py`) decides, in plain data; whoever owns an `Anchors` performs the jobs one at a time, in order,
-and reports the results. Nothing here touches a parameter: what training must add to its weights comes out as a
-`Correction`."""
+The engine (`syncer.py`) decides, in plain data; whoever owns an `Anchors` performs the jobs one at
+a time, in order, and reports the results. Nothing here touches a parameter: what training must add
+to its weights comes out as a `Correction`."""
 
 from __future__ import annotations
 
@@ -39,38 +39,15 @@ from mend_optim.worker.moment_means import Averaging
 from mend_optim.worker.outer import Nesterov, correction_between, delta, outer_step
 from mend_optim.worker.seal_payload import WayBack, digest
 
-# What the way back's own feedback has in a checkpoint: all but what an open seal lost, which a checkpoint lacks.
+# What the way back's own feedback has in a checkpoint: all but what an open seal lost, which a
+# checkpoint lacks.
 RETURNED = {"residual": "returned", "memory": "returned_memory"}
 
 
 # Jobs: from the engine to whoever performs them.
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 # Results: back to the engine.
-
-
-
-
 
 
 class Anchors:
@@ -86,7 +63,13 @@ class Anchors:
         buffers: Buffers,
         moments: Sequence[Moment] = (),
     ) -> None:
-        self.codec, self.outer, self.scheme, self.buffers, self.moments = codec, outer, scheme, buffers, moments
+        self.codec, self.outer, self.scheme, self.buffers, self.moments = (
+            codec,
+            outer,
+            scheme,
+            buffers,
+            moments,
+        )
         self.layout = layout
         self.theta = list(weights)
         self.velocity = [torch.zeros_like(w) if outer.momentum else None for w in weights]
@@ -107,8 +90,8 @@ class Anchors:
         return content_digest(*(as_bytes(theta) for theta in self.theta))
 
     def perform(self, job: Job) -> tuple[Done, tuple[Correction, ...]]:
-        """Do one job: what the engine is told of it, and what the training thread is to apply. A peer's garbage becomes
-        a `fault`, never an exception."""
+        """Do one job: what the engine is told of it, and what the training thread is to apply. A
+        peer's garbage becomes a `fault`, never an exception."""
         try:
             match job:
                 case Advance():
@@ -162,8 +145,8 @@ class Anchors:
         return Done(digest=content_digest(as_bytes(job.tensor)))
 
     def _settle(self, fragment: int, mine: bool) -> Tensor | None:
-        """What of the pending Δ was merged, if it was: all but what its encoding lost, where that stays in the weights.
-        What was lost is committed, and Δ is pending no more."""
+        """What of the pending Δ was merged, if it was: all but what its encoding lost, where that
+        stays in the weights. What was lost is committed, and Δ is pending no more."""
         if not mine:
             return None
         feedback = self.feedback[fragment]
@@ -179,8 +162,8 @@ class Anchors:
         self.averaging[fragment].drop()
 
     def _forget(self, fragment: int) -> Tensor | None:
-        """What is still pending keeps what its own encoding lost: that is in nobody's offer. What has to leave the
-        weights, too; not while a Δ is pending that has it in it."""
+        """What is still pending keeps what its own encoding lost: that is in nobody's offer. What
+        has to leave the weights, too; not while a Δ is pending that has it in it."""
         feedback = self.feedback[fragment]
         stayed, feedback.residual, feedback.stayed = feedback.stayed, None, None
         self.way_back[fragment].drop()
@@ -213,7 +196,14 @@ class Anchors:
         gone = self._forget(p) if job.forget else None
         mine, moments = self._settle(p, job.mine), self.averaging[p].merged(seal.sections, job.mine)
         values = self.buffers.take(numel)
-        outer_step(self.outer, self.theta[p], self.velocity[p], merged, gone if mine is None else mine, values)
+        outer_step(
+            self.outer,
+            self.theta[p],
+            self.velocity[p],
+            merged,
+            gone if mine is None else mine,
+            values,
+        )
         if job.replace:
             if not job.mine:
                 self._drop(p)
@@ -223,7 +213,9 @@ class Anchors:
     def _replace(self, p: int, values: Tensor) -> None:
         """What the weights become: the anchor, but for what stays in them."""
         stayed = self.feedback[p].stayed
-        values.copy_(self.theta[p]) if stayed is None else torch.sub(self.theta[p], stayed, out=values)
+        values.copy_(self.theta[p]) if stayed is None else torch.sub(
+            self.theta[p], stayed, out=values
+        )
 
     def _install(self, job: Install) -> tuple[Correction, ...]:
         for state in job.states:
@@ -277,13 +269,20 @@ class Anchors:
         velocity = self.velocity[p]
         if velocity is not None:
             sections["velocity"] = raw(self._copy(velocity))
-        return Done(sections=sections, digest=content_digest(*(sections[name].data for name in sorted(sections))))
+        return Done(
+            sections=sections,
+            digest=content_digest(*(sections[name].data for name in sorted(sections))),
+        )
 
     def save(self, p: int) -> dict[str, Tensor]:
         """Copies of all that there is of fragment `p`, by name."""
         own = {"anchor": self.theta[p], "velocity": self.velocity[p], "delta": self.progress[p]}
         back = self.way_back[p].feedback
-        returned = {RETURNED[name]: kept for name, kept in (back.held() if back else {}).items() if name in RETURNED}
+        returned = {
+            RETURNED[name]: kept
+            for name, kept in (back.held() if back else {}).items()
+            if name in RETURNED
+        }
         held = {**own, **self.feedback[p].held(), **returned}
         copies = {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
         return copies | self.averaging[p].save()
@@ -298,7 +297,9 @@ class Anchors:
         self.feedback[p].restore(tensors)
         self.averaging[p].load(tensors)
         if back:
-            back.restore({name: tensors[saved] for name, saved in RETURNED.items() if saved in tensors})
+            back.restore(
+                {name: tensors[saved] for name, saved in RETURNED.items() if saved in tensors}
+            )
 
     def copies(self) -> list[Tensor]:
         """Copies of all anchors."""
@@ -306,5 +307,3 @@ class Anchors:
 
     def _copy(self, tensor: Tensor) -> Tensor:
         return self.buffers.take(tensor.numel()).copy_(tensor)
-
-

@@ -1,11 +1,12 @@
-"""What a checkpoint holds of a learner, as tensors and plain containers, and back; what is damaged or another model's
-is refused before anything changes.
+"""What a checkpoint holds of a learner, as tensors and plain containers, and back; what is damaged
+or another model's is refused before anything changes.
 
     {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …, "weights": hex, "history": […],
      "fragments": [{"lineage": …, "claim": …, "pending": …, …, "tensors": {"anchor": …, …}}, …], "content": hex}
 
-`fragments` is empty for a learner that has had no peers. `weights` are the `sketches` of the parameters that the rest
-belongs to: progress is the difference between an anchor and exactly those."""
+`fragments` is empty for a learner that has had no peers. `weights` are the `sketches` of the
+parameters that the rest belongs to: progress is the difference between an anchor and exactly
+those."""
 
 from __future__ import annotations
 
@@ -30,7 +31,17 @@ from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, flat, un
 
 FORMAT = 1
 LIMIT = 1 << 63  # of what fits a message
-TENSORS = ("anchor", "velocity", "delta", "residual", "stayed", "lost", "rounding", "correction", "returned")
+TENSORS = (
+    "anchor",
+    "velocity",
+    "delta",
+    "residual",
+    "stayed",
+    "lost",
+    "rounding",
+    "correction",
+    "returned",
+)
 MEMORIES = ("memory", "returned_memory")  # a codec's, as long as it likes
 MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)  # and the moment's name
 REMEDY = "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner state alone"
@@ -40,8 +51,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kept:
-    """One fragment in a checkpoint. `tensors`: flat float32, those of `TENSORS` and `MEMORIES` that there are.
-    `replace`: whether its correction, not yet applied, is to become the weights."""
+    """One fragment in a checkpoint. `tensors`: flat float32, those of `TENSORS` and `MEMORIES` that
+    there are. `replace`: whether its correction, not yet applied, is to become the weights."""
 
     standing: Standing
     tensors: Mapping[str, Tensor]
@@ -50,7 +61,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A learner between two steps. `history`: the incarnations it has gone through, oldest first."""
+    """A learner between two steps. `history`: the incarnations it has gone through, oldest
+    first."""
 
     step: int = 0
     tokens: int = 0
@@ -67,11 +79,20 @@ class Checkpoint:
 def keep(standing: Standing, tensors: dict[str, Tensor], correction: Correction | None) -> Kept:
     """One fragment as the engine, the worker and the mailbox have it at one moment."""
     if not standing.pending:
-        tensors = {n: t for n, t in tensors.items() if n not in ("delta", "lost") and not n.startswith(OWN)}
+        tensors = {
+            n: t for n, t in tensors.items() if n not in ("delta", "lost") and not n.startswith(OWN)
+        }
     if correction is None:
         return Kept(standing, tensors)
-    moments = {(NEWCOMER if m.newcomer else MEAN) + m.moment: flat(Reading(*m[1:3])) for m in correction.moments}
-    return Kept(standing, {**tensors, "correction": correction.values.clone(), **moments}, correction.replace)
+    moments = {
+        (NEWCOMER if m.newcomer else MEAN) + m.moment: flat(Reading(*m[1:3]))
+        for m in correction.moments
+    }
+    return Kept(
+        standing,
+        {**tensors, "correction": correction.values.clone(), **moments},
+        correction.replace,
+    )
 
 
 def kept_correction(fragment: Fragment, kept: Kept, values: Tensor) -> Correction:
@@ -82,29 +103,36 @@ def kept_correction(fragment: Fragment, kept: Kept, values: Tensor) -> Correctio
         for kind in (NEWCOMER, MEAN)
         if name.startswith(kind)
     )
-    return Correction(fragment.index, values.copy_(kept.tensors["correction"]), kept.replace, moments)
+    return Correction(
+        fragment.index, values.copy_(kept.tensors["correction"]), kept.replace, moments
+    )
 
 
 def anchored(kept: Kept) -> Kept:
-    """The same for weights other than the saved ones: they are to become the anchor, and progress is dropped."""
+    """The same for weights other than the saved ones: they are to become the anchor, and progress
+    is dropped."""
     standing = replace(kept.standing, pending=None, untaken=True, adopt_at=None, owes=False)
     tensors = {name: kept.tensors[name] for name in ("anchor", "velocity") if name in kept.tensors}
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
 
 
 def with_group(saved: Checkpoint, anchor: Tensor, sketch: str) -> Checkpoint:
-    """The same with one more fragment, of a group that was added since; `anchor`: its parameters as they are."""
+    """The same with one more fragment, of a group that was added since; `anchor`: its parameters as
+    they are."""
     first = saved.fragments[0].standing
     lineage = Lineage(0, 0, content_digest(as_bytes(anchor)), first.lineage.genesis)
     claim = Claim(first.claim.author, 0)
-    standing = Standing(lineage, claim, saved.step, saved.totals, 0, None, untaken=False, adopt_at=None)
+    standing = Standing(
+        lineage, claim, saved.step, saved.totals, 0, None, untaken=False, adopt_at=None
+    )
     fragments = (*saved.fragments, Kept(standing, {"anchor": anchor}))
     return replace(saved, weights=f"{saved.weights} {sketch}", fragments=fragments)
 
 
 def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
-    """Tensors and plain containers, which `torch.load(weights_only=True)` accepts. `content` is a digest of them all:
-    what became of an anchor in a file must not pass for the anchor that others have under its lineage."""
+    """Tensors and plain containers, which `torch.load(weights_only=True)` accepts. `content` is a
+    digest of them all: what became of an anchor in a file must not pass for the anchor that others
+    have under its lineage."""
     state = {
         "format": FORMAT,
         "model": [list(pair) for pair in layout.fingerprint()],
@@ -171,7 +199,7 @@ def _to_pending(pending: Pending) -> dict[str, Any]:
     return {"claim": _to_claim(pending.claim), **plain, "again": [*reversed(pending.again)]}
 
 
-# ── and back ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── and back ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Reader:
@@ -184,12 +212,16 @@ class _Reader:
 
     def fault(self, key: str, value: object, bound: str) -> UsageError:
         shown = repr(value)[:80]
-        return UsageError(f"{self._where}{f'[{key!r}]' if key else ''} must be {bound}, got {shown}; {REMEDY}")
+        return UsageError(
+            f"{self._where}{f'[{key!r}]' if key else ''} must be {bound}, got {shown}; {REMEDY}"
+        )
 
     def take(self, key: str, kind: type[T], optional: bool = False) -> T:
         assert isinstance(self._values, Mapping)
         if key not in self._values:
-            raise UsageError(f"{self._where}[{key!r}] is missing: the checkpoint is damaged; {REMEDY}")
+            raise UsageError(
+                f"{self._where}[{key!r}] is missing: the checkpoint is damaged; {REMEDY}"
+            )
         value = self._values[key]
         wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is int)
         if wrong and not (optional and value is None):
@@ -203,7 +235,8 @@ class _Reader:
         return _Reader(f"{self._where}[{key!r}]", self.take(key, dict))
 
     def flag(self, key: str) -> bool:
-        """One that the first checkpoints of this format do not have, and whose learners had no such thing."""
+        """One that the first checkpoints of this format do not have, and whose learners had no such
+        thing."""
         return key in self and self.take(key, bool)
 
     def count(self, key: str) -> int:
@@ -240,12 +273,15 @@ class _Reader:
 
 
 def from_state(state: object, layout: Layout) -> Checkpoint:
-    """The inverse of `to_state`, for the model of `layout`. Raises `UsageError` for what is damaged or foreign."""
+    """The inverse of `to_state`, for the model of `layout`. Raises `UsageError` for what is damaged
+    or foreign."""
     read = _Reader("state_dict['mend']", state)
     form = read.take("format", int)
     if form != FORMAT:
         raise read.fault("format", form, f"{FORMAT}, the one that this version writes")
-    theirs = tuple((str(field), str(value)) for field, value in map(read.pair, read.take("model", list)))
+    theirs = tuple(
+        (str(field), str(value)) for field, value in map(read.pair, read.take("model", list))
+    )
     ours = layout.fingerprint()
     here, there = (sum(name.startswith(ADDED) for name, _ in model) for model in (ours, theirs))
     if here != there:
@@ -255,7 +291,9 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
         )
     different = first_difference(ours, theirs)
     if different:
-        raise UsageError(f"state_dict must be of the same model, got another one: {different}; {REMEDY}")
+        raise UsageError(
+            f"state_dict must be of the same model, got another one: {different}; {REMEDY}"
+        )
     entries = read.take("fragments", list)
     if entries and len(entries) != len(layout.fragments):
         raise UsageError(
@@ -264,7 +302,9 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
         )
     totals = Totals(read.count("step"), read.count("tokens"))
     kept = [
-        _from_fragment(_Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p], totals)
+        _from_fragment(
+            _Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p], totals
+        )
         for p, entry in enumerate(entries)
     ]
     checkpoint = Checkpoint(
@@ -310,9 +350,15 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         if name in (*TENSORS, *MEMORIES) or str(name).startswith(MOMENTS)
     }
     untaken = read.take("untaken", bool)
-    needed = {"anchor", *(["delta"] if pending is not None else []), *(["correction"] if untaken else [])}
+    needed = {
+        "anchor",
+        *(["delta"] if pending is not None else []),
+        *(["correction"] if untaken else []),
+    }
     if needed - set(tensors):
-        raise UsageError(f"state_dict lacks the tensor {min(needed - set(tensors))!r}: it is damaged; {REMEDY}")
+        raise UsageError(
+            f"state_dict lacks the tensor {min(needed - set(tensors))!r}: it is damaged; {REMEDY}"
+        )
     standing = Standing(
         lineage,
         Claim(*read.numbered("claim")),
@@ -348,9 +394,17 @@ def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
     rest = (0, 0) if steps else (last.step, last.tokens)  # what it weighed by before that was kept
     step_again, tokens_again = _counts(read, "again", totals) if "again" in read else rest
     return Pending(
-        claim, seq, step, tokens, steps, due, missed=missed, closing=closing, follows=follows,
+        claim,
+        seq,
+        step,
+        tokens,
+        steps,
+        due,
+        missed=missed,
+        closing=closing,
+        follows=follows,
         again=(tokens_again, step_again),
-    )  # fmt: skip
+    )
 
 
 def _tensor(read: _Reader, name: str, value: object, numel: int | None) -> Tensor:
@@ -358,8 +412,14 @@ def _tensor(read: _Reader, name: str, value: object, numel: int | None) -> Tenso
     if not isinstance(value, Tensor):
         raise read.fault(name, value, bound)
     shape = (value.numel() if numel is None else numel,)
-    if (value.dtype, tuple(value.shape), value.layout) != (torch.float32, shape, torch.strided) or value.is_meta:
-        raise read.fault(name, f"{value.dtype} {list(value.shape)} {value.layout} on {value.device}", bound)
+    if (value.dtype, tuple(value.shape), value.layout) != (
+        torch.float32,
+        shape,
+        torch.strided,
+    ) or value.is_meta:
+        raise read.fault(
+            name, f"{value.dtype} {list(value.shape)} {value.layout} on {value.device}", bound
+        )
     values = value.detach().cpu()  # loaders move whatever is in a checkpoint to the model's device
     if not finite(values):
         raise read.fault(name, "NaN or infinity in it", "a tensor of finite values")

@@ -12,8 +12,8 @@ from mend_optim.engine.moment_schedule import Updates
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What the training thread must do to the fragment's parameters: add `values`, or become them when `replace`; and
-    to its moments."""
+    """What the training thread must do to the fragment's parameters: add `values`, or become them
+    when `replace`; and to its moments."""
 
     fragment: int
     values: Tensor = field(compare=False, repr=False)
@@ -33,15 +33,16 @@ def stack(older: Correction | None, newer: Correction) -> Correction:
 
 
 class Reading(NamedTuple):
-    """One moment of a fragment as it was read: flat float32, and how many updates each tensor's had seen."""
+    """One moment of a fragment as it was read: flat float32, and how many updates each tensor's had
+    seen."""
 
     values: Tensor
     updates: Updates
 
 
 class MomentCorrection(NamedTuple):
-    """What the training thread must do to a moment: add `values`, aged since `updates`; or, as a newcomer, take them
-    over."""
+    """What the training thread must do to a moment: add `values`, aged since `updates`; or, as a
+    newcomer, take them over."""
 
     moment: str
     values: Tensor

@@ -2,13 +2,15 @@
 
     A = values + residual        packet = encode(A)        residual ← A − decode(packet), once the packet was merged
 
-The residual is local to whoever encoded, and transactional: until `commit`, everything is as if the packet had never
-been. So Σ merged decodes + residual = Σ values, whatever rounds are lost (with the residual against the merged result
-instead, as some do, it grows without bound where weights differ or rounds are lost).
+The residual is local to whoever encoded, and transactional: until `commit`, everything is as if the
+packet had never been. So Σ merged decodes + residual = Σ values, whatever rounds are lost (with the
+residual against the merged result instead, as some do, it grows without bound where weights differ
+or rounds are lost).
 
-Where the residual is depends on the codec. Beside the weights, it is added here. Or it stays in the weights (`stayed`):
-then whoever owns them takes only what was merged for merged, and the values have it in them. Training goes on from
-there, and does not do the same work again, which would make the residual grow from round to round."""
+Where the residual is depends on the codec. Beside the weights, it is added here. Or it stays in the
+weights (`stayed`): then whoever owns them takes only what was merged for merged, and the values
+have it in them. Training goes on from there, and does not do the same work again, which would make
+the residual grow from round to round."""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ NAMES = ("residual", "stayed", "lost", "memory")
 
 
 class Feedback:
-    """One stream of encodings of one fragment. `stays`: whether what is lost stays in the weights. `memory` is the
-    codec's (a warm start, for one); like the residual it moves on `commit` alone."""
+    """One stream of encodings of one fragment. `stays`: whether what is lost stays in the weights.
+    `memory` is the codec's (a warm start, for one); like the residual it moves on `commit`
+    alone."""
 
     def __init__(self, codec: Codec, shapes: Shapes, buffers: Buffers, stays: bool = False) -> None:
         self.codec, self.shapes, self.buffers, self.stays = codec, shapes, buffers, stays
@@ -40,9 +43,9 @@ class Feedback:
         self._closing = False
 
     def encode(self, values: Tensor, closing: bool = False) -> Packet:
-        """`values` (flat float32, left as they are) and the residual as a packet, which may share their memory.
-        `closing`: by `CLOSING`; of that nothing stays in the weights. Raises `PeerError` for what is not finite, or not
-        once it is encoded; nothing has changed then."""
+        """`values` (flat float32, left as they are) and the residual as a packet, which may share
+        their memory. `closing`: by `CLOSING`; of that nothing stays in the weights. Raises
+        `PeerError` for what is not finite, or not once it is encoded; nothing has changed then."""
         whole = self._whole(values)
         if not bounded(whole):
             raise PeerError("its parameters are not finite")
@@ -58,19 +61,23 @@ class Feedback:
         return packet
 
     def encode_again(self, values: Tensor, closing: bool = False) -> Packet:
-        """What was encoded before a checkpoint, which holds `lost` of it: it may be merged by now, in the bytes of
-        then. Where other bytes come out today (of another codec, or on other hardware), the values that those stood for
-        travel as they are: whichever is merged, the same is lost."""
+        """What was encoded before a checkpoint, which holds `lost` of it: it may be merged by now,
+        in the bytes of then. Where other bytes come out today (of another codec, or on other
+        hardware), the values that those stood for travel as they are: whichever is merged, the same
+        is lost."""
         lost = self.lost
         packet = self.encode(values, closing)
         if _alike(lost, self.lost):
             return packet
         self.lost, self._next = lost, self.memory
         whole = self._whole(values)
-        return raw(whole if lost is None else torch.sub(whole, lost, out=self.buffers.take(values.numel())))
+        return raw(
+            whole if lost is None else torch.sub(whole, lost, out=self.buffers.take(values.numel()))
+        )
 
     def _whole(self, values: Tensor) -> Tensor:
-        # An exact codec, or one of which it stays, has a residual where a checkpoint of another came with it.
+        # An exact codec, or one of which it stays, has a residual where a checkpoint of another
+        # came with it.
         if self.residual is None:
             return values
         return torch.add(values, self.residual, out=self.buffers.take(values.numel()))

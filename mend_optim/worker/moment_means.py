@@ -1,9 +1,9 @@
-"""One fragment's moments on their way (DES-LOC, arXiv 2505.22549): what this learner read of its own, what a round
-averaged, and what a newcomer is to begin with.
+"""One fragment's moments on their way (DES-LOC, arXiv 2505.22549): what this learner read of its
+own, what a round averaged, and what a newcomer is to begin with.
 
-A member's moments travel as further sections of its offer, the mean as further sections of the seal. The mean is over
-the members that sent theirs, and only they are corrected by it, each by the difference to what it sent: so the mean
-over the learners is the same after as before."""
+A member's moments travel as further sections of its offer, the mean as further sections of the
+seal. The mean is over the members that sent theirs, and only they are corrected by it, each by the
+difference to what it sent: so the mean over the learners is the same after as before."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ from mend_optim.protocol.messages import PREFIX, Offer, Packet, Sections, names
 from mend_optim.worker.correction import MomentCorrection, Reading
 from mend_optim.worker.moment_packet import average, check, decode, encode
 
-OWN, LATEST, MEAN, NEWCOMER = "own ", "latest ", "mean ", "newcomer "  # how a checkpoint names what is here
-
-
-
-
-
-
+# how a checkpoint names what is here
+OWN, LATEST, MEAN, NEWCOMER = "own ", "latest ", "mean ", "newcomer "
 
 
 class Averaging:
     """One thread at a time. `exact`: moments travel as float32, else rounded to bfloat16."""
 
-    def __init__(self, moments: Sequence[Moment], exact: bool, fragment: Fragment, buffers: Buffers) -> None:
+    def __init__(
+        self, moments: Sequence[Moment], exact: bool, fragment: Fragment, buffers: Buffers
+    ) -> None:
         self.moments = {moment.name: moment for moment in moments}
         self.exact, self.fragment, self.buffers = exact, fragment, buffers
         self.own: dict[str, Reading] = {}  # in the pending offer
         self.latest: dict[str, Packet] = {}  # what rounds averaged last
 
     def offer(self, readings: Mapping[str, Reading]) -> tuple[dict[str, Packet], str]:
-        """Sections for an offer; what they say is kept until the offer is merged. And what is left out, for it is not
-        finite: that is no reason to keep the rest back."""
+        """Sections for an offer; what they say is kept until the offer is merged. And what is left
+        out, for it is not finite: that is no reason to keep the rest back."""
         sections, wrong = dict[str, Packet](), []
         for name, reading in readings.items():
             try:
                 sections[PREFIX + name] = self._encode(name, reading)
             except PeerError as fault:
                 wrong.append(str(fault))
-        self.own = {name: reading for name, reading in readings.items() if PREFIX + name in sections}
+        self.own = {
+            name: reading for name, reading in readings.items() if PREFIX + name in sections
+        }
         return sections, "; ".join(wrong)
 
     def again(self) -> dict[str, Packet]:
@@ -60,11 +59,13 @@ class Averaging:
             check(self.moments[name], sections[PREFIX + name], self.fragment.shapes)
 
     def average(self, offers: Sequence[Offer], due: Collection[str]) -> dict[str, Packet]:
-        """Sections for a seal: the mean of each moment that is due, of those that sent it; nothing to average, no
-        section."""
+        """Sections for a seal: the mean of each moment that is due, of those that sent it; nothing
+        to average, no section."""
         sections = {}
         for name in sorted(set(due) & set(self.moments)):
-            packets = [o.sections[PREFIX + name] for o in offers if o.steps and PREFIX + name in o.sections]
+            packets = [
+                o.sections[PREFIX + name] for o in offers if o.steps and PREFIX + name in o.sections
+            ]
             if packets:
                 moment, mean = self.moments[name], self._room()
                 updates = average(moment, packets, self.fragment.shapes, mean)
@@ -73,7 +74,11 @@ class Averaging:
 
     def merged(self, sections: Sections, mine: bool) -> tuple[MomentCorrection, ...]:
         """A seal with these sections was taken; `mine`: our offer is in it, with what we sent."""
-        found = [self._corrected(sections, name) for name in self._known(sections) if mine and name in self.own]
+        found = [
+            self._corrected(sections, name)
+            for name in self._known(sections)
+            if mine and name in self.own
+        ]
         self._keep(sections)
         if mine:
             self.own = {}
@@ -87,8 +92,9 @@ class Averaging:
     def taken(
         self, sections: Sections, newcomer: bool, mine: bool = False, due: Collection[str] = ()
     ) -> tuple[MomentCorrection, ...]:
-        """A whole anchor came with these sections; a newcomer takes them for its own. `mine`: our offer is in it; and
-        in the means of the moments that are `due`, which correct ours as the seal would have."""
+        """A whole anchor came with these sections; a newcomer takes them for its own. `mine`: our
+        offer is in it; and in the means of the moments that are `due`, which correct ours as the
+        seal would have."""
         sent = set(due) & set(self.own) if mine else set()
         found = [self._corrected(sections, name) for name in self._known(sections) if name in sent]
         if newcomer:
@@ -98,12 +104,18 @@ class Averaging:
         self._keep(sections)
         if not newcomer:
             return tuple(found)
-        return tuple(MomentCorrection(name, *self._decode(name), newcomer=True) for name in sorted(self.latest))
+        return tuple(
+            MomentCorrection(name, *self._decode(name), newcomer=True)
+            for name in sorted(self.latest)
+        )
 
     def founded(self, readings: Mapping[str, Reading]) -> None:
         """Alone, this learner's own are everybody's."""
         sections, _ = self.offer(readings)
-        self.own, self.latest = {}, {name.removeprefix(PREFIX): packet for name, packet in sections.items()}
+        self.own, self.latest = (
+            {},
+            {name.removeprefix(PREFIX): packet for name, packet in sections.items()},
+        )
 
     def export(self) -> dict[str, Packet]:
         """Sections for a newcomer."""
@@ -125,17 +137,23 @@ class Averaging:
 
     def _encode(self, name: str, reading: Reading) -> Packet:
         return encode(
-            self.moments[name], *reading, self.fragment.shapes, exact=self.exact, allocate=self.buffers.take_bytes
+            self.moments[name],
+            *reading,
+            self.fragment.shapes,
+            exact=self.exact,
+            allocate=self.buffers.take_bytes,
         )
 
     def _decode(self, name: str) -> Reading:
         values = self._room()
-        return Reading(values, decode(self.moments[name], self.latest[name], self.fragment.shapes, values))
+        return Reading(
+            values, decode(self.moments[name], self.latest[name], self.fragment.shapes, values)
+        )
 
     def _room(self) -> Tensor:
         return self.buffers.take(self.fragment.numel)
 
-    # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── checkpoints ───────────────────────────────────────────────────────────────────────────────
 
     def save(self) -> dict[str, Tensor]:
         """All that there is, as flat float32 tensors: values, then updates."""

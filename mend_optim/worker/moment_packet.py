@@ -1,6 +1,8 @@
-"""Moments on the wire: one packed packet for each moment of a fragment, whose `param` is the tensor's update count.
+"""Moments on the wire: one packed packet for each moment of a fragment, whose `param` is the
+tensor's update count.
 
-A second moment travels as its root: v ≥ 0 whatever is lost, and since rounding keeps order, |m| ≤ √v stays so, too."""
+A second moment travels as its root: v ≥ 0 whatever is lost, and since rounding keeps order, |m| ≤
+√v stays so, too."""
 
 from __future__ import annotations
 
@@ -40,10 +42,12 @@ MOST_UPDATES = 2**32 - 1
 
 
 class CountedForm:
-    """Every element in some floating point type, from `least` to `most`; `param` is the number of updates, at least
-    1."""
+    """Every element in some floating point type, from `least` to `most`; `param` is the number of
+    updates, at least 1."""
 
-    def __init__(self, code: int, dtype: torch.dtype, least: float = -MOST, most: float = MOST) -> None:
+    def __init__(
+        self, code: int, dtype: torch.dtype, least: float = -MOST, most: float = MOST
+    ) -> None:
         self.code, self.dtype, self.least, self.most = code, dtype, least, most
 
     def nbytes(self, shape: Shape, param: int) -> int:
@@ -65,7 +69,8 @@ class RootForm(CountedForm):
     """√v: of 8 bits, the relative error of v is at most 2⁻⁷."""
 
     def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
-        return (root.mul_(root) for root in super().decoded(data, shape, param, room))  # exact: 8 bits times 8 bits
+        # exact: 8 bits times 8 bits
+        return (root.mul_(root) for root in super().decoded(data, shape, param, room))
 
     def write(self, values: Tensor, data: Tensor) -> None:
         roots = data.view(self.dtype)
@@ -98,7 +103,10 @@ def require_between(values: Tensor, least: float, most: float) -> None:
 
 
 FLOATS, SQUARES = CountedForm(32, torch.float32), CountedForm(32, torch.float32, least=0)
-HALVES, ROOTS = CountedForm(33, torch.bfloat16), RootForm(34, torch.bfloat16, least=0, most=math.sqrt(MOST))
+HALVES, ROOTS = (
+    CountedForm(33, torch.bfloat16),
+    RootForm(34, torch.bfloat16, least=0, most=math.sqrt(MOST)),
+)
 ABSENT = AbsentForm()
 
 
@@ -120,8 +128,8 @@ def encode(
     exact: bool,
     allocate: Callable[[int], memoryview] = fresh,
 ) -> Packet:
-    """`values` (flat float32) in float32, or else in bfloat16, of a second moment the root. Raises `PeerError` for what
-    is not finite, or negative and must not be."""
+    """`values` (flat float32) in float32, or else in bfloat16, of a second moment the root. Raises
+    `PeerError` for what is not finite, or negative and must not be."""
     precise, half = _forms(moment)
     form = precise if exact or moment.exact else half
     pieces = []
@@ -132,7 +140,13 @@ def encode(
             except PeerError as wrong:
                 raise PeerError(f"its {moment.name} is {wrong}") from None
             write = partial(form.write, part.view(-1))
-            pieces.append(Piece(form, min(count, MOST_UPDATES), (Later(form.dtype.itemsize * part.numel(), write),)))
+            pieces.append(
+                Piece(
+                    form,
+                    min(count, MOST_UPDATES),
+                    (Later(form.dtype.itemsize * part.numel(), write),),
+                )
+            )
         else:
             pieces.append(Piece(ABSENT, 0, ()))
     return pack(pieces, values.numel(), allocate)
@@ -144,8 +158,9 @@ def _unpack(moment: Moment, packet: Packet, shapes: Shapes) -> list[Unpacked]:
 
 
 def check(moment: Moment, packet: Packet, shapes: Shapes) -> None:
-    """Raise `PeerError` unless the packet decodes to this moment of a fragment of these shapes: sizes fit, every value
-    is a number of reasonable size, and none negative where none may be. Decodes nothing."""
+    """Raise `PeerError` unless the packet decodes to this moment of a fragment of these shapes:
+    sizes fit, every value is a number of reasonable size, and none negative where none may be.
+    Decodes nothing."""
     numel = sum(map(math.prod, shapes))
     if packet.codec != PACKED or packet.numel != numel:
         raise PeerError(
@@ -170,11 +185,11 @@ def _decoded(part: Unpacked, room: Room) -> Iterator[Tensor]:
 
 
 def average(moment: Moment, packets: Sequence[Packet], shapes: Shapes, out: Tensor) -> Updates:
-    """Σ sᵢ / n, tensor by tensor, over the n checked packets that have it, in their order; n = 0: absent. Updates are
-    the greatest of them.
+    """Σ sᵢ / n, tensor by tensor, over the n checked packets that have it, in their order; n = 0:
+    absent. Updates are the greatest of them.
 
-    `out` is flat float32 of the fragment's size. Every quotient and every sum is rounded once, so that it is the same
-    on all hardware; the quotients first, so that no sum is infinite."""
+    `out` is flat float32 of the fragment's size. Every quotient and every sum is rounded once, so
+    that it is the same on all hardware; the quotients first, so that no sum is infinite."""
     room, quotients = Room(out.numel()), Room(out.numel())
     members = [_unpack(moment, packet, shapes) for packet in packets]
     updates = []

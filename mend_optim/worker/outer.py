@@ -1,14 +1,17 @@
-"""The outer optimizer, and the arithmetic of adoption. All tensors flat float32 on the host, updated in place.
+"""The outer optimizer, and the arithmetic of adoption. All tensors flat float32 on the host,
+updated in place.
 
     b ← μ b + Δ̄            Θ ← Θ - η (Δ̄ + μ b)            (DiLoCo, arXiv 2311.08105; Nesterov as torch writes it)
 
-Progress Δ = Θ - θ does not change when an unmerged learner moves to another anchor of its genesis, because its weights
-move by the same step as the anchor. Both forms of late adoption are therefore one formula, and need no snapshot:
+Progress Δ = Θ - θ does not change when an unmerged learner moves to another anchor of its genesis,
+because its weights move by the same step as the anchor. Both forms of late adoption are therefore
+one formula, and need no snapshot:
 
     θ ← θ + C,    C = (Θ_new - Θ_old) + [my offer was merged] Δ
 
-With the offer merged, that is θ + (Θ_new - θ_t), θ_t = Θ_old - Δ being the snapshot; without, θ + (Θ_new - Θ_old). Of
-an encoded Δ whose loss stays in the weights (`feedback.py`), only what was merged counts here.
+With the offer merged, that is θ + (Θ_new - θ_t), θ_t = Θ_old - Δ being the snapshot; without, θ +
+(Θ_new - Θ_old). Of an encoded Δ whose loss stays in the weights (`feedback.py`), only what was
+merged counts here.
 """
 
 from __future__ import annotations
@@ -26,15 +29,21 @@ from mend_optim.worker.merge import blocks
 class Nesterov:
     """Outer learning rate η > 0 and momentum 0 ≤ μ < 1. The default is plain averaging: Θ ← Θ - Δ̄.
 
-    Under a constant Δ̄ the first step has gain η(1+μ), the steady state η/(1-μ). 0.7 / 0.9 is the literature's choice
-    for long runs; in short ones it was worse than training alone. Raises `UsageError`."""
+    Under a constant Δ̄ the first step has gain η(1+μ), the steady state η/(1-μ). 0.7 / 0.9 is the
+    literature's choice for long runs; in short ones it was worse than training alone. Raises
+    `UsageError`."""
 
     lr: float = 1.0
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
         require(is_number(self.lr) and 0 < self.lr <= 10, "outer.lr", self.lr, "in (0, 10]")
-        require(is_number(self.momentum) and 0 <= self.momentum < 1, "outer.momentum", self.momentum, "in [0, 1)")
+        require(
+            is_number(self.momentum) and 0 <= self.momentum < 1,
+            "outer.momentum",
+            self.momentum,
+            "in [0, 1)",
+        )
         for name in ("lr", "momentum"):  # learners compare the text: 1 is 1.0
             object.__setattr__(self, name, float(getattr(self, name)))
 
@@ -45,12 +54,19 @@ def delta(anchor: Tensor, snapshot: Tensor) -> Tensor:
 
 
 def outer_step(
-    outer: Nesterov, anchor: Tensor, velocity: Tensor | None, merged: Tensor, mine: Tensor | None, correction: Tensor
+    outer: Nesterov,
+    anchor: Tensor,
+    velocity: Tensor | None,
+    merged: Tensor,
+    mine: Tensor | None,
+    correction: Tensor,
 ) -> None:
-    """Move the anchor (and velocity) by the merged delta, and write the adoption's correction C for this learner.
+    """Move the anchor (and velocity) by the merged delta, and write the adoption's correction C for
+    this learner.
 
-    `mine` is the learner's own Δ if its offer was merged. Scale and add are separate operations: a fused one would
-    round differently on machines that have it, and anchors must agree to the bit."""
+    `mine` is the learner's own Δ if its offer was merged. Scale and add are separate operations: a
+    fused one would round differently on machines that have it, and anchors must agree to the
+    bit."""
     for block in blocks(anchor.numel()):
         theta, change, update = anchor[block], correction[block], merged[block]
         change.copy_(theta)
@@ -64,6 +80,7 @@ def outer_step(
 
 
 def correction_between(old: Tensor, new: Tensor, mine: Tensor | None, out: Tensor) -> Tensor:
-    """C = (Θ_new - Θ_old) + [merged] Δ, for a learner that took a whole anchor instead of a seal."""
+    """C = (Θ_new - Θ_old) + [merged] Δ, for a learner that took a whole anchor instead of a
+    seal."""
     torch.sub(new, old, out=out)
     return out.add_(mine) if mine is not None else out

@@ -1,12 +1,13 @@
-"""How what was merged comes back to the learners: whatever is smallest and loses nothing more; or, where the codec says
-so, encoded once more.
+"""How what was merged comes back to the learners: whatever is smallest and loses nothing more; or,
+where the codec says so, encoded once more.
 
     "merged"          the merged delta, as one packet
     "0", "1", …       the packets of the members with these numbers, as they came (the mean only): everybody merges
                       them, and gets those of the others
 
-Relayed packets are decoded by the sealer no sooner than it advances itself. What is encoded once more has an error
-feedback of its own: what this seal lost, the sealer adds to what it merges next."""
+Relayed packets are decoded by the sealer no sooner than it advances itself. What is encoded once
+more has an error feedback of its own: what this seal lost, the sealer adds to what it merges
+next."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ RELAYED = 128  # packets in one message, at most
 
 
 def digest(sections: Sections, weights: Sequence[float]) -> bytes:
-    """Of all that the merged delta depends on: its bytes, or the members' packets and weights; and of the moments."""
+    """Of all that the merged delta depends on: its bytes, or the members' packets and weights; and
+    of the moments."""
     moments = sorted(name for name in sections if name.startswith(PREFIX))
     if MERGED in sections:
         found = content_digest(sections[MERGED].data)
@@ -42,8 +44,8 @@ def digest(sections: Sections, weights: Sequence[float]) -> bytes:
 
 
 class WayBack:
-    """Of one fragment: sections out of offers (the sealer's side), and the merged delta out of sections
-    (everybody's)."""
+    """Of one fragment: sections out of offers (the sealer's side), and the merged delta out of
+    sections (everybody's)."""
 
     def __init__(self, codec: Codec, scheme: str, fragment: Fragment, buffers: Buffers) -> None:
         self.scheme, self.fragment, self.buffers = scheme, fragment, buffers
@@ -53,26 +55,40 @@ class WayBack:
     def sections(
         self, offers: Sequence[Offer], weights: Sequence[float], room: Tensor, closing: bool = False
     ) -> Sections:
-        """What to send for these offers; `room` (flat float32) is for the merged delta; `closing`: see `Merge`. Raises
-        `PeerError` if it is not finite."""
-        packets = {str(i): section(offer.sections, "delta") for i, offer in enumerate(offers) if offer.steps}
+        """What to send for these offers; `room` (flat float32) is for the merged delta; `closing`:
+        see `Merge`. Raises `PeerError` if it is not finite."""
+        packets = {
+            str(i): section(offer.sections, "delta")
+            for i, offer in enumerate(offers)
+            if offer.steps
+        }
         sizes = sorted(packet.nbytes for packet in packets.values())
         if self.relays and len(packets) <= RELAYED and sum(sizes[1:]) < 4 * self.fragment.numel:
             return packets
         merged = self._merge(packets, weights, room)
         if self.feedback:
             return {MERGED: self.feedback.encode(merged, closing)}
-        return {MERGED: encode(LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes)[0]}
+        return {
+            MERGED: encode(
+                LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes
+            )[0]
+        }
 
     def merged(self, seal: Seal, trusted: bool, room: Tensor) -> Tensor:
-        """The merged delta of a seal, in `room` or in the seal's own bytes. `trusted`: we made it. Raises `PeerError`
-        for sections that are missing, damaged, or not finite."""
+        """The merged delta of a seal, in `room` or in the seal's own bytes. `trusted`: we made it.
+        Raises `PeerError` for sections that are missing, damaged, or not finite."""
         if MERGED in seal.sections:
             packets = {MERGED: seal.sections[MERGED]}
         else:
-            packets = {str(i): section(seal.sections, str(i)) for i, entry in enumerate(seal.members) if entry.steps}
+            packets = {
+                str(i): section(seal.sections, str(i))
+                for i, entry in enumerate(seal.members)
+                if entry.steps
+            }
         if not trusted:
-            moments = {name: packet for name, packet in seal.sections.items() if name.startswith(PREFIX)}
+            moments = {
+                name: packet for name, packet in seal.sections.items() if name.startswith(PREFIX)
+            }
             if digest({**packets, **moments}, seal.weights) != seal.payload:
                 raise PeerError("the merged bytes do not have the digest that was sealed")
             for packet in packets.values():
@@ -86,12 +102,16 @@ class WayBack:
         if self.feedback:
             self.feedback.drop()
 
-    def _merge(self, packets: Mapping[str, Packet], weights: Sequence[float], room: Tensor) -> Tensor:
+    def _merge(
+        self, packets: Mapping[str, Packet], weights: Sequence[float], room: Tensor
+    ) -> Tensor:
         if not packets:
             raise PeerError("a seal of nothing")
         shapes, w = self.fragment.shapes, [weights[int(i)] for i in packets]
         if self.scheme == "mean" and any(packet.codec != RAW for packet in packets.values()):
-            merge.weighted_mean_by_parts((decoded(packet, shapes) for packet in packets.values()), w, room)
+            merge.weighted_mean_by_parts(
+                (decoded(packet, shapes) for packet in packets.values()), w, room
+            )
         else:
             deltas = [self._whole(packet) for packet in packets.values()]
             merge.merge(self.scheme, deltas, w, room, self.fragment.offsets)

@@ -1,4 +1,5 @@
-"""Hugging Face Accelerate: a loop over what it prepared, gradients accumulated and clipped, and its checkpoints."""
+"""Hugging Face Accelerate: a loop over what it prepared, gradients accumulated and clipped, and its
+checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.clients.session import STEPS, Facts, Session, digest, examples, gradient_norm, network, serve, watch
+from tests.clients.session import (
+    STEPS,
+    Facts,
+    Session,
+    digest,
+    examples,
+    gradient_norm,
+    network,
+    serve,
+    watch,
+)
 
 MICRO_BATCHES = 2  # of one step
 
@@ -22,12 +33,18 @@ class Run:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        project = ProjectConfiguration(project_dir=str(session.folder), automatic_checkpoint_naming=True)
-        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICRO_BATCHES, project_config=project)
+        project = ProjectConfiguration(
+            project_dir=str(session.folder), automatic_checkpoint_naming=True
+        )
+        self.accelerator = Accelerator(
+            cpu=True, gradient_accumulation_steps=MICRO_BATCHES, project_config=project
+        )
         self.bare = network()
         wrapped = session.wrap(AdamW(self.bare.parameters(), lr=0.01))
         self.clipped = watch(wrapped, gradient_norm)
-        data = DataLoader(TensorDataset(*examples(session, STEPS * MICRO_BATCHES * 4)), batch_size=4)
+        data = DataLoader(
+            TensorDataset(*examples(session, STEPS * MICRO_BATCHES * 4)), batch_size=4
+        )
         schedule = LambdaLR(wrapped, lambda step: 1 / (1 + step))
         self.model, self.optimizer, self.data, self.schedule = self.accelerator.prepare(
             self.bare, wrapped, data, schedule
@@ -52,12 +69,17 @@ class Run:
         return digest(state["exp_avg"] for state in self.optimizer.optimizer.state.values())
 
     def outcome(self, **facts: Any) -> Facts:
-        seen = {"rates": [*self.rates], "clipped": [*self.clipped], "micro_batches": self.micro_batches}
+        seen = {
+            "rates": [*self.rates],
+            "clipped": [*self.clipped],
+            "micro_batches": self.micro_batches,
+        }
         return self.session.outcome(self.bare, skipped=self.skipped, **seen, **facts)
 
 
 def loop(session: Session) -> Facts:
-    """An epoch; the state saved with the weights that are everybody's; loaded anew, and one epoch more."""
+    """An epoch; the state saved with the weights that are everybody's; loaded anew, and one epoch
+    more."""
     first = Run(session)
     first.epoch()
     settled = session.settle()

@@ -1,4 +1,5 @@
-"""Lightning's Trainer: automatic optimization, which steps through a closure, and manual optimization."""
+"""Lightning's Trainer: automatic optimization, which steps through a closure, and manual
+optimization."""
 
 from __future__ import annotations
 
@@ -15,13 +16,23 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.clients.session import STEPS, Facts, Session, examples, gradient_norm, network, serve, watch
+from tests.clients.session import (
+    STEPS,
+    Facts,
+    Session,
+    examples,
+    gradient_norm,
+    network,
+    serve,
+    watch,
+)
 
 MICRO_BATCHES = 2  # of one step
 
 
 class Regression(LightningModule):
-    """Makes its optimizer where Lightning asks for it: the wrapped one of a session, else a plain one."""
+    """Makes its optimizer where Lightning asks for it: the wrapped one of a session, else a plain
+    one."""
 
     def __init__(self, session: Session | None) -> None:
         super().__init__()
@@ -69,7 +80,9 @@ class Diary(Callback):
         self.batches = self.steps = self.epochs = 0
         self.rates: list[float] = []
 
-    def on_before_optimizer_step(self, trainer: Trainer, module: LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: Trainer, module: LightningModule, optimizer: Any
+    ) -> None:
         self.steps += 1
         self.rates.append(optimizer.param_groups[0]["lr"])
 
@@ -81,17 +94,28 @@ class Diary(Callback):
 
 
 def fit(
-    session: Session, module: Regression, folder: str, steps: int = STEPS, resume: str = "", **options: Any
+    session: Session,
+    module: Regression,
+    folder: str,
+    steps: int = STEPS,
+    resume: str = "",
+    **options: Any,
 ) -> Facts:
     """A run up to step number `steps`, from one's own checkpoint `resume`, and what came of it."""
     place = session.folder / folder
     diary = Diary()
     keeper = ModelCheckpoint(place, "{step}", every_n_train_steps=STEPS // 2, save_top_k=-1)
     trainer = Trainer(
-        max_steps=steps, accelerator="cpu", devices=1, callbacks=[diary, keeper, LearningRateMonitor("step")],
-        logger=CSVLogger(place, flush_logs_every_n_steps=1), log_every_n_steps=1,
-        enable_progress_bar=False, enable_model_summary=False, **options,
-    )  # fmt: skip
+        max_steps=steps,
+        accelerator="cpu",
+        devices=1,
+        callbacks=[diary, keeper, LearningRateMonitor("step")],
+        logger=CSVLogger(place, flush_logs_every_n_steps=1),
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
     data = DataLoader(TensorDataset(*examples(session, STEPS * 4)), batch_size=4)
     trainer.fit(module, data, ckpt_path=session.folder / resume if resume else None)
     seen = {
@@ -112,11 +136,14 @@ def fit(
 
 
 def automatic(session: Session) -> Facts:
-    """Train, clipped and with gradients accumulated; then go on from the checkpoint in a new trainer and optimizer.
-    Before that, the same alone with a plain optimizer: all that is seen from outside must be the same."""
+    """Train, clipped and with gradients accumulated; then go on from the checkpoint in a new
+    trainer and optimizer. Before that, the same alone with a plain optimizer: all that is seen from
+    outside must be the same."""
     options = {"accumulate_grad_batches": MICRO_BATCHES, "gradient_clip_val": 0.1}
     plain = fit(session, Regression(None), "plain", **options)
-    plain_resumed = fit(session, Regression(None), "plain2", 2 * STEPS, "plain/merged.ckpt", **options)
+    plain_resumed = fit(
+        session, Regression(None), "plain2", 2 * STEPS, "plain/merged.ckpt", **options
+    )
     first = fit(session, Regression(session), "first", **options)
     session.leave()
     module = Regression(session)
@@ -130,7 +157,8 @@ def manual(session: Session) -> Facts:
 
 
 def newcomer(session: Session) -> Facts:
-    """One starts from other weights, which the first step replaces: the gradient of those must not be used."""
+    """One starts from other weights, which the first step replaces: the gradient of those must not
+    be used."""
     module = Manual(session)
     if session.me:
         torch.nn.init.zeros_(module.net[0].weight)

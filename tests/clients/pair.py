@@ -1,4 +1,5 @@
-"""The test's side: two processes that run one client's script as learners of one model, driven over pipes."""
+"""The test's side: two processes that run one client's script as learners of one model, driven over
+pipes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from tests.system.processes import free_addresses
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0  # a wait that long has failed, imports included
 # A scheduler's warnings that an optimizer is not what it seems: here, they are failures.
-WARNINGS = ["Detected call of `lr_scheduler.step()`", "Seems like `optimizer.step()` has been overridden"]
+WARNINGS = [
+    "Detected call of `lr_scheduler.step()`",
+    "Seems like `optimizer.step()` has been overridden",
+]
 Facts = dict[str, Any]
 
 
@@ -64,7 +68,8 @@ class Learner:
 
 
 class Pair:
-    """Two learners that play the same scenes at the same time. After a scene that failed, two new ones are needed."""
+    """Two learners that play the same scenes at the same time. After a scene that failed, two new
+    ones are needed."""
 
     def __init__(self, script: str, folder: Path) -> None:
         self._script, self._folder = script, folder
@@ -72,7 +77,8 @@ class Pair:
         self._started = 0
 
     def play(self, scene: str) -> list[Facts]:
-        """What both learners report of this scene. Fails with a learner's traceback, or what it wrote to stderr."""
+        """What both learners report of this scene. Fails with a learner's traceback, or what it
+        wrote to stderr."""
         folder, addresses = self._folder / scene, free_addresses(2)
         try:
             if not self._learners:
@@ -98,21 +104,32 @@ class Pair:
         """The next line of each, which must be of one kind. Fails as soon as either fails."""
         deadline = time.monotonic() + PATIENCE_S
         while silent := [learner for learner in self._learners if not learner.said]:
-            readable, _, _ = select.select([x.output for x in silent], [], [], max(0.0, deadline - time.monotonic()))
+            readable, _, _ = select.select(
+                [x.output for x in silent], [], [], max(0.0, deadline - time.monotonic())
+            )
             for learner in silent:
                 if learner.output in readable:
                     learner.read()
-            failures = [facts["traceback"] for x in self._learners for facts in x.said if facts["event"] == "failed"]
+            failures = [
+                facts["traceback"]
+                for x in self._learners
+                for facts in x.said
+                if facts["event"] == "failed"
+            ]
             self._require(scene, not failures, "\n".join(failures))
             self._require(scene, not any(learner.over for learner in silent), "a process ended")
             self._require(scene, bool(readable), f"{PATIENCE_S:g} s went by")
         said = [learner.said.pop(0) for learner in self._learners]
-        self._require(scene, said[0]["event"] == said[1]["event"], f"they are at different points: {said}")
+        self._require(
+            scene, said[0]["event"] == said[1]["event"], f"they are at different points: {said}"
+        )
         return said
 
     def _require(self, scene: str, holds: bool, why: str) -> None:
         if not holds:
-            complaints = "\n".join(learner.complaints.read_text()[-3000:] for learner in self._learners)
+            complaints = "\n".join(
+                learner.complaints.read_text()[-3000:] for learner in self._learners
+            )
             raise AssertionError(f"{self._script}, {scene}: {why}\n{complaints}")
 
     def end(self) -> None:
@@ -122,7 +139,8 @@ class Pair:
 
 
 class Stage:
-    """One pair at a time: that of the script that was played last. A scene that went well is played once."""
+    """One pair at a time: that of the script that was played last. A scene that went well is played
+    once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -138,7 +156,9 @@ class Stage:
                 folder.mkdir(exist_ok=True)
                 self._pairs = {script: Pair(f"{script}.py", folder)}
             reports = zip("ab", self._pairs[script].play(scene), strict=True)
-            self._played[script, scene] = [{**report, "folder": folder / scene / name} for name, report in reports]
+            self._played[script, scene] = [
+                {**report, "folder": folder / scene / name} for name, report in reports
+            ]
         return self._played[script, scene]
 
     def end(self) -> None:

@@ -1,8 +1,9 @@
-"""A learner's side of the tests with client libraries: a process that plays scenes, each with an optimizer of its own.
+"""A learner's side of the tests with client libraries: a process that plays scenes, each with an
+optimizer of its own.
 
-One JSON order a line on stdin names a scene; one JSON line on stdout answers it, with what the scene returns or how it
-failed. In between, `Session.meet` tells that a point is reached, and waits for a line that says that both have.
-Whatever the libraries print goes to stderr.
+One JSON order a line on stdin names a scene; one JSON line on stdout answers it, with what the
+scene returns or how it failed. In between, `Session.meet` tells that a point is reached, and waits
+for a line that says that both have. Whatever the libraries print goes to stderr.
 """
 
 from __future__ import annotations
@@ -43,11 +44,16 @@ class Session:
         print(json.dumps({"event": event, **facts}), file=self._answers, flush=True)
 
     def wrap(self, inner: Optimizer, **options: Any) -> MendOptimizer:
-        """The line that the user adds. Anchors come in a step of which both know: as many rounds at every run."""
+        """The line that the user adds. Anchors come in a step of which both know: as many rounds at
+        every run."""
         others = [address for address in self.addresses if address != self.addresses[self.me]]
         common = {"sync_every": SYNC_EVERY, "adopt_after": 2, "timing": TIMING}
         self.optimizer = MendOptimizer(
-            inner, name=self.name, listen=self.addresses[self.me], peers=others, **{**common, **options}
+            inner,
+            name=self.name,
+            listen=self.addresses[self.me],
+            peers=others,
+            **{**common, **options},
         )
         self.optimizer.register_step_post_hook(self._count)
         self.taken = 0
@@ -72,14 +78,16 @@ class Session:
         return first and second
 
     def leave(self) -> None:
-        """Close the optimizer, when the other needs it no more, and wait until the other has done the same."""
+        """Close the optimizer, when the other needs it no more, and wait until the other has done
+        the same."""
         assert self.optimizer is not None
         self.meet()
         self.optimizer.close()
         self.meet()
 
     def outcome(self, model: nn.Module, **facts: Any) -> Facts:
-        """What a settled learner has done: the rounds that merged something, and the weights that are everybody's."""
+        """What a settled learner has done: the rounds that merged something, and the weights that
+        are everybody's."""
         assert self.optimizer is not None
         status = self.optimizer.status()
         with self.optimizer.global_weights():
@@ -90,7 +98,11 @@ class Session:
             "tokens": status.tokens,
             "dropped_tokens": status.dropped_tokens,
             "rounds_adopted": status.rounds_adopted,
-            "seals": [[member.name for member in round.members] for round in status.rounds if round.members],
+            "seals": [
+                [member.name for member in round.members]
+                for round in status.rounds
+                if round.members
+            ],
             "merged_tokens": [fragment.tokens for fragment in status.fragments],
             "weights": weights,
         }
@@ -120,7 +132,9 @@ def examples(session: Session, count: int) -> tuple[Tensor, Tensor]:
 
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
-    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return [
+        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
 
 
 def gradient_norm(optimizer: Optimizer) -> float:
@@ -134,7 +148,8 @@ def largest_gradient(optimizer: Optimizer) -> float:
 
 
 def watch(optimizer: Optimizer, measure: Callable[[Optimizer], float]) -> list[float]:
-    """A list that grows by one measurement with every step, of the gradients that it used, whoever computed them."""
+    """A list that grows by one measurement with every step, of the gradients that it used, whoever
+    computed them."""
     seen: list[float] = []
     optimizer.register_step_post_hook(lambda hooked, *_: seen.append(measure(hooked)))
     return seen

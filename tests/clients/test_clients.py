@@ -1,4 +1,5 @@
-"""Client libraries, the real ones: two processes train one model inside each, and the client's own outputs are right.
+"""Client libraries, the real ones: two processes train one model inside each, and the client's own
+outputs are right.
 
 Those that come with torch run always; the others where they are installed: `make test-clients`.
 """
@@ -33,8 +34,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     stage.end()
 
 
-def check_merged(reports: Sequence[Facts], taken: Sequence[int] = (STEPS, STEPS), before: int = 0) -> None:
-    """Rounds had both as members; the steps that each took are counted, and merged once; they agree to the bit.
+def check_merged(
+    reports: Sequence[Facts], taken: Sequence[int] = (STEPS, STEPS), before: int = 0
+) -> None:
+    """Rounds had both as members; the steps that each took are counted, and merged once; they agree
+    to the bit.
 
     `taken`: in this run, in any order. `before`: what each had counted when it began."""
     assert sorted(report["taken"] for report in reports) == sorted(taken)
@@ -75,7 +79,7 @@ def fits(state: Any, model: torch.nn.Module, step: int) -> bool:
     return all(float(plain.state[p]["step"]) == step for p in model.parameters())
 
 
-# ── what comes with torch ────────────────────────────────────────────────────────────────────────────────────────────
+# ── what comes with torch ─────────────────────────────────────────────────────────────────────────
 
 
 def test_checkpoints_of_torch_distributed(stage: Stage) -> None:
@@ -136,7 +140,7 @@ def test_clipped_gradients(stage: Stage, scene: str) -> None:
         check_clipped(report["clipped"], 0.1)
 
 
-# ── Lightning ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Lightning ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @needs("lightning")
@@ -153,7 +157,9 @@ def test_lightning_with_automatic_optimization_and_going_on_from_a_checkpoint(st
             check_clipped(report[part]["clipped"], 0.1)
     for report in reports:
         assert report["first"]["seen"]["batches"] == 2 * STEPS
-        assert report["first"]["seen"]["files"] == [f"step={step}.ckpt" for step in (STEPS // 2, STEPS)]
+        assert report["first"]["seen"]["files"] == [
+            f"step={step}.ckpt" for step in (STEPS // 2, STEPS)
+        ]
 
 
 @needs("lightning")
@@ -175,20 +181,27 @@ def test_lightning_with_manual_optimization(stage: Stage) -> None:
     check_merged(reports)
     for report in reports:
         seen = report["seen"]
-        assert (seen["global_step"], seen["steps"], seen["batches"], seen["epochs"]) == (STEPS, STEPS, STEPS, 1)
+        assert (seen["global_step"], seen["steps"], seen["batches"], seen["epochs"]) == (
+            STEPS,
+            STEPS,
+            STEPS,
+            1,
+        )
         assert seen["rates"] == hyperbola(0, STEPS)
         check_clipped(report["clipped"], 0.1)
 
 
 @needs("lightning")
-def test_lightning_with_manual_optimization_drops_the_gradient_of_replaced_weights(stage: Stage) -> None:
+def test_lightning_with_manual_optimization_drops_the_gradient_of_replaced_weights(
+    stage: Stage,
+) -> None:
     """Its proxy passes a closure that computes nothing."""
     reports = stage.play("lightning_trainer", "newcomer")
     check_merged(reports, (STEPS, STEPS - 1))
     assert [report["seen"]["global_step"] for report in reports] == [STEPS, STEPS]
 
 
-# ── Hugging Face ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Hugging Face ──────────────────────────────────────────────────────────────────────────────────
 
 
 @needs("accelerate")
@@ -217,7 +230,9 @@ def test_transformers_trainer_and_going_on_from_its_checkpoint(stage: Stage) -> 
     check_merged(first)
     check_merged(resumed, before=STEPS)
     warm = [LR * step / 4 for step in range(4)]
-    rates = pytest.approx(warm + [LR * (1 - step / (2 * STEPS - 4)) for step in range(2 * STEPS - 4)])
+    rates = pytest.approx(
+        warm + [LR * (1 - step / (2 * STEPS - 4)) for step in range(2 * STEPS - 4)]
+    )
     for one, other in zip(first, resumed, strict=True):
         assert (one["global_step"], other["global_step"]) == (STEPS, 2 * STEPS)
         assert (one["steps"], other["steps"]) == (STEPS, STEPS)
@@ -233,7 +248,11 @@ def test_transformers_trainer_and_going_on_from_its_checkpoint(stage: Stage) -> 
 def test_checkpoints_of_transformers_fit_a_plain_optimizer(stage: Stage) -> None:
     for report in stage.play("transformers_trainer", "train"):
         folder = report["folder"] / f"checkpoint-{STEPS}"
-        assert {path.name for path in folder.iterdir()} >= {"model.safetensors", "optimizer.pt", "scheduler.pt"}
+        assert {path.name for path in folder.iterdir()} >= {
+            "model.safetensors",
+            "optimizer.pt",
+            "scheduler.pt",
+        }
         assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == STEPS
         assert load(folder / "scheduler.pt")["last_epoch"] == STEPS
         state = load(folder / "optimizer.pt")

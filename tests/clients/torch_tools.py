@@ -1,5 +1,5 @@
-"""What comes with torch itself: checkpoints of `torch.distributed.checkpoint`, `torch.compile`, averaged weights and
-clipped gradients."""
+"""What comes with torch itself: checkpoints of `torch.distributed.checkpoint`, `torch.compile`,
+averaged weights and clipped gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -43,11 +47,15 @@ def train(session: Session, model: nn.Module, optimizer: Optimizer, steps: int =
         optimizer.step()
 
 
-# ── torch.distributed.checkpoint ─────────────────────────────────────────────────────────────────────────────────────
+# ── torch.distributed.checkpoint ──────────────────────────────────────────────────────────────────
 
 
 def moments(optimizer: Optimizer) -> str:
-    return digest(optimizer.state[p][key] for p in optimizer.state for key in ("step", "exp_avg", "exp_avg_sq"))
+    return digest(
+        optimizer.state[p][key]
+        for p in optimizer.state
+        for key in ("step", "exp_avg", "exp_avg_sq")
+    )
 
 
 def save(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -62,7 +70,8 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def checkpoint(session: Session) -> Facts:
-    """Train, save what is everybody's, train on from there in a new optimizer, without a process group."""
+    """Train, save what is everybody's, train on from there in a new optimizer, without a process
+    group."""
     model = network()
     optimizer = session.wrap(AdamW(model.parameters(), lr=LR))
     train(session, model, optimizer)
@@ -72,18 +81,25 @@ def checkpoint(session: Session) -> Facts:
         save(session.folder, model, optimizer)
     saved = moments(optimizer)
     session.leave()
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))  # weights of this learner's own
+    # weights of this learner's own
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = session.wrap(AdamW(model.parameters(), lr=0.5))
     load(session.folder, model, optimizer)
     loaded = session.outcome(model, moments=moments(optimizer), lr=optimizer.param_groups[0]["lr"])
     session.taken = 0  # torch has taken one to make room for what it loads
     train(session, model, optimizer)
     settled = session.settle()
-    return {"trained": trained, "saved": saved, "loaded": loaded, **session.outcome(model, settled=settled)}
+    return {
+        "trained": trained,
+        "saved": saved,
+        "loaded": loaded,
+        **session.outcome(model, settled=settled),
+    }
 
 
 def phantom(session: Session) -> Facts:
-    """The state of a fresh optimizer is made by a step on gradients of zero at a learning rate of zero: no training."""
+    """The state of a fresh optimizer is made by a step on gradients of zero at a learning rate of
+    zero: no training."""
     model = network()
     before = digest(model.parameters())
     optimizer = session.wrap(AdamW(model.parameters(), lr=LR))
@@ -93,10 +109,15 @@ def phantom(session: Session) -> Facts:
     after = digest(model.parameters())
     train(session, model, optimizer)
     settled = session.settle()
-    return {"keys": keys, "unchanged": before == after, "counted": counted, **session.outcome(model, settled=settled)}
+    return {
+        "keys": keys,
+        "unchanged": before == after,
+        "counted": counted,
+        **session.outcome(model, settled=settled),
+    }
 
 
-# ── torch.compile ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── torch.compile ─────────────────────────────────────────────────────────────────────────────────
 
 
 def plain(session: Session) -> Facts:
@@ -142,7 +163,7 @@ def compiled_training(session: Session) -> Facts:
     return session.outcome(model, settled=settled, losses=losses)
 
 
-# ── averaged weights, learning rates ─────────────────────────────────────────────────────────────────────────────────
+# ── averaged weights, learning rates ──────────────────────────────────────────────────────────────
 
 
 def averaging(session: Session) -> Facts:
@@ -164,12 +185,17 @@ def averaging(session: Session) -> Facts:
             seen.append([p.detach().clone() for p in model.parameters()])
         rates.append(optimizer.param_groups[0]["lr"])
     means = [torch.stack(values).mean(0) for values in zip(*seen, strict=True)]
-    errors = [float((p.detach() - q).abs().max()) for p, q in zip(averaged.module.parameters(), means, strict=True)]
+    errors = [
+        float((p.detach() - q).abs().max())
+        for p, q in zip(averaged.module.parameters(), means, strict=True)
+    ]
     settled = session.settle()
-    return session.outcome(model, settled=settled, rates=rates, averaged=int(averaged.n_averaged), error=max(errors))
+    return session.outcome(
+        model, settled=settled, rates=rates, averaged=int(averaged.n_averaged), error=max(errors)
+    )
 
 
-# ── clipping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── clipping ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def clip_norm(session: Session) -> Facts:
@@ -198,4 +224,13 @@ def clip_value(session: Session) -> Facts:
 
 
 if __name__ == "__main__":
-    serve(checkpoint, phantom, plain, compiled_step, compiled_training, averaging, clip_norm, clip_value)
+    serve(
+        checkpoint,
+        phantom,
+        plain,
+        compiled_step,
+        compiled_training,
+        averaging,
+        clip_norm,
+        clip_value,
+    )

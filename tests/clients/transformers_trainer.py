@@ -1,4 +1,5 @@
-"""The Trainer of transformers: a tiny model with random weights, checkpoints, and going on from one."""
+"""The Trainer of transformers: a tiny model with random weights, checkpoints, and going on from
+one."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Diary(TrainerCallback):  # type: ignore[misc]
 
 def model(seed: int) -> GPT2LMHeadModel:
     torch.manual_seed(seed)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=TOKENS, n_embd=16, n_layer=1, n_head=2))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=32, n_positions=TOKENS, n_embd=16, n_layer=1, n_head=2)
+    )
 
 
 def texts(session: Session) -> list[dict[str, torch.Tensor]]:
@@ -52,31 +55,46 @@ def texts(session: Session) -> list[dict[str, torch.Tensor]]:
 
 
 def run(session: Session, net: GPT2LMHeadModel, steps: int, resume: Path | None = None) -> Facts:
-    """Train up to step number `steps` of a schedule for twice `STEPS`; two runs of a scene have one folder."""
+    """Train up to step number `steps` of a schedule for twice `STEPS`; two runs of a scene have one
+    folder."""
     wrapped = session.wrap(AdamW(net.parameters(), lr=LR))
     clipped, diary = watch(wrapped, gradient_norm), Diary()
     trainer = Trainer(
         model=net,
         args=TrainingArguments(
-            output_dir=str(session.folder), max_steps=steps, per_device_train_batch_size=4, max_grad_norm=0.5,
-            gradient_accumulation_steps=MICRO_BATCHES, save_steps=STEPS // 2, logging_steps=1, use_cpu=True,
-            report_to=[], disable_tqdm=True, seed=session.me,
+            output_dir=str(session.folder),
+            max_steps=steps,
+            per_device_train_batch_size=4,
+            max_grad_norm=0.5,
+            gradient_accumulation_steps=MICRO_BATCHES,
+            save_steps=STEPS // 2,
+            logging_steps=1,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            seed=session.me,
         ),
         train_dataset=texts(session),
         optimizers=(wrapped, get_linear_schedule_with_warmup(wrapped, WARMUP, 2 * STEPS)),
         callbacks=[diary],
-    )  # fmt: skip
+    )
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     settled = session.settle()
     logs = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
     return session.outcome(
-        net, settled=settled, clipped=clipped, global_step=trainer.state.global_step,
-        rates=[entry["learning_rate"] for entry in logs], losses=[entry["loss"] for entry in logs], **vars(diary),
-    )  # fmt: skip
+        net,
+        settled=settled,
+        clipped=clipped,
+        global_step=trainer.state.global_step,
+        rates=[entry["learning_rate"] for entry in logs],
+        losses=[entry["loss"] for entry in logs],
+        **vars(diary),
+    )
 
 
 def train(session: Session) -> Facts:
-    """Train; then go on from one's own last checkpoint, whose weights are those of a moment between two merges."""
+    """Train; then go on from one's own last checkpoint, whose weights are those of a moment between
+    two merges."""
     first = run(session, model(0), STEPS)
     session.leave()
     resumed = run(session, model(1), 2 * STEPS, session.folder / f"checkpoint-{STEPS}")

@@ -1,8 +1,10 @@
-"""The drop-in contract: every optimizer of torch with each documented option set, training without chance, the table.
+"""The drop-in contract: every optimizer of torch with each documented option set, training without
+chance, the table.
 
-A check is a function that trains once over the bare optimizer and once over the wrapper and returns all it has seen:
-`agree` demands that both have seen the same. What torch itself refuses is a dash in the table, if the wrapper refuses
-it with the same kind of error, or does better, and the refusal is one of `REFUSALS`.
+A check is a function that trains once over the bare optimizer and once over the wrapper and returns
+all it has seen: `agree` demands that both have seen the same. What torch itself refuses is a dash
+in the table, if the wrapper refuses it with the same kind of error, or does better, and the refusal
+is one of `REFUSALS`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ SHAPES = ((3, 2), (4,), (2, 2), (2, 3))
 MATRICES = ((3, 2), (4, 1), (2, 2), (2, 3))
 DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float64)
 OTHER_LR = 0.003
-SHORT: dict[type[Optimizer], dict[str, Any]] = {LBFGS: {"max_iter": 3}}  # 20 searches in each step take too long
+# 20 searches in each step take too long
+SHORT: dict[type[Optimizer], dict[str, Any]] = {LBFGS: {"max_iter": 3}}
 
 REFUSALS = {  # the words of torch's error, and what it means
     "If capturable=True, params": "capturable=True: not on a CPU",
@@ -43,7 +46,7 @@ class TorchRefuses(Exception):
     """The bare optimizer does not support this, and so neither does the wrapper."""
 
 
-# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── rows ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ class Case:
         return torch.tensor(OTHER_LR) if isinstance(self.kwargs.get("lr"), Tensor) else OTHER_LR
 
     def parameters(self) -> list[Tensor]:
-        """Of several shapes and dtypes. The steps of a differentiable optimizer need leaves without a gradient."""
+        """Of several shapes and dtypes. The steps of a differentiable optimizer need leaves without
+        a gradient."""
         draws = torch.Generator().manual_seed(1)
         shapes = MATRICES if self.matrices else SHAPES
         dtypes = DTYPES if self.groups else [torch.float32] * len(SHAPES)
@@ -123,8 +127,8 @@ class Terse(Optimizer):
 
 
 def catalogue() -> list[Any]:
-    """torch's own list of its optimizers and their options, with stand-ins for the test-suite around it (slow to load,
-    and it sets global flags). Empty if this torch has none."""
+    """torch's own list of its optimizers and their options, with stand-ins for the test-suite
+    around it (slow to load, and it sets global flags). Empty if this torch has none."""
 
     def stand_in(name: str) -> ModuleType:
         module = ModuleType(name)
@@ -177,7 +181,7 @@ def cases() -> Iterator[Case]:
     yield Case(Terse, "step() takes nothing")
 
 
-# ── training and seeing ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── training and seeing ───────────────────────────────────────────────────────────────────────────
 
 
 def bare(optimizer: Optimizer) -> Optimizer:
@@ -232,7 +236,10 @@ def seen(optimizer: Optimizer) -> dict[str, Any]:
 
 def options(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Those of each group, learning rate and all."""
-    return [snapshot({key: v for key, v in group.items() if key != "params"}) for group in optimizer.param_groups]
+    return [
+        snapshot({key: v for key, v in group.items() if key != "params"})
+        for group in optimizer.param_groups
+    ]
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
@@ -241,7 +248,9 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
         return [f"{path}: {a!r} is not {b!r}"]
     if isinstance(a, dict):
         missing = [f"{path}.{key}: only one has it" for key in a.keys() ^ b.keys()]
-        return missing + [d for key in a.keys() & b.keys() for d in differences(a[key], b[key], f"{path}.{key}")]
+        return missing + [
+            d for key in a.keys() & b.keys() for d in differences(a[key], b[key], f"{path}.{key}")
+        ]
     if isinstance(a, list | tuple):
         lengths = [] if len(a) == len(b) else [f"{path}: {len(a)} items, not {len(b)}"]
         each = enumerate(zip(a, b, strict=False))
@@ -251,7 +260,8 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
 
 
 def agree(run: Callable[[Wrap], Any]) -> Any:
-    """What `run` sees over the wrapper is what it sees over the bare optimizer; so is what it may not do."""
+    """What `run` sees over the wrapper is what it sees over the bare optimizer; so is what it may
+    not do."""
     try:
         expected = run(bare)
     except Exception as error:
@@ -266,13 +276,15 @@ def agree(run: Callable[[Wrap], Any]) -> Any:
     return found
 
 
-# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the table ─────────────────────────────────────────────────────────────────────────────────────
 
 CELL = "contract cell"  # the names of the properties that a test reports
 DASH = "contract dash"
 
 
-def fill_cell(record: Callable[[str, Any], None], table: str, row: str, column: str, check: Callable[[], None]) -> None:
+def fill_cell(
+    record: Callable[[str, Any], None], table: str, row: str, column: str, check: Callable[[], None]
+) -> None:
     """Run one check and say which cell it fills."""
     record(CELL, [table, row, column])
     try:
@@ -282,7 +294,8 @@ def fill_cell(record: Callable[[str, Any], None], table: str, row: str, column: 
 
 
 def tables(reports: Iterable[tuple[bool, dict[str, Any]]]) -> list[str]:
-    """The lines to print for all reports (whether the test passed, its properties); none without contract tests."""
+    """The lines to print for all reports (whether the test passed, its properties); none without
+    contract tests."""
     marks: dict[str, dict[str, dict[str, str]]] = {}
     dashes: dict[str, str] = {}
     for passed, properties in reports:
@@ -303,7 +316,9 @@ def render(table: str, rows: dict[str, dict[str, str]]) -> list[str]:
     cells = [mark for row in rows.values() for mark in row.values()]
     count = f"{cells.count('ok')} ok, {cells.count('FAIL')} FAIL, {sum(c.startswith('-') for c in cells)} -"
     body = [
-        "  ".join([name.ljust(first), *(row.get(column, "").ljust(len(column)) for column in columns)]).rstrip()
+        "  ".join(
+            [name.ljust(first), *(row.get(column, "").ljust(len(column)) for column in columns)]
+        ).rstrip()
         for name, row in rows.items()
     ]
     return ["", "  ".join([table.ljust(first), *columns]), *body, f"{len(cells)} cells: {count}"]

@@ -1,4 +1,5 @@
-"""Without peers a MendOptimizer is its inner optimizer, bit for bit; and it is a torch optimizer in every respect."""
+"""Without peers a MendOptimizer is its inner optimizer, bit for bit; and it is a torch optimizer in
+every respect."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, lr_scheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend_optim import MendOptimizer
@@ -33,7 +37,7 @@ INNER: dict[str, Make] = {
     "RMSprop": lambda p: RMSprop(p, lr=0.01, momentum=0.5, centered=True),
     "Adagrad": lambda p: Adagrad(p, lr=0.1),
     "Adagrad fused": lambda p: Adagrad(p, lr=0.1, fused=True),
-}  # fmt: skip
+}
 
 SCHEDULERS: dict[str, Callable[[Optimizer], lr_scheduler.LRScheduler]] = {
     "StepLR": lambda o: lr_scheduler.StepLR(o, step_size=2, gamma=0.5),
@@ -59,7 +63,9 @@ def batches(count: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.randn(4, 5, generator=draws), torch.randn(4, 2, generator=draws)
 
 
-def train(model: nn.Module, optimizer: Optimizer, steps: int, after: Callable[[], None] = lambda: None) -> None:
+def train(
+    model: nn.Module, optimizer: Optimizer, steps: int, after: Callable[[], None] = lambda: None
+) -> None:
     for x, y in batches(steps):
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
@@ -88,7 +94,7 @@ def agree(bare: nn.Module, plain: Optimizer, wrapped: nn.Module, optimizer: Opti
     return weights_agree and same(*map(tensors, states))
 
 
-# ── alone ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── alone ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("kind", INNER)
@@ -97,11 +103,14 @@ def test_alone_is_identity(kind: str) -> None:
     train(bare, plain, 25)
     train(wrapped, optimizer, 25)
     assert agree(bare, plain, wrapped, optimizer)
-    assert not same(list(wrapped.parameters()), list(network().parameters()))  # and something was learned
+    # and something was learned
+    assert not same(list(wrapped.parameters()), list(network().parameters()))
 
 
 def test_alone_is_identity_with_a_closure() -> None:
-    bare, plain, wrapped, optimizer = pair(lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=4, history_size=3))
+    bare, plain, wrapped, optimizer = pair(
+        lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=4, history_size=3)
+    )
     for x, y in batches(20):
         assert torch.equal(closed(bare, plain, x, y), closed(wrapped, optimizer, x, y))
     assert agree(bare, plain, wrapped, optimizer)
@@ -120,7 +129,9 @@ def closed(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tens
 
 
 def test_alone_starts_no_thread_and_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NetworkLoop, "__init__", lambda self: pytest.fail("a network loop was started"))
+    monkeypatch.setattr(
+        NetworkLoop, "__init__", lambda self: pytest.fail("a network loop was started")
+    )
     before = threading.enumerate()
     optimizer = MendOptimizer(descent(1.0))
     step(optimizer, 1.0)
@@ -151,7 +162,9 @@ def test_alone_no_tensor_is_copied_or_touched_but_by_the_inner_optimizer(kind: s
     assert done[0] == done[1] != []
 
 
-@pytest.mark.parametrize("make", [lambda p: SGD(p, lr=0.1), lambda p: torch.optim.LBFGS(p, max_iter=3)])
+@pytest.mark.parametrize(
+    "make", [lambda p: SGD(p, lr=0.1), lambda p: torch.optim.LBFGS(p, max_iter=3)]
+)
 def test_alone_a_closure_is_called_as_often_as_the_inner_optimizer_calls_it(make: Make) -> None:
     calls = []
     for wrap in (lambda inner: inner, MendOptimizer):
@@ -200,7 +213,7 @@ def test_alone_can_be_closed_and_go_on() -> None:
     assert read(optimizer) == [2.0]
 
 
-# ── a torch optimizer ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a torch optimizer ─────────────────────────────────────────────────────────────────────────────
 
 
 def test_it_is_a_torch_optimizer_over_the_real_groups() -> None:

@@ -1,4 +1,5 @@
-"""Alone, a MendOptimizer is the optimizer it wraps: every optimizer of torch, every option, every way to use it.
+"""Alone, a MendOptimizer is the optimizer it wraps: every optimizer of torch, every option, every
+way to use it.
 
 Prints the table of what holds at the end of the run: `pytest -k contract`.
 """
@@ -16,7 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from mend_optim import MendOptimizer
 from tests.contract.contract import (
@@ -60,7 +64,7 @@ def resumed(case: Case, parameters: list[Tensor], state: dict[str, Any], wrap: W
     return optimizer
 
 
-# ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── checks ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def check_steps(case: Case) -> None:
@@ -109,7 +113,9 @@ def check_weights_only(case: Case) -> None:
 
     def run(wrap: Wrap) -> Any:
         parameters, optimizer = trained(case, wrap, 5)
-        fresh = resumed(case, parameters, through_a_file(optimizer.state_dict(), weights_only=True), wrap)
+        fresh = resumed(
+            case, parameters, through_a_file(optimizer.state_dict(), weights_only=True), wrap
+        )
         train(case, fresh, 5, 10)
         return seen(fresh)
 
@@ -125,7 +131,10 @@ def check_duplicates(case: Case, *duplicates: Duplicate) -> None:
         for duplicate in duplicates:
             copies, twin = duplicate((parameters, optimizer))
             assert type(twin) is type(optimizer)
-            assert all(a is b and a is not c for a, b, c in zip(held(twin), copies, held(optimizer), strict=True))
+            assert all(
+                a is b and a is not c
+                for a, b, c in zip(held(twin), copies, held(optimizer), strict=True)
+            )
             if isinstance(twin, MendOptimizer):
                 assert twin.inner is not optimizer.inner
                 assert twin.param_groups is twin.inner.param_groups
@@ -153,7 +162,8 @@ def check_pickle(case: Case) -> None:
 
 
 def check_step_hooks(case: Case) -> None:
-    """Each fires once per step, whether registered on the wrapper, on the inner optimizer or for all."""
+    """Each fires once per step, whether registered on the wrapper, on the inner optimizer or for
+    all."""
 
     def run(wrap: Wrap) -> list[str]:
         calls: list[str] = []
@@ -184,19 +194,28 @@ def check_step_hooks(case: Case) -> None:
 
 
 def check_state_hooks(case: Case) -> None:
-    """Those of state_dict and load_state_dict fire once, and what they return is what is saved and loaded."""
+    """Those of state_dict and load_state_dict fire once, and what they return is what is saved and
+    loaded."""
 
     def run(wrap: Wrap) -> Any:
         calls: list[str] = []
         _, optimizer = trained(case, wrap, 2)
         for on in (optimizer, getattr(optimizer, "inner", optimizer)):
             on.register_state_dict_pre_hook(lambda *_: calls.append("before save"))
-            on.register_state_dict_post_hook(lambda _, state: calls.append("after save") or {**state, "note": 7})
-            on.register_load_state_dict_pre_hook(lambda _, state: calls.append("before load") or faster(state))
+            on.register_state_dict_post_hook(
+                lambda _, state: calls.append("after save") or {**state, "note": 7}
+            )
+            on.register_load_state_dict_pre_hook(
+                lambda _, state: calls.append("before load") or faster(state)
+            )
             on.register_load_state_dict_post_hook(lambda *_: calls.append("after load"))
         state = copy.deepcopy(optimizer.state_dict())
         optimizer.load_state_dict(state)
-        assert calls == [when for when in ("before save", "after save", "before load", "after load") for _ in range(2)]
+        assert calls == [
+            when
+            for when in ("before save", "after save", "before load", "after load")
+            for _ in range(2)
+        ]
         assert state["note"] == 7
         assert optimizer.param_groups[0]["lr"] == 4 * state["param_groups"][0]["lr"]
         return seen(optimizer)
@@ -210,7 +229,8 @@ def faster(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_closure(case: Case) -> None:
-    """As often called, in the same grad mode; what it returns is returned, what it raises is raised, and is no step."""
+    """As often called, in the same grad mode; what it returns is returned, what it raises is
+    raised, and is no step."""
 
     def run(wrap: Wrap) -> Any:
         optimizer = wrap(case.make(case.parameters()))
@@ -339,10 +359,12 @@ def test_contract(case: Case, check: str, record_property: Record) -> None:
     fill_cell(record_property, "optimizers", case.name, check, lambda: CHECKS[check](case))
 
 
-# ── differentiable and compiled ──────────────────────────────────────────────────────────────────────────────────────
+# ── differentiable and compiled ───────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.variant == "differentiable"], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.variant == "differentiable"], ids=lambda case: case.name
+)
 def test_contract_differentiable(case: Case, record_property: Record) -> None:
     """Through the steps flows back the gradient of what the gradients depend on."""
 
@@ -375,7 +397,8 @@ def _forget_compiled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_forget_compiled")
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # while torch loads its compiler
+# while torch loads its compiler
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("kind", COMPILED)
 def test_contract_compiled(kind: str, record_property: Record) -> None:
     """The same compiled function over the wrapper does the same."""

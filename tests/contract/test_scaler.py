@@ -1,5 +1,5 @@
-"""Alone, a MendOptimizer is the optimizer it wraps to GradScaler and to distributed checkpoints; what those do without
-training is no step, and what was counted for it is forgotten.
+"""Alone, a MendOptimizer is the optimizer it wraps to GradScaler and to distributed checkpoints;
+what those do without training is no step, and what was counted for it is forgotten.
 
 Prints the tables of what holds at the end of the run: `pytest -k contract`.
 """
@@ -18,7 +18,16 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
 
 from mend_optim import MendOptimizer
-from tests.contract.contract import Wrap, agree, differences, fill_cell, held, options, seen, snapshot
+from tests.contract.contract import (
+    Wrap,
+    agree,
+    differences,
+    fill_cell,
+    held,
+    options,
+    seen,
+    snapshot,
+)
 
 Record = Callable[[str, Any], None]
 Make = Callable[[Any], Optimizer]
@@ -30,7 +39,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-# ── GradScaler ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── GradScaler ────────────────────────────────────────────────────────────────────────────────────
 
 SCALED: dict[str, Make] = {
     "SGD": lambda p: SGD(p, lr=0.1, momentum=0.9),
@@ -77,7 +86,8 @@ def check_scaled(make: Make, clip: bool) -> None:
 
 
 def check_skips(make: Make) -> None:
-    """A skipped step changes no parameter and counts neither itself nor a token, be it the first one or a later one."""
+    """A skipped step changes no parameter and counts neither itself nor a token, be it the first
+    one or a later one."""
     model = network()
     optimizer = MendOptimizer(make(model.parameters()), tokens_per_step=5)
     scaler, counted = torch.amp.GradScaler("cpu", init_scale=1024.0), 0
@@ -116,8 +126,8 @@ ORDERS = {
 
 
 def check_tokens(order: str, kind: str, to_none: bool, by_hand: bool) -> None:
-    """What was counted for gradients that zero_grad() discards is not counted with the next ones; also where the loop
-    itself leaves out a step."""
+    """What was counted for gradients that zero_grad() discards is not counted with the next ones;
+    also where the loop itself leaves out a step."""
     model = network()
     optimizer = MendOptimizer(SCALED[kind](model.parameters()))
     scaler, expected, n = torch.amp.GradScaler("cpu", init_scale=1024.0), 0, 1
@@ -141,13 +151,21 @@ def check_tokens(order: str, kind: str, to_none: bool, by_hand: bool) -> None:
 @pytest.mark.parametrize("to_none", [True, False], ids=["to None", "to zero"])
 @pytest.mark.parametrize("kind", ["SGD", "AdamW fused"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_contract_tokens(order: str, kind: str, to_none: bool, by_hand: bool, record_property: Record) -> None:
+def test_contract_tokens(
+    order: str, kind: str, to_none: bool, by_hand: bool, record_property: Record
+) -> None:
     row = f"{kind}/{order}/{'to None' if to_none else 'to zero'}"
     column = "by-hand" if by_hand else "scaler"
-    fill_cell(record_property, "tokens", row, column, lambda: check_tokens(ORDERS[order], kind, to_none, by_hand))
+    fill_cell(
+        record_property,
+        "tokens",
+        row,
+        column,
+        lambda: check_tokens(ORDERS[order], kind, to_none, by_hand),
+    )
 
 
-# ── distributed checkpoints ──────────────────────────────────────────────────────────────────────────────────────────
+# ── distributed checkpoints ───────────────────────────────────────────────────────────────────────
 
 
 def learned(wrap: Wrap, make: Make, steps: int) -> tuple[nn.Module, Any]:
@@ -165,7 +183,11 @@ def learn(model: nn.Module, optimizer: Any, start: int, stop: int) -> None:
 
 
 def counts(optimizer: Any) -> tuple[int, int]:
-    return (optimizer.status().step, optimizer.status().tokens) if isinstance(optimizer, MendOptimizer) else (0, 0)
+    return (
+        (optimizer.status().step, optimizer.status().tokens)
+        if isinstance(optimizer, MendOptimizer)
+        else (0, 0)
+    )
 
 
 def check_get(make: Make, flat: bool) -> None:
@@ -175,7 +197,9 @@ def check_get(make: Make, flat: bool) -> None:
     def run(wrap: Wrap) -> Any:
         model, optimizer = learned(wrap, make, 0)
         before = snapshot(held(optimizer)), options(optimizer)
-        state = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
+        state = get_optimizer_state_dict(
+            model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat)
+        )
         assert counts(optimizer) == (0, 0)
         assert differences(before, (snapshot(held(optimizer)), options(optimizer))) == []
         learn(model, optimizer, 10, 13)
@@ -185,7 +209,8 @@ def check_get(make: Make, flat: bool) -> None:
 
 
 def check_get_and_set(make: Make, flat: bool) -> None:
-    """A fresh optimizer takes over the state, has counted nothing, has its learning rate, and trains on."""
+    """A fresh optimizer takes over the state, has counted nothing, has its learning rate, and
+    trains on."""
     from torch.distributed.checkpoint import state_dict as dcp
 
     def run(wrap: Wrap) -> Any:
@@ -196,7 +221,9 @@ def check_get_and_set(make: Make, flat: bool) -> None:
         fresh_model.load_state_dict(model.state_dict())
         dcp.set_optimizer_state_dict(fresh_model, fresh, copy.deepcopy(state), options=how)
         assert counts(fresh) == (0, 0)
-        assert [group["lr"] for group in fresh.param_groups] == [group["lr"] for group in optimizer.param_groups]
+        assert [group["lr"] for group in fresh.param_groups] == [
+            group["lr"] for group in optimizer.param_groups
+        ]
         learn(fresh_model, fresh, 15, 18)
         learn(model, optimizer, 15, 18)
         assert differences(snapshot(held(fresh)), snapshot(held(optimizer))) == []
@@ -213,11 +240,19 @@ CHECKPOINTS: dict[str, Callable[[Make], None]] = {
 }
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+@pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="this torch has no torch.distributed"
+)
 @pytest.mark.parametrize("check", CHECKPOINTS)
 @pytest.mark.parametrize("kind", SCALED)
 def test_contract_checkpoint(kind: str, check: str, record_property: Record) -> None:
-    fill_cell(record_property, "distributed checkpoints", kind, check, lambda: CHECKPOINTS[check](SCALED[kind]))
+    fill_cell(
+        record_property,
+        "distributed checkpoints",
+        kind,
+        check,
+        lambda: CHECKPOINTS[check](SCALED[kind]),
+    )
 
 
 @pytest.mark.parametrize("kind", SCALED)

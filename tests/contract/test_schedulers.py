@@ -16,7 +16,16 @@ from torch.optim import SGD, Adam, lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 from mend_optim import MendOptimizer
-from tests.contract.contract import Case, Wrap, advance, agree, differences, fill_cell, options, seen
+from tests.contract.contract import (
+    Case,
+    Wrap,
+    advance,
+    agree,
+    differences,
+    fill_cell,
+    options,
+    seen,
+)
 
 Record = Callable[[str, Any], None]
 
@@ -41,7 +50,9 @@ def shrink(step: int) -> float:
 
 def sequential(optimizer: Any) -> Any:
     first = lr_scheduler.ConstantLR(optimizer, factor=0.1, total_iters=2)
-    return lr_scheduler.SequentialLR(optimizer, [first, lr_scheduler.ExponentialLR(optimizer, gamma=0.9)], [3])
+    return lr_scheduler.SequentialLR(
+        optimizer, [first, lr_scheduler.ExponentialLR(optimizer, gamma=0.9)], [3]
+    )
 
 
 def chained(optimizer: Any) -> Any:
@@ -197,7 +208,9 @@ SCHEDULING: dict[str, Callable[[Case, Callable[[Any], Any]], None]] = {
     "resumed": check_resumed,
     "wrong-order": check_wrong_order,
     "deepcopy": lambda case, make: check_copied(case, make, copy.deepcopy),
-    "pickle": lambda case, make: check_copied(case, make, lambda both: pickle.loads(pickle.dumps(both))),
+    "pickle": lambda case, make: check_copied(
+        case, make, lambda both: pickle.loads(pickle.dumps(both))
+    ),
 }
 
 
@@ -206,4 +219,6 @@ SCHEDULING: dict[str, Callable[[Case, Callable[[Any], Any]], None]] = {
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_contract_scheduler(kind: str, case: Case, check: str, record_property: Record) -> None:
     row = f"{kind}/{case.optimizer.__name__}"
-    fill_cell(record_property, "schedulers", row, check, lambda: SCHEDULING[check](case, SCHEDULERS[kind]))
+    fill_cell(
+        record_property, "schedulers", row, check, lambda: SCHEDULING[check](case, SCHEDULERS[kind])
+    )

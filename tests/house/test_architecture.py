@@ -1,4 +1,5 @@
-"""The table of packages in `docs/design.md`, held over what a file imports and over all that comes with it."""
+"""The table of packages in `docs/design.md`, held over what a file imports and over all that comes
+with it."""
 
 from __future__ import annotations
 
@@ -52,13 +53,47 @@ NEVER_COMES_WITH = {
 # Pure packages: time is an argument, effects are data, chance has a generator.
 PURE = ("protocol", "membership", "engine", "codecs", "model", "worker")
 IMPURE = {
-    "time", "datetime", "threading", "queue", "concurrent", "multiprocessing", "subprocess", "asyncio", "logging",
-    "socket", "select", "ssl", "random", "secrets", "importlib", "grpc", "google", "io", "os", "pathlib",
-}  # fmt: skip
+    "time",
+    "datetime",
+    "threading",
+    "queue",
+    "concurrent",
+    "multiprocessing",
+    "subprocess",
+    "asyncio",
+    "logging",
+    "socket",
+    "select",
+    "ssl",
+    "random",
+    "secrets",
+    "importlib",
+    "grpc",
+    "google",
+    "io",
+    "os",
+    "pathlib",
+}
 CHANCE = {
-    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "normal_", "uniform_",
-    "bernoulli", "bernoulli_", "multinomial", "random_", "exponential_", "manual_seed", "default_rng", "shuffle",
-}  # fmt: skip
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "normal",
+    "normal_",
+    "uniform_",
+    "bernoulli",
+    "bernoulli_",
+    "multinomial",
+    "random_",
+    "exponential_",
+    "manual_seed",
+    "default_rng",
+    "shuffle",
+}
 # Of the rest: who alone may import what.
 CONFINED = {
     "grpc": {"transport.grpc_transport"},
@@ -82,7 +117,8 @@ def within(module: str, places: set[str]) -> bool:
 
 @cache
 def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
-    """What a module imports anywhere in it: modules of this library, and top-level names of others."""
+    """What a module imports anywhere in it: modules of this library, and top-level names of
+    others."""
     ours: set[str] = set()
     others: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
@@ -119,20 +155,28 @@ def members(package: str) -> set[str]:
 def calls(module: str) -> set[str]:
     """Plain names that a module calls."""
     tree = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
-    return {node.func.id for node in tree if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return {
+        node.func.id
+        for node in tree
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
 
 
 def draws(module: str) -> set[str]:
-    """Random draws that are not from a generator of the caller's, or from one seeded on the spot."""
+    """Random draws that are not from a generator of the caller's, or from one seeded on the
+    spot."""
     tree = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
     called = [node for node in tree if isinstance(node, ast.Call)]
-    free = [call for call in called if not any(keyword.arg == "generator" for keyword in call.keywords)]
+    free = [
+        call for call in called if not any(keyword.arg == "generator" for keyword in call.keywords)
+    ]
     free = [call for call in free if not ast.unparse(call.func).endswith("Generator().manual_seed")]
     return {call.func.attr for call in free if isinstance(call.func, ast.Attribute)} & CHANCE
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """A cycle, empty if there is none: take away what imports nothing that is left, until nothing goes."""
+    """A cycle, empty if there is none: take away what imports nothing that is left, until nothing
+    goes."""
     left = dict(graph)
     while free := [name for name, needs in left.items() if not needs & set(left)]:
         for name in free:
@@ -155,21 +199,32 @@ def test_the_search_for_cycles_finds_one() -> None:
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_a_package_imports_only_what_it_may(package: str) -> None:
     allowed = MAY_IMPORT[package] | {package, "errors"}
-    wrong = {(m, other) for m in members(package) for other in imports(m)[0] if not within(other, allowed)}
+    wrong = {
+        (m, other)
+        for m in members(package)
+        for other in imports(m)[0]
+        if not within(other, allowed)
+    }
     assert wrong == set()
 
 
 @pytest.mark.parametrize("package", NEVER_COMES_WITH)
 def test_what_a_package_must_not_know_does_not_come_with_it(package: str) -> None:
     everything = closure(members(package))
-    wrong = {(module, name) for module in everything for name in imports(module)[1] & NEVER_COMES_WITH[package]}
+    wrong = {
+        (module, name)
+        for module in everything
+        for name in imports(module)[1] & NEVER_COMES_WITH[package]
+    }
     assert wrong == set()
 
 
 @pytest.mark.parametrize("package", PURE)
 def test_a_pure_package_knows_no_clock_thread_network_or_chance(package: str) -> None:
     everything = closure(members(package))
-    assert {(module, name) for module in everything for name in imports(module)[1] & IMPURE} == set()
+    assert {
+        (module, name) for module in everything for name in imports(module)[1] & IMPURE
+    } == set()
     spoken = {"print", "open", "input", "__import__"}
     assert {(module, name) for module in everything for name in calls(module) & spoken} == set()
     assert {(module, name) for module in everything for name in draws(module)} == set()
@@ -182,7 +237,11 @@ def test_clocks_threads_and_transport_stay_in_their_places(library: str) -> None
 
 
 def test_only_the_transport_knows_the_generated_messages() -> None:
-    users = {module for module, path in MODULES.items() if "_pb import" in path.read_text(encoding="utf-8")}
+    users = {
+        module
+        for module, path in MODULES.items()
+        if "_pb import" in path.read_text(encoding="utf-8")
+    }
     assert {module for module in users if place(module) != "transport"} == set()
 
 
@@ -191,7 +250,8 @@ import importlib, sys
 
 for missing in {missing!r}:
     sys.modules[missing] = None  # importing it raises ImportError
-sys.modules[{name!r}] = package = type(sys)({name!r})  # the library's own face imports torch; its parts must not need it
+# the library's own face imports torch; its parts must not need it
+sys.modules[{name!r}] = package = type(sys)({name!r})
 package.__path__ = [{path!r}]
 for module in {modules!r}:
     importlib.import_module(module)
@@ -208,7 +268,9 @@ print("imported", len({modules!r}))
         ("transport", ("torch",)),
     ],
 )
-def test_a_package_can_be_imported_where_torch_is_not(package: str, missing: tuple[str, ...]) -> None:
+def test_a_package_can_be_imported_where_torch_is_not(
+    package: str, missing: tuple[str, ...]
+) -> None:
     modules = sorted(members(package))
     code = BARE.format(missing=missing, name=NAME, path=str(ROOT / NAME), modules=modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)

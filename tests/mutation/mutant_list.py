@@ -31,6 +31,7 @@ THREADS, SHARE, BRANCHES, WIRE = of("together/test_rounds"), of("unit/engine/tes
 PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
 STORM = ("tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",)  # 150 fault schedules
 
+# fmt: off
 MUTANTS = (
     # ── 1: alone is identity ─────────────────────────────────────────────────────────────────────────────────────────
     Mutant("alone-starts-a-thread", 1, "settings",
@@ -63,14 +64,19 @@ MUTANTS = (
     Mutant("global-weights-stay", 2, "handover",
            "                    parameter.copy_(value)", "                    pass", of("together/test_optimizer")),
     # ── 3: one seal, the same bits everywhere ────────────────────────────────────────────────────────────────────────
-    Mutant("everybody-seals", 3, "engine/sealer", "self.books.roster.sealer(p) != self.books.me or", "", SEALING),
+    Mutant("everybody-seals", 3, "engine/sealer", "self.books.joined or self.books.roster.sealer(p) != self.books.me or fragment.stash", "self.books.joined or fragment.stash", SEALING),
     Mutant("merge-in-arrival-order", 3, "engine/round", "in sorted(self.inbox.items()))", "in self.inbox.items())", ROUND),
     Mutant("digest-in-arrival-order", 3, "protocol/lineage", "members = sorted(members)", "members = list(members)", LINEAGE),
     Mutant("digest-without-payload", 3, "protocol/lineage", "[self.digest, payload, *", "[self.digest, *", LINEAGE),
     Mutant("digest-without-base", 3, "protocol/lineage", "[self.digest, payload, *", "[payload, *", LINEAGE),
     Mutant("seal-of-another-base", 3, "engine/adoption", "if seal.base != fragment.lineage.digest:", "if False:", ADOPTING),
     Mutant("seal-that-does-not-follow", 3, "engine/adoption", "if lineage.key != seal.key:", "if False:", ADOPTING),
-    Mutant("merge-while-merging", 3, "engine/sealer", "if round.phase is Phase.MERGING or", "if", SEALING),
+    Mutant("merge-while-merging", 3, "engine/sealer", ("        if (\n"
+"            round.phase is Phase.MERGING\n"
+"            or fragment.motion is Motion.MOVING\n"
+"            or self.books.founding\n"
+"            or self.books.switch\n"
+"        ):"), "        if fragment.motion is Motion.MOVING or self.books.founding or self.books.switch:", SEALING),
     Mutant("sealers-differ", 3, "membership/roster", "candidates.append(self.me)", "return self.me", ROSTER),
     # ── 4: anchors form a max-register ───────────────────────────────────────────────────────────────────────────────
     Mutant("version-before-tokens", 4, "protocol/lineage",
@@ -82,14 +88,29 @@ MUTANTS = (
     Mutant("pull-the-smaller", 4, "engine/adoption",
            "if key <= fragment.lineage.key:", "if key >= fragment.lineage.key:", ADOPTING),
     Mutant("take-the-smaller", 4, "engine/adoption",
-           "or lineage.key <= fragment.lineage.key or self.books.founding", "or self.books.founding", ADOPTING),
-    Mutant("take-another-model-as-ours", 4, "engine/adoption", "if lineage.genesis != self.books.genesis or", "if", ADOPTING),
+           ("        if (\n"
+"            lineage.genesis != self.books.genesis\n"
+"            or lineage.key <= fragment.lineage.key\n"
+"            or self.books.founding\n"
+"        ):"), "        if lineage.genesis != self.books.genesis or self.books.founding:", ADOPTING),
+    Mutant("take-another-model-as-ours", 4, "engine/adoption", ("        if (\n"
+"            lineage.genesis != self.books.genesis\n"
+"            or lineage.key <= fragment.lineage.key\n"
+"            or self.books.founding\n"
+"        ):"), "        if lineage.key <= fragment.lineage.key or self.books.founding:", ADOPTING),
     Mutant("fresh-model-wins", 4, "engine/adoption", "elif not same and theirs > ours and", "elif not same and", ADOPTING),
     Mutant("model-order-without-tokens", 4, "protocol/lineage", "ModelKey(sum(k.tokens for k in listed)", "ModelKey(0", JOINING),
     Mutant("carry-progress-across-genesis", 4, "engine/adoption",
-           "mine=False, replace=True)", "mine=False, replace=False)", ADOPTING),
-    Mutant("take-a-model-in-pieces", 4, "engine/adoption", "and switch.complete", "and True", ADOPTING),
-    Mutant("take-any-piece-for-a-model", 4, "engine/adoption", " and state.fragment < self.books.switch.fragments", "",
+           "False, replace=True", "False, replace=False", ADOPTING),
+    Mutant("take-a-model-in-pieces", 4, "engine/adoption", ("        if (\n"
+"            switch\n"
+"            and switch.complete\n"
+"            and all(f.motion is Motion.STILL for f in self.books.fragments)\n"
+"        ):"), "        if switch and True and all(f.motion is Motion.STILL for f in self.books.fragments):", ADOPTING),
+    Mutant("take-any-piece-for-a-model", 4, "engine/adoption", ("            if (\n"
+"                lineage.genesis == self.books.switch.genesis\n"
+"                and state.fragment < self.books.switch.fragments\n"
+"            ):"), "            if lineage.genesis == self.books.switch.genesis:",
            ADOPTING),
     Mutant("keep-the-latest-not-the-greatest", 4, "engine/adoption",
            "held is None or _key_of(news) > _key_of(held)", "True", ADOPTING),
@@ -104,11 +125,19 @@ MUTANTS = (
     Mutant("found-without-tokens", 4, "engine/boundaries",
            "if not any(f.unmerged(self.books.totals).step for f in self.books.fragments):", "if False:", TRAINING),
     # ── 5: exactly once ──────────────────────────────────────────────────────────────────────────────────────────────
-    Mutant("merged-offers-are-fresh", 5, "engine/round", "return _fits(offer, lineage) and (", "return (", ROUND),
+    Mutant("merged-offers-are-fresh", 5, "engine/round", ("        return _fits(offer, lineage) and (\n"
+"            held is None or offer.order > held.order or not held.steps\n"
+"        )"), "        return held is None or offer.order > held.order or not held.steps", ROUND),
     Mutant("held-offers-are-fresh", 5, "engine/round",
-           " and (held is None or offer.order > held.order or not held.steps)", "", ROUND),
-    Mutant("twins-are-merged-both", 5, "engine/round", "or first[o.claim.author] is o else", "or True else", ROUND),
-    Mutant("the-later-twin-counts", 5, "engine/round", ", reverse=True)", ")", ROUND),
+           ("        return _fits(offer, lineage) and (\n"
+"            held is None or offer.order > held.order or not held.steps\n"
+"        )"), "        return _fits(offer, lineage)", ROUND),
+    Mutant("twins-are-merged-both", 5, "engine/round", ("        self.members = tuple(\n"
+"            o if not o.steps or first[o.claim.author] is o else _nothing(o) for o in held\n"
+"        )"), "        self.members = tuple(o if not o.steps or True else _nothing(o) for o in held)", ROUND),
+    Mutant("the-later-twin-counts", 5, "engine/round", ("        stepped = sorted(\n"
+"            (o for o in self.inbox.values() if o.steps), key=lambda o: (o.seq, o.peer), reverse=True\n"
+"        )"), "        stepped = sorted((o for o in self.inbox.values() if o.steps), key=lambda o: (o.seq, o.peer))", ROUND),
     Mutant("purge-keeps-the-merged", 5, "engine/round", "offer.steps and _fits(offer, lineage)", "offer.steps", ROUND),
     Mutant("nothing-counts-for-two-seals", 5, "engine/round",
            "offer.genesis == lineage.genesis and offer.steps and", "offer.genesis == lineage.genesis and", ROUND),
@@ -131,16 +160,19 @@ MUTANTS = (
     Mutant("offer-follows-nothing", 5, "engine/progress",
            "follows = self.lineage.last_merged(claim.author)\n", "follows = 0\n", OFFERING),
     Mutant("offer-does-not-say-what-it-follows", 5, "engine/progress",
-           "inherited, pending.follows, pending.again", "inherited, 0, pending.again", OFFERING),
-    Mutant("wire-forgets-what-an-offer-follows", 5, "transport/wire", ", follows=offer.follows,", ",", WIRE),
+           "            pending.follows,", "            0,", OFFERING),
+    Mutant("wire-forgets-what-an-offer-follows", 5, "transport/wire", ("        follows=offer.follows,\n"), "", WIRE),
     Mutant("wire-forgets-whose-work-it-is", 5, "transport/wire",
-           "inherited, offer.follows,", "None, offer.follows,", WIRE),
+           "        inherited,", "        None,", WIRE),
     Mutant("checkpoint-forgets-what-an-offer-follows", 5, "worker/checkpoint",
-           "closing=closing, follows=follows,", "closing=closing,", of("unit/worker/test_checkpoint_reader", "back")),
+           ("        follows=follows,\n"), "", of("unit/worker/test_checkpoint_reader", "back")),
     Mutant("heirs-offer-follows-nothing", 5, "engine/progress",
-           "seal_s=0.0, earlier=())", "seal_s=0.0, earlier=(), follows=0)", PROGRESS),
+           " earlier=(),", (" earlier=(),\n"
+"                follows=0,"), PROGRESS),
     Mutant("nothing-has-a-number", 5, "engine/offers",
-           "Offer(self.books.me, p, 0, 0, 0,", "Offer(self.books.me, p, fragment.seq, 0, 0,", OFFERING),
+           "empty = Offer(self.books.me, p, 0, 0, 0, self.books.genesis, key, False, again=again)", ("empty = Offer(\n"
+"                self.books.me, p, fragment.seq, 0, 0, self.books.genesis, key, False, again=again\n"
+"            )"), OFFERING),
     Mutant("offer-follows-the-former-branch", 5, "engine/progress", "self._rebase(pending)", "pass", OFFERING),
     Mutant("another-number-with-every-anchor", 5, "engine/progress",
            "        if follows == pending.follows:\n            return\n", "", OFFERING),
@@ -151,7 +183,7 @@ MUTANTS = (
     Mutant("heirs-other-number-may-be-used", 5, "engine/progress",
            "pending.seq = max(self.me.incarnation, pending.seq + 1)", "pending.seq = pending.seq + 1", PROGRESS),
     Mutant("heirs-offer-takes-the-number-of-what-follows", 5, "engine/progress",
-           "            self.withdraw()  # one offer of both", "            pass  # one offer of both", PROGRESS),
+           "            self.withdraw()", "            pass", PROGRESS),
     Mutant("another-authors-work-goes-into-one-offer", 5, "engine/progress",
            "if self.inherited and self.inherited.author == pending.claim.author:", "if self.inherited:", PROGRESS),
     Mutant("withdrawn-on-a-branch-and-not-called", 7, "engine/progress",
@@ -159,7 +191,9 @@ MUTANTS = (
     Mutant("lockstep-is-called-on-a-branch", 7, "engine/progress",
            "(self.pending is None and not schedule.lockstep)", "self.pending is None", PROGRESS),
     Mutant("other-number-claims-less", 5, "engine/progress",
-           "follows=follows, inherited=pending.claim)", "follows=follows)", OFFERING),
+           ("            pending.offer = replace(\n"
+"                pending.offer, seq=pending.seq, follows=follows, inherited=pending.claim\n"
+"            )"), "            pending.offer = replace(pending.offer, seq=pending.seq, follows=follows)", OFFERING),
     Mutant("other-number-is-not-sent", 5, "engine/progress",
            "pending.delivered = follows, None, False", "pending.delivered = follows, pending.sent_to, True", OFFERING),
     Mutant("forget-the-former-number", 5, "engine/progress",
@@ -174,14 +208,33 @@ MUTANTS = (
     Mutant("passed-on-instead-of-ones-own", 5, "transport/grpc_transport",
            "self._transfers.pass_on if reply else self._transfers.exchange", "self._transfers.exchange", PASSED_ON),
     Mutant("what-came-too-early-is-not-offered-again", 5, "engine/engine",
-           "and strange and beat.genesis == self.books.genesis:", "and False:", OFFERING),
-    Mutant("offered-again-with-every-beat", 5, "engine/engine", "and strange and beat.genesis", "and beat.genesis", OFFERING),
+           ("            elif (\n"
+"                pending\n"
+"                and pending.sent_to == beat.peer\n"
+"                and strange\n"
+"                and beat.genesis == self.books.genesis\n"
+"            ):"), "            elif pending and pending.sent_to == beat.peer and False:", OFFERING),
+    Mutant("offered-again-with-every-beat", 5, "engine/engine", ("            elif (\n"
+"                pending\n"
+"                and pending.sent_to == beat.peer\n"
+"                and strange\n"
+"                and beat.genesis == self.books.genesis\n"
+"            ):"), "            elif pending and pending.sent_to == beat.peer and beat.genesis == self.books.genesis:", OFFERING),
     Mutant("offered-again-to-another-model", 5, "engine/engine",
-           "and strange and beat.genesis == self.books.genesis:", "and strange:", OFFERING),
+           ("            elif (\n"
+"                pending\n"
+"                and pending.sent_to == beat.peer\n"
+"                and strange\n"
+"                and beat.genesis == self.books.genesis\n"
+"            ):"), "            elif pending and pending.sent_to == beat.peer and strange:", OFFERING),
     Mutant("offered-again-though-held", 5, "engine/engine",
-           "pending.sent_to == beat.peer and (self.books.me, pending.seq) in report.held:", "False:", OFFERING),
+           ("            if (\n"
+"                pending\n"
+"                and pending.sent_to == beat.peer\n"
+"                and (self.books.me, pending.seq) in report.held\n"
+"            ):"), "            if pending and False:", OFFERING),
     Mutant("offered-again-at-the-next-tick", 5, "engine/engine",
-           "did not keep\n                self.offering.resend(now, fragment)", "did not keep", OFFERING),
+           ("                self.offering.resend(now, fragment)\n"), "", OFFERING),
     Mutant("group-stays-with-the-former-model", 5, "engine/engine",
            "                fragment.transplant(self.books.genesis)\n", "                pass\n", ADOPTING),
     Mutant("groups-offer-stays-with-the-former-model", 5, "engine/progress",
@@ -202,13 +255,16 @@ MUTANTS = (
     Mutant("founders-work-does-not-follow-its-offer", 5, "engine/progress",
            "            follows = pending.seq if pending.claim.author == self.me else follows\n", "", BRANCHES),
     Mutant("superseded-since-ever", 5, "engine/engine",
-           "superseded_tokens=fragment.superseded_tokens - superseded", "superseded_tokens=fragment.superseded_tokens",
+           ("                self.books.record(\n"
+"                    replace(record, superseded_tokens=fragment.superseded_tokens - superseded)\n"
+"                )"), "                self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens))",
            BRANCHES),
     Mutant("status-hides-what-was-superseded", 5, "status",
            "max((f.superseded_tokens for f in books.fragments), default=0)", "0", BRANCHES),
     Mutant("branches-have-one-offer", 5, "engine/superseded",
            "seq, before = merged.follows, seq", "seq, before = 0, seq", SHARE),
-    Mutant("account-without-an-end", 7, "engine/superseded", "while seq < before and (", "while (", SHARE),
+    Mutant("account-without-an-end", 7, "engine/superseded", ("        # falling: it ends, whatever was added\n"
+"        while seq < before and (merged := self._offers.get((author, seq))):"), "        while merged := self._offers.get((author, seq)):  # falling: it ends, whatever was added", SHARE),
     Mutant("heirs-hide-their-share", 5, "engine/superseded",
            "min(lineage.last_merged(author), newest)", "lineage.last_merged(author)", SHARE),
     Mutant("account-grows-for-ever", 5, "engine/superseded", "len(self._kept) > KEPT", "False", SHARE),
@@ -216,17 +272,25 @@ MUTANTS = (
            "            self._total -= oldest[0].tokens\n", "", SHARE),
     Mutant("deaf-ears-are-believed", 7, "membership/roster", "return self.silent or self.deaf", "return self.silent", ROSTER),
     Mutant("who-was-silent-finds-all-deaf", 7, "membership/roster",
-           "sum(count > peer.knows for count in self._broadcasts) >=", "peer.knows == 0 or not", ROSTER),
-    Mutant("wait-for-the-silent", 7, "engine/adoption", "if now < until and peer in alive", "if now < until", ADOPTING),
+           ("            peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= min(\n"
+"                patience, 2 * DEAF\n"
+"            )"), "            peer.deaf = peer.knows == 0 or not min(patience, 2 * DEAF)", ROSTER),
+    Mutant("wait-for-the-silent", 7, "engine/adoption", ("            p: (peer, until)\n"
+"            for p, (peer, until) in self.books.wants.items()\n"
+"            if now < until and peer in alive"), "            p: (peer, until) for p, (peer, until) in self.books.wants.items() if now < until", ADOPTING),
     Mutant("inbox-is-not-purged", 5, "engine/state", "        self.rounds[p].purge(lineage)", "        pass", SEALING),
     Mutant("merged-while-inspected", 5, "engine/sealer",
-           "        elif self.books.rounds[offer.fragment].fresh(offer, "
-           "self.books.fragments[offer.fragment].lineage):\n",
-           "        else:\n", SEALING),
+           ("        elif self.books.rounds[offer.fragment].fresh(\n"
+"            offer, self.books.fragments[offer.fragment].lineage\n"
+"        ):"),
+           "        else:", SEALING),
     Mutant("merge-on-a-moved-anchor", 5, "engine/sealer",
            "            or fragment.lineage.key != job.base.key\n", "", SEALING),
     Mutant("merged-number-goes-back", 5, "protocol/lineage",
-           "max(entry.seq, self.last_merged(entry.peer)) for", "entry.seq for", LINEAGE),
+           ("            {\n"
+"                **self.merged,\n"
+"                **{entry.peer: max(entry.seq, self.last_merged(entry.peer)) for entry in members},\n"
+"            },"), "            {**self.merged, **{entry.peer: entry.seq for entry in members}},", LINEAGE),
     Mutant("admit-one-more", 5, "protocol/lineage", "<= claim.settled", "<= claim.settled + 1", LINEAGE),
     Mutant("seal-adds-no-tokens", 5, "protocol/lineage",
            "self.tokens + sum(entry.tokens for entry in members)", "self.tokens", LINEAGE),
@@ -242,20 +306,37 @@ MUTANTS = (
            "        elif fragment.motion is not Motion.STILL:",
            "        elif fragment.motion is Motion.MOVING:", ADOPTING),
     Mutant("model-in-mid-snapshot", 5, "engine/adoption",
-           "and all(f.motion is Motion.STILL for f in self.books.fragments)", "and True", ADOPTING),
+           ("        if (\n"
+"            switch\n"
+"            and switch.complete\n"
+"            and all(f.motion is Motion.STILL for f in self.books.fragments)\n"
+"        ):"), "        if switch and switch.complete and True:", ADOPTING),
     Mutant("resend-with-another-number", 5, "engine/offers",
-           "replace(pending.offer, key=", "replace(pending.offer, seq=pending.seq + 1, key=", OFFERING),
-    Mutant("nothing-has-tokens", 5, "engine/round", "not offer.tokens and offer.peer", "offer.peer", ROUND),
+           "       Send(target, replace(pending.offer, key=fragment.lineage.key, due=pending.due))", ("       Send(\n"
+"                    target,\n"
+"                    replace(\n"
+"                        pending.offer,\n"
+"                        seq=pending.seq + 1,\n"
+"                        key=fragment.lineage.key,\n"
+"                        due=pending.due,\n"
+"                    ),\n"
+"                )"), OFFERING),
+    Mutant("nothing-has-tokens", 5, "engine/round", ("            # tokens without a step are nobody's work\n"
+"            return not offer.tokens and offer.peer not in self.inbox"), "            return offer.peer not in self.inbox  # tokens without a step are nobody's work", ROUND),
     Mutant("forget-banked-tokens", 5, "engine/progress",
-           "self.banked.tokens + pending.tokens)", "self.banked.tokens)", PROGRESS),
+           ("            self.banked = Totals(\n"
+"                self.banked.step + pending.steps, self.banked.tokens + pending.tokens\n"
+"            )"), "            self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens)", PROGRESS),
     Mutant("bank-what-was-trained-since", 5, "engine/progress",
-           "self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens + pending.tokens)",
-           "self.banked = Totals(totals.step, totals.tokens)", PROGRESS),
+           ("            self.banked = Totals(\n"
+"                self.banked.step + pending.steps, self.banked.tokens + pending.tokens\n"
+"            )"),
+           "            self.banked = Totals(totals.step, totals.tokens)", PROGRESS),
     Mutant("in-doubt-double", 5, "engine/progress",
            "        return not lineage.admits(self.claim)", "        return False", PROGRESS),
     Mutant("in-doubt-double-the-pending", 5, "engine/progress",
-           "not self.includes_pending(lineage):\n            return True",
-           "not self.includes_pending(lineage):\n            return False", PROGRESS),
+           "     return True",
+           "     return False", PROGRESS),
     Mutant("in-doubt-carry-by-a-seal", 5, "engine/adoption",
            "if mine else fragment.in_doubt(lineage)", "if mine else False", ADOPTING),
     Mutant("in-doubt-carry-by-an-anchor", 5, "engine/adoption",
@@ -279,7 +360,9 @@ MUTANTS = (
     Mutant("seal-in-doubt-keeps-the-progress", 5, "worker/anchors",
            "            if not job.mine:\n                self._drop(p)\n", "", ANCHOR),
     Mutant("left-out-steps-tokens-stay", 5, "model/token_count",
-           "self._early and at == (self._clears, stamp)", "self._early and at[1] == stamp", of("unit/model/test_token_count")),
+           ("            self._counts = [\n"
+"                (n, at) for n, at in self._counts if self._early and at == (self._clears, stamp)\n"
+"            ]"), "            self._counts = [(n, at) for n, at in self._counts if self._early and at[1] == stamp]", of("unit/model/test_token_count")),
     # ── 6: no seal below quorum ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("seal-below-quorum", 6, "engine/quorum", "if len(present) < needed:", "if len(present) < needed - 1:", QUORUM),
     Mutant("half-is-a-majority", 6, "engine/quorum", "roster // 2 + 1)", "roster // 2)", QUORUM),
@@ -297,7 +380,9 @@ MUTANTS = (
     Mutant("slow-ones-are-not-called", 6, "engine/sealer",
            "self._call(now, round, expected)", "self._call(now, round, awaited)", SEALING),
     Mutant("grace-beyond-the-overlap", 6, "engine/quorum",
-           "max(0.0, overlap_s - delays.quorum_s - delays.sync_s)", "overlap_s", QUORUM),
+           ("        return min(\n"
+"            self.max_s, self.fraction * max(0.0, overlap_s - delays.quorum_s - delays.sync_s)\n"
+"        )"), "        return min(self.max_s, self.fraction * overlap_s)", QUORUM),
     Mutant("steady-hardware-is-failing", 6, "membership/failslow",
            "slower.ratio >= policy.threshold", "True", of("unit/membership/test_failslow")),
     Mutant("a-pause-makes-a-block", 6, "membership/failslow", "count * min(self._rates)", "sum(self._rates)", of("unit/membership/test_failslow")),
@@ -369,7 +454,11 @@ MUTANTS = (
     Mutant("void-merge-is-tried-again", 8, "engine/sealer",
            "                round.inbox.clear()", "                pass", SEALING),
     Mutant("fragment-that-is-not-here", 8, "engine/engine",
-           " and 0 <= message.fragment < len(self.books.fragments):", ":", ADOPTING),
+           ("        elif (\n"
+"            self.books.fragments\n"
+"            and not self.books.closed\n"
+"            and 0 <= message.fragment < len(self.books.fragments)\n"
+"        ):"), "        elif self.books.fragments and not self.books.closed:", ADOPTING),
     Mutant("another-policy-may-join", 8, "protocol/handshake",
            " or first_difference(mine.policy, theirs.policy)", "", of("unit/protocol/test_messages")),
     Mutant("damaged-checkpoint-is-believed", 8, "worker/checkpoint",
@@ -434,7 +523,8 @@ MUTANTS = (
     Mutant("merged-and-given-up", 5, "engine/progress",
            "if replaced and not mine:", "if replaced:", ADOPTING),
     Mutant("another-model-has-nothing-of-ours", 5, "engine/engine",
-           "job.mine or fragment.includes_pending(state.lineage)", "job.mine", ADOPTING),
+           ("                # another model may have it, too\n"
+"                mine = job.mine or fragment.includes_pending(state.lineage)"), "                mine = job.mine  # another model may have it, too", ADOPTING),
     Mutant("newcomers-are-waited-for", 7, "engine/sealer",
            "known_at(started=fragment.lineage.version > 0)", "known_at(started=False)", of("unit/engine/test_sealer", "began_with")),
     Mutant("nobody-new-is-waited-for", 3, "engine/sealer",
@@ -480,8 +570,10 @@ MUTANTS = (
     Mutant("closing-offer-weighs-nothing", 9, "protocol/messages",
            "(alone or self.steps > 0)", "False", of("unit/protocol/test_messages", "weighs")),
     Mutant("who-rests-dilutes-work", 9, "protocol/messages", "(alone or self.steps > 0)", "True", of("unit/protocol/test_messages", "weighs")),
-    Mutant("way-back-at-rest-is-coded-as-ever", 9, "engine/sealer", "alone or self.books.closing", "alone", SEALING),
-    Mutant("way-back-is-never-coded-as-ever", 9, "engine/sealer", "alone or self.books.closing", "True", SEALING),
+    Mutant("way-back-at-rest-is-coded-as-ever", 9, "engine/sealer", ("            # at rest there may be no later round to take along what this loses\n"
+"            closing = alone or self.books.closing"), "            closing = alone  # at rest there may be no later round to take along what this loses", SEALING),
+    Mutant("way-back-is-never-coded-as-ever", 9, "engine/sealer", ("            # at rest there may be no later round to take along what this loses\n"
+"            closing = alone or self.books.closing"), "            closing = True  # at rest there may be no later round to take along what this loses", SEALING),
     Mutant("who-closes-dilutes-work", 9, "engine/sealer", "offer.weighed(alone and ", "offer.weighed(", SEALING),
     Mutant("who-is-behind-has-a-share", 9, "engine/sealer", "alone and offer.key.tokens >= here", "alone", SEALING),
     Mutant("closing-offer-is-coded-as-ever", 9, "worker/feedback",
@@ -517,7 +609,9 @@ MUTANTS = (
            "if head[:2] != [len(shapes), coalesce]:", "if head[1] != coalesce:", of("unit/codecs/test_packing", "number_of_tensors")),
     Mutant("coalesces-moments", 10, "worker/moment_packet", ", coalesces=False)", ")", of("unit/worker/test_moment_packet", "coalesced")),
     Mutant("nobody-forgets", 9, "engine/adoption",
-           "forget = not mine and any(", "forget = False and any(", of("together/test_codecs", "restored")),
+           ("        forget = not mine and any(\n"
+"            self.books.fragments[s.fragment].outlived(s.lineage) for s in states\n"
+"        )"), "        forget = False and any(self.books.fragments[s.fragment].outlived(s.lineage) for s in states)", of("together/test_codecs", "restored")),
     Mutant("nobody-outlived", 9, "engine/progress",
            "return self.heir_of is not None and not lineage.admits(self.heir_of)", "return False", PROGRESS),
     Mutant("own-packet-comes-back", 3, "transport/transfers", "seal.without(peer, seq)", "seal", of("unit/transport/test_grpc_transport", "own_packet")),
@@ -525,7 +619,7 @@ MUTANTS = (
     Mutant("own-packet-of-any-offer", 3, "protocol/messages",
            "str(self.place(author, seq))", "str([m.peer for m in self.members].index(author))",
            of("unit/protocol/test_messages", "goes_to_an_author or all_of_a_seal")),
-    Mutant("own-packet-counts-as-come", 9, "engine/ledger", "if packet is not own)", ")", of("unit/engine/test_ledger", "own")),
+    Mutant("own-packet-counts-as-come", 9, "engine/ledger", "seal.sections.values() if packet is not own)", "seal.sections.values())", of("unit/engine/test_ledger", "own")),
     Mutant("own-packet-is-in-the-way", 3, "worker/seal_payload", "sum(sizes[1:])", "sum(sizes)", of("unit/worker/test_seal_payload", "smallest")),
     Mutant("seal-of-nothing", 8, "worker/seal_payload", "        if not packets:", "        if False:", of("unit/worker/test_seal_payload")),
     Mutant("any-number-is-relayed", 8, "worker/seal_payload",
@@ -539,8 +633,10 @@ MUTANTS = (
     Mutant("what-stays-is-taken-for-merged", 9, "worker/anchors",
            "            progress.sub_(feedback.stayed)", "            pass", ANCHOR),
     Mutant("what-stays-leaves-with-a-replacement", 9, "worker/anchors",
-           "values.copy_(self.theta[p]) if stayed is None else torch.sub(self.theta[p], stayed, out=values)",
-           "values.copy_(self.theta[p])", ANCHOR),
+           ("        values.copy_(self.theta[p]) if stayed is None else torch.sub(\n"
+"            self.theta[p], stayed, out=values\n"
+"        )"),
+           "        values.copy_(self.theta[p])", ANCHOR),
     Mutant("what-is-forgotten-stays-in-the-weights", 5, "worker/anchors",
            "return stayed if self.progress[fragment] is None else None", "return None", ANCHOR),
     Mutant("what-is-pending-leaves-the-weights", 9, "worker/anchors",
@@ -588,7 +684,9 @@ MUTANTS = (
     Mutant("moments-under-no-digest", 8, "worker/seal_payload",
            "return content_digest(found, *named) if moments else found", "return found", of("unit/worker/test_moment_means")),
     Mutant("moments-adopted-by-who-sent-none", 10, "worker/moment_means",
-           "if mine and name in self.own]", "if name in self.own]", of("unit/worker/test_moment_means")),
+           ("            self._corrected(sections, name)\n"
+"            for name in self._known(sections)\n"
+"            if mine and name in self.own"), "            self._corrected(sections, name) for name in self._known(sections) if name in self.own", of("unit/worker/test_moment_means")),
     Mutant("position-of-who-stepped-on", 9, "engine/joining",
            "self._met_at.setdefault(beat.peer, beat.position)", "self._met_at[beat.peer] = beat.position",
            of("unit/engine/test_joining")),
@@ -599,14 +697,22 @@ MUTANTS = (
            "self.books.policies.due(version) if one_on else ()", "()", of("unit/worker/test_moment_means")),
     Mutant("moments-of-any-anchor-taken", 10, "engine/adoption", " if one_on else ()", "", of("unit/worker/test_moment_means")),
     Mutant("moments-sent-once-and-never-again", 10, "engine/policies",
-           "min(averaged.get(order, 0), max(0, version - 1))", "version - 1", of("unit/worker/test_moment_means")),
+           ("        since = {\n"
+"            order: min(averaged.get(order, 0), max(0, version - 1))\n"
+"            for order, _ in self.periods.rounds\n"
+"        }"), "        since = {order: version - 1 for order, _ in self.periods.rounds}", of("unit/worker/test_moment_means")),
     Mutant("velocity-stays-behind", 10, "worker/anchors",
            '            velocity.copy_(decode(state.sections["velocity"], self._shapes(p)))', "            pass",
            ANCHOR),
-    Mutant("late-becomes-the-anchor", 10, "engine/adoption", " and pending.step == self.books.totals.step", "", ADOPTING),
+    Mutant("late-becomes-the-anchor", 10, "engine/adoption", ("        return (\n"
+"            synchronous\n"
+"            and pending is not None\n"
+"            and not pending.missed\n"
+"            and pending.step == self.books.totals.step\n"
+"        )"), "        return synchronous and pending is not None and not pending.missed", ADOPTING),
     Mutant("adopt-before-the-overlap", 10, "engine/boundaries", "self.books.totals.step < adopt_at", "False", TRAINING),
     Mutant("overlap-from-the-adoption", 10, "engine/progress",
-           "self.adopt_at = pending.step + schedule", "self.adopt_at = totals.step + schedule", PROGRESS),
+           "            pending.step + schedule.adopt_after", "            totals.step + schedule.adopt_after", PROGRESS),
     # ── 11: time is an argument ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("clock-in-a-pure-room", 11, "engine/round",
            "from dataclasses import replace\n", "import time\nfrom dataclasses import replace\n", HOUSE),
@@ -625,10 +731,16 @@ MUTANTS = (
            HOUSE),
     # ── and the virtual cluster's oracle notices, too ────────────────────────────────────────────────────────────────
     Mutant("storm-takes-the-smaller", 4, "engine/adoption",
-           "or lineage.key <= fragment.lineage.key or self.books.founding", "or self.books.founding", STORM),
+           ("        if (\n"
+"            lineage.genesis != self.books.genesis\n"
+"            or lineage.key <= fragment.lineage.key\n"
+"            or self.books.founding\n"
+"        ):"), "        if lineage.genesis != self.books.genesis or self.books.founding:", STORM),
     Mutant("storm-carries-across-genesis", 4, "engine/adoption",
-           "mine=False, replace=True)", "mine=False, replace=False)", STORM),
-    Mutant("storm-merges-twice", 5, "engine/round", "return _fits(offer, lineage) and (", "return (", STORM),
+           "False, replace=True", "False, replace=False", STORM),
+    Mutant("storm-merges-twice", 5, "engine/round", ("        return _fits(offer, lineage) and (\n"
+"            held is None or offer.order > held.order or not held.steps\n"
+"        )"), "        return held is None or offer.order > held.order or not held.steps", STORM),
     Mutant("storm-doubles-in-doubt", 5, "engine/progress",
            "        return not lineage.admits(self.claim)", "        return False", STORM),
     Mutant("storm-moves-the-anchor-in-mid-snapshot", 5, "engine/adoption",

@@ -2,9 +2,10 @@
 
     python -m tests.mutation.mutants [NAME...] [--law 5] [--jobs 2] [--timeout 180]
 
-The mutants are in `mutant_list.py`. Each is made in a copy of the sources and tried on its own small selection of
-tests, which the unchanged copy must pass first: else a failure would prove nothing. Caught is what makes a test fail,
-or hang; what cannot be collected is not caught but broken. Exit status 1 if one survives or is broken."""
+The mutants are in `mutant_list.py`. Each is made in a copy of the sources and tried on its own
+small selection of tests, which the unchanged copy must pass first: else a failure would prove
+nothing. Caught is what makes a test fail, or hang; what cannot be collected is not caught but
+broken. Exit status 1 if one survives or is broken."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("mend_optim", "tests", "pyproject.toml")
 TESTS_FAILED = 1  # pytest's exit status; others say that no test ran, or not all
 
-# A `conftest.py` above the copied tests: a run that imports another mend_optim than the copy's ends with status 4.
+# A `conftest.py` above the copied tests: a run that imports another mend_optim than the copy's ends
+# with status 4.
 CONFTEST = """
 from pathlib import Path
 
@@ -56,10 +58,13 @@ class Outcome:
 
 
 def mutated(source: str, mutant: Mutant) -> str:
-    """The source with the mutant's text replaced. Raises `ValueError` unless it occurs exactly once."""
+    """The source with the mutant's text replaced. Raises `ValueError` unless it occurs exactly
+    once."""
     times = source.count(mutant.old)
     if times != 1:
-        raise ValueError(f"{mutant.name}: its text must occur once in {mutant.room}.py, got {times} times")
+        raise ValueError(
+            f"{mutant.name}: its text must occur once in {mutant.room}.py, got {times} times"
+        )
     return source.replace(mutant.old, mutant.new)
 
 
@@ -67,7 +72,9 @@ def copy(source: Path, target: Path) -> Path:
     """A copy of the tree at `source`, as far as the tests need it."""
     for name in COPIED:
         if (source / name).is_dir():
-            shutil.copytree(source / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                source / name, target / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
         else:
             shutil.copy(source / name, target / name)
     (target / "conftest.py").write_text(CONFTEST, encoding="utf-8")
@@ -115,7 +122,8 @@ def pytest_in(folder: Path, selection: Sequence[str], timeout_s: float) -> Outco
 
 
 def verdict(status: int, output: str) -> tuple[str, str]:
-    """What pytest's exit status and its report say: what became of the run, and the first test that failed."""
+    """What pytest's exit status and its report say: what became of the run, and the first test that
+    failed."""
     if status == 0:
         return "passed", ""
     failed = re.search(r"^FAILED tests/(.+?)( - .*)?$", output, re.MULTILINE)
@@ -124,7 +132,9 @@ def verdict(status: int, output: str) -> tuple[str, str]:
     return "broken", f"pytest ended with status {status}:\n{output[-2000:]}"
 
 
-def attempt(source: Path, selection: Sequence[str], timeout_s: float, mutant: Mutant | None = None) -> Outcome:
+def attempt(
+    source: Path, selection: Sequence[str], timeout_s: float, mutant: Mutant | None = None
+) -> Outcome:
     with tree(source, mutant) as folder:
         return pytest_in(folder, selection, timeout_s)
 
@@ -138,27 +148,47 @@ def chosen(names: Sequence[str], law: int | None) -> list[Mutant]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="break the engine on purpose; see that tests notice")
+    parser = argparse.ArgumentParser(
+        description="break the engine on purpose; see that tests notice"
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="of mutants; all if none is given")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--law", type=int, help="only mutants that break this law")
-    parser.add_argument("--timeout", type=float, default=180.0, help="seconds until a run counts as hung")
+    parser.add_argument(
+        "--timeout", type=float, default=180.0, help="seconds until a run counts as hung"
+    )
     given = parser.parse_args(arguments)
     mutants = chosen(given.names, given.law)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(given.jobs) as pool:
-        source = copy(ROOT, Path(folder))  # so that nobody who edits the files meanwhile confuses the results
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
+        ThreadPoolExecutor(given.jobs) as pool,
+    ):
+        # so that nobody who edits the files meanwhile confuses the results
+        source = copy(ROOT, Path(folder))
         selections = list(dict.fromkeys(mutant.tests for mutant in mutants))
         for selection, outcome in zip(
-            selections, pool.map(lambda s: attempt(source, s, given.timeout), selections), strict=True
+            selections,
+            pool.map(lambda s: attempt(source, s, given.timeout), selections),
+            strict=True,
         ):
             if outcome.status != "passed":
                 pool.shutdown(cancel_futures=True)
-                print(f"the unchanged sources fail {' '.join(selection)}: {outcome.status}, {outcome.by}")
+                print(
+                    f"the unchanged sources fail {' '.join(selection)}: {outcome.status}, {outcome.by}"
+                )
                 return 1
-        print(f"the unchanged sources pass {len(selections)} selections\n\n{'mutant':44} law  seconds  caught by")
+        print(
+            f"the unchanged sources pass {len(selections)} selections\n\n{'mutant':44} law  seconds  caught by"
+        )
         outcomes = pool.map(lambda m: attempt(source, m.tests, given.timeout, m), mutants)
-        survivors = [m.name for m, outcome in zip(mutants, outcomes, strict=True) if not told(m, outcome).caught]
-    print(f"\n{len(mutants) - len(survivors)} of {len(mutants)} caught; not caught: {', '.join(survivors) or 'none'}")
+        survivors = [
+            m.name
+            for m, outcome in zip(mutants, outcomes, strict=True)
+            if not told(m, outcome).caught
+        ]
+    print(
+        f"\n{len(mutants) - len(survivors)} of {len(mutants)} caught; not caught: {', '.join(survivors) or 'none'}"
+    )
     return 1 if survivors else 0
 
 

@@ -1,4 +1,5 @@
-"""The list of mutants does not rot: each changes what it says, every law has some, and a run is judged rightly."""
+"""The list of mutants does not rot: each changes what it says, every law has some, and a run is
+judged rightly."""
 
 from __future__ import annotations
 
@@ -44,7 +45,12 @@ def test_mutants_are_named_once_and_break_a_law() -> None:
 
 
 def test_the_tests_that_must_notice_are_there() -> None:
-    named = {argument.split("::")[0] for mutant in MUTANTS for argument in mutant.tests if ".py" in argument}
+    named = {
+        argument.split("::")[0]
+        for mutant in MUTANTS
+        for argument in mutant.tests
+        if ".py" in argument
+    }
     assert {name for name in named if not (ROOT / name).is_file()} == set()
 
 
@@ -69,7 +75,9 @@ ERROR = "E\n==== short test summary info ====\nERROR tests/test_round.py - Impor
         (5, "no tests ran", ("broken", "pytest ended with status 5")),
     ],
 )
-def test_only_a_test_that_failed_has_caught_a_mutant(status: int, output: str, expected: tuple[str, str]) -> None:
+def test_only_a_test_that_failed_has_caught_a_mutant(
+    status: int, output: str, expected: tuple[str, str]
+) -> None:
     outcome, by = verdict(status, output)
     assert (outcome, by.split(":\n")[0]) == expected
 

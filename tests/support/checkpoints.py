@@ -41,7 +41,10 @@ def load(optimizer: Optimizer, saved: Saved) -> None:
 
 @contextmanager
 def resumed(
-    makes: Sequence[Callable[[], Optimizer]], saved: Sequence[Saved], started: bool = True, **options: Any
+    makes: Sequence[Callable[[], Optimizer]],
+    saved: Sequence[Saved],
+    started: bool = True,
+    **options: Any,
 ) -> Iterator[list[MendOptimizer]]:
     """New learners that go on from checkpoints."""
     with cluster(*(make() for make in makes), started=False, **options) as made:
@@ -55,12 +58,15 @@ def resumed(
 def newcomer(inner: Optimizer, name: str, *others: MendOptimizer, **options: Any) -> MendOptimizer:
     """A learner that is to join these, not started yet. Close it."""
     peers = [other.status().address for other in others]
-    return MendOptimizer(inner, **{"name": name, "listen": LOOPBACK, "peers": peers, "timing": TIMING, **options})
+    return MendOptimizer(
+        inner, **{"name": name, "listen": LOOPBACK, "peers": peers, "timing": TIMING, **options}
+    )
 
 
 def adam() -> Optimizer:
     torch.manual_seed(3)
-    return AdamW([Parameter(torch.randn(31)), Parameter(torch.randn(6, 7))], lr=0.1)  # enough for codecs to save bytes
+    # enough for codecs to save bytes
+    return AdamW([Parameter(torch.randn(31)), Parameter(torch.randn(6, 7))], lr=0.1)
 
 
 def anchors(optimizer: MendOptimizer) -> list[Tensor]:

@@ -1,5 +1,5 @@
-"""One learner's engine, driven by hand: a test plays its peers, its worker and its training thread, one event at a
-time."""
+"""One learner's engine, driven by hand: a test plays its peers, its worker and its training thread,
+one event at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 def grown(lineage: Lineage, *entries: Entry) -> Lineage:
     """The lineage after a seal of these, or of somebody's ten tokens."""
-    return lineage.seal(entries or [Entry(PeerId("somebody", 1), lineage.version + 1, 10, 1)], PAYLOAD)
+    return lineage.seal(
+        entries or [Entry(PeerId("somebody", 1), lineage.version + 1, 10, 1)], PAYLOAD
+    )
 
 
 def seal_of(base: Lineage, *entries: Entry, sealer: PeerId = PEER, key: Key | None = None) -> Seal:
@@ -42,13 +44,15 @@ def state_of(lineage: Lineage, fragment: int = 0, peer: PeerId = PEER) -> State:
     return State(peer, fragment, lineage, b"content")
 
 
-def offer_of(peer: PeerId, seq: int = 1, steps: int = 4, due: bool = True, inherited: Claim | None = None) -> Offer:
+def offer_of(
+    peer: PeerId, seq: int = 1, steps: int = 4, due: bool = True, inherited: Claim | None = None
+) -> Offer:
     return Offer(peer, 0, seq, 10 * steps, steps, GENESIS, BASE.key, due, inherited=inherited)
 
 
 class Engine:
-    """A learner that has begun and joined. `seals`: whether it can be dialled; its peers cannot be, so that it runs all
-    rounds, or else they are."""
+    """A learner that has begun and joined. `seals`: whether it can be dialled; its peers cannot be,
+    so that it runs all rounds, or else they are."""
 
     def __init__(
         self,
@@ -62,7 +66,9 @@ class Engine:
         self.now, self.seals, self.counts = 0.0, seals, 0
         plan = Schedule(**{"sync_every": 4, **schedule})
         some = Quorum(minimum=quorum)
-        policies = Policies(schedule=plan, quorum=some, grace=Grace(max_s=grace_s), failslow=failslow, stays=stays)
+        policies = Policies(
+            schedule=plan, quorum=some, grace=Grace(max_s=grace_s), failslow=failslow, stays=stays
+        )
         self.syncer = Syncer(ME, "me:1" if seals else "", (), policies, self.now)
         self.syncer.begin(self.now, GENESIS, (b"",) * plan.fragments)
         self.log: list[Any] = []
@@ -77,17 +83,36 @@ class Engine:
         return self.fragment.lineage
 
     def beat(
-        self, peer: PeerId = PEER, *lineages: Lineage, step: int = 1, genesis: bytes = GENESIS, slower: float = 0.0
+        self,
+        peer: PeerId = PEER,
+        *lineages: Lineage,
+        step: int = 1,
+        genesis: bytes = GENESIS,
+        slower: float = 0.0,
     ) -> None:
-        """A beat of a peer that trains; it is met before. `slower`: how many times slower it is than it was, if it
-        says anything."""
+        """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
+        than it was, if it says anything."""
         self.counts += 1
         address = "" if self.seals else f"{peer.name}:1"
         self.syncer.met(self.now, peer, address)
-        reports = tuple(Report(lineage.key) for lineage in lineages or [BASE] * len(self.syncer.books.fragments))
+        reports = tuple(
+            Report(lineage.key) for lineage in lineages or [BASE] * len(self.syncer.books.fragments)
+        )
         paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()
         tokens = 10 * step
-        beat = Beat(peer, address, self.counts, step, tokens, 1.0, True, genesis, reports, position=step, paces=paces)
+        beat = Beat(
+            peer,
+            address,
+            self.counts,
+            step,
+            tokens,
+            1.0,
+            True,
+            genesis,
+            reports,
+            position=step,
+            paces=paces,
+        )
         self.receive(beat)
 
     def receive(self, message: Message) -> None:
@@ -138,11 +163,16 @@ class Engine:
 
     def sent(self, kind: type[T]) -> list[tuple[PeerId, T]]:
         """Messages of this kind, and to whom, that were not looked at yet."""
-        return [(e.to, e.message) for e in self._take(lambda e: isinstance(e, Send) and isinstance(e.message, kind))]
+        return [
+            (e.to, e.message)
+            for e in self._take(lambda e: isinstance(e, Send) and isinstance(e.message, kind))
+        ]
 
     def jobs(self, kind: type[T]) -> list[T]:
         """Jobs of this kind for the worker that were not looked at yet."""
-        return [e.job for e in self._take(lambda e: isinstance(e, Work) and isinstance(e.job, kind))]
+        return [
+            e.job for e in self._take(lambda e: isinstance(e, Work) and isinstance(e.job, kind))
+        ]
 
     def events(self, *kinds: str) -> list[Event]:
         """Events of these kinds that were not looked at yet."""

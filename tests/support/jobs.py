@@ -1,4 +1,5 @@
-"""A job performed, as tests look at it: what the engine is told, and what the training thread is given."""
+"""A job performed, as tests look at it: what the engine is told, and what the training thread is
+given."""
 
 from __future__ import annotations
 

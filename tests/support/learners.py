@@ -1,7 +1,9 @@
-"""Learners of one process: real optimizers that train together from threads, over loopback, on free ports.
+"""Learners of one process: real optimizers that train together from threads, over loopback, on free
+ports.
 
-The loops that call `step()` run in threads, because in lockstep the steps of two learners wait for one another.
-Nothing sleeps: what is awaited is a condition of the learner, or an event it tells, for at most `PATIENCE_S`.
+The loops that call `step()` run in threads, because in lockstep the steps of two learners wait for
+one another. Nothing sleeps: what is awaited is a condition of the learner, or an event it tells,
+for at most `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from mend_optim.engine.state import Books
 
 PATIENCE_S = 30.0
 LOOPBACK = "127.0.0.1:0"
-TIMING = Timing(beat_s=0.2, join_timeout_s=PATIENCE_S, round_timeout_s=PATIENCE_S, evict_after_s=PATIENCE_S)
+TIMING = Timing(
+    beat_s=0.2, join_timeout_s=PATIENCE_S, round_timeout_s=PATIENCE_S, evict_after_s=PATIENCE_S
+)
 LOCKSTEP: dict[str, Any] = {"sync_every": 1, "adopt_after": 0}  # each step is a round
 NAMES = "abcdef"
 
 T = TypeVar("T")
-Grad = Callable[[int, int], "float | None"]  # (learner, step): every element of every gradient; None: there is none
+# (learner, step): every element of every gradient; None: there is none
+Grad = Callable[[int, int], "float | None"]
 
 
 def weights(*values: float, dtype: torch.dtype = torch.float32) -> list[Parameter]:
@@ -72,7 +77,10 @@ def together(*actions: Callable[[], T]) -> list[T]:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(i,), name=f"trainer-{i}", daemon=True) for i in range(len(actions))]
+    threads = [
+        threading.Thread(target=run, args=(i,), name=f"trainer-{i}", daemon=True)
+        for i in range(len(actions))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -100,15 +108,22 @@ class Watch:
 
     def until(self, kind: str, count: int = 1) -> list[Event]:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, PATIENCE_S), self.events
+            assert self._changed.wait_for(lambda: len(self.of(kind)) >= count, PATIENCE_S), (
+                self.events
+            )
             return self.of(kind)
 
 
 def start(optimizers: Sequence[MendOptimizer]) -> None:
-    """What the first `step()` does before it steps, until all know that all others train: nobody is ahead."""
+    """What the first `step()` does before it steps, until all know that all others train: nobody is
+    ahead."""
 
     def others(books: Books) -> int:
-        return 0 if books.solo else sum(peer.training and peer.linked for peer in books.roster.peers.values())
+        return (
+            0
+            if books.solo
+            else sum(peer.training and peer.linked for peer in books.roster.peers.values())
+        )
 
     learners = [o._learner for o in optimizers if o._learner]
     together(*(lambda o=o, m=m: o._begun(m) for o, m in zip(optimizers, learners, strict=True)))
@@ -120,7 +135,8 @@ def start(optimizers: Sequence[MendOptimizer]) -> None:
 def cluster(
     *inners: Optimizer, each: Sequence[Mapping[str, Any]] = (), started: bool = True, **options: Any
 ) -> Iterator[list[MendOptimizer]]:
-    """A learner for each inner optimizer, named a, b, c …; the first is the others' peer; `each`: one's own options."""
+    """A learner for each inner optimizer, named a, b, c …; the first is the others' peer; `each`:
+    one's own options."""
     with ExitStack() as stack:
         made: list[MendOptimizer] = []
         for i, inner in enumerate(inners):
@@ -151,6 +167,7 @@ def drive(optimizers: Sequence[Optimizer], steps: int, grad: Grad) -> None:
 
 
 def settle(optimizers: Sequence[MendOptimizer]) -> None:
-    """Everything trained is merged everywhere. Twice: the first to be done has not heard of what the last still had."""
+    """Everything trained is merged everywhere. Twice: the first to be done has not heard of what
+    the last still had."""
     for _ in range(2):
         assert all(together(*(lambda o=o: o.synchronize(PATIENCE_S) for o in optimizers)))

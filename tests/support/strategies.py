@@ -38,8 +38,12 @@ def vectors(draw: st.DrawFn, count: int, numel: int) -> list[Tensor]:
 
 
 @st.composite
-def contributions(draw: st.DrawFn, least: int = 1, most: int = 6) -> tuple[list[Tensor], list[float]]:
+def contributions(
+    draw: st.DrawFn, least: int = 1, most: int = 6
+) -> tuple[list[Tensor], list[float]]:
     """Deltas and weights of a merge: weights ≥ 0 that sum to 1."""
     deltas = draw(vectors(draw(st.integers(least, most)), draw(st.integers(1, 9))))
-    raw = draw(st.lists(st.integers(0, 1000), min_size=len(deltas), max_size=len(deltas)).filter(any))
+    raw = draw(
+        st.lists(st.integers(0, 1000), min_size=len(deltas), max_size=len(deltas)).filter(any)
+    )
     return deltas, [w / sum(raw) for w in raw]

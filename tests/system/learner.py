@@ -1,4 +1,5 @@
-"""A learner that does as it is told: one JSON order a line on stdin, one JSON event a line on stdout.
+"""A learner that does as it is told: one JSON order a line on stdin, one JSON event a line on
+stdout.
 
     learn      fork a process that is a learner, and wait for its end; the other orders are for that process
     run        take steps, up to number `steps` (null: until told to pause)         pause    take no more
@@ -9,8 +10,9 @@
     fail       raise in the training loop            exit       end at the next round, out of `on_event`: see ENDINGS
     children   name the processes that it has forked
 
-Importing torch takes longer than most tests do: so the first process only imports, and every learner is a fork of it,
-made before there is any thread. Learners train a small network on a fixed problem: their losses can be compared.
+Importing torch takes longer than most tests do: so the first process only imports, and every
+learner is a fork of it, made before there is any thread. Learners train a small network on a fixed
+problem: their losses can be compared.
 """
 
 from __future__ import annotations
@@ -109,7 +111,9 @@ class Learner:
         self.pace_s, self.until = order["pace_s"], order["steps"]
         torch.manual_seed(order["seed"])
         width = order["width"]
-        self.model = nn.Sequential(nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 4))
+        self.model = nn.Sequential(
+            nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 4)
+        )
         self.batches = batches(order["data_seed"], order["workers"])
         self.chance = random.Random(order["data_seed"])
         self.step = self.drawn = 0
@@ -140,7 +144,9 @@ class Learner:
         if how == "close":
             self.optimizer.close()
         if how != "plain":
-            self.console.say("left behind", threads=[thread.name for thread in threading.enumerate()])
+            self.console.say(
+                "left behind", threads=[thread.name for thread in threading.enumerate()]
+            )
 
     def _serve(self) -> str | None:
         """Obey an order or take a step. How to leave, if it was the order to leave."""
@@ -220,7 +226,9 @@ class Learner:
         self.console.say("report", anchors=anchors, genesis=engine.books.genesis.hex(), **facts)
 
     def children(self) -> None:
-        self.console.say("children", pids=[child.pid for child in multiprocessing.active_children()])
+        self.console.say(
+            "children", pids=[child.pid for child in multiprocessing.active_children()]
+        )
 
     def fail(self) -> None:
         raise RuntimeError("a bug in the training loop")
@@ -252,7 +260,8 @@ class Learner:
 
 
 def give_birth(console: Console, order: Order) -> bool:
-    """Fork a learner. In the new process, true once it has lived; in the old one, false once the new one has ended."""
+    """Fork a learner. In the new process, true once it has lived; in the old one, false once the
+    new one has ended."""
     child = os.fork()
     if not child:
         console.say("born", pid=os.getpid())
@@ -266,10 +275,12 @@ def give_birth(console: Console, order: Order) -> bool:
 
 def main() -> None:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests run in the background
+    # ignored, where the tests run in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.optim.SGD([torch.zeros(1)])  # torch imports much at the first optimizer
     gc.collect()
-    gc.freeze()  # else every learner that ends searches all of torch for garbage, and copies it for that
+    # else every learner that ends searches all of torch for garbage, and copies it for that
+    gc.freeze()
     console = Console()
     while True:
         order = console.next(None)

@@ -1,4 +1,5 @@
-"""Real processes for the tests: start learners (`learner.py`), tell them what to do, wait for what they say, end them.
+"""Real processes for the tests: start learners (`learner.py`), tell them what to do, wait for what
+they say, end them.
 
 Nothing here sleeps: whoever waits, waits for a line of output until a deadline.
 """
@@ -32,9 +33,11 @@ _HOSTS = itertools.count()
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses whose ports the system has free. All are held until the last is known: no two are the same.
+    """Loopback addresses whose ports the system has free. All are held until the last is known: no
+    two are the same.
 
-    Each call has a host of its own: of 127.0.0.1, a port that is let go goes to the next test that asks for any.
+    Each call has a host of its own: of 127.0.0.1, a port that is let go goes to the next test that
+    asks for any.
     """
     host = _own_host()
     with ExitStack() as held:
@@ -43,7 +46,8 @@ def free_addresses(count: int) -> list[str]:
 
 
 def _own_host() -> str:
-    """A loopback host that no other call has, in this process or another of the tests; the common one without 127/8."""
+    """A loopback host that no other call has, in this process or another of the tests; the common
+    one without 127/8."""
     number = os.getpid() * 61 + next(_HOSTS) % 61
     host = f"127.{1 + (number >> 16) % 254}.{(number >> 8) % 256}.{number % 256}"
     try:
@@ -54,7 +58,8 @@ def _own_host() -> str:
 
 
 class Process:
-    """A Python process that bears learners, one after another. What they print goes to the learner of the time."""
+    """A Python process that bears learners, one after another. What they print goes to the learner
+    of the time."""
 
     def __init__(self) -> None:
         here = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
@@ -152,7 +157,7 @@ class Learner:
         """How many adopted seals have exactly these members."""
         return sum(members(round) == set(names) for round in self.rounds)
 
-    # ── telling ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── telling ───────────────────────────────────────────────────────────────────────────────────
 
     def order(self, do: str, **facts: Any) -> None:
         self.process.order(do, **facts)
@@ -178,7 +183,7 @@ class Learner:
     def report(self) -> Facts:
         return self.ask("report", "report")
 
-    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── ending ────────────────────────────────────────────────────────────────────────────────────
 
     def signal(self, number: int) -> None:
         if self.events["born"]:
@@ -221,11 +226,23 @@ class Crew:
         self.learners: list[Learner] = []
 
     def start(
-        self, name: str, *, seed: int = 0, data_seed: int | None = None, pace_s: float = 0.005,
-        steps: int | None = None, width: int = 48, workers: int = 0, tokens: tuple[int, int] = (1, 1),
-        managed: bool = False, timing: Facts | None = None, restore: Path | None = None, **options: Any,
-    ) -> Learner:  # fmt: skip
-        """Start a learner, with any keyword of MendOptimizer that can be written in JSON. It pauses after `steps`."""
+        self,
+        name: str,
+        *,
+        seed: int = 0,
+        data_seed: int | None = None,
+        pace_s: float = 0.005,
+        steps: int | None = None,
+        width: int = 48,
+        workers: int = 0,
+        tokens: tuple[int, int] = (1, 1),
+        managed: bool = False,
+        timing: Facts | None = None,
+        restore: Path | None = None,
+        **options: Any,
+    ) -> Learner:
+        """Start a learner, with any keyword of MendOptimizer that can be written in JSON. It pauses
+        after `steps`."""
         free = [p for p in self._processes if not p.learner or p.learner.ended]
         process = free[0] if free else Process()
         if not free:
@@ -234,23 +251,39 @@ class Crew:
         self.learners.append(process.learner)
         options = {"name": name, "listen": "127.0.0.1:0", "sync_every": 10, "grace": 2.0, **options}
         process.order(
-            "learn", seed=seed, data_seed=seed if data_seed is None else data_seed, pace_s=pace_s, steps=steps,
-            width=width, workers=workers, tokens=tokens, managed=managed, timing={**TIMING, **(timing or {})},
-            restore=str(restore or ""), options=options,
-        )  # fmt: skip
+            "learn",
+            seed=seed,
+            data_seed=seed if data_seed is None else data_seed,
+            pace_s=pace_s,
+            steps=steps,
+            width=width,
+            workers=workers,
+            tokens=tokens,
+            managed=managed,
+            timing={**TIMING, **(timing or {})},
+            restore=str(restore or ""),
+            options=options,
+        )
         return process.learner
 
-    def start_all(self, names: str, special: Mapping[str, Facts] | None = None, **options: Any) -> list[Learner]:
-        """Start learners that all listen and know each other's address; seeds count up from 0. `special`: of one."""
+    def start_all(
+        self, names: str, special: Mapping[str, Facts] | None = None, **options: Any
+    ) -> list[Learner]:
+        """Start learners that all listen and know each other's address; seeds count up from 0.
+        `special`: of one."""
         addresses = free_addresses(len(names))
-        own = [{"seed": i, "listen": a, "peers": [b for b in addresses if b != a]} for i, a in enumerate(addresses)]
+        own = [
+            {"seed": i, "listen": a, "peers": [b for b in addresses if b != a]}
+            for i, a in enumerate(addresses)
+        ]
         return [
             self.start(name, **{**its, **options, **(special or {}).get(name, {})})
             for name, its in zip(names, own, strict=True)
         ]
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
-        """Wait for output that makes the condition true. Fails if it does not come, or a learner ends unbidden."""
+        """Wait for output that makes the condition true. Fails if it does not come, or a learner
+        ends unbidden."""
         deadline = time.monotonic() + PATIENCE_S
         with NEWS:
             while not condition():
@@ -269,7 +302,8 @@ class Crew:
         return "\n".join(lines)
 
     def settle(self, *learners: Learner) -> list[Facts]:
-        """Let them pause and synchronize, and say what they report once all hold the same anchors."""
+        """Let them pause and synchronize, and say what they report once all hold the same
+        anchors."""
         for x in learners:
             x.ask("pause", "paused")
         seen = {x: len(x.events["synchronized"]) for x in learners}
@@ -289,7 +323,8 @@ class Crew:
         raise AssertionError(f"no common lineage: {[lineages(report) for report in reports]}")
 
     def end(self) -> None:
-        """Close every learner that is still there: each must end well, and leave no thread behind."""
+        """Close every learner that is still there: each must end well, and leave no thread
+        behind."""
         staying = [x for x in self.learners if not x.may_end]
         try:
             for x in staying:

@@ -1,4 +1,5 @@
-"""However a learner ends, it ends: at once, with the status it should have, and nothing of it is left behind.
+"""However a learner ends, it ends: at once, with the status it should have, and nothing of it is
+left behind.
 
 `test_processes.py` has the ends that are meant: `close`, `with`, the end of the script, Ctrl-C."""
 
@@ -67,7 +68,7 @@ def loss_was_seen(stayer: Learner) -> None:
     stayer.await_steps(20)
 
 
-# ── signals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── signals ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_sigterm_ends_a_learner_and_its_data_loader(crew: Crew) -> None:
@@ -102,7 +103,8 @@ def test_ctrl_c_ends_a_learner_in_synchronize(crew: Crew) -> None:
 
 
 def test_a_dead_learners_data_loader_does_not_keep_its_port(crew: Crew) -> None:
-    """Workers inherit every socket: while they live, the dead learner's peers see its connections open."""
+    """Workers inherit every socket: while they live, the dead learner's peers see its connections
+    open."""
     (address,) = free_addresses(1)
     stayer, leaver = pair(crew, SOON, workers=2, pace_s=0.02, listen=address)
     workers(leaver)
@@ -112,7 +114,7 @@ def test_a_dead_learners_data_loader_does_not_keep_its_port(crew: Crew) -> None:
     crew.until(lambda: again.seals_with("stayer", "leaver") >= 2, "two more seals of both")
 
 
-# ── exceptions ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── exceptions ────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_exception_in_the_training_loop_ends_the_process(crew: Crew) -> None:
@@ -135,7 +137,7 @@ def test_the_training_loops_exception_leaves_a_with_block_unchanged(crew: Crew) 
     goodbye_was_heard(stayer)
 
 
-# ── out of `on_event`, which runs on a background thread ─────────────────────────────────────────────────────────────
+# ── out of `on_event`, which runs on a background thread ──────────────────────────────────────────
 
 
 def test_sys_exit_in_a_callback_is_raised_by_the_next_step(crew: Crew) -> None:

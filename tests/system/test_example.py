@@ -27,7 +27,16 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def run(*arguments: str) -> dict[str, Any]:
         report = tmp_path / "report.json"
-        told = [str(SCRIPT), "--batch", "2", "--save-every", "3", "--report", str(report), *arguments]
+        told = [
+            str(SCRIPT),
+            "--batch",
+            "2",
+            "--save-every",
+            "3",
+            "--report",
+            str(report),
+            *arguments,
+        ]
         monkeypatch.setattr(sys, "argv", told)
         module.main()
         result: dict[str, Any] = json.loads(report.read_text())

@@ -1,5 +1,5 @@
-"""The GPU paths: asynchronous copies to pinned memory, corrections back, AMP, fused and compiled steps. Runs where
-there is a GPU."""
+"""The GPU paths: asynchronous copies to pinned memory, corrections back, AMP, fused and compiled
+steps. Runs where there is a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ def together(
     """Train two learners in two threads of this process, synchronize, return both."""
     models = [model(seed, dtype) for seed in (0, 1)]
     first = MendOptimizer(
-        make(models[0]), name="a", listen="127.0.0.1:0", sync_every=EVERY, timing=TIMING, quorum=2, **kwargs
+        make(models[0]),
+        name="a",
+        listen="127.0.0.1:0",
+        sync_every=EVERY,
+        timing=TIMING,
+        quorum=2,
+        **kwargs,
     )  # type: ignore[arg-type]
     second = MendOptimizer(
         make(models[1]),
@@ -48,13 +54,17 @@ def together(
         try:
             draws = torch.Generator("cuda").manual_seed(seed)
             for _ in range(STEPS):
-                step(m, optimizer, torch.randn(64, 256, device="cuda", generator=draws, dtype=dtype))
+                step(
+                    m, optimizer, torch.randn(64, 256, device="cuda", generator=draws, dtype=dtype)
+                )
             assert optimizer.synchronize(20)
         except BaseException as fault:
             faults.append(fault)
 
     pairs = [(models[0], first), (models[1], second)]
-    threads = [threading.Thread(target=train, args=(m, o, seed)) for seed, (m, o) in enumerate(pairs)]
+    threads = [
+        threading.Thread(target=train, args=(m, o, seed)) for seed, (m, o) in enumerate(pairs)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -73,8 +83,8 @@ def plain_step(m: nn.Module, optimizer: MendOptimizer, x: torch.Tensor) -> None:
 
 
 def check(pairs: list[tuple[nn.Module, MendOptimizer]]) -> None:
-    """Both hold one anchor, bit for bit, which holds all tokens of both; rounds really happened; weights are near the
-    anchor."""
+    """Both hold one anchor, bit for bit, which holds all tokens of both; rounds really happened;
+    weights are near the anchor."""
     (m, a), (n, b) = pairs
     try:
         assert a.status().roster
@@ -87,7 +97,9 @@ def check(pairs: list[tuple[nn.Module, MendOptimizer]]) -> None:
             for p, q, mine in zip(m.parameters(), n.parameters(), local, strict=True):
                 assert p.is_cuda
                 assert torch.equal(p, q)
-                torch.testing.assert_close(p, mine, atol=2e-2 if p.dtype == torch.bfloat16 else 1e-5, rtol=0)
+                torch.testing.assert_close(
+                    p, mine, atol=2e-2 if p.dtype == torch.bfloat16 else 1e-5, rtol=0
+                )
     finally:
         a.close()
         b.close()
@@ -99,11 +111,25 @@ def test_adamw_on_a_gpu(fused: bool) -> None:
 
 
 def test_bf16_parameters_and_fragments() -> None:
-    check(together(lambda m: torch.optim.SGD(m.parameters(), lr=0.05), plain_step, torch.bfloat16, fragments=2))
+    check(
+        together(
+            lambda m: torch.optim.SGD(m.parameters(), lr=0.05),
+            plain_step,
+            torch.bfloat16,
+            fragments=2,
+        )
+    )
 
 
 def test_lockstep_on_a_gpu() -> None:
-    check(together(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3), plain_step, adopt_after=2, grace=20))
+    check(
+        together(
+            lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3),
+            plain_step,
+            adopt_after=2,
+            grace=20,
+        )
+    )
 
 
 def test_amp_with_a_scaler() -> None:

@@ -11,8 +11,9 @@ from bench.cluster.namespaces import absent, joined
 
 WIRE = Part(rate="100mbit", least_s=0.0, least_rounds=3)
 FLOAT32 = 4 * 397_408  # bytes of the example's model
-# Headers are 66 bytes of 1,514, acknowledgements of what comes the other way can be as much again, HTTP/2's frames are
-# little; beats, and what one learner sends between the moments at which the two look, do not grow with the rounds.
+# Headers are 66 bytes of 1,514, acknowledgements of what comes the other way can be as much again,
+# HTTP/2's frames are little; beats, and what one learner sends between the moments at which the two
+# look, do not grow with the rounds.
 OVERHEAD, SMALL_TALK = 1.25, 50_000
 
 
@@ -37,7 +38,9 @@ def bytes_a_round(pair: Pair) -> list[float]:
 
 
 def test_powersgd_moves_less_than_a_quarter_in_either_direction_and_the_ledger_says_so() -> None:
-    settings = [Setting(codec, adopt_after=4, sync_every=8, step_s=0.0) for codec in ("none", "powersgd")]
+    settings = [
+        Setting(codec, adopt_after=4, sync_every=8, step_s=0.0) for codec in ("none", "powersgd")
+    ]
     pairs = [pair for (pair,) in measure(settings, [WIRE])]
     for one, other in pairs:
         assert one.digest == other.digest
@@ -52,8 +55,13 @@ def test_powersgd_moves_less_than_a_quarter_in_either_direction_and_the_ledger_s
 
 def test_whose_link_becomes_slow_is_named_as_such_by_both() -> None:
     """Who computes slowly, on a busy machine, is another matter."""
-    parts = [Part("200mbit", least_s=0.0, least_rounds=8), Part("40mbit", least_s=0.0, least_rounds=12)]
-    ((before, after),) = measure([Setting("none", adopt_after=None, sync_every=8, step_s=0.0)], parts)
+    parts = [
+        Part("200mbit", least_s=0.0, least_rounds=8),
+        Part("40mbit", least_s=0.0, least_rounds=12),
+    ]
+    ((before, after),) = measure(
+        [Setting("none", adopt_after=None, sync_every=8, step_s=0.0)], parts
+    )
     assert [links_of(outcome) for outcome in before] == [[], []]
     offers, _ = by_sealer(after)
     assert [links_of(outcome) for outcome in after] == [[offers.name]] * 2

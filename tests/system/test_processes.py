@@ -1,4 +1,5 @@
-"""What the library promises, kept by real processes that are killed, slow, late, cut off, mismatched, interrupted."""
+"""What the library promises, kept by real processes that are killed, slow, late, cut off,
+mismatched, interrupted."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import Crew, Facts, Learner, Process, SlowRoad, free_addresses, lineages, members
+from tests.system.processes import (
+    Crew,
+    Facts,
+    Learner,
+    Process,
+    SlowRoad,
+    free_addresses,
+    lineages,
+    members,
+)
 
 DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
 
@@ -35,10 +45,14 @@ def loss(text: str) -> float:
 
 
 def await_common_seals(crew: Crew, learners: list[Learner], more: int) -> None:
-    """Wait until each of them has adopted so many more seals that merged its own work and that of all the others."""
+    """Wait until each of them has adopted so many more seals that merged its own work and that of
+    all the others."""
     names = [learner.name for learner in learners]
     goals = {learner: learner.seals_with(*names) + more for learner in learners}
-    crew.until(lambda: all(x.seals_with(*names) >= goal for x, goal in goals.items()), f"{more} seals of all")
+    crew.until(
+        lambda: all(x.seals_with(*names) >= goal for x, goal in goals.items()),
+        f"{more} seals of all",
+    )
 
 
 def assert_one_model(reports: list[Facts]) -> None:
@@ -46,7 +60,7 @@ def assert_one_model(reports: list[Facts]) -> None:
     assert len({(report["genesis"], report["anchors"]) for report in reports}) == 1
 
 
-# ── joining and coming back ──────────────────────────────────────────────────────────────────────────────────────────
+# ── joining and coming back ───────────────────────────────────────────────────────────────────────
 
 
 def test_a_killed_learner_comes_back_from_nothing_and_takes_the_trained_weights(crew: Crew) -> None:
@@ -69,7 +83,9 @@ def test_a_killed_learner_comes_back_from_nothing_and_takes_the_trained_weights(
     assert reports[0]["genesis"] == genesis
     for x, mark in killed.items():
         since = x.order_of_events[mark:]
-        assert since[: since.index("evicted")].count("step") > 20, f"{x.name} must step on while {c.name} is dead"
+        assert since[: since.index("evicted")].count("step") > 20, (
+            f"{x.name} must step on while {c.name} is dead"
+        )
         later = x.rounds[x.order_of_events[:mark].count("round") :]
         assert [r["tokens"] for r in later] == sorted(r["tokens"] for r in later)
         assert not any(r["superseded"] or r["dropped_tokens"] for r in later)
@@ -115,11 +131,12 @@ def test_a_learner_that_finds_nobody_trains_alone_and_joins_when_somebody_comes(
     assert_one_model(crew.settle(a, b))
 
 
-# ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── checkpoints ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_all_killed_and_restored_they_train_to_the_same_bits(crew: Crew, tmp_path: Path) -> None:
-    """60 steps straight, and 30 steps, SIGKILL to both, the rest: every loss and every anchor agrees."""
+    """60 steps straight, and 30 steps, SIGKILL to both, the rest: every loss and every anchor
+    agrees."""
     straight = in_lockstep(crew, 60)
     expected = [(x.losses, x.report()["anchors"]) for x in straight]
     leave_together(straight)
@@ -138,12 +155,22 @@ def test_all_killed_and_restored_they_train_to_the_same_bits(crew: Crew, tmp_pat
 
 
 def in_lockstep(crew: Crew, steps: int, restore: list[Path] | None = None) -> list[Learner]:
-    own: dict[str, Facts] = {name: {"restore": path} for name, path in zip("ab", restore or [], strict=False)}
-    options: Facts = {"sync_every": 7, "adopt_after": 3, "grace": 60.0, "timing": DISTANT, "pace_s": 0.001}
+    own: dict[str, Facts] = {
+        name: {"restore": path} for name, path in zip("ab", restore or [], strict=False)
+    }
+    options: Facts = {
+        "sync_every": 7,
+        "adopt_after": 3,
+        "grace": 60.0,
+        "timing": DISTANT,
+        "pace_s": 0.001,
+    }
     pair = crew.start_all("ab", own, steps=steps, **options)
     goal = steps - 30 if restore else steps
     crew.until(lambda: all(x.step == goal for x in pair), f"step {steps}")
-    crew.until(lambda: all(len(x.rounds) >= (4 if goal == 30 else 8) for x in pair), "the last round")
+    crew.until(
+        lambda: all(len(x.rounds) >= (4 if goal == 30 else 8) for x in pair), "the last round"
+    )
     return pair
 
 
@@ -152,7 +179,9 @@ def leave_together(learners: list[Learner]) -> None:
         assert x.leave() == 0
 
 
-def test_a_learner_restored_from_an_old_file_counts_no_token_twice(crew: Crew, tmp_path: Path) -> None:
+def test_a_learner_restored_from_an_old_file_counts_no_token_twice(
+    crew: Crew, tmp_path: Path
+) -> None:
     a, b, c = crew.start_all("abc")
     await_common_seals(crew, [a, b, c], 2)
     c.ask("save", "saved", path=str(tmp_path / "c.pt"))
@@ -161,7 +190,9 @@ def test_a_learner_restored_from_an_old_file_counts_no_token_twice(crew: Crew, t
     for x in (a, b):
         x.await_event("evicted")
     await_common_seals(crew, [a, b], 2)
-    again = crew.start("c", seed=9, listen=c.address, peers=[a.address, b.address], restore=tmp_path / "c.pt")
+    again = crew.start(
+        "c", seed=9, listen=c.address, peers=[a.address, b.address], restore=tmp_path / "c.pt"
+    )
     facts = again.await_event("restored")
     assert facts["intact"]
     assert facts["step"] == c.events["saved"][0]["step"] == facts["tokens"]
@@ -169,14 +200,17 @@ def test_a_learner_restored_from_an_old_file_counts_no_token_twice(crew: Crew, t
     reports = crew.settle(a, b, again)
     assert_one_model(reports)
     seals = {r["digest"]: r for x in (a, b, c, again) for r in x.rounds if r["members"]}.values()
-    entries = [(m["name"], m["incarnation"], m["seq"]) for r in seals for m in r["members"] if m["steps"]]
+    entries = [
+        (m["name"], m["incarnation"], m["seq"]) for r in seals for m in r["members"] if m["steps"]
+    ]
     assert len(set(entries)) == len(entries), "no offer is merged twice"
     assert merged_tokens(list(seals), "a") == a.step
     assert merged_tokens(list(seals), "b") == b.step
     of_c = sum(m["tokens"] for r in seals for m in r["members"] if m["name"] == "c")
     dropped = reports[2]["dropped_tokens"]
     assert reports[0]["fragments"][0]["tokens"] == a.step + b.step + of_c
-    assert of_c + dropped >= facts["tokens"] + again.step  # what it had is merged or dropped, what it did is merged
+    # what it had is merged or dropped, what it did is merged
+    assert of_c + dropped >= facts["tokens"] + again.step
     assert of_c <= c.step + again.step
     assert dropped <= facts["unmerged_tokens"]
 
@@ -197,10 +231,12 @@ def test_a_file_cut_in_half_is_refused_and_the_cluster_adopted(crew: Crew, tmp_p
     assert_one_model(crew.settle(a, again))
 
 
-# ── rounds ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── rounds ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_learner_three_times_slower_takes_part_in_every_round_with_fewer_tokens(crew: Crew) -> None:
+def test_a_learner_three_times_slower_takes_part_in_every_round_with_fewer_tokens(
+    crew: Crew,
+) -> None:
     learners = crew.start_all("abc", {"c": {"pace_s": 0.015}}, seed=0, timing=DISTANT)
     learners[0].await_rounds(25)
     crew.settle(*learners)
@@ -229,15 +265,25 @@ def losses_over(crew: Crew, delay_s: float) -> list[list[str]]:
     try:
         pair = [
             crew.start(
-                name, listen=own[i], advertise=roads[i].address, peers=[roads[1 - i].address], timing=timing, steps=44,
-                seed=i, sync_every=8, adopt_after=4, grace=60.0,
+                name,
+                listen=own[i],
+                advertise=roads[i].address,
+                peers=[roads[1 - i].address],
+                timing=timing,
+                steps=44,
+                seed=i,
+                sync_every=8,
+                adopt_after=4,
+                grace=60.0,
             )
             for i, name in enumerate("ab")
-        ]  # fmt: skip
+        ]
         crew.until(lambda: all(x.step == 44 for x in pair), "44 steps")
         for x in pair:
             assert x.leave() == 0
-            assert [(r["reason"], r["mine"]) for r in x.rounds if r["members"]] == [("all_present", True)] * 5
+            assert [(r["reason"], r["mine"]) for r in x.rounds if r["members"]] == [
+                ("all_present", True)
+            ] * 5
         assert len({x.events["first"][0]["weights"] for x in pair}) == 1
         assert all(road.held >= 5 for road in roads), "everything must have gone over the roads"
         return [x.losses for x in pair]
@@ -263,21 +309,30 @@ def test_no_token_is_lost_or_counted_twice(crew: Crew, tmp_path: Path) -> None:
 
 def assert_conserved(reports: list[Facts], ledgers: Path) -> None:
     """Law 5, from what the learners report and from the union of their ledgers."""
-    lines = [json.loads(line) for ledger in ledgers.iterdir() for line in ledger.read_text().splitlines()]
+    lines = [
+        json.loads(line) for ledger in ledgers.iterdir() for line in ledger.read_text().splitlines()
+    ]
     seals = {(r["fragment"], r["version"], r["digest"]): r for r in lines if r["members"]}
     for fragment in range(2):
         held, version = (reports[0]["fragments"][fragment][what] for what in ("tokens", "version"))
         unmerged = {r["name"]: r["fragments"][fragment]["unmerged_tokens"] for r in reports}
         assert held + sum(unmerged.values()) == sum(r["tokens"] for r in reports)
-        ledger = [r for r in seals.values() if r["fragment"] == fragment and r["version"] <= version]  # as reported
-        assert len({r["version"] for r in ledger}) == len(ledger), "there must be one seal a version"
+        # as reported
+        ledger = [
+            r for r in seals.values() if r["fragment"] == fragment and r["version"] <= version
+        ]
+        assert len({r["version"] for r in ledger}) == len(ledger), (
+            "there must be one seal a version"
+        )
         for r in reports:
             assert merged_tokens(ledger, r["name"], fragment) == r["tokens"] - unmerged[r["name"]]
         assert held == sum(merged_tokens(ledger, r["name"], fragment) for r in reports)
     assert all(r["tokens"] > r["step"] and not r["dropped_tokens"] for r in reports)
 
 
-def test_a_learner_that_nobody_can_dial_takes_part_and_keeps_the_weights_for_the_others(crew: Crew) -> None:
+def test_a_learner_that_nobody_can_dial_takes_part_and_keeps_the_weights_for_the_others(
+    crew: Crew,
+) -> None:
     (address,) = free_addresses(1)
     a = crew.start("a", listen=address)
     b = crew.start("b", seed=1, listen=None, peers=[address])
@@ -287,7 +342,10 @@ def test_a_learner_that_nobody_can_dial_takes_part_and_keeps_the_weights_for_the
     genesis = b.report()["genesis"]
     a.kill()
     again = crew.start("a", seed=2, pace_s=0.03, listen=address)
-    crew.until(lambda: any(r["reason"] == "pulled" for r in again.rounds), "the restarted learner to take the weights")
+    crew.until(
+        lambda: any(r["reason"] == "pulled" for r in again.rounds),
+        "the restarted learner to take the weights",
+    )
     await_common_seals(crew, [again, b], 3)
     reports = crew.settle(again, b)
     assert_one_model(reports)
@@ -295,7 +353,7 @@ def test_a_learner_that_nobody_can_dial_takes_part_and_keeps_the_weights_for_the
     assert reports[0]["fragments"][0]["tokens"] > 600
 
 
-# ── the sealer dies ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the sealer dies ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_learners_end_on_one_lineage_whenever_the_sealer_dies(crew: Crew) -> None:
@@ -330,7 +388,7 @@ def kill_around_a_seal(victim: Learner, reached: int | None) -> None:
     assert victim.events["cut"] == [{"reached": reached}]
 
 
-# ── leaving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── leaving ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -340,7 +398,9 @@ def stayer(crew: Crew) -> Learner:
 
 @pytest.mark.parametrize("how", ["close", "with", "plain", "Ctrl-C"])
 def test_whoever_leaves_says_so(crew: Crew, stayer: Learner, how: str) -> None:
-    leaver = crew.start("leaver", seed=1, peers=[stayer.address], managed=how == "with", timing=DISTANT)
+    leaver = crew.start(
+        "leaver", seed=1, peers=[stayer.address], managed=how == "with", timing=DISTANT
+    )
     await_common_seals(crew, [stayer, leaver], 2)
     status = leaver.interrupt() if how == "Ctrl-C" else leaver.leave(how)
     assert_clean_end(leaver, status, interrupted=how == "Ctrl-C")
@@ -370,14 +430,19 @@ def test_ctrl_c_ends_a_learner_that_waits_for_peers(crew: Crew) -> None:
 
 def test_ctrl_c_ends_a_learner_that_waits_for_a_round(crew: Crew) -> None:
     timing = {**DISTANT, "round_timeout_s": 300.0}
-    waiting, paused = crew.start_all("ab", {"b": {"steps": 5}}, seed=0, adopt_after=0, timing=timing)
-    crew.until(lambda: (waiting.step, paused.step) == (9, 5), "a step that waits for the other learner's offer")
+    waiting, paused = crew.start_all(
+        "ab", {"b": {"steps": 5}}, seed=0, adopt_after=0, timing=timing
+    )
+    crew.until(
+        lambda: (waiting.step, paused.step) == (9, 5),
+        "a step that waits for the other learner's offer",
+    )
     assert_clean_end(waiting, waiting.interrupt(), interrupted=True)
     assert waiting.step == 9
     paused.await_event("left")
 
 
-# ── misfits and forks ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── misfits and forks ─────────────────────────────────────────────────────────────────────────────
 
 
 def test_another_model_or_policy_is_refused_on_both_sides_and_training_goes_on(crew: Crew) -> None:

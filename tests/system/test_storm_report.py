@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from bench.storm import spans
-from bench.storm.correctness import disagreements, loss_rises, loss_windows, went_back, wrong_adoptions
+from bench.storm.correctness import (
+    disagreements,
+    loss_rises,
+    loss_windows,
+    went_back,
+    wrong_adoptions,
+)
 from bench.storm.faults import KINDS, LONGEST_S, SHORTEST_S, plan
 from bench.storm.figure import Figure, spread, table
 from bench.storm.figures import delay, interval, storm_figures, windows
@@ -30,13 +36,23 @@ def birth(t: float, who: str, life: int = 1) -> list[Line]:
     return [say(t + later, event, who, life, step_tokens=1) for event, later in names.items()]
 
 
-def adoption(t: float, who: str, version: int, members: str = "", life: int = 1, **facts: Any) -> Line:
+def adoption(
+    t: float, who: str, version: int, members: str = "", life: int = 1, **facts: Any
+) -> Line:
     named = [{"name": name} for name in members]
-    own = {"fragment": 0, "tokens": 100 * version, "version": version, "digest": f"d{version}", "reason": "all_present"}
+    own = {
+        "fragment": 0,
+        "tokens": 100 * version,
+        "version": version,
+        "digest": f"d{version}",
+        "reason": "all_present",
+    }
     return say(t, "round", who, life, **{**own, "members": named, **facts})
 
 
-def steps(who: str, begin: float, end: float, per_s: float, life: int = 1, loss: float = 1.0) -> list[Line]:
+def steps(
+    who: str, begin: float, end: float, per_s: float, life: int = 1, loss: float = 1.0
+) -> list[Line]:
     n = round((end - begin) * per_s)
     return [say(begin + (i + 0.5) / per_s, "step", who, life, loss=loss) for i in range(n)]
 
@@ -51,7 +67,10 @@ def phase(t: float, name: str, **facts: Any) -> Line:
 
 
 def strike(id: int, kind: str, who: str, begin: float, end: float, seen: bool = True) -> list[Line]:
-    return [say(begin, "strike", who, id=id, kind=kind), say(end, "relief", who, id=id, kind=kind, seen=seen)]
+    return [
+        say(begin, "strike", who, id=id, kind=kind),
+        say(end, "relief", who, id=id, kind=kind, seen=seen),
+    ]
 
 
 def figure(found: Iterable[Figure], start: str) -> Figure:
@@ -59,7 +78,7 @@ def figure(found: Iterable[Figure], start: str) -> Figure:
     return one
 
 
-# ── sets of moments ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── sets of moments ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_spans_are_sets_of_moments() -> None:
@@ -70,7 +89,7 @@ def test_spans_are_sets_of_moments() -> None:
     assert spans.count([0.0, 1.0, 2.0, 3.0], [(1, 3), (3, 4)]) == 3
 
 
-# ── the weather ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the weather ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_same_seed_makes_the_same_weather() -> None:
@@ -86,19 +105,24 @@ def test_weather_is_as_bad_as_it_was_ordered() -> None:
     assert plan(0, 600, 0) == []
 
 
-# ── a storm ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a storm ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def storm() -> Log:
-    """Three learners seal every 10 s from 10 s on. From 100 s on, b is stopped for 20 s; at 150 s c is killed, and
-    comes back in a second. While b is stopped, a and c take 19 steps a second, else 20."""
+    """Three learners seal every 10 s from 10 s on. From 100 s on, b is stopped for 20 s; at 150 s c
+    is killed, and comes back in a second. While b is stopped, a and c take 19 steps a second, else
+    20."""
     seals = [t for t in range(10, 200, 10) if t not in (110,)]
     return log(
         say(0, "run"),
         *(birth(0, who) for who in "abc"),
         phase(1, "warm-up"),
         phase(60, "storm"),
-        *(steps(who, a, b, rate) for who in "ac" for a, b, rate in ((1, 100, 20), (100, 125, 19), (125, 150, 20))),
+        *(
+            steps(who, a, b, rate)
+            for who in "ac"
+            for a, b, rate in ((1, 100, 20), (100, 125, 19), (125, 150, 20))
+        ),
         steps("a", 150, 200, 20),
         steps("b", 1, 100, 20),
         steps("b", 120, 200, 20),
@@ -111,7 +135,7 @@ def storm() -> Log:
         birth(151, "c", 2),
         steps("c", 152, 200, 20, life=2),
         phase(200, "end"),
-    )  # fmt: skip
+    )
 
 
 def test_who_is_live() -> None:
@@ -138,7 +162,8 @@ def test_throughput_of_survivors() -> None:
 def test_throughput_beside_the_calm_around_it() -> None:
     """A machine that becomes slower by and by does not count."""
     found = figure(storm_figures(storm()), "survivors' steps, trouble")
-    # from 100 s to 125 s: a and c at 19/s, b 5 s at 20/s; from 150.5 s to 157 s: a and b, and c from 152 s on
+    # from 100 s to 125 s: a and c at 19/s, b 5 s at 20/s; from 150.5 s to 157 s: a and b, and c
+    # from 152 s on
     expected, taken = (25 + 25 + 5) * 20 + (6.5 + 6.5 + 5) * 20, 50 * 19 + 5 * 20 + 18 * 20
     assert found.value == pytest.approx(taken / expected, abs=0.002)
     assert (found.n, found.met) == (2, False)
@@ -159,7 +184,9 @@ def test_participation_counts_who_could_take_part() -> None:
     since_last = figure(found, "live learners that are in a seal, live since")
     assert (since_last.value, since_last.n) == (1.0, 13)
     births = (birth(0, who) for who in "abcd")
-    missing = log(say(0, "run"), *births, phase(0, "storm"), adoption(5, "a", 1, "abc"), phase(9, "end"))
+    missing = log(
+        say(0, "run"), *births, phase(0, "storm"), adoption(5, "a", 1, "abc"), phase(9, "end")
+    )
     assert figure(storm_figures(missing), "live learners that are in a seal, live at").value == 0.75
 
 
@@ -172,7 +199,12 @@ def test_the_way_back() -> None:
 
 
 def test_faults_must_have_been_seen() -> None:
-    blind = log(say(0, "run"), birth(0, "a"), strike(1, "stop", "a", 2, 3), strike(2, "stop", "a", 4, 5, seen=False))
+    blind = log(
+        say(0, "run"),
+        birth(0, "a"),
+        strike(1, "stop", "a", 2, 3),
+        strike(2, "stop", "a", 4, 5, seen=False),
+    )
     found = figure(storm_figures(blind), "faults, stop")
     assert (found.value, found.met, found.n) == (0.0, False, 2)
 
@@ -183,7 +215,7 @@ def test_who_ends_unbidden_is_named() -> None:
     assert (found.value, found.met, found.notes) == (1.0, False, "a1 with 1")
 
 
-# ── what was adopted ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what was adopted ──────────────────────────────────────────────────────────────────────────────
 
 
 def course(rejoined_at: float) -> Log:
@@ -191,7 +223,11 @@ def course(rejoined_at: float) -> Log:
     return log(
         say(0, "run"),
         *(birth(0, who) for who in "ab"),
-        *(steps(who, 1 + t, 2 + t, 8, loss=max(2.0, 4.0 - 0.1 * t)) for who in "ab" for t in range(39)),
+        *(
+            steps(who, 1 + t, 2 + t, 8, loss=max(2.0, 4.0 - 0.1 * t))
+            for who in "ab"
+            for t in range(39)
+        ),
         steps("a", 40, 60, 8, loss=2.0),
         say(40, "ended", "b", status=-9, meant=True),
         birth(40, "b", 2),
@@ -221,7 +257,9 @@ def test_who_slept_while_the_others_learned_is_not_to_blame() -> None:
 
 
 def test_lineages_only_grow() -> None:
-    assert went_back(log(adoption(1, "a", 1), adoption(2, "a", 2), adoption(3, "a", 1, life=2))) == []
+    assert (
+        went_back(log(adoption(1, "a", 1), adoption(2, "a", 2), adoption(3, "a", 1, life=2))) == []
+    )
     assert went_back(log(adoption(1, "a", 2), adoption(2, "a", 1))) == ["a1 at version 1"]
 
 
@@ -237,9 +275,15 @@ def test_losses_must_fall() -> None:
     rounds = [adoption(t, "a", t) for t in range(1, 32)]
     falls = [2.0, 1.5, 1.0]
     parts = [steps("a", 1 + 10 * i, 11 + 10 * i, 8, loss=loss) for i, loss in enumerate(falls)]
-    assert [(mean, n) for mean, _, n in loss_windows(log(rounds, *parts))] == [(2.0, 80), (1.5, 80), (1.0, 80)]
+    assert [(mean, n) for mean, _, n in loss_windows(log(rounds, *parts))] == [
+        (2.0, 80),
+        (1.5, 80),
+        (1.0, 80),
+    ]
     assert loss_rises(log(rounds, *parts))[0] == []
-    assert [rise[:8] for rise in loss_rises(log(rounds, *parts, steps("a", 21, 31, 8, loss=3.0)))[0]] == ["window 3"]
+    assert [
+        rise[:8] for rise in loss_rises(log(rounds, *parts, steps("a", 21, 31, 8, loss=3.0)))[0]
+    ] == ["window 3"]
 
 
 def test_every_event_is_in_the_ledger() -> None:
@@ -248,7 +292,7 @@ def test_every_event_is_in_the_ledger() -> None:
     assert ledger_gaps(told, {"a": {"d1"}, "b": {"d2"}}) == ["a at version 2"]
 
 
-# ── a partition ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a partition ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_partition() -> None:
@@ -261,7 +305,15 @@ def test_a_partition() -> None:
         (adoption(25, who, 2, "cd", digest="x2") for who in "cd"),
         say(40, "evicted", "a"),
         phase(70, "healed"),
-        adoption(71, "c", 3, reason="pulled", superseded=["c", "d"], dropped_tokens=7, superseded_tokens=100),
+        adoption(
+            71,
+            "c",
+            3,
+            reason="pulled",
+            superseded=["c", "d"],
+            dropped_tokens=7,
+            superseded_tokens=100,
+        ),
         adoption(72, "d", 3, reason="pulled", superseded=["c", "d"]),
         phase(90, "end"),
     )
@@ -277,18 +329,29 @@ def test_a_partition() -> None:
     assert figure(found, "tokens dropped").value == 7
 
 
-# ── a soak ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a soak ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def samples(per_hour_kb: float, threads: int = 5) -> list[Line]:
     """Every 5 s for an hour; the first third is far above."""
     warm = [5000.0] * 240 + [0.0] * 480
     others = [
-        {"anon_kb": 9, "threads": threads + 5 + 3 * (i > 700), "names": {"event_engine": 5 + 2 * (i > 700)}}
+        {
+            "anon_kb": 9,
+            "threads": threads + 5 + 3 * (i > 700),
+            "names": {"event_engine": 5 + 2 * (i > 700)},
+        }
         for i in range(720)
     ]
     return [
-        say(5.0 * i, "sample", "a", rss_kb=kb + 1000 + per_hour_kb * i / 720, fds=20 + i / 360, **others[i])
+        say(
+            5.0 * i,
+            "sample",
+            "a",
+            rss_kb=kb + 1000 + per_hour_kb * i / 720,
+            fds=20 + i / 360,
+            **others[i],
+        )
         for i, kb in enumerate(warm)
     ]
 
@@ -302,17 +365,25 @@ def test_slopes_leave_out_the_first_third() -> None:
 
 def test_a_soak() -> None:
     ends = [say(3700, "ending", "a", by="Ctrl-C", status=1, took_s=0.5, left="")]
-    story = log(say(0, "run"), birth(0, "a"), samples(2048.0), ends, say(3701, "orphans", pids=[77]))
+    story = log(
+        say(0, "run"), birth(0, "a"), samples(2048.0), ends, say(3701, "orphans", pids=[77])
+    )
     found = list(soak_figures(story))
     assert figure(found, "slope of resident").value == pytest.approx(2.0)
     assert figure(found, "slope of open files").value == pytest.approx(2.0)
-    assert (figure(found, "growth of threads").value, figure(found, "growth of threads").met) == (1.0, False)
+    assert (figure(found, "growth of threads").value, figure(found, "growth of threads").met) == (
+        1.0,
+        False,
+    )
     assert figure(found, "growth of gRPC's own").value == 2
     assert figure(found, "to the end of the process after Ctrl-C").value == 0.5
-    assert (figure(found, "processes left behind").met, figure(found, "processes left behind").notes) == (False, "77")
+    assert (
+        figure(found, "processes left behind").met,
+        figure(found, "processes left behind").notes,
+    ) == (False, "77")
 
 
-# ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the rest ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_figures() -> None:

@@ -1,4 +1,5 @@
-"""Misuse by the local user is refused at once, named with its value, bound and remedy, and leaves nothing behind."""
+"""Misuse by the local user is refused at once, named with its value, bound and remedy, and leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ import torch
 from torch.nn import Parameter
 from torch.optim import SGD
 
-from mend_optim import FailSlow, Grace, MendOptimizer, MomentSchedule, Nesterov, Quorum, Timing, UsageError
+from mend_optim import (
+    FailSlow,
+    Grace,
+    MendOptimizer,
+    MomentSchedule,
+    Nesterov,
+    Quorum,
+    Timing,
+    UsageError,
+)
 from tests.support.learners import LOOPBACK, TIMING, descent, step, weights
 
 NAN, INF = float("nan"), float("inf")
@@ -30,9 +40,21 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("sync_every", None, "sync_every must be an int >= 1, got {}"),
     ("fragments", 0, "fragments must be an int >= 1, got {}"),
     ("fragments", "2", "fragments must be an int >= 1, got {}"),
-    ("fragments", 3, "fragments must be at most the number of parameter tensors (2), got {}; a fragment holds whole"),
-    ("fragments", 200, "fragments must be at most sync_every=128, got {}; each fragment needs an inner step of its"),
-    ("adopt_after", -1, "adopt_after must be None or an int in [0, sync_every=128], got {}; an anchor"),
+    (
+        "fragments",
+        3,
+        "fragments must be at most the number of parameter tensors (2), got {}; a fragment holds whole",
+    ),
+    (
+        "fragments",
+        200,
+        "fragments must be at most sync_every=128, got {}; each fragment needs an inner step of its",
+    ),
+    (
+        "adopt_after",
+        -1,
+        "adopt_after must be None or an int in [0, sync_every=128], got {}; an anchor",
+    ),
     ("adopt_after", 129, "adopt_after must be None or an int in [0, sync_every=128], got {}"),
     ("adopt_after", 1.0, "adopt_after must be None or an int in [0, sync_every=128], got {}"),
     ("adopt_after", False, "adopt_after must be None or an int in [0, sync_every=128], got {}"),
@@ -55,7 +77,11 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("codec", None, CODEC),
     ("codec", [], CODEC),
     ("moments", 3, "moments must be 'auto', None or a MomentSchedule(first=…, second=…), got {}"),
-    ("moments", "never", "moments must be 'auto', None or a MomentSchedule(first=…, second=…), got {}"),
+    (
+        "moments",
+        "never",
+        "moments must be 'auto', None or a MomentSchedule(first=…, second=…), got {}",
+    ),
     ("failslow", 1.2, "failslow must be None or a FailSlow(threshold=…, …), got {}"),
     ("tokens_per_step", 0, "tokens_per_step must be None or an int >= 1, got {}"),
     ("tokens_per_step", -1, "tokens_per_step must be None or an int >= 1, got {}"),
@@ -73,7 +99,7 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("ledger", os.curdir, "ledger must be None or the path of a file, got {}"),
     ("on_event", "print", "on_event must be None or a function of an Event, got {}"),
     ("on_event", threading.main_thread, "on_event must be None or a function of an Event, got {}"),
-]  # fmt: skip
+]
 
 ADDRESSES: list[tuple[str, Any, str]] = [
     ("listen", 5, "listen must be an address 'host:port', got {}; write '10.0.0.5:51900'"),
@@ -88,15 +114,18 @@ ADDRESSES: list[tuple[str, Any, str]] = [
     ("peers", None, "peers must be addresses 'host:port' of other learners, got {}"),
     ("peers", "a:1,b:2", "peers must be an address 'host:port', got {}"),
     ("peers", "b", "peers must be an address 'host:port', got {}"),
-]  # fmt: skip
+]
 
 ONE_PEER: list[tuple[Any, str]] = [
     (5, "peers must be an address 'host:port', got {}"),
     (["b:1"], "peers must be an address 'host:port', got {}"),
-    ("b:0", "peers must be an address with a port >= 1, got {}; give the host and port that the other learner"),
+    (
+        "b:0",
+        "peers must be an address with a port >= 1, got {}; give the host and port that the other learner",
+    ),
     ("0.0.0.0:51900", "peers must be an address with the host to dial, got {}"),
     (":51900", "peers must be an address with the host to dial, got {}"),
-]  # fmt: skip
+]
 
 ADVERTISED: list[tuple[Any, str]] = [
     ("here", "advertise must be an address 'host:port', got {}"),
@@ -118,19 +147,24 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 
 def refused(message: str, value: Any, *, inner: Any = None, **arguments: Any) -> None:
-    """Construction raises `UsageError` with that message, both on its own and as the ValueError it is."""
+    """Construction raises `UsageError` with that message, both on its own and as the ValueError it
+    is."""
     with pytest.raises(UsageError) as error:
         MendOptimizer(descent(1.0, 2.0) if inner is None else inner, **arguments)
     assert isinstance(error.value, ValueError)
     assert str(error.value).startswith(message.replace("{}", repr(value)))
 
 
-# ── at construction ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── at construction ───────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("argument", "value", "message"), ALWAYS)
-@pytest.mark.parametrize("place", [{}, {"listen": LOOPBACK, "peers": [PEER]}], ids=["alone", "with peers"])
-def test_a_bad_argument_is_refused(place: dict[str, Any], argument: str, value: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    "place", [{}, {"listen": LOOPBACK, "peers": [PEER]}], ids=["alone", "with peers"]
+)
+def test_a_bad_argument_is_refused(
+    place: dict[str, Any], argument: str, value: Any, message: str
+) -> None:
     refused(message, value, **{**place, argument: value})
 
 
@@ -156,7 +190,9 @@ def test_one_peer_may_be_given_as_plain_text() -> None:
 
 
 def test_an_advertised_address_needs_one_to_listen_on() -> None:
-    message = "advertise must be None without listen, got {}; a learner nobody can dial has no address"
+    message = (
+        "advertise must be None without listen, got {}; a learner nobody can dial has no address"
+    )
     refused(message, "10.0.0.5:51900", peers=[PEER], advertise="10.0.0.5:51900")
 
 
@@ -172,7 +208,11 @@ def test_a_port_in_use_is_refused_and_stays_free_for_its_owner() -> None:
 def test_two_learners_cannot_share_a_port() -> None:
     with MendOptimizer(descent(1.0), listen=LOOPBACK, timing=TIMING) as optimizer:
         address = optimizer.status().address
-        refused("listen must be an address of this machine with a free port, got {}", address, listen=address)
+        refused(
+            "listen must be an address of this machine with a free port, got {}",
+            address,
+            listen=address,
+        )
 
 
 def test_a_failed_construction_frees_its_port() -> None:
@@ -186,17 +226,21 @@ def test_a_failed_construction_frees_its_port() -> None:
 @pytest.mark.parametrize("quorum", [2, Quorum(minimum=3)])
 def test_a_quorum_that_a_learner_alone_can_never_reach(quorum: Any) -> None:
     minimum = quorum if isinstance(quorum, int) else quorum.minimum
-    message = "quorum.minimum must be 1 without listen or peers, got {}; nobody else can ever take part"
+    message = (
+        "quorum.minimum must be 1 without listen or peers, got {}; nobody else can ever take part"
+    )
     refused(message, minimum, quorum=quorum)
 
 
 @pytest.mark.parametrize("environment", ["MEND_LISTEN", "MEND_PEERS"])
-def test_the_environment_is_checked_alike(environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_checked_alike(
+    environment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(environment, "nowhere")
     refused(f"{environment[5:].lower()} must be an address 'host:port', got {{}}", "nowhere")
 
 
-# ── the policies ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the policies ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("field", ["beat_s", "round_timeout_s", "evict_after_s"])
@@ -208,7 +252,9 @@ def test_timing_is_checked(field: str, value: Any) -> None:
 
 
 def test_nobody_is_evicted_before_being_suspected() -> None:
-    with pytest.raises(UsageError, match=r"timing.evict_after_s must be more than three beats \(6.0 s\), got 5; a"):
+    with pytest.raises(
+        UsageError, match=r"timing.evict_after_s must be more than three beats \(6.0 s\), got 5; a"
+    ):
         Timing(beat_s=2.0, evict_after_s=5)
 
 
@@ -232,7 +278,7 @@ def test_policies_are_given_by_name(policy: Any) -> None:
         policy(1)
 
 
-# ── the inner optimizer ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── the inner optimizer ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("inner", [object(), None, SGD, weights(1.0), torch.nn.Linear(1, 1)])
@@ -242,7 +288,11 @@ def test_the_inner_optimizer_must_be_one(inner: Any) -> None:
 
 
 def test_wrapping_twice_is_refused() -> None:
-    refused("inner must be a plain optimizer, got {}; wrap once", "MendOptimizer", inner=MendOptimizer(descent(1.0)))
+    refused(
+        "inner must be a plain optimizer, got {}; wrap once",
+        "MendOptimizer",
+        inner=MendOptimizer(descent(1.0)),
+    )
 
 
 def test_an_optimizer_without_parameters_is_refused() -> None:
@@ -258,18 +308,23 @@ def test_parameters_that_cannot_be_averaged_are_refused(dtype: torch.dtype) -> N
 
 
 def test_a_parameter_is_named_as_its_optimizer_names_it() -> None:
-    named = [("weight", weights(1.0)[0]), ("count", Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False))]
+    named = [
+        ("weight", weights(1.0)[0]),
+        ("count", Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)),
+    ]
     refused("parameter count must be floating point", None, inner=SGD(named, lr=1.0))
 
 
 def test_parameters_that_share_memory_are_refused() -> None:
     (first,) = weights(1.0)
     second = Parameter(first.detach())
-    message = "parameter 1 must have memory of its own, got that of parameter 0; what others learned"
+    message = (
+        "parameter 1 must have memory of its own, got that of parameter 0; what others learned"
+    )
     refused(message, None, inner=SGD([first, second], lr=1.0))
 
 
-# ── later ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── later ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("n", [-1, 1.5, True, "3", None])
@@ -296,7 +351,9 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
 def test_a_model_changed_before_the_first_step_is_refused_then() -> None:
     with MendOptimizer(descent(1.0), listen=LOOPBACK, timing=TIMING) as optimizer:
         optimizer.param_groups[0]["params"][0].data = torch.zeros(2, 2)
-        with pytest.raises(UsageError, match=r"parameter 0 must keep its shape \[3\] .*, got \[2, 2\] .*; close"):
+        with pytest.raises(
+            UsageError, match=r"parameter 0 must keep its shape \[3\] .*, got \[2, 2\] .*; close"
+        ):
             step(optimizer, 1.0)
 
 

@@ -1,5 +1,5 @@
-"""Two sealers that could not hear each other have both sealed: what of a learner's own work the lesser branch had, it
-counts, to the token."""
+"""Two sealers that could not hear each other have both sealed: what of a learner's own work the
+lesser branch had, it counts, to the token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SOMEBODY = PeerId("somebody", 1)
 
 
 class Merged(Engine):
-    """A learner whose offer of 40 tokens is in its anchor, by the seal of a peer; after `BASE`, nothing else is."""
+    """A learner whose offer of 40 tokens is in its anchor, by the seal of a peer; after `BASE`,
+    nothing else is."""
 
     def __init__(self) -> None:
         super().__init__(seals=False)
@@ -56,7 +57,11 @@ def branch(base: Lineage, tokens: int) -> Lineage:
 def test_what_the_anchor_has_is_not_superseded() -> None:
     engine = Merged()
     record = engine.install(branch(engine.ours, 100))
-    assert (record.superseded, record.superseded_tokens, engine.status().superseded_tokens) == ((), 0, 0)
+    assert (record.superseded, record.superseded_tokens, engine.status().superseded_tokens) == (
+        (),
+        0,
+        0,
+    )
 
 
 def test_a_greater_branch_without_our_work_supersedes_it_and_one_with_it_brings_it_back() -> None:
@@ -80,7 +85,10 @@ def test_every_change_of_branches_counts_only_what_it_changes() -> None:
     engine.done(advance)
     engine.apply()
     assert engine.status().superseded_tokens == 40
-    changes += [engine.install(branch(base, tokens)).superseded_tokens for base, tokens in ((BASE, 500), (BASE, 600))]
+    changes += [
+        engine.install(branch(base, tokens)).superseded_tokens
+        for base, tokens in ((BASE, 500), (BASE, 600))
+    ]
     assert changes == [40, 0, 30, 0]
     assert engine.status().superseded_tokens == 70
     assert (engine.status().unmerged_tokens, engine.status().dropped_tokens) == (0, 0)
@@ -121,7 +129,8 @@ def superseded(optimizers: Sequence[MendOptimizer]) -> list[int]:
 
 
 def test_two_learners_whose_branch_was_superseded_count_it_exactly(tmp_path: Path) -> None:
-    """One checkpoint, two clusters that do not know of each other, and then a learner that knows both."""
+    """One checkpoint, two clusters that do not know of each other, and then a learner that knows
+    both."""
     still: dict[str, Any] = {"sync_every": 1000}  # nothing is merged but by `settle`
     ledgers = [{"ledger": tmp_path / name} for name in "ab"]
     with cluster(descent(500.0), descent(500.0), each=ledgers, **still) as lesser:
@@ -132,7 +141,9 @@ def test_two_learners_whose_branch_was_superseded_count_it_exactly(tmp_path: Pat
             train(lesser, each)
             settle(lesser)
         assert lesser[0].status().fragments[0].tokens == 2 * (5 + 3 + 4)
-        with resumed([lambda: descent(0.0)] * 2, saved, each=[{"name": "x"}, {"name": "y"}], **still) as greater:
+        with resumed(
+            [lambda: descent(0.0)] * 2, saved, each=[{"name": "x"}, {"name": "y"}], **still
+        ) as greater:
             train(greater, 9)
             settle(greater)
             ahead = anchors(greater[0])
@@ -140,7 +151,10 @@ def test_two_learners_whose_branch_was_superseded_count_it_exactly(tmp_path: Pat
             with newcomer(descent(0.0), "z", *lesser, *greater, **still) as between:
                 start([*lesser, *greater, between])
                 for optimizer in (*lesser, between):
-                    until(optimizer, lambda o=optimizer: progress(o).lineage == progress(greater[0]).lineage)  # type: ignore[misc]
+                    until(
+                        optimizer,
+                        lambda o=optimizer: progress(o).lineage == progress(greater[0]).lineage,
+                    )  # type: ignore[misc]
                 assert same(anchors(lesser[0]), ahead)
                 everybody = [*lesser, *greater, between]
                 assert superseded(everybody) == [3 + 4, 3 + 4, 0, 0, 0]

@@ -1,4 +1,5 @@
-"""Checkpoints: what they hold, going on from them to the bit, meeting a cluster that has moved on, what is refused."""
+"""Checkpoints: what they hold, going on from them to the bit, meeting a cluster that has moved on,
+what is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def wave(i: int, s: int) -> float:
     return ((7 * i + 3 * s) % 11 - 4) / 3
 
 
-# ── to the bit ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── to the bit ────────────────────────────────────────────────────────────────────────────────────
 
 CASES: dict[str, tuple[Callable[[], Optimizer], dict[str, Any]]] = {
     "overlap": (adam, {"adopt_after": 3}),
@@ -46,13 +47,16 @@ def straight(case: str) -> list[tuple[list[Tensor], list[Tensor], dict[str, Any]
     make, options = CASES[case]
     with cluster(make(), make(), **{"sync_every": 7, **options}) as made:
         drive(made, 60, wave)
-        return [([*map(Tensor.clone, parameters(o))], anchors(o), o.inner.state_dict()) for o in made]
+        return [
+            ([*map(Tensor.clone, parameters(o))], anchors(o), o.inner.state_dict()) for o in made
+        ]
 
 
 @pytest.mark.parametrize("at", [28, 29, 30, 32])
 @pytest.mark.parametrize("case", CASES)
 def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at: int) -> None:
-    """60 steps straight, and `at` steps, both learners gone, then the rest: weights, anchors and state agree."""
+    """60 steps straight, and `at` steps, both learners gone, then the rest: weights, anchors and
+    state agree."""
     make, options = CASES[case]
     options = {"sync_every": 7, **options}  # the last round is adopted at step 60 at the latest
     with cluster(make(), make(), **options) as first:

@@ -1,4 +1,5 @@
-"""Two learners and every codec: the same anchor to the bit, nothing lost for good, and the bytes that were promised."""
+"""Two learners and every codec: the same anchor to the bit, nothing lost for good, and the bytes
+that were promised."""
 
 from __future__ import annotations
 
@@ -20,11 +21,19 @@ NUMEL = sum(map(math.prod, SHAPES))
 ROUNDS = 12
 TOLD: list[Codec] = [*CODECS.values(), PowerSGD(rank=2, back="same"), Int8(back="same")]
 
-# The greatest share of float32's bytes, up and down, with two learners: what comes back holds what both sent.
+# The greatest share of float32's bytes, up and down, with two learners: what comes back holds what
+# both sent.
 SHARES = {
-    "none": (1.0, 1.0), "bf16": (0.52, 1.0), "int8": (0.28, 0.55), "int4": (0.15, 0.3), "float4": (0.15, 0.3),
-    "sparse": (0.06, 0.12), "powersgd": (0.15, 0.3), name_of(TOLD[-2]): (0.09, 0.09), name_of(TOLD[-1]): (0.28, 0.28),
-}  # fmt: skip
+    "none": (1.0, 1.0),
+    "bf16": (0.52, 1.0),
+    "int8": (0.28, 0.55),
+    "int4": (0.15, 0.3),
+    "float4": (0.15, 0.3),
+    "sparse": (0.06, 0.12),
+    "powersgd": (0.15, 0.3),
+    name_of(TOLD[-2]): (0.09, 0.09),
+    name_of(TOLD[-1]): (0.28, 0.28),
+}
 
 
 def gradients(learner: int, step: int) -> list[Tensor]:
@@ -33,7 +42,8 @@ def gradients(learner: int, step: int) -> list[Tensor]:
 
 
 def held_back(optimizer: MendOptimizer) -> Tensor:
-    """What this learner's codec has lost so far, and will offer again: it is beside the weights, or in them."""
+    """What this learner's codec has lost so far, and will offer again: it is beside the weights, or
+    in them."""
     assert optimizer._learner is not None
     assert optimizer._learner._anchors is not None
     feedback = optimizer._learner._anchors.feedback[0]
@@ -51,7 +61,9 @@ def returned(optimizer: MendOptimizer) -> Tensor:
     assert optimizer._learner is not None
     assert optimizer._learner._anchors is not None
     feedback = optimizer._learner._anchors.way_back[0].feedback
-    return torch.zeros(NUMEL) if feedback is None or feedback.residual is None else feedback.residual
+    return (
+        torch.zeros(NUMEL) if feedback is None or feedback.residual is None else feedback.residual
+    )
 
 
 @pytest.mark.parametrize("told", TOLD, ids=name_of)
@@ -74,8 +86,17 @@ def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> Non
             assert torch.equal(weights, moved - held_back(optimizer) if told.stays else moved)  # type: ignore[arg-type]
         records = [optimizer.status().rounds for optimizer in optimizers]
         assert [r.digest for r in records[0]] == [r.digest for r in records[1]]
-        trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(ROUNDS)) / 2
-        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(map(returned, optimizers))
+        trained = (
+            sum(
+                torch.cat([g.flatten() for g in gradients(i, s)])
+                for i in range(2)
+                for s in range(ROUNDS)
+            )
+            / 2
+        )
+        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(
+            map(returned, optimizers)
+        )
         torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
         assert torch.any(lost != 0) == (not told.exact)  # type: ignore[arg-type]
         most_up, most_down = SHARES[name_of(told)]
@@ -87,7 +108,9 @@ def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> Non
 STAYS = [codec for codec in TOLD if codec.stays]
 
 
-def train_and_rest(models: list[list[Parameter]], optimizers: list[MendOptimizer], steps: int) -> None:
+def train_and_rest(
+    models: list[list[Parameter]], optimizers: list[MendOptimizer], steps: int
+) -> None:
     """Each on gradients of its own; then all synchronize until nothing is left to merge."""
 
     def loop(i: int) -> None:
@@ -120,26 +143,44 @@ def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
         assert optimizers[0].status().fragments[0].tokens == 2 * ROUNDS
         if adopt_after is None:  # in whichever rounds, with whichever weights
             return
-        trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(ROUNDS)) / 2
-        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(map(returned, optimizers))
+        trained = (
+            sum(
+                torch.cat([g.flatten() for g in gradients(i, s)])
+                for i in range(2)
+                for s in range(ROUNDS)
+            )
+            / 2
+        )
+        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(
+            map(returned, optimizers)
+        )
         torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("told", STAYS, ids=name_of)
 def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
-    """Steps that no round had merged yet are, and no later round takes along what the way back would lose of them."""
+    """Steps that no round had merged yet are, and no later round takes along what the way back
+    would lose of them."""
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
     settings = {"sync_every": 4, "adopt_after": 0, "codec": told}
     with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
         train_and_rest(models, optimizers, 6)
         with optimizers[0].global_weights():
             moved = flat(optimizers[0])
-        trained = sum(torch.cat([g.flatten() for g in gradients(i, s)]) for i in range(2) for s in range(6)) / 2
+        trained = (
+            sum(
+                torch.cat([g.flatten() for g in gradients(i, s)])
+                for i in range(2)
+                for s in range(6)
+            )
+            / 2
+        )
         assert float((moved + trained).norm()) <= 0.05 * float(trained.norm())
 
 
 def test_what_stayed_of_many_steps_weighs_as_many_at_rest_whatever_it_goes_with() -> None:
-    """One learner has a step left, the other five, which are of nothing: half of what the first did is in the mean."""
+    """One learner has a step left, the other five, which are of nothing: half of what the first did
+    is in the mean."""
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
     settings = {"sync_every": 8, "adopt_after": 0, "codec": PowerSGD(rank=2)}
     with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
@@ -177,11 +218,19 @@ def test_where_a_merge_knows_no_shares_what_stayed_stays_at_rest_too() -> None:
                 assert float((own - flat(optimizer)).norm()) > 1.0
 
 
-@pytest.mark.parametrize("told", ["sparse", Int8(back="same"), PowerSGD(rank=2, back="same")], ids=str)
-def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again(told: Codec) -> None:
-    """Saved with nothing unmerged, but with what the codec had lost; the process that saved it went on."""
+@pytest.mark.parametrize(
+    "told", ["sparse", Int8(back="same"), PowerSGD(rank=2, back="same")], ids=str
+)
+def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again(
+    told: Codec,
+) -> None:
+    """Saved with nothing unmerged, but with what the codec had lost; the process that saved it went
+    on."""
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
-    with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (old, other):
+    with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (
+        old,
+        other,
+    ):
 
         def train(first: int, last: int) -> None:
             def loop(i: int) -> None:
@@ -209,7 +258,9 @@ def test_what_stayed_in_the_weights_of_a_checkpoint_is_closed_once(offered: bool
     """By the offer that its process left at a sealer, or by who goes on from it."""
     told = PowerSGD(rank=2)
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(4)]
-    with cluster(*(SGD(model, lr=1.0) for model in models[:3]), codec=told, **LOCKSTEP) as optimizers:
+    with cluster(
+        *(SGD(model, lr=1.0) for model in models[:3]), codec=told, **LOCKSTEP
+    ) as optimizers:
 
         def loop(i: int) -> None:
             for step in range(3):
@@ -237,8 +288,14 @@ def test_what_stayed_in_the_weights_of_a_checkpoint_is_closed_once(offered: bool
 
 
 def test_weights_that_a_restored_learner_replaced_have_nothing_left_to_close() -> None:
-    told, models = PowerSGD(rank=2), [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
-    with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (old, other):
+    told, models = (
+        PowerSGD(rank=2),
+        [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)],
+    )
+    with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (
+        old,
+        other,
+    ):
 
         def loop(i: int) -> None:
             for parameter, gradient in zip(models[i], gradients(i, 0), strict=True):

@@ -1,4 +1,5 @@
-"""Checkpoints taken and loaded beside live rounds: in mid-run, on any thread, while the network is dead; copies."""
+"""Checkpoints taken and loaded beside live rounds: in mid-run, on any thread, while the network is
+dead; copies."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from torch.optim.lr_scheduler import LambdaLR
 from mend_optim import Event, MendOptimizer
 from mend_optim.runtime.network_loop import NetworkLoop
 from mend_optim.transport.grpc_transport import Transport
-from tests.support.checkpoints import adam, anchors, assert_alike, load, me, newcomer, resumed, save, stored
+from tests.support.checkpoints import (
+    adam,
+    anchors,
+    assert_alike,
+    load,
+    me,
+    newcomer,
+    resumed,
+    save,
+    stored,
+)
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
@@ -43,7 +54,7 @@ FREE: dict[str, Any] = {"sync_every": 4}
 STILL: dict[str, Any] = {"sync_every": 1000}
 
 
-# ── loading in mid-run ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── loading in mid-run ────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -87,9 +98,12 @@ def test_the_inner_optimizers_own_state_leaves_the_rounds_alone() -> None:
         assert same(parameters(made[0]), parameters(made[1]))
 
 
-# ── copies ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── copies ────────────────────────────────────────────────────────────────────────────────────────
 
-COPIES: list[Callable[[MendOptimizer], MendOptimizer]] = [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
+COPIES: list[Callable[[MendOptimizer], MendOptimizer]] = [
+    copy.deepcopy,
+    lambda o: pickle.loads(pickle.dumps(o)),
+]
 
 
 @pytest.mark.parametrize("duplicate", COPIES, ids=["deepcopy", "pickle"])
@@ -121,10 +135,14 @@ def test_a_copy_is_offline_and_holds_all_that_a_checkpoint_does(
             assert new.status().dropped_tokens == 6  # they were merged after the copy was made
             train([new, made[1]], 3)
             settle([new, made[1]])
-            assert merged([*rounds, *seals(new, made[1])]) == {author: 6, me(made[1]): 9, me(new): 3}
+            assert merged([*rounds, *seals(new, made[1])]) == {
+                author: 6,
+                me(made[1]): 9,
+                me(new): 3,
+            }
 
 
-# ── taking one, whatever happens ──────────────────────────────────────────────────────────────────────────────────────
+# ── taking one, whatever happens ──────────────────────────────────────────────────────────────────
 
 
 def test_nothing_on_the_network_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +182,8 @@ def test_nobody_elses_lock_is_waited_for(held: str) -> None:
 
 @pytest.fixture
 def halted() -> Iterator[Callable[[MendOptimizer], threading.Event]]:
-    """Stops a learner's worker before its next job, until told to go on (at the test's end at the latest)."""
+    """Stops a learner's worker before its next job, until told to go on (at the test's end at the
+    latest)."""
     events: list[threading.Event] = []
 
     def halt(optimizer: MendOptimizer) -> threading.Event:
@@ -182,7 +201,8 @@ def halted() -> Iterator[Callable[[MendOptimizer], threading.Event]]:
 def test_a_copy_that_is_no_offer_yet_counts_as_not_begun_or_as_offered(
     halted: Callable[[MendOptimizer], threading.Event],
 ) -> None:
-    """Taken while the worker has jobs in its queue, it is of one moment: what it holds counts once."""
+    """Taken while the worker has jobs in its queue, it is of one moment: what it holds counts
+    once."""
     with cluster(descent(500.0), descent(500.0), **FREE) as made:
         go = halted(made[0])
         train(made[:1], 5)  # the job of the boundary at step 4 waits for the worker
@@ -222,7 +242,8 @@ def test_while_a_merge_is_in_the_queue_it_is_as_before_or_after_the_merge(
     with resumed([lambda: descent(0.0)] * 3, saved, **FREE) as again:
         train(again, 3)
         settle(again)
-        # Two may seal before all three have met, and then one of the seals is superseded, and said to be.
+        # Two may seal before all three have met, and then one of the seals is superseded, and said
+        # to be.
         superseded = sum(o.status().superseded_tokens for o in again)
         assert_settled(again, 3 * 4 + 3 * 3 - superseded)
         assert [o.status().dropped_tokens for o in again] == [0, 0, 0]
@@ -240,7 +261,9 @@ def test_on_event_may_take_one(kind: str) -> None:
             taken.append(stored(learners[0].state_dict()))
             told.set()
 
-    with cluster(descent(1.0), descent(1.0), each=[{"on_event": tell}, {}], started=False, **LOCKSTEP) as made:
+    with cluster(
+        descent(1.0), descent(1.0), each=[{"on_event": tell}, {}], started=False, **LOCKSTEP
+    ) as made:
         learners += made[:1]
         start(made)
         drive(made, 3, lambda i, s: 1.0)
@@ -261,7 +284,7 @@ def test_inside_global_weights_it_is_of_the_learners_own() -> None:
             assert_alike(made[0].state_dict(), outside)
 
 
-# ── weights ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── weights ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_narrow_weights_come_back_to_the_bit_with_what_their_rounding_lost() -> None:
@@ -284,7 +307,7 @@ def test_narrow_weights_come_back_to_the_bit_with_what_their_rounding_lost() -> 
     assert_alike(run(look=True), run(look=False))
 
 
-# ── schedules ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── schedules ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def scheduled(optimizer: MendOptimizer) -> LambdaLR:
@@ -298,10 +321,13 @@ def advance(optimizer: MendOptimizer, scheduler: LambdaLR, steps: int) -> None:
 
 
 def test_who_comes_back_late_takes_its_learning_rate_from_the_clusters_position() -> None:
-    """Merges never touch it: the scheduler is the user's, and `status()` says how far to wind it."""
+    """Merges never touch it: the scheduler is the user's, and `status()` says how far to wind
+    it."""
     with cluster(descent(500.0), descent(500.0), **STILL) as made:
         schedulers = [scheduled(o) for o in made]
-        together(*(lambda o=o, s=s: advance(o, s, 4) for o, s in zip(made, schedulers, strict=True)))
+        together(
+            *(lambda o=o, s=s: advance(o, s, 4) for o, s in zip(made, schedulers, strict=True))
+        )
         settle(made)
         stale, clock = save(made[0]), copy.deepcopy(schedulers[0].state_dict())
         made[0].close()
@@ -312,14 +338,24 @@ def test_who_comes_back_late_takes_its_learning_rate_from_the_clusters_position(
             load(new, stale)
             scheduler.load_state_dict(clock)
             assert new.param_groups[0]["lr"] == pytest.approx(1 / 5)
-            assert all(together(lambda: new.synchronize(PATIENCE_S), lambda: made[1].synchronize(PATIENCE_S)))
+            assert all(
+                together(
+                    lambda: new.synchronize(PATIENCE_S), lambda: made[1].synchronize(PATIENCE_S)
+                )
+            )
             facts = watch.until("joined")[0].facts
             assert (facts["step"], facts["tokens"] >= 8) == (12, True)
-            assert (new.status().cluster_step, new.status().position, new.status().step) == (12, 12, 4)
+            assert (new.status().cluster_step, new.status().position, new.status().step) == (
+                12,
+                12,
+                4,
+            )
             assert new.param_groups[0]["lr"] == pytest.approx(1 / 5)  # merges have not touched it
             while scheduler.last_epoch < new.status().position:
                 scheduler.step()
-            assert new.param_groups[0]["lr"] == pytest.approx(1 / 13) == made[1].param_groups[0]["lr"]
+            assert (
+                new.param_groups[0]["lr"] == pytest.approx(1 / 13) == made[1].param_groups[0]["lr"]
+            )
             settle([new, made[1]])  # no correction is left to come
             before = read(new)[0]
             step(new, 1.0)

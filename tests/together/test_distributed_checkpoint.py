@@ -16,7 +16,8 @@ from mend_optim import LearnerState, MendOptimizer, UsageError
 from tests.support.learners import cluster, descent, drive, same, start
 
 LOCKSTEP: dict[str, Any] = {"sync_every": 7, "adopt_after": 3}
-pytestmark = pytest.mark.filterwarnings("ignore")  # of torch: there is no process group, and need not be
+# of torch: there is no process group, and need not be
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def network() -> nn.Module:
@@ -30,12 +31,18 @@ def grad(i: int, s: int) -> float:
 
 def save(folder: Path, model: nn.Module, optimizer: MendOptimizer) -> None:
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state, "learner": LearnerState(optimizer)}, checkpoint_id=folder)
+    dcp.save(
+        {"model": weights, "optimizer": state, "learner": LearnerState(optimizer)},
+        checkpoint_id=folder,
+    )
 
 
 def load(folder: Path, model: nn.Module, optimizer: MendOptimizer) -> None:
     weights, state = get_state_dict(model, optimizer)
-    dcp.load({"model": weights, "optimizer": state, "learner": LearnerState(optimizer)}, checkpoint_id=folder)
+    dcp.load(
+        {"model": weights, "optimizer": state, "learner": LearnerState(optimizer)},
+        checkpoint_id=folder,
+    )
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
 
 
@@ -71,10 +78,14 @@ def test_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
         assert same(outcome(models, optimizers), expected)
 
 
-@pytest.mark.parametrize("state", [{}, {"mend": b""}, {"mend": b"no archive"}, {"mend": None}, {"mend": "text"}])
+@pytest.mark.parametrize(
+    "state", [{}, {"mend": b""}, {"mend": b"no archive"}, {"mend": None}, {"mend": "text"}]
+)
 def test_what_is_damaged_is_refused(state: dict[str, Any]) -> None:
     optimizer = MendOptimizer(descent(1.0))
-    with pytest.raises(UsageError, match=r"state_dict\[.mend.\] must be the bytes that state_dict\(\) gave"):
+    with pytest.raises(
+        UsageError, match=r"state_dict\[.mend.\] must be the bytes that state_dict\(\) gave"
+    ):
         LearnerState(optimizer).load_state_dict(state)
 
 

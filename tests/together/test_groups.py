@@ -43,21 +43,28 @@ def add(optimizer: MendOptimizer, value: float, **options: Any) -> None:
 
 
 def until_all_have_it(optimizers: list[MendOptimizer]) -> None:
-    """Steps of a test are faster than beats: until each knows that the others have added the group, and begin with the
-    same of it. Who still fetches that at a boundary offers a step later, with a step more."""
+    """Steps of a test are faster than beats: until each knows that the others have added the group,
+    and begin with the same of it. Who still fetches that at a boundary offers a step later, with a
+    step more."""
 
     def agreed(books: Books) -> bool:
         beats = [peer.beat for peer in books.roster.peers.values()]
-        return all(b and len(b.reports) > 1 and b.reports[1].key == books.key(books.fragments[1]) for b in beats)
+        return all(
+            b and len(b.reports) > 1 and b.reports[1].key == books.key(books.fragments[1])
+            for b in beats
+        )
 
     for optimizer in optimizers:
         learner = optimizer._learner
         assert learner is not None
-        until(optimizer, lambda books=learner.engine.books: len(books.fragments) > 1 and agreed(books))
+        until(
+            optimizer, lambda books=learner.engine.books: len(books.fragments) > 1 and agreed(books)
+        )
 
 
 def join(newcomer: MendOptimizer, trainer: MendOptimizer) -> None:
-    """The newcomer's first call, while another trains on: it has been alone, so its weights are yet to be an anchor."""
+    """The newcomer's first call, while another trains on: it has been alone, so its weights are yet
+    to be an anchor."""
     learner = newcomer._learner
     assert learner is not None
     books = learner.engine.books
@@ -134,7 +141,9 @@ def test_a_learner_that_greets_with_another_group_is_refused() -> None:
         address, another = a.status().address, {"params": [Parameter(torch.zeros(2, 2))]}
         b = MendOptimizer(descent(1.0))  # to add the group before it greets anybody
         b.add_param_group(another)
-        b._settings = replace(b._settings, name="b", place=Place(None, None, (address,), None, None))
+        b._settings = replace(
+            b._settings, name="b", place=Place(None, None, (address,), None, None)
+        )
         b._learner = b._settings.connect(lambda: b._layout)
         with b:
             (refused,) = watch.until("refused")
@@ -146,7 +155,9 @@ def test_who_joins_later_adds_the_group_before_its_first_step() -> None:
         add(a, 5.0)
         drive([a], 4, lambda i, s: 1.0)
         peers = [a.status().address]
-        with MendOptimizer(descent(9.0), name="b", listen=LOOPBACK, peers=peers, sync_every=2, timing=TIMING) as b:
+        with MendOptimizer(
+            descent(9.0), name="b", listen=LOOPBACK, peers=peers, sync_every=2, timing=TIMING
+        ) as b:
             add(b, 9.0)
             join(b, a)
             drive([a, b], 6, lambda i, s: 1.0)
@@ -160,7 +171,9 @@ def test_who_joins_with_more_or_fewer_groups_takes_what_there_is(ahead: int) -> 
     with cluster(descent(1.0), sync_every=2) as (a,):
         drive([a], 4, lambda i, s: 1.0)
         peers = [a.status().address]
-        with MendOptimizer(descent(9.0), name="b", listen=LOOPBACK, peers=peers, sync_every=2, timing=TIMING) as b:
+        with MendOptimizer(
+            descent(9.0), name="b", listen=LOOPBACK, peers=peers, sync_every=2, timing=TIMING
+        ) as b:
             add((a, b)[ahead], 5.0)
             join(b, a)
             drive([a, b], 4, lambda i, s: 1.0)
@@ -188,7 +201,9 @@ def test_a_checkpoint_holds_added_groups() -> None:
         drive(optimizers, 3, lambda i, s: float(i))
         saved = [o.state_dict() for o in optimizers]
         values = read(optimizers[0])
-    with cluster(descent(*values[:1]), descent(*values[:1]), started=False, **LOCKSTEP) as optimizers:
+    with cluster(
+        descent(*values[:1]), descent(*values[:1]), started=False, **LOCKSTEP
+    ) as optimizers:
         for optimizer, state in zip(optimizers, saved, strict=True):
             add(optimizer, values[1])
             optimizer.load_state_dict(state)
@@ -229,7 +244,10 @@ def test_a_checkpoint_wants_groups_added_as_they_were() -> None:
     saved = MendOptimizer(descent(1.0))
     add(saved, 5.0)
     other = MendOptimizer(descent(1.0, 5.0))
-    with pytest.raises(UsageError, match="groups that were added after wrapping, 0 here, got 1: wrap what was wrapped"):
+    with pytest.raises(
+        UsageError,
+        match="groups that were added after wrapping, 0 here, got 1: wrap what was wrapped",
+    ):
         other.load_state_dict(saved.state_dict())
 
 

@@ -1,5 +1,5 @@
-"""Learners that average their moments (DES-LOC, arXiv 2505.22549): against Local Adam by hand; bytes; who joins; who
-fails."""
+"""Learners that average their moments (DES-LOC, arXiv 2505.22549): against Local Adam by hand;
+bytes; who joins; who fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from tests.support.learners import (
 )
 
 EACH_ROUND = MomentSchedule(first=1, second=1)
-STILL: dict[str, Any] = {"sync_every": 1000, "moments": EACH_ROUND}  # nothing is merged but by `settle`
+# nothing is merged but by `settle`
+STILL: dict[str, Any] = {"sync_every": 1000, "moments": EACH_ROUND}
 SHAPES = [(5, 3), (7,)]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -51,8 +52,9 @@ def fresh(seed: int = 0) -> list[Parameter]:
 
 
 def noise(learner: int, step: int, parameter: Tensor) -> Tensor:
-    """Gradients that do not depend on the parameters: of another size for each learner, and more of one sign. None is
-    less than half of another, so that no mean of first moments is too great for anybody's second ones."""
+    """Gradients that do not depend on the parameters: of another size for each learner, and more of
+    one sign. None is less than half of another, so that no mean of first moments is too great for
+    anybody's second ones."""
     generator = torch.Generator().manual_seed(10_000 * learner + 10 * step + parameter.ndim)
     chance, size = torch.rand(2, *parameter.shape, generator=generator)
     signs = torch.where(chance < 0.5 + 0.1 * learner, 1.0, -1.0)
@@ -96,7 +98,9 @@ def look(optimizer: Optimizer) -> Seen:
     )
 
 
-def train(optimizers: Sequence[Optimizer], steps: int, grad: Grad, first: int = 0) -> list[list[Seen]]:
+def train(
+    optimizers: Sequence[Optimizer], steps: int, grad: Grad, first: int = 0
+) -> list[list[Seen]]:
     """All step, each in a thread of its own; what each was after every step."""
 
     def loop(i: int) -> list[Seen]:
@@ -111,7 +115,7 @@ def train(optimizers: Sequence[Optimizer], steps: int, grad: Grad, first: int = 
     return together(*(lambda i=i: loop(i) for i in range(len(optimizers))))
 
 
-# ── Local Adam, by hand ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── Local Adam, by hand ───────────────────────────────────────────────────────────────────────────
 
 LR, WD, BETAS, EPS, MU = 0.05, 0.1, (0.8, 0.95), 1e-8, 0.7
 
@@ -125,7 +129,10 @@ def sgd(parameters: Sequence[Parameter]) -> Optimizer:
 
 
 def one_adamw(w: Tensor, held: dict[str, Tensor], g: Tensor, t: int) -> None:
-    m, v = held.setdefault("exp_avg", torch.zeros_like(w)), held.setdefault("exp_avg_sq", torch.zeros_like(w))
+    m, v = (
+        held.setdefault("exp_avg", torch.zeros_like(w)),
+        held.setdefault("exp_avg_sq", torch.zeros_like(w)),
+    )
     w -= LR * WD * w
     m += (1 - BETAS[0]) * (g - m)
     v += (1 - BETAS[1]) * (g * g - v)
@@ -139,13 +146,22 @@ def one_sgd(w: Tensor, held: dict[str, Tensor], g: Tensor, t: int) -> None:
     w -= LR * buffer
 
 
-OPTIMIZERS: dict[str, tuple[Make, Callable[..., None]]] = {"AdamW": (adamw, one_adamw), "SGD": (sgd, one_sgd)}
+OPTIMIZERS: dict[str, tuple[Make, Callable[..., None]]] = {
+    "AdamW": (adamw, one_adamw),
+    "SGD": (sgd, one_sgd),
+}
 
 
 def by_hand(
-    one_step: Callable[..., None], learners: int, steps: int, every: int, grad: Grad, periods: tuple[int, int] = (1, 1)
+    one_step: Callable[..., None],
+    learners: int,
+    steps: int,
+    every: int,
+    grad: Grad,
+    periods: tuple[int, int] = (1, 1),
 ) -> list[list[Seen]]:
-    """In float64: every so many steps all have the mean of the parameters, and of the moments that are due."""
+    """In float64: every so many steps all have the mean of the parameters, and of the moments that
+    are due."""
     weights = [[p.detach().double() for p in fresh()] for _ in range(learners)]
     held: list[list[dict[str, Tensor]]] = [[{} for _ in SHAPES] for _ in range(learners)]
     seen: list[list[Seen]] = [[] for _ in range(learners)]
@@ -157,7 +173,10 @@ def by_hand(
         if (s + 1) % every == 0:
             for k in range(len(SHAPES)):
                 due = [name for name in held[0][k] if version % periods[name == "exp_avg_sq"] == 0]
-                for tensors in ([w[k] for w in weights], *([h[k][name] for h in held] for name in due)):
+                for tensors in (
+                    [w[k] for w in weights],
+                    *([h[k][name] for h in held] for name in due),
+                ):
                     mean = torch.stack(tensors).mean(0)
                     for tensor in tensors:
                         tensor.copy_(mean)
@@ -170,7 +189,8 @@ def by_hand(
 @pytest.mark.parametrize("learners", [2, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_with_all_periods_alike_it_is_local_adam(name: str, learners: int) -> None:
-    """Every third step the mean of parameters and moments; the gradients follow from the parameters."""
+    """Every third step the mean of parameters and moments; the gradients follow from the
+    parameters."""
     make, one_step = OPTIMIZERS[name]
     options = {"sync_every": 3, "adopt_after": 0, "moments": EACH_ROUND}
     with cluster(*(make(fresh()) for _ in range(learners)), **options) as made:
@@ -180,17 +200,22 @@ def test_with_all_periods_alike_it_is_local_adam(name: str, learners: int) -> No
         for here, there in zip(found[i], expected[i], strict=True):
             assert here.moments.keys() == there.moments.keys() != set()
             assert alike(here.weights, there.weights)
-            assert all(alike(here.moments[moment], there.moments[moment]) for moment in there.moments)
+            assert all(
+                alike(here.moments[moment], there.moments[moment]) for moment in there.moments
+            )
     one, other = (seen[10].moments for seen in found[:2])  # between two rounds
     assert not any(near(one[moment][0], other[moment][0], 1e-3) for moment in one)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_adopted_late_is_what_averaging_back_then_would_have_left(name: str) -> None:
-    """Two steps late; where the gradients do not follow from the parameters. And while they wait, the learners differ
-    from it. The momentum's mean is the same early or late, so SGD's anchors are, too."""
+    """Two steps late; where the gradients do not follow from the parameters. And while they wait,
+    the learners differ from it. The momentum's mean is the same early or late, so SGD's anchors
+    are, too."""
     make, one_step = OPTIMIZERS[name]
-    with cluster(make(fresh()), make(fresh()), sync_every=4, adopt_after=2, moments=EACH_ROUND) as made:
+    with cluster(
+        make(fresh()), make(fresh()), sync_every=4, adopt_after=2, moments=EACH_ROUND
+    ) as made:
         found = train(made, 15, noise)
         merged = anchors(made[0])
     expected = by_hand(one_step, 2, 15, 4, noise)
@@ -199,16 +224,23 @@ def test_what_is_adopted_late_is_what_averaging_back_then_would_have_left(name: 
             settled = count < 4 or count % 4 in (2, 3)
             for moment in there.moments:
                 pairs = zip(here.moments[moment], there.moments[moment], strict=True)
-                assert [near(a, b, 1e-5 if settled else 1e-3) for a, b in pairs] == [settled] * len(SHAPES), count
+                assert [near(a, b, 1e-5 if settled else 1e-3) for a, b in pairs] == [settled] * len(
+                    SHAPES
+                ), count
     if name == "SGD":
         assert all(near(a, b) for a, b in zip(merged, expected[0][11].weights, strict=True))
 
 
 def agreeing(found: Sequence[Sequence[Seen]], moment: str) -> list[int]:
-    """The steps after which all learners have the same moment; where they have not, they differ by far."""
+    """The steps after which all learners have the same moment; where they have not, they differ by
+    far."""
     same_at = []
     for count, (one, *others) in enumerate(zip(*found, strict=True), 1):
-        pairs = [(a, b) for o in others for a, b in zip(one.moments[moment], o.moments[moment], strict=True)]
+        pairs = [
+            (a, b)
+            for o in others
+            for a, b in zip(one.moments[moment], o.moments[moment], strict=True)
+        ]
         alike = [near(a, b) for a, b in pairs]
         assert all(alike) or not any(near(a, b, 1e-3) for a, b in pairs)
         same_at += [count] if all(alike) else []
@@ -235,7 +267,9 @@ def test_moments_agree_after_the_rounds_that_bring_them_and_after_no_others(
     assert (agreeing(found, "exp_avg"), agreeing(found, "exp_avg_sq")) == (first, second)
     if first:
         periods = (first[0], second[0] if second else 13)
-        for here, there in zip(found[1], by_hand(one_adamw, 2, 12, 1, noise, periods)[1], strict=True):
+        for here, there in zip(
+            found[1], by_hand(one_adamw, 2, 12, 1, noise, periods)[1], strict=True
+        ):
             assert all(near(here.moments[name][0], there.moments[name][0]) for name in MOMENTS)
 
 
@@ -248,21 +282,32 @@ def test_moments_stay_where_they_are_if_they_would_be_most_of_the_bytes(coding: 
 
 def test_fragments_bring_their_moments_in_their_own_rounds() -> None:
     """Two, in turns half a period apart: each has versions of its own."""
-    options = {"sync_every": 2, "fragments": 2, "adopt_after": 0, "moments": MomentSchedule(first=2, second=3)}
+    options = {
+        "sync_every": 2,
+        "fragments": 2,
+        "adopt_after": 0,
+        "moments": MomentSchedule(first=2, second=3),
+    }
     with cluster(adamw(fresh()), adamw(fresh()), **options) as made:
         found = train(made, 13, noise)
         assert [f.version for f in made[0].status().fragments] == [7, 6]
     for name, period in zip(MOMENTS, (2, 3), strict=True):
         for k, offset in enumerate((1, 2)):  # fragment k is merged at steps 2 n - 1 + k
-            pairs = zip(*([seen.moments[name][k] for seen in found[i]] for i in range(2)), strict=True)
+            pairs = zip(
+                *([seen.moments[name][k] for seen in found[i]] for i in range(2)), strict=True
+            )
             agree = [count for count, (a, b) in enumerate(pairs, 1) if near(a, b)]
-            assert agree == [step for step in range(offset, 14, 2) if ((step - offset) // 2 + 1) % period == 0]
+            assert agree == [
+                step for step in range(offset, 14, 2) if ((step - offset) // 2 + 1) % period == 0
+            ]
 
 
 @pytest.mark.parametrize("coding", [name for name in CODECS if name != "none"])
 def test_with_a_codec_moments_agree_but_for_rounding_and_squares_stay_positive(coding: str) -> None:
     """What all take is one rounded mean: they agree better than it is exact."""
-    with cluster(adamw(fresh()), adamw(fresh()), codec=coding, moments=EACH_ROUND, **LOCKSTEP) as made:
+    with cluster(
+        adamw(fresh()), adamw(fresh()), codec=coding, moments=EACH_ROUND, **LOCKSTEP
+    ) as made:
         found = train(made, 8, noise)
     for name in MOMENTS:
         assert agreeing(found, name) == list(range(1, 9))
@@ -275,7 +320,9 @@ def test_with_a_codec_moments_agree_but_for_rounding_and_squares_stay_positive(c
 def test_everybody_counts_once_whatever_its_tokens() -> None:
     """Weights go by tokens, moments do not."""
     each = [{"tokens_per_step": 1}, {"tokens_per_step": 9}]
-    with cluster(adamw(fresh()), adamw(fresh()), each=each, sync_every=3, adopt_after=0, moments=EACH_ROUND) as made:
+    with cluster(
+        adamw(fresh()), adamw(fresh()), each=each, sync_every=3, adopt_after=0, moments=EACH_ROUND
+    ) as made:
         ((*_, one), _) = train(made, 3, noise)
     expected = by_hand(one_adamw, 2, 3, 3, noise)[0][-1]
     assert all(alike(one.moments[name], expected.moments[name]) for name in MOMENTS)
@@ -283,10 +330,13 @@ def test_everybody_counts_once_whatever_its_tokens() -> None:
 
 
 def test_a_mean_of_first_moments_is_no_greater_than_the_own_second_ones_allow() -> None:
-    """The second has met no gradient where the first has: the others' m over its v of 0 would be a leap."""
+    """The second has met no gradient where the first has: the others' m over its v of 0 would be a
+    leap."""
 
     def grad(i: int, s: int, parameter: Tensor) -> Tensor:
-        return noise(i, s, parameter) * (1.0 if i == 0 else torch.arange(parameter.numel()).view(parameter.shape) % 2)
+        return noise(i, s, parameter) * (
+            1.0 if i == 0 else torch.arange(parameter.numel()).view(parameter.shape) % 2
+        )
 
     told = MomentSchedule(first=1, second=4)
     with cluster(adamw(fresh()), adamw(fresh()), moments=told, **LOCKSTEP) as made:
@@ -304,17 +354,21 @@ def test_a_group_that_was_added_has_moments_like_any() -> None:
     with cluster(adamw(fresh()), adamw(fresh()), moments=EACH_ROUND, **LOCKSTEP) as made:
         train(made, 2, noise)
         for optimizer in made:
-            optimizer.add_param_group({"params": [Parameter(torch.ones(4, 2, 3))], "betas": (0.5, 0.5)})
+            optimizer.add_param_group(
+                {"params": [Parameter(torch.ones(4, 2, 3))], "betas": (0.5, 0.5)}
+            )
         train(made, 4, noise, 2)
         assert all(f.version > 1 for f in made[0].status().fragments)
         for name in MOMENTS:
             assert near(*(state(o, 2)[name] for o in made))
 
 
-# ── alone, and never ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── alone, and never ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("place", [{}, {"listen": LOOPBACK, "timing": TIMING}], ids=["no peers", "nobody came"])
+@pytest.mark.parametrize(
+    "place", [{}, {"listen": LOOPBACK, "timing": TIMING}], ids=["no peers", "nobody came"]
+)
 def test_alone_it_is_the_inner_optimizer_to_the_bit(place: dict[str, Any]) -> None:
     bare = adamw(fresh())
     with MendOptimizer(adamw(fresh()), moments=EACH_ROUND, **LOCKSTEP, **place) as optimizer:
@@ -360,7 +414,8 @@ class Tap:
 
 
 def test_never_means_never() -> None:
-    """Not by offers, not by seals, not for who joins; the state of the inner optimizer is what it would be alone."""
+    """Not by offers, not by seals, not for who joins; the state of the inner optimizer is what it
+    would be alone."""
     bare = [adamw(fresh()) for _ in range(2)]
     with cluster(adamw(fresh()), adamw(fresh()), moments=None, **LOCKSTEP) as made:
         taps = [Tap(o) for o in made]
@@ -382,7 +437,9 @@ def test_only_what_is_due_travels() -> None:
         train(made, 7, noise)
         both = ["moment.exp_avg", "moment.exp_avg_sq"]
         for kind in ("Offer", "Seal"):
-            (sent,) = [each for each in ([m for k, m in tap.sections if k == kind] for tap in taps) if each]
+            (sent,) = [
+                each for each in ([m for k, m in tap.sections if k == kind] for tap in taps) if each
+            ]
             assert sent == [[], [], both[:1], [], [], both, []]
 
 
@@ -390,11 +447,17 @@ def test_only_what_is_due_travels() -> None:
     ("here", "there", "words"),
     [
         (MomentSchedule(), None, "moments: here first 3, second 6, there never"),
-        (MomentSchedule(), MomentSchedule(second=7), "moments: here first 3, second 6, there first 3, second 7"),
+        (
+            MomentSchedule(),
+            MomentSchedule(second=7),
+            "moments: here first 3, second 6, there first 3, second 7",
+        ),
         (None, MomentSchedule(first="half_life"), "moments: here never, there first 3, second 6"),
     ],
 )
-def test_learners_that_average_at_other_times_do_not_go_together(here: Any, there: Any, words: str) -> None:
+def test_learners_that_average_at_other_times_do_not_go_together(
+    here: Any, there: Any, words: str
+) -> None:
     watches = [Watch(), Watch()]
     each = [{"moments": m, "on_event": w} for m, w in zip((here, there), watches, strict=True)]
     with cluster(adamw(fresh()), adamw(fresh()), each=each, started=False, sync_every=1):
@@ -402,7 +465,7 @@ def test_learners_that_average_at_other_times_do_not_go_together(here: Any, ther
         assert watches[1].until("refused")[0].facts["reason"].startswith("moments: here ")
 
 
-# ── what it costs ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what it costs ─────────────────────────────────────────────────────────────────────────────────
 
 ROUNDS, LARGE = 12, (100, 60)
 NUMEL = math.prod(LARGE)
@@ -410,7 +473,10 @@ NUMEL = math.prod(LARGE)
 
 def round_bytes(told: MomentSchedule | None, every: int = 1) -> float:
     """What one learner offers in a round, on average over twelve, by the ledger."""
-    inners = [adamw([Parameter(torch.randn(LARGE, generator=torch.Generator().manual_seed(1)))]) for _ in range(2)]
+    inners = [
+        adamw([Parameter(torch.randn(LARGE, generator=torch.Generator().manual_seed(1)))])
+        for _ in range(2)
+    ]
     with cluster(*inners, sync_every=every, adopt_after=0, moments=told) as made:
         train(made, ROUNDS * every, noise)
         records = [o.status().rounds for o in made]
@@ -420,10 +486,14 @@ def round_bytes(told: MomentSchedule | None, every: int = 1) -> float:
     return sum(offered[0]) / ROUNDS
 
 
-def test_half_the_bytes_of_averaging_all_in_every_round_and_170_times_fewer_than_all_reducing_gradients() -> None:
-    """1/H + 1/3H + 1/6H against 3/H and against 1, in parameters a step, at H = 256; a round has as many bytes at any
-    H."""
-    often, rarely, never = (round_bytes(told) for told in (EACH_ROUND, MomentSchedule(first=3, second=6), None))
+def test_half_the_bytes_of_averaging_all_in_every_round_and_170_times_fewer_than_all_reducing_gradients() -> (
+    None
+):
+    """1/H + 1/3H + 1/6H against 3/H and against 1, in parameters a step, at H = 256; a round has as
+    many bytes at any H."""
+    often, rarely, never = (
+        round_bytes(told) for told in (EACH_ROUND, MomentSchedule(first=3, second=6), None)
+    )
     assert rarely / often == pytest.approx(1 / 2, rel=0.02)
     assert never / often == pytest.approx(1 / 3, rel=0.02)
     assert round_bytes(MomentSchedule(first=3, second=6), every=3) == rarely
@@ -441,7 +511,7 @@ def test_the_way_back_is_as_cheap() -> None:
                 assert record.merged_bytes == pytest.approx((1 + moments) * 4 * NUMEL, rel=0.02)
 
 
-# ── who joins ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── who joins ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def twin(optimizer: MendOptimizer, make: Make) -> Optimizer:
@@ -467,7 +537,10 @@ def test_a_newcomer_steps_at_once_as_the_others_would(name: str, former: int) ->
     """They have done 5 and 8 steps; the newcomer's own weights, state and count are gone."""
     make, _ = OPTIMIZERS[name]
     with cluster(make(fresh()), make(fresh()), **STILL) as made:
-        together(lambda: train(made[:1], 5, noise), lambda: train(made[1:], 8, lambda _, s, p: noise(1, s, p)))
+        together(
+            lambda: train(made[:1], 5, noise),
+            lambda: train(made[1:], 8, lambda _, s, p: noise(1, s, p)),
+        )
         settle(made)
         veteran, inner = twin(made[1], make), make(fresh(9))
         train([inner], former, noise)
@@ -516,7 +589,10 @@ def test_who_trained_alone_hands_its_moments_to_the_first_that_comes(name: str) 
             assert int(state(joiner).get("step", tokens)) == tokens
             for k in range(len(SHAPES)):
                 for moment in state(bare, k):
-                    assert near(torch.as_tensor(state(joiner, k)[moment]), torch.as_tensor(state(bare, k)[moment]))
+                    assert near(
+                        torch.as_tensor(state(joiner, k)[moment]),
+                        torch.as_tensor(state(bare, k)[moment]),
+                    )
             assert steps_alike(joiner, bare)
 
 
@@ -541,8 +617,13 @@ def saved_after(rounds: int) -> Any:
 
 def test_who_comes_from_another_cluster_is_averaged_as_the_others_are() -> None:
     """There more rounds had been, here more tokens: what was averaged there does not count here."""
-    saved, rich = saved_after(9), {"tokens_per_step": 1000, "moments": EACH_ROUND, "sync_every": 1000}
-    with cluster(adamw(fresh(3)), adamw(fresh(3)), each=[{"name": "x"}, {"name": "y"}], **rich) as made:
+    saved, rich = (
+        saved_after(9),
+        {"tokens_per_step": 1000, "moments": EACH_ROUND, "sync_every": 1000},
+    )
+    with cluster(
+        adamw(fresh(3)), adamw(fresh(3)), each=[{"name": "x"}, {"name": "y"}], **rich
+    ) as made:
         train(made, 2, noise)
         settle(made)
         with newcomer(adamw(fresh(9)), "a", *made, **rich) as mover:
@@ -563,7 +644,7 @@ def squares(optimizer: Optimizer) -> Tensor:
     return found
 
 
-# ── optimizers of all kinds ──────────────────────────────────────────────────────────────────────────────────────────
+# ── optimizers of all kinds ───────────────────────────────────────────────────────────────────────
 
 
 class Signs(Optimizer):
@@ -604,12 +685,17 @@ def test_a_name_that_no_state_has_is_told_once(name: str, told: int) -> None:
     watch = Watch()
     named = MomentSchedule(first=1, states=(Moment(name=name, order="first", decay="decay"),))
     each = [{"on_event": watch}, {}]
-    with cluster(Signs(fresh()), Signs(fresh()), each=each, moments=named, fragments=2, sync_every=4) as made:
+    with cluster(
+        Signs(fresh()), Signs(fresh()), each=each, moments=named, fragments=2, sync_every=4
+    ) as made:
         train(made, 12, noise)
         settle(made)
     texts = [event.text for event in watch.of("unknown")]
     assert len(texts) == told
-    assert all("no parameter has a state 'avrage' of its own shape" in t and "there is: average" in t for t in texts)
+    assert all(
+        "no parameter has a state 'avrage' of its own shape" in t and "there is: average" in t
+        for t in texts
+    )
 
 
 def test_learners_with_other_optimizers_go_on_together() -> None:
@@ -624,7 +710,9 @@ def test_learners_with_other_optimizers_go_on_together() -> None:
 def groups(frozen: bool = True) -> Optimizer:
     """Two, with other decays; the last parameter is frozen."""
     (a, b), still = fresh(), Parameter(torch.ones(4), requires_grad=False)
-    return AdamW([{"params": [a], "betas": (0.5, 0.7)}, {"params": [b, still], "betas": BETAS}], lr=LR)
+    return AdamW(
+        [{"params": [a], "betas": (0.5, 0.7)}, {"params": [b, still], "betas": BETAS}], lr=LR
+    )
 
 
 def test_groups_go_by_their_own_decays_and_what_is_frozen_has_no_moments() -> None:
@@ -657,7 +745,9 @@ def walk(optimizer: Optimizer, i: int, steps: int) -> None:
         optimizer.step()
 
 
-def average_of(learner: int, k: int, steps: int, beta1: float, beta2: float) -> tuple[Tensor, Tensor]:
+def average_of(
+    learner: int, k: int, steps: int, beta1: float, beta2: float
+) -> tuple[Tensor, Tensor]:
     """The moments of parameter k after so many steps without any averaging."""
     m = v = torch.zeros(SHAPES[k], dtype=torch.float64)
     for s in range(steps):
@@ -667,16 +757,23 @@ def average_of(learner: int, k: int, steps: int, beta1: float, beta2: float) -> 
 
 
 def test_who_has_no_gradients_for_a_parameter_has_no_part_in_its_moments() -> None:
-    """Of three learners one never meets the second parameter: the others average what they have, it gets nothing but
-    weights."""
+    """Of three learners one never meets the second parameter: the others average what they have, it
+    gets nothing but weights."""
 
     def grad(i: int, s: int, parameter: Tensor) -> Tensor | None:
         return None if i == 2 and parameter.ndim == 1 else noise(i, s, parameter)
 
-    with cluster(*(adamw(fresh()) for _ in range(3)), sync_every=3, adopt_after=0, moments=EACH_ROUND) as made:
+    with cluster(
+        *(adamw(fresh()) for _ in range(3)), sync_every=3, adopt_after=0, moments=EACH_ROUND
+    ) as made:
         for first in (0, 3):
-            together(*(lambda i=i, first=first: walk_with(made[i], i, first, 3, grad) for i in range(3)))
-            seen = [[state(o, k) if p.grad is not None else {} for k, p in enumerate(trained(o))] for o in made]
+            together(
+                *(lambda i=i, first=first: walk_with(made[i], i, first, 3, grad) for i in range(3))
+            )
+            seen = [
+                [state(o, k) if p.grad is not None else {} for k, p in enumerate(trained(o))]
+                for o in made
+            ]
             assert [len(each[1]) for each in seen] == [3, 3, 0]
             assert same(*([p.detach() for p in trained(o)] for o in (made[0], made[2])))
             for name in MOMENTS:
@@ -701,7 +798,9 @@ def test_learners_of_different_age_agree_on_what_the_update_is() -> None:
     def grad(i: int, s: int, parameter: Tensor) -> Tensor | None:
         return None if i and s % 2 and parameter.ndim == 1 else noise(i, s, parameter)
 
-    with cluster(adamw(fresh()), adamw(fresh()), sync_every=4, adopt_after=0, moments=EACH_ROUND) as made:
+    with cluster(
+        adamw(fresh()), adamw(fresh()), sync_every=4, adopt_after=0, moments=EACH_ROUND
+    ) as made:
         together(*(lambda i=i: walk_with(made[i], i, 0, 4, grad) for i in range(2)))
         young, old = state(made[1], 1), state(made[0], 1)
         assert (int(young["step"]), int(old["step"])) == (2, 4)
@@ -723,16 +822,23 @@ def test_moments_of_other_dtypes(dtype: torch.dtype) -> None:
             assert near(a, b, 2.0**-6 if dtype is torch.bfloat16 else 1e-6)
 
 
-# ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── checkpoints ───────────────────────────────────────────────────────────────────────────────────
 
-OVERLAP: dict[str, Any] = {"sync_every": 7, "adopt_after": 4, "moments": MomentSchedule(first=1, second=2)}
+OVERLAP: dict[str, Any] = {
+    "sync_every": 7,
+    "adopt_after": 4,
+    "moments": MomentSchedule(first=1, second=2),
+}
 STEPS = 41
 
 
 def uninterrupted(make: Make, options: dict[str, Any]) -> list[Any]:
     with cluster(make(fresh()), make(fresh()), **options) as straight:
         train(straight, STEPS, pull)
-        return [(parameters(o), anchors(o), o.inner.state_dict(), progress(o).averaged) for o in straight]
+        return [
+            (parameters(o), anchors(o), o.inner.state_dict(), progress(o).averaged)
+            for o in straight
+        ]
 
 
 def tensors_in(saved: Any) -> set[str]:
@@ -742,9 +848,18 @@ def tensors_in(saved: Any) -> set[str]:
 def goes_on(make: Make, options: dict[str, Any], saved: Sequence[Any], at: Sequence[int]) -> None:
     """From there to the same end, to the bit."""
     with resumed([lambda: make(fresh(9))] * 2, saved, **options) as again:
-        together(*(lambda i=i: [train([again[i]], 1, lambda _, s, p: pull(i, s, p), s) for s in range(at[i], STEPS)]
-                   for i in range(2)))  # fmt: skip
-        for optimizer, (own, merged, inner, averaged) in zip(again, uninterrupted(make, options), strict=True):
+        together(
+            *(
+                lambda i=i: [
+                    train([again[i]], 1, lambda _, s, p: pull(i, s, p), s)
+                    for s in range(at[i], STEPS)
+                ]
+                for i in range(2)
+            )
+        )
+        for optimizer, (own, merged, inner, averaged) in zip(
+            again, uninterrupted(make, options), strict=True
+        ):
             assert same(parameters(optimizer), own)
             assert same(anchors(optimizer), merged)
             assert_alike(optimizer.inner.state_dict(), inner)
@@ -758,7 +873,12 @@ def test_going_on_with_moments_on_their_way(name: str, coding: str) -> None:
     make, options = OPTIMIZERS[name][0], {**OVERLAP, "codec": coding}
     at = (30, 27)
     with cluster(make(fresh()), make(fresh()), **options) as made:
-        together(*(lambda i=i: train(made[i : i + 1], at[i], lambda _, s, p: pull(i, s, p)) for i in range(2)))
+        together(
+            *(
+                lambda i=i: train(made[i : i + 1], at[i], lambda _, s, p: pull(i, s, p))
+                for i in range(2)
+            )
+        )
         saved = [save(o) for o in made]
     sent = {OWN + moment for moment in (MOMENTS if name == "AdamW" else ["momentum_buffer"])}
     assert [sent & tensors_in(s) for s in saved] == [sent, set()]
@@ -782,7 +902,9 @@ def test_going_on_with_a_mean_that_is_not_taken_yet(name: str) -> None:
 
 @pytest.mark.parametrize("coding", ["none", "int8"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_going_on_where_one_has_the_mean_and_the_others_seal_never_came(name: str, coding: str) -> None:
+def test_going_on_where_one_has_the_mean_and_the_others_seal_never_came(
+    name: str, coding: str
+) -> None:
     """Nobody has that seal any more: the anchor that it made is taken whole."""
     make, options = OPTIMIZERS[name][0], {**OVERLAP, "codec": coding}
     with cluster(make(fresh()), make(fresh()), **options) as made:
@@ -805,14 +927,16 @@ def test_going_on_where_one_has_the_mean_and_the_others_seal_never_came(name: st
     goes_on(make, options, saved, (24, 24))
 
 
-# ── who fails ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── who fails ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
 def spoiled(name: str, value: float, watch: Watch, **options: Any) -> Iterator[list[MendOptimizer]]:
     """Three that have trained; the last has this among its moments since its second step."""
     each = [{}, {}, {"on_event": watch}]
-    with cluster(*(adamw(fresh()) for _ in range(3)), each=each, moments=EACH_ROUND, **options) as made:
+    with cluster(
+        *(adamw(fresh()) for _ in range(3)), each=each, moments=EACH_ROUND, **options
+    ) as made:
         train(made, 1, noise)
         state(made[2])[name][0, 0] = value
         train(made, 5, noise, 1)
@@ -825,12 +949,15 @@ def sound(optimizer: Optimizer) -> bool:
 
 
 def test_an_infinite_variance_reaches_nobody() -> None:
-    """It leaves the weights alone, and its learner goes on to take part; the others average theirs."""
+    """It leaves the weights alone, and its learner goes on to take part; the others average
+    theirs."""
     watch = Watch()
     with spoiled("exp_avg_sq", math.inf, watch, sync_every=1000) as made:
         settle(made)
         (fault,) = watch.until("fault")
-        assert fault.text.startswith("fragment 0 was offered without moments: its exp_avg_sq is not finite")
+        assert fault.text.startswith(
+            "fragment 0 was offered without moments: its exp_avg_sq is not finite"
+        )
         assert made[0].status().fragments[0].tokens == 18
         assert [sound(o) for o in made] == [True, True, False]
         assert near(squares(made[0]), squares(made[1]))
@@ -845,7 +972,10 @@ def test_a_first_moment_that_is_no_number_reaches_nobody() -> None:
     """With the next step the weights are not, either: they are not offered any more."""
     watch = Watch()
     with spoiled("exp_avg", math.nan, watch, sync_every=2, quorum=2, grace=Grace(max_s=0)) as made:
-        assert watch.until("fault")[0].text == "fragment 0 was not offered: its parameters are not finite"
+        assert (
+            watch.until("fault")[0].text
+            == "fragment 0 was not offered: its parameters are not finite"
+        )
         settle(made[:2])
         assert [sound(o) for o in made] == [True, True, False]
         assert {m.name for o in made for r in o.status().rounds for m in r.members} == {"a", "b"}
@@ -853,8 +983,11 @@ def test_a_first_moment_that_is_no_number_reaches_nobody() -> None:
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_who_trained_alone_hands_its_weights_on_whatever_became_of_its_moments(fragments: int) -> None:
-    """One gradient too great left an infinite variance; the weights are fine, and nobody's first weights are better."""
+def test_who_trained_alone_hands_its_weights_on_whatever_became_of_its_moments(
+    fragments: int,
+) -> None:
+    """One gradient too great left an infinite variance; the weights are fine, and nobody's first
+    weights are better."""
     joined = threading.Event()
 
     def train_on() -> None:
@@ -868,7 +1001,9 @@ def test_who_trained_alone_hands_its_weights_on_whatever_became_of_its_moments(f
             joined.set()
 
     options = {**STILL, "fragments": fragments}
-    with MendOptimizer(adamw(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **options) as veteran:
+    with MendOptimizer(
+        adamw(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **options
+    ) as veteran:
         train([veteran], 4, noise)
         state(veteran, 0)["exp_avg_sq"][0, 0] = math.inf
         with newcomer(adamw(fresh(9)), "b", veteran, **options) as joiner:

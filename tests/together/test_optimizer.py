@@ -36,11 +36,15 @@ def test_peers_end_on_equal_anchors() -> None:
     with cluster(descent(1.0, 5.0), descent(1.0, 5.0), sync_every=4, fragments=2) as optimizers:
         drive(optimizers, 30, lambda i, s: 0.1 * (i + 1) * (s % 5))
         settle(optimizers)
-        lineages = [[(f.tokens, f.version, f.digest) for f in o.status().fragments] for o in optimizers]
+        lineages = [
+            [(f.tokens, f.version, f.digest) for f in o.status().fragments] for o in optimizers
+        ]
         assert lineages[0] == lineages[1]
         assert [tokens for tokens, _, _ in lineages[0]] == [60, 60]
         assert same(merged_weights(optimizers[0]), merged_weights(optimizers[1]))
-        for weight, anchor in zip(parameters(optimizers[1]), merged_weights(optimizers[0]), strict=True):
+        for weight, anchor in zip(
+            parameters(optimizers[1]), merged_weights(optimizers[0]), strict=True
+        ):
             torch.testing.assert_close(weight, anchor)  # nothing unmerged is left but rounding
 
 
@@ -53,10 +57,18 @@ def test_status_tells_where_a_learner_stands() -> None:
     with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as (a, b):
         drive([a, b], 3, lambda i, s: 1.0)
         status = a.status()
-        assert (status.name, status.step, status.tokens, status.joined, status.rounds_adopted) == ("a", 3, 3, True, 3)
+        assert (status.name, status.step, status.tokens, status.joined, status.rounds_adopted) == (
+            "a",
+            3,
+            3,
+            True,
+            3,
+        )
         assert (status.unmerged_tokens, status.dropped_tokens) == (0, 0)
         assert [(f.tokens, f.version, f.unmerged_tokens) for f in status.fragments] == [(6, 3, 0)]
-        assert [(p.name, p.state, p.address) for p in status.roster] == [("b", "alive", b.status().address)]
+        assert [(p.name, p.state, p.address) for p in status.roster] == [
+            ("b", "alive", b.status().address)
+        ]
         assert [[m.name for m in r.members] for r in status.rounds] == [["a", "b"]] * 3
         assert status.address.startswith("127.0.0.1:")
         assert min(status.bytes_sent, status.bytes_received, status.seconds_in_mend) > 0
@@ -108,9 +120,14 @@ CALLS = [lambda o: o.step(), lambda o: o.synchronize(), lambda o: o.global_weigh
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_nothing_else_may_be_done_with_the_global_weights(call: Callable[[MendOptimizer], Any]) -> None:
+def test_nothing_else_may_be_done_with_the_global_weights(
+    call: Callable[[MendOptimizer], Any],
+) -> None:
     with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as (a, _):
-        with a.global_weights(), pytest.raises(UsageError, match=r"inside global_weights\(\): leave the block first"):
+        with (
+            a.global_weights(),
+            pytest.raises(UsageError, match=r"inside global_weights\(\): leave the block first"),
+        ):
             call(a)
         assert read(a) == [1.0]
 
@@ -175,7 +192,9 @@ class Timed(SGD):
         return super().step(closure)
 
 
-def test_a_step_takes_what_the_script_and_the_inner_optimizer_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_takes_what_the_script_and_the_inner_optimizer_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whoever waits here for the others, or has just synchronized, is not slow for that."""
     clock, seen = [0.0], list[float | None]()
     monkeypatch.setattr("mend_optim.optimizer.time", SimpleNamespace(perf_counter=lambda: clock[0]))
@@ -239,9 +258,12 @@ def test_that_the_moments_of_an_optimizer_are_not_known_is_said_once(
 
 
 @pytest.mark.parametrize(
-    ("codec", "merge", "times"), [("powersgd", "median", 1), ("powersgd", "rda", 0), ("int8", "median", 0)]
+    ("codec", "merge", "times"),
+    [("powersgd", "median", 1), ("powersgd", "rda", 0), ("int8", "median", 0)],
 )
 def test_that_a_merge_cannot_close_is_said_once(codec: str, merge: str, times: int) -> None:
-    texts = said("unclosed", SGD([nn.Parameter(torch.zeros(64, 64))], lr=0.1), codec=codec, merge=merge)
+    texts = said(
+        "unclosed", SGD([nn.Parameter(torch.zeros(64, 64))], lr=0.1), codec=codec, merge=merge
+    )
     assert len(texts) == times
     assert all("with merge='median' synchronize() cannot merge it" in text for text in texts)

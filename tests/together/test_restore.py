@@ -1,5 +1,5 @@
-"""A learner that goes on from a checkpoint among others that have moved on: whatever it held counts once, or is dropped
-and counted."""
+"""A learner that goes on from a checkpoint among others that have moved on: whatever it held counts
+once, or is dropped and counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from tests.support.learners import (
     until,
 )
 
-PULL = {"a": 1.0, "b": 2.0, "c": 4.0, "x": 8.0, "y": 16.0, "z": 32.0}  # the gradients of who is called that
+# the gradients of who is called that
+PULL = {"a": 1.0, "b": 2.0, "c": 4.0, "x": 8.0, "y": 16.0, "z": 32.0}
 FREE: dict[str, Any] = {"sync_every": 4}  # whoever has taken four steps calls the others
 STILL: dict[str, Any] = {"sync_every": 1000}  # nothing is merged but by `settle`
 VICTIMS = [0, 1, 2]  # it may be the sealer, and it may be who the others dialled
@@ -54,7 +55,8 @@ def merged(rounds: Iterable[RoundRecord]) -> Counter[PeerId]:
 
 
 def assert_sum(optimizer: MendOptimizer, first: float, rounds: Iterable[RoundRecord]) -> None:
-    """The anchor is the first weights and all that was merged, by the weights on record, and nothing else."""
+    """The anchor is the first weights and all that was merged, by the weights on record, and
+    nothing else."""
     moved = sum(m.weight * m.steps * PULL[m.name] for record in rounds for m in record.members)
     assert anchors(optimizer)[0][0].item() == pytest.approx(first - moved, rel=1e-5)
 
@@ -63,7 +65,9 @@ def assert_settled(optimizers: Sequence[MendOptimizer], tokens: int) -> None:
     """All hold one anchor, with so many tokens in it, and nothing is left to merge."""
     statuses = [o.status() for o in optimizers]
     assert len({s.fragments[0].digest for s in statuses}) == 1
-    assert [(s.fragments[0].tokens, s.unmerged_tokens) for s in statuses] == [(tokens, 0)] * len(statuses)
+    assert [(s.fragments[0].tokens, s.unmerged_tokens) for s in statuses] == [(tokens, 0)] * len(
+        statuses
+    )
 
 
 def take_out(made: list[MendOptimizer], victim: int) -> tuple[MendOptimizer, list[MendOptimizer]]:
@@ -71,7 +75,8 @@ def take_out(made: list[MendOptimizer], victim: int) -> tuple[MendOptimizer, lis
 
 
 def show(optimizer: MendOptimizer) -> None:
-    """Until it has met a learner of another origin; then a step, by which it can make its weights an anchor."""
+    """Until it has met a learner of another origin; then a step, by which it can make its weights
+    an anchor."""
     assert optimizer._learner
     optimizer._begun(optimizer._learner)
     books = optimizer._learner.engine.books
@@ -83,7 +88,7 @@ def how(optimizer: MendOptimizer) -> list[tuple[str, bool, int]]:
     return [(r.reason, r.mine, r.dropped_tokens) for r in optimizer.status().rounds[:2]]
 
 
-# ── one of three ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── one of three ──────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -108,7 +113,11 @@ def test_work_that_the_old_process_offered_after_its_checkpoint_is_dropped(victi
             train([*others, new], 2)
             settle([*others, new])
             assert_settled([*others, new], tokens := 3 * 10 + 2 * 4 + 3 * 2)
-            assert (new.status().step, new.status().tokens, new.status().dropped_tokens) == (10, 10, 3)
+            assert (new.status().step, new.status().tokens, new.status().dropped_tokens) == (
+                10,
+                10,
+                3,
+            )
             rounds = seals(old, *others, new)
             expected = {me(old): 10, me(new): 2, **{me(o): 16 for o in others}}
             assert merged(rounds) == expected
@@ -117,7 +126,9 @@ def test_work_that_the_old_process_offered_after_its_checkpoint_is_dropped(victi
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_an_offer_that_was_merged_after_the_checkpoint_is_not_offered_again_and_the_rest_is_kept(victim: int) -> None:
+def test_an_offer_that_was_merged_after_the_checkpoint_is_not_offered_again_and_the_rest_is_kept(
+    victim: int,
+) -> None:
     with cluster(*(descent(500.0) for _ in range(3)), **FREE) as made:
         old, others = take_out(made, victim)
         train([old], 5)
@@ -127,7 +138,10 @@ def test_an_offer_that_was_merged_after_the_checkpoint_is_not_offered_again_and_
         saved = save(old)
         train(others, 4)
         for other in others:
-            until(other, lambda other=other: progress(other).lineage.last_merged(me(old)) == pending.seq)
+            until(
+                other,
+                lambda other=other: progress(other).lineage.last_merged(me(old)) == pending.seq,
+            )
         old.close()
         train(others, 4)
         settle(others)
@@ -150,7 +164,8 @@ def test_an_offer_that_was_merged_after_the_checkpoint_is_not_offered_again_and_
 @pytest.mark.parametrize("alone", [3, 5])
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_what_nobody_merged_is_kept_and_merged_once(victim: int, alone: int) -> None:
-    """Whether it was offered already or not; a sealer may hold the offer of the process that is gone."""
+    """Whether it was offered already or not; a sealer may hold the offer of the process that is
+    gone."""
     with cluster(*(descent(500.0) for _ in range(3)), **FREE) as made:
         old, others = take_out(made, victim)
         train([old], alone)
@@ -173,7 +188,8 @@ def test_what_nobody_merged_is_kept_and_merged_once(victim: int, alone: int) -> 
 
 
 def test_going_on_twice_from_one_checkpoint_counts_its_work_once() -> None:
-    """The old process never died: its twin, under another name, has the same work in its weights."""
+    """The old process never died: its twin, under another name, has the same work in its
+    weights."""
     with cluster(*(descent(500.0) for _ in range(2)), **FREE) as made:
         train(made[:1], 5)
         with newcomer(descent(0.0), "x", *made, **FREE) as twin:
@@ -192,7 +208,7 @@ def test_going_on_twice_from_one_checkpoint_counts_its_work_once() -> None:
             assert 5 + 3 * 6 - sum(dropped) <= sum(counts.values()) <= 5 + 3 * 6
 
 
-# ── a greater checkpoint ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── a greater checkpoint ──────────────────────────────────────────────────────────────────────────
 
 
 def test_a_cluster_adopts_the_anchor_of_a_checkpoint_that_is_ahead_of_it() -> None:
@@ -204,7 +220,9 @@ def test_a_cluster_adopts_the_anchor_of_a_checkpoint_that_is_ahead_of_it() -> No
         settle(made)
         train(made[:1], 2)
         late, ahead = save(made[0]), anchors(made[0])
-    with resumed([lambda: descent(0.0)] * 2, early, each=[{"name": "b"}, {"name": "c"}], **STILL) as others:
+    with resumed(
+        [lambda: descent(0.0)] * 2, early, each=[{"name": "b"}, {"name": "c"}], **STILL
+    ) as others:
         train(others, 1)
         with newcomer(descent(0.0), "a", *others, **STILL) as new:
             load(new, late)
@@ -223,7 +241,9 @@ def test_a_cluster_of_another_origin_adopts_a_greater_checkpoint_whole() -> None
         settle(made)
         train(made[:1], 2)
         saved = save(made[0])
-    with cluster(descent(90.0), descent(90.0), each=[{"name": "b"}, {"name": "c"}], **STILL) as others:
+    with cluster(
+        descent(90.0), descent(90.0), each=[{"name": "b"}, {"name": "c"}], **STILL
+    ) as others:
         train(others, 2)
         with newcomer(descent(0.0), "a", *others, **STILL) as new:
             load(new, saved)
@@ -236,19 +256,24 @@ def test_a_cluster_of_another_origin_adopts_a_greater_checkpoint_whole() -> None
             assert [o.status().dropped_tokens for o in (*others, new)] == [2, 2, 0]
 
 
-# ── clones ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── clones ────────────────────────────────────────────────────────────────────────────────────────
 
 CLONES = [{"name": name} for name in "xyz"]
 
 
 def one_checkpoint(unmerged: int) -> tuple[PeerId, Saved]:
-    """Of a learner with so much unmerged work (up to 5), four steps of it on their way in an offer, if that many."""
+    """Of a learner with so much unmerged work (up to 5), four steps of it on their way in an offer,
+    if that many."""
     overlap = 3 if unmerged else 0
     with cluster(descent(500.0), descent(500.0), **FREE, adopt_after=overlap) as made:
         train(made, 8 + overlap)
         train(made[:1], max(0, unmerged - 3))
         status, saved = made[0].status(), save(made[0])
-        assert (status.fragments[0].tokens, status.unmerged_tokens, anchor_in(saved)) == (16, unmerged, 488.0)
+        assert (status.fragments[0].tokens, status.unmerged_tokens, anchor_in(saved)) == (
+            16,
+            unmerged,
+            488.0,
+        )
         return me(made[0]), saved
 
 
@@ -258,7 +283,9 @@ def anchor_in(saved: Saved) -> float:
 
 @pytest.mark.parametrize("options", [FREE, {**FREE, "adopt_after": 0}, {**FREE, "adopt_after": 2}])
 @pytest.mark.parametrize("unmerged", [0, 3, 5])
-def test_a_whole_cluster_may_start_from_the_checkpoint_of_one(unmerged: int, options: dict[str, Any]) -> None:
+def test_a_whole_cluster_may_start_from_the_checkpoint_of_one(
+    unmerged: int, options: dict[str, Any]
+) -> None:
     """Its unmerged work is in all their weights, and in one anchor once."""
     author, saved = one_checkpoint(unmerged)
     with resumed([lambda: descent(0.0)] * 3, [saved] * 3, each=CLONES, **options) as made:
@@ -266,7 +293,9 @@ def test_a_whole_cluster_may_start_from_the_checkpoint_of_one(unmerged: int, opt
         settle(made)
         rounds = seals(*made)
         counts = merged(rounds)
-        assert {r.reason for r in rounds} == {"all_present"}, "who brings nothing new must not hold up the others"
+        assert {r.reason for r in rounds} == {"all_present"}, (
+            "who brings nothing new must not hold up the others"
+        )
         assert_settled(made, 16 + sum(counts.values()))
         assert_sum_of_clones(made, anchor_in(saved), author, rounds)
         for optimizer in made:  # of its own twelve steps, none is lost uncounted, none counts twice
@@ -279,7 +308,8 @@ def test_a_whole_cluster_may_start_from_the_checkpoint_of_one(unmerged: int, opt
 def assert_sum_of_clones(
     made: Sequence[MendOptimizer], first: float, author: PeerId, rounds: Iterable[RoundRecord]
 ) -> None:
-    """What carries the author's work may also hold steps of who offered it: of those the gradient is only bounded."""
+    """What carries the author's work may also hold steps of who offered it: of those the gradient
+    is only bounded."""
     least = most = 0.0
     for member in (m for record in rounds for m in record.members):
         known = member.incarnation != author.incarnation
@@ -290,7 +320,7 @@ def assert_sum_of_clones(
     assert first - most - 1e-3 <= now <= first - least + 1e-3
 
 
-# ── other weights ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── other weights ─────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("unmerged", [0, 3, 5])
@@ -298,7 +328,9 @@ def test_weights_that_were_not_loaded_are_replaced_by_the_anchor(unmerged: int) 
     _, saved = one_checkpoint(unmerged)
     watch = Watch()
     with ExitStack() as stack:
-        others = stack.enter_context(resumed([lambda: descent(0.0)], [saved], each=[{"name": "b"}], **FREE))
+        others = stack.enter_context(
+            resumed([lambda: descent(0.0)], [saved], each=[{"name": "b"}], **FREE)
+        )
         new = stack.enter_context(newcomer(descent(-7e6), "a", *others, on_event=watch, **FREE))
         new.load_state_dict(saved[1])
         start([*others, new])
@@ -333,7 +365,12 @@ def test_intact_weights_are_said_to_be_so() -> None:
     watch = Watch()
     with resumed([lambda: descent(0.0)], [saved], on_event=watch, **FREE):
         facts = watch.until("restored")[0].facts
-        assert (facts["intact"], facts["unmerged_tokens"], facts["step"], facts["tokens"]) == (True, 3, 11, 11)
+        assert (facts["intact"], facts["unmerged_tokens"], facts["step"], facts["tokens"]) == (
+            True,
+            3,
+            11,
+            11,
+        )
 
 
 def test_whom_a_restored_learner_expects_and_does_not_find_is_not_merged_with() -> None:
@@ -347,12 +384,17 @@ def test_whom_a_restored_learner_expects_and_does_not_find_is_not_merged_with() 
         assert (new.status().joined, new.status().unmerged_tokens) == (True, 3)
 
 
-def test_weights_that_never_were_trained_do_not_win_by_the_tokens_of_a_checkpoint_of_one_alone() -> None:
-    """Saved without peers it has no anchor to take: random weights must not pass for trained ones."""
+def test_weights_that_never_were_trained_do_not_win_by_the_tokens_of_a_checkpoint_of_one_alone() -> (
+    None
+):
+    """Saved without peers it has no anchor to take: random weights must not pass for trained
+    ones."""
     alone = MendOptimizer(descent(500.0), name="a")
     train([alone], 1000)
     saved = save(alone)
-    with cluster(descent(90.0), descent(90.0), each=[{"name": "b"}, {"name": "c"}], **STILL) as others:
+    with cluster(
+        descent(90.0), descent(90.0), each=[{"name": "b"}, {"name": "c"}], **STILL
+    ) as others:
         train(others, 2)
         settle(others)
         with newcomer(descent(-7e6), "a", *others, **STILL) as new:
@@ -363,7 +405,7 @@ def test_weights_that_never_were_trained_do_not_win_by_the_tokens_of_a_checkpoin
             assert_settled([*others, new], 4)
 
 
-# ── alone and not ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── alone and not ─────────────────────────────────────────────────────────────────────────────────
 
 
 def alone(first: float, steps: int, saved: Saved | None = None) -> Saved:
@@ -377,7 +419,9 @@ def alone(first: float, steps: int, saved: Saved | None = None) -> Saved:
 
 def test_what_was_trained_alone_counts_among_peers() -> None:
     saved = alone(500.0, 7)
-    with cluster(descent(0.0), descent(90.0), each=[{"name": "a"}, {"name": "b"}], started=False, **STILL) as made:
+    with cluster(
+        descent(0.0), descent(90.0), each=[{"name": "a"}, {"name": "b"}], started=False, **STILL
+    ) as made:
         load(made[0], saved)
         start(made)
         assert (made[0].status().step, made[0].status().tokens) == (7, 7)
@@ -398,7 +442,9 @@ def test_from_peers_to_alone_and_back() -> None:
         saved = save(made[0])
     later = alone(0.0, 5, saved)
     assert (later[1]["mend"]["step"], later[1]["mend"]["tokens"]) == (11, 11)
-    with cluster(descent(0.0), descent(90.0), each=[{"name": "a"}, {"name": "b"}], started=False, **STILL) as made:
+    with cluster(
+        descent(0.0), descent(90.0), each=[{"name": "a"}, {"name": "b"}], started=False, **STILL
+    ) as made:
         load(made[0], later)
         together(lambda: show(made[0]), lambda: made[1]._begun(made[1]._learner))  # type: ignore[arg-type, func-returns-value]
         settle(made)

@@ -1,4 +1,5 @@
-"""Rounds as they happen, with threads and a network: arithmetic that is done by hand, and the life of threads."""
+"""Rounds as they happen, with threads and a network: arithmetic that is done by hand, and the life
+of threads."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def anchors(optimizer: MendOptimizer) -> list[float]:
         return read(optimizer)
 
 
-# ── the arithmetic of rounds ─────────────────────────────────────────────────────────────────────────────────────────
+# ── the arithmetic of rounds ──────────────────────────────────────────────────────────────────────
 
 
 def test_lockstep_with_plain_averaging_is_averaging() -> None:
@@ -55,7 +56,9 @@ def test_lockstep_with_plain_averaging_is_averaging() -> None:
         drive(optimizers, 5, lambda i, s: float(grads[i, s]))
         assert same(parameters(optimizers[0]), parameters(optimizers[1]))
         assert same(parameters(optimizers[0]), parameters(optimizers[2]))
-        torch.testing.assert_close(parameters(optimizers[0])[0], (1.0 - grads.mean(0).sum()).expand(3))
+        torch.testing.assert_close(
+            parameters(optimizers[0])[0], (1.0 - grads.mean(0).sum()).expand(3)
+        )
 
 
 def test_tokens_weigh() -> None:
@@ -67,16 +70,22 @@ def test_tokens_weigh() -> None:
         assert a.status().fragments[0].tokens == 400
 
 
-@pytest.mark.parametrize(("weighting", "expected"), [("tokens", 7.5), ("throughput", 9.0), ("uniform", 5.0)])
+@pytest.mark.parametrize(
+    ("weighting", "expected"), [("tokens", 7.5), ("throughput", 9.0), ("uniform", 5.0)]
+)
 def test_weightings(weighting: str, expected: float) -> None:
     each = [{"tokens_per_step": 300}, {"tokens_per_step": 100}]
-    with cluster(descent(0.0), descent(0.0), each=each, weighting=weighting, **LOCKSTEP) as optimizers:
+    with cluster(
+        descent(0.0), descent(0.0), each=each, weighting=weighting, **LOCKSTEP
+    ) as optimizers:
         drive(optimizers, 1, lambda i, s: [-10.0, 0.0][i])
         assert [read(o) for o in optimizers] == [[expected], [expected]]
 
 
 def test_outer_momentum_is_nesterovs() -> None:
-    with cluster(descent(0.0), descent(0.0), outer=Nesterov(lr=0.7, momentum=0.9), **LOCKSTEP) as optimizers:
+    with cluster(
+        descent(0.0), descent(0.0), outer=Nesterov(lr=0.7, momentum=0.9), **LOCKSTEP
+    ) as optimizers:
         seen = []
         for _ in range(3):
             drive(optimizers, 1, lambda i, s: 1.0)
@@ -92,10 +101,13 @@ def all_merged(optimizers: list[MendOptimizer]) -> None:
 
 
 def falling(adopt_after: int) -> list[list[float]]:
-    """Weights that fall from 1 by 2 a step, in two fragments, outer steps twice as long; after each step."""
+    """Weights that fall from 1 by 2 a step, in two fragments, outer steps twice as long; after each
+    step."""
     outer, seen = Nesterov(lr=2.0), [[1.0, 1.0]]
     pair = [descent(1.0, 1.0, lr=2.0) for _ in range(2)]
-    with cluster(*pair, sync_every=6, fragments=2, adopt_after=adopt_after, outer=outer) as optimizers:
+    with cluster(
+        *pair, sync_every=6, fragments=2, adopt_after=adopt_after, outer=outer
+    ) as optimizers:
         for _ in range(13):
             drive(optimizers, 1, lambda i, s: 1.0)
             seen.append(read(optimizers[0]))
@@ -105,32 +117,55 @@ def falling(adopt_after: int) -> list[list[float]]:
 
 def test_fragments_take_turns() -> None:
     seen = falling(adopt_after=0)
-    assert [w for w, _ in seen] == [1, -1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43]
+    assert [w for w, _ in seen] == [
+        1,
+        -1,
+        -3,
+        -11,
+        -13,
+        -15,
+        -17,
+        -19,
+        -21,
+        -35,
+        -37,
+        -39,
+        -41,
+        -43,
+    ]
     assert [w for _, w in seen] == [1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49]
 
 
 def test_an_anchor_adopted_later_keeps_what_was_trained_meanwhile() -> None:
-    seen = falling(adopt_after=2)  # snapshots after steps 3, 6, 9; what they move is seen two steps later
+    # snapshots after steps 3, 6, 9; what they move is seen two steps later
+    seen = falling(adopt_after=2)
     assert [w for w, _ in seen] == [1, -1, -3, -5, -7, -15, -17, -19, -21, -23, -25, -39, -41, -43]
     assert [w for _, w in seen] == [1, -1, -3, -5, -7, -9, -11, -13, -27, -29, -31, -33, -35, -37]
 
 
 def test_every_token_is_merged_once_whatever_the_pace() -> None:
     with cluster(descent(0.0), descent(0.0), sync_every=4) as (fast, slow):
-        together(lambda: [step(fast, -1.0) for _ in range(40)], lambda: [step(slow, -4.0) for _ in range(10)])
+        together(
+            lambda: [step(fast, -1.0) for _ in range(40)],
+            lambda: [step(slow, -4.0) for _ in range(10)],
+        )
         settle([fast, slow])
         fragments = [o.status().fragments[0] for o in (fast, slow)]
         assert [(f.tokens, f.unmerged_tokens) for f in fragments] == [(50, 0), (50, 0)]
 
 
-@pytest.mark.parametrize(("merge", "expected"), [("mean", 5.0), ("rda", 5.0), ("median", 3.0), ("trimmed_mean", 5.0)])
+@pytest.mark.parametrize(
+    ("merge", "expected"), [("mean", 5.0), ("rda", 5.0), ("median", 3.0), ("trimmed_mean", 5.0)]
+)
 def test_merges(merge: str, expected: float) -> None:
-    with cluster(*(descent(0.0) for _ in range(3)), merge=merge, quorum=3, **LOCKSTEP) as optimizers:
+    with cluster(
+        *(descent(0.0) for _ in range(3)), merge=merge, quorum=3, **LOCKSTEP
+    ) as optimizers:
         drive(optimizers, 1, lambda i, s: [-1.0, -3.0, -11.0][i])
         assert [read(o) for o in optimizers] == [[pytest.approx(expected)]] * 3
 
 
-# ── garbage, faults, and what the user gave us ───────────────────────────────────────────────────────────────────────
+# ── garbage, faults, and what the user gave us ────────────────────────────────────────────────────
 
 
 def test_what_is_not_finite_never_reaches_an_anchor() -> None:
@@ -151,7 +186,12 @@ def test_events_tell_what_happens() -> None:
         drive([a, b], 2, lambda i, s: 1.0)
         b.close()
         watch.until("left")
-    assert [e.kind for e in watch.events if e.kind not in ("alone", "joined")] == ["met", "round", "round", "left"]
+    assert [e.kind for e in watch.events if e.kind not in ("alone", "joined")] == [
+        "met",
+        "round",
+        "round",
+        "left",
+    ]
     assert watch.of("round")[0].facts["round"].members[0].name == "a"
 
 
@@ -176,7 +216,11 @@ def test_the_log_has_what_wants_a_remedy_as_warnings_and_every_round_for_debuggi
         watch.until("left")
         a._learner.tell(Event("below_quorum", "nothing can be merged"))  # type: ignore[union-attr]
         watch.until("below_quorum")
-    levels = {record.getMessage(): record.levelname for record in caplog.records if record.name == "mend_optim"}
+    levels = {
+        record.getMessage(): record.levelname
+        for record in caplog.records
+        if record.name == "mend_optim"
+    }
     assert levels["a: joined at position 0"] == levels["a: b met"] == levels["a: b left"] == "INFO"
     assert levels["a: fragment 0 version 1: all_present"] == "DEBUG"
     assert levels["a: nothing can be merged"] == "WARNING"
@@ -191,7 +235,9 @@ def test_a_callback_may_close_its_learner() -> None:
             made[0].close()
         watch(event)
 
-    with cluster(descent(0.0), descent(0.0), each=[{"on_event": on_event}, {}], **LOCKSTEP) as optimizers:
+    with cluster(
+        descent(0.0), descent(0.0), each=[{"on_event": on_event}, {}], **LOCKSTEP
+    ) as optimizers:
         made += optimizers
         drive(optimizers, 1, lambda i, s: 1.0)
         watch.until("round")
@@ -206,10 +252,16 @@ def test_the_ledger_holds_every_round(tmp_path: Path) -> None:
     with cluster(descent(0.0), descent(0.0), each=[{"ledger": path}, {}], **LOCKSTEP) as optimizers:
         drive(optimizers, 3, lambda i, s: 1.0)
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(r["version"], r["tokens"], r["mine"]) for r in rounds] == [(1, 2, True), (2, 4, True), (3, 6, True)]
+    assert [(r["version"], r["tokens"], r["mine"]) for r in rounds] == [
+        (1, 2, True),
+        (2, 4, True),
+        (3, 6, True),
+    ]
 
 
-def test_a_ledger_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_ledger_that_cannot_be_written_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     each = [{"ledger": tmp_path / "missing" / "rounds.jsonl"}, {}]
     with cluster(descent(0.0), descent(0.0), each=each, **LOCKSTEP) as optimizers:
         drive(optimizers, 3, lambda i, s: 1.0)
@@ -248,12 +300,16 @@ def test_closing_a_broken_learner_twice_leaves_the_others_their_network() -> Non
         assert [read(b), read(c)] == [[-2.0], [-2.0]]
 
 
-# ── the life of the threads ──────────────────────────────────────────────────────────────────────────────────────────
+# ── the life of the threads ───────────────────────────────────────────────────────────────────────
 
 
 def test_close_leaves_no_thread() -> None:
     with cluster(descent(0.0), descent(0.0)) as optimizers:
-        assert sorted(thread.name for thread in ours()) == ["mend-merge", "mend-merge", "mend-network"]
+        assert sorted(thread.name for thread in ours()) == [
+            "mend-merge",
+            "mend-merge",
+            "mend-network",
+        ]
         optimizers[0].close()
         assert sorted(thread.name for thread in ours()) == ["mend-merge", "mend-network"]
     assert ours() == []
@@ -265,7 +321,9 @@ def test_all_threads_are_daemons() -> None:
         assert len(ours()) == 2
 
 
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning", "error::ResourceWarning")
+@pytest.mark.filterwarnings(
+    "error::pytest.PytestUnraisableExceptionWarning", "error::ResourceWarning"
+)
 def test_the_loop_can_be_started_again_and_again() -> None:
     for _ in range(3):
         with cluster(descent(0.0), descent(0.0), **LOCKSTEP) as optimizers:
@@ -322,7 +380,9 @@ def test_a_joiner_takes_over_the_trained_weights() -> None:
     with MendOptimizer(descent(0.0), name="a", listen=LOOPBACK, timing=TIMING, sync_every=4) as a:
         for _ in range(3):
             step(a, 1.0)
-        late = MendOptimizer(descent(9.0), name="b", peers=[a.status().address], timing=TIMING, sync_every=4)
+        late = MendOptimizer(
+            descent(9.0), name="b", peers=[a.status().address], timing=TIMING, sync_every=4
+        )
         with late as b:
             together(lambda: train_until(joined), lambda: join(joined))
             assert read(b) == [-3.0]
@@ -330,13 +390,16 @@ def test_a_joiner_takes_over_the_trained_weights() -> None:
 
 
 def test_a_correction_not_yet_taken_is_added_to_the_next() -> None:
-    """Anchors come while a learner's training thread is busy elsewhere: its weights then move by all at once."""
+    """Anchors come while a learner's training thread is busy elsewhere: its weights then move by
+    all at once."""
     with cluster(*(descent(0.0) for _ in range(3)), sync_every=1, quorum=2, grace=0.0) as (a, b, c):
         for _ in range(3):
             drive([a, b], 1, lambda i, s: 1.0)
             settle([a, b])
             newest = a.status().fragments[0].digest
-            until(c, lambda d=newest: c._learner.engine.books.fragments[0].lineage.digest.hex() == d)  # type: ignore
+            until(
+                c, lambda d=newest: c._learner.engine.books.fragments[0].lineage.digest.hex() == d
+            )  # type: ignore
         assert read(c) == [0.0]
         assert c.status().rounds_adopted >= 3
         step(c, 0.0)

@@ -40,7 +40,8 @@ def anchor(optimizer: MendOptimizer) -> list[Tensor]:
 
 
 def agreement(make: Callable[[], list[Parameter]], **options: Any) -> list[Tensor]:
-    """Two learners descend differently on such parameters, in lockstep, and agree to the bit on what comes out."""
+    """Two learners descend differently on such parameters, in lockstep, and agree to the bit on
+    what comes out."""
     with cluster(SGD(make(), lr=1.0), SGD(make(), lr=1.0), **{**LOCKSTEP, **options}) as optimizers:
         drive(optimizers, 4, lambda i, s: float(i + s))
         settle(optimizers)
@@ -48,7 +49,7 @@ def agreement(make: Callable[[], list[Parameter]], **options: Any) -> list[Tenso
         return parameters(optimizers[0])
 
 
-# ── parameters of every kind ─────────────────────────────────────────────────────────────────────────────────────────
+# ── parameters of every kind ──────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
@@ -62,7 +63,9 @@ def test_complex_parameters() -> None:
 
 
 def test_empty_parameters_even_as_a_fragment_of_their_own() -> None:
-    full, empty = agreement(lambda: [*weights(1.0), Parameter(torch.empty(0, 3))], fragments=2, sync_every=2)
+    full, empty = agreement(
+        lambda: [*weights(1.0), Parameter(torch.empty(0, 3))], fragments=2, sync_every=2
+    )
     assert (full[0], empty.shape) == (-7.0, (0, 3))
 
 
@@ -79,7 +82,8 @@ def test_scalars() -> None:
 
 @pytest.mark.parametrize("adopt_after", [0, 1])
 def test_merges_finer_than_bfloat16_add_up(adopt_after: int) -> None:
-    """Below 256 a bfloat16 moves by 1. One learner falls by 2, one with thrice its weight stays: half a unit a turn."""
+    """Below 256 a bfloat16 moves by 1. One learner falls by 2, one with thrice its weight stays:
+    half a unit a turn."""
     each = [{"tokens_per_step": 1}, {"tokens_per_step": 3}]
     pair = [descent(256.0, dtype=torch.bfloat16) for _ in range(2)]
     with cluster(*pair, each=each, sync_every=1, adopt_after=adopt_after) as optimizers:
@@ -148,7 +152,9 @@ def test_tied_parameters_are_merged_once_and_buffers_not_at_all() -> None:
     models = [Tied(0.0), Tied(0.0)]
     models[1].norm.num_batches_tracked.add_(10)
     with cluster(*(SGD(m.parameters(), lr=0.1) for m in models), **LOCKSTEP) as optimizers:
-        together(*(lambda m=m, o=o: descend(m, o, 4) for m, o in zip(models, optimizers, strict=True)))
+        together(
+            *(lambda m=m, o=o: descend(m, o, 4) for m, o in zip(models, optimizers, strict=True))
+        )
     assert same(list(models[0].parameters()), list(models[1].parameters()))
     assert models[0].head.weight is models[0].embed.weight
     assert [int(m.norm.num_batches_tracked) for m in models] == [4, 14]
@@ -174,7 +180,7 @@ def test_a_joiner_takes_over_frozen_parameters_too() -> None:
             assert torch.equal(models[1].middle.bias, torch.full((4,), 1.0))
 
 
-# ── loops ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── loops ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_gradient_accumulation_counts_the_tokens_of_all_micro_batches() -> None:
@@ -255,7 +261,9 @@ def test_sparse_gradients() -> None:
             optimizer.step()
 
     tables = [nn.Embedding(4, 2, sparse=True, _weight=torch.zeros(4, 2)) for _ in range(2)]
-    with cluster(*(SparseAdam(list(t.parameters()), lr=0.1) for t in tables), **LOCKSTEP) as optimizers:
+    with cluster(
+        *(SparseAdam(list(t.parameters()), lr=0.1) for t in tables), **LOCKSTEP
+    ) as optimizers:
         together(*(lambda i=i: loop(optimizers[i], tables[i], i) for i in range(2)))
         assert torch.equal(tables[0].weight, tables[1].weight)
         assert [bool(row.any()) for row in tables[0].weight] == [True, True, False, False]
@@ -279,7 +287,8 @@ def test_hooks_fire_once_a_step_with_peers() -> None:
 
 
 def test_two_trainers_with_two_optimizers_each() -> None:
-    """As in adversarial training: two wrapped optimizers in one process, each with its own peers."""
+    """As in adversarial training: two wrapped optimizers in one process, each with its own
+    peers."""
     with (
         cluster(descent(1.0), descent(1.0), **LOCKSTEP) as generators,
         cluster(descent(9.0, 9.0), descent(9.0, 9.0), **LOCKSTEP) as critics,
@@ -299,7 +308,9 @@ def test_a_model_that_changed_is_refused(change: str) -> None:
             group["params"][0].data = torch.zeros(5)
         else:
             group["params"] = weights(1.0, 2.0)
-        with pytest.raises(UsageError, match=r"must keep its .* while it trains with peers, got .*; .*close\(\)"):
+        with pytest.raises(
+            UsageError, match=r"must keep its .* while it trains with peers, got .*; .*close\(\)"
+        ):
             step(a, 1.0)
 
 

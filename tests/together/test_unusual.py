@@ -1,4 +1,5 @@
-"""Optimizers whose state or step is unusual, with two learners: what a merge does to them, and what it leaves alone."""
+"""Optimizers whose state or step is unusual, with two learners: what a merge does to them, and what
+it leaves alone."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ from torch import Tensor, nn
 from torch.optim import ASGD, LBFGS, SGD, Adam, AdamW, Optimizer, Rprop, SparseAdam
 
 from mend_optim import MendOptimizer, UsageError
-from tests.support.learners import LOCKSTEP, cluster, descent, drive, parameters, read, same, settle, together
+from tests.support.learners import (
+    LOCKSTEP,
+    cluster,
+    descent,
+    drive,
+    parameters,
+    read,
+    same,
+    settle,
+    together,
+)
 from tests.together.unusual import (
     Complex,
     Frozen,
@@ -54,7 +65,9 @@ class Odd(Optimizer):
                 nest = state.setdefault("nest", {"of": {"means": []}, "sign": None})
                 nest["of"]["means"] = [*nest["of"]["means"][-2:], float(p.grad.mean())]
                 nest["sign"] = p.grad.sign()
-                p.data = p.data - group["lr"] * (p.grad + 0.1 * nest["sign"] * abs(nest["of"]["means"][0]))
+                p.data = p.data - group["lr"] * (
+                    p.grad + 0.1 * nest["sign"] * abs(nest["of"]["means"][0])
+                )
 
 
 class Lookahead(Optimizer):
@@ -79,7 +92,9 @@ class Lookahead(Optimizer):
 
 def of_torch(name: str) -> Any:
     """An optimizer that older versions of torch do not have."""
-    return getattr(torch.optim, name, None) or pytest.skip(f"torch {torch.__version__} has no {name}")
+    return getattr(torch.optim, name, None) or pytest.skip(
+        f"torch {torch.__version__} has no {name}"
+    )
 
 
 def of_schedulefree(name: str) -> Any:
@@ -95,7 +110,9 @@ class Kind:
 
 KINDS = {
     "LBFGS": Kind(lambda p: LBFGS(p, lr=0.3, max_iter=4, history_size=3), closure=True),
-    "LBFGS wolfe": Kind(lambda p: LBFGS(p, max_iter=3, line_search_fn="strong_wolfe"), closure=True),
+    "LBFGS wolfe": Kind(
+        lambda p: LBFGS(p, max_iter=3, line_search_fn="strong_wolfe"), closure=True
+    ),
     "SparseAdam": Kind(lambda p: SparseAdam(list(p), lr=0.1), table),
     "Adafactor": Kind(lambda p: of_torch("Adafactor")(p, lr=0.1)),
     "Muon": Kind(lambda p: of_torch("Muon")(p, lr=0.05), matrices),
@@ -111,7 +128,8 @@ KINDS = {
     "Lookahead": Kind(lambda p: Lookahead(p, lr=0.3)),
     "schedule-free": Kind(lambda p: of_schedulefree("AdamWScheduleFree")(p, lr=0.1)),
     "schedule-free closure": Kind(
-        lambda p: of_schedulefree("AdamWScheduleFreeClosure")(p, lr=0.1, warmup_steps=0), closure=True
+        lambda p: of_schedulefree("AdamWScheduleFreeClosure")(p, lr=0.1, warmup_steps=0),
+        closure=True,
     ),
 }
 
@@ -122,10 +140,14 @@ def two(kind: str) -> list[Problem]:
 
 
 def train(
-    optimizers: Sequence[MendOptimizer], problems: Sequence[Problem], steps: int, forget: bool = False
+    optimizers: Sequence[MendOptimizer],
+    problems: Sequence[Problem],
+    steps: int,
+    forget: bool = False,
 ) -> list[list[list[Tensor]]]:
-    """All take `steps` steps, each in a thread of its own. Per learner, its parameters after every step. `forget`: the
-    inner state is thrown away whenever the parameters were moved by more than the inner step."""
+    """All take `steps` steps, each in a thread of its own. Per learner, its parameters after every
+    step. `forget`: the inner state is thrown away whenever the parameters were moved by more than
+    the inner step."""
 
     def loop(i: int) -> list[list[Tensor]]:
         path: list[list[Tensor]] = []
@@ -139,7 +161,8 @@ def train(
 
     left: dict[int, list[Tensor]] = {}
     hooks = [
-        p.inner.register_step_post_hook(lambda o, *_, i=i: left.update({i: copies(o)})) for i, p in enumerate(problems)
+        p.inner.register_step_post_hook(lambda o, *_, i=i: left.update({i: copies(o)}))
+        for i, p in enumerate(problems)
     ]
 
     try:
@@ -179,8 +202,9 @@ def test_two_learners_train_one_model(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_anchor_is_the_mean_of_two_bare_optimizers(kind: str) -> None:
-    """In lockstep. The twins are merged by hand; then they take the learners' weights to the bit, so that from there on
-    the bare optimizers' state must be the wrapped ones' to the bit: a merge touches nothing but parameters."""
+    """In lockstep. The twins are merged by hand; then they take the learners' weights to the bit,
+    so that from there on the bare optimizers' state must be the wrapped ones' to the bit: a merge
+    touches nothing but parameters."""
     problems, twins = two(kind), two(kind)
     with cluster(*(p.inner for p in problems), **LOCKSTEP, moments=None) as optimizers:
         paths = train(optimizers, problems, 6)
@@ -203,17 +227,20 @@ def test_an_anchor_is_the_mean_of_two_bare_optimizers(kind: str) -> None:
                 for parameter, value in zip(twin.model.parameters(), here, strict=True):
                     parameter.copy_(value)
     assert [p.calls for p in problems] == [t.calls for t in twins]
-    assert all(alike(state, twin.inner.state_dict()) for state, twin in zip(states, twins, strict=True))
+    assert all(
+        alike(state, twin.inner.state_dict()) for state, twin in zip(states, twins, strict=True)
+    )
     assert not alike(*states)  # each has its own
 
 
-# ── what a merge does to them ────────────────────────────────────────────────────────────────────────────────────────
+# ── what a merge does to them ─────────────────────────────────────────────────────────────────────
 
 CURVATURE = torch.tensor([1.0, 2.0, 5.0])
 
 
 def quadratic(learner: int) -> tuple[nn.Parameter, LBFGS, Callable[[], Tensor]]:
-    """½ Σ cᵢ (xᵢ - learner)²: what its gradient changes along a step is known, curvature times step."""
+    """½ Σ cᵢ (xᵢ - learner)²: what its gradient changes along a step is known, curvature times
+    step."""
     x = nn.Parameter(torch.full((3,), 4.0))
     optimizer = LBFGS([x], lr=0.2, max_iter=4)
 
@@ -227,14 +254,16 @@ def quadratic(learner: int) -> tuple[nn.Parameter, LBFGS, Callable[[], Tensor]]:
 
 
 def pair_errors(optimizer: Optimizer) -> list[Tensor]:
-    """y - A s of every curvature pair (s, y) in the history: what was not the optimizer's own movement."""
+    """y - A s of every curvature pair (s, y) in the history: what was not the optimizer's own
+    movement."""
     (state,) = optimizer.state.values()
     return [y - CURVATURE * s for y, s in zip(state["old_dirs"], state["old_stps"], strict=True)]
 
 
 @pytest.mark.parametrize("forget", [False, True])
 def test_lbfgs_takes_a_merge_for_its_own_step_unless_it_forgets(forget: bool) -> None:
-    """The first pair after a merge holds the gradient's change by the merge, but not the merge's movement."""
+    """The first pair after a merge holds the gradient's change by the merge, but not the merge's
+    movement."""
     made = [quadratic(i) for i in range(2)]
     x, inner, _ = made[0]
     moved: list[Tensor] = []
@@ -253,14 +282,17 @@ def test_lbfgs_takes_a_merge_for_its_own_step_unless_it_forgets(forget: bool) ->
         errors = pair_errors(inner)
     correction = moved[1] - moved[0]
     assert correction.abs().min() > 0.01
-    own = [torch.zeros(3)] * (inner.state[x]["n_iter"] // (1 if forget else 2) - 1)  # a step of n moves makes n - 1
+    # a step of n moves makes n - 1
+    own = [torch.zeros(3)] * (inner.state[x]["n_iter"] // (1 if forget else 2) - 1)
     expected = own if forget else [*own, CURVATURE * correction, *own]
     torch.testing.assert_close(errors, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_lbfgs_that_forgets_at_every_merge_does_better_where_data_differ() -> None:
     def end(forget: bool) -> float:
-        problems = [problem(i, dense, lambda p: LBFGS(p, max_iter=4), closure=True) for i in range(2)]
+        problems = [
+            problem(i, dense, lambda p: LBFGS(p, max_iter=4), closure=True) for i in range(2)
+        ]
         for i, p in enumerate(problems):
             p.x = p.x + (2 * i - 1)
         before = joint_loss(problems, copies(problems[0].inner))
@@ -291,7 +323,8 @@ def test_rows_that_one_learner_touched_move_by_its_share() -> None:
 
 
 def test_a_gradient_that_only_one_has_is_everybodys() -> None:
-    """At every second step a learner has none at all: nothing of its own moves, it still takes part."""
+    """At every second step a learner has none at all: nothing of its own moves, it still takes
+    part."""
     with cluster(descent(1.0, 5.0), descent(1.0, 5.0), **LOCKSTEP) as optimizers:
         drive(optimizers, 4, lambda i, s: None if s % 2 == i else 2.0)
         assert [o.status().rounds_adopted for o in optimizers] == [4, 4]
@@ -337,7 +370,8 @@ def test_a_tied_parameter_is_merged_once_and_stays_tied() -> None:
 
 
 def test_asgd_averages_what_its_own_learner_did() -> None:
-    """`ax` is the mean of the learner's own parameters, each as its step left it, before the merge."""
+    """`ax` is the mean of the learner's own parameters, each as its step left it, before the
+    merge."""
     problems = two("ASGD")
     left: list[list[Tensor]] = [[], []]
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
@@ -348,7 +382,8 @@ def test_asgd_averages_what_its_own_learner_did() -> None:
         assert same(parameters(optimizers[0]), parameters(optimizers[1]))
     assert not torch.equal(*averages)
     for average, own in zip(averages, left, strict=True):
-        torch.testing.assert_close(average, torch.stack(own[3:]).mean(0))  # it begins after t0 + 1 steps
+        # it begins after t0 + 1 steps
+        torch.testing.assert_close(average, torch.stack(own[3:]).mean(0))
 
 
 def test_rprop_keeps_its_own_step_sizes() -> None:
@@ -356,21 +391,25 @@ def test_rprop_keeps_its_own_step_sizes() -> None:
     problems = two("Rprop")
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
         train(optimizers, problems, 6)
-        sizes = [torch.cat([s["step_size"].flatten() for s in p.inner.state.values()]) for p in problems]
+        sizes = [
+            torch.cat([s["step_size"].flatten() for s in p.inner.state.values()]) for p in problems
+        ]
         assert same(parameters(optimizers[0]), parameters(optimizers[1]))
     assert not torch.equal(*sizes)
 
 
 def test_slow_weights_in_the_state_pull_a_learner_back_until_the_next_merge() -> None:
-    """A merge does not move them. So Lookahead halves what came from others; a merge of all, being linear, has it all
-    again."""
+    """A merge does not move them. So Lookahead halves what came from others; a merge of all, being
+    linear, has it all again."""
     inners = [Lookahead([nn.Parameter(torch.zeros(3))], lr=1.0) for _ in range(2)]
     before: list[float] = []
     with cluster(*inners, **LOCKSTEP) as optimizers:
         inners[0].register_step_post_hook(lambda o, *_: before.append(read(o)[0]))
         drive(optimizers, 2, lambda i, s: -4.0 * i)  # b alone learns
-        assert before == [0.0, 1.0]  # at the second step: half of the 2 that the first merge brought
-        # b came to (0 + 2 + 4) / 2 = 3; the mean of both is the 2 that one Lookahead on the mean gradient reaches
+        # at the second step: half of the 2 that the first merge brought
+        assert before == [0.0, 1.0]
+        # b came to (0 + 2 + 4) / 2 = 3; the mean of both is the 2 that one Lookahead on the mean
+        # gradient reaches
         assert [read(o) for o in optimizers] == [[2.0], [2.0]]
 
 
@@ -378,7 +417,9 @@ def test_an_odd_state_can_be_saved_and_loaded_through_the_wrapper() -> None:
     problems = two("odd")
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
         train(optimizers, problems, 3)
-        saved = copy.deepcopy({key: optimizers[0].state_dict()[key] for key in ("state", "param_groups")})
+        saved = copy.deepcopy(
+            {key: optimizers[0].state_dict()[key] for key in ("state", "param_groups")}
+        )
         first = problems[0].inner.param_groups[0]["params"][0]
         state = optimizers[0].state[first]
         assert (state["seen"], len(state["norms"]), problems[0].inner.taken) == (3, 3, 3)
@@ -402,8 +443,8 @@ def make_narrow(optimizer: Optimizer) -> None:
 
 @pytest.mark.parametrize("change", [put_another, make_narrow])
 def test_parameters_that_became_others_are_refused(change: Callable[[Optimizer], None]) -> None:
-    """Another tensor of the same shape: offers would be made of one that nobody trains any more. Another dtype: it is
-    in the fingerprint, and what a narrow one rounds away would not be kept."""
+    """Another tensor of the same shape: offers would be made of one that nobody trains any more.
+    Another dtype: it is in the fingerprint, and what a narrow one rounds away would not be kept."""
     with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as optimizers:
         drive(optimizers, 1, lambda i, s: 1.0)
         for optimizer in optimizers:
@@ -413,7 +454,9 @@ def test_parameters_that_became_others_are_refused(change: Callable[[Optimizer],
 
 
 def test_double_precision_is_merged_in_single() -> None:
-    inners = [SGD([nn.Parameter(torch.full((3,), 1 / 3, dtype=torch.float64))], lr=1.0) for _ in range(2)]
+    inners = [
+        SGD([nn.Parameter(torch.full((3,), 1 / 3, dtype=torch.float64))], lr=1.0) for _ in range(2)
+    ]
     with cluster(*inners, **LOCKSTEP) as optimizers:
         drive(optimizers, 1, lambda i, s: 0.1 * i)
         (value,) = parameters(optimizers[0])
@@ -422,13 +465,15 @@ def test_double_precision_is_merged_in_single() -> None:
         torch.testing.assert_close(value.float(), torch.full((3,), 1 / 3 - 0.05))
 
 
-# ── two optimizers for one model ─────────────────────────────────────────────────────────────────────────────────────
+# ── two optimizers for one model ──────────────────────────────────────────────────────────────────
 
 
 def halves(model: nn.Module) -> tuple[Optimizer, Optimizer]:
     """Muon for the matrices, AdamW for the rest."""
     flat = [p for p in model.parameters() if p.ndim != 2]
-    return of_torch("Muon")([p for p in model.parameters() if p.ndim == 2], lr=0.05), AdamW(flat, lr=0.05)
+    return of_torch("Muon")([p for p in model.parameters() if p.ndim == 2], lr=0.05), AdamW(
+        flat, lr=0.05
+    )
 
 
 def test_muon_beside_adamw_is_two_clusters() -> None:
@@ -438,7 +483,9 @@ def test_muon_beside_adamw_is_two_clusters() -> None:
     with ExitStack() as stack:
         muons = stack.enter_context(cluster(pairs[0][0], pairs[1][0], **LOCKSTEP, moments=None))
         rest = [{"name": "a rest"}, {"name": "b rest"}]
-        adams = stack.enter_context(cluster(pairs[0][1], pairs[1][1], each=rest, **LOCKSTEP, moments=None))
+        adams = stack.enter_context(
+            cluster(pairs[0][1], pairs[1][1], each=rest, **LOCKSTEP, moments=None)
+        )
 
         def loop(i: int) -> list[list[Tensor]]:
             path = []
@@ -472,7 +519,7 @@ def test_muon_beside_adamw_is_two_clusters() -> None:
                     parameter.copy_(value)
 
 
-# ── schedule-free ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── schedule-free ─────────────────────────────────────────────────────────────────────────────────
 
 
 def average(inner: Optimizer) -> list[Tensor]:
@@ -482,14 +529,16 @@ def average(inner: Optimizer) -> list[Tensor]:
     found = copies(inner)
     inner.train()  # type: ignore[attr-defined]
     with torch.no_grad():
-        for parameter, value in zip((p for g in inner.param_groups for p in g["params"]), before, strict=True):
+        for parameter, value in zip(
+            (p for g in inner.param_groups for p in g["params"]), before, strict=True
+        ):
             parameter.copy_(value)
     return found
 
 
 def test_schedule_free_merges_y_and_its_own_eval_is_worse() -> None:
-    """`eval()` makes x of the merged y and of a z that only this learner's gradients moved; every learner gets another
-    x. The anchor is y, merged: the weights to evaluate."""
+    """`eval()` makes x of the merged y and of a z that only this learner's gradients moved; every
+    learner gets another x. The anchor is y, merged: the weights to evaluate."""
     problems = two("schedule-free")
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
         train(optimizers, problems, 60)
@@ -526,8 +575,8 @@ def test_schedule_free_modes_are_called_on_the_inner_optimizer() -> None:
 
 
 def test_schedule_free_evaluated_between_steps_trains_on_as_if_not() -> None:
-    """Without a merge in between, eval() and train() are each other's inverse but for rounding; in eval mode
-    `global_weights()` shows the same y."""
+    """Without a merge in between, eval() and train() are each other's inverse but for rounding; in
+    eval mode `global_weights()` shows the same y."""
     problems, twins = two("schedule-free"), two("schedule-free")
     ends = []
     for these, look in ((problems, True), (twins, False)):
@@ -575,7 +624,8 @@ def test_schedule_free_mode_changed_inside_global_weights_must_be_changed_back()
 
 
 def test_a_schedule_free_wrapper_is_no_optimizer_but_goes_around_one() -> None:
-    """Around a learner it shows it z: z is merged, and x, its mean, is made of merged values on every learner."""
+    """Around a learner it shows it z: z is merged, and x, its mean, is made of merged values on
+    every learner."""
     wrap = of_schedulefree("ScheduleFreeWrapper")
     with pytest.raises(UsageError, match=r"inner must be a torch\.optim\.Optimizer"):
         MendOptimizer(wrap(SGD(dense().parameters(), lr=0.1)))

@@ -53,7 +53,8 @@ class Tied(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A layer that does not learn, under one that does and one without a gradient at every second step."""
+    """A layer that does not learn, under one that does and one without a gradient at every second
+    step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +82,8 @@ def table() -> nn.Module:
 
 @dataclass
 class Problem:
-    """One learner's model, its own data, and its bare optimizer. `calls`: how often the gradient was computed."""
+    """One learner's model, its own data, and its bare optimizer. `calls`: how often the gradient
+    was computed."""
 
     model: nn.Module
     inner: Optimizer
@@ -109,14 +111,18 @@ class Problem:
             optimizer.step()
 
 
-def problem(learner: int, model: Callable[[], nn.Module], make: Make, closure: bool = False) -> Problem:
-    """Learner i's problem: all have the same first weights and the same truth, each its own inputs."""
+def problem(
+    learner: int, model: Callable[[], nn.Module], make: Make, closure: bool = False
+) -> Problem:
+    """Learner i's problem: all have the same first weights and the same truth, each its own
+    inputs."""
     draws = torch.Generator().manual_seed(7)
     truth, rows = torch.randn(4, 6, generator=draws), torch.randn(10, 6, generator=draws)
     torch.manual_seed(3)
     made = model()
     draws.manual_seed(20 + learner)
-    if isinstance(made, nn.Embedding):  # the learners have some rows in common, and some of their own
+    # the learners have some rows in common, and some of their own
+    if isinstance(made, nn.Embedding):
         index = torch.randint(3 * learner, 3 * learner + 6, (12,), generator=draws)
         x, y = index, rows[index]
     else:

@@ -27,13 +27,15 @@ def test_callers_may_catch_the_builtin_kind() -> None:
 
 
 def test_blame_is_never_shared() -> None:
-    """A handler for the other side's faults must not swallow the local user's mistakes, nor the other way round."""
+    """A handler for the other side's faults must not swallow the local user's mistakes, nor the
+    other way round."""
     assert not issubclass(PeerError, (UsageError, ClosedError, ValueError))
     assert not issubclass(UsageError, PeerError)
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(1, True), (0.5, True), (True, False), ("1", False), (None, False), (1j, False)]
+    ("value", "expected"),
+    [(1, True), (0.5, True), (True, False), ("1", False), (None, False), (1j, False)],
 )
 def test_is_number(value: object, expected: bool) -> None:
     assert is_number(value) is expected

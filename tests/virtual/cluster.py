@@ -1,8 +1,9 @@
-"""A whole cluster in virtual time: N engines and a faulty network, with DESIGN's laws checked after every event
-(`oracle.py`). What befalls it is scheduled by tests, or drawn from a seed (`storms.py`).
+"""A whole cluster in virtual time: N engines and a faulty network, with DESIGN's laws checked after
+every event (`oracle.py`). What befalls it is scheduled by tests, or drawn from a seed
+(`storms.py`).
 
-Nothing here sleeps or reads a clock. `Cluster.at` puts an event on the heap, `run` plays it. The same seed plays the
-same events."""
+Nothing here sleeps or reads a clock. `Cluster.at` puts an event on the heap, `run` plays it. The
+same seed plays the same events."""
 
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ from tests.virtual.process import Learner, Saved
 
 Pair = tuple[str, str]
 
-SLOWEST = 30.0  # a message on its way stays as slow when its link has recovered: it must arrive before a storm is over
+# a message on its way stays as slow when its link has recovered: it must arrive before a storm is
+# over
+SLOWEST = 30.0
 
 
 class Cluster:
-    """N learners, and the network between them. `learners` are the newest process of each name; `twins`, older ones
-    that still run."""
+    """N learners, and the network between them. `learners` are the newest process of each name;
+    `twins`, older ones that still run."""
 
     def __init__(
         self,
@@ -58,7 +61,8 @@ class Cluster:
         self.links: set[frozenset[PeerId]] = set()
         self.heirs: dict[PeerId, frozenset[PeerId]] = {}  # whose checkpoint a process went on from
         self.training, self.trained = True, 0
-        self.seen: Counter[str] = Counter()  # faults injected and decisions taken: a test asserts that they happened
+        # faults injected and decisions taken: a test asserts that they happened
+        self.seen: Counter[str] = Counter()
         self.saved: list[Saved] = []
         self.traps: list[str] = []  # points of a round at which its sealer is to die
         self.oracle = Oracle(self)
@@ -72,8 +76,11 @@ class Cluster:
     def at(self, delay: float, action: Callable[..., None], *args: Any) -> None:
         heapq.heappush(self.heap, (self.now + delay, next(self.order), action, args))
 
-    def after(self, delay: float, learner: Learner, action: Callable[..., None], *args: Any) -> None:
-        """The same for something that happens to a learner: it never does to a dead one, and waits for a frozen one."""
+    def after(
+        self, delay: float, learner: Learner, action: Callable[..., None], *args: Any
+    ) -> None:
+        """The same for something that happens to a learner: it never does to a dead one, and waits
+        for a frozen one."""
         self.at(delay, self.happen, learner, action, args)
 
     def happen(self, learner: Learner, action: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -90,8 +97,8 @@ class Cluster:
         self.now = end
 
     def until(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Play until the condition holds, which is looked at five times in a virtual second; False if it does not
-        within `limit` of these."""
+        """Play until the condition holds, which is looked at five times in a virtual second; False
+        if it does not within `limit` of these."""
         end = self.now + limit
         while not condition():
             if not self.heap or self.now >= end:
@@ -103,7 +110,11 @@ class Cluster:
 
     @property
     def twins(self) -> list[Learner]:
-        return [learner for learner in self.processes.values() if self.learners.get(learner.name) is not learner]
+        return [
+            learner
+            for learner in self.processes.values()
+            if self.learners.get(learner.name) is not learner
+        ]
 
     def start_all(self) -> None:
         for name in self.names:
@@ -165,15 +176,17 @@ class Cluster:
             self.kill(learner)
 
     def freeze(self, name: str, duration: float, breaks: bool) -> None:
-        """SIGSTOP, and SIGCONT after a while: nothing happens to the learner, then all of it at once. `breaks`: its
-        links do not outlive that."""
+        """SIGSTOP, and SIGCONT after a while: nothing happens to the learner, then all of it at
+        once. `breaks`: its links do not outlive that."""
         learner = self.learners.get(name)
         if learner and not learner.frozen:
             self.seen["frozen"] += 1
             learner.frozen = True
             self.at(duration, self.thaw, learner)
             if breaks:
-                self.at(duration / 2, self.unlink, lambda link: learner.frozen and learner.id in link)
+                self.at(
+                    duration / 2, self.unlink, lambda link: learner.frozen and learner.id in link
+                )
 
     def thaw(self, learner: Learner) -> None:
         if learner.frozen:
@@ -192,7 +205,8 @@ class Cluster:
             learner.pump()
 
     def jump(self, name: str, seconds: float) -> None:
-        """The learner's clock leaps ahead, as over a suspended machine. A monotonic clock never goes back."""
+        """The learner's clock leaps ahead, as over a suspended machine. A monotonic clock never
+        goes back."""
         learner = self.learners.get(name)
         if learner and not learner.frozen:
             self.seen["jumped"] += 1
@@ -221,8 +235,8 @@ class Cluster:
             learner.extend()
 
     def trap(self, point: str) -> None:
-        """The next sealer that comes to that point of a round dies there: "collecting", "merging", "sealed" (before
-        anyone heard) or "told" (after somebody was)."""
+        """The next sealer that comes to that point of a round dies there: "collecting", "merging",
+        "sealed" (before anyone heard) or "told" (after somebody was)."""
         self.traps.append(point)
 
     def caught(self, learner: Learner, point: str) -> bool:
@@ -247,7 +261,9 @@ class Cluster:
     def partition(self, side: Iterable[str], duration: float) -> None:
         side = sorted(side)
         other = [n for n in self.names if n not in side]
-        self.cut([(a, b) for a in side for b in other] + [(b, a) for a in side for b in other], duration)
+        self.cut(
+            [(a, b) for a in side for b in other] + [(b, a) for a in side for b in other], duration
+        )
 
     def slow(self, a: str, b: str, factor: float, duration: float) -> None:
         """Everything from a to b takes that much longer, for a while."""
@@ -314,7 +330,12 @@ class Cluster:
             copies = 2
         for _ in range(copies):
             delay = self.random.expovariate(1 / self.delay_s) + 0.02
-            self.at(delay * min(SLOWEST, self.slowness[sender.name, to.name]), self.arrive, sender, effect)
+            self.at(
+                delay * min(SLOWEST, self.slowness[sender.name, to.name]),
+                self.arrive,
+                sender,
+                effect,
+            )
 
     def arrive(self, sender: Learner, effect: Send) -> None:
         to, message = effect.to, effect.message
@@ -327,8 +348,8 @@ class Cluster:
             self.after(0.05, sender, sender.report, "delivered", to, message)
 
     def fail(self, sender: Learner, effect: Send) -> None:
-        """What a real transport reports when a stream breaks: to the sender of an offer or want, and to who waits for
-        an answer."""
+        """What a real transport reports when a stream breaks: to the sender of an offer or want,
+        and to who waits for an answer."""
         message, later = effect.message, 0.5 + self.random.random()
         if isinstance(message, Offer | Want):
             self.after(later, sender, sender.report, "undelivered", effect.to, message)
@@ -360,7 +381,8 @@ class Cluster:
 
     def keys(self) -> set[Any]:
         return {
-            tuple((f.lineage.genesis, f.lineage.key) for f in x.engine.books.fragments) for x in self.learners.values()
+            tuple((f.lineage.genesis, f.lineage.key) for f in x.engine.books.fragments)
+            for x in self.learners.values()
         }
 
     def heal(self) -> None:
@@ -380,8 +402,8 @@ class Cluster:
             self.start(name)
 
     def settle(self, limit: float = 200.0) -> bool:
-        """Stop faults and training, let everybody offer the rest; True once all are on one lineage with nothing
-        unmerged."""
+        """Stop faults and training, let everybody offer the rest; True once all are on one lineage
+        with nothing unmerged."""
         self.heal()
         self.until(lambda: all(x.engine.books.joined for x in self.learners.values()), 100)
 
@@ -405,10 +427,19 @@ class Cluster:
         books = [x.engine.books for x in self.learners.values()]
         together = len(self.keys()) == 1 and all(b.joined and not b.solo for b in books)
         done = (x.engine.training.settled() and not x.mailbox for x in self.learners.values())
-        held = ((b, r.fragment, offer) for b in books for r in b.rounds for offer in r.inbox.values() if offer.steps)
+        held = (
+            (b, r.fragment, offer)
+            for b in books
+            for r in b.rounds
+            for offer in r.inbox.values()
+            if offer.steps
+        )
         return together and all(done) and not any(self._awaits(*each) for each in held)
 
     def _awaits(self, books: Books, p: int, offer: Offer) -> bool:
-        """Whether a held offer is still to be merged, or handed to who can: not one that its living author has given
-        up, at somebody who does not seal."""
-        return books.roster.sealer(p) == books.me or offer.peer not in (books.me, *books.roster.alive())
+        """Whether a held offer is still to be merged, or handed to who can: not one that its living
+        author has given up, at somebody who does not seal."""
+        return books.roster.sealer(p) == books.me or offer.peer not in (
+            books.me,
+            *books.roster.alive(),
+        )

@@ -1,8 +1,8 @@
 """DESIGN's laws 3 to 6 as assertions over a virtual cluster, and an account of every unit of work.
 
-A unit leaves a learner's weights only in ways that its learner counts: dropped (`dropped_tokens`), superseded (the
-ledger names whose merged work a newer anchor lacks), or with the process. So whatever is missing in the end was lost by
-the last that held it, and that one said so or died."""
+A unit leaves a learner's weights only in ways that its learner counts: dropped (`dropped_tokens`),
+superseded (the ledger names whose merged work a newer anchor lacks), or with the process. So
+whatever is missing in the end was lost by the last that held it, and that one said so or died."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ class Oracle:
         self.dropped: set[Unit] = set()  # by a living learner that said so
         self.named: set[tuple[int, str]] = set()  # whose work some ledger says was superseded
         self.origins: dict[PeerId, set[bytes]] = {}  # of whose first weights the dead were
-        self.left: set[bytes] = set()  # models that somebody gave up for another; a checkpoint may bring them back
-        self.former: defaultdict[tuple[PeerId, int], set[bytes]] = defaultdict(set)  # those its weights still are of
+        # models that somebody gave up for another; a checkpoint may bring them back
+        self.left: set[bytes] = set()
+        # those its weights still are of
+        self.former: defaultdict[tuple[PeerId, int], set[bytes]] = defaultdict(set)
         self.at_death: set[Unit] = set()  # in a process that died, and in no other
 
     # after every event
@@ -57,20 +59,34 @@ class Oracle:
                 continue
             self.checked[learner.id, p] = now
             assert all(count == 1 for count in theta.values()), ("merged twice", learner.id, p)
-            assert all(count == 1 for count in weights.values()), ("wrong weights", learner.id, p, weights)
+            assert all(count == 1 for count in weights.values()), (
+                "wrong weights",
+                learner.id,
+                p,
+                weights,
+            )
             if still:
                 self._check_lineage(learner, p, fragment.lineage)
             if still and applied:
                 own = [unit for unit in weights if unit not in theta]
                 assert len(own) == unmerged, ("unmerged tokens are not the units", learner.id)
                 authors = {unit[0] for unit in own}
-                assert authors <= learner.heirs | {learner.id}, ("somebody else's work in the weights", learner.id)
+                assert authors <= learner.heirs | {learner.id}, (
+                    "somebody else's work in the weights",
+                    learner.id,
+                )
 
     def _check_lineage(self, learner: Learner, p: int, lineage: Lineage) -> None:
         units = frozenset(learner.units.theta[p])
-        assert lineage.tokens == len(units) - 1, ("tokens of the lineage are not its units", learner.id)
+        assert lineage.tokens == len(units) - 1, (
+            "tokens of the lineage are not its units",
+            learner.id,
+        )
         key = (p, lineage.genesis, lineage.digest)
-        assert self.contents.setdefault(key, units) == units, ("one digest, two contents", learner.id)
+        assert self.contents.setdefault(key, units) == units, (
+            "one digest, two contents",
+            learner.id,
+        )
         genesis, last = self.last_keys.get((learner.id, p), (b"", None))
         if last and genesis != lineage.genesis:
             self.left.add(genesis)
@@ -80,10 +96,13 @@ class Oracle:
         self.last_keys[learner.id, p] = (lineage.genesis, lineage.key)
 
     def check_quorum(self, learner: Learner, job: Merge) -> None:
-        """Laws 3 and 6: who seals is the sealer, by its own roster, on its own anchor, with a quorum of that roster."""
+        """Laws 3 and 6: who seals is the sealer, by its own roster, on its own anchor, with a
+        quorum of that roster."""
         books = learner.engine.books
         assert books.roster.sealer(job.fragment) == learner.id, ("sealed by another", learner.id)
-        assert len(job.offers) >= self.cluster.policies.quorum.needed(books.roster.size), "sealed below quorum"
+        assert len(job.offers) >= self.cluster.policies.quorum.needed(books.roster.size), (
+            "sealed below quorum"
+        )
         self.cluster.seen["merge"] += 1
         self.cluster.seen["closing"] += not any(offer.tokens for offer in job.offers)
 
@@ -98,23 +117,34 @@ class Oracle:
         for p in range(len(learner.weights)):
             self.trained[p].add(unit)
 
-    def moved(self, learner: Learner, p: int, before: Vector, after: Vector, dropped_tokens: int) -> None:
-        """A correction was applied: what is gone from the weights was counted, or is named in the ledger, or its author
-        has given it up before: an anchor with later work of its author does not show that. Nor does it where somebody
-        else went on from the author's checkpoint, and there are two histories in one name."""
+    def moved(
+        self, learner: Learner, p: int, before: Vector, after: Vector, dropped_tokens: int
+    ) -> None:
+        """A correction was applied: what is gone from the weights was counted, or is named in the
+        ledger, or its author has given it up before: an anchor with later work of its author does
+        not show that. Nor does it where somebody else went on from the author's checkpoint, and
+        there are two histories in one name."""
         self.former.pop((learner.id, p), None)
         gone = [unit for unit in before if unit not in after and unit[0] != "init"]
         named = self.superseded.pop((learner.id, p), set())
         for former in learner.heirs:  # it may have said so, and died before it applied that
             named = named | self.superseded.get((former, p), set())
-        unnamed = [u for u in gone if not named & self._claimants(u[0]) and (p, u) not in self.dropped]
+        unnamed = [
+            u for u in gone if not named & self._claimants(u[0]) and (p, u) not in self.dropped
+        ]
         own = learner.heirs - self._forked_twice | {learner.id}
         unnamed = [u for u in unnamed if u[0] not in self._forked or u[0] in own]
-        # What was trained since may have been offered in the name of the checkpoint's author, of whom there are two.
-        unnamed = [u for u in unnamed if not self.cluster.heirs.get(u[0], frozenset()) & self._forked_twice]
-        # Or there is an offer in its own name that it did not make: an heir's, whose numbers begin with the heir's
-        # incarnation.
-        if learner.engine.books.fragments[p].lineage.last_merged(learner.id) > learner.id.incarnation:
+        # What was trained since may have been offered in the name of the checkpoint's author, of
+        # whom there are two.
+        unnamed = [
+            u for u in unnamed if not self.cluster.heirs.get(u[0], frozenset()) & self._forked_twice
+        ]
+        # Or there is an offer in its own name that it did not make: an heir's, whose numbers begin
+        # with the heir's incarnation.
+        if (
+            learner.engine.books.fragments[p].lineage.last_merged(learner.id)
+            > learner.id.incarnation
+        ):
             unnamed = [u for u in unnamed if u[0] != learner.id]
         assert len(unnamed) <= dropped_tokens, ("work vanished unsaid", learner.id, p, unnamed)
         self.dropped |= {(p, unit) for unit in gone}
@@ -127,16 +157,22 @@ class Oracle:
         """What only this process held dies with it."""
         books = learner.engine.books
         former = (self.former[learner.id, p] for p in learner.mailbox)
-        self.origins[learner.id] = {books.genesis}.union(*former)  # it may have died before it let go of a former model
+        # it may have died before it let go of a former model
+        self.origins[learner.id] = {books.genesis}.union(*former)
         others = [x for x in self.cluster.processes.values() if x is not learner]
         for p, weights in enumerate(learner.weights):
             held = self._held(others, p)
             # Also what it was about to hand to who seals now.
-            everything = {*weights, *self._anchor(learner, p), *self._offered(learner, p, safe=False)}
+            everything = {
+                *weights,
+                *self._anchor(learner, p),
+                *self._offered(learner, p, safe=False),
+            }
             self.at_death |= {(p, unit) for unit in everything - held if unit[0] != "init"}
 
     def _held(self, learners: list[Learner], p: int) -> set[Any]:
-        """In the weights of any of them, in an anchor not applied yet, or in an offer that has arrived."""
+        """In the weights of any of them, in an anchor not applied yet, or in an offer that has
+        arrived."""
         held: set[Any] = set()
         for learner in [x for x in learners if p < len(x.weights)]:
             held |= {*learner.weights[p], *self._anchor(learner, p), *self._offered(learner, p)}
@@ -147,32 +183,47 @@ class Oracle:
         return thetas[p] if p < len(thetas) else {}
 
     def _offered(self, learner: Learner, p: int, safe: bool = True) -> set[Any]:
-        """The units in the offers that a sealer holds, or with `safe=False` anybody. What went on from a checkpoint is
-        not safe there: another process may have offered the same work."""
+        """The units in the offers that a sealer holds, or with `safe=False` anybody. What went on
+        from a checkpoint is not safe there: another process may have offered the same work."""
         books = learner.engine.books
         if p >= len(books.rounds) or (safe and books.roster.sealer(p) != learner.id):
             return set()
-        offers = [offer for offer in books.rounds[p].inbox.values() if offer.claim.author == offer.peer]
+        offers = [
+            offer for offer in books.rounds[p].inbox.values() if offer.claim.author == offer.peer
+        ]
         return {unit for offer in offers for unit in offer.sections.get("delta", {})}
 
     def check_accounts(self) -> None:
-        """At the end: whatever is missing died with the last process that held it, or was given up by a learner that
-        said so, or followed in a dead learner's offer what was superseded; and every learner that lives, began with
-        nothing, and has had no heir, can say how much of its own that is."""
+        """At the end: whatever is missing died with the last process that held it, or was given up
+        by a learner that said so, or followed in a dead learner's offer what was superseded; and
+        every learner that lives, began with nothing, and has had no heir, can say how much of its
+        own that is."""
         missing = self.missing()
-        lost = {unit for unit in missing - self.at_death - self.dropped if not self._followed(*unit)}
+        lost = {
+            unit for unit in missing - self.at_death - self.dropped if not self._followed(*unit)
+        }
         assert not lost, ("lost", lost)
-        counting = (x for x in self.cluster.learners.values() if x.saved is None and x.id not in self._forked)
+        counting = (
+            x
+            for x in self.cluster.learners.values()
+            if x.saved is None and x.id not in self._forked
+        )
         for learner in counting:
             for p, fragment in enumerate(learner.engine.books.fragments):
                 gone = sum(unit[0] == learner.id for q, unit in missing if q == p)
                 said = fragment.superseded_tokens + fragment.dropped_tokens
                 doubted = fragment.dropped_tokens > 0  # then what was dropped may have been merged
-                assert gone <= said if doubted else gone == said, ("lost unsaid", learner.id, p, gone, said)
+                assert gone <= said if doubted else gone == said, (
+                    "lost unsaid",
+                    learner.id,
+                    p,
+                    gone,
+                    said,
+                )
 
     def _followed(self, p: int, unit: Any) -> bool:
-        """Also what lost against a checkpoint of its author, which somebody went on from and offered first; and what
-        was offered to who took another model whole."""
+        """Also what lost against a checkpoint of its author, which somebody went on from and
+        offered first; and what was offered to who took another model whole."""
         author, final = unit[0], {x.engine.books.genesis for x in self.cluster.learners.values()}
         named = any((p, name) in self.named for name in self._claimants(author))
         if named or author in self._forked or author not in self.origins:
@@ -185,11 +236,17 @@ class Oracle:
 
     @property
     def _forked_twice(self) -> frozenset[PeerId]:
-        """From whose checkpoint two went on: each may have offered its work, on a branch of its own."""
+        """From whose checkpoint two went on: each may have offered its work, on a branch of its
+        own."""
         heirs = Counter(author for authors in self.cluster.heirs.values() for author in authors)
         return frozenset(author for author, count in heirs.items() if count > 1)
 
     def missing(self) -> set[Unit]:
         """Work that was done and is not in the model that all ended on."""
         thetas = next(iter(self.cluster.learners.values())).units.theta
-        return {(p, unit) for p, theta in enumerate(thetas) for unit in self.trained[p] if unit not in theta}
+        return {
+            (p, unit)
+            for p, theta in enumerate(thetas)
+            for unit in self.trained[p]
+            if unit not in theta
+        }

@@ -1,4 +1,5 @@
-"""One process of the virtual cluster: a real engine, a worker on units instead of tensors, and a training loop."""
+"""One process of the virtual cluster: a real engine, a worker on units instead of tensors, and a
+training loop."""
 
 from __future__ import annotations
 
@@ -35,14 +36,24 @@ class Saved:
         gone = {"pending": None, "untaken": True, "adopt_at": None, "owes": False}
         standings = [replace(s, **gone) for s in self.resumed.standings]
         mailbox = {p: Correction(p, dict(theta), True) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]
-        return replace(self, resumed=self.resumed._replace(standings=standings, intact=False), mailbox=mailbox)
+        return replace(
+            self, resumed=self.resumed._replace(standings=standings, intact=False), mailbox=mailbox
+        )
 
 
 class Learner:
     """One incarnation of a learner. `frozen`: what happens to it is held until it thaws."""
 
-    def __init__(self, cluster: Cluster, id: PeerId, address: str, saved: Saved | None = None) -> None:
-        self.cluster, self.id, self.name, self.address, self.saved = cluster, id, id.name, address, saved
+    def __init__(
+        self, cluster: Cluster, id: PeerId, address: str, saved: Saved | None = None
+    ) -> None:
+        self.cluster, self.id, self.name, self.address, self.saved = (
+            cluster,
+            id,
+            id.name,
+            address,
+            saved,
+        )
         self.heirs: frozenset[PeerId] = frozenset()
         self.ahead_s = 0.0  # of its clock
         seeds = [n for n in cluster.names if n != self.name and cluster.dialable[n]]
@@ -85,7 +96,12 @@ class Learner:
     def extend(self) -> None:
         """Add a group, with first weights of its own, between two steps; not twice."""
         engine = self.engine
-        if self.dead or self.copying or not engine.books.joined or len(self.weights) > len(self.groups):
+        if (
+            self.dead
+            or self.copying
+            or not engine.books.joined
+            or len(self.weights) > len(self.groups)
+        ):
             return
         if self.groups[-1]:  # added already
             return
@@ -97,14 +113,19 @@ class Learner:
         self.pump()
 
     def save(self) -> Saved | None:
-        """A checkpoint, as the training thread takes one between two steps; none while it copies."""
+        """A checkpoint, as the training thread takes one between two steps; none while it
+        copies."""
         if self.dead or self.frozen or self.copying or not self.engine.books.joined:
             return None
         if len(self.engine.books.fragments) < len(self.weights):
-            return None  # a real worker performs the job that adds a fragment before it copies for a checkpoint
+            # a real worker performs the job that adds a fragment before it copies for a checkpoint
+            return None
         standings, totals = self.engine.standings(), self.engine.books.totals
         resumed = Resumed(Totals(totals.step, totals.tokens), standings)
-        copies = ([dict(v) for v in vectors] for vectors in (self.weights, self.units.theta, self.units.progress))
+        copies = (
+            [dict(v) for v in vectors]
+            for vectors in (self.weights, self.units.theta, self.units.progress)
+        )
         return Saved(resumed, *copies, dict(self.mailbox), self.heirs | {self.id}, self.groups)
 
     def step(self) -> None:
@@ -230,6 +251,8 @@ class Learner:
             return
         done, corrections = self.units.perform(job)
         for correction in corrections:
-            self.mailbox[correction.fragment] = stack(self.mailbox.get(correction.fragment), correction)
+            self.mailbox[correction.fragment] = stack(
+                self.mailbox.get(correction.fragment), correction
+            )
         self.engine.finished(self.now, job, done)
         self.pump()

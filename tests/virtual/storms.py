@@ -1,11 +1,11 @@
-"""Storms in virtual time: a cluster and its faults, drawn from a seed, as plain data that can be replayed and made
-smaller.
+"""Storms in virtual time: a cluster and its faults, drawn from a seed, as plain data that can be
+replayed and made smaller.
 
     python -m tests.virtual.storms --seeds 0:20000 --wide 100 --jobs 2      play them all; what failed is shrunk and printed
     python -m tests.virtual.storms --replay "Storm(...)"         play one that was printed
 
-DESIGN's laws 3 to 6 are checked after every event. When the last fault is over, everybody must end on one model within
-`LIMIT_S` of virtual time, and every unit of work must be accounted for."""
+DESIGN's laws 3 to 6 are checked after every event. When the last fault is over, everybody must end
+on one model within `LIMIT_S` of virtual time, and every unit of work must be accounted for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ POINTS = ("collecting", "merging", "sealed", "told")
 
 
 def policies(
-    quorum: int | None = None, grace_s: float = 2, timing: Timing = TIMING, stays: bool = False, **schedule: int | None
+    quorum: int | None = None,
+    grace_s: float = 2,
+    timing: Timing = TIMING,
+    stays: bool = False,
+    **schedule: int | None,
 ) -> Policies:
     return Policies(
         schedule=Schedule(**{"sync_every": 5, **schedule}),  # type: ignore[arg-type]
@@ -58,7 +62,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Storm:
-    """A cluster of `n` and what befalls it in its first `seconds`. `seed` draws the network's whims."""
+    """A cluster of `n` and what befalls it in its first `seconds`. `seed` draws the network's
+    whims."""
 
     seed: int
     n: int
@@ -73,14 +78,20 @@ class Storm:
 
     def play(self) -> Cluster:
         """Raises `AssertionError` where a law is broken."""
-        schedule = {"sync_every": 3 + self.fragments, "fragments": self.fragments, "adopt_after": self.adopt_after}
+        schedule = {
+            "sync_every": 3 + self.fragments,
+            "fragments": self.fragments,
+            "adopt_after": self.adopt_after,
+        }
         chosen = policies(self.quorum, stays=self.stays, **schedule)
         cluster = Cluster(self.n, self.seed, chosen, hidden=self.hidden, loss=self.loss)
         cluster.start_all()
         for fault in self.faults:
             cluster.at(fault.at, getattr(cluster, fault.kind), *fault.facts)
         cluster.run(self.seconds)
-        assert cluster.settle(LIMIT_S), f"no common model {LIMIT_S:g} s after the last fault: {cluster.keys()}"
+        assert cluster.settle(LIMIT_S), (
+            f"no common model {LIMIT_S:g} s after the last fault: {cluster.keys()}"
+        )
         return cluster
 
 
@@ -110,7 +121,10 @@ def draw(seed: int, wide: bool = False) -> Storm:
         faults += [Fault(storm.seconds * r.random(), "extend", (name,)) for name in names]
     if r.random() < 0.4:  # synchronize(), and on; a codec that stays makes closing offers of it
         storm = replace(storm, stays=True)
-        faults += [Fault(storm.seconds * r.random(), "rest", (r.choice(names),)) for _ in range(r.randint(1, 4))]
+        faults += [
+            Fault(storm.seconds * r.random(), "rest", (r.choice(names),))
+            for _ in range(r.randint(1, 4))
+        ]
     if n > 3 and not wide and r.random() < 0.15:
         heir = list(_draw_heir(r, names))
         storm, faults = replace(storm, quorum=1), heir + (faults if r.random() < 0.5 else [])
@@ -119,7 +133,21 @@ def draw(seed: int, wide: bool = False) -> Storm:
 
 def _draw_fault(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:
     at, name, other, lasting = r.random() * seconds, *r.sample(names, 2), r.random() * 12
-    kind = r.choice(["kill", "kill", "kill", "leave", "part", "cut", "slow", "freeze", "jump", "duplicate", "trap"])
+    kind = r.choice(
+        [
+            "kill",
+            "kill",
+            "kill",
+            "leave",
+            "part",
+            "cut",
+            "slow",
+            "freeze",
+            "jump",
+            "duplicate",
+            "trap",
+        ]
+    )
     if kind in ("kill", "leave"):
         yield Fault(at * r.random(), "save", (r.choice([name, name, other]),))
         yield Fault(at, "crash" if kind == "kill" else "leave", (name,))
@@ -143,8 +171,8 @@ def _draw_fault(r: random.Random, names: list[str], seconds: float) -> Iterator[
 
 
 def _draw_heir(r: random.Random, names: list[str]) -> Iterator[Fault]:
-    """Both sides of a partition seal, and one restarts on the lesser: what its checkpoint held, in an offer and beside
-    it, moves to the other branch."""
+    """Both sides of a partition seal, and one restarts on the lesser: what its checkpoint held, in
+    an offer and beside it, moves to the other branch."""
     name, other = r.sample(names, 2)
     at = 4 + 3 * r.random()
     saved = at + 5 + 4 * r.random()
@@ -191,7 +219,13 @@ def _smaller(storm: Storm) -> Iterator[Storm]:
         lost = f"learner-{storm.n - 1}"
         spared = tuple(f for f in storm.faults if lost not in repr(f.facts))
         quorum = min(storm.quorum, storm.n - 1) if storm.quorum else None
-        yield replace(storm, n=storm.n - 1, quorum=quorum, hidden=min(storm.hidden, storm.n - 3), faults=spared)
+        yield replace(
+            storm,
+            n=storm.n - 1,
+            quorum=quorum,
+            hidden=min(storm.hidden, storm.n - 3),
+            faults=spared,
+        )
 
 
 def check(storm: Storm) -> Cluster:
@@ -219,7 +253,9 @@ def seen_in(seeds: range, wide: bool = False) -> tuple[Counter[str], list[str]]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Storms in virtual time.")
     parser.add_argument("--seeds", default="0:20000", metavar="FROM:TO")
-    parser.add_argument("--wide", type=int, default=100, metavar="N", help="of many learners, or many fragments")
+    parser.add_argument(
+        "--wide", type=int, default=100, metavar="N", help="of many learners, or many fragments"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--replay", metavar="STORM", help="play one that was printed")
     return parser.parse_args()
@@ -234,14 +270,24 @@ def main() -> None:
     first, last = map(int, arguments.seeds.split(":"))
     started, seen, failed = time.monotonic(), Counter[str](), 0
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        wide = [pool.submit(seen_in, range(seed, seed + 1), True) for seed in range(first, first + arguments.wide)]
-        many = [pool.submit(seen_in, range(i, min(i + 100, last)), False) for i in range(first, last, 100)]
+        wide = [
+            pool.submit(seen_in, range(seed, seed + 1), True)
+            for seed in range(first, first + arguments.wide)
+        ]
+        many = [
+            pool.submit(seen_in, range(i, min(i + 100, last)), False)
+            for i in range(first, last, 100)
+        ]
         for done, future in enumerate((*wide, *many), 1):
             some, wrong = future.result()
             seen.update(some)
             failed += len(wrong)
             print(*wrong, sep="\n", end="\n" * bool(wrong), flush=True)
-            print(f"{done} of {len(wide) + len(many)} parts, {failed} failed", file=sys.stderr, flush=True)
+            print(
+                f"{done} of {len(wide) + len(many)} parts, {failed} failed",
+                file=sys.stderr,
+                flush=True,
+            )
     took, count = time.monotonic() - started, last - first + arguments.wide
     print(f"{count} storms, {failed} failed, {took:.0f} s; seen: {dict(sorted(seen.items()))}")
     sys.exit(bool(failed))

@@ -1,8 +1,10 @@
-"""Learners that become slow, and fast again, in virtual time: how soon the others stop waiting, and start again.
+"""Learners that become slow, and fast again, in virtual time: how soon the others stop waiting, and
+start again.
 
     python -m tests.virtual.stragglers --seeds 0:2000
 
-Inner steps vary by 10 % (log-normal); now and then one takes five times as long, and all pause each 50 steps."""
+Inner steps vary by 10 % (log-normal); now and then one takes five times as long, and all pause each
+50 steps."""
 
 from __future__ import annotations
 
@@ -29,14 +31,19 @@ class Paced(Cluster):
     """`factor`: how much slower than the others a learner is."""
 
     def __init__(self, straggler: Straggler) -> None:
-        plan = policies(straggler.quorum, sync_every=straggler.sync_every, adopt_after=straggler.adopt_after)
+        plan = policies(
+            straggler.quorum, sync_every=straggler.sync_every, adopt_after=straggler.adopt_after
+        )
         plan = replace(plan, timing=replace(TIMING, join_timeout_s=60.0))
-        super().__init__(straggler.n, straggler.seed, plan, loss=0.0, duplicates=0.0, delay_s=0.05, work_s=0.05)
+        super().__init__(
+            straggler.n, straggler.seed, plan, loss=0.0, duplicates=0.0, delay_s=0.05, work_s=0.05
+        )
         self.oracle.counts = False
         self.speed = dict(zip(self.names, straggler.speeds, strict=True))
         self.factor = dict.fromkeys(self.names, 1.0)
         self.victim = self.names[straggler.seed % straggler.n]
-        self.accused: Counter[str] = Counter()  # by rounds: how often a learner was wrongly waited for no more
+        # by rounds: how often a learner was wrongly waited for no more
+        self.accused: Counter[str] = Counter()
 
     def step_s(self, name: str) -> float:
         """One inner step, with whatever the script did before it."""
@@ -56,11 +63,16 @@ class Paced(Cluster):
         sealers = (x for x in self.learners.values() if x.engine.books.roster.sealer(0) == x.id)
         return any(name in {id.name for id in x.engine.watching.failing} for x in sealers)
 
-    def rounds(self, count: int, done: Callable[[], bool] = lambda: False, innocent: bool = True) -> int:
-        """Play so many rounds, or until `done`; how many there were. Counts wrong verdicts with each."""
+    def rounds(
+        self, count: int, done: Callable[[], bool] = lambda: False, innocent: bool = True
+    ) -> int:
+        """Play so many rounds, or until `done`; how many there were. Counts wrong verdicts with
+        each."""
         start = seen = self.version
         while self.version - start < count and not done():
-            assert self.until(lambda last=seen: self.version > last or done(), 600), "no rounds any more"
+            assert self.until(lambda last=seen: self.version > last or done(), 600), (
+                "no rounds any more"
+            )
             seen = self.version
             for name in self.names:
                 self.accused[name] += self.left_out(name) and (innocent or name != self.victim)
@@ -85,7 +97,9 @@ class Straggler:
         n, factor = r.randint(3, 6), r.choice([1.5, 2.0, 5.0])
         every = r.choice([32, 48] if factor > 2 else [16, 32])
         quorum, overlap = r.choice([None, 2]), r.choice([None, None, None, 4])
-        return cls(seed, n, every, factor, quorum, overlap, tuple(r.uniform(1.0, 1.1) for _ in range(n)))
+        return cls(
+            seed, n, every, factor, quorum, overlap, tuple(r.uniform(1.0, 1.1) for _ in range(n))
+        )
 
     def play(self) -> tuple[Paced, int, int]:
         """Rounds until the slow one is waited for no more, and until it is waited for again."""
@@ -109,15 +123,24 @@ def main() -> None:
     seeds = range(*map(int, options.seeds.split(":")))
     found, back, accused, rounds = Counter[int](), Counter[int](), 0, 0
     with ProcessPoolExecutor(options.jobs) as pool:
-        for seed, (late, later, wrong, played) in zip(seeds, pool.map(_one, seeds, chunksize=8), strict=True):
+        for seed, (late, later, wrong, played) in zip(
+            seeds, pool.map(_one, seeds, chunksize=8), strict=True
+        ):
             found[late] += 1
             back[later] += 1
             accused, rounds = accused + wrong, rounds + played
             if late > AT_MOST or later > AT_MOST or wrong:
-                print(f"{Straggler.drawn(seed)}: found after {late}, back after {later}, {wrong} wrong", flush=True)
-    print(f"{len(seeds)} stragglers; rounds until found {sorted(found.items())}, until back {sorted(back.items())}; "
-          f"{accused} wrong verdicts in {rounds} learner-rounds")  # fmt: skip
-    late = sum(count for counts in (found, back) for rounds_, count in counts.items() if rounds_ > AT_MOST)
+                print(
+                    f"{Straggler.drawn(seed)}: found after {late}, back after {later}, {wrong} wrong",
+                    flush=True,
+                )
+    print(
+        f"{len(seeds)} stragglers; rounds until found {sorted(found.items())}, until back {sorted(back.items())}; "
+        f"{accused} wrong verdicts in {rounds} learner-rounds"
+    )
+    late = sum(
+        count for counts in (found, back) for rounds_, count in counts.items() if rounds_ > AT_MOST
+    )
     sys.exit(late > 0 or accused * 10_000 > rounds)
 
 

@@ -1,5 +1,5 @@
-"""The protocol under faults, in virtual time: DESIGN's laws 3 to 6 hold after every event, and everybody ends on one
-lineage."""
+"""The protocol under faults, in virtual time: DESIGN's laws 3 to 6 hold after every event, and
+everybody ends on one lineage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from tests.virtual.storms import TIMING, policies
 
 @pytest.mark.parametrize("seed", range(20))
 def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
-    """Law 5: tokens in the lineage + tokens not yet merged = tokens trained, although messages are lost, doubled and
-    reordered."""
+    """Law 5: tokens in the lineage + tokens not yet merged = tokens trained, although messages are
+    lost, doubled and reordered."""
     patient = replace(TIMING, join_timeout_s=60)
-    cluster = Cluster(3, seed, policies(timing=patient, fragments=1 + seed % 2), loss=0.1, duplicates=0.1)
+    cluster = Cluster(
+        3, seed, policies(timing=patient, fragments=1 + seed % 2), loss=0.1, duplicates=0.1
+    )
     cluster.start_all()
     cluster.run(80)
     assert cluster.settle()
@@ -31,8 +33,8 @@ def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_fresh_process_adopts_trained_weights(seed: int) -> None:
-    """A restart from nothing beside one survivor: the survivor's units are in the newcomer's weights, never the
-    reverse."""
+    """A restart from nothing beside one survivor: the survivor's units are in the newcomer's
+    weights, never the reverse."""
     cluster = Cluster(2, seed, policies())
     cluster.start_all()
     cluster.run(40)
@@ -51,20 +53,23 @@ def test_fresh_process_adopts_trained_weights(seed: int) -> None:
 
 
 def with_a_slow_learner(seed: int, grace_s: float) -> tuple[Cluster, float]:
-    """Three learners, one three times slower; the share of the rounds that it took part in, with tokens."""
+    """Three learners, one three times slower; the share of the rounds that it took part in, with
+    tokens."""
     cluster = Cluster(3, seed, policies(grace_s=grace_s, sync_every=10), loss=0.0, duplicates=0.0)
     cluster.speed = {"learner-0": 1.0, "learner-1": 1.0, "learner-2": 3.0}
     cluster.start_all()
     cluster.run(300)
     rounds = [r for r in cluster.learners["learner-0"].engine.books.records if r.members]
     assert len(rounds) > 15
-    return cluster, sum(any(m.name == "learner-2" and m.tokens for m in r.members) for r in rounds) / len(rounds)
+    return cluster, sum(
+        any(m.name == "learner-2" and m.tokens for m in r.members) for r in rounds
+    ) / len(rounds)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_slow_learner_takes_part_in_every_round(seed: int) -> None:
-    """DESIGN §3: rounds are called, so a learner three times slower is never missed while its step fits into the grace
-    window."""
+    """DESIGN §3: rounds are called, so a learner three times slower is never missed while its step
+    fits into the grace window."""
     _, share = with_a_slow_learner(seed, grace_s=5)
     assert share == 1.0
 
@@ -75,7 +80,9 @@ def test_learner_slower_than_grace_does_not_starve(seed: int) -> None:
     cluster, share = with_a_slow_learner(seed, grace_s=0.2)
     assert share >= 0.4
     assert cluster.settle()
-    assert all(f.dropped_tokens <= 3 for x in cluster.learners.values() for f in x.engine.books.fragments)
+    assert all(
+        f.dropped_tokens <= 3 for x in cluster.learners.values() for f in x.engine.books.fragments
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -97,7 +104,8 @@ def test_twins_of_one_checkpoint_merge_its_work_once(seed: int) -> None:
 
 
 class Storm(RuleBasedStateMachine):
-    """Hypothesis chooses the faults; the cluster asserts the laws after every event, and convergence at the end."""
+    """Hypothesis chooses the faults; the cluster asserts the laws after every event, and
+    convergence at the end."""
 
     @initialize(
         n=st.integers(2, 5),
@@ -107,7 +115,15 @@ class Storm(RuleBasedStateMachine):
         overlap=st.sampled_from([None, None, 0, 3]),
         hidden=st.booleans(),
     )
-    def begin(self, n: int, seed: int, quorum: int | None, fragments: int, overlap: int | None, hidden: bool) -> None:
+    def begin(
+        self,
+        n: int,
+        seed: int,
+        quorum: int | None,
+        fragments: int,
+        overlap: int | None,
+        hidden: bool,
+    ) -> None:
         chosen = policies(quorum, sync_every=5, fragments=fragments, adopt_after=overlap)
         self.cluster = Cluster(n, seed, chosen, hidden=int(hidden and n > 2))
         self.cluster.start_all()
@@ -151,5 +167,8 @@ class Storm(RuleBasedStateMachine):
 
 TestStorm = Storm.TestCase
 TestStorm.settings = settings(
-    max_examples=150, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150,
+    stateful_step_count=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

@@ -1,4 +1,5 @@
-"""Who becomes slow is waited for no more, and nobody else: whole clusters in virtual time (`stragglers.py`)."""
+"""Who becomes slow is waited for no more, and nobody else: whole clusters in virtual time
+(`stragglers.py`)."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from tests.virtual.stragglers import AT_MOST, Paced, Straggler
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_straggler_is_left_out_within_5_rounds_and_taken_back_within_5(seed: int) -> None:
-    """1.5, 2 or 5 times slower among learners of unequal speed, which jitter, pause and have spikes; all the while
-    nobody is left out who should not be, and no seal is below quorum."""
+    """1.5, 2 or 5 times slower among learners of unequal speed, which jitter, pause and have
+    spikes; all the while nobody is left out who should not be, and no seal is below quorum."""
     cluster, found, back = Straggler.drawn(seed).play()
     assert found <= AT_MOST
     assert back <= AT_MOST
@@ -60,7 +61,8 @@ def test_seals_come_as_often_as_without_the_straggler() -> None:
 
 @pytest.mark.parametrize("adopt_after", [None, 4])
 def test_what_the_straggler_does_is_merged_all_the_while(adopt_after: int | None) -> None:
-    """It is waited for no more, and every second round or so has what it did: nobody starves, in lockstep neither."""
+    """It is waited for no more, and every second round or so has what it did: nobody starves, in
+    lockstep neither."""
     straggler = Straggler(7, adopt_after=adopt_after)
     cluster = Paced(straggler)
     cluster.start_all()
@@ -70,7 +72,9 @@ def test_what_the_straggler_does_is_merged_all_the_while(adopt_after: int | None
     before = cluster.version
     cluster.rounds(12, innocent=False)
     assert cluster.left_out(cluster.victim)
-    records = [r for r in cluster.learners[cluster.names[0]].engine.books.records if r.version > before]
+    records = [
+        r for r in cluster.learners[cluster.names[0]].engine.books.records if r.version > before
+    ]
     taken = [r for r in records if any(m.name == cluster.victim and m.tokens for m in r.members)]
     assert len(taken) >= len(records) // 4
     books = cluster.learners[cluster.victim].engine.books

@@ -1,4 +1,5 @@
-"""The protocol in storms, in virtual time: hundreds of them, drawn from seeds. `make test-deep` plays many more."""
+"""The protocol in storms, in virtual time: hundreds of them, drawn from seeds. `make test-deep`
+plays many more."""
 
 from __future__ import annotations
 
@@ -14,10 +15,28 @@ from tests.virtual.storms import POINTS, Fault, Storm, check, draw, failure, see
 
 STORMS, BATCHES = 2000, 10  # each batch in some process of pytest's
 SEEN = (
-    "crash", "cut", "left", "slowed", "frozen", "thawed", "jumped", "duplicated", "turned away", "lost", "duplicate",
-    "evicted", "merge", "founded", "pulled", "superseded", "saved", "restored", "grace_expired",
-    "rested", "closing",
-)  # fmt: skip
+    "crash",
+    "cut",
+    "left",
+    "slowed",
+    "frozen",
+    "thawed",
+    "jumped",
+    "duplicated",
+    "turned away",
+    "lost",
+    "duplicate",
+    "evicted",
+    "merge",
+    "founded",
+    "pulled",
+    "superseded",
+    "saved",
+    "restored",
+    "grace_expired",
+    "rested",
+    "closing",
+)
 REPLAY = """
 import sys
 sys.path[:0] = sys.argv[1:]
@@ -68,46 +87,67 @@ def test_what_is_printed_of_a_storm_plays_it_again() -> None:
 
 
 def test_a_storm_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A law that is broken as soon as anybody dies: all that is left is one death in the smallest cluster."""
+    """A law that is broken as soon as anybody dies: all that is left is one death in the smallest
+    cluster."""
 
     def deny(oracle: Oracle, learner: Learner) -> None:
         raise AssertionError("somebody died")
 
     monkeypatch.setattr(Oracle, "died", deny)
     storm = Storm(
-        1, 4, fragments=2, quorum=2, seconds=12.0,
+        1,
+        4,
+        fragments=2,
+        quorum=2,
+        seconds=12.0,
         faults=(
             Fault(1.0, "partition", (("learner-1",), 2.0)),
             Fault(3.0, "crash", ("learner-0",)),
             Fault(4.0, "slow", ("learner-0", "learner-1", 3.0, 2.0)),
             Fault(5.0, "start", ("learner-0",)),
         ),
-    )  # fmt: skip
+    )
     least = shrunk(storm)
     assert (least.n, least.fragments, [fault.kind for fault in least.faults]) == (2, 1, ["crash"])
     assert "somebody died" in failure(least)
-    with pytest.raises(AssertionError, match=r"tests.virtual.storms --replay 'Storm\(seed=1, n=2, .*Fault\(3.000, 'crash'"):
+    with pytest.raises(
+        AssertionError,
+        match=r"tests.virtual.storms --replay 'Storm\(seed=1, n=2, .*Fault\(3.000, 'crash'",
+    ):
         check(storm)
 
 
-@pytest.mark.parametrize("seed", [1549, 5253, 31113, 4114, 4235, 6437, 12581, 16180, 16275, 8508, 18649, 19403])
+@pytest.mark.parametrize(
+    "seed", [1549, 5253, 31113, 4114, 4235, 6437, 12581, 16180, 16275, 8508, 18649, 19403]
+)
 def test_laws_hold_in_storms_that_once_seemed_to_break_them(seed: int) -> None:
     check(draw(seed))
 
 
 def test_progress_that_was_dropped_is_not_taken_from_the_weights_again() -> None:
-    """In doubt a learner drops it, and before its training thread has done so the other branch wins, which has it."""
+    """In doubt a learner drops it, and before its training thread has done so the other branch
+    wins, which has it."""
     sides = ("learner-2", "learner-3")
     storm = Storm(
-        482, 4, quorum=1, adopt_after=2, hidden=1, loss=0.0,
+        482,
+        4,
+        quorum=1,
+        adopt_after=2,
+        hidden=1,
+        loss=0.0,
         faults=(
-            Fault(6.205, "partition", (sides, 10.643096226470671)), Fault(6.557, "save", ("learner-0",)),
-            Fault(6.823, "save", ("learner-2",)), Fault(8.469, "crash", ("learner-0",)),
-            Fault(10.328, "slow", (*sides, 30.0, 4.0)), Fault(13.598, "restore", ("learner-0",)),
-            Fault(13.828, "save", ("learner-2",)), Fault(13.878, "crash", ("learner-2",)),
+            Fault(6.205, "partition", (sides, 10.643096226470671)),
+            Fault(6.557, "save", ("learner-0",)),
+            Fault(6.823, "save", ("learner-2",)),
+            Fault(8.469, "crash", ("learner-0",)),
+            Fault(10.328, "slow", (*sides, 30.0, 4.0)),
+            Fault(13.598, "restore", ("learner-0",)),
+            Fault(13.828, "save", ("learner-2",)),
+            Fault(13.878, "crash", ("learner-2",)),
             Fault(14.654, "duplicate", ("learner-0", 8.46720752688342, True)),
-            Fault(14.919, "restore", ("learner-2",)), Fault(15.695, "leave", ("learner-2",)),
+            Fault(14.919, "restore", ("learner-2",)),
+            Fault(15.695, "leave", ("learner-2",)),
             Fault(16.515, "cut", ((("learner-1", "learner-3"),), 0.8638037160651031)),
         ),
-    )  # fmt: skip
+    )
     storm.play()

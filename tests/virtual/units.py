@@ -1,8 +1,9 @@
 """A twin of `anchor.Anchors` in set algebra: units of work stand for tensors.
 
-A vector is a dict from unit to integer coefficient; weights are the anchor's units plus the learner's own. A merge is a
-plain sum. Since adoption is linear, the engine must keep every coefficient of every anchor and of all weights at
-exactly 1: a unit merged twice shows as 2, a lost correction as 0 or -1."""
+A vector is a dict from unit to integer coefficient; weights are the anchor's units plus the
+learner's own. A merge is a plain sum. Since adoption is linear, the engine must keep every
+coefficient of every anchor and of all weights at exactly 1: a unit merged twice shows as 2, a lost
+correction as 0 or -1."""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ def random(seed: int, n: int, scale: float = 1.0) -> Tensor:
     return values * (torch.rand(n, generator=generator) < 0.9) * scale
 
 
-def laid_out(form: BlockForm, scales: Sequence[float], codes: Sequence[int], block: int = 16) -> bytes:
+def laid_out(
+    form: BlockForm, scales: Sequence[float], codes: Sequence[int], block: int = 16
+) -> bytes:
     """Scales, then codes: bytes, or pairs p + 16 q of a block's first and second half."""
     head = b"".join(struct.pack("<f", s)[2:] for s in scales)
     if form is INT8:
@@ -76,7 +78,9 @@ def decoded(form: BlockForm, data: bytes, n: int, block: int) -> Tensor:
 
 
 def there_and_back(form: BlockForm, values: Tensor, block: int = 16) -> Tensor:
-    return decoded(form, encoded(form, values.reshape(-1), block), values.numel(), block).view(values.shape)
+    return decoded(form, encoded(form, values.reshape(-1), block), values.numel(), block).view(
+        values.shape
+    )
 
 
 def scales_of(data: bytes, n: int, block: int) -> Tensor:
@@ -86,26 +90,34 @@ def scales_of(data: bytes, n: int, block: int) -> Tensor:
     return bits.view(torch.bfloat16).float().repeat_interleave(block)[:n]
 
 
-# ── the twins ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the twins ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @each
 @given(SEEDS, SIZES, BLOCKS, SCALES)
-def test_bytes_and_values_are_those_of_the_twin(form: BlockForm, seed: int, n: int, block: int, scale: float) -> None:
+def test_bytes_and_values_are_those_of_the_twin(
+    form: BlockForm, seed: int, n: int, block: int, scale: float
+) -> None:
     values = random(seed, n, scale)
     scales, codes = quantized(values.tolist(), block, MAGNITUDES[form])
     data = encoded(form, values, block)
     assert data == laid_out(form, scales, codes, block)
-    assert decoded(form, data, n, block).tolist() == dequantized(scales, codes, block, MAGNITUDES[form])
+    assert decoded(form, data, n, block).tolist() == dequantized(
+        scales, codes, block, MAGNITUDES[form]
+    )
 
 
 @each
 @given(st.lists(st.integers(-127, 127), min_size=1, max_size=15), st.integers(-100, 100))
-def test_halfway_between_levels_is_as_in_the_twin(form: BlockForm, halves: list[int], exponent: int) -> None:
+def test_halfway_between_levels_is_as_in_the_twin(
+    form: BlockForm, halves: list[int], exponent: int
+) -> None:
     """The greatest is such that the scale is a power of two."""
     levels = [form.top, *(half % (2 * form.top) / 2 * (1 if half > 0 else -1) for half in halves)]
     values = [level * 2.0**exponent for level in levels]
-    assert encoded(form, torch.tensor(values), 16) == laid_out(form, *quantized(values, 16, MAGNITUDES[form]))
+    assert encoded(form, torch.tensor(values), 16) == laid_out(
+        form, *quantized(values, 16, MAGNITUDES[form])
+    )
 
 
 @each
@@ -114,7 +126,11 @@ def test_any_codes_decode_as_in_the_twin(form: BlockForm, data: st.DataObject) -
     most = len(MAGNITUDES[form]) - 1
     codes = data.draw(st.lists(st.integers(-most, most), min_size=1, max_size=70))
     count = -(-len(codes) // 16)
-    scales = data.draw(st.lists(st.floats(LEAST, MOST / 128, width=32).map(bfloat16), min_size=count, max_size=count))
+    scales = data.draw(
+        st.lists(
+            st.floats(LEAST, MOST / 128, width=32).map(bfloat16), min_size=count, max_size=count
+        )
+    )
     found = decoded(form, laid_out(form, scales, codes), len(codes), 16)
     assert found.tolist() == dequantized(scales, codes, 16, MAGNITUDES[form])
 
@@ -124,19 +140,25 @@ def test_any_codes_decode_as_in_the_twin(form: BlockForm, data: st.DataObject) -
     [
         (INT8, [127.0, 0.5, 0.51, 1.5, -2.5, 126.4, -126.6], [127, 0, 1, 2, -2, 126, -127]),
         (INT4, [-7.0, 0.5, 0.51, 1.5, -2.5, 6.4, 6.5], [-7, 0, 1, 2, -2, 6, 6]),
-        (FLOAT4, [64.0, 0.49, 0.5, -1.4, 1.5, 2.9, 3.0, -47.9, 48.0], [64, 0, 1, -1, 2, 2, 4, -32, 64]),
+        (
+            FLOAT4,
+            [64.0, 0.49, 0.5, -1.4, 1.5, 2.9, 3.0, -47.9, 48.0],
+            [64, 0, 1, -1, 2, 2, 4, -32, 64],
+        ),
     ],
 )
 def test_levels_by_hand(form: BlockForm, values: list[float], expected: list[int]) -> None:
     assert there_and_back(form, torch.tensor(values)).tolist() == expected
 
 
-# ── what is lost ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is lost ──────────────────────────────────────────────────────────────────────────────────
 
 
 @each
 @given(SEEDS, SIZES, BLOCKS, SCALES)
-def test_nothing_is_farther_than_half_a_step(form: BlockForm, seed: int, n: int, block: int, scale: float) -> None:
+def test_nothing_is_farther_than_half_a_step(
+    form: BlockForm, seed: int, n: int, block: int, scale: float
+) -> None:
     values = random(seed, n, scale)
     data = encoded(form, values, block)
     lost = (decoded(form, data, n, block).double() - values.double()).abs()
@@ -148,8 +170,11 @@ def test_nothing_is_farther_than_half_a_step(form: BlockForm, seed: int, n: int,
 
 @each
 @given(SEEDS, SIZES, SCALES)
-def test_the_greatest_of_a_block_has_the_greatest_level(form: BlockForm, seed: int, n: int, scale: float) -> None:
-    """So that what was decoded has the same scale again; unless the scale is the smallest that there is."""
+def test_the_greatest_of_a_block_has_the_greatest_level(
+    form: BlockForm, seed: int, n: int, scale: float
+) -> None:
+    """So that what was decoded has the same scale again; unless the scale is the smallest that
+    there is."""
     values = random(seed, n, scale)
     data = encoded(form, values, 16)
     found, s = decoded(form, data, n, 16), scales_of(data, n, 16)
@@ -161,8 +186,11 @@ def test_the_greatest_of_a_block_has_the_greatest_level(form: BlockForm, seed: i
 @each
 @pytest.mark.parametrize("exponent", [-110, -3, 0, 110])
 def test_no_greatest_value_is_clipped(form: BlockForm, exponent: int) -> None:
-    """Every float32 between two powers of two, as far as its upper 16 bits and some lower ones go."""
-    bits = (torch.arange(256)[:, None] << 15) + torch.tensor([0, 1, 2**14 - 1, 2**14, 2**14 + 1, 2**15 - 1])
+    """Every float32 between two powers of two, as far as its upper 16 bits and some lower ones
+    go."""
+    bits = (torch.arange(256)[:, None] << 15) + torch.tensor(
+        [0, 1, 2**14 - 1, 2**14, 2**14 + 1, 2**15 - 1]
+    )
     values = (1 + bits.reshape(-1).double() / 2**23).float() * 2.0**exponent
     blocks = torch.zeros(len(values), 16)
     blocks[:, 3] = values
@@ -216,11 +244,13 @@ def test_a_block_has_nothing_to_do_with_the_next(form: BlockForm) -> None:
     assert torch.allclose(there_and_back(form, values), values, rtol=2**-8, atol=0)
 
 
-# ── tensors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── tensors ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @each
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 4), (2,), (3, 5), (17,), (4, 2, 3, 3), (129,), (1, 1000)])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (0,), (0, 4), (2,), (3, 5), (17,), (4, 2, 3, 3), (129,), (1, 1000)]
+)
 def test_every_shape_comes_back(form: BlockForm, shape: tuple[int, ...]) -> None:
     tensor = torch.full(shape, 0.5)
     shapes = [shape, (70,)]
@@ -232,10 +262,14 @@ def test_every_shape_comes_back(form: BlockForm, shape: tuple[int, ...]) -> None
 
 @each
 @given(st.lists(st.integers(0, 150), max_size=6), SEEDS)
-def test_many_tensors_are_encoded_as_each_alone(form: BlockForm, sizes: list[int], seed: int) -> None:
+def test_many_tensors_are_encoded_as_each_alone(
+    form: BlockForm, sizes: list[int], seed: int
+) -> None:
     tensors = [random(seed + i, size) for i, size in enumerate([*sizes, 3000, 3003, 5])]
     together, _ = codec_of(form, 16).pieces(tensors, None)
-    assert [bytes_of(piece) for piece in together] == [encoded(form, tensor, 16) for tensor in tensors]
+    assert [bytes_of(piece) for piece in together] == [
+        encoded(form, tensor, 16) for tensor in tensors
+    ]
 
 
 @each
@@ -290,7 +324,7 @@ def test_codes_of_forms_are_those_of_the_protocol() -> None:
     assert [FORMS[code] for code in (2, 3, 4)] == [INT8, INT4, FLOAT4]
 
 
-# ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is refused ───────────────────────────────────────────────────────────────────────────────
 
 
 def packet_of(form: BlockForm, scale: int, codes: list[int], n: int, block: int = 16) -> Packet:
@@ -302,7 +336,9 @@ ONE = 0x3F80  # 1 as bfloat16
 
 
 @each
-@pytest.mark.parametrize("scale", [0x0000, 0x8000, 0x0001, 0x007F, 0x7F80, 0x7FC0, 0xFFC0, 0xFF80, 0xBF80, 0x7F7F])
+@pytest.mark.parametrize(
+    "scale", [0x0000, 0x8000, 0x0001, 0x007F, 0x7F80, 0x7FC0, 0xFFC0, 0xFF80, 0xBF80, 0x7F7F]
+)
 def test_scales_that_cannot_be_are_refused(form: BlockForm, scale: int) -> None:
     with pytest.raises(PeerError, match="scales that are not finite, too small or too great"):
         check(packet_of(form, scale, [0] * form.codes_nbytes(8), 8), [(8,)])
@@ -310,7 +346,8 @@ def test_scales_that_cannot_be_are_refused(form: BlockForm, scale: int) -> None:
 
 @each
 def test_the_greatest_scale_is_the_last_within_bounds(form: BlockForm) -> None:
-    """Every scale of a block is looked at, and only scales whose every level is at most MOST are good."""
+    """Every scale of a block is looked at, and only scales whose every level is at most MOST are
+    good."""
     for bits in range(0x0080, 0x7F80):
         scale = struct.unpack("<f", struct.pack("<I", bits << 16))[0]
         if scale * form.top > MOST:
@@ -384,7 +421,9 @@ def test_of_an_even_number_the_last_has_a_pair(form: BlockForm, n: int) -> None:
 @each
 @pytest.mark.parametrize("block", [0, 1, 8, 15, 17, 48, 65535, 131072, 2**31, 2**32 - 1])
 def test_blocks_that_cannot_be_are_refused(form: BlockForm, block: int) -> None:
-    with pytest.raises(PeerError, match=f"blocks of {block} elements, expected a power of two from 16 to 65536"):
+    with pytest.raises(
+        PeerError, match=f"blocks of {block} elements, expected a power of two from 16 to 65536"
+    ):
         check(packet_of(form, ONE, [0] * form.codes_nbytes(8), 8, block), [(8,)])
 
 

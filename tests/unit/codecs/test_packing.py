@@ -56,7 +56,8 @@ def drawn(seed: int) -> Tensor:
 
 
 def pieces(seed: int, mix: list[int]) -> list[Piece]:
-    """A piece of every tensor, each from a codec of its own; as codecs do, float32 where that is not larger."""
+    """A piece of every tensor, each from a codec of its own; as codecs do, float32 where that is
+    not larger."""
     found = []
     for tensor, way in zip(split(drawn(seed), SHAPES), mix, strict=True):
         ((piece,), _) = WAYS[way].pieces([tensor], None)
@@ -83,8 +84,8 @@ def word(data: bytes, at: int, value: int) -> bytes:
 
 
 def of_use(packet: Packet) -> bool:
-    """Whether it is accepted; then it must decode to numbers of reasonable size. Nothing but `PeerError` may come out
-    of the attempt."""
+    """Whether it is accepted; then it must decode to numbers of reasonable size. Nothing but
+    `PeerError` may come out of the attempt."""
     try:
         check(packet, SHAPES)
     except PeerError:
@@ -95,7 +96,7 @@ def of_use(packet: Packet) -> bool:
     return True
 
 
-# ── there and back ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── there and back ────────────────────────────────────────────────────────────────────────────────
 
 
 @given(SEEDS, MIXES)
@@ -131,7 +132,12 @@ def test_the_bytes_are_those_of_the_description() -> None:
     assert bytes(pack(given, 12, coalesce=5).data) == word(words, 1, 5) + body
 
 
-@given(st.lists(st.integers(0, 4).map(lambda n: (n, 3)) | st.integers(0, 9).map(lambda n: (n,)), max_size=12), SIZES)
+@given(
+    st.lists(
+        st.integers(0, 4).map(lambda n: (n, 3)) | st.integers(0, 9).map(lambda n: (n,)), max_size=12
+    ),
+    SIZES,
+)
 def test_the_coalesced_are_those_of_the_twin(shapes: list[tuple[int, ...]], coalesce: int) -> None:
     found = list(coalesced(shapes, coalesce))
     assert found == reference.coalesced(shapes, coalesce)
@@ -147,8 +153,13 @@ def test_coalesced_by_hand() -> None:
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.coalesce], ids=str)
-@given(seed=SEEDS, shapes=st.lists(st.sampled_from([(16,), (8, 16), (128,), (0,), (), (5,), (33, 3)]), max_size=8))
-def test_coalesced_tensors_are_decoded_as_each_alone(way: Codec, seed: int, shapes: list[tuple[int, ...]]) -> None:
+@given(
+    seed=SEEDS,
+    shapes=st.lists(st.sampled_from([(16,), (8, 16), (128,), (0,), (), (5,), (33, 3)]), max_size=8),
+)
+def test_coalesced_tensors_are_decoded_as_each_alone(
+    way: Codec, seed: int, shapes: list[tuple[int, ...]]
+) -> None:
     """Next to a tensor that makes it worth to encode anything."""
     sizes = [*map(math.prod, shapes), 2000]
     values = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(seed))
@@ -198,7 +209,7 @@ def test_every_form_is_among_the_mixed() -> None:
     assert all(form.code == code for code, form in FORMS.items())
 
 
-# ── memory of any kind ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── memory of any kind ────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.filterwarnings("error")
@@ -227,24 +238,34 @@ def test_a_view_is_of_the_bytes_where_that_can_be() -> None:
     data[4:8] = struct.pack("<f", 5)
     assert floats.tolist() == [5, 3]
     assert view(memoryview(bytes(data)), torch.float32, 8).tolist() == [3, 4]
-    assert view(memoryview(bytearray(9))[1:], torch.float32).data_ptr() % 4 == 0  # not every processor reads others
-    assert view(memoryview(b""), torch.float32).shape == view(memoryview(data), torch.float32, 16).shape == (0,)
+    # not every processor reads others
+    assert view(memoryview(bytearray(9))[1:], torch.float32).data_ptr() % 4 == 0
+    assert (
+        view(memoryview(b""), torch.float32).shape
+        == view(memoryview(data), torch.float32, 16).shape
+        == (0,)
+    )
 
 
-# ── what a peer may send ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── what a peer may send ──────────────────────────────────────────────────────────────────────────
 
 
 def test_every_shorter_and_longer_packet_is_refused() -> None:
     data = bytes(pack(mixed(), NUMEL).data)
     assert of_use(packed(data))
-    for wrong in [*(data[:size] for size in range(len(data))), *(data + bytes(more) for more in range(1, 10))]:
+    for wrong in [
+        *(data[:size] for size in range(len(data))),
+        *(data + bytes(more) for more in range(1, 10)),
+    ]:
         with pytest.raises(PeerError, match="expected"):
             check(packed(wrong), SHAPES)
 
 
 def test_no_byte_of_the_header_can_be_changed_to_do_harm() -> None:
     data = bytes(pack(mixed(), NUMEL).data)
-    for at, other in itertools.product(range(BEGIN), (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF)):
+    for at, other in itertools.product(
+        range(BEGIN), (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF)
+    ):
         wrong = bytearray(data)
         wrong[at] ^= other
         of_use(packed(bytes(wrong)))
@@ -263,8 +284,15 @@ def test_no_form_and_parameter_do_harm(code: int, param: int) -> None:
 
 
 @settings(max_examples=200)
-@given(st.sampled_from(sorted(FORMS)), st.integers(0, 300), st.sampled_from(SHAPES), st.randoms(use_true_random=False))
-def test_random_bytes_of_a_form_are_refused_or_bounded(code: int, param: int, shape: tuple[int, ...], chance) -> None:  # type: ignore[no-untyped-def]
+@given(
+    st.sampled_from(sorted(FORMS)),
+    st.integers(0, 300),
+    st.sampled_from(SHAPES),
+    st.randoms(use_true_random=False),
+)
+def test_random_bytes_of_a_form_are_refused_or_bounded(
+    code: int, param: int, shape: tuple[int, ...], chance
+) -> None:  # type: ignore[no-untyped-def]
     """The right size, so that what is refused is refused for what it says."""
     numel = math.prod(shape)
     try:
@@ -324,7 +352,8 @@ def test_a_number_of_tensors_that_are_coalesced_in_another_way_is_refused() -> N
     data = bytes(pack(mixed(), NUMEL).data)
     with pytest.raises(PeerError, match=r"the head \[10, 1\], expected \[1, 1\]"):
         check(packed(word(data, 1, 1)), SHAPES)
-    with pytest.raises(PeerError, match=r"the head \[10, 16\], expected \[8, 16\]"):  # none, 256 and none
+    # none, 256 and none
+    with pytest.raises(PeerError, match=r"the head \[10, 16\], expected \[8, 16\]"):
         check(packed(word(data, 1, 16)), SHAPES)
 
 
@@ -352,7 +381,9 @@ def test_a_parameter_where_none_is_taken_is_refused(form: object, param: int) ->
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**127, -(2.0**127)])
 @pytest.mark.parametrize("as_piece", [dense, bf16])
 @pytest.mark.parametrize("at", [0, 6])
-def test_values_that_are_not_finite_or_too_great_are_refused(value: float, as_piece, at: int) -> None:  # type: ignore[no-untyped-def]
+def test_values_that_are_not_finite_or_too_great_are_refused(
+    value: float, as_piece, at: int
+) -> None:  # type: ignore[no-untyped-def]
     x = torch.ones(7)
     check(pack([as_piece(x)], 7), [(7,)])
     x[at] = value
@@ -368,7 +399,9 @@ def test_the_greatest_value_is_accepted(as_piece) -> None:  # type: ignore[no-un
 @pytest.mark.parametrize("numel", [0, NUMEL - 1, NUMEL + 1, -1])
 def test_another_number_of_elements_is_refused(numel: int) -> None:
     packet = pack(mixed(), NUMEL)
-    with pytest.raises(PeerError, match=f"packet of {numel} elements in {packet.nbytes} bytes, expected {NUMEL} in"):
+    with pytest.raises(
+        PeerError, match=f"packet of {numel} elements in {packet.nbytes} bytes, expected {NUMEL} in"
+    ):
         check(Packet(PACKED, numel, packet.data), SHAPES)
 
 

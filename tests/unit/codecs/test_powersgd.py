@@ -30,7 +30,9 @@ def of_rank(seed: int, n: int, m: int, rank: int) -> Tensor:
     return random(seed, n, rank) @ random(seed + 1, rank, m)
 
 
-def there_and_back(codec: PowerSGD, tensor: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+def there_and_back(
+    codec: PowerSGD, tensor: Tensor, memory: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     packet, memory = encode(codec, tensor.reshape(-1), [tuple(tensor.shape)], memory)
     check(packet, [tuple(tensor.shape)])
     return decode(packet, [tuple(tensor.shape)]).view(tensor.shape), memory
@@ -40,7 +42,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
     return bool((a - b).norm() <= tolerance * max(float(b.norm()), 1e-30))
 
 
-# ── the factors ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the factors ───────────────────────────────────────────────────────────────────────────────────
 
 TOPS = st.sampled_from([form.top for form in FACTORS.values()])
 BITS = st.sampled_from(sorted(FACTORS))
@@ -62,7 +64,9 @@ def test_columns_are_whole_numbers_and_nearly_orthogonal_whatever_the_rank(
 
 
 @given(SEEDS, st.integers(2, 12), st.integers(2, 12), st.integers(1, 3), TOPS)
-def test_one_step_projects_onto_what_the_start_spans(seed: int, n: int, m: int, r: int, top: int) -> None:
+def test_one_step_projects_onto_what_the_start_spans(
+    seed: int, n: int, m: int, r: int, top: int
+) -> None:
     r = min(r, n, m)
     a, start = random(seed, n, m), random(seed + 2, r, m)
     (p,), (q,) = factor([a], start.unsqueeze(0), top)
@@ -82,7 +86,9 @@ def test_what_is_lost_is_never_more_than_what_was_there(
 
 
 @given(SEEDS, st.integers(12, 40), st.integers(12, 40), st.integers(0, 3), BITS)
-def test_nothing_is_lost_of_a_matrix_of_smaller_rank(seed: int, n: int, m: int, rank: int, bits: int) -> None:
+def test_nothing_is_lost_of_a_matrix_of_smaller_rank(
+    seed: int, n: int, m: int, rank: int, bits: int
+) -> None:
     a = of_rank(seed, n, m, rank) if rank else torch.zeros(n, m)
     found, _ = there_and_back(PowerSGD(rank=3, bits=bits, min_ratio=1), a)
     assert close(found, a, LOST[bits])
@@ -96,8 +102,12 @@ def test_nothing_is_lost_at_full_rank(seed: int, n: int, m: int, bits: int) -> N
     assert close(p @ q, a, 1e-4 if n <= m else LOST[bits])
 
 
-@given(SEEDS, SIDES, st.integers(1, 5), BITS, st.lists(st.integers(-40, 40), min_size=5, max_size=5))
-def test_right_factors_are_rounded_to_the_nearest(seed: int, m: int, r: int, bits: int, sizes: list[int]) -> None:
+@given(
+    SEEDS, SIDES, st.integers(1, 5), BITS, st.lists(st.integers(-40, 40), min_size=5, max_size=5)
+)
+def test_right_factors_are_rounded_to_the_nearest(
+    seed: int, m: int, r: int, bits: int, sizes: list[int]
+) -> None:
     """Rows far below the greatest excepted: those count in its units."""
     q = random(seed, 1, r, m) * 2.0 ** torch.tensor(sizes[:r])[:, None]
     (whole,), (exponents,) = FACTORS[bits].rounded(q)
@@ -128,7 +138,7 @@ def test_factors_that_are_not_finite_are_refused(bits: int, value: float) -> Non
         check(factors(torch.ones(8, 2), whole, exponents, bits), [(8, 30)])
 
 
-# ── products ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── products ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @st.composite
@@ -184,8 +194,12 @@ def test_products_are_the_same_where_a_library_may_multiply_in_fewer_bits(precis
 
 @pytest.mark.parametrize("bits", sorted(FACTORS))
 def test_products_of_many_blocks_are_those_of_one(bits: int) -> None:
-    p, q = (torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(i)).to(FACTORS[bits].product)
-            for i, shape in enumerate(((1700, 3), (3, 300))))  # fmt: skip
+    p, q = (
+        torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(i)).to(
+            FACTORS[bits].product
+        )
+        for i, shape in enumerate(((1700, 3), (3, 300)))
+    )
     blocks = [block.clone() for block in multiply(p, q, Room(p.shape[0] * q.shape[1]))]
     assert len(blocks) > 1
     whole = torch.cat(blocks).view(1700, 300)
@@ -194,7 +208,7 @@ def test_products_of_many_blocks_are_those_of_one(bits: int) -> None:
         assert torch.equal(row, whole[i])
 
 
-# ── the codec ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the codec ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("bits", sorted(FACTORS))
@@ -225,7 +239,9 @@ def test_matrices_of_one_shape_are_factored_as_each_alone(seed: int, count: int)
     starts = [random(seed - i - 1, 2, 12) for i in range(count)]
     shapes, values = [(9, 12)] * count, torch.cat([matrix.reshape(-1) for matrix in matrices])
     together, _ = encode(codec, values, shapes, torch.cat([start.reshape(-1) for start in starts]))
-    for matrix, start, found in zip(matrices, starts, decode(together, shapes).view(count, 9, 12), strict=True):
+    for matrix, start, found in zip(
+        matrices, starts, decode(together, shapes).view(count, 9, 12), strict=True
+    ):
         assert close(found, there_and_back(codec, matrix, start.reshape(-1))[0], 1e-3)
 
 
@@ -238,12 +254,26 @@ def test_sizes_are_those_of_the_factors(rank: int, bits: int) -> None:
     assert memory.numel() == 48 * rank
 
 
-SHAPES = [(64, 48), (48, 64), (64, 16, 3, 3), (16, 16), (3, 100), (16, 15), (100,), (), (0, 5), (5, 0), (1, 10**6)]
+SHAPES = [
+    (64, 48),
+    (48, 64),
+    (64, 16, 3, 3),
+    (16, 16),
+    (3, 100),
+    (16, 15),
+    (100,),
+    (),
+    (0, 5),
+    (5, 0),
+    (1, 10**6),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rank", [1, 2, 4, 7])
-def test_a_tensor_is_factored_where_that_is_so_many_times_smaller(shape: tuple[int, ...], rank: int) -> None:
+def test_a_tensor_is_factored_where_that_is_so_many_times_smaller(
+    shape: tuple[int, ...], rank: int
+) -> None:
     n, m = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (0, 0)
     r = min(rank, n, m)
     smaller = r > 0 and n * m / (r * (n + m)) >= 2
@@ -256,7 +286,9 @@ def test_vectors_scalars_and_small_matrices_travel_as_bfloat16() -> None:
     assert [piece.form for piece in pieces] == [BF16, BF16, FACTORS[8], FACTORS[8]]
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 4), (4, 0), (1, 1), (2, 3), (3, 1, 1, 1), (1, 50)])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (0,), (0, 4), (4, 0), (1, 1), (2, 3), (3, 1, 1, 1), (1, 50)]
+)
 def test_every_shape_comes_back(shape: tuple[int, ...]) -> None:
     tensor = torch.full(shape, 0.5)
     found, _ = there_and_back(PowerSGD(rank=4), tensor)
@@ -278,10 +310,12 @@ def test_nobody_elses_random_numbers_are_used_or_changed() -> None:
 def test_what_another_rank_remembered_is_forgotten() -> None:
     a = random(0, 40, 40)
     _, memory = there_and_back(PowerSGD(rank=2), a)
-    assert torch.equal(there_and_back(PowerSGD(rank=4), a, memory)[0], there_and_back(PowerSGD(rank=4), a)[0])
+    assert torch.equal(
+        there_and_back(PowerSGD(rank=4), a, memory)[0], there_and_back(PowerSGD(rank=4), a)[0]
+    )
 
 
-# ── what a peer may send ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── what a peer may send ──────────────────────────────────────────────────────────────────────────
 
 
 def factors(
@@ -318,25 +352,38 @@ def test_factors_of_another_size_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("exponents", "bits"),
-    [((LEAST - 1, LEAST), 8), ((0, 10), 8), ((0, 23), 16), ((111, 112), 8), ((95, 96), 16),
-     ((-(2**15), -(2**15)), 8), ((2**15 - 1, 2**15 - 1), 16)],
-)  # fmt: skip
+    [
+        ((LEAST - 1, LEAST), 8),
+        ((0, 10), 8),
+        ((0, 23), 16),
+        ((111, 112), 8),
+        ((95, 96), 16),
+        ((-(2**15), -(2**15)), 8),
+        ((2**15 - 1, 2**15 - 1), 16),
+    ],
+)
 def test_exponents_that_do_not_give_exact_and_finite_products_are_refused(
     exponents: tuple[int, int], bits: int
 ) -> None:
     with pytest.raises(PeerError, match="factors times 2"):
-        check(factors(torch.ones(8, 2), torch.ones(2, 30), torch.tensor(exponents), bits), [(8, 30)])
+        check(
+            factors(torch.ones(8, 2), torch.ones(2, 30), torch.tensor(exponents), bits), [(8, 30)]
+        )
 
 
 @pytest.mark.parametrize(("exponents", "bits"), [((0, 9), 8), ((0, 22), 16), ((LEAST, LEAST), 8)])
-def test_exponents_as_far_apart_as_can_be_are_let_through(exponents: tuple[int, int], bits: int) -> None:
+def test_exponents_as_far_apart_as_can_be_are_let_through(
+    exponents: tuple[int, int], bits: int
+) -> None:
     check(factors(torch.ones(8, 2), torch.ones(2, 30), torch.tensor(exponents), bits), [(8, 30)])
 
 
 @pytest.mark.parametrize(("greatest", "bits"), [(111, 8), (95, 16)])
 def test_the_greatest_products_that_are_let_through_are_finite(greatest: int, bits: int) -> None:
     low = -FACTORS[bits].top - 1
-    packet = factors(torch.full((8, 2), low), torch.full((2, 30), low), torch.full((2,), greatest), bits)
+    packet = factors(
+        torch.full((8, 2), low), torch.full((2, 30), low), torch.full((2,), greatest), bits
+    )
     check(packet, [(8, 30)])
     assert decode(packet, [(8, 30)]).max() == 2.0**126
 

@@ -21,9 +21,9 @@ from mend_optim.worker.merge import weighted_mean
 
 EXACT = [name for name, known in CODECS.items() if known.exact]
 each = pytest.mark.parametrize("name", CODECS)
-floats = st.lists(st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), max_size=60).map(
-    lambda values: torch.tensor(values, dtype=torch.float32)
-)
+floats = st.lists(
+    st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False), max_size=60
+).map(lambda values: torch.tensor(values, dtype=torch.float32))
 
 
 def there_and_back(name: str, values: Tensor) -> Tensor:
@@ -84,12 +84,16 @@ def test_codecs_are_told_by_name_or_as_they_are() -> None:
     assert codec("powersgd") == PowerSGD()
     assert codec(PowerSGD(rank=2)) == PowerSGD(rank=2)
     assert [name_of(known) for known in CODECS.values()] == list(CODECS)
-    assert name_of(PowerSGD(rank=2)) == "PowerSGD(rank=2, bits=8, min_ratio=2.0, back='exact', seed=0)"
+    assert (
+        name_of(PowerSGD(rank=2)) == "PowerSGD(rank=2, bits=8, min_ratio=2.0, back='exact', seed=0)"
+    )
 
 
 @pytest.mark.parametrize("told", ["zip", "", None, 4, PowerSGD])
 def test_an_unknown_codec_is_the_users_mistake(told: Codec) -> None:
-    with pytest.raises(UsageError, match=r"codec must be one of \['bf16', .* or a codec such as PowerSGD\(rank=4\)"):
+    with pytest.raises(
+        UsageError, match=r"codec must be one of \['bf16', .* or a codec such as PowerSGD\(rank=4\)"
+    ):
         codec(told)
 
 
@@ -101,7 +105,9 @@ def test_an_unknown_codec_in_a_packet_is_the_peers() -> None:
 @each
 @pytest.mark.parametrize("change", ["codec", "numel", "short", "long"])
 def test_a_packet_of_another_size_is_refused(name: str, change: str) -> None:
-    packet, _ = encode(codec(name), torch.randn(4096, generator=torch.Generator().manual_seed(1)), [(64, 64)])
+    packet, _ = encode(
+        codec(name), torch.randn(4096, generator=torch.Generator().manual_seed(1)), [(64, 64)]
+    )
     data = bytes(packet.data)
     wrong = {
         "codec": replace(packet, codec="packed" if packet.codec == "none" else "none"),
@@ -114,9 +120,14 @@ def test_a_packet_of_another_size_is_refused(name: str, change: str) -> None:
 
 
 @given(
-    st.sampled_from(["none", "packed", "", "zip"]), st.integers(-1, 10), st.binary(max_size=64), st.integers(0, 10)
-)  # fmt: skip
-def test_random_bytes_are_a_tensor_or_the_peers_fault(name: str, claimed: int, data: bytes, numel: int) -> None:
+    st.sampled_from(["none", "packed", "", "zip"]),
+    st.integers(-1, 10),
+    st.binary(max_size=64),
+    st.integers(0, 10),
+)
+def test_random_bytes_are_a_tensor_or_the_peers_fault(
+    name: str, claimed: int, data: bytes, numel: int
+) -> None:
     packet = Packet(name, claimed, memoryview(data))
     try:
         check(packet, [(numel,)])
@@ -142,7 +153,9 @@ def float64_by_default() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("how", CODECS.values(), ids=list(CODECS))
-def test_what_torch_makes_by_default_changes_nothing(how: Codec, request: pytest.FixtureRequest) -> None:
+def test_what_torch_makes_by_default_changes_nothing(
+    how: Codec, request: pytest.FixtureRequest
+) -> None:
     """A script may set it to float64. Others decode the same bytes."""
     shapes = [(64, 64), (300, 301), (7,)]
     values = torch.randn(sum(map(math.prod, shapes)), generator=torch.Generator().manual_seed(0))
@@ -150,7 +163,11 @@ def test_what_torch_makes_by_default_changes_nothing(how: Codec, request: pytest
     def there_and_back() -> tuple[bytes, Tensor, Tensor]:
         packet, _ = encode(how, values, shapes)
         found = decode(packet, shapes)
-        return bytes(packet.data), found, weighted_mean([found, values], [0.3, 0.7], torch.empty_like(values))
+        return (
+            bytes(packet.data),
+            found,
+            weighted_mean([found, values], [0.3, 0.7], torch.empty_like(values)),
+        )
 
     usual = there_and_back()
     request.getfixturevalue("float64_by_default")

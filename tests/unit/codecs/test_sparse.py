@@ -20,10 +20,24 @@ from mend_optim.protocol.messages import Packet
 from tests.reference import largest_of_chunks, listed, positions
 
 SEEDS = st.integers(0, 2**32 - 1)
-NUMELS = st.sampled_from([1, 2, 3, 7, 100, 255, 256, 257, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 9001])
+NUMELS = st.sampled_from(
+    [1, 2, 3, 7, 100, 255, 256, 257, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 9001]
+)
 DENSITIES = st.sampled_from([1e-9, 1 / 64, 0.07, 1 / 9, 0.25, 0.9, 0.999999])
 KINDS = st.sampled_from(["normal", "ties", "zeros", "tiny", "rows"])
-SHAPES = [(), (1,), (0,), (0, 4), (2,), (3,), (3, 5, 7), (64, 65), (CHUNK,), (CHUNK + 1,), (1, 3 * CHUNK)]
+SHAPES = [
+    (),
+    (1,),
+    (0,),
+    (0, 4),
+    (2,),
+    (3,),
+    (3, 5, 7),
+    (64, 65),
+    (CHUNK,),
+    (CHUNK + 1,),
+    (1, 3 * CHUNK),
+]
 
 
 def drawn(seed: int, kind: str, numel: int) -> Tensor:
@@ -55,24 +69,32 @@ def contents(piece: Piece) -> bytes:
     return bytes(pack([piece], 0).data[16:])[: piece.nbytes]
 
 
-# ── the largest ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the largest ───────────────────────────────────────────────────────────────────────────────────
 
 
 @given(SEEDS, KINDS, NUMELS, DENSITIES)
-def test_the_largest_of_every_chunk_are_chosen(seed: int, kind: str, numel: int, density: float) -> None:
+def test_the_largest_of_every_chunk_are_chosen(
+    seed: int, kind: str, numel: int, density: float
+) -> None:
     x = drawn(seed, kind, numel)
     kept = torch.where(torch.from_numpy(top(x.numpy(), density)), x, 0.0)
     assert kept.tolist() == largest_of_chunks(x.tolist(), density)
 
 
-@given(SEEDS, KINDS, NUMELS.filter(lambda numel: numel >= 100), st.sampled_from([1 / 64, 0.07, 0.25]))
-def test_they_arrive_as_they_were_and_the_rest_as_zeros(seed: int, kind: str, numel: int, density: float) -> None:
+@given(
+    SEEDS, KINDS, NUMELS.filter(lambda numel: numel >= 100), st.sampled_from([1 / 64, 0.07, 0.25])
+)
+def test_they_arrive_as_they_were_and_the_rest_as_zeros(
+    seed: int, kind: str, numel: int, density: float
+) -> None:
     x = drawn(seed, kind, numel)
     found = there_and_back(Sparse(density=density), x)
     assert found.tolist() == largest_of_chunks(x.tolist(), density)
 
 
-def test_too_many_that_are_equal_and_too_few_that_are_not_zero_do_not_make_up_for_each_other() -> None:
+def test_too_many_that_are_equal_and_too_few_that_are_not_zero_do_not_make_up_for_each_other() -> (
+    None
+):
     x = torch.zeros(2 * CHUNK)
     x[100:169] = -2.0
     x[CHUNK + 7 : CHUNK + 66] = torch.arange(59) + 1.0
@@ -85,7 +107,9 @@ def test_many_chunks_are_chosen_from_as_one() -> None:
     x = drawn(0, "normal", 70 * CHUNK + 55)
     mask = top(x.numpy(), 0.01)
     for start in range(0, len(x), CHUNK):
-        assert np.array_equal(mask[start : start + CHUNK], top(x[start : start + CHUNK].numpy(), 0.01))
+        assert np.array_equal(
+            mask[start : start + CHUNK], top(x[start : start + CHUNK].numpy(), 0.01)
+        )
 
 
 @given(SEEDS, KINDS, NUMELS, DENSITIES, st.sampled_from([1e-18, 1.0, 1e18]))
@@ -111,7 +135,7 @@ def test_nothing_is_left_out_where_that_makes_nothing_smaller() -> None:
     assert decode(pack(pieces, 5), [(2,), (3,)]).tolist() == [1, 2, 0, 3, 0]
 
 
-# ── without loss ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── without loss ──────────────────────────────────────────────────────────────────────────────────
 
 
 @given(SEEDS, KINDS, NUMELS, st.floats(0, 1))
@@ -129,13 +153,17 @@ def test_negative_zeros_tiny_numbers_and_the_greatest_come_back_to_the_bit() -> 
 
 
 @given(SEEDS, NUMELS, st.floats(0, 1))
-def test_what_is_not_smaller_without_its_zeros_travels_as_it_is(seed: int, numel: int, share: float) -> None:
+def test_what_is_not_smaller_without_its_zeros_travels_as_it_is(
+    seed: int, numel: int, share: float
+) -> None:
     x = drawn(seed, "normal", numel)
     x[torch.rand(numel, generator=torch.Generator().manual_seed(seed + 1)) >= share] = 0.0
     places = x.nonzero().flatten().tolist()
     nbytes = 4 * len(places) + len(positions(places, numel))
     ((piece,), _) = LOSSLESS.pieces([x], None)
-    assert (piece.form, piece.nbytes) == ((SPARSE, nbytes) if padded(nbytes) < 4 * numel else (DENSE, 4 * numel))
+    assert (piece.form, piece.nbytes) == (
+        (SPARSE, nbytes) if padded(nbytes) < 4 * numel else (DENSE, 4 * numel)
+    )
 
 
 def test_a_tensor_without_zeros_is_not_even_copied() -> None:
@@ -158,11 +186,18 @@ def test_zeros_take_no_bytes(codec: Sparse, numel: int) -> None:
     assert not there_and_back(codec, torch.zeros(numel)).any()
 
 
-# ── on the wire ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── on the wire ───────────────────────────────────────────────────────────────────────────────────
 
 
-@given(SEEDS, KINDS.filter(lambda kind: kind != "zeros"), NUMELS, st.sampled_from([0.001, 0.1, 0.111, 0.5]))
-def test_the_bytes_are_values_and_positions(seed: int, kind: str, numel: int, density: float) -> None:
+@given(
+    SEEDS,
+    KINDS.filter(lambda kind: kind != "zeros"),
+    NUMELS,
+    st.sampled_from([0.001, 0.1, 0.111, 0.5]),
+)
+def test_the_bytes_are_values_and_positions(
+    seed: int, kind: str, numel: int, density: float
+) -> None:
     x = drawn(seed, kind, numel)
     kept = x * torch.from_numpy(top(x.numpy(), density))
     places = kept.nonzero().flatten().tolist()
@@ -175,12 +210,15 @@ def test_the_bytes_are_values_and_positions(seed: int, kind: str, numel: int, de
 @pytest.mark.parametrize(
     ("numel", "places", "expected"),
     [
-        (300, [2, 255, 257], "02ff01 0b"),  # a byte each; then, of 3 + 2 bits, 0 + 0, 1 + 0 and 2 + 1
+        # a byte each; then, of 3 + 2 bits, 0 + 0, 1 + 0 and 2 + 1
+        (300, [2, 255, 257], "02ff01 0b"),
         (20, [1, 9], "020200"),  # as long as a list, but simpler
         (20, [0, 19], "010008"),
     ],
 )
-def test_positions_are_those_of_the_description(numel: int, places: list[int], expected: str) -> None:
+def test_positions_are_those_of_the_description(
+    numel: int, places: list[int], expected: str
+) -> None:
     x = torch.zeros(numel)
     x[places] = 1.0
     ((piece,), _) = LOSSLESS.pieces([x], None)
@@ -232,7 +270,7 @@ def test_a_fragment_of_many_tensors_comes_back() -> None:
     assert same_bits(decode(packet, SHAPES), x)
 
 
-# ── what a peer may send ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── what a peer may send ──────────────────────────────────────────────────────────────────────────
 
 LISTED, MAPPED = (1000, [3, 5, 255, 256, 700]), (20, [0, 1, 5, 8, 19])
 both = pytest.mark.parametrize(("numel", "places"), [LISTED, MAPPED])
@@ -258,7 +296,9 @@ def test_what_is_as_it_must_be_is_accepted(numel: int, places: list[int]) -> Non
 
 @both
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**127])
-def test_values_that_are_not_finite_or_too_great_are_refused(numel: int, places: list[int], value: float) -> None:
+def test_values_that_are_not_finite_or_too_great_are_refused(
+    numel: int, places: list[int], value: float
+) -> None:
     with pytest.raises(PeerError, match="not finite, or too great"):
         check(sent(positions(places, numel), [1.0, 2.0, 3.0, 4.0, value], numel), [(numel,)])
 
@@ -278,7 +318,8 @@ def test_another_number_of_values_than_is_said_is_refused(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "places", [[3, 5, 5, 256, 700], [5, 3, 255, 256, 700], [3, 5, 255, 256, 1000], [3, 5, 255, 999, 1023]]
+    "places",
+    [[3, 5, 5, 256, 700], [5, 3, 255, 256, 700], [3, 5, 255, 256, 1000], [3, 5, 255, 999, 1023]],
 )
 def test_positions_that_do_not_increase_or_are_outside_are_refused(places: list[int]) -> None:
     with pytest.raises(PeerError, match="positions that do not increase to one below 1000"):
@@ -289,7 +330,9 @@ def test_a_list_of_more_or_fewer_positions_is_refused() -> None:
     numel, places = LISTED
     good = positions(places, numel)
     for bit in range(8 * 5, 8 * len(good)):
-        with pytest.raises(PeerError, match=f"a list of {4 if good[bit // 8] >> bit % 8 & 1 else 6} positions"):
+        with pytest.raises(
+            PeerError, match=f"a list of {4 if good[bit // 8] >> bit % 8 & 1 else 6} positions"
+        ):
             check(sent(flipped(good, bit), [1.0] * 5, numel), [(numel,)])
 
 
@@ -305,7 +348,10 @@ def test_a_bitmap_of_more_or_fewer_positions_is_refused() -> None:
     numel, places = MAPPED
     good = positions(places, numel)
     for bit in range(8 * len(good)):
-        with pytest.raises(PeerError, match=f"a bitmap of {4 if bit in places else 6} positions, expected 5 below 20"):
+        with pytest.raises(
+            PeerError,
+            match=f"a bitmap of {4 if bit in places else 6} positions, expected 5 below 20",
+        ):
             check(sent(flipped(good, bit), [1.0] * 5, numel), [(numel,)])
 
 
@@ -317,7 +363,9 @@ def test_a_bit_after_the_end_of_a_bitmap_is_refused() -> None:
 
 
 @given(st.data(), st.integers(1, 700), st.sampled_from([0.02, 0.1, 0.5]))
-def test_random_positions_are_refused_or_are_what_they_say(data: st.DataObject, numel: int, share: float) -> None:
+def test_random_positions_are_refused_or_are_what_they_say(
+    data: st.DataObject, numel: int, share: float
+) -> None:
     count = max(1, int(share * numel))
     nbytes = SPARSE.nbytes((numel,), count) - 4 * count
     places = data.draw(st.binary(min_size=nbytes, max_size=nbytes))
@@ -336,7 +384,9 @@ def test_random_positions_are_refused_or_are_what_they_say(data: st.DataObject, 
 def test_checking_and_decoding_take_less_memory_than_the_tensor(share: float) -> None:
     numel = 1 << 20
     generator = torch.Generator().manual_seed(0)
-    x = torch.where(torch.rand(numel, generator=generator) < share, torch.randn(numel, generator=generator), 0.0)
+    x = torch.where(
+        torch.rand(numel, generator=generator) < share, torch.randn(numel, generator=generator), 0.0
+    )
     packet, _ = encode(LOSSLESS, x, [(numel,)])
     assert packet.codec == PACKED
     out = torch.empty(numel)
@@ -350,11 +400,13 @@ def test_checking_and_decoding_take_less_memory_than_the_tensor(share: float) ->
     assert torch.equal(out, x)
 
 
-# ── options ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── options ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_only_density_one_is_exact() -> None:
-    assert [Sparse(density=density).exact for density in (1e-3, 1 / 64, 0.999999, 1.0, 1)] == [False] * 3 + [True] * 2
+    assert [Sparse(density=density).exact for density in (1e-3, 1 / 64, 0.999999, 1.0, 1)] == [
+        False
+    ] * 3 + [True] * 2
 
 
 @pytest.mark.parametrize(

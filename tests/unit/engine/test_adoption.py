@@ -46,7 +46,12 @@ def test_a_seal_on_our_anchor_is_taken() -> None:
     engine = among_peers()
     engine.receive(seal_of(BASE))
     (advance,) = engine.jobs(Advance)
-    assert (advance.lineage, advance.mine, advance.replace, advance.ours) == (grown(BASE), False, False, False)
+    assert (advance.lineage, advance.mine, advance.replace, advance.ours) == (
+        grown(BASE),
+        False,
+        False,
+        False,
+    )
 
 
 def test_a_seal_that_our_former_process_made_of_others_work_takes_nothing_of_ours() -> None:
@@ -118,7 +123,9 @@ def test_after_a_drop_the_next_offer_has_a_number_past_all_that_was_merged() -> 
 
 
 @pytest.mark.parametrize(("stepped_on", "exactly"), [(0, True), (1, False)])
-def test_synchronous_adoption_is_exact_if_nothing_was_trained_since(stepped_on: int, exactly: bool) -> None:
+def test_synchronous_adoption_is_exact_if_nothing_was_trained_since(
+    stepped_on: int, exactly: bool
+) -> None:
     engine = among_peers(adopt_after=0)
     offer = engine.offer()
     engine.step(stepped_on)
@@ -180,7 +187,9 @@ def test_what_the_process_of_our_checkpoint_has_offered_since_is_not_owed(whole:
     engine, former = owing(), PeerId(ME.name, 0)
     engine.fragment.heir_of = Claim(former, 3)
     later = Entry(former, 4, 10, 1)
-    engine.receive(state_of(grown(engine.lineage, later)) if whole else seal_of(engine.lineage, later))
+    engine.receive(
+        state_of(grown(engine.lineage, later)) if whole else seal_of(engine.lineage, later)
+    )
     (job,) = engine.jobs(Install if whole else Advance)
     engine.done(job)
     assert (job.forget, job.replace, rests(engine, False)) == (True, False, [])
@@ -284,7 +293,8 @@ def test_another_model_is_taken_whole_and_no_progress_with_it() -> None:
 
 @pytest.mark.parametrize("doubt", [False, True])
 def test_an_offer_whose_work_is_about_to_be_replaced_is_sent_no_more(doubt: bool) -> None:
-    """By another model, or by a seal in doubt: whoever merged it now would merge what counts as dropped."""
+    """By another model, or by a seal in doubt: whoever merged it now would merge what counts as
+    dropped."""
     engine = among_peers()
     engine.offer()
     assert len(engine.sent(Offer)) == 1
@@ -299,7 +309,8 @@ def test_an_offer_whose_work_is_about_to_be_replaced_is_sent_no_more(doubt: bool
 
 
 def test_of_our_work_another_model_keeps_what_it_has_merged() -> None:
-    """It was renumbered there, or founded on what our anchor had: only what came after the offer is dropped."""
+    """It was renumbered there, or founded on what our anchor had: only what came after the offer is
+    dropped."""
     engine = among_peers(adopt_after=1)
     offer = engine.offer()
     engine.step(2)
@@ -378,7 +389,11 @@ def test_what_was_offered_of_a_group_is_offered_under_the_model_that_was_taken_o
     assert to == THIRD
     assert again == replace(offer, genesis=OTHER)
     assert again.sections is offer.sections
-    assert (again.tokens, own.unmerged(engine.syncer.books.totals).tokens, own.dropped_tokens) == (10, 10, 0)
+    assert (again.tokens, own.unmerged(engine.syncer.books.totals).tokens, own.dropped_tokens) == (
+        10,
+        10,
+        0,
+    )
 
 
 def test_who_had_the_offer_of_a_group_gets_it_again_under_the_new_model() -> None:
@@ -403,8 +418,8 @@ def test_offers_of_a_group_that_others_made_under_the_former_model_are_held_no_m
 
 
 def test_a_late_anchor_of_another_fragment_does_not_make_a_model_whole() -> None:
-    """A peer had a group, and told of it; who has it now without the group has a model of one fragment. What was asked
-    of the first and comes after all is not that fragment."""
+    """A peer had a group, and told of it; who has it now without the group has a model of one
+    fragment. What was asked of the first and comes after all is not that fragment."""
     engine = with_a_group(BASE)
     engine.beat(THIRD, THEIRS, genesis=OTHER)
     engine.receive(state_of(Lineage.fresh(OTHER), fragment=1, peer=FOURTH))
@@ -420,7 +435,11 @@ def test_a_late_anchor_of_another_fragment_does_not_make_a_model_whole() -> None
 @pytest.mark.parametrize("fragment", [-1, 1, 10**6])
 def test_a_message_of_a_fragment_that_is_not_here_is_ignored(fragment: int) -> None:
     engine = among_peers()
-    for message in (Call(PEER, fragment), Want(PEER, fragment, b""), state_of(grown(BASE), fragment)):
+    for message in (
+        Call(PEER, fragment),
+        Want(PEER, fragment, b""),
+        state_of(grown(BASE), fragment),
+    ):
         engine.receive(message)
     assert (engine.jobs(Install), engine.fragment.called) == ([], False)
 

@@ -15,7 +15,8 @@ from tests.support.engines import BASE, PEER, Engine, seal_of
 
 
 def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
-    """Ctrl-C between reserving and copying: a fragment that stayed reserved would never be offered again."""
+    """Ctrl-C between reserving and copying: a fragment that stayed reserved would never be offered
+    again."""
     books = Books(PeerId("a", 1), "", [], Policies(schedule=Schedule(sync_every=2)))
     books.fragments = [Progress(PeerId("me", 1), 0, Lineage.fresh(b"genesis"), mark=0)]
     books.joined, books.solo = True, False
@@ -56,7 +57,9 @@ def test_nobody_waits_for_an_anchor_unless_asked_to() -> None:
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 3])
-def test_under_a_fixed_overlap_an_anchor_is_waited_for_at_its_step_until_it_comes(overlap: int) -> None:
+def test_under_a_fixed_overlap_an_anchor_is_waited_for_at_its_step_until_it_comes(
+    overlap: int,
+) -> None:
     engine = offered(overlap)
     for _ in range(overlap):
         assert not engine.syncer.training.must_wait()
@@ -87,7 +90,8 @@ def test_otherwise_an_anchor_is_taken_when_it_is_there() -> None:
 
 
 def test_anchors_are_founded_from_what_was_trained_and_from_nothing_else() -> None:
-    """The lesser model that has shown up takes ours; without a step there is nothing that it has not."""
+    """The lesser model that has shown up takes ours; without a step there is nothing that it has
+    not."""
     engine = Engine()
     engine.beat(PEER, genesis=b"a", step=0)
     engine.syncer.books.founding = "due"

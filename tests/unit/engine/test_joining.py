@@ -1,5 +1,5 @@
-"""Where a learner goes on when it has joined: in step with those that start with it, or where those are that trained
-on without it."""
+"""Where a learner goes on when it has joined: in step with those that start with it, or where those
+are that trained on without it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,28 @@ def syncer() -> Syncer:
 
 
 def restored(engine: Syncer, step: int = 83, anchor: Lineage = ANCHOR) -> None:
-    standing = Standing(anchor, Claim(FORMER, 5), 80, Totals(80, 80), 0, None, untaken=False, adopt_at=None)
+    standing = Standing(
+        anchor, Claim(FORMER, 5), 80, Totals(80, 80), 0, None, untaken=False, adopt_at=None
+    )
     engine.begin(1.0, GENESIS, (b"",), Resumed(Totals(step, step), [standing]))
 
 
-def beat(engine: Syncer, count: int, position: int, training: bool = True, anchor: Lineage | None = ANCHOR) -> None:
+def beat(
+    engine: Syncer,
+    count: int,
+    position: int,
+    training: bool = True,
+    anchor: Lineage | None = ANCHOR,
+) -> None:
     """Of a peer that is here with that anchor, or, without one, has not begun."""
     engine.met(1.0, PEER, "peer:1", "peer:1")
     genesis, reports = (GENESIS, (Report(anchor.key),)) if anchor else (b"", ())
-    engine.receive(1.0, Beat(PEER, "peer:1", count, position, 0, 0.1, training, genesis, reports, position=position))
+    engine.receive(
+        1.0,
+        Beat(
+            PEER, "peer:1", count, position, 0, 0.1, training, genesis, reports, position=position
+        ),
+    )
 
 
 def greater(anchor: Lineage) -> Lineage:

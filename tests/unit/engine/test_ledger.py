@@ -12,16 +12,30 @@ from tests.support.strategies import lineages
 
 A, B, C = (PeerId(name, i) for i, name in enumerate("abc", start=1))
 SEAL = Seal(
-    B, 3, b"base", Key(70, 2, b"\xab\xcd"), (Entry(A, 5, 30, 3), Entry(B, 1, 40, 4)), (0.25, 0.75), ("c",),
-    "grace_expired", b"payload",
-)  # fmt: skip
+    B,
+    3,
+    b"base",
+    Key(70, 2, b"\xab\xcd"),
+    (Entry(A, 5, 30, 3), Entry(B, 1, 40, 4)),
+    (0.25, 0.75),
+    ("c",),
+    "grace_expired",
+    b"payload",
+)
 
 
 def test_a_sealed_round_names_sealer_members_absent_and_reason() -> None:
     record = sealed_record(SEAL, mine=True)
     assert (record.fragment, record.version, record.tokens, record.digest) == (3, 2, 70, "abcd")
-    assert (record.sealer, record.absent, record.reason, record.mine) == ("b", ("c",), "grace_expired", True)
-    assert [(m.name, m.incarnation, m.seq, m.tokens, m.steps, m.weight) for m in record.members] == [
+    assert (record.sealer, record.absent, record.reason, record.mine) == (
+        "b",
+        ("c",),
+        "grace_expired",
+        True,
+    )
+    assert [
+        (m.name, m.incarnation, m.seq, m.tokens, m.steps, m.weight) for m in record.members
+    ] == [
         ("a", 1, 5, 30, 3, 0.25),
         ("b", 2, 1, 40, 4, 0.75),
     ]
@@ -41,7 +55,14 @@ def test_a_record_is_one_line_of_json() -> None:
     assert "\n" not in line
     read = json.loads(line)
     assert (read["time"], read["name"], read["incarnation"]) == (1795271336.123, "b", 2)
-    assert read["members"][1] == {"name": "b", "incarnation": 2, "seq": 1, "tokens": 40, "steps": 4, "weight": 0.75}
+    assert read["members"][1] == {
+        "name": "b",
+        "incarnation": 2,
+        "seq": 1,
+        "tokens": 40,
+        "steps": 4,
+        "weight": 0.75,
+    }
     assert (read["digest"], read["absent"], read["mine"]) == ("abcd", ["c"], False)
 
 
@@ -50,7 +71,12 @@ def test_a_taken_anchor_names_those_whose_merged_work_it_lacks() -> None:
     new = Lineage(60, 4, b"new", b"g", {A: 3, B: 1})
     record = taken_record(1, old, new, "pulled", dropped_tokens=9)
     assert record.superseded == ("b", "c")
-    assert (record.fragment, record.version, record.tokens, record.digest) == (1, 4, 60, b"new".hex())
+    assert (record.fragment, record.version, record.tokens, record.digest) == (
+        1,
+        4,
+        60,
+        b"new".hex(),
+    )
     assert (record.reason, record.mine, record.dropped_tokens) == ("pulled", False, 9)
 
 

@@ -17,9 +17,16 @@ def state(fragment: int) -> State:
 
 
 @given(st.lists(lineages, max_size=5), digests)
-def test_models_are_ordered_by_the_sums_over_their_fragments(fragments: list[Lineage], genesis: bytes) -> None:
+def test_models_are_ordered_by_the_sums_over_their_fragments(
+    fragments: list[Lineage], genesis: bytes
+) -> None:
     key = model_key((f.key for f in fragments), genesis, False)
-    assert key == (sum(f.tokens for f in fragments), False, sum(f.version for f in fragments), genesis)
+    assert key == (
+        sum(f.tokens for f in fragments),
+        False,
+        sum(f.version for f in fragments),
+        genesis,
+    )
 
 
 def test_a_trained_model_is_greater_and_the_genesis_breaks_ties() -> None:

@@ -5,7 +5,18 @@ from dataclasses import replace
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Packet, Report, Want
-from tests.support.engines import BASE, GENESIS, ME, OTHER, PEER, THIRD, Engine, grown, seal_of, state_of
+from tests.support.engines import (
+    BASE,
+    GENESIS,
+    ME,
+    OTHER,
+    PEER,
+    THIRD,
+    Engine,
+    grown,
+    seal_of,
+    state_of,
+)
 
 
 def offering(**schedule: int | None) -> Engine:
@@ -46,7 +57,9 @@ def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> Non
     assert engine.sent(Offer)[-1][1].seq == offer.seq
 
 
-def test_patience_grows_with_how_long_the_offer_was_on_its_way_and_how_much_longer_the_seal_may_be() -> None:
+def test_patience_grows_with_how_long_the_offer_was_on_its_way_and_how_much_longer_the_seal_may_be() -> (
+    None
+):
     """Frames that are still on their way are not heard."""
     engine = offering()
     engine.offer()
@@ -79,7 +92,12 @@ def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:
     engine.beat(PEER, grown(BASE))
     engine.tick(1.0)
     again = engine.sent(Offer)[-1][1]
-    assert (again.seq, again.claim, again.tokens, again.key) == (1, first.claim, 40, grown(BASE).key)
+    assert (again.seq, again.claim, again.tokens, again.key) == (
+        1,
+        first.claim,
+        40,
+        grown(BASE).key,
+    )
     assert (first.due, again.due) == (True, False)
 
 
@@ -105,7 +123,9 @@ def test_only_who_was_asked_has_answered_and_nothing_is_kept_of_who_came_and_wen
     books = engine.syncer.books
     assert not books.answered
     engine.syncer.rest(engine.now)
-    engine.receive(Beat(PEER, "peer:1", 99, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),), pong=books.ping))
+    engine.receive(
+        Beat(PEER, "peer:1", 99, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),), pong=books.ping)
+    )
     assert books.answered == {PEER}
 
 
@@ -145,7 +165,11 @@ def test_who_brings_nothing_says_what_its_last_offer_weighed_if_encodings_leave_
             merged(engine, closing.entry)
         engine.receive(Call(PEER, 0))
         ((_, nothing),) = engine.sent(Offer)
-        assert (nothing.tokens, nothing.steps, nothing.again) == (0, 0, (40, 4) if stays else (0, 0))
+        assert (nothing.tokens, nothing.steps, nothing.again) == (
+            0,
+            0,
+            (40, 4) if stays else (0, 0),
+        )
 
 
 def test_an_offer_of_nothing_has_no_number() -> None:
@@ -165,7 +189,8 @@ def test_in_lockstep_a_call_brings_no_offer_off_the_boundary() -> None:
 
 
 def rebased() -> tuple[Engine, Offer, Offer]:
-    """A learner whose second offer follows its first, and then an anchor of another branch came, which has neither."""
+    """A learner whose second offer follows its first, and then an anchor of another branch came,
+    which has neither."""
     engine = offering()
     engine.offer()
     ((_, first),) = engine.sent(Offer)
@@ -205,7 +230,9 @@ def beyond(base: Lineage, least: Lineage) -> Lineage:
     return base
 
 
-def test_on_another_branch_the_same_work_is_offered_again_and_follows_what_is_merged_there() -> None:
+def test_on_another_branch_the_same_work_is_offered_again_and_follows_what_is_merged_there() -> (
+    None
+):
     engine, _, second = rebased()
     engine.tick(0.1)
     ((_, again),) = engine.sent(Offer)
@@ -214,7 +241,9 @@ def test_on_another_branch_the_same_work_is_offered_again_and_follows_what_is_me
     assert again.sections is second.sections
 
 
-def test_an_anchor_of_the_former_branch_with_the_offer_under_its_former_number_is_no_doubt() -> None:
+def test_an_anchor_of_the_former_branch_with_the_offer_under_its_former_number_is_no_doubt() -> (
+    None
+):
     engine, first, second = rebased()
     both = BASE.seal([first.entry], b"payload").seal([second.entry], b"payload")
     engine.receive(state_of(beyond(both, engine.lineage)))

@@ -29,14 +29,21 @@ class Fragment:
         return self.progress.wants_snapshot(self.totals, self.schedule)
 
     def offer(self) -> Pending:
-        pending = self.progress.snapshot(self.totals, self.schedule.due(self.totals.step, self.progress.mark))
+        pending = self.progress.snapshot(
+            self.totals, self.schedule.due(self.totals.step, self.progress.mark)
+        )
         self.progress.motion = Motion.STILL
         return pending
 
     def sealed(self, mine: bool, replaced: bool = False) -> None:
-        """The anchor moved by a seal of the pending offer, or of somebody else's; the correction is not taken yet."""
+        """The anchor moved by a seal of the pending offer, or of somebody else's; the correction is
+        not taken yet."""
         progress, pending = self.progress, self.progress.pending
-        entry = Entry(ME, pending.seq, pending.tokens, pending.steps) if mine and pending else Entry(OTHER, 1, 7, 1)
+        entry = (
+            Entry(ME, pending.seq, pending.tokens, pending.steps)
+            if mine and pending
+            else Entry(OTHER, 1, 7, 1)
+        )
         lineage = progress.lineage.seal([entry], b"payload")
         assert progress.includes_pending(lineage) is mine
         assert not progress.in_doubt(lineage)
@@ -47,7 +54,8 @@ class Fragment:
 
 
 class Accounting(RuleBasedStateMachine):
-    """Trained = merged + dropped + unmerged, in steps and in tokens, whatever happens in whatever order."""
+    """Trained = merged + dropped + unmerged, in steps and in tokens, whatever happens in whatever
+    order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +126,9 @@ class Accounting(RuleBasedStateMachine):
     @invariant()
     def the_pending_offer_is_part_of_what_is_unmerged(self) -> None:
         pending, unmerged = self.progress.pending, self.unmerged()
-        assert pending is None or (1 <= pending.steps <= unmerged.step and 0 <= pending.tokens <= unmerged.tokens)
+        assert pending is None or (
+            1 <= pending.steps <= unmerged.step and 0 <= pending.tokens <= unmerged.tokens
+        )
 
     @invariant()
     def sequence_numbers_are_never_used_twice(self) -> None:
@@ -127,7 +137,10 @@ class Accounting(RuleBasedStateMachine):
     @invariant()
     def nothing_is_copied_while_something_is_on_its_way(self) -> None:
         progress = self.progress
-        assert not (self.fragment.wants() and (progress.pending or progress.untaken or not self.unmerged().step))
+        assert not (
+            self.fragment.wants()
+            and (progress.pending or progress.untaken or not self.unmerged().step)
+        )
 
 
 TestAccounting = Accounting.TestCase
@@ -237,11 +250,16 @@ def test_replacement_starts_a_new_period_and_counts_what_it_dropped() -> None:
     fragment.sealed(mine=False, replaced=True)
     fragment.step(2)
     assert fragment.taken(replace=True) == 50
-    assert (fragment.progress.mark, fragment.progress.dropped_tokens, fragment.progress.pending) == (5, 50, None)
+    assert (
+        fragment.progress.mark,
+        fragment.progress.dropped_tokens,
+        fragment.progress.pending,
+    ) == (5, 50, None)
 
 
 def test_what_a_given_up_offer_follows_is_known() -> None:
-    """It has a number for each branch; a third may merge it yet, and what that lacks is superseded."""
+    """It has a number for each branch; a third may merge it yet, and what that lacks is
+    superseded."""
     fragment, pending = second_offer()
     progress, pending.offer = fragment.progress, None
     progress.moved(by(OTHER, 1, 2, 3), False, fragment.totals, FREE)
@@ -339,7 +357,9 @@ def by(author: PeerId, *seqs: int) -> Lineage:
     return lineage
 
 
-def test_unmerged_work_stays_its_authors_and_gets_a_number_that_the_author_cannot_have_used() -> None:
+def test_unmerged_work_stays_its_authors_and_gets_a_number_that_the_author_cannot_have_used() -> (
+    None
+):
     old = Fragment()
     old.step(3)
     heir = again(old)
@@ -396,7 +416,9 @@ def test_a_pending_offer_still_follows_what_it_followed() -> None:
         assert (pending.seq, pending.follows) == (2, 1)
 
 
-def test_on_another_branch_an_inherited_offer_gets_a_number_that_the_author_cannot_have_used() -> None:
+def test_on_another_branch_an_inherited_offer_gets_a_number_that_the_author_cannot_have_used() -> (
+    None
+):
     old, sent = second_offer()
     heir = again(old)
     heir.progress.moved(by(OTHER, 1, 2, 3), False, heir.totals, FREE)
@@ -409,7 +431,8 @@ def test_on_another_branch_an_inherited_offer_gets_a_number_that_the_author_cann
 
 
 def on_another_branch(schedule: Schedule = FREE) -> Fragment:
-    """An heir of an offer on its way, and of work of the same author beside it, whose branch was superseded."""
+    """An heir of an offer on its way, and of work of the same author beside it, whose branch was
+    superseded."""
     old, _ = second_offer()
     old.step(3)
     heir = again(old)
@@ -420,12 +443,18 @@ def on_another_branch(schedule: Schedule = FREE) -> Fragment:
 
 
 def test_on_another_branch_an_inherited_offer_and_what_came_with_it_are_one_offer_at_once() -> None:
-    """Under a number of its own, past all that the author used, the first would pass for the second, too."""
+    """Under a number of its own, past all that the author used, the first would pass for the
+    second, too."""
     heir = on_another_branch()
     assert (heir.progress.pending, heir.progress.claim) == (None, Claim(ME, 1))
     assert heir.wants()
     pending = heir.offer()
-    assert (pending.claim, pending.follows, pending.steps, pending.tokens) == (Claim(ME, 1), 0, 7, 70)
+    assert (pending.claim, pending.follows, pending.steps, pending.tokens) == (
+        Claim(ME, 1),
+        0,
+        7,
+        70,
+    )
     assert pending.seq >= HEIR.incarnation
     both = heir.progress.lineage.seal([Entry(ME, pending.seq, 70, 7)], b"payload")
     assert heir.progress.includes_pending(both)
@@ -453,8 +482,8 @@ def test_in_lockstep_what_is_withdrawn_waits_for_the_boundary() -> None:
 
 
 def test_on_another_branch_work_of_two_authors_stays_in_two_offers() -> None:
-    """What a second process left beside an offer of the first is none of the first's: it may be in an offer of its own
-    author that follows nothing of the first."""
+    """What a second process left beside an offer of the first is none of the first's: it may be in
+    an offer of its own author that follows nothing of the first."""
     old, sent = second_offer()
     middle = again(old)
     assert middle.progress.pending is not None
@@ -620,7 +649,11 @@ def test_what_a_long_offers_encoding_lost_weighs_as_much_beside_fewer_steps(
     pending = closing(fragment)
     fragment.progress.offered(b"g", {})
     assert pending.offer is not None
-    assert (pending.offer.tokens, pending.offer.steps, pending.offer.again) == (10 * steps, steps, again)
+    assert (pending.offer.tokens, pending.offer.steps, pending.offer.again) == (
+        10 * steps,
+        steps,
+        again,
+    )
     fragment.sealed(mine=True)
     assert fragment.progress.weight == (max(40, 10 * steps), max(4, steps))
 
@@ -643,8 +676,11 @@ def others_sealed(fragment: Fragment, tokens: int) -> None:
     fragment.taken()
 
 
-def test_who_has_closed_has_a_share_in_what_others_close_but_not_in_what_they_do_without_it() -> None:
-    """In a mean over all, what is closed one after another is shared; who trains on alone has all of it."""
+def test_who_has_closed_has_a_share_in_what_others_close_but_not_in_what_they_do_without_it() -> (
+    None
+):
+    """In a mean over all, what is closed one after another is shared; who trains on alone has all
+    of it."""
     fragment = owing(4)
     closing(fragment)
     others_sealed(fragment, 10)  # one of ours waits
@@ -726,7 +762,9 @@ def test_what_encodings_lost_before_a_checkpoint_is_offered_in_its_authors_name(
     assert not heir.progress.in_doubt(by(ME, 1, 2))
 
 
-def test_what_is_trained_after_a_checkpoint_is_the_heirs_whatever_became_of_a_closing_offer() -> None:
+def test_what_is_trained_after_a_checkpoint_is_the_heirs_whatever_became_of_a_closing_offer() -> (
+    None
+):
     heir = heir_that_owes()
     closing(heir)
     heir.progress.withdraw()
@@ -739,7 +777,12 @@ def test_what_is_trained_after_a_checkpoint_is_the_heirs_whatever_became_of_a_cl
 def test_a_closing_offer_that_is_merged_is_the_last_in_its_authors_name() -> None:
     heir = heir_that_owes()
     pending = closing(heir)
-    heir.progress.moved(heir.progress.lineage.seal([Entry(ME, pending.seq, 0, 4)], b"payload"), True, heir.totals, FREE)
+    heir.progress.moved(
+        heir.progress.lineage.seal([Entry(ME, pending.seq, 0, 4)], b"payload"),
+        True,
+        heir.totals,
+        FREE,
+    )
     heir.taken()
     heir.step(4)
     heir.offer()
@@ -752,7 +795,9 @@ def test_a_closing_offer_that_is_merged_is_the_last_in_its_authors_name() -> Non
     assert closing(heir).claim == Claim(HEIR, 1)
 
 
-def test_what_is_offered_again_with_its_author_in_a_closing_offer_goes_with_what_came_beside_it() -> None:
+def test_what_is_offered_again_with_its_author_in_a_closing_offer_goes_with_what_came_beside_it() -> (
+    None
+):
     old = Fragment()
     old.step(4)
     old.offer()
@@ -780,7 +825,9 @@ def test_a_founder_owes_nothing() -> None:
 # What came with a checkpoint besides progress
 
 
-def test_an_heir_is_outlived_once_an_anchor_has_what_its_checkpoints_process_offered_later() -> None:
+def test_an_heir_is_outlived_once_an_anchor_has_what_its_checkpoints_process_offered_later() -> (
+    None
+):
     old, me, fresh = PeerId("a", 1), PeerId("a", 2), Lineage.fresh(b"g")
     saved = Progress(old, 0, fresh, 0)
     saved.seq = 3
@@ -797,7 +844,8 @@ def test_an_heir_is_outlived_once_an_anchor_has_what_its_checkpoints_process_off
 
 
 def test_an_heir_whose_checkpoint_held_an_offer_is_outlived_by_the_one_after_it() -> None:
-    """That one took along what the encoding of the first had lost, whichever process saw the first merged."""
+    """That one took along what the encoding of the first had lost, whichever process saw the first
+    merged."""
     old = Fragment()
     old.step(4)
     sent = old.offer()

@@ -17,7 +17,14 @@ NEVER = float("-inf")
 
 def ask(now: float, present: str, **given: Any) -> Decision:
     """A round of a, b and c that needs two and met quorum at 0, unless given otherwise."""
-    settings = {"expected": [A, B, C], "needed": 2, "grace_s": 10.0, "quorum_at": 0.0, "not_before": NEVER, **given}
+    settings = {
+        "expected": [A, B, C],
+        "needed": 2,
+        "grace_s": 10.0,
+        "quorum_at": 0.0,
+        "not_before": NEVER,
+        **given,
+    }
     return decide(now, present=[PeerId(name, 1) for name in present], **settings)
 
 
@@ -63,10 +70,13 @@ peers = st.sets(st.integers(0, 5).map(lambda i: PeerId("abcdef"[i], 1)))
 seconds = st.floats(0, 100)
 situations = st.fixed_dictionaries(
     {
-        "expected": peers, "needed": st.integers(1, 6), "grace_s": seconds, "quorum_at": seconds,
+        "expected": peers,
+        "needed": st.integers(1, 6),
+        "grace_s": seconds,
+        "quorum_at": seconds,
         "not_before": st.one_of(st.just(NEVER), seconds),
     }
-)  # fmt: skip
+)
 
 
 @given(seconds, peers, situations)
@@ -112,7 +122,10 @@ def test_a_given_minimum_is_taken_as_it_is() -> None:
     [
         (lambda: Quorum(minimum=0), "quorum.minimum must be None or an int >= 1, got 0"),
         (lambda: Quorum(minimum=True), "quorum.minimum .* got True"),
-        (lambda: Grace(fraction=1.5), r"grace.fraction must be None or a number in \[0, 1\], got 1.5"),
+        (
+            lambda: Grace(fraction=1.5),
+            r"grace.fraction must be None or a number in \[0, 1\], got 1.5",
+        ),
         (lambda: Grace(fraction=float("nan")), "grace.fraction .* got nan"),
         (lambda: Grace(max_s=-1), "grace.max_s must be a number of seconds >= 0, got -1"),
         (lambda: Grace(max_s=float("nan")), "grace.max_s .* got nan"),
@@ -160,7 +173,12 @@ def test_adaptive_grace_is_none_once_the_overlap_is_used_up() -> None:
 
 @pytest.mark.parametrize(
     ("fraction", "overlap_s", "delays"),
-    [(None, 4.0, Delays(1.0, 1.0)), (0.5, 4.0, Delays()), (0.5, 4.0, Delays(1.0)), (0.5, 0.0, Delays(1.0, 1.0))],
+    [
+        (None, 4.0, Delays(1.0, 1.0)),
+        (0.5, 4.0, Delays()),
+        (0.5, 4.0, Delays(1.0)),
+        (0.5, 0.0, Delays(1.0, 1.0)),
+    ],
 )
 def test_without_estimates_or_overlap_or_fraction_grace_is_the_cap(
     fraction: float | None, overlap_s: float, delays: Delays

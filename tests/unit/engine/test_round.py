@@ -64,7 +64,12 @@ def test_a_round_from_launch_to_seal() -> None:
     assert [o.peer.name for o in members] == ["a", "b"]
     assert (round.members, round.absent, round.reason) == (members, ("c",), "slow_left_out")
     round.sealed(5)
-    assert (round.phase, round.sealed_at, round.members, round.quorum_at) == (Phase.WAITING, 5, (), None)
+    assert (round.phase, round.sealed_at, round.members, round.quorum_at) == (
+        Phase.WAITING,
+        5,
+        (),
+        None,
+    )
 
 
 def test_a_round_that_leaves_nobody_out_says_so() -> None:
@@ -163,16 +168,25 @@ def test_purging_drops_what_was_merged_and_offers_of_nothing() -> None:
     assert round.held() == ((ALL[1], 2),)
 
 
-arrivals = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.integers(0, 2)), max_size=30)
+arrivals = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.integers(0, 2)), max_size=30
+)
 
 
 @given(arrivals, st.data())
-def test_no_offer_is_ever_merged_twice(arrivals: list[tuple[str, int, int]], data: st.DataObject) -> None:
+def test_no_offer_is_ever_merged_twice(
+    arrivals: list[tuple[str, int, int]], data: st.DataObject
+) -> None:
     """However often and in whatever order offers come, and whenever a seal closes."""
     round, lineage = Round(0), BASE
     times: Counter[tuple[PeerId, int]] = Counter()
     for name, seq, steps in arrivals:
-        arrived = offer(name, seq, steps, follows=data.draw(st.sampled_from([0, lineage.last_merged(PeerId(name, 1))])))
+        arrived = offer(
+            name,
+            seq,
+            steps,
+            follows=data.draw(st.sampled_from([0, lineage.last_merged(PeerId(name, 1))])),
+        )
         if round.fresh(arrived, lineage):
             round.add(arrived)
         if any(o.steps for o in round.inbox.values()) and data.draw(st.booleans()):
@@ -239,7 +253,10 @@ def test_grace_runs_from_when_quorum_was_met_and_again_if_it_is_lost() -> None:
 
 
 def test_who_is_at_rest_counts_for_quorum() -> None:
-    assert holding(offer("a"), offer("b", steps=0)).decide(0, ALL[:2], 2, 10, 0).reason == "all_present"
+    assert (
+        holding(offer("a"), offer("b", steps=0)).decide(0, ALL[:2], 2, 10, 0).reason
+        == "all_present"
+    )
 
 
 def test_of_nothing_nothing_is_sealed() -> None:
@@ -338,12 +355,15 @@ def test_what_a_sender_inherited_comes_before_its_own_work() -> None:
     assert not holding(own).fresh(older, BASE)
 
 
-claims = st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.none() | st.sampled_from("xy"), st.integers(0, 3))
+claims = st.tuples(
+    st.sampled_from("abc"), st.integers(1, 4), st.none() | st.sampled_from("xy"), st.integers(0, 3)
+)
 
 
 @given(st.lists(claims, max_size=30), st.data())
 def test_no_authors_work_is_ever_merged_twice(arrivals: list[Any], data: st.DataObject) -> None:
-    """However its heirs, and the author itself, offer it: what a seal merges starts where the last one ended."""
+    """However its heirs, and the author itself, offer it: what a seal merges starts where the last
+    one ended."""
     round, lineage = Round(0), BASE
     settled: Counter[PeerId] = Counter()
     for name, seq, heir_of, start in arrivals:

@@ -21,7 +21,9 @@ def boundaries(schedule: Schedule, fragment: int, steps: int) -> list[int]:
 
 
 schedules = st.integers(1, 40).flatmap(
-    lambda h: st.builds(Schedule, sync_every=st.just(h), fragments=st.integers(1, h), adopt_after=st.none())
+    lambda h: st.builds(
+        Schedule, sync_every=st.just(h), fragments=st.integers(1, h), adopt_after=st.none()
+    )
 )
 
 
@@ -41,7 +43,9 @@ def test_every_fragment_is_due_once_in_every_period(schedule: Schedule) -> None:
     period = schedule.sync_every
     for fragment in range(schedule.fragments):
         due = boundaries(schedule, fragment, 3 * period)
-        assert [sum(start < step <= start + period for step in due) for start in (0, period, 2 * period)] == [1, 1, 1]
+        assert [
+            sum(start < step <= start + period for step in due) for start in (0, period, 2 * period)
+        ] == [1, 1, 1]
 
 
 @given(schedules)
@@ -65,13 +69,21 @@ def test_a_fixed_overlap_makes_rounds_lockstep(adopt_after: int | None, expected
         ({"sync_every": 2.5}, ["sync_every", "an int >= 1", "2.5"]),
         ({"sync_every": True}, ["sync_every", "an int >= 1", "True"]),
         ({"fragments": -1}, ["fragments", "an int >= 1", "-1"]),
-        ({"sync_every": 4, "fragments": 5}, ["fragments", "sync_every=4", "5", "raise sync_every or lower fragments"]),
-        ({"sync_every": 4, "adopt_after": 5}, ["adopt_after", "[0, sync_every=4]", "5", "before the next boundary"]),
+        (
+            {"sync_every": 4, "fragments": 5},
+            ["fragments", "sync_every=4", "5", "raise sync_every or lower fragments"],
+        ),
+        (
+            {"sync_every": 4, "adopt_after": 5},
+            ["adopt_after", "[0, sync_every=4]", "5", "before the next boundary"],
+        ),
         ({"adopt_after": -1}, ["adopt_after", "-1", "before the next boundary"]),
         ({"adopt_after": 1.0}, ["adopt_after", "int", "1.0"]),
     ],
 )
-def test_a_wrong_value_is_named_with_its_bound_and_remedy(wrong: dict[str, Any], words: list[str]) -> None:
+def test_a_wrong_value_is_named_with_its_bound_and_remedy(
+    wrong: dict[str, Any], words: list[str]
+) -> None:
     with pytest.raises(UsageError) as caught:
         Schedule(**wrong)
     assert [word for word in words if word not in str(caught.value)] == []

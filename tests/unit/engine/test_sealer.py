@@ -10,7 +10,19 @@ from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, PeerId
 from mend_optim.protocol.messages import Beat, Call, Offer, Report, Seal, Want
 from mend_optim.protocol.timing import Timing
-from tests.support.engines import BASE, FOURTH, GENESIS, ME, PEER, THIRD, Engine, grown, offer_of, seal_of, state_of
+from tests.support.engines import (
+    BASE,
+    FOURTH,
+    GENESIS,
+    ME,
+    PEER,
+    THIRD,
+    Engine,
+    grown,
+    offer_of,
+    seal_of,
+    state_of,
+)
 
 
 def sealer(*peers: PeerId, **options: Any) -> Engine:
@@ -53,7 +65,9 @@ def test_nothing_is_sealed_within_a_beat_of_meeting_somebody() -> None:
     assert [o.peer for o in engine.merge().offers] == [ME, PEER]
 
 
-@pytest.mark.parametrize(("position", "rounds", "waits"), [(0, 1, False), (0, 0, True), (7, 1, True)])
+@pytest.mark.parametrize(
+    ("position", "rounds", "waits"), [(0, 1, False), (0, 0, True), (7, 1, True)]
+)
 def test_who_began_with_nothing_is_not_waited_for_once_there_were_rounds(
     position: int, rounds: int, waits: bool
 ) -> None:
@@ -90,7 +104,9 @@ def test_a_sealer_at_rest_loses_nothing_on_the_way_back_where_it_would_offer_tha
 
 
 @pytest.mark.parametrize(("steps", "weights"), [(4, (1.0, 0.0)), (0, (0.5, 0.5))])
-def test_who_brings_nothing_weighs_where_everybody_closes(steps: int, weights: tuple[float, float]) -> None:
+def test_who_brings_nothing_weighs_where_everybody_closes(
+    steps: int, weights: tuple[float, float]
+) -> None:
     engine = sealer(PEER, stays=True)
     offer = replace(engine.offer(), seq=2, tokens=10 * steps, again=(0, 0) if steps else (40, 4))
     engine.syncer.books.rounds[0].add(offer)
@@ -332,7 +348,9 @@ def orphaned() -> Engine:
     other = next(p for p in sealers if _greater(p, books.me))
     engine.syncer.met(engine.now, other, "other:1")
     engine.counts += 1
-    engine.receive(Beat(other, "other:1", engine.counts, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),)))
+    engine.receive(
+        Beat(other, "other:1", engine.counts, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),))
+    )
     assert books.roster.sealer(0) == other
     engine.sent(Offer)
     return engine
@@ -372,7 +390,8 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
 
 
 def judging(*slower: tuple[PeerId, float], quorum: int | None = None) -> Engine:
-    """A sealer among peers that are so many times slower than they were, and have said so for a while."""
+    """A sealer among peers that are so many times slower than they were, and have said so for a
+    while."""
     engine = sealer(*(peer for peer, _ in slower), quorum=quorum, grace_s=100.0)
     listen(engine, *slower)
     return engine

@@ -20,7 +20,9 @@ ME, PEER, THIRD = (PeerId(name, 1) for name in ("me", "peer", "third"))
 
 def watching(sync_every: int = 10, **policy: float) -> Watching:
     failslow = FailSlow(**policy)  # type: ignore[arg-type]
-    books = Books(ME, "me:1", (), Policies(schedule=Schedule(sync_every=sync_every), failslow=failslow))
+    books = Books(
+        ME, "me:1", (), Policies(schedule=Schedule(sync_every=sync_every), failslow=failslow)
+    )
     books.genesis = b"genesis"
     return Watching(books)
 
@@ -82,11 +84,16 @@ def short(quorum: int | None, here: int, gone: int = 0) -> Watching:
     return watch
 
 
-@pytest.mark.parametrize(("quorum", "here", "gone", "text"), [
-    (3, 1, 0, "quorum needs 3 learners, and 2 are here"),
-    (None, 1, 2, "quorum needs 3 learners, and 2 are here"),
-])  # fmt: skip
-def test_a_quorum_that_is_not_there_for_long_is_told_once(quorum: int | None, here: int, gone: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("quorum", "here", "gone", "text"),
+    [
+        (3, 1, 0, "quorum needs 3 learners, and 2 are here"),
+        (None, 1, 2, "quorum needs 3 learners, and 2 are here"),
+    ],
+)
+def test_a_quorum_that_is_not_there_for_long_is_told_once(
+    quorum: int | None, here: int, gone: int, text: str
+) -> None:
     watch = short(quorum, here, gone)
     patience = watch.books.policies.timing.round_timeout_s
     for now in (0.0, patience - 1):

@@ -1,4 +1,5 @@
-"""What of an anchor is a learner's own, beside a twin that keeps the whole content of every anchor."""
+"""What of an anchor is a learner's own, beside a twin that keeps the whole content of every
+anchor."""
 
 from __future__ import annotations
 
@@ -72,8 +73,11 @@ def test_the_account_does_not_grow_for_ever() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 100)), max_size=40))
-def test_whatever_branches_there_are_the_account_knows_what_each_lacks(rounds: list[tuple[int, int]]) -> None:
-    """Every offer extends some anchor there is; the twin holds, of each anchor, all the offers in it."""
+def test_whatever_branches_there_are_the_account_knows_what_each_lacks(
+    rounds: list[tuple[int, int]],
+) -> None:
+    """Every offer extends some anchor there is; the twin holds, of each anchor, all the offers in
+    it."""
     share = Share()
     anchors: list[tuple[Lineage, frozenset[int]]] = [(BASE, frozenset())]
     tokens = {seq: t for seq, (_, t) in enumerate(rounds, 1)}

@@ -49,7 +49,9 @@ def blocks(*values: float) -> list[float]:
 
 def jittered(seed: int, steps: int, learners: int = 4, cv: float = 0.1) -> np.ndarray:
     """Log-normal durations of so many learners, with this coefficient of variation."""
-    return np.exp(np.random.default_rng(seed).normal(0, math.sqrt(math.log(1 + cv * cv)), (learners, steps)))
+    return np.exp(
+        np.random.default_rng(seed).normal(0, math.sqrt(math.log(1 + cv * cv)), (learners, steps))
+    )
 
 
 def watched(durations: np.ndarray, every: int = 1) -> list[tuple[int, str, str]]:
@@ -59,8 +61,14 @@ def watched(durations: np.ndarray, every: int = 1) -> list[tuple[int, str, str]]
         for pace, seconds in zip(paces, now, strict=True):
             pace.add(seconds, 1.0)
         if step % every == 0:
-            levels = {peer: {"compute": p.level} for peer, p in zip(EVERYBODY, paces, strict=False) if p.level}
-            found += [(step, verdict.peer.name, kind) for kind, verdict in watch.judge(step, levels)]
+            levels = {
+                peer: {"compute": p.level}
+                for peer, p in zip(EVERYBODY, paces, strict=False)
+                if p.level
+            }
+            found += [
+                (step, verdict.peer.name, kind) for kind, verdict in watch.judge(step, levels)
+            ]
     return found
 
 
@@ -71,7 +79,10 @@ def of(*levels: Level) -> Levels:
 
 def later(levels: Levels, blocks: int) -> Levels:
     """The same so many blocks later."""
-    return {p: {c: x._replace(run=x.run + blocks) for c, x in causes.items()} for p, causes in levels.items()}
+    return {
+        p: {c: x._replace(run=x.run + blocks) for c, x in causes.items()}
+        for p, causes in levels.items()
+    }
 
 
 def settled(watch: Watch, levels: Levels, at: float = 0.0) -> list[tuple[str, Verdict]]:
@@ -85,7 +96,7 @@ def flagged(levels: Levels, policy: FailSlow | None = None) -> set[PeerId]:
     return set(watch.failing)
 
 
-# ── a learner's own pace ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── a learner's own pace ──────────────────────────────────────────────────────────────────────────
 
 
 def test_there_is_a_level_after_three_blocks_past_the_first_two() -> None:
@@ -126,10 +137,14 @@ def test_a_step_is_found_in_its_third_block_and_not_before(before: int, factor: 
 
 @pytest.mark.parametrize(("factor", "block"), [(2.6, 4), (2.7, 3), (3.9, 3), (4.1, 2), (1e6, 2)])
 @pytest.mark.parametrize("before", [3, 65])
-def test_fewer_steps_make_a_block_of_who_is_very_slow(before: int, factor: float, block: int) -> None:
+def test_fewer_steps_make_a_block_of_who_is_very_slow(
+    before: int, factor: float, block: int
+) -> None:
     """At 8/3 times slower three take as long as two blocks did, at 4 times two."""
     steps = 3 * block
-    early, late = (level([*blocks(*[1.0] * before), *[factor] * count]) for count in (steps - 1, steps))
+    early, late = (
+        level([*blocks(*[1.0] * before), *[factor] * count]) for count in (steps - 1, steps)
+    )
     assert early == level(blocks(*[1.0] * before))._replace(run=before + 2, spread=early.spread)
     assert late[:2] == pytest.approx((factor, 1.0))
     assert late.run == 3
@@ -189,7 +204,9 @@ def test_a_single_spike_is_not_seen(factor: float, at: int) -> None:
 
 @example(1.5, 5, 2, 1)
 @given(st.floats(1.2, 2.6), st.integers(4, 40), st.integers(1, 2), st.integers(0, 10))
-def test_a_stall_of_one_or_two_blocks_is_no_change(factor: float, before: int, stall: int, after: int) -> None:
+def test_a_stall_of_one_or_two_blocks_is_no_change(
+    factor: float, before: int, stall: int, after: int
+) -> None:
     found = level(blocks(*[1.0] * before, *[factor] * stall, *[1.0] * after))
     assert found[:2] == (1.0, 1.0)
     assert found.run == before + stall + after
@@ -205,12 +222,16 @@ series = st.lists(st.tuples(st.floats(0.1, 10.0), st.integers(1, 12)), min_size=
 
 def levels_of(parts: list[tuple[float, int]], seed: int) -> list[float]:
     """A series of levels, each for so many blocks, with 5 % of jitter."""
-    seconds = np.array(blocks(*(value for value, count in parts for _ in range(count)), 1.0, 1.0, 1.0))
+    seconds = np.array(
+        blocks(*(value for value, count in parts for _ in range(count)), 1.0, 1.0, 1.0)
+    )
     return (seconds * jittered(seed, len(seconds), 1, cv=0.05)[0]).tolist()
 
 
 @given(series, st.integers(0, 10**6), st.integers(-60, 60))
-def test_scale_moves_the_levels_and_nothing_else(parts: list[tuple[float, int]], seed: int, power: int) -> None:
+def test_scale_moves_the_levels_and_nothing_else(
+    parts: list[tuple[float, int]], seed: int, power: int
+) -> None:
     seconds, c = levels_of(parts, seed), 2.0**power
     found, scaled = level(seconds), level([c * value for value in seconds])
     assert scaled == found._replace(now=c * found.now, before=c * found.before)
@@ -218,7 +239,9 @@ def test_scale_moves_the_levels_and_nothing_else(parts: list[tuple[float, int]],
 
 
 @given(series, st.integers(0, 10**6))
-def test_a_level_is_sound_and_among_what_was_seen(parts: list[tuple[float, int]], seed: int) -> None:
+def test_a_level_is_sound_and_among_what_was_seen(
+    parts: list[tuple[float, int]], seed: int
+) -> None:
     seconds = levels_of(parts, seed)
     found = level(seconds)
     assert is_sound(found)
@@ -226,7 +249,9 @@ def test_a_level_is_sound_and_among_what_was_seen(parts: list[tuple[float, int]]
     assert 3 <= found.run <= len(seconds) // BLOCK
 
 
-@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300, 10**400])
+@pytest.mark.parametrize(
+    "wrong", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300, 10**400]
+)
 def test_what_is_no_duration_is_ignored(wrong: float) -> None:
     pace, other = Pace(), Pace()
     for seconds in blocks(*[1.0] * 10, *[2.0] * 4):
@@ -259,7 +284,7 @@ def test_the_jitter_of_earlier_levels_is_remembered() -> None:
     assert level(wild.tolist()).spread > 2 * level(calm.tolist()).spread
 
 
-# ── beside slow twins ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── beside slow twins ─────────────────────────────────────────────────────────────────────────────
 
 
 @given(st.lists(st.floats(-3, 3) | st.sampled_from([0.0, 0.05, 1.0]), min_size=1, max_size=64))
@@ -289,11 +314,17 @@ def test_long_runs_are_as_good_as_one() -> None:
 ratios = st.sampled_from([1.0, 1.05, 1.1, 1.19, 1.21, 1.5, 2.0, 5.0])
 told = st.builds(
     lambda before, ratio, spread, run: Level(before * ratio, before, spread, run),
-    st.sampled_from([0.5, 0.9, 1.0, 1.0, 1.0, 1.1, 3.0]), ratios, st.floats(0, 0.3), st.integers(1, 10),
-)  # fmt: skip
+    st.sampled_from([0.5, 0.9, 1.0, 1.0, 1.0, 1.1, 3.0]),
+    ratios,
+    st.floats(0, 0.3),
+    st.integers(1, 10),
+)
 everybody_told = st.lists(told, min_size=1, max_size=4)
 policies = st.builds(
-    FailSlow, threshold=st.sampled_from([1.15, 1.2, 1.45]), score=st.floats(0.5, 6), patience=st.integers(1, 8)
+    FailSlow,
+    threshold=st.sampled_from([1.15, 1.2, 1.45]),
+    score=st.floats(0.5, 6),
+    patience=st.integers(1, 8),
 )
 
 
@@ -304,13 +335,18 @@ def test_who_fails_is_who_meets_the_four_conditions(levels: list[Level], policy:
 
 
 @given(everybody_told, st.permutations(EVERYBODY), st.integers(-40, 40))
-def test_neither_names_nor_scale_decide(levels: list[Level], names: list[PeerId], power: int) -> None:
+def test_neither_names_nor_scale_decide(
+    levels: list[Level], names: list[PeerId], power: int
+) -> None:
     c = 2.0**power
-    renamed = {n: {"compute": x._replace(now=c * x.now, before=c * x.before)} for n, x in zip(names, levels)}  # noqa: B905
+    renamed = {
+        n: {"compute": x._replace(now=c * x.now, before=c * x.before)}
+        for n, x in zip(names, levels, strict=False)
+    }
     assert {names[EVERYBODY.index(peer)] for peer in flagged(of(*levels))} == flagged(renamed)
 
 
-# ── verdicts on levels ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── verdicts on levels ────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("others", [1, 2, 3])
@@ -356,7 +392,9 @@ def test_patience_is_counted_in_blocks() -> None:
 
 def test_who_is_slow_is_told_once() -> None:
     watch = Watch(FailSlow())
-    assert settled(watch, of(SLOW, STEADY), 10.0) == [("slow", Verdict(A, "compute", 10.0, pytest.approx(2.0)))]
+    assert settled(watch, of(SLOW, STEADY), 10.0) == [
+        ("slow", Verdict(A, "compute", 10.0, pytest.approx(2.0)))
+    ]
     assert watch.failing[A].since == 10.0
     assert watch.judge(11.0, of(SLOW, STEADY)) == []
 
@@ -376,11 +414,17 @@ def test_a_suspect_must_go_on_itself() -> None:
         assert watch.judge(0.0, {**later(levels, block), A: levels[A]}) == []
 
 
-@pytest.mark.parametrize(("others", "silent", "enough"), [(3, 1, True), (3, 2, False), (2, 1, False), (1, 1, False)])
+@pytest.mark.parametrize(
+    ("others", "silent", "enough"), [(3, 1, True), (3, 2, False), (2, 1, False), (1, 1, False)]
+)
 def test_more_than_half_of_the_others_are_enough(others: int, silent: int, enough: bool) -> None:
     watch, levels = Watch(FailSlow()), of(SLOW, *[STEADY] * others)
     quiet = {peer: levels[peer] for peer in list(levels)[-silent:]}
-    found = [kind for block in range(9) for kind, _ in watch.judge(0.0, {**later(levels, block), **quiet})]
+    found = [
+        kind
+        for block in range(9)
+        for kind, _ in watch.judge(0.0, {**later(levels, block), **quiet})
+    ]
     assert found == ["slow"] * enough
 
 
@@ -407,7 +451,9 @@ def test_it_is_over_below_recover_and_not_before() -> None:
     settled(watch, of(SLOW, STEADY))
     assert watch.judge(1.0, of(Level(1.11, 1.0, 0.5, 1), STEADY)) == []
     assert watch.failing[A].ratio == pytest.approx(1.11)
-    assert [(kind, v.peer) for kind, v in watch.judge(2.0, of(Level(1.09, 1.0, 0.01, 3), STEADY))] == [("recovered", A)]
+    assert [
+        (kind, v.peer) for kind, v in watch.judge(2.0, of(Level(1.09, 1.0, 0.01, 3), STEADY))
+    ] == [("recovered", A)]
     assert watch.failing == {}
 
 
@@ -426,7 +472,11 @@ def test_what_was_lost_is_counted_and_told_once() -> None:
     assert watch.judge(130.0, worse) == []
     assert watch.failing[A].lost_s == pytest.approx(15.0)
     ((kind, verdict),) = watch.judge(150.0, worse)
-    assert (kind, verdict.lost_s, verdict.lost_per_hour_s) == ("costly", pytest.approx(30.0), pytest.approx(2700.0))
+    assert (kind, verdict.lost_s, verdict.lost_per_hour_s) == (
+        "costly",
+        pytest.approx(30.0),
+        pytest.approx(2700.0),
+    )
     assert watch.judge(1000.0, worse) == []
     ((kind, verdict),) = watch.judge(1004.0, of(STEADY, STEADY))
     assert (kind, verdict.since, verdict.lost_s) == ("recovered", 100.0, pytest.approx(670.5))
@@ -465,8 +515,15 @@ def test_without_a_level_nobody_is_failing() -> None:
 def test_causes_are_judged_apart_and_the_worst_is_shown() -> None:
     watch = Watch(FailSlow())
     worse = SLOW._replace(now=3.0)
-    levels = {A: {"link": SLOW, "compute": worse}, B: {"link": STEADY, "compute": STEADY}, C: {"compute": STEADY}}
-    assert [(kind, v.cause) for kind, v in settled(watch, levels)] == [("slow", "compute"), ("slow", "link")]
+    levels = {
+        A: {"link": SLOW, "compute": worse},
+        B: {"link": STEADY, "compute": STEADY},
+        C: {"compute": STEADY},
+    }
+    assert [(kind, v.cause) for kind, v in settled(watch, levels)] == [
+        ("slow", "compute"),
+        ("slow", "link"),
+    ]
     assert watch.failing[A].cause == "compute"
     levels[A] = {"link": SLOW, "compute": STEADY}
     assert [(kind, v.cause) for kind, v in watch.judge(1.0, levels)] == [("recovered", "compute")]
@@ -475,33 +532,47 @@ def test_causes_are_judged_apart_and_the_worst_is_shown() -> None:
 
 def test_what_changed_is_told_in_the_order_of_names() -> None:
     slow = "hbfdcl"
-    levels = {PeerId(name, 1): {"compute": SLOW if name in slow else STEADY} for name in "hnbakfdicoljmgep"}
+    levels = {
+        PeerId(name, 1): {"compute": SLOW if name in slow else STEADY}
+        for name in "hnbakfdicoljmgep"
+    }
     assert [v.peer.name for _, v in settled(Watch(FailSlow()), levels)] == sorted(slow)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        Level(math.nan, 1.0, 0.1, 5), Level(5.0, math.nan, 0.1, 5), Level(math.inf, 1.0, 0.1, 5),
-        Level(5.0, 0.0, 0.1, 5), Level(5.0, -1.0, 0.1, 5), Level(1.0, 2.0, 0.1, 5), Level(5.0, 1.0, math.nan, 5),
-        Level(5.0, 1.0, -1.0, 5), Level(5.0, 1.0, math.inf, 5), Level(1e300, 1e-300, 0.1, 5),
+        Level(math.nan, 1.0, 0.1, 5),
+        Level(5.0, math.nan, 0.1, 5),
+        Level(math.inf, 1.0, 0.1, 5),
+        Level(5.0, 0.0, 0.1, 5),
+        Level(5.0, -1.0, 0.1, 5),
+        Level(1.0, 2.0, 0.1, 5),
+        Level(5.0, 1.0, math.nan, 5),
+        Level(5.0, 1.0, -1.0, 5),
+        Level(5.0, 1.0, math.inf, 5),
+        Level(1e300, 1e-300, 0.1, 5),
     ],
-)  # fmt: skip
+)
 def test_a_level_that_cannot_be_is_no_level(wrong: Level) -> None:
     assert not is_sound(wrong)
     for peers in (EVERYBODY, EVERYBODY[::-1]):
-        levels = dict(zip(peers, ({"compute": x} for x in (SLOW, wrong, STEADY, STEADY)), strict=True))
+        levels = dict(
+            zip(peers, ({"compute": x} for x in (SLOW, wrong, STEADY, STEADY)), strict=True)
+        )
         assert flagged(levels) == {peers[0]}
 
 
-# ── from durations to verdicts ───────────────────────────────────────────────────────────────────────────────────────
+# ── from durations to verdicts ────────────────────────────────────────────────────────────────────
 
 AT, UNTIL, STEPS = 4 * 30, 4 * 60, 4 * 90
 
 
 @pytest.mark.parametrize("learners", [2, 4])
 @pytest.mark.parametrize("factor", [1.5, 2.0, 5.0])
-def test_a_slowdown_is_found_within_five_blocks_and_its_end_too(factor: float, learners: int) -> None:
+def test_a_slowdown_is_found_within_five_blocks_and_its_end_too(
+    factor: float, learners: int
+) -> None:
     for seed in range(15):
         durations = jittered(seed, STEPS, learners)
         durations[0, AT:UNTIL] *= factor
@@ -552,7 +623,8 @@ def test_a_slow_learner_among_fast_ones_is_judged_by_its_own_past() -> None:
 @pytest.mark.parametrize("beat", [1, 3, 8, 40])
 @pytest.mark.parametrize("learners", [2, 4])
 def test_when_all_slow_down_and_recover_at_once_nobody_fails(learners: int, beat: int) -> None:
-    """Whatever the phase of their blocks and beats: the one that judges hears of the others later than of itself."""
+    """Whatever the phase of their blocks and beats: the one that judges hears of the others later
+    than of itself."""
     for seed in range(6):
         phases = random.Random(seed)
         durations = jittered(seed, STEPS, learners)
@@ -570,7 +642,7 @@ def test_when_all_slow_down_and_recover_at_once_nobody_fails(learners: int, beat
             assert watch.judge(step, told) == []
 
 
-# ── the policy ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the policy ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -584,7 +656,10 @@ def test_when_all_slow_down_and_recover_at_once_nobody_fails(learners: int, beat
         ({"patience": 2.0}, "failslow.patience .* got 2.0"),
         ({"patience": True}, "failslow.patience .* got True"),
         ({"recover": 1.0}, "failslow.recover must be a number > 1, got 1.0"),
-        ({"recover": 1.3}, "failslow.recover must be at most threshold=1.2, got 1.3; else .* at once"),
+        (
+            {"recover": 1.3},
+            "failslow.recover must be at most threshold=1.2, got 1.3; else .* at once",
+        ),
         ({"restart_s": 0.0}, "failslow.restart_s must be a number > 0, got 0.0"),
         ({"restart_s": True}, "failslow.restart_s .* got True"),
     ],

@@ -48,7 +48,9 @@ def test_a_beat_makes_a_peer_known_and_alive() -> None:
 
 
 @given(st.permutations([(i, c) for i in (1, 2) for c in (1, 2, 3)]))
-def test_the_newest_beat_is_kept_in_whatever_order_they_arrive(order: list[tuple[int, int]]) -> None:
+def test_the_newest_beat_is_kept_in_whatever_order_they_arrive(
+    order: list[tuple[int, int]],
+) -> None:
     roster = new()
     for incarnation, count in order:
         roster.hear(0, beat("b", count, incarnation, step=10 * incarnation + count))
@@ -66,7 +68,8 @@ def test_an_older_beat_is_no_sign_of_life() -> None:
 
 
 def test_a_beat_that_gossip_overtook_is_still_the_newest_report() -> None:
-    """On a slow link every beat is overtaken: the peer would look alive, and never as if it trained."""
+    """On a slow link every beat is overtaken: the peer would look alive, and never as if it
+    trained."""
     roster = new()
     roster.gossip(0, [rumor("b", 7)])
     assert roster.hear(1, beat("b", 6, training=True)) is known(roster)
@@ -93,12 +96,12 @@ def test_a_greater_incarnation_replaces_and_a_smaller_one_is_ignored() -> None:
     assert roster.find(B) is None
 
 
-
 # Who can send, but hears nothing of us
 
 
 def told(count: int, of_us: int | None) -> Beat:
-    """A beat of b, which knows our beat number `of_us`, from whomever; None: it does not count us among the living."""
+    """A beat of b, which knows our beat number `of_us`, from whomever; None: it does not count us
+    among the living."""
     return beat("b", count, roster=(Rumor(ME, "a:1", of_us),) if of_us is not None else ())
 
 
@@ -164,6 +167,7 @@ def test_deaf_is_who_lacks_the_last_beats_of_ours(knowledge: list[int | None]) -
             best = max(best, of_us)
         roster.hear(0, told(1 + count, of_us if of_us is not None and of_us <= count else None))
         assert known(roster).deaf == (count - best >= DEAF)
+
 
 # Gossip
 
@@ -298,7 +302,8 @@ def test_after_a_goodbye_the_next_incarnation_is_welcome() -> None:
 
 
 def test_only_the_last_goodbyes_are_remembered_and_fewer_passed_on() -> None:
-    """A cluster whose learners get a new name at every start must not carry all of them for ever."""
+    """A cluster whose learners get a new name at every start must not carry all of them for
+    ever."""
     roster = new("b")
     for i in range(2 * GRAVES):
         roster.leave(PeerId(f"x{i}", 1))
@@ -402,7 +407,10 @@ def test_losing_another_learner_never_moves_the_role(names: list[str], fragment:
 
 @given(names, fragments)
 def test_a_newcomer_takes_the_role_or_leaves_it(names: list[str], fragment: int) -> None:
-    before, after = view(names[0], names).sealer(fragment), view(names[0], [*names, "new"]).sealer(fragment)
+    before, after = (
+        view(names[0], names).sealer(fragment),
+        view(names[0], [*names, "new"]).sealer(fragment),
+    )
     assert after in (before, PeerId("new", 1))
 
 
@@ -460,7 +468,10 @@ def test_everybody_hears_a_beat_in_turn(others: int, first: int) -> None:
         ({"join_timeout_s": -1}, "timing.join_timeout_s must be a number of seconds >= 0, got -1"),
         ({"join_timeout_s": None}, "timing.join_timeout_s .* got None"),
         ({"evict_after_s": "30"}, "timing.evict_after_s .* got '30'"),
-        ({"beat_s": 10}, r"timing.evict_after_s must be more than three beats \(30 s\), got 30.0; a peer is suspected"),
+        (
+            {"beat_s": 10},
+            r"timing.evict_after_s must be more than three beats \(30 s\), got 30.0; a peer is suspected",
+        ),
     ],
 )
 def test_a_wrong_timeout_is_named(wrong: dict[str, Any], words: str) -> None:

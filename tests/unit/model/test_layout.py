@@ -39,13 +39,17 @@ def test_partition_is_exact(sizes: list[int], fragments: int) -> None:
 
 @given(sizes, st.integers(1, 3))
 @example([1, 1, 2], 2)
-def test_the_largest_fragment_is_at_most_four_thirds_of_the_optimum(sizes: list[int], fragments: int) -> None:
+def test_the_largest_fragment_is_at_most_four_thirds_of_the_optimum(
+    sizes: list[int], fragments: int
+) -> None:
     largest = max(sum(sizes[i] for i in members) for members in partition(sizes, fragments))
     assert 3 * largest <= 4 * smallest_load(sizes, fragments)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.data())
-def test_no_fragment_is_without_a_tensor_even_where_tensors_are_empty(sizes: list[int], data: st.DataObject) -> None:
+def test_no_fragment_is_without_a_tensor_even_where_tensors_are_empty(
+    sizes: list[int], data: st.DataObject
+) -> None:
     bins = partition(sizes, data.draw(st.integers(1, len(sizes))))
     assert all(bins)
 
@@ -55,7 +59,9 @@ def test_ties_go_to_the_lower_index_and_the_lower_bin() -> None:
 
 
 def test_offsets_bound_each_tensor_in_parameter_order() -> None:
-    (fragment,) = layout(torch.zeros(2, 3), torch.zeros(0), torch.zeros(4, dtype=torch.complex64)).fragments
+    (fragment,) = layout(
+        torch.zeros(2, 3), torch.zeros(0), torch.zeros(4, dtype=torch.complex64)
+    ).fragments
     assert fragment.tensors == (0, 1, 2)
     assert fragment.offsets == (0, 6, 6, 14)
     assert fragment.numel == 14
@@ -85,7 +91,9 @@ def test_gather_then_replace_is_identity(kind: str) -> None:
     with torch.no_grad():
         parameters[0].zero_()
     scattered(made, values, parameters, replace=True)
-    assert all(torch.equal(p, b) and p.dtype == b.dtype for p, b in zip(parameters, before, strict=True))
+    assert all(
+        torch.equal(p, b) and p.dtype == b.dtype for p, b in zip(parameters, before, strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", TENSORS)
@@ -130,7 +138,8 @@ def test_one_tensor_listed_twice_is_refused() -> None:
     """Its progress would be merged, and every correction added, twice."""
     shared = torch.zeros(3)
     with pytest.raises(
-        UsageError, match=r"parameter w2 .* got that of parameter w0; .* tied parameters to the inner optimizer once"
+        UsageError,
+        match=r"parameter w2 .* got that of parameter w0; .* tied parameters to the inner optimizer once",
     ):
         layout(shared, torch.zeros(3), shared.view(3, 1))
 
@@ -147,8 +156,10 @@ def test_fragments_cover_every_element_once(fragments: int, seed: int) -> None:
 def test_the_fingerprint_lists_count_then_names_shapes_and_dtypes() -> None:
     made = Layout(["a", "b"], [torch.zeros(2, 3), torch.zeros(1, dtype=torch.bfloat16)], 1)
     assert made.fingerprint() == (
-        ("number of parameters", "2"), ("parameter a", "[2, 3] torch.float32"), ("parameter b", "[1] torch.bfloat16"),
-    )  # fmt: skip
+        ("number of parameters", "2"),
+        ("parameter a", "[2, 3] torch.float32"),
+        ("parameter b", "[1] torch.bfloat16"),
+    )
 
 
 def test_the_fingerprint_does_not_depend_on_values_or_fragments() -> None:
@@ -157,11 +168,16 @@ def test_the_fingerprint_does_not_depend_on_values_or_fragments() -> None:
 
 
 def test_what_cannot_be_merged_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"w0 must be floating point or complex to be merged, got torch\.int64"):
+    with pytest.raises(
+        UsageError, match=r"w0 must be floating point or complex to be merged, got torch\.int64"
+    ):
         layout(torch.zeros(2, dtype=torch.int64))
     with pytest.raises(UsageError, match=r"inner must be .* at least one parameter"):
         layout()
-    with pytest.raises(UsageError, match=r"fragments must be at most .* \(1\), got 2; a fragment holds whole tensors"):
+    with pytest.raises(
+        UsageError,
+        match=r"fragments must be at most .* \(1\), got 2; a fragment holds whole tensors",
+    ):
         layout(torch.zeros(2), fragments=2)
 
 

@@ -27,7 +27,9 @@ LR = 1e-3
 class Lion(Optimizer):
     """As the packages have it, less weight decay."""
 
-    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+    def __init__(
+        self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99)
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas})
 
     @torch.no_grad()
@@ -47,7 +49,9 @@ OPTIMIZERS: dict[str, Make] = {
     "AdamW, foreach": lambda p: optim.AdamW(p, lr=LR, foreach=True),
     "AdamW, fused": lambda p: optim.AdamW(p, lr=LR, fused=True),
     "AdamW, tensor lr": lambda p: optim.AdamW(p, lr=torch.tensor(LR)),
-    "Adam, tensor betas": lambda p: optim.Adam(p, lr=LR, betas=(torch.tensor(0.9), torch.tensor(0.99)), foreach=False),
+    "Adam, tensor betas": lambda p: optim.Adam(
+        p, lr=LR, betas=(torch.tensor(0.9), torch.tensor(0.99)), foreach=False
+    ),
     "AMSGrad": lambda p: optim.AdamW(p, lr=LR, amsgrad=True),
     "NAdam": lambda p: optim.NAdam(p, lr=LR),
     "RAdam": lambda p: optim.RAdam(p, lr=LR, betas=(0.9, 0.99)),
@@ -65,7 +69,10 @@ if hasattr(optim, "Muon"):
     OPTIMIZERS["Muon"] = lambda p: optim.Muon([q for q in p if q.ndim == 2], lr=LR)
 COUNTLESS = ("SGD", "Lion", "Muon")  # these have no state["step"]
 SHAPES = [(3, 2), (2, 4)]
-ADAM = {"exp_avg": ("first", "betas.0", True, False, False), "exp_avg_sq": ("second", "betas.1", True, True, False)}
+ADAM = {
+    "exp_avg": ("first", "betas.0", True, False, False),
+    "exp_avg_sq": ("second", "betas.1", True, True, False),
+}
 BUFFER = {"momentum_buffer": ("first", "momentum", False, False, False)}
 SQUARE = ("second", "alpha", False, True, False)
 
@@ -81,7 +88,11 @@ class Learner:
         parameters: Sequence[Tensor] | None = None,
     ) -> None:
         self.draws = torch.Generator().manual_seed(seed)
-        made = [torch.randn(s, generator=self.draws).to(dtype) for s in SHAPES] if parameters is None else parameters
+        made = (
+            [torch.randn(s, generator=self.draws).to(dtype) for s in SHAPES]
+            if parameters is None
+            else parameters
+        )
         self.parameters = [nn.Parameter(p) for p in made]
         self.inner, self.steps = make(self.parameters), 0
         self.layout = Layout([f"w{i}" for i in range(len(made))], self.parameters, 1)
@@ -98,7 +109,10 @@ class Learner:
         """Gradients of all sizes; `rest`: the chance of a tensor to have none."""
         for _ in range(steps):
             size = 10 ** torch.empty(()).uniform_(-3, 1, generator=self.draws)
-            drawn = [(size * torch.randn(p.shape, generator=self.draws)).to(p.dtype) for p in self.parameters]
+            drawn = [
+                (size * torch.randn(p.shape, generator=self.draws)).to(p.dtype)
+                for p in self.parameters
+            ]
             absent = torch.rand(len(drawn), generator=self.draws) < rest
             self.step([None if gone else g for g, gone in zip(drawn, absent, strict=True)])
         return self
@@ -155,12 +169,14 @@ def averaged_by_the_book(learners: Sequence[Learner], moment: Moment) -> None:
         states = [learner.state(moment.name, i) for learner in learners]
         counts = [learner.count(i) for learner in learners]
         (decay,) = {decays([moment], learner.inner)[moment.order] for learner in learners}
-        found = reference.averaged([s.flatten().tolist() for s in states], counts, decay, moment.corrected)
+        found = reference.averaged(
+            [s.flatten().tolist() for s in states], counts, decay, moment.corrected
+        )
         for state, values in zip(states, found, strict=True):
             state.copy_(torch.tensor(values, dtype=torch.float64).view(state.shape))
 
 
-# ── which ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── which ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -207,14 +223,24 @@ def test_an_optimizer_is_known_by_what_it_is_derived_from() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [optim.SGD, optim.Adagrad, optim.Adadelta, optim.SparseAdam, optim.LBFGS, lambda p: optim.SGD(p, momentum=0.0)],
+    [
+        optim.SGD,
+        optim.Adagrad,
+        optim.Adadelta,
+        optim.SparseAdam,
+        optim.LBFGS,
+        lambda p: optim.SGD(p, momentum=0.0),
+    ],
 )
 def test_no_moments(make: Make) -> None:
     assert known(make([nn.Parameter(torch.zeros(2))]), MomentSchedule()) == ()
 
 
 def test_momentum_in_any_group_is_a_moment() -> None:
-    groups = [{"params": [nn.Parameter(torch.zeros(2))]}, {"params": [nn.Parameter(torch.zeros(2))], "momentum": 0.9}]
+    groups = [
+        {"params": [nn.Parameter(torch.zeros(2))]},
+        {"params": [nn.Parameter(torch.zeros(2))], "momentum": 0.9},
+    ]
     assert named(known(optim.SGD(groups), MomentSchedule())) == BUFFER
 
 
@@ -224,13 +250,20 @@ def test_moments_may_be_named_where_an_optimizer_is_not_known() -> None:
     assert known(inner, MomentSchedule(states=(mine,))) == (mine,)
     assert decays([mine], inner) == {"second": 0.8}
     fixed = Moment(name="x", order="first", decay=0.5)
-    assert known(optim.Adam([nn.Parameter(torch.zeros(2))]), MomentSchedule(states=(fixed,))) == (fixed,)
+    assert known(optim.Adam([nn.Parameter(torch.zeros(2))]), MomentSchedule(states=(fixed,))) == (
+        fixed,
+    )
 
 
-@pytest.mark.parametrize("decay", ["beta", "rho.0", "lr.x", "params.0", "foreach", "betas.2", "betas"])
+@pytest.mark.parametrize(
+    "decay", ["beta", "rho.0", "lr.x", "params.0", "foreach", "betas.2", "betas"]
+)
 def test_a_decay_that_no_group_has_is_refused(decay: str) -> None:
     inner = optim.Adam([nn.Parameter(torch.full((2,), 5.0))])
-    with pytest.raises(UsageError, match=r"decay of 'm' must be where a parameter group of Adam has a number .*, got"):
+    with pytest.raises(
+        UsageError,
+        match=r"decay of 'm' must be where a parameter group of Adam has a number .*, got",
+    ):
         known(inner, MomentSchedule(states=(Moment(name="m", order="first", decay=decay),)))
 
 
@@ -243,11 +276,12 @@ def test_the_largest_decay_of_each_order_counts() -> None:
     assert decays([], inner) == {}
 
 
-# ── when ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── when ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("decay", "steps"), [(0.9, 6.58), (0.95, 13.51), (0.99, 68.97), (0.999, 692.8), (0.9999, 6931.1)]
+    ("decay", "steps"),
+    [(0.9, 6.58), (0.95, 13.51), (0.99, 68.97), (0.999, 692.8), (0.9999, 6931.1)],
 )
 def test_half_lives(decay: float, steps: float) -> None:
     assert half_life(decay) == pytest.approx(steps, rel=1e-3)
@@ -260,15 +294,22 @@ def test_half_lives(decay: float, steps: float) -> None:
 )
 def test_half_lives_in_rounds(decay: float, sync_every: int, rounds: int) -> None:
     schedule = MomentSchedule(first=2, second="half_life")
-    assert schedule.resolve({"second": decay}, sync_every).rounds == (("first", 2), ("second", rounds))
+    assert schedule.resolve({"second": decay}, sync_every).rounds == (
+        ("first", 2),
+        ("second", rounds),
+    )
 
 
 def test_of_an_order_that_there_is_not_the_half_life_does_not_matter() -> None:
-    assert MomentSchedule(first="half_life", second="half_life").resolve({"first": 0.9}, 2).rounds[0] == ("first", 3)
+    assert MomentSchedule(first="half_life", second="half_life").resolve({"first": 0.9}, 2).rounds[
+        0
+    ] == ("first", 3)
 
 
 def test_what_never_forgets_has_no_half_life() -> None:
-    with pytest.raises(UsageError, match=r"moments\.first must be an int >= 1 .* got 'half_life'; a decay of 1.0"):
+    with pytest.raises(
+        UsageError, match=r"moments\.first must be an int >= 1 .* got 'half_life'; a decay of 1.0"
+    ):
         MomentSchedule(first="half_life").resolve({"first": 1.0}, 8)
 
 
@@ -282,7 +323,9 @@ def test_a_moment_is_due_when_its_period_divides_the_version() -> None:
 @pytest.mark.parametrize("order", ["first", "second"])
 @pytest.mark.parametrize("period", [0, -1, 1.5, True, "often", None])
 def test_a_period_that_cannot_be_is_refused(order: str, period: Any) -> None:
-    with pytest.raises(UsageError, match=rf'moments\.{order} must be an int >= 1 or "half_life", got'):
+    with pytest.raises(
+        UsageError, match=rf'moments\.{order} must be an int >= 1 or "half_life", got'
+    ):
         MomentSchedule(**{order: period})
 
 
@@ -311,7 +354,7 @@ def test_states_are_a_tuple_of_moments_with_names_of_their_own() -> None:
             MomentSchedule(states=states)  # type: ignore[arg-type]
 
 
-# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reading ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_what_is_read_is_what_adam_divides_by() -> None:
@@ -331,7 +374,9 @@ def test_what_is_not_corrected_is_read_as_it_is(name: str) -> None:
     learner = Learner(OPTIMIZERS[name]).train(3)
     for moment in learner.moments:
         values, updates = learner.read(moment)
-        assert torch.equal(values, torch.cat([learner.state(moment.name, i).flatten() for i in range(2)]))
+        assert torch.equal(
+            values, torch.cat([learner.state(moment.name, i).flatten() for i in range(2)])
+        )
         assert updates == (3, 3)
 
 
@@ -362,7 +407,7 @@ def test_counters_may_be_plain_numbers() -> None:
         assert learner.read(learner.moments[0])[1] == (2, 3)
 
 
-# ── late adoption is exact ───────────────────────────────────────────────────────────────────────────────────────────
+# ── late adoption is exact ────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("name", "moment"), EACH)
@@ -376,9 +421,16 @@ def test_counters_may_be_plain_numbers() -> None:
 def test_late_adoption_is_averaging_back_then(
     name: str, moment: Moment, seed: int, counts: list[int], lag: int, double: bool
 ) -> None:
-    """Learners of different age, whatever gradients come in between, none at times where the optimizer counts."""
-    dtype, rest = torch.float64 if double else torch.float32, 0.0 if name.startswith(COUNTLESS) else 0.3
-    late = [Learner(OPTIMIZERS[name], seed + m, dtype).train(1).train(t - 1, rest) for m, t in enumerate(counts)]
+    """Learners of different age, whatever gradients come in between, none at times where the
+    optimizer counts."""
+    dtype, rest = (
+        torch.float64 if double else torch.float32,
+        0.0 if name.startswith(COUNTLESS) else 0.3,
+    )
+    late = [
+        Learner(OPTIMIZERS[name], seed + m, dtype).train(1).train(t - 1, rest)
+        for m, t in enumerate(counts)
+    ]
     then = deepcopy(late)
     averaged_by_the_book(then, moment)
     synced(late, moment, lag, rest)
@@ -401,7 +453,8 @@ def test_of_learners_that_are_alike_in_age_it_is_the_plain_mean(name: str, momen
 
 @pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "Adamax"])
 def test_a_young_learner_does_not_make_an_old_one_forget(name: str) -> None:
-    """Of equal gradients there is nothing to average, whatever the ages; the plain mean would be half of the old."""
+    """Of equal gradients there is nothing to average, whatever the ages; the plain mean would be
+    half of the old."""
     young, old = Learner(OPTIMIZERS[name]), Learner(OPTIMIZERS[name])
     for learner, steps in ((young, 1), (old, 300)):
         for _ in range(steps):
@@ -420,8 +473,11 @@ def test_the_mean_over_the_learners_stays_what_it_was(name: str, moment: Moment)
     before = torch.stack([learner.read(moment)[0].double() for learner in learners])
     synced(learners, moment)
     after = torch.stack([learner.read(moment)[0].double() for learner in learners])
-    assert torch.allclose(after.mean(0), before.mean(0), rtol=1e-5, atol=1e-6 * float(before.abs().max()))
-    assert float((after - after.mean(0)).abs().max()) <= 1e-5 * float(before.abs().max())  # all have the same
+    assert torch.allclose(
+        after.mean(0), before.mean(0), rtol=1e-5, atol=1e-6 * float(before.abs().max())
+    )
+    # all have the same
+    assert float((after - after.mean(0)).abs().max()) <= 1e-5 * float(before.abs().max())
     assert float((before - before.mean(0)).abs().max()) > 1e-2 * float(before.abs().max())
 
 
@@ -448,7 +504,9 @@ def test_alone_nothing_changes(name: str, moment: Moment, dtype: torch.dtype) ->
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     narrow=st.booleans(),
 )
-def test_a_second_moment_is_never_negative(seed: int, lag: int, name: str, dtype: torch.dtype, narrow: bool) -> None:
+def test_a_second_moment_is_never_negative(
+    seed: int, lag: int, name: str, dtype: torch.dtype, narrow: bool
+) -> None:
     """Also where the mean is rounded on its way, and the state to half precision."""
     learners = [Learner(OPTIMIZERS[name], seed + m, dtype).train(1 + m) for m in range(2)]
     moment = learners[0].moments[-1]
@@ -492,7 +550,9 @@ def test_a_narrow_state_is_rounded_once(dtype: torch.dtype) -> None:
 
 def test_the_present_decay_of_its_own_group_counts() -> None:
     def make(p: list[Tensor]) -> Optimizer:
-        return optim.SGD([{"params": p[:1], "momentum": 0.9}, {"params": p[1:], "momentum": 0.2}], lr=LR)
+        return optim.SGD(
+            [{"params": p[:1], "momentum": 0.9}, {"params": p[1:], "momentum": 0.2}], lr=LR
+        )
 
     learner = Learner(make).train(2)
     (moment,) = learner.moments
@@ -502,11 +562,15 @@ def test_the_present_decay_of_its_own_group_counts() -> None:
     before = [learner.state("momentum_buffer", i).clone() for i in range(2)]
     learner.correct(moment, torch.ones(14), then)
     for i, factor in enumerate((0.25, 0.04)):
-        assert torch.allclose(learner.state("momentum_buffer", i) - before[i], torch.tensor(factor), atol=1e-5)
+        assert torch.allclose(
+            learner.state("momentum_buffer", i) - before[i], torch.tensor(factor), atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(("decay", "change"), [(1.0, 1.0), (0.0, 0.0), (1.5, None), (-0.1, None)])
-def test_a_moment_may_forget_nothing_or_all_but_not_grow(decay: float, change: float | None) -> None:
+def test_a_moment_may_forget_nothing_or_all_but_not_grow(
+    decay: float, change: float | None
+) -> None:
     learner = Learner(OPTIMIZERS["SGD"]).train(2)
     (moment,) = learner.moments
     learner.inner.param_groups[0]["momentum"] = decay
@@ -515,10 +579,12 @@ def test_a_moment_may_forget_nothing_or_all_but_not_grow(decay: float, change: f
     learner.train(1)
     before = learner.state("momentum_buffer").clone()
     learner.correct(moment, torch.ones(14), (2, 2))
-    assert torch.allclose(learner.state("momentum_buffer") - before, torch.tensor(change or 0.0), atol=1e-5)
+    assert torch.allclose(
+        learner.state("momentum_buffer") - before, torch.tensor(change or 0.0), atol=1e-5
+    )
 
 
-# ── what may be there instead ────────────────────────────────────────────────────────────────────────────────────────
+# ── what may be there instead ─────────────────────────────────────────────────────────────────────
 
 
 def strange() -> list[Tensor]:
@@ -536,7 +602,9 @@ def strange() -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("name", ["Adam", "AMSGrad", "NAdam", "SGD, dampening", "RMSprop, centered", "Lion"])
+@pytest.mark.parametrize(
+    "name", ["Adam", "AMSGrad", "NAdam", "SGD, dampening", "RMSprop, centered", "Lion"]
+)
 def test_tensors_of_every_kind(name: str) -> None:
     """One learner is corrected to the moments of another."""
     one, other = (Learner(OPTIMIZERS[name], seed, parameters=strange()) for seed in (1, 2))
@@ -551,7 +619,9 @@ def test_tensors_of_every_kind(name: str) -> None:
         one.correct(moment, theirs - own, then)
         for i, p in enumerate(one.parameters):
             close = 1e-2 if p.dtype is torch.bfloat16 else 1e-5
-            assert torch.allclose(one.state(moment.name, i), other.state(moment.name, i), rtol=close, atol=close)
+            assert torch.allclose(
+                one.state(moment.name, i), other.state(moment.name, i), rtol=close, atol=close
+            )
 
 
 @pytest.mark.parametrize(
@@ -618,7 +688,7 @@ def test_a_state_without_an_update_is_absent() -> None:
     assert values[:6].tolist() == [0] * 6
 
 
-# ── a mean gradient without its variance ─────────────────────────────────────────────────────────────────────────────
+# ── a mean gradient without its variance ──────────────────────────────────────────────────────────
 
 
 def rare(name: str) -> Learner:
@@ -635,7 +705,9 @@ def rare(name: str) -> Learner:
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "AMSGrad", "NAdam", "RAdam", "Adamax"])
 @pytest.mark.parametrize("held", [True, False])
-def test_nobody_is_thrown_away_by_a_first_moment_that_comes_without_a_second(name: str, held: bool) -> None:
+def test_nobody_is_thrown_away_by_a_first_moment_that_comes_without_a_second(
+    name: str, held: bool
+) -> None:
     learner = rare(name)
     if held:
         restrain(learner.fragment, learner.parameters, learner.inner, learner.steps)
@@ -646,19 +718,31 @@ def test_nobody_is_thrown_away_by_a_first_moment_that_comes_without_a_second(nam
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adam, short", "AdamW", "NAdam", "Adamax"])
-@given(st.lists(st.sampled_from([0.0, 1e-6, 1e-3, -1e-3, 1.0, -30.0]), min_size=1, max_size=30), st.booleans())
+@given(
+    st.lists(st.sampled_from([0.0, 1e-6, 1e-3, -1e-3, 1.0, -30.0]), min_size=1, max_size=30),
+    st.booleans(),
+)
 def test_nobody_alone_is_restrained(name: str, gradients: list[float], narrow: bool) -> None:
     learner = Learner(OPTIMIZERS[name], 0, torch.bfloat16 if narrow else torch.float32)
     for g in gradients:
-        learner.step([torch.full(shape, g, dtype=p.dtype) for shape, p in zip(SHAPES, learner.parameters, strict=True)])
+        learner.step(
+            [
+                torch.full(shape, g, dtype=p.dtype)
+                for shape, p in zip(SHAPES, learner.parameters, strict=True)
+            ]
+        )
     before = bits(learner.everything())
     restrain(learner.fragment, learner.parameters, learner.inner, learner.steps)
     assert bits(learner.everything()) == before
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 2**20), st.lists(st.integers(20, 40), min_size=2, max_size=4), st.integers(0, 6))
-def test_nobody_is_restrained_whose_moments_are_both_averaged(seed: int, counts: list[int], lag: int) -> None:
+@given(
+    st.integers(0, 2**20), st.lists(st.integers(20, 40), min_size=2, max_size=4), st.integers(0, 6)
+)
+def test_nobody_is_restrained_whose_moments_are_both_averaged(
+    seed: int, counts: list[int], lag: int
+) -> None:
     learners = [Learner(OPTIMIZERS["Adam, short"], seed + m).train(t) for m, t in enumerate(counts)]
     readings = [[learner.read(moment) for moment in learner.moments] for learner in learners]
     for learner in learners:
@@ -676,7 +760,8 @@ def test_nobody_is_restrained_whose_moments_are_both_averaged(seed: int, counts:
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.7), (0.95, 0.9), (0.9, 0.81), (0.0, 0.9)])
 @pytest.mark.parametrize("t", [1, 2, 5, 40])
 def test_the_bound_is_twice_the_most_that_adam_gets(betas: tuple[float, float], t: int) -> None:
-    """Gradients that grow as (β₁/β₂)^k are the worst for the root, equal ones that shrink as β₂^k for the maximum."""
+    """Gradients that grow as (β₁/β₂)^k are the worst for the root, equal ones that shrink as β₂^k
+    for the maximum."""
     beta1, beta2 = betas
     worst = [(beta2 / (beta1 or 1e-3)) ** k for k in range(t)] if beta1 else [0.0] * (t - 1) + [1.0]
     m, root, _ = reference.adam_moments(beta1, beta2, worst)
@@ -689,7 +774,11 @@ def test_the_bound_is_twice_the_most_that_adam_gets(betas: tuple[float, float], 
             learner.state("exp_avg", i).fill_(1e9)
         restrain(learner.fragment, learner.parameters, learner.inner, learner.steps)
         for i in range(2):
-            v = learner.state("exp_avg_sq", i).sqrt() if name == "Adam" else learner.state("exp_inf", i)
+            v = (
+                learner.state("exp_avg_sq", i).sqrt()
+                if name == "Adam"
+                else learner.state("exp_inf", i)
+            )
             assert torch.allclose(learner.state("exp_avg", i), 2 * most * v, rtol=1e-3)
 
 
@@ -703,14 +792,18 @@ def test_other_moments_are_not_restrained() -> None:
         assert bits(learner.everything()) == before
 
 
-# ── a newcomer ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a newcomer ────────────────────────────────────────────────────────────────────────────────────
 
 
-def taken_over(newcomer: Learner, veteran: Learner, moments: Sequence[Moment] | None = None) -> None:
+def taken_over(
+    newcomer: Learner, veteran: Learner, moments: Sequence[Moment] | None = None
+) -> None:
     moments = veteran.moments if moments is None else moments
     readings = {moment.name: veteran.read(moment) for moment in moments}
     values, updates = {n: r[0] for n, r in readings.items()}, {n: r[1] for n, r in readings.items()}
-    install(newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates)
+    install(
+        newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates
+    )
 
 
 def next_to(veteran: Learner, newcomer: Learner) -> None:
@@ -723,7 +816,10 @@ def next_to(veteran: Learner, newcomer: Learner) -> None:
 @pytest.mark.parametrize("used", [0, 4])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_newcomer_goes_on_like_one_that_had_these_moments_all_along(name: str, used: int) -> None:
-    veteran, newcomer = Learner(OPTIMIZERS[name], 1).train(25), Learner(OPTIMIZERS[name], 2).train(used)
+    veteran, newcomer = (
+        Learner(OPTIMIZERS[name], 1).train(25),
+        Learner(OPTIMIZERS[name], 2).train(used),
+    )
     if name == "Adamax":
         pytest.skip("its maximum is not averaged: see below")
     if name == "AMSGrad":  # nor is that, but the next one is as great
@@ -744,9 +840,13 @@ def test_a_newcomer_goes_on_like_one_that_had_these_moments_all_along(name: str,
 
 @pytest.mark.parametrize("used", [0, 4])
 def test_a_newcomer_has_no_use_for_a_mean_without_what_divides_it(used: int) -> None:
-    """Adamax's maximum stays with who has it; and before the first round of second moments there are none."""
+    """Adamax's maximum stays with who has it; and before the first round of second moments there
+    are none."""
     for name, moments in (("Adamax", None), ("Adam", [Learner(OPTIMIZERS["Adam"]).moments[0]])):
-        veteran, newcomer = Learner(OPTIMIZERS[name], 1).train(25), Learner(OPTIMIZERS[name], 2).train(used)
+        veteran, newcomer = (
+            Learner(OPTIMIZERS[name], 1).train(25),
+            Learner(OPTIMIZERS[name], 2).train(used),
+        )
         before, had = bits(newcomer.everything()), len(newcomer.inner.state)
         taken_over(newcomer, veteran, moments)
         newcomer.moments = newcomer.moments[:1]  # nor if it is asked for no other
@@ -762,7 +862,9 @@ def test_moments_of_different_rounds_are_held_together() -> None:
     v[:6] = 0
     updates = {"exp_avg": (25, 25), "exp_avg_sq": (13, 13)}
     values = {"exp_avg": m, "exp_avg_sq": v}
-    install(newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates)
+    install(
+        newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates
+    )
     assert newcomer.count(0) == 25
     assert newcomer.state("exp_avg", 0).abs().max() == 0
     assert torch.allclose(newcomer.read(newcomer.moments[0])[0][6:], m[6:])
@@ -820,6 +922,7 @@ def test_making_the_first_state_leaves_no_other_trace(name: str) -> None:
 
 def test_an_epsilon_of_zero_does_no_harm() -> None:
     """A step of zero gradients with it is 0/0, which a learning rate of 0 does not make better."""
+
     def make(p: Any) -> Optimizer:
         return optim.Adam(p, lr=LR, eps=0.0)
 
@@ -835,7 +938,8 @@ def test_a_class_that_steps_by_its_base_runs_no_hooks_either() -> None:
         def step(self, closure: Any = None) -> Any:
             return super().step(closure)
 
-    optim.AdamW([nn.Parameter(torch.zeros(1))])  # torch wraps the step of a class when it is first used
+    # torch wraps the step of a class when it is first used
+    optim.AdamW([nn.Parameter(torch.zeros(1))])
     newcomer, calls = Learner(lambda p: Ours(p, lr=LR), 2), []
     newcomer.inner.register_step_pre_hook(lambda *_: calls.append(1))
     taken_over(newcomer, Learner(OPTIMIZERS["AdamW"], 1).train(3))
@@ -859,7 +963,9 @@ def test_an_optimizer_that_cannot_make_its_state_starts_without() -> None:
     newcomer.moments = (Moment(name="m", order="first", decay=0.9),)
     groups = newcomer.inner.param_groups
     values, updates = {"m": torch.ones(14)}, {"m": (1, 1)}
-    install(newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates)
+    install(
+        newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates
+    )
     assert not newcomer.inner.state
     assert newcomer.inner.param_groups is groups
     assert groups[0]["params"] == newcomer.parameters
@@ -904,23 +1010,28 @@ def test_the_counters_of_a_peer_that_lies_do_no_harm() -> None:
     most = 2**32 - 1
     values = {"exp_avg": torch.ones(14), "exp_avg_sq": torch.ones(14)}
     updates = {"exp_avg": (most, 1), "exp_avg_sq": (1, most)}
-    install(newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates)
+    install(
+        newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates
+    )
     before = [p.detach().clone() for p in newcomer.parameters]
     newcomer.train(3)
     moved = [p.detach() - q for p, q in zip(newcomer.parameters, before, strict=True)]
     assert max(float(change.abs().max()) for change in moved) < 100 * LR
 
 
-# ── a GPU ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a GPU ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("options", [{}, {"capturable": True}, {"fused": True}])
 def test_on_a_gpu_it_is_the_same(options: dict[str, bool]) -> None:
     draws = torch.Generator().manual_seed(0)
-    host = Learner(lambda p: optim.Adam(p, lr=LR), parameters=[torch.randn(s, generator=draws) for s in SHAPES])
+    host = Learner(
+        lambda p: optim.Adam(p, lr=LR), parameters=[torch.randn(s, generator=draws) for s in SHAPES]
+    )
     device = Learner(
-        lambda p: optim.Adam(p, lr=LR, **options), parameters=[p.detach().to("cuda") for p in host.parameters]
+        lambda p: optim.Adam(p, lr=LR, **options),
+        parameters=[p.detach().to("cuda") for p in host.parameters],
     )
     for _ in range(3):
         gradients = [torch.randn(s, generator=draws) for s in SHAPES]
@@ -938,4 +1049,6 @@ def test_on_a_gpu_it_is_the_same(options: dict[str, bool]) -> None:
         host.correct(moment, change, then)
         device.correct(moment, change, then)
         for i in range(2):
-            assert torch.allclose(device.state(moment.name, i).cpu(), host.state(moment.name, i), rtol=1e-5)
+            assert torch.allclose(
+                device.state(moment.name, i).cpu(), host.state(moment.name, i), rtol=1e-5
+            )

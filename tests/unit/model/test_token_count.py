@@ -1,4 +1,5 @@
-"""The count of the coming step's tokens, beside an obvious twin that knows which count was meant for which step."""
+"""The count of the coming step's tokens, beside an obvious twin that knows which count was meant
+for which step."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ DEFAULT = 1000
 
 @dataclass
 class Loop:
-    """A training loop: what it calls, and the gradients it has. `stamp` changes whenever they do, and recurs after they
-    were cleared, as addresses do."""
+    """A training loop: what it calls, and the gradients it has. `stamp` changes whenever they do,
+    and recurs after they were cleared, as addresses do."""
 
     count: TokenCount = field(default_factory=TokenCount)
     stamp: int = 0
@@ -33,10 +34,13 @@ class Loop:
         self.count.add(n, self.stamp)
 
 
-# c: zero_grad, n: count_tokens, b: backward; then the step, taken or left out. "nb" repeats per micro-batch.
+# c: zero_grad, n: count_tokens, b: backward; then the step, taken or left out. "nb" repeats per
+# micro-batch.
 ORDERS = ["cnb", "cbn", "ncb", "nbc", "bnc"]
 LATE_CLEAR = {"nbc", "bnc"}  # they clear after the step
-rounds = st.lists(st.tuples(st.lists(st.integers(1, 50), min_size=1, max_size=3), st.booleans()), max_size=12)
+rounds = st.lists(
+    st.tuples(st.lists(st.integers(1, 50), min_size=1, max_size=3), st.booleans()), max_size=12
+)
 
 
 def play(order: str, loop: Loop, micro: list[int], taken: bool) -> int | None:

@@ -32,7 +32,9 @@ def test_a_seal_counts_tokens_and_version_and_keeps_the_genesis(
 
 
 @given(lineages, entries(least=0), digests)
-def test_a_seal_is_greater_than_its_base(base: Lineage, members: list[Entry], payload: bytes) -> None:
+def test_a_seal_is_greater_than_its_base(
+    base: Lineage, members: list[Entry], payload: bytes
+) -> None:
     """Even one that merged no tokens: so whoever has the seal is ahead of whoever has not."""
     assert base.seal(members, payload).key > base.key
 
@@ -60,12 +62,23 @@ def test_the_digest_changes_with_any_change_of_base_member_or_payload(
     peer, seq, tokens, steps = members[one]
     other_peer = PeerId(peer.name, peer.incarnation + 10)
     others = [
-        Entry(other_peer, seq, tokens, steps), Entry(peer, seq + 1, tokens, steps),
-        Entry(peer, seq, tokens + 1, steps), Entry(peer, seq, tokens, steps + 1),
-    ]  # fmt: skip
-    histories = [base.seal([*members[:one], other, *members[one + 1 :]], payload) for other in others]
-    histories += [base.seal(members[:one] + members[one + 1 :], payload), base.seal(members, content_digest(payload))]
-    histories += [Lineage(base.tokens, base.version, content_digest(base.digest), base.genesis).seal(members, payload)]
+        Entry(other_peer, seq, tokens, steps),
+        Entry(peer, seq + 1, tokens, steps),
+        Entry(peer, seq, tokens + 1, steps),
+        Entry(peer, seq, tokens, steps + 1),
+    ]
+    histories = [
+        base.seal([*members[:one], other, *members[one + 1 :]], payload) for other in others
+    ]
+    histories += [
+        base.seal(members[:one] + members[one + 1 :], payload),
+        base.seal(members, content_digest(payload)),
+    ]
+    histories += [
+        Lineage(base.tokens, base.version, content_digest(base.digest), base.genesis).seal(
+            members, payload
+        )
+    ]
     assert base.seal(members, payload).digest not in {h.digest for h in histories}
     assert len({h.digest for h in histories}) == len(histories)
 
@@ -96,7 +109,10 @@ def test_all_fragments_of_a_founder_have_the_same_key(
 def test_founders_of_different_weights_have_different_digests() -> None:
     base = Lineage.fresh(b"g")
     assert base.found({ME: 1}, 5, b"one").digest != base.found({ME: 1}, 5, b"two").digest
-    assert base.found({ME: 1}, 5, b"one").digest != Lineage.fresh(b"h").found({ME: 1}, 5, b"one").digest
+    assert (
+        base.found({ME: 1}, 5, b"one").digest
+        != Lineage.fresh(b"h").found({ME: 1}, 5, b"one").digest
+    )
 
 
 def test_a_lineage_cannot_be_changed() -> None:
@@ -111,7 +127,9 @@ def test_a_lineage_cannot_be_changed() -> None:
 
 
 @given(lineages, entries(), digests)
-def test_sealing_leaves_the_base_as_it_was(base: Lineage, members: list[Entry], payload: bytes) -> None:
+def test_sealing_leaves_the_base_as_it_was(
+    base: Lineage, members: list[Entry], payload: bytes
+) -> None:
     before = (base.key, dict(base.merged))
     base.seal(members, payload)
     assert (base.key, dict(base.merged)) == before

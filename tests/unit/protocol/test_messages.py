@@ -14,7 +14,9 @@ POLICY = (("sync_every", "128"), ("codec", "none"))
 HERE = Hello(PeerId("a", 1), "a:1", MODEL, POLICY)
 THERE = Hello(PeerId("b", 1), "b:1", MODEL, POLICY)
 fingerprints = st.lists(
-    st.tuples(st.sampled_from("vwxyz"), st.sampled_from("123")), max_size=5, unique_by=lambda field: field[0]
+    st.tuples(st.sampled_from("vwxyz"), st.sampled_from("123")),
+    max_size=5,
+    unique_by=lambda field: field[0],
 ).map(tuple)
 
 
@@ -48,7 +50,9 @@ def test_another_protocol_is_refused_before_anything_else() -> None:
 
 
 def test_one_name_twice_is_refused() -> None:
-    assert refusal(HERE, replace(THERE, peer=PeerId("a", 2))).startswith("name: 'a' on both sides; give every learner")
+    assert refusal(HERE, replace(THERE, peer=PeerId("a", 2))).startswith(
+        "name: 'a' on both sides; give every learner"
+    )
 
 
 def test_another_model_is_named_before_another_policy() -> None:
@@ -64,7 +68,13 @@ def test_another_policy_is_named() -> None:
 def test_the_size_of_a_message_is_that_of_its_sections() -> None:
     assert nbytes({}) == 0
     assert (
-        nbytes({"anchor": Packet("none", 1, memoryview(b"1234")), "velocity": Packet("none", 0, memoryview(b""))}) == 4
+        nbytes(
+            {
+                "anchor": Packet("none", 1, memoryview(b"1234")),
+                "velocity": Packet("none", 0, memoryview(b"")),
+            }
+        )
+        == 4
     )
 
 
@@ -91,20 +101,27 @@ def test_who_brings_nothing_more_weighs_by_its_last_offer_where_nobody_brings_mo
 
 A, B, C = (PeerId(name, 1) for name in "abc")
 ENTRIES = (Entry(A, 3, 10, 1), Entry(B, 4, 10, 1), Entry(C, 3, 0, 0))
-RELAYED = {name: Packet("packed", 8, memoryview(bytes(size))) for name, size in (("0", 24), ("1", 20), ("moment:m", 8))}
+RELAYED = {
+    name: Packet("packed", 8, memoryview(bytes(size)))
+    for name, size in (("0", 24), ("1", 20), ("moment:m", 8))
+}
 SEAL = Seal(B, 0, b"", Key(1, 1, b""), ENTRIES, (0.5, 0.5, 0.0), (), "", b"", RELAYED)
 
 
 def offered(peer: PeerId, seq: int, packet: Packet | None = None) -> Offer:
-    return Offer(peer, 0, seq, 10, 1, b"", Key(0, 0, b""), True, {"delta": packet} if packet else {})
+    return Offer(
+        peer, 0, seq, 10, 1, b"", Key(0, 0, b""), True, {"delta": packet} if packet else {}
+    )
 
 
 def test_a_seal_goes_to_an_author_without_the_packet_that_it_has() -> None:
     sent = SEAL.without(A, 3)
     assert sent == SEAL
     assert [(name, p.codec, p.numel, p.nbytes) for name, p in sent.sections.items()] == [
-        ("0", YOURS, 8, 0), ("1", "packed", 8, 20), ("moment:m", "packed", 8, 8)
-    ]  # fmt: skip
+        ("0", YOURS, 8, 0),
+        ("1", "packed", 8, 20),
+        ("moment:m", "packed", 8, 8),
+    ]
     assert sent.completed(offered(A, 3, RELAYED["0"])).sections == RELAYED
     assert sent.completed(offered(A, 4)).sections == sent.sections  # nothing to complete it with
 

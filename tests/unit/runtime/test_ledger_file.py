@@ -1,4 +1,5 @@
-"""The ledger on a disk that is full, gone, or hangs: training goes on, and what was not written is written later."""
+"""The ledger on a disk that is full, gone, or hangs: training goes on, and what was not written is
+written later."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def versions(path: Path) -> list[int]:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "ledger" in r.getMessage()]
+    return [
+        r.getMessage()
+        for r in caplog.records
+        if r.levelno == logging.WARNING and "ledger" in r.getMessage()
+    ]
 
 
 def test_each_line_says_when_and_who(tmp_path: Path) -> None:
@@ -137,7 +142,9 @@ def test_a_disk_that_never_works_again_costs_bounded_memory(
 
 
 @pytest.mark.parametrize("break_", [full, Path.mkdir], ids=["full", "a directory"])
-def test_training_goes_on_without_its_ledger(tmp_path: Path, break_: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_goes_on_without_its_ledger(
+    tmp_path: Path, break_: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "a"
     with cluster(descent(0.0), descent(0.0), each=[{"ledger": path}, {}], **LOCKSTEP) as optimizers:
         drive(optimizers, 2, lambda i, s: 1.0)
@@ -150,7 +157,9 @@ def test_training_goes_on_without_its_ledger(tmp_path: Path, break_: Any, caplog
     assert len(warnings(caplog)) == 1
 
 
-def test_a_disk_that_hangs_holds_up_neither_steps_nor_merges_nor_checkpoints(tmp_path: Path) -> None:
+def test_a_disk_that_hangs_holds_up_neither_steps_nor_merges_nor_checkpoints(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a"
     os.mkfifo(path)  # to open it for writing waits for a reader
     with cluster(descent(0.0), descent(0.0), each=[{"ledger": path}, {}], **LOCKSTEP) as optimizers:
@@ -160,7 +169,9 @@ def test_a_disk_that_hangs_holds_up_neither_steps_nor_merges_nor_checkpoints(tmp
         assert versions(path) == [1, 2, 3]
 
 
-def test_a_learner_ends_although_its_disk_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_learner_ends_although_its_disk_hangs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "a"
     os.mkfifo(path)
     file = LedgerFile(path, A)

@@ -1,4 +1,5 @@
-"""The network, over loopback: who is there, what arrives, and what is told when something does not."""
+"""The network, over loopback: who is there, what arrives, and what is told when something does
+not."""
 
 from __future__ import annotations
 
@@ -22,7 +23,18 @@ from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Call, Goodbye, Message, Offer, Packet, Rumor, Seal, State, Want
+from mend_optim.protocol.messages import (
+    Beat,
+    Call,
+    Goodbye,
+    Message,
+    Offer,
+    Packet,
+    Rumor,
+    Seal,
+    State,
+    Want,
+)
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport import grpc_transport as room
 from mend_optim.transport import wire
@@ -43,7 +55,12 @@ class Learner:
     """A handler that writes down what it is told, with the transport that tells it."""
 
     def __init__(
-        self, name: str, *seeds: str, listen: str | None = LOOPBACK, incarnation: int = 1, **options: Any
+        self,
+        name: str,
+        *seeds: str,
+        listen: str | None = LOOPBACK,
+        incarnation: int = 1,
+        **options: Any,
     ) -> None:
         self.id, self.policy = PeerId(name, incarnation), (("sync_every", "128"),)
         self.events: list[tuple[Any, ...]] = []
@@ -51,7 +68,13 @@ class Learner:
         self.newest: dict[str, int] = {}
         self.answer: Callable[[Message], None] = lambda message: None
         self._changed = asyncio.Event()
-        options = {"advertise": None, "timing": TIMING, "allocate": fresh, "limit": [LIMIT, LIMIT].__getitem__, **options}
+        options = {
+            "advertise": None,
+            "timing": TIMING,
+            "allocate": fresh,
+            "limit": [LIMIT, LIMIT].__getitem__,
+            **options,
+        }
         self.transport = Transport(self, listen=listen, seeds=seeds, **options)
         self.address = ""
 
@@ -112,7 +135,9 @@ class Learner:
             try:
                 await asyncio.wait_for(self._changed.wait(), end - time.monotonic())
             except asyncio.TimeoutError:
-                raise AssertionError(f"{self.id} waits in vain; it was told {self.events[-20:]}") from None
+                raise AssertionError(
+                    f"{self.id} waits in vain; it was told {self.events[-20:]}"
+                ) from None
         return result
 
     async def gone(self, other: Learner) -> None:
@@ -144,7 +169,8 @@ class Crew:
 
 
 def scenario(test: Callable[[Crew], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run an asynchronous test. Nothing may be left running, and no task may have died of an exception."""
+    """Run an asynchronous test. Nothing may be left running, and no task may have died of an
+    exception."""
 
     def run() -> None:
         asyncio.run(body())
@@ -224,7 +250,9 @@ def packet(data: bytes) -> Packet:
 def offer_of(learner: Learner, seq: int = 1, size: int = 12, fragment: int = 0) -> Offer:
     data = bytes(i % 251 for i in range(997)) * (size // 997 + 1)
     key = Key(0, 0, b"base")
-    return Offer(learner.id, fragment, seq, 10, 2, b"genesis", key, True, {"delta": packet(data[:size])})
+    return Offer(
+        learner.id, fragment, seq, 10, 2, b"genesis", key, True, {"delta": packet(data[:size])}
+    )
 
 
 def seal_of(learner: Learner, *offers: Offer, version: int = 1, fragment: int = 0) -> Seal:
@@ -232,7 +260,16 @@ def seal_of(learner: Learner, *offers: Offer, version: int = 1, fragment: int = 
     entries = tuple(offer.entry for offer in offers)
     merged = {"merged": packet(b"m" * 40)}
     return Seal(
-        learner.id, fragment, b"base", key, entries, (1.0,) * len(entries), (), "all_present", b"payload", merged
+        learner.id,
+        fragment,
+        b"base",
+        key,
+        entries,
+        (1.0,) * len(entries),
+        (),
+        "all_present",
+        b"payload",
+        merged,
     )
 
 
@@ -246,7 +283,7 @@ def contents(message: Any) -> dict[str, bytes]:
     return {name: bytes(section.data) for name, section in message.sections.items()}
 
 
-# ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── addresses ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -263,10 +300,13 @@ def test_addresses_are_parsed(text, parsed):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "host:", "host:port", "::1:80", "a b:1", "unix:/x:1", "h:65536", "h:-1", None]
+    "text",
+    ["", "host", "host:", "host:port", "::1:80", "a b:1", "unix:/x:1", "h:65536", "h:-1", None],
 )
 def test_what_is_no_address_is_the_users_error(text):
-    with pytest.raises(UsageError, match=r"^peers\[1\] must be an address .*, got .*; write '10.0.0.5:51900'"):
+    with pytest.raises(
+        UsageError, match=r"^peers\[1\] must be an address .*, got .*; write '10.0.0.5:51900'"
+    ):
         parse_address("peers[1]", text)
 
 
@@ -282,7 +322,8 @@ def test_an_address_to_dial_has_host_and_port(text):
         ("10.0.0.9:5", "10.0.0.1", "10.0.0.9:5"),
         (":5", "10.0.0.1", "10.0.0.1:5"),
         ("0.0.0.0:5", "fd00::1", "[fd00::1]:5"),
-        ("127.0.0.1:5", "10.0.0.1", "10.0.0.1:5"),  # two learners on the other machine know each other so
+        # two learners on the other machine know each other so
+        ("127.0.0.1:5", "10.0.0.1", "10.0.0.1:5"),
         ("127.0.0.1:5", "127.0.0.1", "127.0.0.1:5"),
         ("localhost:5", "::1", "localhost:5"),
         (":5", "", ""),
@@ -310,7 +351,13 @@ def test_where_a_connection_comes_from(seen, host):
 
 @pytest.mark.parametrize(
     "options",
-    [{"listen": "nowhere"}, {"advertise": "x"}, {"advertise": "host:0"}, {"seeds": ("a:1", "b")}, {"seeds": (":1",)}],
+    [
+        {"listen": "nowhere"},
+        {"advertise": "x"},
+        {"advertise": "host:0"},
+        {"seeds": ("a:1", "b")},
+        {"seeds": (":1",)},
+    ],
 )
 def test_bad_addresses_are_refused_at_construction(options):
     seeds = options.pop("seeds", ())
@@ -318,7 +365,7 @@ def test_bad_addresses_are_refused_at_construction(options):
         Learner("a", *seeds, **options)
 
 
-# ── outboxes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── outboxes ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_outbox_keeps_the_newest_beat_and_is_bounded():
@@ -342,7 +389,7 @@ def test_an_outbox_keeps_the_newest_beat_and_is_bounded():
     assert [call.fragment for call in asyncio.run(drained(box))] == list(range(44, 300))
 
 
-# ── hello ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── hello ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @scenario
@@ -388,7 +435,9 @@ async def test_a_learner_recognises_itself(crew):
 async def test_a_port_in_use_is_the_users_error(crew):
     a = await crew("a")
     b = Learner("b", listen=a.address)
-    with pytest.raises(UsageError, match=f"listen must be .* free port, got '{a.address}'; another process may use"):
+    with pytest.raises(
+        UsageError, match=f"listen must be .* free port, got '{a.address}'; another process may use"
+    ):
         await b.transport.start()
     await b.transport.stop()
 
@@ -430,7 +479,11 @@ async def test_a_learner_that_listens_everywhere_is_dialled_where_it_is_seen(cre
     a.known = [(b.id, b.address)]
     await b.until(lambda: b.of("met") == [(a.id, "127.0.0.1" + a.address, "")])
     await a.linked_with(b)
-    rumors = (Rumor(PeerId("c", 1), "", 1), Rumor(PeerId("d", 1), ":9", 1), Rumor(PeerId("e", 1), "there:9", 1))
+    rumors = (
+        Rumor(PeerId("c", 1), "", 1),
+        Rumor(PeerId("d", 1), ":9", 1),
+        Rumor(PeerId("e", 1), "there:9", 1),
+    )
     a.transport.send(b.id, Beat(a.id, a.address, 1, roster=rumors), "")
     await b.until(lambda: b.messages(Beat))
     (beat,) = b.messages(Beat)
@@ -481,7 +534,7 @@ async def test_what_is_advertised_is_told(crew):
     assert a.address == "127.0.0.2:5"
 
 
-# ── control ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── control ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @scenario
@@ -547,7 +600,8 @@ async def test_a_broken_connection_is_dialled_again(crew):
 
 @scenario
 async def test_a_connection_that_failed_is_gone_at_once(crew):
-    """And not when the garbage collector comes by, which beside a large model is seldom: gRPC goes on dialling."""
+    """And not when the garbage collector comes by, which beside a large model is seldom: gRPC goes
+    on dialling."""
     b = await crew("b")
     await b.transport.stop()
     a = Learner("a", b.address, timing=replace(TIMING, beat_s=0.01))
@@ -565,7 +619,9 @@ async def test_a_connection_that_failed_is_gone_at_once(crew):
     try:
         await a.transport.start()
         await asyncio.wait_for(enough.wait(), PATIENCE_S)
-        calls = [thing for thing in gc.get_objects() if issubclass(type(thing), grpc.aio.UnaryUnaryCall)]
+        calls = [
+            thing for thing in gc.get_objects() if issubclass(type(thing), grpc.aio.UnaryUnaryCall)
+        ]
         assert len(calls) <= 1, "a call keeps its connection"
     finally:
         gc.enable()
@@ -601,7 +657,7 @@ async def test_stopping_is_idempotent_and_silences(crew):
     assert a.events[told:] == []
 
 
-# ── exchange ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── exchange ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @scenario
@@ -631,7 +687,9 @@ async def test_nobodys_own_packet_comes_back(crew):
     own, other = offer_of(a, size=1 << 20), offer_of(b, size=1 << 10)
     a.transport.send(b.id, own, "")
     await a.until(lambda: a.of("delivered"))
-    seal = replace(seal_of(b, own, other), sections={"0": own.sections["delta"], "1": other.sections["delta"]})
+    seal = replace(
+        seal_of(b, own, other), sections={"0": own.sections["delta"], "1": other.sections["delta"]}
+    )
     b.transport.send(a.id, seal, "exchange")
     await a.until(lambda: a.messages(Seal))
     (found,) = a.messages(Seal)
@@ -668,12 +726,16 @@ async def test_a_cut_after_the_upload_is_told_and_offering_again_gives_the_same_
     cable.cut()
     await a.until(lambda: a.of("undelivered") == [(b.id, offer)])
     seal = seal_of(b, offer)
-    b.answer = lambda message: isinstance(message, Offer) and b.transport.send(a.id, seal, "exchange")
+    b.answer = lambda message: (
+        isinstance(message, Offer) and b.transport.send(a.id, seal, "exchange")
+    )
 
     while not a.messages(Seal):  # as the engine does: offer again after a beat, until it is heard
         failures = len(a.of("undelivered"))
         a.transport.send(b.id, offer, "")
-        await a.until(lambda failures=failures: a.messages(Seal) or len(a.of("undelivered")) > failures)
+        await a.until(
+            lambda failures=failures: a.messages(Seal) or len(a.of("undelivered")) > failures
+        )
         await asyncio.sleep(TIMING.beat_s)
     assert a.messages(Seal) == [seal]
     await cable.unplug()
@@ -776,7 +838,8 @@ async def test_a_link_that_died_silently_is_noticed_while_a_transfer_survives_th
     offer = offer_of(a, size=LIMIT)
     a.transport.send(b.id, offer, "")
     await a.gone(b)
-    await asyncio.sleep(2 * timing.evict_after_s)  # long enough to forget a peer that nothing is under way with
+    # long enough to forget a peer that nothing is under way with
+    await asyncio.sleep(2 * timing.evict_after_s)
     assert a.of("delivered") == []
     cable.flow()
     await a.until(lambda: a.of("delivered") == [(b.id, offer)])
@@ -801,13 +864,14 @@ async def test_a_peer_that_is_gone_for_long_is_a_stranger_again(crew):
     await a.linked_with(again)
 
 
-# ── pull and push ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── pull and push ─────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("kind", ["state", "seal"])
 @pytest.mark.parametrize("listens", [True, False], ids=["pulled", "pushed"])
 def test_a_want_is_answered(kind, listens):
-    """Pulled from a peer that can be dialled; pushed by one that cannot, after a want over its control stream."""
+    """Pulled from a peer that can be dialled; pushed by one that cannot, after a want over its
+    control stream."""
 
     @scenario
     async def run(crew):
@@ -925,7 +989,9 @@ def test_a_wrong_answer_is_none(kind, answer):
     async def run() -> None:
         a, b = Learner("a"), Learner("b")
         stream = Script(*answers_of(b)[answer])
-        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: stream)
+        transfers = Transfers(
+            a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: stream
+        )
         message = offer_of(a) if kind == "offer" else Want(a.id, 0, b"")
         (transfers.exchange if kind == "offer" else transfers.pull)(Link(b.id), message)
         await a.until(lambda: a.of("undelivered") == [(b.id, message)])
@@ -937,10 +1003,13 @@ def test_a_wrong_answer_is_none(kind, answer):
 def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothing():
     async def run() -> None:
         a, b = Learner("a"), Learner("b")
-        transfers = Transfers(a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: Script())
+        transfers = Transfers(
+            a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: Script()
+        )
         link, first, second = Link(b.id), Want(a.id, 0, b"first"), Want(a.id, 0, b"second")
         transfers.ask(link, first)
-        await a.until(lambda: a.of("undelivered") == [(b.id, first)])  # no control stream to ask over
+        # no control stream to ask over
+        await a.until(lambda: a.of("undelivered") == [(b.id, first)])
         link.streams.append(Outbox())
         transfers.ask(link, first)
         transfers.ask(link, second)  # instead
@@ -960,10 +1029,12 @@ def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothin
     asyncio.run(run())
 
 
-# ── strangers and garbage ────────────────────────────────────────────────────────────────────────────────────────
+# ── strangers and garbage ─────────────────────────────────────────────────────────────────────────
 
 
-async def status_of(channel: grpc.aio.Channel, method: str, caller: PeerId | None, *frames: bytes) -> grpc.StatusCode:
+async def status_of(
+    channel: grpc.aio.Channel, method: str, caller: PeerId | None, *frames: bytes
+) -> grpc.StatusCode:
     metadata = ((room.CALLER, wire.encode_id(caller)),) if caller else ()
     call = channel.stream_stream(f"/{room.SERVICE}/{method}")(metadata=metadata)
     with suppress(Exception):
@@ -981,13 +1052,24 @@ async def test_strangers_and_garbage_are_refused_and_survived(crew):
     async with grpc.aio.insecure_channel(b.address) as channel:
         for method in ("Control", "Exchange", "Pull", "Push", "PassOn"):
             for stranger in (None, PeerId("stranger", 1), replace_incarnation(a.id)):
-                assert await status_of(channel, method, stranger) is grpc.StatusCode.FAILED_PRECONDITION
+                assert (
+                    await status_of(channel, method, stranger)
+                    is grpc.StatusCode.FAILED_PRECONDITION
+                )
         for method in ("Exchange", "Pull", "Push", "PassOn"):
-            for frames in ([], [b""], [b"garbage"], [wire.ACK], [b"\x12\xff\xff"], list(wire.frames(state_of(a)))):
+            for frames in (
+                [],
+                [b""],
+                [b"garbage"],
+                [wire.ACK],
+                [b"\x12\xff\xff"],
+                list(wire.frames(state_of(a))),
+            ):
                 assert await status_of(channel, method, a.id, *frames) in refused
         with pytest.raises(grpc.aio.AioRpcError, match="not a Hello"):
             await channel.unary_unary(f"/{room.SERVICE}/Hello")(b"garbage")
-        assert await status_of(channel, "Control", a.id, b"garbage") is grpc.StatusCode.OK  # its stream ends
+        # its stream ends
+        assert await status_of(channel, "Control", a.id, b"garbage") is grpc.StatusCode.OK
     a.transport.send(b.id, offer_of(a), "")
     await b.until(lambda: b.messages(Offer))
 
@@ -996,7 +1078,7 @@ def replace_incarnation(id: PeerId) -> PeerId:
     return id._replace(incarnation=id.incarnation + 1)
 
 
-# ── under load ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── under load ────────────────────────────────────────────────────────────────────────────────────
 
 
 @scenario
@@ -1077,7 +1159,11 @@ async def test_a_grpc_that_cannot_survive_forks_is_told_of(crew):
 
 @pytest.mark.parametrize(
     ("before", "crash"),
-    [("", False), ("import grpc", True), ("import os; os.environ['GRPC_ENABLE_FORK_SUPPORT'] = '1'", True)],
+    [
+        ("", False),
+        ("import grpc", True),
+        ("import os; os.environ['GRPC_ENABLE_FORK_SUPPORT'] = '1'", True),
+    ],
     ids=["imported first", "imported second", "switched on by the user"],
 )
 def test_fork_handlers_are_off_unless_somebody_else_was_first(before, crash):
@@ -1088,15 +1174,20 @@ def test_fork_handlers_are_off_unless_somebody_else_was_first(before, crash):
 def python(*arguments: str) -> list[str]:
     """What a fresh interpreter prints, whose environment says nothing of gRPC."""
     root = Path(__file__).parents[3]
-    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"
+    }
     environment["PYTHONPATH"] = os.pathsep.join([str(root), environment.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split()
 
 
 def test_workers_of_a_data_loader_may_be_forked_beside_live_traffic(tmp_path):
-    """Without `GRPC_ENABLE_FORK_SUPPORT=0` a worker dies by a segmentation fault, most of the time."""
+    """Without `GRPC_ENABLE_FORK_SUPPORT=0` a worker dies by a segmentation fault, most of the
+    time."""
     script = tmp_path / "fork.py"
     script.write_text(FORK)
     assert python(str(script)) == ["seals", "True", "batches", "600"]

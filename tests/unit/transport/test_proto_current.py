@@ -1,4 +1,5 @@
-"""The generated code is that of `protos/peer.proto`: compared with the text, and where possible generated again."""
+"""The generated code is that of `protos/peer.proto`: compared with the text, and where possible
+generated again."""
 
 from __future__ import annotations
 
@@ -7,13 +8,19 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 
 from mend_optim.transport._pb import peer_pb2
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "protos" / "peer.proto"
-PATH = "mend_optim/transport/_pb/peer.proto"  # the name it is generated under: unique in the process-wide pool
+# the name it is generated under: unique in the process-wide pool
+PATH = "mend_optim/transport/_pb/peer.proto"
 
 
 def generated() -> FileDescriptorProto:
@@ -26,15 +33,20 @@ def tokens(text: str) -> list[str]:
 
 
 def field_text(field: FieldDescriptorProto) -> str:
-    kind = field.type_name or FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    kind = (
+        field.type_name or FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    )
     repeated = "repeated " if field.label == FieldDescriptorProto.LABEL_REPEATED else ""
     return f"{repeated}{kind} {field.name} = {field.number};"
 
 
 def message_text(message: DescriptorProto) -> str:
-    """A message as source text. What this does not know how to write (nested types, options …) must not be there."""
+    """A message as source text. What this does not know how to write (nested types, options …) must
+    not be there."""
     known = {"name", "field", "oneof_decl"}
-    assert {field.name for field, _ in message.ListFields()} <= known, f"teach this test about {message}"
+    assert {field.name for field, _ in message.ListFields()} <= known, (
+        f"teach this test about {message}"
+    )
     body, opened = "", set()
     for field in message.field:
         if not field.HasField("oneof_index"):
@@ -42,7 +54,9 @@ def message_text(message: DescriptorProto) -> str:
         elif field.oneof_index not in opened:
             opened.add(field.oneof_index)
             inside = "".join(
-                field_text(f) for f in message.field if f.HasField("oneof_index") and f.oneof_index == field.oneof_index
+                field_text(f)
+                for f in message.field
+                if f.HasField("oneof_index") and f.oneof_index == field.oneof_index
             )
             body += f"oneof {message.oneof_decl[field.oneof_index].name} {{ {inside} }}"
     return f"message {message.name} {{ {body} }}"
@@ -60,7 +74,9 @@ def file_text(file: FileDescriptorProto) -> str:
 
 
 def test_generated_code_says_what_the_source_says():
-    assert tokens(file_text(generated())) == tokens(SOURCE.read_text()), "peer.proto changed: run `make proto`"
+    assert tokens(file_text(generated())) == tokens(SOURCE.read_text()), (
+        "peer.proto changed: run `make proto`"
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +101,13 @@ def test_generating_it_again_gives_the_same(tmp_path):
     )
     out = tmp_path / "set"
     include = Path(protoc.__file__).parent / "_proto"
-    arguments = ["protoc", f"-Imend_optim/transport/_pb={SOURCE.parent}", f"-I{include}", f"--descriptor_set_out={out}", PATH]
+    arguments = [
+        "protoc",
+        f"-Imend_optim/transport/_pb={SOURCE.parent}",
+        f"-I{include}",
+        f"--descriptor_set_out={out}",
+        PATH,
+    ]
     assert protoc.main(arguments) == 0
     (again,) = FileDescriptorSet.FromString(out.read_bytes()).file
     for message in again.message_type:
@@ -98,5 +120,7 @@ def test_the_protobuf_in_use_is_one_the_generated_code_runs_on():
     text = (ROOT / "mend_optim" / "transport" / "_pb" / "peer_pb2.py").read_text()
     match = re.search(r"Protobuf Python Version: (\d+)\.(\d+)", text)
     assert match is not None
-    assert match.groups() == ("6", "30"), "generate with the oldest tools that cover the range we declare"
+    assert match.groups() == ("6", "30"), (
+        "generate with the oldest tools that cover the range we declare"
+    )
     assert int(version("protobuf").split(".")[0]) in (6, 7)

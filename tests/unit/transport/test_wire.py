@@ -43,30 +43,68 @@ ID = st.builds(PeerId, NAME, U64)
 KEY = st.builds(Key, U64, U64, DIGEST)
 HELD = st.lists(st.tuples(ID, U64), max_size=3).map(tuple)
 FIELDS = st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple)
-PACKET = st.builds(lambda codec, numel, data: Packet(codec, numel, memoryview(data)), NAME, U64, st.binary(max_size=64))
+PACKET = st.builds(
+    lambda codec, numel, data: Packet(codec, numel, memoryview(data)),
+    NAME,
+    U64,
+    st.binary(max_size=64),
+)
 SECTIONS = st.dictionaries(NAME, PACKET, max_size=4)
 MEMBERS = st.lists(st.tuples(st.builds(Entry, ID, U64, U64, U64), NUMBER), max_size=4)
 
 HELLO = st.builds(Hello, ID, TEXT, FIELDS, FIELDS, st.integers(0, 2**32 - 1), TEXT)
 BEAT = st.builds(
-    Beat, ID, TEXT, U64, U64, U64, NUMBER, st.booleans(), DIGEST,
+    Beat,
+    ID,
+    TEXT,
+    U64,
+    U64,
+    U64,
+    NUMBER,
+    st.booleans(),
+    DIGEST,
     st.lists(st.builds(Report, KEY, HELD, DIGEST), max_size=3).map(tuple),
-    st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple), U64, U64, U64,
-)  # fmt: skip
+    st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple),
+    U64,
+    U64,
+    U64,
+)
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
 CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT), WANT)
 OFFER = st.builds(
-    lambda offer, claim: replace(offer, seq=max(offer.seq, claim.settled + 1) if claim else offer.seq, inherited=claim),
+    lambda offer, claim: replace(
+        offer, seq=max(offer.seq, claim.settled + 1) if claim else offer.seq, inherited=claim
+    ),
     st.builds(
-        Offer, ID, FRAGMENT, U64, U64, U64, DIGEST, KEY, st.booleans(), SECTIONS, follows=U64,
+        Offer,
+        ID,
+        FRAGMENT,
+        U64,
+        U64,
+        U64,
+        DIGEST,
+        KEY,
+        st.booleans(),
+        SECTIONS,
+        follows=U64,
         again=st.tuples(U64, U64),
     ),
     st.none() | st.builds(Claim, ID, st.integers(0, 2**64 - 2)),
 )
 SEAL = st.builds(
-    lambda members, *rest: Seal(*rest[:4], tuple(m for m, _ in members), tuple(w for _, w in members), *rest[4:]),
-    MEMBERS, ID, FRAGMENT, DIGEST, KEY, st.lists(NAME, max_size=3).map(tuple), TEXT, DIGEST, SECTIONS,
-)  # fmt: skip
+    lambda members, *rest: Seal(
+        *rest[:4], tuple(m for m, _ in members), tuple(w for _, w in members), *rest[4:]
+    ),
+    MEMBERS,
+    ID,
+    FRAGMENT,
+    DIGEST,
+    KEY,
+    st.lists(NAME, max_size=3).map(tuple),
+    TEXT,
+    DIGEST,
+    SECTIONS,
+)
 LINEAGE = st.builds(Lineage, U64, U64, DIGEST, DIGEST, st.dictionaries(ID, U64, max_size=4))
 STATE = st.builds(State, ID, FRAGMENT, LINEAGE, DIGEST, SECTIONS)
 BULK = st.one_of(OFFER, SEAL, STATE)
@@ -154,7 +192,11 @@ def test_mutated_control_gives_a_message_or_a_peer_error(message, data):
     encoded = wire.encode(message)
     at = data.draw(st.integers(0, len(encoded)))
     with suppress(PeerError):
-        wire.decode(encoded[:at] + data.draw(st.binary(max_size=4)) + encoded[at + data.draw(st.integers(0, 4)) :])
+        wire.decode(
+            encoded[:at]
+            + data.draw(st.binary(max_size=4))
+            + encoded[at + data.draw(st.integers(0, 4)) :]
+        )
 
 
 @given(st.integers(1, 3 * wire.CHUNK + 5))
@@ -170,7 +212,14 @@ def test_sections_of_any_size_are_chunked_and_put_together_again():
     sizes = [0, 4, wire.CHUNK - 4, wire.CHUNK, 0, wire.CHUNK + 4, 8]
     sections = {str(i): packet(bytes([i]) * size) for i, size in enumerate(sizes)}
     frames = list(wire.frames(replace(GOOD, sections=sections)))
-    assert [len(frame) for frame in frames[1:]] == [6, wire.CHUNK, wire.CHUNK + 4, wire.CHUNK + 4, 6, 10]
+    assert [len(frame) for frame in frames[1:]] == [
+        6,
+        wire.CHUNK,
+        wire.CHUNK + 4,
+        wire.CHUNK + 4,
+        6,
+        10,
+    ]
     (out,) = assembled(frames)
     assert contents(out) == contents(replace(GOOD, sections=sections))
 
@@ -179,7 +228,11 @@ def test_chunks_may_span_sections():
     sections = {"one": packet(b"aaaa"), "two": packet(b"bbbb")}
     frames = list(wire.frames(replace(GOOD, sections=sections)))
     (out,) = assembled(
-        [frames[0], pb.Frame(chunk=b"aaaabb").SerializeToString(), pb.Frame(chunk=b"bb").SerializeToString()]
+        [
+            frames[0],
+            pb.Frame(chunk=b"aaaabb").SerializeToString(),
+            pb.Frame(chunk=b"bb").SerializeToString(),
+        ]
     )
     assert contents(out) == contents(replace(GOOD, sections=sections))
 
@@ -202,7 +255,10 @@ def test_every_section_has_a_writable_buffer_of_its_own():
 
     assembler = wire.Assembler(lambda fragment: 12, allocate)
     first, *rest = wire.frames(
-        replace(GOOD, sections={"a": packet(b"1"), "none": packet(b""), "b": packet(struct.pack("<f", 1.5))})
+        replace(
+            GOOD,
+            sections={"a": packet(b"1"), "none": packet(b""), "b": packet(struct.pack("<f", 1.5))},
+        )
     )
     assert assembler.feed(first) is None
     out = [assembler.feed(frame) for frame in rest][-1]
@@ -230,7 +286,9 @@ def test_unknown_sections_and_fields_are_carried_or_ignored():
     section = pb.Section(name="exp_avg_sq", codec="from the future", numel=3, nbytes=2)
     offer = pb.Offer(peer=pb.PeerId(name="a", incarnation=1), key=pb.Key(digest=b"d"))
     offer.MergeFromString(b"\xa2\x06\x03new")  # field 100
-    out = assembled([header(offer=offer, sections=[section]), pb.Frame(chunk=b"xy").SerializeToString()])
+    out = assembled(
+        [header(offer=offer, sections=[section]), pb.Frame(chunk=b"xy").SerializeToString()]
+    )
     assert contents(out[0]) == [("exp_avg_sq", "from the future", 3, b"xy")]
 
 
@@ -243,13 +301,19 @@ GARBAGE = {
     "a header of no kind": ([header(sections=[])], "unknown kind"),
     "a chunk outside a message": ([CHUNK], "outside a message"),
     "an empty chunk": ([BEGUN, b"\x12\x00"], "a chunk of 0 bytes"),
-    "a chunk with something behind it": ([BEGUN, CHUNK + b"efgh"], "a chunk of 4 bytes in a frame of 10"),
+    "a chunk with something behind it": (
+        [BEGUN, CHUNK + b"efgh"],
+        "a chunk of 4 bytes in a frame of 10",
+    ),
     "a chunk without an end": ([BEGUN, b"\x12\xff\xff\xff\xff\xff\xff\xff"], "without a size"),
     "a chunk cut short": ([BEGUN, CHUNK[:-1]], "a chunk of 4 bytes in a frame of 5"),
     "more than announced": ([BEGUN, pb.Frame(chunk=b"12345").SerializeToString()], "more bytes"),
     "a chunk too many": ([BEGUN, CHUNK, CHUNK], "outside a message"),
     "a header within a message": ([BEGUN, BEGUN], "a header within a message"),
-    "two sections of one name": ([offer_with([pb.Section(name="a", codec="none")] * 2)], "two sections"),
+    "two sections of one name": (
+        [offer_with([pb.Section(name="a", codec="none")] * 2)],
+        "two sections",
+    ),
     "a section without a name": ([offer_with([pb.Section(codec="none")])], "section name is empty"),
     "a section without a codec": ([offer_with([pb.Section(name="a")])], "codec is empty"),
     "too many sections": (
@@ -315,7 +379,10 @@ def test_paces_are_few():
 
 
 def test_lists_are_bounded():
-    beat = pb.Beat(peer=pb.PeerId(name="a"), roster=[pb.Rumor(peer=pb.PeerId(name="a"))] * (wire.COUNT_LIMIT + 1))
+    beat = pb.Beat(
+        peer=pb.PeerId(name="a"),
+        roster=[pb.Rumor(peer=pb.PeerId(name="a"))] * (wire.COUNT_LIMIT + 1),
+    )
     with pytest.raises(PeerError, match="65537 rumors, at most 65536"):
         wire.decode(pb.Control(beat=beat).SerializeToString())
     with pytest.raises(PeerError, match="at most"):

@@ -17,7 +17,17 @@ from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import as_bytes, raw
 from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.registry import Codec, codec, decode
-from mend_optim.engine.effects import Advance, Export, Found, Inspect, Install, Job, Merge, Prepare, Reoffer
+from mend_optim.engine.effects import (
+    Advance,
+    Export,
+    Found,
+    Inspect,
+    Install,
+    Job,
+    Merge,
+    Prepare,
+    Reoffer,
+)
 from mend_optim.engine.policies import weights
 from mend_optim.engine.round import Round
 from mend_optim.engine.schedule import Schedule
@@ -38,15 +48,23 @@ policies = st.sampled_from([Nesterov(), CLASSIC])
 
 
 class Learner:
-    """One fragment of one learner, without an engine: its weights, its anchors, and what it does with them."""
+    """One fragment of one learner, without an engine: its weights, its anchors, and what it does
+    with them."""
 
     def __init__(
-        self, name: str, start: Tensor, coding: str | Codec = "none", exact: bool = False, **policy: Any
+        self,
+        name: str,
+        start: Tensor,
+        coding: str | Codec = "none",
+        exact: bool = False,
+        **policy: Any,
     ) -> None:
         self.exact = exact
         self.id, self.weights, self.seq = PeerId(name, 1), start.flatten(), 0
         settings = {"outer": Nesterov(), "scheme": "mean", "buffers": Buffers(), **policy}
-        self.anchors = Anchors(Layout(["w"], [start], 1), [start.flatten().clone()], codec(coding), **settings)
+        self.anchors = Anchors(
+            Layout(["w"], [start], 1), [start.flatten().clone()], codec(coding), **settings
+        )
 
     @property
     def theta(self) -> Tensor:
@@ -77,7 +95,9 @@ class Learner:
         done = perform(self.anchors, Merge(0, BASE, ordered, w))
         assert done.fault == ""
         key = BASE.seal(members, done.digest).key
-        return Seal(self.id, 0, BASE.digest, key, members, w, (), "all_present", done.digest, done.sections)
+        return Seal(
+            self.id, 0, BASE.digest, key, members, w, (), "all_present", done.digest, done.sections
+        )
 
     def receive(self, seal: Seal, mine: bool = True, ours: bool = False) -> Performed:
         return perform(self.anchors, Advance(seal, BASE, mine, replace=self.exact, ours=ours))
@@ -89,7 +109,9 @@ class Learner:
         return done.corrections[0]
 
     def apply(self, correction: Correction) -> None:
-        self.weights = correction.values.clone() if correction.replace else self.weights + correction.values
+        self.weights = (
+            correction.values.clone() if correction.replace else self.weights + correction.values
+        )
 
     def export(self) -> State:
         done = perform(self.anchors, Export(0, BASE))
@@ -123,7 +145,9 @@ def wide(value: float) -> Tensor:
 @given(vectors(4, 3))
 def test_a_round_of_all_leaves_all_on_the_mean(drawn: list[Tensor]) -> None:
     start, *changes = drawn
-    learners = [Learner(name, start).train(change) for name, change in zip("abc", changes, strict=True)]
+    learners = [
+        Learner(name, start).train(change) for name, change in zip("abc", changes, strict=True)
+    ]
     seal = learners[0].seal(*(learner.offer() for learner in learners))
     for learner in learners:
         learner.adopt(seal)
@@ -142,7 +166,9 @@ def test_anchors_agree_to_the_bit_whatever_each_did_locally_and_offers_arrived_i
     policy: Nesterov, drawn: list[Tensor], order: list[int]
 ) -> None:
     start, *changes = drawn
-    learners = [Learner(name, start, outer=policy).train(c) for name, c in zip("abcd", changes, strict=True)]
+    learners = [
+        Learner(name, start, outer=policy).train(c) for name, c in zip("abcd", changes, strict=True)
+    ]
     offers = [learner.offer(tokens=i + 1) for i, learner in enumerate(learners)]
     seal = learners[0].seal(*offers)
     assert learners[0].seal(*(offers[i] for i in order)) == seal
@@ -152,9 +178,14 @@ def test_anchors_agree_to_the_bit_whatever_each_did_locally_and_offers_arrived_i
 
 
 @given(policies, vectors(4, 3))
-def test_law_10_for_a_member_and_for_who_was_left_out(policy: Nesterov, drawn: list[Tensor]) -> None:
+def test_law_10_for_a_member_and_for_who_was_left_out(
+    policy: Nesterov, drawn: list[Tensor]
+) -> None:
     start, change, during, other = drawn
-    member, left_out = Learner("a", start, outer=policy).train(change), Learner("b", start, outer=policy).train(other)
+    member, left_out = (
+        Learner("a", start, outer=policy).train(change),
+        Learner("b", start, outer=policy).train(other),
+    )
     seal = member.seal(member.offer())
     snapshot, unmerged = member.weights, left_out.weights
     member.train(during).adopt(seal)
@@ -164,9 +195,14 @@ def test_law_10_for_a_member_and_for_who_was_left_out(policy: Nesterov, drawn: l
 
 
 @given(policies, vectors(3, 3))
-def test_an_offer_that_was_not_merged_is_as_good_on_the_next_anchor(policy: Nesterov, drawn: list[Tensor]) -> None:
+def test_an_offer_that_was_not_merged_is_as_good_on_the_next_anchor(
+    policy: Nesterov, drawn: list[Tensor]
+) -> None:
     start, change, other = drawn
-    slow, fast = Learner("a", start, outer=policy).train(change), Learner("b", start, outer=policy).train(other)
+    slow, fast = (
+        Learner("a", start, outer=policy).train(change),
+        Learner("b", start, outer=policy).train(other),
+    )
     before = slow.offer()
     slow.adopt(fast.seal(fast.offer()), mine=False)
     assert close(merged(slow.seal(slow.offer())), merged(slow.seal(before)))
@@ -178,7 +214,11 @@ def test_a_member_at_rest_changes_nothing_but_the_lineage(scheme: str, weighting
     a, b, idle = (Learner(name, vector(0, 0), scheme=scheme) for name in "abc")
     offers = [a.train(vector(2, 4)).offer(), b.train(vector(4, 8)).offer()]
     with_it = a.seal(*offers, idle.nothing(), weighting=weighting)
-    assert merged(with_it).tolist() == merged(a.seal(*offers, weighting=weighting)).tolist() == pytest.approx([3, 6])
+    assert (
+        merged(with_it).tolist()
+        == merged(a.seal(*offers, weighting=weighting)).tolist()
+        == pytest.approx([3, 6])
+    )
     assert with_it.weights == (0.5, 0.5, 0)
     assert [entry.peer.name for entry in with_it.members] == ["a", "b", "c"]
 
@@ -198,7 +238,10 @@ def test_under_synchronous_adoption_members_become_the_anchor_to_the_bit() -> No
 
 
 def test_what_has_to_be_dropped_is_out_of_the_weights_and_of_the_next_offer() -> None:
-    a, twin = Learner("a", wide(0.1), coding="bf16", exact=True), Learner("b", wide(0.1), coding="bf16")
+    a, twin = (
+        Learner("a", wide(0.1), coding="bf16", exact=True),
+        Learner("b", wide(0.1), coding="bf16"),
+    )
     seal = a.seal(a.train(wide(0.3)).offer())
     twin.train(wide(0.30001)).offer()
     assert twin.anchors.feedback[0].lost is not None
@@ -223,7 +266,9 @@ def test_nesterov_over_three_rounds() -> None:
 def test_two_staggered_fragments_of_weights_that_fall_by_two_a_step() -> None:
     schedule, parameters = Schedule(sync_every=6, fragments=2), [vector(1), vector(1)]
     layout = Layout(["v", "w"], parameters, 2)
-    anchors = Anchors(layout, [vector(1), vector(1)], codec("none"), Nesterov(lr=2.0), "mean", Buffers())
+    anchors = Anchors(
+        layout, [vector(1), vector(1)], codec("none"), Nesterov(lr=2.0), "mean", Buffers()
+    )
     marks, found = [schedule.first_mark(p) for p in range(2)], []
     for step in range(1, 13):
         for parameter in parameters:
@@ -234,7 +279,18 @@ def test_two_staggered_fragments_of_weights_that_fall_by_two_a_step() -> None:
             sections = perform(anchors, Prepare(p, step, snapshot)).sections
             offer = Offer(PeerId("a", 1), p, step, 1, 1, b"", BASE.key, True, sections)
             done = perform(anchors, Merge(p, BASE, (offer,), (1.0,)))
-            seal = Seal(offer.peer, p, b"", BASE.key, (offer.entry,), (1.0,), (), "", done.digest, done.sections)
+            seal = Seal(
+                offer.peer,
+                p,
+                b"",
+                BASE.key,
+                (offer.entry,),
+                (1.0,),
+                (),
+                "",
+                done.digest,
+                done.sections,
+            )
             (correction,) = perform(anchors, Advance(seal, BASE, True)).corrections
             scatter(layout.fragments[p], correction.values, parameters, correction.replace)
             found.append((p, step, parameters[p].item()))
@@ -245,7 +301,9 @@ def test_two_staggered_fragments_of_weights_that_fall_by_two_a_step() -> None:
 def test_several_rounds_follow_the_textbook(policy: Nesterov, drawn: list[Tensor]) -> None:
     start, *changes = drawn
     learner = Learner("a", start, outer=policy)
-    twin = reference.nesterov(policy.lr, policy.momentum, start.tolist(), [c.tolist() for c in changes])
+    twin = reference.nesterov(
+        policy.lr, policy.momentum, start.tolist(), [c.tolist() for c in changes]
+    )
     for change, expected in zip(changes, twin, strict=True):
         learner.adopt(learner.seal(learner.train(change).offer()))
         assert learner.theta.tolist() == pytest.approx(expected, rel=1e-5, abs=0.1)
@@ -261,10 +319,18 @@ def residual(learner: Learner) -> Tensor:
 
 
 @given(vectors(5, 40), st.lists(st.booleans(), min_size=4, max_size=4))
-def test_what_was_merged_plus_the_residual_is_all_that_was_trained(drawn: list[Tensor], fates: list[bool]) -> None:
-    """Σ merged decodes + residual = Σ deltas, over rounds that merge the learner's offer or leave it out."""
+def test_what_was_merged_plus_the_residual_is_all_that_was_trained(
+    drawn: list[Tensor], fates: list[bool]
+) -> None:
+    """Σ merged decodes + residual = Σ deltas, over rounds that merge the learner's offer or leave
+    it out."""
     start, *changes = drawn
-    learner, decoded, settled, pending = Learner("a", start, "bf16"), torch.zeros(40), torch.zeros(40), torch.zeros(40)
+    learner, decoded, settled, pending = (
+        Learner("a", start, "bf16"),
+        torch.zeros(40),
+        torch.zeros(40),
+        torch.zeros(40),
+    )
     other = Learner("b", start, "bf16")
     for change, mine in zip(changes, fates, strict=True):
         offer, pending = learner.train(change).offer(), pending + change
@@ -329,7 +395,9 @@ def test_who_encodes_the_merged_once_more_keeps_what_that_lost_if_its_own_seal_w
     assert torch.equal(back.residual, lost.residual)
 
 
-@pytest.mark.parametrize("how", [Int8(back="same"), PowerSGD(rank=2, min_ratio=1, back="same")], ids=repr)
+@pytest.mark.parametrize(
+    "how", [Int8(back="same"), PowerSGD(rank=2, min_ratio=1, back="same")], ids=repr
+)
 def test_a_restored_sealer_goes_on_with_the_same_bytes(how: Codec) -> None:
     """All that its encodings depend on is in a checkpoint, of either way."""
     old, again = (Learner("a", torch.zeros(12, 12), how) for _ in range(2))
@@ -374,8 +442,12 @@ def drawn_matrices(count: int) -> list[Tensor]:
 
 @given(st.lists(st.booleans(), min_size=1, max_size=6))
 def test_what_stays_in_the_weights_is_the_rest_of_what_was_trained(fates: list[bool]) -> None:
-    """Σ merged decodes + what stays = Σ deltas of merged offers; Θ − θ is what stays, and what is not merged yet."""
-    learner, other = Learner("a", torch.zeros(6, 8), FACTORS), Learner("b", torch.zeros(6, 8), FACTORS)
+    """Σ merged decodes + what stays = Σ deltas of merged offers; Θ − θ is what stays, and what is
+    not merged yet."""
+    learner, other = (
+        Learner("a", torch.zeros(6, 8), FACTORS),
+        Learner("b", torch.zeros(6, 8), FACTORS),
+    )
     decoded = settled = pending = torch.zeros(48)
     for change, mine in zip(drawn_matrices(len(fates)), fates, strict=True):
         offer, pending = learner.train(change).offer(), pending + change
@@ -391,7 +463,9 @@ def test_what_stays_in_the_weights_is_the_rest_of_what_was_trained(fates: list[b
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_closing_offer_brings_what_was_lost_and_leaves_the_weights_on_the_anchor(exact: bool) -> None:
+def test_a_closing_offer_brings_what_was_lost_and_leaves_the_weights_on_the_anchor(
+    exact: bool,
+) -> None:
     learner = Learner("a", torch.zeros(6, 8), FACTORS, exact=exact)
     for change in drawn_matrices(3):
         learner.adopt(learner.seal(learner.train(change).offer()))
@@ -426,7 +500,9 @@ def test_weights_that_are_replaced_become_the_anchor_but_for_what_stays() -> Non
         learner.adopt(learner.seal(learner.train(change).offer()))
         assert stayed(learner).any()
         assert torch.equal(learner.weights, learner.theta - stayed(learner))
-    learner.adopt(learner.seal(Learner("b", torch.zeros(6, 8), FACTORS).train(change).offer()), mine=False)
+    learner.adopt(
+        learner.seal(Learner("b", torch.zeros(6, 8), FACTORS).train(change).offer()), mine=False
+    )
     assert torch.equal(learner.weights, learner.theta)
     assert not stayed(learner).any()
 
@@ -512,10 +588,15 @@ def test_an_exact_codec_keeps_no_residual() -> None:
 def test_a_pulled_anchor_is_the_one_that_was_sealed(policy: Nesterov, drawn: list[Tensor]) -> None:
     """Velocity included: the next seal takes both to the same bits."""
     start, change, again, own, elsewhere = drawn
-    source, joiner = Learner("a", start, outer=policy), Learner("b", elsewhere, outer=policy).train(own)
+    source, joiner = (
+        Learner("a", start, outer=policy),
+        Learner("b", elsewhere, outer=policy).train(own),
+    )
     source.adopt(source.seal(source.train(change).offer()))
     before = joiner.weights
-    (correction,) = perform(joiner.anchors, Install((source.export(),), mine=False, replace=False)).corrections
+    (correction,) = perform(
+        joiner.anchors, Install((source.export(),), mine=False, replace=False)
+    ).corrections
     joiner.apply(correction)
     assert torch.equal(joiner.theta, source.theta)
     assert close(joiner.weights, before + (source.theta - elsewhere))
@@ -526,12 +607,16 @@ def test_a_pulled_anchor_is_the_one_that_was_sealed(policy: Nesterov, drawn: lis
 
 
 @given(vectors(4, 3))
-def test_a_pulled_anchor_that_merged_the_pending_offer_keeps_only_what_came_after(drawn: list[Tensor]) -> None:
+def test_a_pulled_anchor_that_merged_the_pending_offer_keeps_only_what_came_after(
+    drawn: list[Tensor],
+) -> None:
     start, change, later, other = drawn
     source, learner = Learner("a", start).train(other), Learner("b", start).train(change)
     source.adopt(source.seal(source.offer(), learner.offer()))
     learner.train(later)
-    (correction,) = perform(learner.anchors, Install((source.export(),), mine=True, replace=False)).corrections
+    (correction,) = perform(
+        learner.anchors, Install((source.export(),), mine=True, replace=False)
+    ).corrections
     learner.apply(correction)
     assert close(learner.weights, source.theta - later)
     assert learner.anchors.progress == [None]
@@ -541,7 +626,9 @@ def test_replacement_drops_progress_and_residual() -> None:
     source, learner = Learner("a", wide(5), "bf16"), Learner("b", wide(0), "bf16")
     learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
     learner.train(wide(math.pi)).offer()
-    (correction,) = perform(learner.anchors, Install((source.export(),), mine=False, replace=True)).corrections
+    (correction,) = perform(
+        learner.anchors, Install((source.export(),), mine=False, replace=True)
+    ).corrections
     learner.apply(correction)
     anchors = learner.anchors
     assert learner.weights.unique().tolist() == [5]
@@ -553,7 +640,9 @@ def test_a_seal_in_doubt_replaces_the_weights_and_drops_progress_and_residual() 
     learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
     learner.train(wide(math.pi)).offer()
     before = learner.theta.clone()
-    (correction,) = learner.receive(source.seal(source.train(wide(3)).offer()), mine=False).corrections
+    (correction,) = learner.receive(
+        source.seal(source.train(wide(3)).offer()), mine=False
+    ).corrections
     learner.apply(correction)
     anchors = learner.anchors
     assert correction.replace
@@ -581,7 +670,9 @@ def test_the_weights_of_a_lone_learner_become_its_anchor() -> None:
 def test_the_genesis_depends_on_every_fragment() -> None:
     def genesis(*values: float) -> bytes:
         start = [vector(v) for v in values]
-        return Anchors(Layout(["v", "w"], start, 2), start, codec("none"), CLASSIC, "mean", Buffers()).genesis()
+        return Anchors(
+            Layout(["v", "w"], start, 2), start, codec("none"), CLASSIC, "mean", Buffers()
+        ).genesis()
 
     assert genesis(1, 2) == genesis(1, 2)
     assert len({genesis(1, 2), genesis(1, 3), genesis(0, 2), genesis(2, 1)}) == 4
@@ -590,7 +681,9 @@ def test_the_genesis_depends_on_every_fragment() -> None:
 def test_a_model_of_empty_tensors_has_anchors_too() -> None:
     learner = Learner("a", torch.empty(0), outer=CLASSIC)
     learner.adopt(learner.seal(learner.offer()))
-    assert perform(learner.anchors, Install((learner.export(),), mine=False, replace=True)).fault == ""
+    assert (
+        perform(learner.anchors, Install((learner.export(),), mine=False, replace=True)).fault == ""
+    )
 
 
 # Garbage
@@ -600,7 +693,9 @@ def seal_with(values: Tensor, payload: bytes | None = None) -> Seal:
     """A seal of these merged bytes, with the digest that fits them unless told otherwise."""
     packet = raw(values)
     digest = payload or content_digest(packet.data)
-    return Seal(PeerId("x", 1), 0, BASE.digest, BASE.key, (), (), (), "", digest, {"merged": packet})
+    return Seal(
+        PeerId("x", 1), 0, BASE.digest, BASE.key, (), (), (), "", digest, {"merged": packet}
+    )
 
 
 def test_a_merge_that_overflows_is_void() -> None:
@@ -649,7 +744,8 @@ def test_a_refused_seal_changes_no_bit(kind: str) -> None:
 
 
 def changed(state: State, name: str, tensor: Tensor | None) -> State:
-    """Another tensor in one section, with a digest that fits: what a broken but consistent peer would send."""
+    """Another tensor in one section, with a digest that fits: what a broken but consistent peer
+    would send."""
     sections = {key: packet for key, packet in state.sections.items() if key != name}
     if tensor is not None:
         sections[name] = raw(tensor)
@@ -679,11 +775,16 @@ def test_a_state_with_a_section_changed_consistently_is_taken() -> None:
 @pytest.mark.parametrize("kind", STATES)
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_refused_state_changes_no_bit(kind: str, replacing: bool) -> None:
-    learner, source = (Learner(name, vector(0, 0), outer=CLASSIC).train(vector(1, 2)) for name in "ab")
+    learner, source = (
+        Learner(name, vector(0, 0), outer=CLASSIC).train(vector(1, 2)) for name in "ab"
+    )
     learner.offer()
     source.adopt(source.seal(source.offer()))
     before = contents(learner)
-    done = perform(learner.anchors, Install((STATES[kind](source.export()),), mine=not replacing, replace=replacing))
+    done = perform(
+        learner.anchors,
+        Install((STATES[kind](source.export()),), mine=not replacing, replace=replacing),
+    )
     assert done.fault != ""
     assert contents(learner) == before
 
@@ -691,12 +792,16 @@ def test_a_refused_state_changes_no_bit(kind: str, replacing: bool) -> None:
 def test_of_several_states_none_is_taken_if_one_is_refused() -> None:
     def anchors(*values: float) -> Anchors:
         start = [vector(v) for v in values]
-        return Anchors(Layout(["v", "w"], start, 2), start, codec("none"), Nesterov(), "mean", Buffers())
+        return Anchors(
+            Layout(["v", "w"], start, 2), start, codec("none"), Nesterov(), "mean", Buffers()
+        )
 
     source, learner = anchors(1, 2), anchors(0, 0)
     done = [perform(source, Export(p, BASE)) for p in range(2)]
     states = [State(PeerId("a", 1), p, BASE, d.digest, d.sections) for p, d in enumerate(done)]
-    fault = perform(learner, Install((states[0], replace(states[1], content=b"no")), mine=False, replace=True)).fault
+    fault = perform(
+        learner, Install((states[0], replace(states[1], content=b"no")), mine=False, replace=True)
+    ).fault
     assert fault == "the anchor's bytes do not have the digest that came with them"
     assert [theta.item() for theta in learner.theta] == [0, 0]
 
@@ -705,8 +810,13 @@ def test_of_several_states_none_is_taken_if_one_is_refused() -> None:
 def test_weights_that_are_not_finite_are_neither_offered_nor_founded(value: float) -> None:
     learner = Learner("a", vector(0))
     before = contents(learner)
-    assert perform(learner.anchors, Prepare(0, 1, vector(value))).fault == "its parameters are not finite"
-    assert perform(learner.anchors, Found((vector(value),))).fault == "its parameters are not finite"
+    assert (
+        perform(learner.anchors, Prepare(0, 1, vector(value))).fault
+        == "its parameters are not finite"
+    )
+    assert (
+        perform(learner.anchors, Found((vector(value),))).fault == "its parameters are not finite"
+    )
     assert contents(learner) == before
 
 
@@ -729,7 +839,9 @@ def test_inspection_of_an_offer(values: Tensor, fault: str) -> None:
 
 
 @given(vectors(3, 3), st.booleans(), st.booleans())
-def test_stacked_corrections_do_what_both_would_have_done(drawn: list[Tensor], first: bool, second: bool) -> None:
+def test_stacked_corrections_do_what_both_would_have_done(
+    drawn: list[Tensor], first: bool, second: bool
+) -> None:
     weights, older, newer = drawn
     one, two = Learner("a", weights), Learner("b", weights)
     corrections = [Correction(0, older.clone(), first), Correction(0, newer.clone(), second)]

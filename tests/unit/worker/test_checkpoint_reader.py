@@ -1,4 +1,5 @@
-"""A checkpoint as plain data: there and back, and whatever is wrong with it refused before anything changes."""
+"""A checkpoint as plain data: there and back, and whatever is wrong with it refused before anything
+changes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from mend_optim import MendOptimizer, PowerSGD, UsageError
 from mend_optim.engine.progress import Pending, Standing, Totals
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId
-from mend_optim.worker.checkpoint import MEMORIES, TENSORS, Checkpoint, Kept, _content, from_state, to_state
+from mend_optim.worker.checkpoint import (
+    MEMORIES,
+    TENSORS,
+    Checkpoint,
+    Kept,
+    _content,
+    from_state,
+    to_state,
+)
 from tests.support.checkpoints import adam, assert_alike, load, newcomer, progress, save, stored
 from tests.support.learners import Watch, cluster, descent, drive, parameters, until, weights
 from tests.support.strategies import lineages, peers
@@ -28,29 +37,58 @@ LAYOUT = Layout(["0", "1"], [*weights(1.0), torch.zeros(2, 2)], 2)
 counts, more = st.integers(0, 10**12), st.integers(10**12, 10**15)
 claims = st.builds(Claim, peers, counts)
 pendings = st.builds(
-    Pending, claims, seq=counts, step=counts, tokens=counts, steps=counts, follows=counts,
-    due=st.booleans(), missed=st.booleans(), closing=st.booleans(), again=st.tuples(counts, counts),
-)  # fmt: skip
+    Pending,
+    claims,
+    seq=counts,
+    step=counts,
+    tokens=counts,
+    steps=counts,
+    follows=counts,
+    due=st.booleans(),
+    missed=st.booleans(),
+    closing=st.booleans(),
+    again=st.tuples(counts, counts),
+)
 standings = st.builds(
-    Standing, lineages, claims, st.integers(-100, 10**12), st.builds(Totals, counts, counts), counts,
-    st.none() | pendings, st.booleans(), st.none() | counts, last=st.builds(Totals, counts, counts), owes=st.booleans(),
-)  # fmt: skip
+    Standing,
+    lineages,
+    claims,
+    st.integers(-100, 10**12),
+    st.builds(Totals, counts, counts),
+    counts,
+    st.none() | pendings,
+    st.booleans(),
+    st.none() | counts,
+    last=st.builds(Totals, counts, counts),
+    owes=st.booleans(),
+)
 
 
 @st.composite
 def kept(draw: st.DrawFn, numel: int) -> Kept:
     standing = draw(standings)
-    needed = {"anchor"} | ({"delta"} if standing.pending else set()) | ({"correction"} if standing.untaken else set())
+    needed = (
+        {"anchor"}
+        | ({"delta"} if standing.pending else set())
+        | ({"correction"} if standing.untaken else set())
+    )
     names = needed | draw(st.sets(st.sampled_from(TENSORS)))
-    values = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=numel, max_size=numel)
+    values = st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=numel, max_size=numel
+    )
     tensors = {name: torch.tensor(draw(values), dtype=torch.float32) for name in sorted(names)}
     return Kept(standing, tensors, draw(st.booleans()))
 
 
 checkpoints = st.builds(
-    Checkpoint, more, more, counts, st.text("0123456789abcdef", max_size=32),
-    st.lists(st.text(), max_size=3).map(tuple), st.just(()) | st.tuples(*map(kept, NUMELS)),
-)  # fmt: skip
+    Checkpoint,
+    more,
+    more,
+    counts,
+    st.text("0123456789abcdef", max_size=32),
+    st.lists(st.text(), max_size=3).map(tuple),
+    st.just(()) | st.tuples(*map(kept, NUMELS)),
+)
 
 
 def test_the_sizes_are_the_layouts() -> None:
@@ -60,7 +98,9 @@ def test_the_sizes_are_the_layouts() -> None:
 def ordered(checkpoint: Checkpoint) -> Checkpoint:
     """With its fragments in the layout's order of sizes."""
     by_size = {f.tensors["anchor"].numel(): f for f in checkpoint.fragments}
-    return replace(checkpoint, fragments=tuple(by_size[f.numel] for f in LAYOUT.fragments if by_size))
+    return replace(
+        checkpoint, fragments=tuple(by_size[f.numel] for f in LAYOUT.fragments if by_size)
+    )
 
 
 @given(checkpoints)
@@ -86,11 +126,15 @@ def of_former_versions(state: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 @given(checkpoints)
-def test_what_was_saved_before_anything_was_closed_has_nothing_to_close(checkpoint: Checkpoint) -> None:
+def test_what_was_saved_before_anything_was_closed_has_nothing_to_close(
+    checkpoint: Checkpoint,
+) -> None:
     checkpoint = ordered(checkpoint)
     state = of_former_versions(to_state(checkpoint, LAYOUT), "last", "owes", "closing", "again")
     for kept, back in zip(checkpoint.fragments, from_state(state, LAYOUT).fragments, strict=True):
-        pending = kept.standing.pending and replace(kept.standing.pending, closing=False, again=(0, 0))
+        pending = kept.standing.pending and replace(
+            kept.standing.pending, closing=False, again=(0, 0)
+        )
         assert back.standing == replace(kept.standing, pending=pending, last=Totals(), owes=False)
     if checkpoint.fragments:
         with pytest.raises(UsageError, match="damaged"):
@@ -105,7 +149,7 @@ def test_a_closing_offer_that_was_saved_without_its_weight_weighs_by_the_last_on
     pending = Pending(me, 1, 4, 10 * steps, steps, due=True, closing=True)
     standing = Standing(
         Lineage.fresh(b"g" * 16), me, 0, Totals(), 0, pending, False, None, last=Totals(3, 30)
-    )  # fmt: skip
+    )
     tensors = [{"anchor": torch.zeros(n), "delta": torch.zeros(n)} for n in NUMELS]
     checkpoint = ordered(Checkpoint(9, 90, fragments=tuple(Kept(standing, t) for t in tensors)))
     state = of_former_versions(to_state(checkpoint, LAYOUT), "again")
@@ -114,14 +158,15 @@ def test_a_closing_offer_that_was_saved_without_its_weight_weighs_by_the_last_on
         assert back.standing.pending.again == again
 
 
-# ── what is wrong with it ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is wrong with it ─────────────────────────────────────────────────────────────────────────
 
 Path = tuple[Any, ...]
 
 
 @pytest.fixture(scope="module")
 def rich() -> dict[str, Any]:
-    """The state of a learner with all there can be: a pending offer, later work, an anchor not taken yet."""
+    """The state of a learner with all there can be: a pending offer, later work, an anchor not
+    taken yet."""
     codec = PowerSGD(rank=1, min_ratio=1, back="same")
     with cluster(adam(), adam(), sync_every=4, adopt_after=3, codec=codec, fragments=2) as made:
         drive(made, 9, lambda i, s: float(i - s))
@@ -141,10 +186,16 @@ def loader() -> MendOptimizer:
     return optimizer
 
 
-def assert_refused(state: Any, pattern: str = "must|lacks|missing", error: type[Exception] = UsageError) -> None:
+def assert_refused(
+    state: Any, pattern: str = "must|lacks|missing", error: type[Exception] = UsageError
+) -> None:
     """With that error, and everything is as it was."""
     optimizer = loader()
-    before = [p.clone() for p in parameters(optimizer)], copy.deepcopy(optimizer.state_dict()), optimizer.status()
+    before = (
+        [p.clone() for p in parameters(optimizer)],
+        copy.deepcopy(optimizer.state_dict()),
+        optimizer.status(),
+    )
     with pytest.raises(error, match=pattern) as caught:
         optimizer.load_state_dict(state)
     assert type(caught.value) is error
@@ -185,7 +236,16 @@ def without(state: dict[str, Any], path: Path) -> dict[str, Any]:
     return changed
 
 
-OPTIONAL = {"velocity", "residual", "stayed", "lost", "memory", "returned", "returned_memory", "rounding"}
+OPTIONAL = {
+    "velocity",
+    "residual",
+    "stayed",
+    "lost",
+    "memory",
+    "returned",
+    "returned_memory",
+    "rounding",
+}
 
 
 def test_anything_that_is_missing_is_named(rich: dict[str, Any]) -> None:
@@ -218,7 +278,9 @@ def test_anything_of_another_type_is_refused(rich: dict[str, Any]) -> None:
     for path in places(rich["mend"]):
         value = dict_at(rich, path)
         for junk in other_types(value):
-            if path[-1] in ("pending", "adopt_at") and (junk is None or isinstance(junk, type(value) | int)):
+            if path[-1] in ("pending", "adopt_at") and (
+                junk is None or isinstance(junk, type(value) | int)
+            ):
                 continue
             if path[-1] == "pending" and junk == {}:
                 continue  # of its own, below
@@ -251,25 +313,41 @@ TENSOR_FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("fault", TENSOR_FAULTS)
-def test_a_tensor_must_be_flat_finite_float32_of_the_right_size(fault: str, rich: dict[str, Any]) -> None:
+def test_a_tensor_must_be_flat_finite_float32_of_the_right_size(
+    fault: str, rich: dict[str, Any]
+) -> None:
     for p, entry in enumerate(rich["mend"]["fragments"]):
         for name, tensor in entry["tensors"].items():
-            state = with_value(rich, ("fragments", p, "tensors", name), TENSOR_FAULTS[fault](tensor))
-            as_long_as_it_likes = name in MEMORIES and fault in ("cut", "longer")  # but not another than was saved
+            state = with_value(
+                rich, ("fragments", p, "tensors", name), TENSOR_FAULTS[fault](tensor)
+            )
+            # but not another than was saved
+            as_long_as_it_likes = name in MEMORIES and fault in ("cut", "longer")
             named = rf"\['fragments'\]\[{p}\]\['{name}'\] must be"
             assert_refused(state, "digest of what was saved" if as_long_as_it_likes else named)
 
 
 junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
     | st.builds(torch.zeros, st.integers(0, 9)),
-    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3), inner)
+    ),
     max_leaves=4,
-)  # fmt: skip
+)
 
 
 @given(st.data())
-def test_whatever_stands_where_it_is_taken_whole_or_refused(rich: dict[str, Any], data: st.DataObject) -> None:
+def test_whatever_stands_where_it_is_taken_whole_or_refused(
+    rich: dict[str, Any], data: st.DataObject
+) -> None:
     """Never another error than ours; and if it is taken, the optimizer goes on."""
     path = data.draw(st.sampled_from([(), *places(rich["mend"])]))
     value = data.draw(junk)
@@ -298,17 +376,20 @@ WRONG: dict[str, tuple[Path, Any]] = {
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_what_no_learner_can_have_written_is_refused(fault: str, rich: dict[str, Any]) -> None:
-    """The right types and impossible values: peers would be told of them, or they would never be merged."""
+    """The right types and impossible values: peers would be told of them, or they would never be
+    merged."""
     assert_refused(with_value(rich, *WRONG[fault]))
 
 
-# ── another's ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── another's ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_another_model_is_named_by_its_first_difference(rich: dict[str, Any]) -> None:
     optimizer = MendOptimizer(SGD(weights(1.0, 2.0), lr=0.1), fragments=2)
     state = {**rich, "param_groups": optimizer.inner.state_dict()["param_groups"], "state": {}}
-    with pytest.raises(UsageError, match=r"parameter 0: here \[3\] torch.float32, there \[31\] torch.float32"):
+    with pytest.raises(
+        UsageError, match=r"parameter 0: here \[3\] torch.float32, there \[31\] torch.float32"
+    ):
         optimizer.load_state_dict(state)
     assert (optimizer.status().step, optimizer.param_groups[0]["lr"]) == (0, 0.1)
 
@@ -334,7 +415,11 @@ def test_a_bad_inner_part_changes_nothing_either(rich: dict[str, Any]) -> None:
     groups = copy.deepcopy(rich["param_groups"])
     groups[0]["params"].append(2)
     assert_refused({**rich, "param_groups": groups}, "doesn't match the size", ValueError)
-    assert_refused({**rich, "param_groups": [*groups, *groups]}, "different number of parameter groups", ValueError)
+    assert_refused(
+        {**rich, "param_groups": [*groups, *groups]},
+        "different number of parameter groups",
+        ValueError,
+    )
 
 
 def test_our_part_may_be_left_out(rich: dict[str, Any]) -> None:
@@ -352,29 +437,46 @@ def test_among_peers_a_refused_checkpoint_leaves_the_rounds_alone(rich: dict[str
             with pytest.raises(ValueError, match=r"step|parameter groups"):
                 made[0].load_state_dict(state)
         after = made[0].status()
-        assert (after.address, after.fragments, after.step) == (before.address, before.fragments, before.step)
+        assert (after.address, after.fragments, after.step) == (
+            before.address,
+            before.fragments,
+            before.step,
+        )
         drive(made, 2, lambda i, s: float(i))
         assert made[0].status().rounds_adopted == before.rounds_adopted + 2
-        assert [f.digest for f in made[0].status().fragments] == [f.digest for f in made[1].status().fragments]
+        assert [f.digest for f in made[0].status().fragments] == [
+            f.digest for f in made[1].status().fragments
+        ]
 
 
 def test_a_value_that_changed_in_a_file_is_found_by_the_digest(rich: dict[str, Any]) -> None:
-    """Finite, of the right size: nothing else would tell it from the anchor that others have under its lineage."""
+    """Finite, of the right size: nothing else would tell it from the anchor that others have under
+    its lineage."""
     for p, entry in enumerate(rich["mend"]["fragments"]):
         for name, tensor in entry["tensors"].items():
             other = tensor.clone()
             other[0] += 0.5
-            assert_refused(with_value(rich, ("fragments", p, "tensors", name), other), "digest of what was saved")
-    assert_refused(with_value(rich, ("tokens",), rich["mend"]["tokens"] + 1), "digest of what was saved")
+            assert_refused(
+                with_value(rich, ("fragments", p, "tensors", name), other),
+                "digest of what was saved",
+            )
+    assert_refused(
+        with_value(rich, ("tokens",), rich["mend"]["tokens"] + 1), "digest of what was saved"
+    )
     assert_refused(with_value(rich, ("more",), 1), "digest of what was saved")
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_weights_do_not_become_the_saved_ones_by_being_saved_beside_them(rich: dict[str, Any], alone: bool) -> None:
-    """The model forgotten, then saved again before the first step, or after a step without peers."""
+def test_weights_do_not_become_the_saved_ones_by_being_saved_beside_them(
+    rich: dict[str, Any], alone: bool
+) -> None:
+    """The model forgotten, then saved again before the first step, or after a step without
+    peers."""
     others = [torch.full_like(p, 100.0) for p in parameters(adam())]
     options: dict[str, Any] = {"sync_every": 4, "adopt_after": 3, "codec": "bf16", "fragments": 2}
-    with MendOptimizer(adam(), **options) if alone else newcomer(adam(), "a", **options) as careless:
+    with (
+        MendOptimizer(adam(), **options) if alone else newcomer(adam(), "a", **options) as careless
+    ):
         for parameter, other in zip(parameters(careless), others, strict=True):
             parameter.copy_(other)
         careless.load_state_dict(rich)
@@ -388,7 +490,8 @@ def test_weights_do_not_become_the_saved_ones_by_being_saved_beside_them(rich: d
         optimizer.join()
         (event,) = watch.until("restored")
         if alone:
-            assert [f.version for f in optimizer.status().fragments] == [1, 1]  # new weights, trained for one step
+            # new weights, trained for one step
+            assert [f.version for f in optimizer.status().fragments] == [1, 1]
         else:
             assert not event.facts["intact"]
             assert all(p.abs().max() < 50 for p in parameters(optimizer))

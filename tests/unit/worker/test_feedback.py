@@ -40,7 +40,9 @@ def left(feedback: Feedback) -> Tensor:
 @each
 @settings(max_examples=25)
 @given(SEEDS, FATES)
-def test_merged_decodes_and_the_residual_are_all_that_was_there(codec: Codec, seed: int, fates: list[bool]) -> None:
+def test_merged_decodes_and_the_residual_are_all_that_was_there(
+    codec: Codec, seed: int, fates: list[bool]
+) -> None:
     generator, feedback = torch.Generator().manual_seed(seed), Feedback(codec, SHAPES, Buffers())
     merged = total = torch.zeros(NUMEL)
     for fate in fates:
@@ -59,7 +61,10 @@ def test_a_closing_packet_leaves_next_to_nothing_and_what_comes_after_it_is_as_e
     codec: Codec, seed: int, fates: list[bool], data: st.DataObject
 ) -> None:
     """Beside the weights also where the rest stays in them; and the codec remembers what it did."""
-    generator, feedback = torch.Generator().manual_seed(seed), Feedback(codec, SHAPES, Buffers(), codec.stays)
+    generator, feedback = (
+        torch.Generator().manual_seed(seed),
+        Feedback(codec, SHAPES, Buffers(), codec.stays),
+    )
     merged = total = held = torch.zeros(NUMEL)
     for fate in fates:
         values, memory = drawn(generator), feedback.memory
@@ -97,7 +102,8 @@ def test_a_round_that_is_lost_leaves_no_trace(codec: Codec, seed: int) -> None:
 
 @each
 def test_the_residual_stays_bounded(codec: Codec) -> None:
-    """2,000 rounds, three in ten of them lost: what a lost round carried is offered again, as progress is."""
+    """2,000 rounds, three in ten of them lost: what a lost round carried is offered again, as
+    progress is."""
     generator, feedback = torch.Generator().manual_seed(7), Feedback(codec, SHAPES, Buffers())
     fates = torch.rand(2000, generator=generator) < 0.7
     waiting, sizes = torch.zeros(NUMEL), []
@@ -186,7 +192,9 @@ def test_no_packet_is_larger_than_float32(codec: Codec, seed: int, scale: float)
 
 @pytest.mark.parametrize("now", [*LOSSY, CODECS["none"]], ids=name_of)
 @pytest.mark.parametrize("then", [*LOSSY, CODECS["none"]], ids=name_of)
-def test_an_offer_of_before_a_checkpoint_loses_the_same_in_whatever_bytes(then: Codec, now: Codec) -> None:
+def test_an_offer_of_before_a_checkpoint_loses_the_same_in_whatever_bytes(
+    then: Codec, now: Codec
+) -> None:
     generator = torch.Generator().manual_seed(5)
     before = Feedback(then, SHAPES, Buffers())
     before.encode(drawn(generator))

@@ -22,10 +22,14 @@ EPS = 2.0**-23
 
 def work(*done: tuple[int, int]) -> list[Entry]:
     """Members that did (tokens, steps)."""
-    return [Entry(PeerId(f"peer-{i}", 1), 1, tokens, steps) for i, (tokens, steps) in enumerate(done)]
+    return [
+        Entry(PeerId(f"peer-{i}", 1), 1, tokens, steps) for i, (tokens, steps) in enumerate(done)
+    ]
 
 
-def merged(scheme: str, deltas: list[Tensor], w: list[float], offsets: list[int] | None = None) -> Tensor:
+def merged(
+    scheme: str, deltas: list[Tensor], w: list[float], offsets: list[int] | None = None
+) -> Tensor:
     out = torch.full_like(deltas[0], torch.nan)
     return merge.merge(scheme, deltas, w, out, offsets or [0, out.numel()])
 
@@ -55,7 +59,9 @@ def test_weights_are_the_textbooks(scheme: str, done: list[tuple[int, int]]) -> 
 
 @pytest.mark.parametrize("scheme", WEIGHTINGS)
 @given(members=entries(), scale=st.integers(1, 1000))
-def test_weights_do_not_depend_on_the_unit_of_tokens(scheme: str, members: list[Entry], scale: int) -> None:
+def test_weights_do_not_depend_on_the_unit_of_tokens(
+    scheme: str, members: list[Entry], scale: int
+) -> None:
     scaled = [member._replace(tokens=scale * member.tokens) for member in members]
     assert weights(scheme, scaled) == pytest.approx(weights(scheme, members))
 
@@ -76,7 +82,9 @@ def test_nobody_stepped_nobody_weighs(scheme: str) -> None:
 
 
 @given(steps=st.lists(st.integers(1, 100), min_size=1, max_size=6), batch=st.integers(1, 1000))
-def test_throughput_is_proportional_to_tokens_where_batches_are_equal(steps: list[int], batch: int) -> None:
+def test_throughput_is_proportional_to_tokens_where_batches_are_equal(
+    steps: list[int], batch: int
+) -> None:
     members = work(*((batch * n, n) for n in steps))
     assert weights("throughput", members) == pytest.approx(weights("tokens", members))
 
@@ -97,7 +105,9 @@ def test_ten_at_300_tokens_with_zero_at_100_is_seven_and_a_half() -> None:
 def test_the_mean_is_the_textbooks(drawn: tuple[list[Tensor], list[float]]) -> None:
     deltas, w = drawn
     expected = reference.weighted_mean([delta.tolist() for delta in deltas], w)
-    assert merged("mean", deltas, w).tolist() == pytest.approx(expected, abs=len(deltas) * EPS * span(deltas))
+    assert merged("mean", deltas, w).tolist() == pytest.approx(
+        expected, abs=len(deltas) * EPS * span(deltas)
+    )
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 1000, merge.FINE + 7]))
@@ -108,12 +118,15 @@ def test_every_product_and_every_sum_of_a_mean_is_rounded(seed: int, n: int, num
     total = drawn[0].numpy() * np.float32(w[0])
     for delta, weight in zip(drawn[1:].numpy(), w[1:], strict=True):
         total = total + delta * np.float32(weight)
-    assert torch.equal(merge.weighted_mean(list(drawn), w, torch.empty(numel)), torch.from_numpy(total))
-
+    assert torch.equal(
+        merge.weighted_mean(list(drawn), w, torch.empty(numel)), torch.from_numpy(total)
+    )
 
 
 @given(contributions())
-def test_the_mean_stays_inside_the_contributions_range(drawn: tuple[list[Tensor], list[float]]) -> None:
+def test_the_mean_stays_inside_the_contributions_range(
+    drawn: tuple[list[Tensor], list[float]],
+) -> None:
     deltas, w = drawn
     mean, stacked = merged("mean", deltas, w), torch.stack(deltas)
     slack = len(deltas) * EPS * span(deltas)
@@ -123,7 +136,9 @@ def test_the_mean_stays_inside_the_contributions_range(drawn: tuple[list[Tensor]
 
 @given(vectors(3, 4))
 def test_a_member_of_weight_zero_changes_no_bit(deltas: list[Tensor]) -> None:
-    assert torch.equal(merged("mean", deltas, [0.25, 0, 0.75]), merged("mean", deltas[::2], [0.25, 0.75]))
+    assert torch.equal(
+        merged("mean", deltas, [0.25, 0, 0.75]), merged("mean", deltas[::2], [0.25, 0.75])
+    )
 
 
 @pytest.mark.parametrize("scheme", ["mean", "trimmed_mean", "median"])
@@ -134,14 +149,18 @@ def test_a_single_member_is_taken_to_the_bit(scheme: str, deltas: list[Tensor]) 
 
 @pytest.mark.parametrize("scheme", merge.MERGES)
 @given(deltas=vectors(1, 5), members=st.integers(1, 7))
-def test_equal_contributions_are_their_own_merge(scheme: str, deltas: list[Tensor], members: int) -> None:
+def test_equal_contributions_are_their_own_merge(
+    scheme: str, deltas: list[Tensor], members: int
+) -> None:
     result = merged(scheme, deltas * members, [1 / members] * members)
     assert result.tolist() == pytest.approx(deltas[0].tolist(), abs=10 * EPS * span(deltas))
 
 
 @pytest.mark.parametrize("scheme", ["mean", "trimmed_mean", "median"])
 @pytest.mark.parametrize("size", [1, 7, 8, 31, 64, 999])
-def test_the_block_size_changes_no_bit(scheme: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_size_changes_no_bit(
+    scheme: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deltas, w = randn(5, 1003), [0.1, 0.2, 0.3, 0.15, 0.25]
     whole = merged(scheme, deltas, w)
     blocks = merge.blocks
@@ -161,7 +180,9 @@ def in_parts(delta: Tensor, sizes: list[int]) -> Iterator[Tensor]:
 
 
 @given(deltas=vectors(1, 5), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_a_mean_of_deltas_in_parts_is_that_of_whole_ones(deltas: list[Tensor], sizes: list[int]) -> None:
+def test_a_mean_of_deltas_in_parts_is_that_of_whole_ones(
+    deltas: list[Tensor], sizes: list[int]
+) -> None:
     w = [(i + 1) / 10 for i in range(len(deltas))]
     parts = (in_parts(delta, sizes[i % len(sizes) :] + sizes) for i, delta in enumerate(deltas))
     found = merge.weighted_mean_by_parts(parts, w, torch.full_like(deltas[0], math.nan))
@@ -208,13 +229,16 @@ def test_rda_is_the_textbooks(members: int, seed: int) -> None:
 def test_rda_is_as_long_as_its_members_are_on_average() -> None:
     deltas, w = randn(4, 1000), [0.1, 0.2, 0.3, 0.4]
     deltas[0] *= 100
-    radius = sum(weight * float(delta.double().norm()) for weight, delta in zip(w, deltas, strict=True))
+    radius = sum(
+        weight * float(delta.double().norm()) for weight, delta in zip(w, deltas, strict=True)
+    )
     assert float(merged("rda", deltas, w).double().norm()) == pytest.approx(radius, rel=1e-5)
     assert float(merged("mean", deltas, w).double().norm()) < 0.99 * radius
 
 
 def test_rda_measures_large_tensors_as_well_as_small_ones() -> None:
-    """Four million squares summed in float32 lose the third digit, and with it the balance between members."""
+    """Four million squares summed in float32 lose the third digit, and with it the balance between
+    members."""
     deltas = [torch.full((4_000_000,), 0.1), torch.zeros(4_000_000)]
     deltas[1][0] = 300
     directions = [delta.double() / delta.double().norm() for delta in deltas]
@@ -232,7 +256,9 @@ def test_rda_is_homogeneous_of_degree_one(seed: int, scale: float) -> None:
 
 
 def test_directions_that_cancel_fall_back_to_the_mean() -> None:
-    assert merged("rda", [torch.tensor([1.0, 0]), torch.tensor([-2.0, 0])], [0.5, 0.5]).tolist() == [-0.5, 0]
+    assert merged(
+        "rda", [torch.tensor([1.0, 0]), torch.tensor([-2.0, 0])], [0.5, 0.5]
+    ).tolist() == [-0.5, 0]
 
 
 @given(st.integers(0, 2**32))
@@ -242,7 +268,9 @@ def test_what_rounding_leaves_of_directions_that_cancel_is_no_direction(seed: in
 
 
 def test_a_zero_delta_has_no_direction_and_no_length() -> None:
-    assert merged("rda", [torch.zeros(2), torch.tensor([3.0, 4.0])], [0.5, 0.5]).tolist() == pytest.approx([1.5, 2])
+    assert merged(
+        "rda", [torch.zeros(2), torch.tensor([3.0, 4.0])], [0.5, 0.5]
+    ).tolist() == pytest.approx([1.5, 2])
     assert merged("rda", [torch.zeros(2), torch.zeros(2)], [0.5, 0.5]).tolist() == [0, 0]
 
 
@@ -260,14 +288,18 @@ def test_rda_averages_each_tensor_on_its_own() -> None:
 def test_trimmed_mean_is_the_textbooks(drawn: tuple[list[Tensor], list[float]]) -> None:
     deltas, w = drawn
     expected = reference.trimmed_mean([delta.tolist() for delta in deltas], cut=len(deltas) // 4)
-    assert merged("trimmed_mean", deltas, w).tolist() == pytest.approx(expected, abs=10 * EPS * span(deltas))
+    assert merged("trimmed_mean", deltas, w).tolist() == pytest.approx(
+        expected, abs=10 * EPS * span(deltas)
+    )
 
 
 @given(contributions(most=9))
 def test_median_is_numpys(drawn: tuple[list[Tensor], list[float]]) -> None:
     deltas, w = drawn
     expected = np.median(np.stack([delta.double().numpy() for delta in deltas]), axis=0)
-    assert merged("median", deltas, w).tolist() == pytest.approx(expected.tolist(), abs=2 * EPS * span(deltas))
+    assert merged("median", deltas, w).tolist() == pytest.approx(
+        expected.tolist(), abs=2 * EPS * span(deltas)
+    )
 
 
 @pytest.mark.parametrize(("scheme", "honest"), [("trimmed_mean", 3), ("median", 2), ("median", 4)])
@@ -278,7 +310,10 @@ def test_one_garbage_member_cannot_leave_the_honest_range(
     deltas = data.draw(vectors(honest, 3))
     where = data.draw(st.integers(0, honest))
     all_of_them = [*deltas[:where], torch.full((3,), garbage), *deltas[where:]]
-    result, stacked = merged(scheme, all_of_them, [1 / len(all_of_them)] * len(all_of_them)), torch.stack(deltas)
+    result, stacked = (
+        merged(scheme, all_of_them, [1 / len(all_of_them)] * len(all_of_them)),
+        torch.stack(deltas),
+    )
     slack = 4 * EPS * span(deltas)
     assert (result >= stacked.amin(0) - slack).all()
     assert (result <= stacked.amax(0) + slack).all()

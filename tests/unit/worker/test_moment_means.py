@@ -1,4 +1,5 @@
-"""One fragment's moments on their way: from offers into a seal and back, to newcomers, into checkpoints."""
+"""One fragment's moments on their way: from offers into a seal and back, to newcomers, into
+checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ from torch import Tensor
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import as_bytes, raw
 from mend_optim.codecs.registry import CODECS, codec, split
-from mend_optim.engine.effects import Advance, Export, Extend, Found, Inspect, Install, Merge, Prepare, Reoffer
+from mend_optim.engine.effects import (
+    Advance,
+    Export,
+    Extend,
+    Found,
+    Inspect,
+    Install,
+    Merge,
+    Prepare,
+    Reoffer,
+)
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Pending, Standing, Totals
@@ -36,7 +47,9 @@ from tests.support.engines import GENESIS, OTHER, PEER, Engine, grown, seal_of, 
 from tests.support.jobs import Performed, perform
 
 FIRST = Moment(name="exp_avg", order="first", decay="betas.0", corrected=True)
-SECOND = Moment(name="exp_avg_sq", order="second", decay="betas.1", corrected=True, nonnegative=True)
+SECOND = Moment(
+    name="exp_avg_sq", order="second", decay="betas.1", corrected=True, nonnegative=True
+)
 BOTH = (FIRST, SECOND)
 KINDS = {moment.name: moment for moment in BOTH}
 ALL = tuple(KINDS)
@@ -48,21 +61,27 @@ PRESENT = (1,) * len(SHAPES)
 BASE = Lineage.fresh(b"genesis")
 
 SEEDS = st.integers(0, 2**32 - 1)
-UPDATES = st.lists(st.sampled_from([0, 1, 5, 2**24]), min_size=len(SHAPES), max_size=len(SHAPES)).map(tuple)
+UPDATES = st.lists(
+    st.sampled_from([0, 1, 5, 2**24]), min_size=len(SHAPES), max_size=len(SHAPES)
+).map(tuple)
 SENT = st.sets(st.sampled_from(ALL)).map(sorted)
 
 
 def drawn(seed: int, name: str, updates: Sequence[int] = PRESENT) -> Reading:
     """A reading of all sizes; zero where there is none."""
     generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(NUMEL, generator=generator) * 10 ** (6 * torch.rand(NUMEL, generator=generator) - 3)
+    values = torch.randn(NUMEL, generator=generator) * 10 ** (
+        6 * torch.rand(NUMEL, generator=generator) - 3
+    )
     values = values.abs() if KINDS[name].nonnegative else values
     for part, count in zip(split(values, FRAGMENT.shapes), updates, strict=True):
         part *= count > 0
     return Reading(values, tuple(updates))
 
 
-def readings(seed: int, sent: Sequence[str] = ALL, updates: Sequence[int] = PRESENT) -> dict[str, Reading]:
+def readings(
+    seed: int, sent: Sequence[str] = ALL, updates: Sequence[int] = PRESENT
+) -> dict[str, Reading]:
     return {name: drawn(seed + i, name, updates) for i, name in enumerate(ALL) if name in sent}
 
 
@@ -90,30 +109,43 @@ def read_back(name: str, packet: Packet) -> Reading:
 def alike(these: Mapping[str, Reading], those: Mapping[str, Reading]) -> bool:
     """To the bit."""
     assert these.keys() == those.keys()
-    return all(torch.equal(these[n].values, those[n].values) and these[n][1] == those[n][1] for n in these)
+    return all(
+        torch.equal(these[n].values, those[n].values) and these[n][1] == those[n][1] for n in these
+    )
 
 
 def held(averaging: Averaging) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """What is pending and what is kept for newcomers, in bytes."""
-    own = {name: bytes(as_bytes(r.values)) + repr(r.updates).encode() for name, r in averaging.own.items()}
+    own = {
+        name: bytes(as_bytes(r.values)) + repr(r.updates).encode()
+        for name, r in averaging.own.items()
+    }
     return own, {name: bytes(packet.data) for name, packet in averaging.latest.items()}
 
 
 class Round:
     """Members that each read, offer, are averaged and take the seal; the first one seals."""
 
-    def __init__(self, members: Sequence[dict[str, Reading]], due: Sequence[str] = ALL, exact: bool = True) -> None:
+    def __init__(
+        self, members: Sequence[dict[str, Reading]], due: Sequence[str] = ALL, exact: bool = True
+    ) -> None:
         self.readings = members
         self.averagings = [averaging(exact) for _ in members]
         pairs = zip(self.averagings, members, strict=True)
-        self.offers = [offered(told(own, reading), str(i)) for i, (own, reading) in enumerate(pairs)]
+        self.offers = [
+            offered(told(own, reading), str(i)) for i, (own, reading) in enumerate(pairs)
+        ]
         self.seal = self.averagings[0].average(self.offers, due)
         taken = [own.merged(self.seal, mine=True) for own in self.averagings]
         self.corrections = [{c.moment: c for c in corrections} for corrections in taken]
 
     def who_sent(self, name: str, i: int) -> list[int]:
         """The members that have that moment of tensor i."""
-        return [m for m, reading in enumerate(self.readings) if name in reading and reading[name].updates[i]]
+        return [
+            m
+            for m, reading in enumerate(self.readings)
+            if name in reading and reading[name].updates[i]
+        ]
 
 
 def parts(values: Tensor, i: int) -> Tensor:
@@ -123,7 +155,7 @@ def parts(values: Tensor, i: int) -> Tensor:
 MEMBERS = st.lists(st.builds(readings, SEEDS, SENT, UPDATES), min_size=1, max_size=4)
 
 
-# ── one round ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── one round ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @given(MEMBERS, SENT, st.booleans())
@@ -139,11 +171,16 @@ def test_who_sent_a_moment_that_is_due_comes_to_the_mean_of_those_that_did(
     for name in names(round.seal):
         for i, shape in enumerate(SHAPES):
             who = round.who_sent(name, i)
-            own = [parts(members[m][name].values, i).tolist() if m in who else None for m in range(len(members))]
+            own = [
+                parts(members[m][name].values, i).tolist() if m in who else None
+                for m in range(len(members))
+            ]
             mean = reference.mean_of_those_that_have_it(own, math.prod(shape))
             size = max((abs(x) for values in own if values for x in values), default=0.0)
             for m in who:
-                found = parts(members[m][name].values + round.corrections[m][name].values, i).tolist()
+                found = parts(
+                    members[m][name].values + round.corrections[m][name].values, i
+                ).tolist()
                 assert found == pytest.approx(mean, rel=0, abs=(1e-6 if exact else 2.0**-6) * size)
 
 
@@ -175,7 +212,10 @@ def test_newcomers_are_told_what_the_seal_says_whatever_they_sent(
     round, absent = Round(members, ALL, exact), averaging(exact)
     assert absent.merged(round.seal, mine=False) == ()
     for one in (absent, *round.averagings):
-        assert held(one) == ({}, {name.removeprefix(PREFIX): bytes(p.data) for name, p in round.seal.items()})
+        assert held(one) == (
+            {},
+            {name.removeprefix(PREFIX): bytes(p.data) for name, p in round.seal.items()},
+        )
         assert {name: bytes(p.data) for name, p in one.export().items()} == {
             name: bytes(p.data) for name, p in round.seal.items()
         }
@@ -208,14 +248,18 @@ def test_the_order_in_which_moments_are_due_changes_nothing() -> None:
 
 
 @given(SEEDS, SEEDS)
-def test_an_offer_that_was_left_out_keeps_what_it_said_until_it_is_merged(one: int, two: int) -> None:
+def test_an_offer_that_was_left_out_keeps_what_it_said_until_it_is_merged(
+    one: int, two: int
+) -> None:
     late, other = averaging(), averaging()
     offer = offered(told(late, readings(one)), "late")
     assert late.merged(other.average([offered(told(other, readings(two)))], ALL), mine=False) == ()
     seal = other.average([offer, offered(told(other, readings(two + 1)))], ALL)
     (found, *_) = late.merged(seal, mine=True)
     mean = (readings(one)["exp_avg"].values + readings(two + 1)["exp_avg"].values) / 2
-    assert torch.allclose(readings(one)["exp_avg"].values + found.values, mean, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(
+        readings(one)["exp_avg"].values + found.values, mean, rtol=1e-5, atol=1e-5
+    )
     assert late.own == {}
 
 
@@ -225,10 +269,13 @@ def test_what_was_sent_in_vain_is_not_corrected_by_a_later_round() -> None:
     offer = offered(told(one, readings(1)))
     assert one.merged(one.average([offer], ()), mine=True) == ()
     one.offer({})
-    assert one.merged(averaging().average([offered(told(averaging(), readings(9)))], ALL), mine=True) == ()
+    assert (
+        one.merged(averaging().average([offered(told(averaging(), readings(9)))], ALL), mine=True)
+        == ()
+    )
 
 
-# ── codecs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── codecs ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -238,10 +285,13 @@ def test_moments_travel_as_float32_or_else_in_half_of_that(name: str) -> None:
     for moment in ALL:
         found, sent = read_back(moment, sections[PREFIX + moment]), readings(1)[moment]
         rounded = reference.rooted if KINDS[moment].nonnegative else reference.bfloat16
-        expected = sent.values.tolist() if name == "none" else [rounded(x) for x in sent.values.tolist()]
+        expected = (
+            sent.values.tolist() if name == "none" else [rounded(x) for x in sent.values.tolist()]
+        )
         assert found.values.tolist() == expected
         assert found.updates == sent.updates
-        assert anchors.averaging[0].own[moment].values.tolist() == sent.values.tolist()  # rounding is not its own
+        # rounding is not its own
+        assert anchors.averaging[0].own[moment].values.tolist() == sent.values.tolist()
 
 
 @given(MEMBERS)
@@ -255,19 +305,24 @@ def test_no_mean_of_squares_is_negative_and_every_first_moment_stays_below_its_r
             limit = v.sqrt()
             m.clamp_(min=-limit, max=limit)
             m[m.double() ** 2 > v.double()] = 0.0
-    both = [member for member in members if len(member) == 2] or [readings(0, ALL, (0,) * len(SHAPES))]
+    both = [member for member in members if len(member) == 2] or [
+        readings(0, ALL, (0,) * len(SHAPES))
+    ]
     seal = Round(both, exact=False).seal
     m, v = (read_back(name, seal[PREFIX + name]).values for name in ALL)
     assert bool((v >= 0).all())
     assert bool((m.double().abs() <= v.double().sqrt() * (1 + 2.0**-6)).all())
 
 
-# ── unknown moments ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── unknown moments ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_moments_that_are_not_known_here_are_ignored_wherever_they_come() -> None:
     """Whatever is in them."""
-    strange = {PREFIX + "acc": Packet("zip", 3, memoryview(b"?")), PREFIX + "exp_avg": raw(torch.zeros(3))}
+    strange = {
+        PREFIX + "acc": Packet("zip", 3, memoryview(b"?")),
+        PREFIX + "exp_avg": raw(torch.zeros(3)),
+    }
     one, plain = averaging(moments=[SECOND]), averaging(moments=[])
     ours = told(one, readings(1, ["exp_avg_sq"]))
     sections = {"delta": raw(torch.zeros(NUMEL)), **strange, **ours}
@@ -285,20 +340,26 @@ def test_moments_that_are_not_known_here_are_ignored_wherever_they_come() -> Non
 
 def test_a_sealer_that_does_not_know_a_moment_averages_it_for_nobody() -> None:
     """Then nobody is corrected, and everybody sends it again."""
-    offers = [offered(told(averaging(), readings(seed)), name) for seed, name in ((1, "a"), (5, "b"))]
+    offers = [
+        offered(told(averaging(), readings(seed)), name) for seed, name in ((1, "a"), (5, "b"))
+    ]
     sealer = averaging(moments=[FIRST])
     assert list(sealer.average(offers, ALL)) == [PREFIX + "exp_avg"]
     assert averaging(moments=[]).average(offers, ALL) == {}
 
 
-# ── newcomers, founders ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── newcomers, founders ───────────────────────────────────────────────────────────────────────────
 
 
 @given(SEEDS, UPDATES, st.booleans())
-def test_a_newcomer_takes_over_what_was_averaged_last(seed: int, updates: tuple[int, ...], exact: bool) -> None:
+def test_a_newcomer_takes_over_what_was_averaged_last(
+    seed: int, updates: tuple[int, ...], exact: bool
+) -> None:
     veteran, newcomer, again = averaging(exact), averaging(exact), averaging(exact)
     for k in (seed, seed + 10):
-        veteran.merged(veteran.average([offered(told(veteran, readings(k, ALL, updates)))], ALL), mine=True)
+        veteran.merged(
+            veteran.average([offered(told(veteran, readings(k, ALL, updates)))], ALL), mine=True
+        )
     newcomer.offer(readings(3))
     found = newcomer.taken({"anchor": raw(torch.zeros(NUMEL)), **veteran.export()}, newcomer=True)
     assert [(c.moment, c.newcomer) for c in found] == [(name, True) for name in sorted(ALL)]
@@ -351,7 +412,10 @@ def test_what_a_learner_alone_has_is_everybodys() -> None:
     assert one.own == {}
     assert list(one.export()) == [PREFIX + "exp_avg"]
     mine["exp_avg"].values.zero_()
-    assert alike({"exp_avg": read_back("exp_avg", one.export()[PREFIX + "exp_avg"])}, readings(7, ["exp_avg"]))
+    assert alike(
+        {"exp_avg": read_back("exp_avg", one.export()[PREFIX + "exp_avg"])},
+        readings(7, ["exp_avg"]),
+    )
 
 
 def test_who_takes_another_model_over_forgets_what_was_averaged_for_the_former() -> None:
@@ -372,7 +436,7 @@ def test_what_is_kept_does_not_hold_the_message_it_came_in() -> None:
     assert held(one) == before
 
 
-# ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── checkpoints ───────────────────────────────────────────────────────────────────────────────────
 
 
 @given(SEEDS, SENT, UPDATES, SENT, st.booleans())
@@ -385,7 +449,9 @@ def test_saved_and_loaded_to_the_bit(
     saved = one.save()
     other.load(saved)
     assert held(other) == held(one)
-    assert {n: bytes(p.data) for n, p in other.again().items()} == {n: bytes(p.data) for n, p in sections.items()}
+    assert {n: bytes(p.data) for n, p in other.again().items()} == {
+        n: bytes(p.data) for n, p in sections.items()
+    }
     for tensor in saved.values():  # it is a copy
         tensor.zero_()
     assert held(other) == held(one)
@@ -403,7 +469,9 @@ PENDING = Pending(Claim(PeerId("a", 1), 0), 1, 1, 1, 1, due=True)
 
 
 def standing(pending: Pending | None) -> Standing:
-    return Standing(BASE, Claim(PeerId("a", 1), 0), 0, Totals(), 0, pending, untaken=True, adopt_at=None)
+    return Standing(
+        BASE, Claim(PeerId("a", 1), 0), 0, Totals(), 0, pending, untaken=True, adopt_at=None
+    )
 
 
 @given(SEEDS, UPDATES, st.booleans(), st.booleans())
@@ -417,7 +485,11 @@ def test_corrections_in_the_mailbox_are_saved_to_the_bit(
     assert (found.fragment, found.replace) == (0, replacing)
     assert torch.equal(found.values, correction.values)
     for one, other in zip(found.moments, moments, strict=True):
-        assert (one.moment, one.updates, one.newcomer) == (other.moment, other.updates, other.newcomer)
+        assert (one.moment, one.updates, one.newcomer) == (
+            other.moment,
+            other.updates,
+            other.newcomer,
+        )
         assert torch.equal(one.values, other.values)
 
 
@@ -426,23 +498,33 @@ def test_what_was_sent_is_saved_as_long_as_the_offer_is_pending() -> None:
     one.offer(readings(1))
     one.merged(Round([readings(2)]).seal, mine=False)
     latest = {LATEST + name for name in ALL}
-    assert keep(standing(PENDING), one.save(), None).tensors.keys() == {OWN + name for name in ALL} | latest
+    assert (
+        keep(standing(PENDING), one.save(), None).tensors.keys()
+        == {OWN + name for name in ALL} | latest
+    )
     assert keep(standing(None), one.save(), None).tensors.keys() == latest
 
 
 def test_a_mean_and_what_a_newcomer_takes_are_told_apart() -> None:
-    kinds = [MomentCorrection("exp_avg", *drawn(i, "exp_avg"), newcomer) for i, newcomer in enumerate((False, True))]
+    kinds = [
+        MomentCorrection("exp_avg", *drawn(i, "exp_avg"), newcomer)
+        for i, newcomer in enumerate((False, True))
+    ]
     kept: Kept = keep(standing(None), {}, Correction(0, torch.zeros(NUMEL), True, tuple(kinds)))
     assert kept.tensors.keys() == {"correction", MEAN + "exp_avg", NEWCOMER + "exp_avg"}
     found = kept_correction(FRAGMENT, kept, torch.empty(NUMEL)).moments
-    assert [(c.newcomer, c.values.tolist()) for c in found] == [(c.newcomer, c.values.tolist()) for c in kinds]
+    assert [(c.newcomer, c.values.tolist()) for c in found] == [
+        (c.newcomer, c.values.tolist()) for c in kinds
+    ]
 
 
-# ── corrections that wait for the training thread ────────────────────────────────────────────────────────────────────
+# ── corrections that wait for the training thread ─────────────────────────────────────────────────
 
 
 @given(st.lists(st.tuples(SEEDS, st.booleans()), min_size=2, max_size=4))
-def test_stacked_corrections_carry_the_moments_of_all_in_order(drawn_ones: list[tuple[int, bool]]) -> None:
+def test_stacked_corrections_carry_the_moments_of_all_in_order(
+    drawn_ones: list[tuple[int, bool]],
+) -> None:
     stacked, expected = None, []
     for seed, replacing in drawn_ones:
         moments = (MomentCorrection("exp_avg", *drawn(seed, "exp_avg"), replacing),)
@@ -454,13 +536,15 @@ def test_stacked_corrections_carry_the_moments_of_all_in_order(drawn_ones: list[
     assert stacked.replace == any(replacing for _, replacing in drawn_ones)
 
 
-# ── the tensor side, whole ───────────────────────────────────────────────────────────────────────────────────────────
+# ── the tensor side, whole ────────────────────────────────────────────────────────────────────────
 
 
 class Member:
     """One fragment of one learner, without an engine."""
 
-    def __init__(self, name: str = "a", coding: str = "none", moments: Sequence[Moment] = BOTH) -> None:
+    def __init__(
+        self, name: str = "a", coding: str = "none", moments: Sequence[Moment] = BOTH
+    ) -> None:
         self.id, self.seq = PeerId(name, 1), 0
         theta = [torch.linspace(-1, 1, NUMEL)]
         outer = Nesterov(lr=0.7, momentum=0.9)
@@ -478,7 +562,9 @@ class Member:
         assert done.fault == ""
         members = tuple(offer.entry for offer in offers)
         key = BASE.seal(members, done.digest).key
-        return Seal(self.id, 0, BASE.digest, key, members, shares, (), "", done.digest, done.sections)
+        return Seal(
+            self.id, 0, BASE.digest, key, members, shares, (), "", done.digest, done.sections
+        )
 
     def advance(self, seal: Seal, mine: bool = True, **more: Any) -> Performed:
         return perform(self.anchors, Advance(seal, BASE, mine, **more))
@@ -492,7 +578,9 @@ class Member:
         anchors = self.anchors
         feedback = [tensor for each in anchors.feedback for tensor in each.held().values()]
         tensors = [*anchors.theta, *anchors.velocity, *anchors.progress, *feedback]
-        return [None if t is None else bytes(as_bytes(t)) for t in tensors] + [held(a) for a in anchors.averaging]
+        return [None if t is None else bytes(as_bytes(t)) for t in tensors] + [
+            held(a) for a in anchors.averaging
+        ]
 
 
 def member(coding: str = "none", name: str = "a") -> Member:
@@ -505,7 +593,8 @@ def prepare(seed: int, seq: int = 1, sent: Sequence[str] = ALL) -> Prepare:
 
 
 def busy(coding: str = "none") -> tuple[Member, Member, Seal]:
-    """Two that have a velocity, means of a round before, and offers on their way; and the seal of these."""
+    """Two that have a velocity, means of a round before, and offers on their way; and the seal of
+    these."""
     a, b = Member("a", coding), Member("b", coding)
     for seed in (1, 11):
         offers = a.offer(seed), b.offer(seed + 5)
@@ -548,12 +637,15 @@ def test_an_offer_that_came_with_a_checkpoint_is_the_same_one() -> None:
     again.anchors.load(0, a.anchors.save(0))
     assert again.contents() == a.contents()
     sections = perform(again.anchors, Reoffer(0, 1)).sections
-    assert {n: bytes(p.data) for n, p in sections.items()} == {n: bytes(p.data) for n, p in offer.sections.items()}
+    assert {n: bytes(p.data) for n, p in sections.items()} == {
+        n: bytes(p.data) for n, p in offer.sections.items()
+    }
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["by a seal", "by an anchor"])
 def test_what_has_to_be_dropped_was_never_sent(whole: bool) -> None:
-    """The weights become the anchor: the moments that went with the lost work are corrected by nothing."""
+    """The weights become the anchor: the moments that went with the lost work are corrected by
+    nothing."""
     a, b, _ = busy()
     elsewhere = a.seal(a.offer(40))
     if whole:
@@ -567,7 +659,9 @@ def test_what_has_to_be_dropped_was_never_sent(whole: bool) -> None:
 
 def test_a_group_that_is_added_has_moments_of_its_own() -> None:
     a = Member()
-    more = Layout([*map(str, SHAPES), "new"], [*(torch.zeros(s) for s in SHAPES), torch.zeros(2)], 1, [1])
+    more = Layout(
+        [*map(str, SHAPES), "new"], [*(torch.zeros(s) for s in SHAPES), torch.zeros(2)], 1, [1]
+    )
     perform(a.anchors, Extend(more, torch.zeros(2), (0, 0), more.groups()))
     reading = Reading(torch.tensor([1.0, 2.0]), (3,))
     sections = perform(a.anchors, Prepare(1, 1, torch.zeros(2), {"exp_avg": reading})).sections
@@ -576,7 +670,7 @@ def test_a_group_that_is_added_has_moments_of_its_own() -> None:
     assert out.tolist() == [1.0, 2.0]
 
 
-# ── garbage ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── garbage ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def flipped(sections: Sections, name: str, at: int, bit: int) -> Sections:
@@ -590,7 +684,9 @@ BITS = st.tuples(st.sampled_from(ALL), st.integers(0, 10**6), st.integers(0, 7))
 
 @settings(max_examples=100)
 @given(BITS, st.sampled_from(["none", "bf16"]))
-def test_no_bit_of_a_sealed_moment_can_be_changed_on_its_way(where: tuple[str, int, int], coding: str) -> None:
+def test_no_bit_of_a_sealed_moment_can_be_changed_on_its_way(
+    where: tuple[str, int, int], coding: str
+) -> None:
     name, at, bit = where
     _, b, seal = busy(coding)
     before = b.contents()
@@ -603,7 +699,9 @@ def test_no_bit_of_a_sealed_moment_can_be_changed_on_its_way(where: tuple[str, i
 
 @settings(max_examples=100)
 @given(BITS, st.booleans())
-def test_no_bit_of_a_newcomers_moment_can_be_changed_on_its_way(where: tuple[str, int, int], replacing: bool) -> None:
+def test_no_bit_of_a_newcomers_moment_can_be_changed_on_its_way(
+    where: tuple[str, int, int], replacing: bool
+) -> None:
     name, at, bit = where
     a, b, _ = busy()
     state, before = a.export(), b.contents()
@@ -632,7 +730,13 @@ def test_a_sealed_moment_can_neither_be_left_out_nor_renamed_nor_exchanged() -> 
 def moment_of(values: Tensor, updates: Sequence[int], moment: Moment, numel: int = NUMEL) -> Packet:
     """Well-formed, whatever is in it: what a broken but consistent peer would send."""
     signed = replace(moment, nonnegative=False)
-    packet = encode(signed, torch.zeros(numel), tuple(updates), [(numel,)] if numel != NUMEL else SHAPES, exact=True)
+    packet = encode(
+        signed,
+        torch.zeros(numel),
+        tuple(updates),
+        [(numel,)] if numel != NUMEL else SHAPES,
+        exact=True,
+    )
     begin = packet.nbytes - 4 * numel
     data = bytearray(packet.data)
     data[begin:] = bytes(as_bytes(values))
@@ -640,13 +744,25 @@ def moment_of(values: Tensor, updates: Sequence[int], moment: Moment, numel: int
 
 
 BAD = {
-    "NaN": (moment_of(torch.full((NUMEL,), math.nan), PRESENT, FIRST), "exp_avg: not finite, too great"),
-    "infinite": (moment_of(torch.full((NUMEL,), -math.inf), PRESENT, FIRST), "exp_avg: not finite, too great"),
-    "too great": (moment_of(torch.full((NUMEL,), 1e38), PRESENT, FIRST), "exp_avg: not finite, too great"),
-    "too long": (moment_of(torch.zeros(NUMEL + 1), (1,), FIRST, NUMEL + 1), "exp_avg: a packet 'packed' of 24"),
+    "NaN": (
+        moment_of(torch.full((NUMEL,), math.nan), PRESENT, FIRST),
+        "exp_avg: not finite, too great",
+    ),
+    "infinite": (
+        moment_of(torch.full((NUMEL,), -math.inf), PRESENT, FIRST),
+        "exp_avg: not finite, too great",
+    ),
+    "too great": (
+        moment_of(torch.full((NUMEL,), 1e38), PRESENT, FIRST),
+        "exp_avg: not finite, too great",
+    ),
+    "too long": (
+        moment_of(torch.zeros(NUMEL + 1), (1,), FIRST, NUMEL + 1),
+        "exp_avg: a packet 'packed' of 24",
+    ),
     "of another kind": (raw(torch.zeros(NUMEL)), "exp_avg: a packet 'none'"),
     "empty": (Packet("packed", NUMEL, memoryview(b"")), "exp_avg: a packet of 0 bytes"),
-}  # fmt: skip
+}
 NEGATIVE = moment_of(torch.full((NUMEL,), -1.0), PRESENT, SECOND)
 
 
@@ -656,7 +772,9 @@ def test_a_first_moment_that_is_negative_is_taken() -> None:
 
 
 @pytest.mark.parametrize("kind", [*BAD, "negative"])
-def test_a_bad_moment_is_refused_with_the_offer_the_seal_and_the_anchor_it_came_in(kind: str) -> None:
+def test_a_bad_moment_is_refused_with_the_offer_the_seal_and_the_anchor_it_came_in(
+    kind: str,
+) -> None:
     """Under a digest that fits."""
     bad, fault = BAD.get(kind, (NEGATIVE, "exp_avg_sq: not finite, too great, or negative"))
     name = PREFIX + ("exp_avg_sq" if kind == "negative" else "exp_avg")
@@ -684,9 +802,19 @@ def test_what_is_not_known_here_is_taken_for_no_reason_to_refuse() -> None:
     strange = replace(seal, sections=sections, payload=digest(sections, seal.weights))
     whole = {**state.sections, PREFIX + "acc": BAD["NaN"][0]}
     content = content_digest(*(whole[key].data for key in sorted(whole)))
-    assert perform(b.anchors, Inspect(offered({**a.offer(30).sections, PREFIX + "acc": BAD["NaN"][0]}))).fault == ""
+    assert (
+        perform(
+            b.anchors, Inspect(offered({**a.offer(30).sections, PREFIX + "acc": BAD["NaN"][0]}))
+        ).fault
+        == ""
+    )
     assert b.advance(strange).fault == ""
-    assert perform(b.anchors, Install((replace(state, sections=whole, content=content),), False, False)).fault == ""
+    assert (
+        perform(
+            b.anchors, Install((replace(state, sections=whole, content=content),), False, False)
+        ).fault
+        == ""
+    )
     assert set(b.anchors.averaging[0].latest) == set(ALL)
 
 
@@ -698,7 +826,9 @@ def spoiled(value: float, name: str = "exp_avg") -> dict[str, Reading]:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ALL)
-def test_a_moment_that_is_not_finite_is_left_out_of_the_offer_and_named(value: float, name: str) -> None:
+def test_a_moment_that_is_not_finite_is_left_out_of_the_offer_and_named(
+    value: float, name: str
+) -> None:
     """The others go with it, and are all that will be corrected."""
     (other,) = set(ALL) - {name}
     a, b, _ = busy()
@@ -723,7 +853,9 @@ def test_all_that_is_wrong_is_named() -> None:
 
 
 def test_a_negative_second_moment_is_left_out_too() -> None:
-    done = perform(Member().anchors, Prepare(0, 1, torch.zeros(NUMEL), spoiled(-1e-9, "exp_avg_sq")))
+    done = perform(
+        Member().anchors, Prepare(0, 1, torch.zeros(NUMEL), spoiled(-1e-9, "exp_avg_sq"))
+    )
     assert "its exp_avg_sq is" in done.warning
     assert done.sections.keys() == {"delta", PREFIX + "exp_avg"}
 
@@ -744,36 +876,50 @@ def test_who_is_alone_keeps_what_is_not_finite_from_newcomers() -> None:
     ]
 
 
-# ── when ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── when ──────────────────────────────────────────────────────────────────────────────────────────
 
 PERIODS = st.integers(1, 9)
 VERSIONS = st.integers(0, 60)
 
 
 def policies(first: int, second: int) -> Policies:
-    return Policies(schedule=Schedule(), moments=BOTH, periods=MomentSchedule(first=first, second=second))
+    return Policies(
+        schedule=Schedule(), moments=BOTH, periods=MomentSchedule(first=first, second=second)
+    )
 
 
 @given(PERIODS, PERIODS, VERSIONS)
-def test_a_round_averages_what_its_version_is_a_multiple_of(first: int, second: int, version: int) -> None:
+def test_a_round_averages_what_its_version_is_a_multiple_of(
+    first: int, second: int, version: int
+) -> None:
     found = policies(first, second).due(version)
-    assert found == tuple(name for name, period in zip(ALL, (first, second), strict=True) if version % period == 0)
+    assert found == tuple(
+        name for name, period in zip(ALL, (first, second), strict=True) if version % period == 0
+    )
 
 
 @given(PERIODS, PERIODS, VERSIONS, VERSIONS, st.integers(1, 60))
-def test_owed_is_what_became_due_since_it_was_averaged(first: int, second: int, m: int, v: int, version: int) -> None:
+def test_owed_is_what_became_due_since_it_was_averaged(
+    first: int, second: int, m: int, v: int, version: int
+) -> None:
     """By trying every version in between."""
     m, v = min(m, version - 1), min(v, version - 1)
     found = policies(first, second).owed({"first": m, "second": v}, version)
     pairs = zip(ALL, (first, second), (m, v), strict=True)
-    assert found == tuple(n for n, period, last in pairs if any(k % period == 0 for k in range(last + 1, version + 1)))
+    assert found == tuple(
+        n for n, period, last in pairs if any(k % period == 0 for k in range(last + 1, version + 1))
+    )
 
 
 @given(PERIODS, PERIODS, VERSIONS)
-def test_who_was_never_averaged_owes_all_that_has_ever_been_due(first: int, second: int, version: int) -> None:
+def test_who_was_never_averaged_owes_all_that_has_ever_been_due(
+    first: int, second: int, version: int
+) -> None:
     owed = policies(first, second).owed({}, version)
     assert owed == policies(first, second).owed({"first": 0, "second": 0}, version)
-    assert owed == tuple(n for n, period in zip(ALL, (first, second), strict=True) if version >= period)
+    assert owed == tuple(
+        n for n, period in zip(ALL, (first, second), strict=True) if version >= period
+    )
 
 
 def test_never_is_never() -> None:
@@ -784,8 +930,8 @@ def test_never_is_never() -> None:
 
 
 def averaged_at(period: int, merged: Sequence[int]) -> list[int]:
-    """The versions that average a learner which is merged at these, and at no others. What an offer carries is decided
-    when it is prepared, on the version that merged the one before."""
+    """The versions that average a learner which is merged at these, and at no others. What an offer
+    carries is decided when it is prepared, on the version that merged the one before."""
     rules, averaged, base, found = policies(period, 1), {"first": 0}, 0, []
     for version in merged:
         if "exp_avg" in rules.owed(averaged, base + 1) and "exp_avg" in rules.due(version):
@@ -800,17 +946,25 @@ def test_who_is_merged_at_every_version_is_averaged_at_every_one_that_is_due(per
     assert averaged_at(period, range(1, 50)) == list(range(period, 50, period))
 
 
-@pytest.mark.parametrize(("period", "parity"), [(p, odd) for p in range(1, 10) for odd in (0, 1) if p % 2 or not odd])
-def test_who_is_merged_only_at_every_second_version_is_averaged_sooner_or_later(period: int, parity: int) -> None:
-    """A link that takes a round and a half: its offer is always the first of the round after the next. Where the rounds
-    that are due are all even, and its own all odd, there is nobody to average with."""
+@pytest.mark.parametrize(
+    ("period", "parity"), [(p, odd) for p in range(1, 10) for odd in (0, 1) if p % 2 or not odd]
+)
+def test_who_is_merged_only_at_every_second_version_is_averaged_sooner_or_later(
+    period: int, parity: int
+) -> None:
+    """A link that takes a round and a half: its offer is always the first of the round after the
+    next. Where the rounds that are due are all even, and its own all odd, there is nobody to
+    average with."""
     found = averaged_at(period, range(2 - parity, 100, 2))
     assert len(found) >= 100 // (4 * period) - 1 > 0
 
 
 @given(PERIODS, st.lists(st.integers(1, 4), min_size=40, max_size=40))
-def test_who_is_merged_now_and_then_is_averaged_whenever_it_can_be(period: int, gaps: list[int]) -> None:
-    """At each due version that it is merged at, if one was due before it prepared its offer, or it was not left out."""
+def test_who_is_merged_now_and_then_is_averaged_whenever_it_can_be(
+    period: int, gaps: list[int]
+) -> None:
+    """At each due version that it is merged at, if one was due before it prepared its offer, or it
+    was not left out."""
     versions = [sum(gaps[: i + 1]) for i in range(len(gaps))]
     found, base, last = averaged_at(period, versions), 0, 0
     for version in versions:
@@ -820,7 +974,7 @@ def test_who_is_merged_now_and_then_is_averaged_whenever_it_can_be(period: int, 
         base = version
 
 
-# ── the engine's part of it ──────────────────────────────────────────────────────────────────────────────────────────
+# ── the engine's part of it ───────────────────────────────────────────────────────────────────────
 
 
 def engine(version: int = 0, first: int = 3, second: int = 6) -> Engine:
@@ -845,13 +999,18 @@ def sends(made: Engine, sent: Sequence[str]) -> None:
 
 
 def is_pulled(made: Engine, brought: Sequence[str], further: int = 0) -> tuple[str, ...]:
-    """Its offer is merged, and it takes the anchor of that round, or of a further one, whole; what is corrected."""
+    """Its offer is merged, and it takes the anchor of that round, or of a further one, whole; what
+    is corrected."""
     assert made.fragment.pending is not None
     assert made.fragment.pending.offer is not None
     lineage = grown(made.lineage, made.fragment.pending.offer.entry)
     for _ in range(further):
         lineage = grown(lineage)
-    made.receive(replace(state_of(lineage), sections={PREFIX + name: raw(torch.zeros(1)) for name in brought}))
+    made.receive(
+        replace(
+            state_of(lineage), sections={PREFIX + name: raw(torch.zeros(1)) for name in brought}
+        )
+    )
     (install,) = made.jobs(Install)
     assert install.mine
     made.done(install)
@@ -871,9 +1030,12 @@ def is_sealed(made: Engine, averaged: Sequence[str], mine: bool = True) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"), [(0, ()), (1, ()), (2, ("exp_avg",)), (3, ("exp_avg",)), (5, ALL), (40, ALL)]
+    ("version", "expected"),
+    [(0, ()), (1, ()), (2, ("exp_avg",)), (3, ("exp_avg",)), (5, ALL), (40, ALL)],
 )
-def test_an_offer_carries_what_was_due_by_the_version_it_is_for(version: int, expected: tuple[str, ...]) -> None:
+def test_an_offer_carries_what_was_due_by_the_version_it_is_for(
+    version: int, expected: tuple[str, ...]
+) -> None:
     assert engine(version).syncer.training.moments(0) == expected
 
 
@@ -941,7 +1103,8 @@ def test_who_comes_to_an_anchor_of_lesser_version_sends_its_moments_as_the_other
 
 
 def test_who_came_to_an_anchor_of_lesser_version_sends_what_a_round_missed_again() -> None:
-    """As everybody does: on a link that takes a round and a half it would else be averaged no more."""
+    """As everybody does: on a link that takes a round and a half it would else be averaged no
+    more."""
     made = engine(20)
     made.fragment.averaged = {"first": 18, "second": 18}
     branch = Lineage(made.lineage.tokens + 1, 4, b"of another branch", GENESIS)
@@ -965,11 +1128,15 @@ def test_what_is_made_an_anchor_alone_goes_with_all_moments() -> None:
 @pytest.mark.parametrize(
     ("came", "expected"), [(ALL, {"first": 7, "second": 7}), (["exp_avg"], {"first": 7}), ([], {})]
 )
-def test_a_newcomer_owes_no_moments_that_came_with_the_anchor(came: Sequence[str], expected: dict[str, int]) -> None:
+def test_a_newcomer_owes_no_moments_that_came_with_the_anchor(
+    came: Sequence[str], expected: dict[str, int]
+) -> None:
     made = engine()
     theirs = Lineage(70, 7, b"seven", OTHER)
     made.beat(PEER, theirs, genesis=OTHER)
-    made.receive(replace(state_of(theirs), sections={PREFIX + name: raw(torch.zeros(1)) for name in came}))
+    made.receive(
+        replace(state_of(theirs), sections={PREFIX + name: raw(torch.zeros(1)) for name in came})
+    )
     (install,) = made.jobs(Install)
     made.done(install)
     assert made.fragment.averaged == expected

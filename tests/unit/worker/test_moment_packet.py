@@ -42,14 +42,18 @@ NUMEL = sum(map(math.prod, SHAPES))
 COUNTS = (3, 1, 0, 2, 2**32 - 1)
 BEGIN = 8 + 8 * len(SHAPES)
 SEEDS = st.integers(0, 2**32 - 1)
-UPDATES = st.lists(st.sampled_from([0, 1, 7, 2**31, 2**32 - 1]), min_size=len(SHAPES), max_size=len(SHAPES)).map(tuple)
+UPDATES = st.lists(
+    st.sampled_from([0, 1, 7, 2**31, 2**32 - 1]), min_size=len(SHAPES), max_size=len(SHAPES)
+).map(tuple)
 BODIES = st.binary(min_size=24, max_size=24)
 
 
 def drawn(moment: Moment, seed: int, updates: Updates = COUNTS) -> Tensor:
     """Of all sizes, zero where absent."""
     generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(NUMEL, generator=generator) * 10 ** (20 * torch.rand(NUMEL, generator=generator) - 15)
+    values = torch.randn(NUMEL, generator=generator) * 10 ** (
+        20 * torch.rand(NUMEL, generator=generator) - 15
+    )
     values *= torch.rand(NUMEL, generator=generator) < 0.8
     for part, count in zip(codec.split(values, SHAPES), updates, strict=True):
         part *= count > 0
@@ -75,7 +79,8 @@ def valid(moment: Moment, exact: bool = False) -> bytes:
 
 
 def of_use(moment: Moment, packet: Packet) -> bool:
-    """Whether it is accepted; then it must decode to reasonable numbers. Nothing but `PeerError` may come of it."""
+    """Whether it is accepted; then it must decode to reasonable numbers. Nothing but `PeerError`
+    may come of it."""
     try:
         check(moment, packet, SHAPES)
     except PeerError:
@@ -88,7 +93,7 @@ def of_use(moment: Moment, packet: Packet) -> bool:
     return True
 
 
-# ── there and back ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── there and back ────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -121,7 +126,9 @@ def test_the_root_of_a_second_moment_is_rounded_to_bfloat16(seed: int, updates: 
 @given(SEEDS)
 def test_encoding_what_was_decoded_loses_nothing_more(seed: int) -> None:
     for moment in (FIRST, SECOND):
-        once, _ = read_back(moment, encode(moment, drawn(moment, seed), COUNTS, SHAPES, exact=False))
+        once, _ = read_back(
+            moment, encode(moment, drawn(moment, seed), COUNTS, SHAPES, exact=False)
+        )
         twice, _ = read_back(moment, encode(moment, once, COUNTS, SHAPES, exact=False))
         assert torch.equal(once, twice)
 
@@ -150,7 +157,9 @@ def test_the_smallest_and_the_greatest_second_moments() -> None:
 
 def test_what_must_be_exact_always_is() -> None:
     values = drawn(PRECISE, 1)
-    assert torch.equal(read_back(PRECISE, encode(PRECISE, values, COUNTS, SHAPES, exact=False))[0], values)
+    assert torch.equal(
+        read_back(PRECISE, encode(PRECISE, values, COUNTS, SHAPES, exact=False))[0], values
+    )
 
 
 def test_the_bytes_are_those_of_the_description() -> None:
@@ -178,8 +187,12 @@ def test_no_form_has_the_code_of_another() -> None:
 @pytest.mark.parametrize("moment", MOMENTS)
 @given(UPDATES)
 def test_no_packet_is_greater_than_the_greatest(moment: Moment, updates: Updates) -> None:
-    assert encode(moment, drawn(moment, 0, updates), updates, SHAPES, exact=True).nbytes <= dense_nbytes(SHAPES)
-    assert encode(moment, drawn(moment, 0), (1,) * 5, SHAPES, exact=True).nbytes == dense_nbytes(SHAPES)
+    assert encode(
+        moment, drawn(moment, 0, updates), updates, SHAPES, exact=True
+    ).nbytes <= dense_nbytes(SHAPES)
+    assert encode(moment, drawn(moment, 0), (1,) * 5, SHAPES, exact=True).nbytes == dense_nbytes(
+        SHAPES
+    )
 
 
 def test_a_packet_is_written_where_it_is_told() -> None:
@@ -208,17 +221,21 @@ def test_bytes_may_be_anywhere(moment: Moment, offset: int) -> None:
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**127, -(2.0**127), -1e-30])
 @pytest.mark.parametrize("at", [0, NUMEL - 1])
-def test_what_cannot_be_a_moment_is_not_sent(moment: Moment, exact: bool, value: float, at: int) -> None:
+def test_what_cannot_be_a_moment_is_not_sent(
+    moment: Moment, exact: bool, value: float, at: int
+) -> None:
     values = drawn(moment, 0)
     values[at] = value
     if value == -1e-30 and not moment.nonnegative:
         encode(moment, values, COUNTS, SHAPES, exact)
         return
-    with pytest.raises(PeerError, match=rf"its {moment.name} is not finite, too great, or negative"):
+    with pytest.raises(
+        PeerError, match=rf"its {moment.name} is not finite, too great, or negative"
+    ):
         encode(moment, values, COUNTS, SHAPES, exact)
 
 
-# ── what a peer may send ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── what a peer may send ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -226,7 +243,10 @@ def test_what_cannot_be_a_moment_is_not_sent(moment: Moment, exact: bool, value:
 def test_every_shorter_and_longer_packet_is_refused(moment: Moment, exact: bool) -> None:
     data = valid(moment, exact)
     assert of_use(moment, packed(data))
-    for wrong in [*(data[:size] for size in range(len(data))), *(data + bytes(more) for more in range(1, 10))]:
+    for wrong in [
+        *(data[:size] for size in range(len(data))),
+        *(data + bytes(more) for more in range(1, 10)),
+    ]:
         with pytest.raises(PeerError, match=rf"{moment.name}: .*expected"):
             check(moment, packed(wrong), SHAPES)
 
@@ -234,7 +254,9 @@ def test_every_shorter_and_longer_packet_is_refused(moment: Moment, exact: bool)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_no_byte_of_the_header_can_be_changed_to_do_harm(moment: Moment) -> None:
     data = valid(moment)
-    for at, other in itertools.product(range(BEGIN), (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF)):
+    for at, other in itertools.product(
+        range(BEGIN), (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF)
+    ):
         wrong = bytearray(data)
         wrong[at] ^= other
         of_use(moment, packed(bytes(wrong)))
@@ -248,7 +270,9 @@ def test_no_form_and_count_do_harm(moment: Moment, code: int, param: int) -> Non
     for i in range(len(SHAPES)):
         wrong = word(word(valid(moment), 2 + 2 * i, code), 3 + 2 * i, param)
         if code not in known:
-            with pytest.raises(PeerError, match=f"{moment.name}: tensor {i} has the unknown form {code}"):
+            with pytest.raises(
+                PeerError, match=f"{moment.name}: tensor {i} has the unknown form {code}"
+            ):
                 check(moment, packed(wrong), SHAPES)
         of_use(moment, packed(wrong))
 
@@ -265,7 +289,9 @@ def test_no_form_and_count_do_harm(moment: Moment, code: int, param: int) -> Non
         (FIRST, 0, 0, "unknown form 0"),
     ],
 )
-def test_a_form_that_does_not_fit_is_refused(moment: Moment, code: int, param: int, words: str) -> None:
+def test_a_form_that_does_not_fit_is_refused(
+    moment: Moment, code: int, param: int, words: str
+) -> None:
     size = {32: 4, 33: 2, 34: 2, 35: 0, 0: 4}[code]
     with pytest.raises(PeerError, match=words):
         check(moment, packed(struct.pack("<4I", 1, 0, code, param) + bytes(4 * size), 4), [(4,)])
@@ -278,13 +304,19 @@ def test_values_that_cannot_be_are_refused(bad: float, at: int) -> None:
     values[at] = bad
     floats = struct.pack("<4f", *values)
     halves = b"".join(struct.pack("<f", value)[2:] for value in values)
-    for moment, code, data in ((FIRST, 32, floats), (FIRST, 33, halves), (SECOND, 32, floats), (SECOND, 34, halves)):
+    for moment, code, data in (
+        (FIRST, 32, floats),
+        (FIRST, 33, halves),
+        (SECOND, 32, floats),
+        (SECOND, 34, halves),
+    ):
         with pytest.raises(PeerError, match="not finite, too great, or negative"):
             check(moment, packed(struct.pack("<4I", 1, 0, code, 1) + data, 4), [(4,)])
 
 
 @pytest.mark.parametrize(
-    ("value", "fine"), [(-1e-30, False), (-1.0, False), (0.0, True), (2.0**63, True), (2.0**64, False)]
+    ("value", "fine"),
+    [(-1e-30, False), (-1.0, False), (0.0, True), (2.0**63, True), (2.0**64, False)],
 )
 def test_roots_are_from_nothing_to_the_root_of_the_greatest(value: float, fine: bool) -> None:
     data = struct.pack("<4I", 1, 0, 34, 1) + struct.pack("<f", value)[2:] + b"\0\0"
@@ -305,7 +337,9 @@ def test_a_negative_second_moment_is_refused_and_a_negative_first_is_not() -> No
 
 @settings(max_examples=150)
 @given(st.sampled_from(MOMENTS), st.sampled_from([32, 33, 34, 35]), st.integers(0, 3), BODIES)
-def test_random_bytes_of_a_form_are_refused_or_fine(moment: Moment, code: int, param: int, body: bytes) -> None:
+def test_random_bytes_of_a_form_are_refused_or_fine(
+    moment: Moment, code: int, param: int, body: bytes
+) -> None:
     size = {32: 4, 33: 2, 34: 2, 35: 0}[code] * 6
     packet = packed(struct.pack("<4I", 1, 0, code, param) + body[:size], 6)
     try:
@@ -350,13 +384,17 @@ def test_no_packet_takes_more_memory_than_it_has(code: int, param: int) -> None:
 
 @pytest.mark.parametrize("numel", [0, NUMEL - 1, NUMEL + 1, -1])
 def test_another_number_of_elements_is_refused(numel: int) -> None:
-    with pytest.raises(PeerError, match=f"exp_avg: a packet 'packed' of {numel} elements, expected .* of {NUMEL}"):
+    with pytest.raises(
+        PeerError, match=f"exp_avg: a packet 'packed' of {numel} elements, expected .* of {NUMEL}"
+    ):
         check(FIRST, packed(valid(FIRST), numel), SHAPES)
 
 
 @pytest.mark.parametrize("name", ["none", "", "gzip"])
 def test_another_codec_is_refused(name: str) -> None:
-    with pytest.raises(PeerError, match=f"exp_avg: a packet '{name}' of {NUMEL} elements, expected 'packed'"):
+    with pytest.raises(
+        PeerError, match=f"exp_avg: a packet '{name}' of {NUMEL} elements, expected 'packed'"
+    ):
         check(FIRST, Packet(name, NUMEL, memoryview(bytes(4 * NUMEL))), SHAPES)
 
 
@@ -368,7 +406,7 @@ def test_what_is_between() -> None:
             require_between(torch.tensor(wrong), 0, 1)
 
 
-# ── the mean ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the mean ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def averaged(moment: Moment, packets: Sequence[Packet]) -> tuple[Tensor, Updates]:
@@ -379,13 +417,23 @@ def averaged(moment: Moment, packets: Sequence[Packet]) -> tuple[Tensor, Updates
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("moment", MOMENTS)
 @given(st.lists(st.tuples(SEEDS, UPDATES), min_size=1, max_size=5))
-def test_the_mean_is_of_those_that_have_it(moment: Moment, exact: bool, members: list[tuple[int, Updates]]) -> None:
-    packets = [encode(moment, drawn(moment, seed, updates), updates, SHAPES, exact) for seed, updates in members]
+def test_the_mean_is_of_those_that_have_it(
+    moment: Moment, exact: bool, members: list[tuple[int, Updates]]
+) -> None:
+    packets = [
+        encode(moment, drawn(moment, seed, updates), updates, SHAPES, exact)
+        for seed, updates in members
+    ]
     found, updates = averaged(moment, packets)
-    assert updates == tuple(max(counts) for counts in zip(*(counts for _, counts in members), strict=True))
+    assert updates == tuple(
+        max(counts) for counts in zip(*(counts for _, counts in members), strict=True)
+    )
     parts = [codec.split(read_back(moment, packet)[0], SHAPES) for packet in packets]
     for i, mean in enumerate(codec.split(found, SHAPES)):
-        have = [p[i].flatten().tolist() if counts[i] else None for p, (_, counts) in zip(parts, members, strict=True)]
+        have = [
+            p[i].flatten().tolist() if counts[i] else None
+            for p, (_, counts) in zip(parts, members, strict=True)
+        ]
         twin = reference.mean_of_those_that_have_it(have, mean.numel())
         size = max((abs(x) for member in have if member for x in member), default=0.0)
         assert mean.flatten().tolist() == pytest.approx(twin, rel=1e-6, abs=1e-6 * size + 1e-44)
@@ -396,7 +444,9 @@ def test_the_mean_is_of_those_that_have_it(moment: Moment, exact: bool, members:
 def test_every_quotient_and_every_sum_is_rounded_once(seeds: list[int]) -> None:
     """To the bit, in the order of the members: so it is the same on all hardware."""
     members = [drawn(FIRST, seed, (1,) * 5) for seed in seeds]
-    found, _ = averaged(FIRST, [encode(FIRST, values, (1,) * 5, SHAPES, exact=True) for values in members])
+    found, _ = averaged(
+        FIRST, [encode(FIRST, values, (1,) * 5, SHAPES, exact=True) for values in members]
+    )
     expected = []
     for column in zip(*(values.tolist() for values in members), strict=True):
         total = 0.0
@@ -438,7 +488,9 @@ def test_no_mean_is_infinite() -> None:
 def test_averaging_reads_only() -> None:
     packets = [packed(valid(SECOND, exact)) for exact in (True, False)]
     averaged(SECOND, packets)
-    assert [bytes(packet.data) for packet in packets] == [valid(SECOND, exact) for exact in (True, False)]
+    assert [bytes(packet.data) for packet in packets] == [
+        valid(SECOND, exact) for exact in (True, False)
+    ]
 
 
 def test_a_packet_of_pieces_of_its_own_is_checked_alike() -> None:

@@ -24,7 +24,9 @@ def velocity(policy: Nesterov, anchor: Tensor) -> Tensor | None:
     return torch.zeros_like(anchor) if policy.momentum else None
 
 
-def stepped(policy: Nesterov, anchor: Tensor, merged: Tensor, mine: Tensor | None) -> tuple[Tensor, Tensor]:
+def stepped(
+    policy: Nesterov, anchor: Tensor, merged: Tensor, mine: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The new anchor and the correction, of a first outer step."""
     new, correction = anchor.clone(), torch.full_like(anchor, torch.nan)
     outer_step(policy, new, velocity(policy, anchor), merged, mine, correction)
@@ -52,7 +54,9 @@ def test_three_rounds_by_hand() -> None:
 @given(policies, vectors(6, 3))
 def test_the_outer_step_is_the_textbooks(policy: Nesterov, drawn: list[Tensor]) -> None:
     start, *deltas = drawn
-    expected = reference.nesterov(policy.lr, policy.momentum, start.tolist(), [d.tolist() for d in deltas])
+    expected = reference.nesterov(
+        policy.lr, policy.momentum, start.tolist(), [d.tolist() for d in deltas]
+    )
     for found, twin in zip(trajectory(policy, deltas, start), expected, strict=True):
         assert found == pytest.approx(twin, rel=1e-5, abs=0.02)
 
@@ -70,7 +74,9 @@ def test_under_a_constant_delta_gain_grows_from_1_33_to_7() -> None:
 
 
 @given(vectors(5, 3), st.sampled_from([0.1, 0.5, 1.0]))
-def test_one_sgd_step_a_round_is_training_on_the_averaged_gradient(drawn: list[Tensor], lr: float) -> None:
+def test_one_sgd_step_a_round_is_training_on_the_averaged_gradient(
+    drawn: list[Tensor], lr: float
+) -> None:
     weights, *gradients = drawn
     deltas = [delta(weights, weights - lr * gradient) for gradient in gradients]
     merged = weighted_mean(deltas, [0.25] * 4, torch.empty(3))
@@ -79,7 +85,9 @@ def test_one_sgd_step_a_round_is_training_on_the_averaged_gradient(drawn: list[T
 
 
 @given(policies, vectors(4, 3))
-def test_a_merged_learner_moves_by_the_new_anchor_minus_its_snapshot(policy: Nesterov, drawn: list[Tensor]) -> None:
+def test_a_merged_learner_moves_by_the_new_anchor_minus_its_snapshot(
+    policy: Nesterov, drawn: list[Tensor]
+) -> None:
     anchor, snapshot, merged, later = drawn
     mine = delta(anchor, snapshot.clone())
     new, correction = stepped(policy, anchor, merged, mine)
@@ -87,21 +95,27 @@ def test_a_merged_learner_moves_by_the_new_anchor_minus_its_snapshot(policy: Nes
 
 
 @given(policies, vectors(3, 3))
-def test_an_unmerged_learner_moves_as_the_anchor_does(policy: Nesterov, drawn: list[Tensor]) -> None:
+def test_an_unmerged_learner_moves_as_the_anchor_does(
+    policy: Nesterov, drawn: list[Tensor]
+) -> None:
     anchor, weights, merged = drawn
     new, correction = stepped(policy, anchor, merged, None)
     assert close(weights + correction, weights + (new - anchor))
 
 
 @given(policies, vectors(3, 3))
-def test_unmerged_progress_is_the_same_on_the_next_anchor(policy: Nesterov, drawn: list[Tensor]) -> None:
+def test_unmerged_progress_is_the_same_on_the_next_anchor(
+    policy: Nesterov, drawn: list[Tensor]
+) -> None:
     anchor, weights, merged = drawn
     new, correction = stepped(policy, anchor, merged, None)
     assert close(delta(new, weights + correction), delta(anchor, weights.clone()))
 
 
 @given(policies, vectors(3, 3))
-def test_alone_in_a_round_the_plain_step_changes_no_weight(policy: Nesterov, drawn: list[Tensor]) -> None:
+def test_alone_in_a_round_the_plain_step_changes_no_weight(
+    policy: Nesterov, drawn: list[Tensor]
+) -> None:
     """A learner whose own delta is the merged one stands on the new anchor, wherever that is."""
     anchor, weights, _ = drawn
     mine = delta(anchor, weights.clone())
@@ -136,7 +150,10 @@ def test_the_block_size_changes_no_bit(size: int, monkeypatch: pytest.MonkeyPatc
     anchor, merged, mine = (torch.randn(1003, generator=generator) for _ in range(3))
     whole = stepped(CLASSIC, anchor, merged, mine)
     monkeypatch.setattr(outer, "blocks", partial(outer.blocks, size=size))
-    assert all(torch.equal(a, b) for a, b in zip(stepped(CLASSIC, anchor, merged, mine), whole, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(stepped(CLASSIC, anchor, merged, mine), whole, strict=True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -48,29 +48,43 @@ def offers(how: Codec, deltas: list[Tensor], idle: bool = False) -> tuple[Offer,
 def seal_of(members: tuple[Offer, ...], weights: list[float], sections: Sections) -> Seal:
     entries = tuple(offer.entry for offer in members)
     payload = digest(sections, weights)
-    return Seal(PeerId("s", 1), 0, b"", Key(1, 1, b""), entries, tuple(weights), (), "", payload, sections)
+    return Seal(
+        PeerId("s", 1), 0, b"", Key(1, 1, b""), entries, tuple(weights), (), "", payload, sections
+    )
 
 
 def sealed(how: Codec, deltas: list[Tensor], weights: list[float], scheme: str = "mean") -> Seal:
     members = offers(how, deltas)
-    sections = WayBack(how, scheme, FRAGMENT, Buffers()).sections(members, weights, torch.empty(NUMEL))
+    sections = WayBack(how, scheme, FRAGMENT, Buffers()).sections(
+        members, weights, torch.empty(NUMEL)
+    )
     return seal_of(members, weights, sections)
 
 
 def taken(seal: Seal, how: Codec, scheme: str = "mean", trusted: bool = False) -> Tensor:
-    return WayBack(how, scheme, FRAGMENT, Buffers()).merged(seal, trusted, torch.full((NUMEL,), math.nan)).clone()
+    return (
+        WayBack(how, scheme, FRAGMENT, Buffers())
+        .merged(seal, trusted, torch.full((NUMEL,), math.nan))
+        .clone()
+    )
 
 
 @pytest.mark.parametrize("name", CODECS)
 @settings(max_examples=20)
 @given(SEEDS, st.integers(1, 5))
-def test_what_is_relayed_is_to_the_bit_what_the_sealer_would_have_merged(name: str, seed: int, n: int) -> None:
+def test_what_is_relayed_is_to_the_bit_what_the_sealer_would_have_merged(
+    name: str, seed: int, n: int
+) -> None:
     how, deltas = codec(name), drawn(seed, n)
     weights = [(i + 1) / (n * (n + 1) / 2) for i in range(n)]
     seal = sealed(how, deltas, weights)
     relay = WayBack(how, "mean", FRAGMENT, Buffers())
     relay.relays = False
-    dense = seal_of(offers(how, deltas), weights, relay.sections(offers(how, deltas), weights, torch.empty(NUMEL)))
+    dense = seal_of(
+        offers(how, deltas),
+        weights,
+        relay.sections(offers(how, deltas), weights, torch.empty(NUMEL)),
+    )
     assert "merged" in dense.sections
     assert torch.equal(taken(seal, how), taken(dense, how))
     assert torch.equal(taken(seal, how), taken(seal, how, trusted=True))
@@ -90,10 +104,15 @@ def test_a_seal_that_is_not_completed_with_what_was_merged_is_refused(own: int |
 @pytest.mark.parametrize("name", CODECS)
 def test_no_delta_of_a_mean_is_whole_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     how, deltas = codec(name), drawn(0, 3)
-    seal, expected = sealed(how, deltas, [0.5, 0.25, 0.25]), taken(sealed(how, deltas, [0.5, 0.25, 0.25]), how)
+    seal, expected = (
+        sealed(how, deltas, [0.5, 0.25, 0.25]),
+        taken(sealed(how, deltas, [0.5, 0.25, 0.25]), how),
+    )
     buffers = Buffers()
     monkeypatch.setattr(buffers, "take", None)
-    monkeypatch.setattr(mend_optim.worker.seal_payload, "decode", None if "merged" not in seal.sections else decode)
+    monkeypatch.setattr(
+        mend_optim.worker.seal_payload, "decode", None if "merged" not in seal.sections else decode
+    )
     found = WayBack(how, "mean", FRAGMENT, buffers).merged(seal, False, torch.empty(NUMEL))
     assert torch.equal(found, expected)
 
@@ -129,19 +148,30 @@ def test_only_means_are_relayed(scheme: str) -> None:
 def test_members_at_rest_have_no_packet() -> None:
     how, deltas, weights = PowerSGD(rank=4), drawn(3, 2), [0.0, 0.25, 0.75]
     members = offers(how, deltas, idle=True)
-    sections = WayBack(how, "mean", FRAGMENT, Buffers()).sections(members, weights, torch.empty(NUMEL))
+    sections = WayBack(how, "mean", FRAGMENT, Buffers()).sections(
+        members, weights, torch.empty(NUMEL)
+    )
     seal = seal_of(members, weights, sections)
     assert sorted(seal.sections) == ["1", "2"]
     assert torch.equal(taken(seal, how), taken(sealed(how, deltas, [0.25, 0.75]), how))
 
 
-# ── encoded once more ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── encoded once more ─────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("how", [Int8(back="same"), PowerSGD(back="same")], ids=["int8", "powersgd"])
-def test_encoded_once_more_it_is_as_small_as_one_offer_and_the_sealer_keeps_the_rest(how: Codec) -> None:
-    """Σ merged decodes + the sealer's residual = Σ means, over seals of which one in three came to nothing."""
-    way_back, came, meant = WayBack(how, "mean", FRAGMENT, Buffers()), torch.zeros(NUMEL), torch.zeros(NUMEL)
+@pytest.mark.parametrize(
+    "how", [Int8(back="same"), PowerSGD(back="same")], ids=["int8", "powersgd"]
+)
+def test_encoded_once_more_it_is_as_small_as_one_offer_and_the_sealer_keeps_the_rest(
+    how: Codec,
+) -> None:
+    """Σ merged decodes + the sealer's residual = Σ means, over seals of which one in three came to
+    nothing."""
+    way_back, came, meant = (
+        WayBack(how, "mean", FRAGMENT, Buffers()),
+        torch.zeros(NUMEL),
+        torch.zeros(NUMEL),
+    )
     assert way_back.feedback is not None
     for round in range(30):
         deltas = drawn(round, 3)
@@ -159,7 +189,7 @@ def test_encoded_once_more_it_is_as_small_as_one_offer_and_the_sealer_keeps_the_
     assert torch.allclose(came + way_back.feedback.residual, meant, atol=1e-4)
 
 
-# ── what a sealer may send ────────────────────────────────────────────────────────────────────────────────────────────
+# ── what a sealer may send ────────────────────────────────────────────────────────────────────────
 
 
 def relayed() -> Seal:
@@ -176,19 +206,31 @@ def with_digest(seal: Seal) -> Seal:
 BAD = {
     "another weight": (lambda seal: replace(seal, weights=(0.4, 0.6)), "digest"),
     "members' packets exchanged": (
-        lambda seal: replace(seal, sections={"0": seal.sections["1"], "1": seal.sections["0"]}), "digest",
+        lambda seal: replace(seal, sections={"0": seal.sections["1"], "1": seal.sections["0"]}),
+        "digest",
     ),
-    "a packet less": (lambda seal: with_digest(replace(seal, sections={"0": seal.sections["0"]})), "'1' is missing"),
+    "a packet less": (
+        lambda seal: with_digest(replace(seal, sections={"0": seal.sections["0"]})),
+        "'1' is missing",
+    ),
     "nothing": (lambda seal: with_digest(replace(seal, sections={})), "'0' is missing"),
     "another size": (
-        lambda seal: with_digest(replace(seal, sections={**seal.sections, "1": raw(torch.zeros(3))})), "3 elements",
+        lambda seal: with_digest(
+            replace(seal, sections={**seal.sections, "1": raw(torch.zeros(3))})
+        ),
+        "3 elements",
     ),
     "not a number": (
-        lambda seal: with_digest(replace(seal, sections={**seal.sections, "1": raw(torch.full((NUMEL,), math.nan))})),
+        lambda seal: with_digest(
+            replace(seal, sections={**seal.sections, "1": raw(torch.full((NUMEL,), math.nan))})
+        ),
         "not finite",
     ),
-    "weights that overflow": (lambda seal: with_digest(replace(seal, weights=(1e300, 1.0))), "not finite"),
-}  # fmt: skip
+    "weights that overflow": (
+        lambda seal: with_digest(replace(seal, weights=(1e300, 1.0))),
+        "not finite",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -221,4 +263,6 @@ def test_no_more_packets_are_relayed_than_a_message_has_sections() -> None:
     way_back = WayBack(PowerSGD(rank=1), "mean", large, Buffers())
     for n, sections in ((RELAYED, RELAYED), (RELAYED + 1, 1)):
         assert n * packet.nbytes < 4 * large.numel
-        assert len(way_back.sections(members[:n], [1 / n] * n, torch.empty(large.numel))) == sections
+        assert (
+            len(way_back.sections(members[:n], [1 / n] * n, torch.empty(large.numel))) == sections
+        )

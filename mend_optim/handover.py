@@ -16,8 +16,8 @@ from mend_optim.codecs.buffers import Buffers
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
 from mend_optim.model.layout import Layout, copied, gather, narrow, scatter, sketches
-from mend_optim.model.moment_state import correct, install, read, restrain
-from mend_optim.runtime.learner import MergeThread
+from mend_optim.model.moment_state import correct, install, read, clip_first_moment
+from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Checkpoint, Kept, anchored, kept_correction
@@ -32,11 +32,11 @@ class Handover:
 
     def __init__(
         self,
-        learner: MergeThread,
+        learner: Learner,
         layout: Layout,
         parameters: Sequence[Tensor],
         inner: Optimizer,
-        told: Settings,
+        settings: Settings,
     ) -> None:
         self._learner, self._layout, self._parameters, self._inner = (
             learner,
@@ -44,16 +44,16 @@ class Handover:
             parameters,
             inner,
         )
-        self._told, self._patience_s = told, told.policies.timing.round_timeout_s
-        self._synchronous = told.schedule.adopt_after == 0
-        self._moments = {moment.name: moment for moment in told.policies.moments}
+        self._settings, self._patience_s = settings, settings.policies.timing.round_timeout_s
+        self._synchronous = settings.schedule.adopt_after == 0
+        self._moments = {moment.name: moment for moment in settings.policies.moments}
         self._device = next((p.device for p in parameters if p.is_cuda), None)
         self._buffers = Buffers(pin=self._device is not None)
         rounds = any(map(narrow, parameters))
         self._rounding = [
             self._buffers.take(f.numel).zero_() if rounds else None for f in layout.fragments
         ]
-        periods = told.policies.periods
+        periods = settings.policies.periods
         self._named = {moment.name for moment in periods.states} if periods else set[str]()
         self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
 
@@ -77,10 +77,16 @@ class Handover:
         return replaced
 
     def _anchors(self, weights: list[Tensor]) -> Anchors:
-        told = self._told
-        moments = told.policies.moments
+        settings = self._settings
+        moments = settings.policies.moments
         return Anchors(
-            self._layout, weights, told.codec, told.outer, told.merge, self._buffers, moments
+            self._layout,
+            weights,
+            settings.codec,
+            settings.outer,
+            settings.merge,
+            self._buffers,
+            moments,
         )
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
@@ -118,16 +124,16 @@ class Handover:
             todo = self._learner.take()
             for correction in todo.corrections:
                 self._apply(correction)
-            if todo.wanted:
+            if todo.fragments_to_copy:
                 try:
                     check()
-                    self._offer(todo.wanted, todo.founding)
+                    self._offer(todo.fragments_to_copy, todo.founding)
                 except (
                     BaseException
                 ):  # Ctrl-C too: a fragment that stays reserved would never be offered again
-                    self._learner.release(todo.wanted)
+                    self._learner.release(todo.fragments_to_copy)
                     raise
-            if not todo.wait and not (todo.wanted and self._synchronous):
+            if not todo.wait and not (todo.fragments_to_copy and self._synchronous):
                 return
             if not self._learner.wait(self._learner.deliverable, deadline - time.monotonic()):
                 self._learner.give_up()
@@ -141,11 +147,11 @@ class Handover:
         while True:
             self.run(check)
             left = deadline - time.monotonic()
-            if learner.wait(learner.engine.training.settled, 0.0) and not learner.closed:
+            if learner.wait(learner.engine.boundaries.settled, 0.0) and not learner.closed:
                 return True
             if left <= 0 or learner.closed:
                 return False
-            learner.wait(learner.news, min(left, learner.engine.books.policies.timing.beat_s))
+            learner.wait(learner.news, min(left, learner.engine.state.policies.timing.beat_s))
 
     def extend(self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int]) -> None:
         """A group was added: it is the last fragment of `layout`."""
@@ -174,19 +180,19 @@ class Handover:
         gather(fragment, self._parameters, buffer, self._rounding[p])
         return buffer
 
-    def _offer(self, wanted: Mapping[int, Sequence[str]], founding: bool) -> None:
+    def _offer(self, fragments_to_copy: Mapping[int, Sequence[str]], founding: bool) -> None:
         if founding:
-            copies = tuple(map(self._copy, wanted))
-            moments = tuple(self._read(p, names) for p, names in wanted.items())
+            copies = tuple(map(self._copy, fragments_to_copy))
+            moments = tuple(self._read(p, names) for p, names in fragments_to_copy.items())
             self._learner.submit_all(copies, moments, copied(self._device))
             return
-        for p, names in wanted.items():
+        for p, names in fragments_to_copy.items():
             self._learner.submit(p, self._copy(p), self._read(p, names), copied(self._device))
 
     def _read(self, p: int, names: Sequence[str]) -> dict[str, Reading]:
         fragment, readings = self._layout.fragments[p], dict[str, Reading]()
         for name in names:
-            out, steps = self._buffers.take(fragment.numel), self._learner.engine.books.totals.step
+            out, steps = self._buffers.take(fragment.numel), self._learner.engine.state.totals.step
             updates = read(self._moments[name], fragment, self._parameters, self._inner, steps, out)
             readings[name] = Reading(out, updates)
             if not any(updates):
@@ -223,7 +229,7 @@ class Handover:
     def _apply_moments(self, correction: Correction) -> None:
         fragment, steps = (
             self._layout.fragments[correction.fragment],
-            self._learner.engine.books.totals.step,
+            self._learner.engine.state.totals.step,
         )
         known = [m for m in correction.moments if m.moment in self._moments]
         for m in known:
@@ -231,7 +237,7 @@ class Handover:
                 moment = self._moments[m.moment]
                 correct(moment, fragment, self._parameters, self._inner, steps, m.values, m.updates)
         if known:
-            restrain(fragment, self._parameters, self._inner, steps)
+            clip_first_moment(fragment, self._parameters, self._inner, steps)
         values = {m.moment: m.values for m in known if m.newcomer}
         if values:
             updates = {m.moment: m.updates for m in known if m.newcomer}

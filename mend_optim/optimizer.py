@@ -27,9 +27,9 @@ from mend_optim.model.gradients import any_gradient, is_phantom, stamp
 from mend_optim.model.layout import Layout, flat, sketch, sketches
 from mend_optim.model.token_count import TokenCount
 from mend_optim.protocol.timing import Timing
-from mend_optim.runtime.learner import MergeThread
-from mend_optim.settings import Settings, settings
-from mend_optim.status import Status, status
+from mend_optim.runtime.learner import Learner
+from mend_optim.settings import Settings, read_settings
+from mend_optim.status import Status, learner_status
 from mend_optim.worker.checkpoint import Checkpoint, from_state, to_state, with_group
 from mend_optim.worker.outer import Nesterov
 
@@ -69,7 +69,7 @@ class MendOptimizer(Optimizer):
         that changed.
     """
 
-    _learner: MergeThread | None
+    _learner: Learner | None
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class MendOptimizer(Optimizer):
             "wrap once",
         )
         schedule = Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after)
-        told = settings(
+        settings = read_settings(
             inner,
             name,
             listen,
@@ -123,11 +123,16 @@ class MendOptimizer(Optimizer):
             ledger,
             on_event,
         )
-        self._wrap(inner, told, len(inner.param_groups))
-        self._learner = told.connect(lambda: self._layout)
+        self._init_state(inner, settings, len(inner.param_groups))
+        self._learner = settings.connect(lambda: self._layout)
 
-    def _wrap(self, inner: Optimizer, told: Settings, groups: int) -> None:
-        self.inner, self._settings, self.name, self._wrapped_groups = inner, told, told.name, groups
+    def _init_state(self, inner: Optimizer, settings: Settings, groups: int) -> None:
+        self.inner, self._settings, self.name, self._wrapped_groups = (
+            inner,
+            settings,
+            settings.name,
+            groups,
+        )
         for attribute, hooks in vars(inner).items():
             if attribute.startswith("_optimizer_") and attribute.endswith("_hooks"):
                 # one set of hooks for both, so that each fires once
@@ -141,7 +146,7 @@ class MendOptimizer(Optimizer):
         self._handover: Handover | None = None  # from the first step with peers on
         self._saved: Checkpoint | None = None  # loaded, and not yet gone on from
         self._checked = True  # whether the weights were compared with its own
-        self._parameters, self._layout = self._lay_out()
+        self._parameters, self._layout = self._build_layout()
 
     # ── a torch optimizer ─────────────────────────────────────────────────────────────────────────
 
@@ -201,7 +206,7 @@ class MendOptimizer(Optimizer):
         groups = self.inner.param_groups
         self.inner.add_param_group(param_group)
         try:
-            parameters, layout = self._lay_out()
+            parameters, layout = self._build_layout()
         except UsageError:
             groups.pop()
             raise
@@ -230,7 +235,7 @@ class MendOptimizer(Optimizer):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._wrap(state["inner"], state["settings"], state["groups"])
+        self._init_state(state["inner"], state["settings"], state["groups"])
         self.load_learner_state(state["mend"])
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -248,18 +253,18 @@ class MendOptimizer(Optimizer):
             if self._saved and not self._checked:
                 self._check_saved(self._saved)
             loss = self._inner_step(closure)
-            self._counted()
+            self._count_step()
             return loss
         # threads, clocks, copies: where the user compiles step(), nothing of it is
         if self._uncompiled is None:
             self._uncompiled = torch.compiler.disable(self._step_with_peers)  # type: ignore[no-untyped-call]
         return self._uncompiled(self._learner, closure)
 
-    def _step_with_peers(self, learner: MergeThread, closure: Callable[[], float] | None) -> Any:
+    def _step_with_peers(self, learner: Learner, closure: Callable[[], float] | None) -> Any:
         self._refuse_swapped("step")
         started = time.perf_counter()
         since_s = None if self._returned_at is None else started - self._returned_at
-        handover, stale = self._begun(learner)
+        handover, stale = self._ensure_joined(learner)
         if stale:
             self.inner.zero_grad()  # gradients of weights that are gone
         inner_at = time.perf_counter()
@@ -268,7 +273,7 @@ class MendOptimizer(Optimizer):
         if stale and not any_gradient(self._parameters):
             self._count.take(0)
         else:
-            tokens = self._counted()
+            tokens = self._count_step()
             if not learner.closed:
                 learner.stepped(tokens, None if since_s is None else since_s + done_at - inner_at)
                 handover.run(self._check_layout)
@@ -297,7 +302,7 @@ class MendOptimizer(Optimizer):
         on. Later calls only return it."""
         self._refuse_swapped("join")
         if self._learner and not self._learner.closed:
-            self._begun(self._learner)
+            self._ensure_joined(self._learner)
         return self.status()
 
     def synchronize(self, timeout: float | None = None) -> bool:
@@ -316,7 +321,7 @@ class MendOptimizer(Optimizer):
             return True
         learner.require_open()
         self._refuse_swapped("synchronize")
-        handover, _ = self._begun(learner)
+        handover, _ = self._ensure_joined(learner)
         self._returned_at = None
         patience_s = self._settings.policies.timing.round_timeout_s if timeout is None else timeout
         return handover.settle(patience_s, self._check_layout)
@@ -332,7 +337,7 @@ class MendOptimizer(Optimizer):
         self._refuse_swapped("global_weights")
         learner = self._learner
         handover = self._handover
-        if learner is None or handover is None or learner.engine.books.solo:
+        if learner is None or handover is None or learner.engine.state.solo:
             yield
             return
         own = self._own_weights = [parameter.detach().clone() for parameter in self._parameters]
@@ -352,11 +357,11 @@ class MendOptimizer(Optimizer):
             )
         sent, received = learner.transport.bytes_sent, learner.transport.bytes_received
         with learner.mutex:
-            books = learner.engine.books
-            here = books.position if books.fragments else self._step + head_start
-            failing = learner.engine.watching.failing
-            return status(
-                books, failing, self._step, self._tokens, here, self._in_mend_s, sent, received
+            state = learner.engine.state
+            here = state.position if state.fragments else self._step + head_start
+            failing = learner.engine.stragglers.failing
+            return learner_status(
+                state, failing, self._step, self._tokens, here, self._in_mend_s, sent, received
             )
 
     def learner_state(self) -> dict[str, Any]:
@@ -390,7 +395,7 @@ class MendOptimizer(Optimizer):
     def _inner_step(self, closure: Callable[[], float] | None) -> Any:
         return self.inner.step() if closure is None else self.inner.step(closure)
 
-    def _counted(self) -> int:
+    def _count_step(self) -> int:
         """One step was taken: the tokens of it."""
         tokens = self._count.take(self._settings.tokens_per_step or 1)
         self._step += 1
@@ -406,10 +411,10 @@ class MendOptimizer(Optimizer):
         here = replace(saved, step=self._step, tokens=self._tokens, weights=weights)
         if learner is None or handover is None:
             return here
-        books = learner.engine.books
-        history = (*saved.history, str(books.me))
+        state = learner.engine.state
+        history = (*saved.history, str(state.me))
         return replace(
-            here, head_start=books.head_start, history=history, fragments=handover.keep()
+            here, head_start=state.head_start, history=history, fragments=handover.keep()
         )
 
     def _resume(self, saved: Checkpoint) -> None:
@@ -433,7 +438,7 @@ class MendOptimizer(Optimizer):
         if saved.weights != sketches(self._layout, self._parameters):
             self._saved, self._step, self._tokens = None, 0, 0
 
-    def _lay_out(self) -> tuple[list[Tensor], Layout]:
+    def _build_layout(self) -> tuple[list[Tensor], Layout]:
         groups, parameters, names = self.inner.param_groups, list[Tensor](), list[str]()
         for group in groups:
             positions = map(str, range(len(names), len(names) + len(group["params"])))
@@ -444,7 +449,7 @@ class MendOptimizer(Optimizer):
         ]
         return parameters, Layout(names, parameters, self._settings.schedule.fragments, added)
 
-    def _begun(self, learner: MergeThread) -> tuple[Handover, bool]:
+    def _ensure_joined(self, learner: Learner) -> tuple[Handover, bool]:
         """Before the first inner step, show our weights and join. Also returns whether the
         cluster's replaced ours."""
         if self._handover:

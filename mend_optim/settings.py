@@ -16,9 +16,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.registry import FLOATS, Codec, name_of
-from mend_optim.codecs.registry import codec as codec_named
-from mend_optim.engine.engine import Syncer
+from mend_optim.codecs.registry import FLOATS, Codec, codec_name
+from mend_optim.codecs.registry import find_codec as codec_named
+from mend_optim.engine.engine import Engine
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
 from mend_optim.engine.policies import WEIGHTINGS, Policies
@@ -26,12 +26,12 @@ from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.errors import require
 from mend_optim.membership.failslow import FailSlow
-from mend_optim.model.known_moments import decays, known, strange
+from mend_optim.model.known_moments import decays, known_moments, is_unknown_optimizer
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.timing import Timing
-from mend_optim.runtime.learner import MergeThread
+from mend_optim.runtime.learner import Learner
 from mend_optim.transport.grpc_transport import Transport, parse_dialable
 from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
@@ -41,7 +41,7 @@ MOMENTS = 4  # of any optimizer that we know, at most
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """Where a learner is on the network, and whom it tells what happens there."""
 
     listen: str | None
@@ -61,7 +61,7 @@ class Settings:
     codec: Codec
     merge: str
     tokens_per_step: int | None
-    place: Place | None
+    place: Endpoint | None
 
     @property
     def schedule(self) -> Schedule:
@@ -82,7 +82,7 @@ class Settings:
             ("weighting", self.policies.weighting),
             ("merge", self.merge),
             ("outer", repr(self.outer)),
-            ("codec", name_of(self.codec)),
+            ("codec", codec_name(self.codec)),
             (
                 "moments",
                 ", ".join(f"{order} {rounds}" for order, rounds in periods.rounds)
@@ -101,15 +101,15 @@ class Settings:
         """The same without peers: for copies, which must not take part twice."""
         return replace(self, place=None)
 
-    def connect(self, layout: Callable[[], Layout]) -> MergeThread | None:
+    def connect(self, layout: Callable[[], Layout]) -> Learner | None:
         """The learner: its engine, its threads, its place on the network; None without peers.
         `layout()` is the parameters' as of now."""
         place = self.place
         if place is None:
             return None
         me = PeerId(self.name, time.time_ns())
-        return MergeThread(
-            lambda now: Syncer(me, "", place.peers, self.policies, now),
+        return Learner(
+            lambda now: Engine(me, "", place.peers, self.policies, now),
             lambda address: Hello(me, address, layout().fingerprint(), self.policy()),
             lambda handler: Transport(
                 handler,
@@ -125,7 +125,7 @@ class Settings:
         )
 
 
-def settings(
+def read_settings(
     inner: Optimizer,
     name: str | None,
     listen: str | None,
@@ -172,7 +172,7 @@ def settings(
     )
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
-    states = known(inner, periods) if periods else ()
+    states = known_moments(inner, periods) if periods else ()
     policies = Policies(
         schedule=schedule,
         quorum=quorum if isinstance(quorum, Quorum) else Quorum(minimum=quorum),
@@ -181,9 +181,11 @@ def settings(
         timing=timing,
         failslow=failslow,
         moments=states,
-        stays=encoded.stays and merge in SHARED,
-        unclosed=merge if encoded.stays and merge not in SHARED else "",
-        stranger=type(inner).__name__ if periods and strange(inner, periods) else "",
+        residual_in_weights=encoded.residual_in_weights and merge in SHARED,
+        unflushed_merge=merge if encoded.residual_in_weights and merge not in SHARED else "",
+        unknown_optimizer=type(inner).__name__
+        if periods and is_unknown_optimizer(inner, periods)
+        else "",
         periods=periods and periods.resolve(decays(states, inner), schedule.sync_every),
     )
     place = _place(listen, peers, advertise, ledger, on_event)
@@ -215,8 +217,8 @@ def _periods(moments: MomentSchedule | str | None, codec: Codec) -> MomentSchedu
     travels."""
     if moments == "auto":
         return MomentSchedule() if isinstance(codec, FLOATS) else None
-    told = isinstance(moments, MomentSchedule | None)
-    require(told, "moments", moments, "'auto', None or a MomentSchedule(first=…, second=…)")
+    is_schedule = isinstance(moments, MomentSchedule | None)
+    require(is_schedule, "moments", moments, "'auto', None or a MomentSchedule(first=…, second=…)")
     return moments if isinstance(moments, MomentSchedule) else None
 
 
@@ -226,7 +228,7 @@ def _place(
     advertise: str | None,
     ledger: str | Path | None,
     on_event: Callable[[Event], None] | None,
-) -> Place | None:
+) -> Endpoint | None:
     listen = os.environ.get("MEND_LISTEN") or None if listen is None else listen
     peers = [peers] if isinstance(peers, str) else peers
     require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
@@ -245,7 +247,7 @@ def _place(
         parse_dialable("peers", address)
     if listen is None and not named:
         return None
-    return Place(listen, advertise, tuple(named), Path(ledger) if ledger else None, on_event)
+    return Endpoint(listen, advertise, tuple(named), Path(ledger) if ledger else None, on_event)
 
 
 # of learners in one process that nobody named

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mend_optim.engine.ledger import RoundRecord
-from mend_optim.engine.state import Books
+from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Verdict
 from mend_optim.protocol.lineage import PeerId
 
@@ -73,16 +73,16 @@ class Status:
     cluster_tokens: int = 0
 
 
-def fragment_statuses(books: Books) -> tuple[FragmentStatus, ...]:
+def fragment_statuses(state: EngineState) -> tuple[FragmentStatus, ...]:
     return tuple(
         FragmentStatus(
-            f.fragment, *f.lineage.key[:2], f.lineage.digest.hex(), f.unmerged(books.totals).tokens
+            f.fragment, *f.lineage.key[:2], f.lineage.digest.hex(), f.unmerged(state.totals).tokens
         )
-        for f in books.fragments
+        for f in state.fragments
     )
 
 
-def peer_statuses(books: Books, failing: Mapping[PeerId, Verdict]) -> tuple[PeerStatus, ...]:
+def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tuple[PeerStatus, ...]:
     return tuple(
         PeerStatus(
             *peer.id,
@@ -92,12 +92,12 @@ def peer_statuses(books: Books, failing: Mapping[PeerId, Verdict]) -> tuple[Peer
             peer.beat.tokens if peer.beat else 0,
             failing[peer.id].ratio if peer.id in failing else 0.0,
         )
-        for peer in sorted(books.roster.peers.values(), key=lambda peer: peer.id)
+        for peer in sorted(state.roster.peers.values(), key=lambda peer: peer.id)
     )
 
 
-def status(
-    books: Books,
+def learner_status(
+    state: EngineState,
     failing: Mapping[PeerId, Verdict],
     step: int,
     tokens: int,
@@ -107,24 +107,24 @@ def status(
     received: int,
 ) -> Status:
     """Of a learner with peers, some of which may be `failing`; `sent` and `received` in bytes."""
-    fragments = fragment_statuses(books)
+    fragments = fragment_statuses(state)
     return Status(
-        books.me.name,
-        books.roster.address,
+        state.me.name,
+        state.roster.address,
         step,
         tokens,
         max((f.unmerged_tokens for f in fragments), default=0),
-        max((f.dropped_tokens for f in books.fragments), default=0),
-        max((f.superseded_tokens for f in books.fragments), default=0),
-        books.joined,
-        books.adopted_rounds,
+        max((f.dropped_tokens for f in state.fragments), default=0),
+        max((f.superseded_tokens for f in state.fragments), default=0),
+        state.joined,
+        state.adopted_rounds,
         fragments,
-        peer_statuses(books, failing),
-        tuple(books.records),
+        peer_statuses(state, failing),
+        tuple(state.records),
         sent,
         received,
         seconds_in_mend,
         position,
-        max(books.cluster_step(), position),
-        books.cluster_tokens(),
+        max(state.cluster_step(), position),
+        state.cluster_tokens(),
     )

@@ -74,7 +74,7 @@ def _beside(
     what, goal = f"{name}: held-out loss over float32's", GOALS.get(name.partition(",")[0], "")
     own, floor = ([each.closed for each in some] for some in (losses, floors))
     yield beside("convergence", what, "nats/byte", own, floor, goal, notes)
-    if codec.stays:
+    if codec.residual_in_weights:
         own = [each.trained for each in losses]
         yield beside(
             "convergence", f"{what}, before synchronize()", "nats/byte", own, floor, "", notes

@@ -21,14 +21,14 @@ from mend_optim import Float4, Int4, Int8, PowerSGD, Sparse
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import Shapes
 from mend_optim.codecs.powersgd import as_matrix
-from mend_optim.codecs.registry import CODECS, Codec, decode, encode, split
+from mend_optim.codecs.registry import CODECS, Codec, decode_packet, encode_packet, split
 from mend_optim.model.layout import Fragment, Layout, flat
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Offer, Seal
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.merge import weighted_mean
 from mend_optim.worker.outer import delta
-from mend_optim.worker.seal_payload import WayBack, digest
+from mend_optim.worker.seal_payload import SealPayload, payload_digest
 
 WIDTH, LAYERS, WORDS, PLACES = 512, 6, 11_500, 512
 LAYER = [
@@ -81,7 +81,7 @@ def run() -> Iterator[Result]:
 
 def sizes(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
     """How many times smaller than float32, up, and down with two members."""
-    up = [4 * NUMEL / encode(codec, values, SHAPES)[0].nbytes]
+    up = [4 * NUMEL / encode_packet(codec, values, SHAPES)[0].nbytes]
     notes = f"{NUMEL / 1e6:.1f} M elements in {len(SHAPES)} tensors"
     yield beside(
         "codec", f"{name}: float32's bytes over an offer's", "", up, [1.0], _least(name), notes
@@ -93,7 +93,9 @@ def sizes(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
             if codec.rank_of(tuple(t.shape))
         ]
         raw = sum(t.nbytes for t, _ in large)
-        packed, _ = encode(codec, torch.cat([t for t, _ in large]), [shape for _, shape in large])
+        packed, _ = encode_packet(
+            codec, torch.cat([t for t, _ in large]), [shape for _, shape in large]
+        )
         goal = ">= 60" if codec.rank == 4 else ""
         yield beside(
             "codec", f"{name}: the same, of its matrices", "", [raw / packed.nbytes], [1.0], goal
@@ -118,17 +120,17 @@ def fragment() -> Fragment:
 
 def sealed(codec: Codec, deltas: Sequence[Tensor]) -> Seal:
     n = len(deltas)
-    packets = [encode(codec, values, SHAPES)[0] for values in deltas]
+    packets = [encode_packet(codec, values, SHAPES)[0] for values in deltas]
     offers = [
         Offer(PeerId(str(i), 1), 0, 1, 1, 1, b"", Key(0, 0, b""), True, {"delta": packet})
         for i, packet in enumerate(packets)
     ]
     weights = (1 / n,) * n
-    sections = WayBack(codec, "mean", fragment(), Buffers()).sections(
+    sections = SealPayload(codec, "mean", fragment(), Buffers()).sections(
         offers, weights, torch.empty(NUMEL)
     )
     members = tuple(offer.entry for offer in offers)
-    payload = digest(sections, weights)
+    payload = payload_digest(sections, weights)
     return Seal(offers[0].peer, 0, b"", Key(1, 1, b""), members, weights, (), "", payload, sections)
 
 
@@ -151,19 +153,20 @@ def pairs(
 
 def times(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
     out, buffers = torch.empty(NUMEL), Buffers()
-    packet, memory = encode(codec, values, SHAPES)
+    packet, memory = encode_packet(codec, values, SHAPES)
     if isinstance(codec, PowerSGD):
         yield from _products(name, codec, values, memory)
     else:
         allocate = buffers.take_bytes  # as in training: memory that was used before
         one = pairs(
-            lambda: encode(codec, values, SHAPES, allocate=allocate), lambda: out.copy_(values)
+            lambda: encode_packet(codec, values, SHAPES, allocate=allocate),
+            lambda: out.copy_(values),
         )
         yield beside("codec", f"{name}: encode over a copy", "s", *one, PASSES.get(name, ""))
-        one = pairs(lambda: decode(packet, SHAPES, out), lambda: out.copy_(values))
+        one = pairs(lambda: decode_packet(packet, SHAPES, out), lambda: out.copy_(values))
         yield beside("codec", f"{name}: decode over a copy", "s", *one)
     deltas = [values, values.flip(0)]
-    seal, way_back = sealed(codec, deltas), WayBack(codec, "mean", fragment(), Buffers())
+    seal, way_back = sealed(codec, deltas), SealPayload(codec, "mean", fragment(), Buffers())
     merged = pairs(
         lambda: way_back.merged(seal, False, out), lambda: weighted_mean(deltas, seal.weights, out)
     )
@@ -193,8 +196,8 @@ def _products(
             torch.mm(p, p.t() @ a, out=product)  # not (a.t() @ p).t(), which takes twice as long
 
     def work() -> None:
-        packet, _ = encode(codec, values, SHAPES, memory)
-        decode(packet, SHAPES, out)
+        packet, _ = encode_packet(codec, values, SHAPES, memory)
+        decode_packet(packet, SHAPES, out)
 
     yield beside(
         "codec",
@@ -212,13 +215,13 @@ def peak(codec: Codec, values: Tensor) -> float:
     """Bytes of memory that an encoding takes at its peak, for each element; the packet is part of
     it."""
     # what is loaded at the first call is no codec's memory
-    encode(codec, torch.zeros(64 * 64), [(64, 64)])
+    encode_packet(codec, torch.zeros(64 * 64), [(64, 64)])
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     # the peak is counted from now on
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = _resident("VmRSS")
-    encode(codec, values, SHAPES)
+    encode_packet(codec, values, SHAPES)
     return max(0, _resident("VmHWM") - before) * 1024 / NUMEL
 
 
@@ -237,7 +240,7 @@ def errors() -> Iterator[Result]:
         for change in deltas:
             whole = change if feedback.residual is None else change + feedback.residual
             packet = feedback.encode(change)
-            found[name].append(float((whole - decode(packet, shapes)).norm() / whole.norm()))
+            found[name].append(float((whole - decode_packet(packet, shapes)).norm() / whole.norm()))
             feedback.commit()
         notes = f"text example, {STEPS} steps of AdamW each; with error feedback, the last: {found[name][-1]:.3g}"
         yield plain("codec", f"{name}: relative error", "", found[name], notes)

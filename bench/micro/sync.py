@@ -22,7 +22,7 @@ from bench.result import Result, beside, plain
 from bench.watch import Spans, Watch, seconds
 from mend_optim import MendOptimizer
 from mend_optim.handover import Handover
-from mend_optim.runtime.learner import MergeThread
+from mend_optim.runtime.learner import Learner
 
 LEARNERS = 2
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
@@ -76,7 +76,7 @@ def _instrument() -> Watch:
     watch.on(Handover, "_copy", "copy")
     watch.on(Handover, "_apply", "apply")
     for name in (*EVERY_STEP, "submit"):
-        watch.on(MergeThread, name, name)
+        watch.on(Learner, name, name)
     return watch
 
 

@@ -98,7 +98,7 @@ async def _sample(crew: Crew, seats: list[Seat], until: float) -> None:
 async def _visit(crew: Crew, guest: Seat, until: float) -> None:
     while time.monotonic() + GUEST_AWAY_S + GUEST_STAYS_S < until:
         await asyncio.sleep(GUEST_AWAY_S)
-        crew.start(guest, stays=True)
+        crew.start(guest, residual_in_weights=True)
         await crew.until(lambda: guest.ready, "the guest to join")
         await asyncio.sleep(GUEST_STAYS_S)
         await crew.leave(guest)

@@ -157,7 +157,7 @@ class Crew:
             )
         if not seat.ended.done():
             seat.ended.set_result(status)
-        if seat.stays:
+        if seat.residual_in_weights:
             self.start(seat)
 
     # ── what the supervisor does ──────────────────────────────────────────────────────────────────
@@ -165,7 +165,10 @@ class Crew:
     def start(self, seat: Seat, **special: Any) -> None:
         """Begin the seat's next life. `special`: stays, how."""
         seat.life, seat.meant, seat.ready = seat.life + 1, False, False
-        seat.stays, seat.how = special.get("stays", seat.stays), special.get("how", seat.how)
+        seat.residual_in_weights, seat.how = (
+            special.get("stays", seat.residual_in_weights),
+            special.get("how", seat.how),
+        )
         seat.ended = asyncio.get_running_loop().create_future()
         seat.road.target = port = free_port()
         options = {
@@ -198,7 +201,7 @@ class Crew:
     async def leave(self, seat: Seat, number: int = signal.SIGUSR1) -> int | None:
         """Let it end as it was told at birth, or by another signal; its status, None if it had to
         be killed."""
-        ended, seat.meant, seat.stays = seat.ended, True, False
+        ended, seat.meant, seat.residual_in_weights = seat.ended, True, False
         _signal(seat.pid, number)
         with suppress(TimeoutError, asyncio.TimeoutError):
             return await asyncio.wait_for(asyncio.shield(ended), FAREWELL_S)
@@ -230,7 +233,8 @@ class Crew:
 
     async def until_all_ready(self) -> None:
         await self.until(
-            lambda: all(seat.ready for seat in self.seats.values() if seat.stays), "all to be ready"
+            lambda: all(seat.ready for seat in self.seats.values() if seat.residual_in_weights),
+            "all to be ready",
         )
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mend_optim.codecs.packing import MOST, PART, Later, Piece, Room, Shape, view
+from mend_optim.codecs.packing import MOST, PART, Later, Piece, Scratch, Shape, view
 from mend_optim.errors import PeerError, require
 
 LEAST = 2.0**-126  # the smallest scale
@@ -77,7 +77,7 @@ class Rows(NamedTuple):
     column: Tensor  # the same, rows × 1
 
     @staticmethod
-    def of(scratch: Scratch, rows: int, length: int) -> Rows:
+    def of(scratch: EncodeScratch, rows: int, length: int) -> Rows:
         levels = scratch.levels[: rows * length].view(rows, length)
         integers = levels.view(torch.int32)
         low, high = integers.split_with_sizes([length // 2] * 2, 1)
@@ -88,7 +88,7 @@ class Rows(NamedTuple):
         return Rows(levels, integers, low, high, pairs, whole, least, most, scale, column)
 
 
-class Scratch:
+class EncodeScratch:
     """Memory for a part, used for one after another: it stays in a cache, and new memory costs as
     much as a pass."""
 
@@ -130,17 +130,19 @@ class BlockForm(ABC):
             raise PeerError("scales that are not finite, too small or too great")
         self.check_codes(codes, math.prod(shape) % param)
 
-    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+    def decoded(
+        self, data: memoryview, shape: Shape, param: int, scratch: Scratch
+    ) -> Iterator[Tensor]:
         scales, codes = self._parts(data, shape, param)
         scale = scales.float().unsqueeze(1)
         for start, stop in spans(math.prod(shape), param):
-            values = room.take(stop - start)
+            values = scratch.take(stop - start)
             blocks = values.view(-1, min(param, stop - start))
             coded = codes[self.codes_nbytes(start) : self.codes_nbytes(stop)].view(len(blocks), -1)
             self.read(coded, scale[start // param : -(-stop // param)], blocks)
             yield values
 
-    def encode(self, values: Tensor, block: int, out: Tensor, scratch: Scratch) -> None:
+    def encode(self, values: Tensor, block: int, out: Tensor, scratch: EncodeScratch) -> None:
         """The scales and the codes of flat values, which are finite and at most MOST, into `out`
         (uint8)."""
         n = len(values)
@@ -158,7 +160,9 @@ class BlockForm(ABC):
             self._encode(filled.unsqueeze(0), last_scale, coded.unsqueeze(0), scratch)
             last_codes.copy_(coded[: len(last_codes)])
 
-    def _encode(self, blocks: Tensor, scales: Tensor, codes: Tensor, scratch: Scratch) -> None:
+    def _encode(
+        self, blocks: Tensor, scales: Tensor, codes: Tensor, scratch: EncodeScratch
+    ) -> None:
         """Whole blocks, a row each. There are few calls in the loop: they take as long as the
         passes."""
         number, length = blocks.shape
@@ -188,10 +192,10 @@ class BlockForm(ABC):
 
     def pieces(self, tensors: Sequence[Tensor], block: int) -> list[Piece]:
         # one for all
-        scratch = Scratch(max((tensor.numel() for tensor in tensors), default=0), block)
+        scratch = EncodeScratch(max((tensor.numel() for tensor in tensors), default=0), block)
         return [Piece(self, block, (self._later(tensor, block, scratch),)) for tensor in tensors]
 
-    def _later(self, tensor: Tensor, block: int, scratch: Scratch) -> Later:
+    def _later(self, tensor: Tensor, block: int, scratch: EncodeScratch) -> Later:
         """Encoded where it is to be: new memory for so much costs more than the codes."""
         nbytes = self.nbytes(tuple(tensor.shape), block)
         return Later(nbytes, lambda out: self.encode(tensor.reshape(-1), block, out, scratch))
@@ -345,7 +349,7 @@ class Blockwise:
     block: int
     back: str = "exact"
     exact = False
-    stays = False
+    residual_in_weights = False
     form: ClassVar[BlockForm]
 
     @property

@@ -53,9 +53,12 @@ class Form(Protocol):
         """Raise `PeerError` unless every decoded value will be finite, and at most `MOST`. No
         decoding."""
 
-    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
-        """The values (flat float32) in their order, `PART` at a time at most, in memory of `room`
-        or that of the data. They are to be read only, and only until the next are asked for."""
+    def decoded(
+        self, data: memoryview, shape: Shape, param: int, scratch: Scratch
+    ) -> Iterator[Tensor]:
+        """The values (flat float32) in their order, `PART` at a time at most, in memory of
+        `scratch` or that of the data. They are to be read only, and only until the next are asked
+        for."""
 
 
 class Later(NamedTuple):
@@ -99,7 +102,7 @@ def view(data: memoryview, dtype: torch.dtype, offset: int = 0, count: int = -1)
     return torch.from_numpy(array).view(dtype)
 
 
-class Room:
+class Scratch:
     """Memory for the decoded values of a fragment. `take(n)` is for the next n (flat float32): the
     same for one part after another, which stays in a cache; or where each belongs, by `place`."""
 
@@ -123,10 +126,10 @@ class Room:
         )
 
 
-def as_floats(values: Tensor, room: Room) -> Iterator[Tensor]:
+def as_floats(values: Tensor, scratch: Scratch) -> Iterator[Tensor]:
     """As float32, some at a time; without a copy where that is what they are."""
     for part in torch.split(values, PART):
-        yield part if part.dtype == torch.float32 else room.take(len(part)).copy_(part)
+        yield part if part.dtype == torch.float32 else scratch.take(len(part)).copy_(part)
 
 
 def placed(parts: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
@@ -137,14 +140,14 @@ def placed(parts: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
         at += len(part)
 
 
-def fill(out: Tensor, decoded: Callable[[Room], Iterable[Tensor]]) -> Tensor:
+def fill(out: Tensor, decoded: Callable[[Scratch], Iterable[Tensor]]) -> Tensor:
     """What is decoded as one: made where it is to be, if it can."""
     at = 0
 
     def place(n: int) -> Tensor:
         return out[at : at + n]
 
-    for part in decoded(Room(len(out), place)):
+    for part in decoded(Scratch(len(out), place)):
         here = out[at : at + len(part)]
         if part.data_ptr() != here.data_ptr():
             here.copy_(part)
@@ -182,8 +185,10 @@ class PlainForm:
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
         require_bounded(view(data, self.dtype))
 
-    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
-        return as_floats(view(data, self.dtype), room)
+    def decoded(
+        self, data: memoryview, shape: Shape, param: int, scratch: Scratch
+    ) -> Iterator[Tensor]:
+        return as_floats(view(data, self.dtype), scratch)
 
 
 DENSE, BF16 = PlainForm(0, torch.float32), PlainForm(1, torch.bfloat16)

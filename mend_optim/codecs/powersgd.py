@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mend_optim.codecs.packing import MOST, Piece, Room, Shape, as_floats, bf16, view
+from mend_optim.codecs.packing import MOST, Piece, Scratch, Shape, as_floats, bf16, view
 from mend_optim.errors import PeerError, is_number, require
 
 BLOCK = 1 << 20  # bytes of a product: they stay in a cache
 RANKS = 1024
 # the smallest exponent: every product is a multiple of this power of two, and none is subnormal
 LEAST = -126
-NEVER = 127  # an exponent that `check` refuses
+REFUSED_EXPONENT = 127  # an exponent that `check` refuses
 
 
 def as_matrix(shape: Shape) -> tuple[int, int]:
@@ -39,11 +39,11 @@ def as_matrix(shape: Shape) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
-def multiply(p: Tensor, q: Tensor, room: Room) -> Iterator[Tensor]:
+def multiply(p: Tensor, q: Tensor, scratch: Scratch) -> Iterator[Tensor]:
     """P Q by blocks of rows, flat: a product that is written where it is to be, or is whole in
     other memory, takes twice as long."""
     (n, m), rows = (len(p), q.shape[1]), max(1, BLOCK // max(1, q.shape[1] * p.itemsize))
-    product = room.aside(min(rows, n) * m, p.dtype).view(-1, m)
+    product = scratch.aside(min(rows, n) * m, p.dtype).view(-1, m)
     for block in torch.split(p, rows):
         yield torch.mm(block, q, out=product[: len(block)]).view(-1)
 
@@ -70,21 +70,23 @@ class FactorForm:
 
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
         low, high = (int(e) for e in torch.aminmax(view(data, torch.int16, 0, param)))
-        too_great = param * 2.0 ** (2 * self.bits + min(high, NEVER)) > MOST
+        too_great = param * 2.0 ** (2 * self.bits + min(high, REFUSED_EXPONENT)) > MOST
         if low < LEAST or high > low + self.reach(param) or too_great:
             raise PeerError(
                 f"factors times 2^{low} to 2^{high}: too small, too great or too far apart"
             )
 
-    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+    def decoded(
+        self, data: memoryview, shape: Shape, param: int, scratch: Scratch
+    ) -> Iterator[Tensor]:
         n, m = as_matrix(shape)
         exponents, factors = (
             view(data, torch.int16, 0, param),
             view(data, self.dtype, 2 * param).to(self.product),
         )
         p, q = factors[: n * param].view(param, n), factors[n * param :].view(param, m)
-        for product in multiply(p.t(), q.mul_(self._powers(exponents)), room):
-            yield from as_floats(product, room)
+        for product in multiply(p.t(), q.mul_(self._powers(exponents)), scratch):
+            yield from as_floats(product, scratch)
 
     def rounded(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest integers times powers of two to Q's rows (b × r × m), such that the greatest
@@ -95,7 +97,7 @@ class FactorForm:
         exponents.masked_fill_(most == 0, LEAST)
         least = exponents.amax(1, keepdim=True) - self.reach(q.shape[1])
         exponents = torch.maximum(exponents, least).clamp_(min=LEAST)
-        exponents.masked_fill_(~most.isfinite(), NEVER)
+        exponents.masked_fill_(~most.isfinite(), REFUSED_EXPONENT)
         whole = (q / self._powers(exponents)).round_().nan_to_num_(0.0).clamp_(-self.top, self.top)
         return whole.to(self.dtype), exponents.to(torch.int16)
 
@@ -128,7 +130,7 @@ class PowerSGD:
     back: str = "exact"
     seed: int = 0
     exact = False
-    stays = True
+    residual_in_weights = True
     coalesce = 0
 
     def __post_init__(self) -> None:

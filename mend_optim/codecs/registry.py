@@ -23,7 +23,7 @@ from mend_optim.codecs.packing import (
     RAW,
     Form,
     Piece,
-    Room,
+    Scratch,
     Shapes,
     as_floats,
     bf16,
@@ -46,15 +46,15 @@ from mend_optim.protocol.messages import Packet
 
 class Codec(Protocol):
     """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual,
-    which `stays` in the weights or is kept beside them; `back` says whether what was merged comes
-    back without further loss ("exact") or encoded once more ("same"). At rest what stays in the
-    weights travels, too, by `CLOSING`. Tensors that follow one another and whose sizes are
-    multiples of `coalesce` are encoded as one: it is the same, and takes fewer calls."""
+    which `residual_in_weights` in the weights or is kept beside them; `back` says whether what was
+    merged comes back without further loss ("exact") or encoded once more ("same"). At rest what
+    stays in the weights travels, too, by `FLUSH_CODEC`. Tensors that follow one another and whose
+    sizes are multiples of `coalesce` are encoded as one: it is the same, and takes fewer calls."""
 
     @property
     def exact(self) -> bool: ...
     @property
-    def stays(self) -> bool: ...
+    def residual_in_weights(self) -> bool: ...
     @property
     def back(self) -> str: ...
     @property
@@ -72,7 +72,7 @@ class Dense:
     """float32 as it is, 4 bytes an element."""
 
     exact = True
-    stays = False
+    residual_in_weights = False
     back = "exact"
     coalesce = 1
 
@@ -87,7 +87,7 @@ class BFloat16:
     """Rounded to bfloat16, 2 bytes an element, relative error at most 2⁻⁸."""
 
     exact = False
-    stays = False
+    residual_in_weights = False
     back = "exact"
     coalesce = 1
 
@@ -108,25 +108,25 @@ CODECS: dict[str, Codec] = {
 }
 FLOATS = (Dense, BFloat16)  # the codecs that send every number as a float
 LOSSLESS: Codec = Sparse(density=1.0)
-CLOSING: Codec = Int8()  # how a learner at rest sends what stayed in its weights
+FLUSH_CODEC: Codec = Int8()  # how a learner at rest sends what stayed in its weights
 _FORMS: tuple[Form, ...] = (DENSE, BF16, INT8, INT4, FLOAT4, SPARSE, *FACTORS.values())
 FORMS = {form.code: form for form in _FORMS}
 
 
-def codec(told: str | Codec) -> Codec:
+def find_codec(spec: str | Codec) -> Codec:
     """The codec of that name, or the codec itself. Raises `UsageError` for anything else."""
-    if isinstance(told, str) and told in CODECS:
-        return CODECS[told]
-    if isinstance(told, str) or not isinstance(told, tuple(map(type, CODECS.values()))):
+    if isinstance(spec, str) and spec in CODECS:
+        return CODECS[spec]
+    if isinstance(spec, str) or not isinstance(spec, tuple(map(type, CODECS.values()))):
         raise UsageError(
-            f"codec must be one of {sorted(CODECS)} or a codec such as PowerSGD(rank=4), got {told!r}"
+            f"codec must be one of {sorted(CODECS)} or a codec such as PowerSGD(rank=4), got {spec!r}"
         )
-    return told
+    return spec
 
 
-def name_of(told: Codec) -> str:
+def codec_name(spec: Codec) -> str:
     """What learners compare: the name, where there is one for just these settings."""
-    return next((name for name, known in CODECS.items() if known == told), repr(told))
+    return next((name for name, known in CODECS.items() if known == spec), repr(spec))
 
 
 def split(values: Tensor, shapes: Shapes) -> list[Tensor]:
@@ -138,7 +138,7 @@ def split(values: Tensor, shapes: Shapes) -> list[Tensor]:
     ]
 
 
-def encode(
+def encode_packet(
     codec: Codec,
     values: Tensor,
     shapes: Shapes,
@@ -157,7 +157,7 @@ def encode(
     return pack(least, values.numel(), allocate, codec.coalesce), memory
 
 
-def check(packet: Packet, shapes: Shapes) -> None:
+def check_packet(packet: Packet, shapes: Shapes) -> None:
     """Raise `PeerError` unless the packet decodes to a fragment of these shapes in which every
     value is a number of reasonable size. Decodes nothing."""
     if packet.codec not in (RAW, PACKED):
@@ -174,17 +174,17 @@ def check(packet: Packet, shapes: Shapes) -> None:
         part.form.check(part.data, part.shape, part.param)
 
 
-def decoded(packet: Packet, shapes: Shapes, room: Room | None = None) -> Iterator[Tensor]:
+def decoded(packet: Packet, shapes: Shapes, scratch: Scratch | None = None) -> Iterator[Tensor]:
     """The values of a checked packet (flat float32), some at a time: see `Form`."""
-    room = room or Room(packet.numel)
+    scratch = scratch or Scratch(packet.numel)
     if packet.codec == RAW:
-        yield from as_floats(view(packet.data, torch.float32), room)
+        yield from as_floats(view(packet.data, torch.float32), scratch)
         return
     for part in unpack(packet, shapes, FORMS):
-        yield from part.form.decoded(part.data, part.shape, part.param, room)
+        yield from part.form.decoded(part.data, part.shape, part.param, scratch)
 
 
-def decode(packet: Packet, shapes: Shapes, out: Tensor | None = None) -> Tensor:
+def decode_packet(packet: Packet, shapes: Shapes, out: Tensor | None = None) -> Tensor:
     """A checked packet as a flat float32 tensor: a view of its bytes where they are float32, else
     `out`, or a new one."""
     if packet.codec == RAW:

@@ -19,7 +19,7 @@ from torch import Tensor
 from mend_optim.codecs.packing import (
     Array,
     Piece,
-    Room,
+    Scratch,
     Shape,
     dense,
     padded,
@@ -72,12 +72,14 @@ class SparseForm:
             _positions(data, math.prod(shape), param)
             require_bounded(view(data, torch.float32, 0, param))
 
-    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+    def decoded(
+        self, data: memoryview, shape: Shape, param: int, scratch: Scratch
+    ) -> Iterator[Tensor]:
         numel, at = math.prod(shape), 0
         places = _positions(data, numel, param) if param else np.empty(0, dtype=np.intp)
         values = view(data, torch.float32, 0, param).numpy()
         for start in range(0, numel, SPAN):
-            some = room.take(min(SPAN, numel - start)).zero_()
+            some = scratch.take(min(SPAN, numel - start)).zero_()
             here = _among(places, start, start + SPAN)
             some.numpy()[here] = values[at : at + len(here)]
             at += len(here)
@@ -187,7 +189,7 @@ class Sparse:
 
     density: float = 1 / 64
     back: str = "exact"
-    stays = False
+    residual_in_weights = False
     coalesce = 0
 
     def __post_init__(self) -> None:

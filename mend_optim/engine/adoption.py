@@ -12,53 +12,53 @@ from collections.abc import Sequence
 
 from mend_optim.engine.effects import PULL, Advance, Export, Install, Send
 from mend_optim.engine.progress import Motion, Progress
-from mend_optim.engine.state import Books, Switch
+from mend_optim.engine.state import EngineState, Switch
 from mend_optim.protocol.lineage import Key, ModelKey, PeerId, model_key
 from mend_optim.protocol.messages import Beat, Seal, State, Want
 
 
-class Adopting:
+class Adoption:
     """What a learner does about anchors other than its own."""
 
-    def __init__(self, books: Books) -> None:
-        self.books = books
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
 
     def compare(self, now: float, beat: Beat) -> None:
         """Law 4: adopt what is greater. Solo, what is smaller makes us found our anchor, so that
         the others can adopt it."""
-        same = beat.genesis == self.books.genesis
+        same = beat.genesis == self.state.genesis
         theirs, ours = self._models(beat)
-        switch = self.books.switch
+        switch = self.state.switch
         if (
             switch
             and switch.peer == beat.peer
             and (switch.genesis != beat.genesis or theirs <= ours)
         ):
-            self.books.switch = None  # it took another model itself, or we trained past it
-            self.books.wants.clear()
+            self.state.switch = None  # it took another model itself, or we trained past it
+            self.state.wants.clear()
         # Whoever has steps behind it is no newcomer, even before it has joined: it goes on where a
         # checkpoint stood.
         at_work = beat.training or beat.step > 0
-        if same and self.books.founding == "":
-            self.books.solo = self.books.solo and not at_work
-        if self.books.solo and theirs < ours:
-            trained = any(f.unmerged(self.books.totals).tokens for f in self.books.fragments)
-            self.books.founding = self.books.founding or (
-                "due" if trained and self.books.joined else ""
+        if same and self.state.founding == "":
+            self.state.solo = self.state.solo and not at_work
+        if self.state.solo and theirs < ours:
+            trained = any(f.unmerged(self.state.totals).tokens for f in self.state.fragments)
+            self.state.founding = self.state.founding or (
+                "due" if trained and self.state.joined else ""
             )
-        elif same and not self.books.founding:
-            for fragment, report in zip(self.books.fragments, beat.reports, strict=False):
+        elif same and not self.state.founding:
+            for fragment, report in zip(self.state.fragments, beat.reports, strict=False):
                 self.catch_up(now, fragment, report.key, beat.peer)
-        elif not same and theirs > ours and self.books.founding != "running":
-            self.books.founding = ""
+        elif not same and theirs > ours and self.state.founding != "running":
+            self.state.founding = ""
             self._start_switch(now, beat)
 
     def _models(self, beat: Beat) -> tuple[ModelKey, ModelKey]:
         """Theirs and ours, in the fragments that both have."""
-        books, shared = self.books, min(len(beat.reports), len(self.books.fragments))
+        state, shared = self.state, min(len(beat.reports), len(self.state.fragments))
         keys = (report.key for report in beat.reports[:shared])
         ours = model_key(
-            map(books.key, books.fragments[:shared]), books.genesis, books.totals.step > 0
+            map(state.key, state.fragments[:shared]), state.genesis, state.totals.step > 0
         )
         return model_key(keys, beat.genesis, beat.step > 0), ours
 
@@ -67,133 +67,137 @@ class Adopting:
         up; not for long if no bytes come: a sealer that died may have told the others, and nobody
         else has the seal."""
         if key <= fragment.lineage.key:
-            wanted = self.books.wants.get(fragment.fragment)
-            if wanted and wanted[0] == peer and not self.books.switch:
+            wanted = self.state.wants.get(fragment.fragment)
+            if wanted and wanted[0] == peer and not self.state.switch:
                 # it showed more a moment ago, but has nothing to answer with
-                del self.books.wants[fragment.fragment]
+                del self.state.wants[fragment.fragment]
             return
         if fragment.behind_since is None:
             fragment.behind_since = now
         pending = fragment.pending
         coming = pending if pending and pending.delivered and pending.sent_to == peer else None
-        patience = self.books.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
+        patience = self.state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
         if not coming or now - fragment.behind_since >= patience:
             self._want(now, fragment.fragment, peer, fragment.lineage.digest)
 
     def behind(self, fragment: Progress) -> bool:
-        p, own = fragment.fragment, self.books.key(fragment)
-        beats = (peer.beat for peer in self.books.roster.peers.values() if not peer.suspected)
+        p, own = fragment.fragment, self.state.key(fragment)
+        beats = (peer.beat for peer in self.state.roster.peers.values() if not peer.suspected)
         return any(
-            beat.genesis == self.books.genesis and beat.reports[p].key > own
+            beat.genesis == self.state.genesis and beat.reports[p].key > own
             for beat in beats
             if beat and p < len(beat.reports)
         )
 
     def _want(self, now: float, p: int, peer: PeerId, have: bytes) -> None:
-        if p not in self.books.wants:
-            self.books.wants[p] = (peer, now + self.books.policies.timing.round_timeout_s)
-            self.books.emit(Send(peer, Want(self.books.me, p, have)))
+        if p not in self.state.wants:
+            self.state.wants[p] = (peer, now + self.state.policies.timing.round_timeout_s)
+            self.state.emit(Send(peer, Want(self.state.me, p, have)))
 
     def _start_switch(self, now: float, beat: Beat) -> None:
-        if self.books.switch is None and all(
-            f.motion is not Motion.MOVING for f in self.books.fragments
+        if self.state.switch is None and all(
+            f.motion is not Motion.MOVING for f in self.state.fragments
         ):
-            shared = self.books.fragments[: len(beat.reports)]
-            self.books.switch = Switch(beat.peer, beat.genesis, len(shared))
-            self.books.wants.clear()
+            shared = self.state.fragments[: len(beat.reports)]
+            self.state.switch = Switch(beat.peer, beat.genesis, len(shared))
+            self.state.wants.clear()
             for fragment in shared:
                 self._want(now, fragment.fragment, beat.peer, b"")
 
     def finish_switch(self) -> None:
         """Install the other model once all of it is here and every fragment stands still."""
-        switch = self.books.switch
+        switch = self.state.switch
         if (
             switch
             and switch.complete
-            and all(f.motion is Motion.STILL for f in self.books.fragments)
+            and all(f.motion is Motion.STILL for f in self.state.fragments)
         ):
-            self.books.switch = None
+            self.state.switch = None
             self._install(
-                tuple(switch.states[p] for p in sorted(switch.states)), mine=False, replace=True
+                tuple(switch.states[p] for p in sorted(switch.states)),
+                merged_own_offer=False,
+                replace=True,
             )
 
-    def _install(self, states: tuple[State, ...], mine: bool, replace: bool) -> None:
+    def _install(self, states: tuple[State, ...], merged_own_offer: bool, replace: bool) -> None:
         for state in states:
-            self.books.fragments[state.fragment].motion = Motion.MOVING
-            self.books.fragments[state.fragment].stash = None
-        forget = not mine and any(
-            self.books.fragments[s.fragment].outlived(s.lineage) for s in states
+            self.state.fragments[state.fragment].motion = Motion.MOVING
+            self.state.fragments[state.fragment].deferred_news = None
+        forget = not merged_own_offer and any(
+            self.state.fragments[s.fragment].source_moved_on(s.lineage) for s in states
         )
-        due = self._due_in(states[0]) if mine else ()
-        self.books.work(Install(states, mine, replace, forget, due))
+        due = self._due_in(states[0]) if merged_own_offer else ()
+        self.state.work(Install(states, merged_own_offer, replace, forget, due))
 
     def _due_in(self, state: State) -> tuple[str, ...]:
         """The moments that the round averaged which merged our pending offer. Of an anchor farther
         on, nobody knows which: ours are due again."""
         version = state.lineage.version
-        one_on = version == self.books.fragments[state.fragment].lineage.version + 1
-        return self.books.policies.due(version) if one_on else ()
+        one_on = version == self.state.fragments[state.fragment].lineage.version + 1
+        return self.state.policies.due(version) if one_on else ()
 
     def take_seal(self, now: float, seal: Seal) -> None:
-        fragment = self.books.fragments[seal.fragment]
-        if seal.key <= fragment.lineage.key or self.books.switch or self.books.founding:
+        fragment = self.state.fragments[seal.fragment]
+        if seal.key <= fragment.lineage.key or self.state.switch or self.state.founding:
             return
         if fragment.motion is not Motion.STILL:
             self._keep(fragment, seal)
             return
         if seal.base != fragment.lineage.digest:
-            if seal.sealer != self.books.me:
+            if seal.sealer != self.state.me:
                 self._want(now, seal.fragment, seal.sealer, fragment.lineage.digest)
             return
         lineage = fragment.lineage.seal(seal.members, seal.payload)
         if lineage.key != seal.key:
-            self.books.fault(
+            self.state.fault(
                 f"seal of {seal.sealer.name} refused: its lineage does not follow from its members"
             )
         else:
             fragment.motion = Motion.MOVING
-            mine = fragment.includes_pending(lineage)
-            replace = self._waits_exactly(fragment) if mine else fragment.in_doubt(lineage)
-            ours, former = seal.sealer == self.books.me, seal.sealer.name == self.books.me.name
-            forget = not ours and not mine and fragment.outlived(lineage)
-            self.books.work(
-                Advance(seal, lineage, mine, replace, ours, forget, former and not ours)
+            merged_own_offer = fragment.includes_pending(lineage)
+            replace = (
+                self._waits_exactly(fragment) if merged_own_offer else fragment.in_doubt(lineage)
+            )
+            ours, former = seal.sealer == self.state.me, seal.sealer.name == self.state.me.name
+            forget = not ours and not merged_own_offer and fragment.source_moved_on(lineage)
+            self.state.work(
+                Advance(seal, lineage, merged_own_offer, replace, ours, forget, former and not ours)
             )
 
     def _waits_exactly(self, fragment: Progress) -> bool:
         """Synchronous adoption, and the training thread has not stepped on since the snapshot."""
         pending = fragment.pending
-        synchronous = self.books.policies.schedule.adopt_after == 0
+        synchronous = self.state.policies.schedule.adopt_after == 0
         return (
             synchronous
             and pending is not None
             and not pending.missed
-            and pending.step == self.books.totals.step
+            and pending.step == self.state.totals.step
         )
 
     def _keep(self, fragment: Progress, news: Seal | State) -> None:
         """Hold the greatest of what arrives while the fragment is busy."""
-        held = fragment.stash
+        held = fragment.deferred_news
         if held is None or _key_of(news) > _key_of(held):
-            fragment.stash = news
+            fragment.deferred_news = news
 
     def take_state(self, now: float, state: State) -> None:
-        fragment, lineage = self.books.fragments[state.fragment], state.lineage
-        if self.books.switch:
+        fragment, lineage = self.state.fragments[state.fragment], state.lineage
+        if self.state.switch:
             if (
-                lineage.genesis == self.books.switch.genesis
-                and state.fragment < self.books.switch.fragments
+                lineage.genesis == self.state.switch.genesis
+                and state.fragment < self.state.switch.fragments
             ):
-                self.books.switch.states[state.fragment] = state
-                self.books.wants.pop(state.fragment, None)
+                self.state.switch.states[state.fragment] = state
+                self.state.wants.pop(state.fragment, None)
                 self.finish_switch()
             return
         if (
-            lineage.genesis != self.books.genesis
+            lineage.genesis != self.state.genesis
             or lineage.key <= fragment.lineage.key
-            or self.books.founding
+            or self.state.founding
         ):
-            self.books.wants.pop(state.fragment, None)
+            self.state.wants.pop(state.fragment, None)
         elif fragment.motion is not Motion.STILL:
             self._keep(fragment, state)
         else:
@@ -202,49 +206,49 @@ class Adopting:
 
     def outdone(self, beats: Sequence[Beat]) -> bool:
         """Whether any of these beats shows a greater model, or a greater anchor of ours."""
-        others = (self._models(b) for b in beats if b.genesis not in (b"", self.books.genesis))
+        others = (self._models(b) for b in beats if b.genesis not in (b"", self.state.genesis))
         return any(theirs > ours for theirs, ours in others) or any(
-            map(self.behind, self.books.fragments)
+            map(self.behind, self.state.fragments)
         )
 
     def expire(self, now: float) -> None:
         """Stop waiting for answers that did not come, or are of peers that may be gone: somebody
         else has them, too."""
-        alive = self.books.roster.alive()
-        self.books.wants = {
+        alive = self.state.roster.alive()
+        self.state.wants = {
             p: (peer, until)
-            for p, (peer, until) in self.books.wants.items()
+            for p, (peer, until) in self.state.wants.items()
             if now < until and peer in alive
         }
-        switch = self.books.switch
-        if switch and not self.books.wants and not switch.complete:
-            self.books.switch = None
+        switch = self.state.switch
+        if switch and not self.state.wants and not switch.complete:
+            self.state.switch = None
 
     def asked(self, want: Want) -> None:
         """A peer wants an anchor of ours."""
         same = (want.peer, want.fragment)
-        self.books.deferred = [w for w in self.books.deferred if (w.peer, w.fragment) != same]
-        self.books.deferred.append(want)
+        self.state.deferred = [w for w in self.state.deferred if (w.peer, w.fragment) != same]
+        self.state.deferred.append(want)
         self.answer(want.fragment)
 
     def answer(self, p: int) -> None:
         """Answer the wants for fragment `p` once its anchor stands still: a seal if that is all the
         asker lacks, else the whole anchor."""
-        fragment, seal = self.books.fragments[p], self.books.seals[p]
-        asked = [w for w in self.books.deferred if w.fragment == p]
+        fragment, seal = self.state.fragments[p], self.state.seals[p]
+        asked = [w for w in self.state.deferred if w.fragment == p]
         if (
             not asked
-            or self.books.founding
-            or self.books.switch
+            or self.state.founding
+            or self.state.switch
             or fragment.motion is Motion.MOVING
         ):
             return
         for want in asked:
             if seal and seal.base == want.have and seal.key == fragment.lineage.key:
-                self.books.deferred.remove(want)
-                self.books.emit(Send(want.peer, seal, PULL))
-        if any(w.fragment == p for w in self.books.deferred):
-            self.books.work(Export(p, fragment.lineage))
+                self.state.deferred.remove(want)
+                self.state.emit(Send(want.peer, seal, PULL))
+        if any(w.fragment == p for w in self.state.deferred):
+            self.state.work(Export(p, fragment.lineage))
 
 
 def _key_of(news: Seal | State) -> Key:

@@ -17,14 +17,14 @@ Snapshot = Any
 @dataclass(frozen=True, slots=True)
 class Prepare:
     """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`, with the moments that
-    were read beside it. `tensor` is handed over by the training thread. `closing`: see
+    were read beside it. `tensor` is handed over by the training thread. `flush`: see
     `Pending`."""
 
     fragment: int
     seq: int
     tensor: Snapshot = field(compare=False, repr=False)
     moments: Mapping[str, Snapshot] = field(default_factory=dict, compare=False, repr=False)
-    closing: bool = False
+    flush: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Reoffer:
 
     fragment: int
     seq: int
-    closing: bool = False
+    flush: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Inspect:
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta, the mean of
-    the `moments` that are due, and the digest of it all. `closing`: nobody brings more than what
+    the `moments` that are due, and the digest of it all. `flush`: nobody brings more than what
     encodings have lost, or the sealer is at rest: nothing is to be lost on the way back."""
 
     fragment: int
@@ -66,24 +66,24 @@ class Merge:
     offers: tuple[Offer, ...]
     weights: tuple[float, ...]
     moments: tuple[str, ...] = ()
-    closing: bool = False
+    flush: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Take the outer step of `seal`; `mine` says whether this learner's pending offer is in it;
-    `replace`, that the weights become the anchor, but for what stays in them: nothing was trained
-    since and training waits, or what was has to be dropped; `ours`, that we made the merged bytes
-    ourselves; `forget`: see `Install`; `former`: a former process of ours made them, with what its
-    seals before had lost."""
+    """Take the outer step of `seal`; `merged_own_offer` says whether this learner's pending offer
+    is in it; `replace`, that the weights become the anchor, but for what stays in them: nothing was
+    trained since and training waits, or what was has to be dropped; `sealed_here`, that we made the
+    merged bytes ourselves; `forget`: see `Install`; `sealed_by_predecessor`: a former process of
+    ours made them, with what its seals before had lost."""
 
     seal: Seal
     lineage: Lineage
-    mine: bool
+    merged_own_offer: bool
     replace: bool = False
-    ours: bool = False
+    sealed_here: bool = False
     forget: bool = False
-    former: bool = False
+    sealed_by_predecessor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Install:
     merged our pending offer."""
 
     states: tuple[State, ...]
-    mine: bool
+    merged_own_offer: bool
     replace: bool
     forget: bool = False
     due: tuple[str, ...] = ()

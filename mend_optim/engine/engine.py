@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mend_optim.engine.adoption import Adopting
-from mend_optim.engine.boundaries import Training
+from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import (
     PULL,
     Advance,
@@ -27,14 +27,14 @@ from mend_optim.engine.effects import (
     Reoffer,
     Send,
 )
-from mend_optim.engine.joining import Resumed, Starting
-from mend_optim.engine.ledger import Event, describe, sealed_record, taken_record
-from mend_optim.engine.offers import Offering
+from mend_optim.engine.joining import Resumed, Joining
+from mend_optim.engine.ledger import Event, describe, sealed_record, whole_anchor_record
+from mend_optim.engine.offers import Offers
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import NEVER, Motion, Pending, Progress, Standing, Totals
-from mend_optim.engine.sealer import Sealing
-from mend_optim.engine.state import Books
-from mend_optim.engine.stragglers import Watching
+from mend_optim.engine.sealer import Sealer
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.stragglers import Stragglers
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import (
     Beat,
@@ -46,40 +46,40 @@ from mend_optim.protocol.messages import (
     Seal,
     State,
     Want,
-    names,
+    moment_names,
 )
 
 
-class Syncer:
+class Engine:
     """Rounds, roster, lineages and joining of one learner."""
 
     def __init__(
         self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies, now: float
     ) -> None:
-        self.books = Books(me, address, seeds, policies)
-        self.adopting = Adopting(self.books)
-        self.watching = Watching(self.books)
-        self.offering = Offering(self.books, self.watching)
-        self.sealing = Sealing(self.books, self.adopting, self.watching)
-        self.training = Training(self.books, self.adopting, self.watching)
-        self.starting = Starting(self.books, self.adopting)
+        self.state = EngineState(me, address, seeds, policies)
+        self.adoption = Adoption(self.state)
+        self.stragglers = Stragglers(self.state)
+        self.offers = Offers(self.state, self.stragglers)
+        self.sealer = Sealer(self.state, self.adoption, self.stragglers)
+        self.boundaries = Boundaries(self.state, self.adoption, self.stragglers)
+        self.joining = Joining(self.state, self.adoption)
         self._beats = self._broadcasts = 0
         self._beat_at = now
-        self._told: set[PeerId] = set()  # whose groups are others than ours
+        self._reported_groups: set[PeerId] = set()  # whose groups are others than ours
 
     # ── out ───────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self, now: float) -> list[Effect]:
         """What is to be done, in order; each is returned once. Messages to ourselves are delivered
         first."""
-        while self.books.loopback:
-            self.receive(now, self.books.loopback.popleft())
-        out, self.books.out = self.books.out, []
+        while self.state.loopback:
+            self.receive(now, self.state.loopback.popleft())
+        out, self.state.out = self.state.out, []
         return out
 
     def wake_at(self) -> float:
         """When `tick` must be called next, if nothing happens before."""
-        return min(self._beat_at, self.books.wake_at)
+        return min(self._beat_at, self.state.wake_at)
 
     # ── the training thread ───────────────────────────────────────────────────────────────────────
 
@@ -88,41 +88,43 @@ class Syncer:
     ) -> None:
         """The first step is about to be taken, with weights of this digest, or where a checkpoint
         stood; from here on there is something to compare."""
-        self.starting.begin(now, genesis, groups, resumed)
-        for peer in self.books.roster.peers.values():
+        self.joining.begin(now, genesis, groups, resumed)
+        for peer in self.state.roster.peers.values():
             if peer.beat:
-                self.adopting.compare(now, peer.beat)
+                self.adoption.compare(now, peer.beat)
         self._beat(now)
         self.tick(now)
 
     def standings(self) -> list[Standing]:
         """What a checkpoint keeps."""
-        return [fragment.standing() for fragment in self.books.fragments]
+        return [fragment.standing() for fragment in self.state.fragments]
 
     def rest(self, now: float) -> None:
         """Training pauses to synchronize: offer what there is, and take part with nothing until the
         next step."""
-        self.books.resting = True
-        self.books.ping, self.books.answered = self.books.ping + 1, set()
-        for fragment in self.books.fragments:
-            fragment.called = fragment.called or fragment.unmerged(self.books.totals).step > 0
-        ask = self._make_beat(ping=self.books.ping)
-        for peer in self.books.roster.peers.values():
-            self.books.emit(Send(peer.id, ask))
+        self.state.resting = True
+        self.state.ping, self.state.answered = self.state.ping + 1, set()
+        for fragment in self.state.fragments:
+            fragment.offer_requested = (
+                fragment.offer_requested or fragment.unmerged(self.state.totals).step > 0
+            )
+        ask = self._make_beat(ping=self.state.ping)
+        for peer in self.state.roster.peers.values():
+            self.state.emit(Send(peer.id, ask))
         self.tick(now)
 
-    def taken(self, now: float, p: int, replaced: bool) -> None:
+    def correction_applied(self, now: float, p: int, replaced: bool) -> None:
         """The training thread takes the correction of fragment `p`; it applies it before its next
         forward pass."""
-        self.books.fragments[p].taken(replaced, self.books.totals)
+        self.state.fragments[p].correction_applied(replaced, self.state.totals)
         self._settled(now, p)
 
     def leave(self, now: float) -> None:
         """Say goodbye; nothing else is sent from here on."""
-        if not self.books.closed:
-            for peer in list(self.books.roster.peers.values()):
-                self.books.emit(Send(peer.id, Goodbye(self.books.me)))
-            self.books.closed = True
+        if not self.state.closed:
+            for peer in list(self.state.roster.peers.values()):
+                self.state.emit(Send(peer.id, Goodbye(self.state.me)))
+            self.state.closed = True
 
     # ── the worker ────────────────────────────────────────────────────────────────────────────────
 
@@ -131,9 +133,9 @@ class Syncer:
         if isinstance(job, Prepare | Reoffer):
             self._prepared(now, job, done)
         elif isinstance(job, Inspect):
-            self.sealing.inspected(now, job.offer, done)
+            self.sealer.inspected(now, job.offer, done)
         elif isinstance(job, Merge):
-            self.sealing.merged(now, job, done)
+            self.sealer.merged(now, job, done)
         elif isinstance(job, Advance):
             self._advanced(now, job, done)
         elif isinstance(job, Install):
@@ -146,85 +148,91 @@ class Syncer:
             self._exported(job, done)
 
     def _prepared(self, now: float, job: Prepare | Reoffer, done: Done) -> None:
-        fragment = self.books.fragments[job.fragment]
+        fragment = self.state.fragments[job.fragment]
         fragment.motion = Motion.STILL
         pending = fragment.pending
         if pending and pending.seq == job.seq:
             if done.fault:
-                self.books.fault(f"fragment {job.fragment} was not offered: {done.fault}")
+                self.state.fault(f"fragment {job.fragment} was not offered: {done.fault}")
                 fragment.withdraw()
-                fragment.owes = False  # not to be tried again at once
-                fragment.mark = self.books.totals.step
+                fragment.has_unsent_residual = False  # not to be tried again at once
+                fragment.cycle_start = self.state.totals.step
             else:
                 if done.warning:
-                    self.books.fault(
+                    self.state.fault(
                         f"fragment {job.fragment} was offered without moments: {done.warning}"
                     )
-                fragment.offered(self.books.genesis, done.sections)
-                self.offering.send_offer(now, fragment, fragment.caller)
-        fragment.caller = None
+                fragment.offered(self.state.genesis, done.sections)
+                self.offers.send_offer(now, fragment, fragment.requested_by)
+        fragment.requested_by = None
         self._settled(now, job.fragment)
 
     def _advanced(self, now: float, job: Advance, done: Done) -> None:
-        fragment = self.books.fragments[job.seal.fragment]
+        fragment = self.state.fragments[job.seal.fragment]
         if done.fault:
             fragment.motion = Motion.STILL
             if fragment.pending:
                 # no other seal will come for it: pull the anchor instead
                 fragment.pending.delivered = False
-            self.books.fault(f"seal of {job.seal.sealer.name} refused: {done.fault}")
+            self.state.fault(f"seal of {job.seal.sealer.name} refused: {done.fault}")
         else:
-            offer = fragment.pending.offer if job.mine and fragment.pending else None
-            if job.mine:
-                self._averaged(fragment, names(job.seal.sections), job.lineage.version)
+            offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None
+            if job.merged_own_offer:
+                self._averaged(fragment, moment_names(job.seal.sections), job.lineage.version)
             fragment.moved(
-                job.lineage, job.mine, self.books.totals, self.books.policies.schedule, job.replace
+                job.lineage,
+                job.merged_own_offer,
+                self.state.totals,
+                self.state.policies.schedule,
+                job.replace,
             )
-            if job.forget or (job.replace and not job.mine):
+            if job.forget or (job.replace and not job.merged_own_offer):
                 fragment.forget()
-            self.books.record(sealed_record(job.seal, job.mine, offer))
-            self.sealing.advanced(now, job.seal)
-            self.books.moved(job.seal.fragment)
+            self.state.record(sealed_record(job.seal, job.merged_own_offer, offer))
+            self.sealer.advanced(now, job.seal)
+            self.state.moved(job.seal.fragment)
         self._settled(now, job.seal.fragment)
 
     def _installed(self, now: float, job: Install, done: Done) -> None:
         if done.fault:
-            self.books.fault(f"state of {job.states[0].peer.name} refused: {done.fault}")
+            self.state.fault(f"state of {job.states[0].peer.name} refused: {done.fault}")
         else:
-            self.books.solo, self.books.founding = False, ""
+            self.state.solo, self.state.founding = False, ""
         for state in job.states:
-            fragment = self.books.fragments[state.fragment]
+            fragment = self.state.fragments[state.fragment]
             fragment.motion = Motion.STILL
             if not done.fault:
                 # another model may have it, too
-                mine = job.mine or fragment.includes_pending(state.lineage)
+                merged_own_offer = job.merged_own_offer or fragment.includes_pending(state.lineage)
                 old, superseded = fragment.lineage, fragment.superseded_tokens
-                version, brought = state.lineage.version, names(state.sections)
+                version, brought = state.lineage.version, moment_names(state.sections)
                 self._averaged(fragment, brought & set(job.due), version)
-                self.books.genesis = state.lineage.genesis
+                self.state.genesis = state.lineage.genesis
                 fragment.moved(
                     state.lineage,
-                    mine,
-                    self.books.totals,
-                    self.books.policies.schedule,
+                    merged_own_offer,
+                    self.state.totals,
+                    self.state.policies.schedule,
                     job.replace,
                 )
                 if job.forget or job.replace:
                     fragment.forget()
                 if job.replace:  # the others' moments came with their weights
-                    fragment.averaged |= self.books.policies.averaged(brought, version)
-                dropped = fragment.unmerged(self.books.totals).tokens if job.replace else 0
-                record = taken_record(state.fragment, old, state.lineage, "pulled", mine, dropped)
-                self.books.record(
+                    fragment.averaged |= self.state.policies.averaged(brought, version)
+                dropped = fragment.unmerged(self.state.totals).tokens if job.replace else 0
+                record = whole_anchor_record(
+                    state.fragment, old, state.lineage, "pulled", merged_own_offer, dropped
+                )
+                self.state.record(
                     replace(record, superseded_tokens=fragment.superseded_tokens - superseded)
                 )
-                self.books.moved(state.fragment)
+                self.state.moved(state.fragment)
         if job.replace and not done.fault:
-            self.books.catch_up_position(self.books.cluster_step())
+            self.state.catch_up_position(self.state.cluster_step())
             # groups that were added only here
-            for fragment in self.books.fragments[len(job.states) :]:
-                fragment.transplant(self.books.genesis)
-                self.books.rounds[fragment.fragment].purge(fragment.lineage)
+            for fragment in self.state.fragments[len(job.states) :]:
+                fragment.transplant(self.state.genesis)
+                self.state.rounds[fragment.fragment].purge(fragment.lineage)
         for state in job.states:
             self._settled(now, state.fragment)
         self._check_joined(now)
@@ -234,91 +242,93 @@ class Syncer:
         """Of these moments, those in our pending offer have a mean with ours in it since that
         version."""
         offer = fragment.pending.offer if fragment.pending else None
-        fragment.averaged |= self.books.policies.averaged(
-            names(offer.sections) & moments if offer else (), version
+        fragment.averaged |= self.state.policies.averaged(
+            moment_names(offer.sections) & moments if offer else (), version
         )
 
     def _found(self, now: float, job: Found, done: Done) -> None:
-        self.books.founding = ""
-        self.books.solo = False
+        self.state.founding = ""
+        self.state.solo = False
         # a group may have been added since
-        for fragment in self.books.fragments[: len(job.tensors)]:
+        for fragment in self.state.fragments[: len(job.tensors)]:
             fragment.motion = Motion.STILL
             if not done.fault:
-                tokens = self.training.founded_at.tokens - fragment.banked.tokens
+                tokens = self.boundaries.founded_at.tokens - fragment.settled.tokens
                 lineage = fragment.found(tokens, done.digest)
-                self.books.record(
-                    taken_record(fragment.fragment, fragment.lineage, lineage, "founded", mine=True)
+                self.state.record(
+                    whole_anchor_record(
+                        fragment.fragment, fragment.lineage, lineage, "founded", mine=True
+                    )
                 )
-                fragment.founded(lineage, self.training.founded_at)
-                self.books.moved(fragment.fragment)
+                fragment.founded(lineage, self.boundaries.founded_at)
+                self.state.moved(fragment.fragment)
         if done.fault:
-            self.books.fault(f"the anchor was not taken from the weights: {done.fault}")
-        for fragment in self.books.fragments:
+            self.state.fault(f"the anchor was not taken from the weights: {done.fault}")
+        for fragment in self.state.fragments:
             self._settled(now, fragment.fragment)
         self._beat(now)
 
     def _extended(self, now: float, job: Extend, done: Done) -> None:
-        self.books.extend(done.digest, Totals(*job.at), job.groups)
-        for peer in self.books.roster.peers.values():
+        self.state.extend(done.digest, Totals(*job.at), job.groups)
+        for peer in self.state.roster.peers.values():
             peer.beat = peer.beat and self._comparable(peer.beat)
         self._beat(now)
 
     def _exported(self, job: Export, done: Done) -> None:
-        for want in [w for w in self.books.deferred if w.fragment == job.fragment]:
-            self.books.deferred.remove(want)
+        for want in [w for w in self.state.deferred if w.fragment == job.fragment]:
+            self.state.deferred.remove(want)
             if want.have != job.lineage.digest:
-                state = State(self.books.me, job.fragment, job.lineage, done.digest, done.sections)
-                self.books.emit(Send(want.peer, state, PULL))
+                state = State(self.state.me, job.fragment, job.lineage, done.digest, done.sections)
+                self.state.emit(Send(want.peer, state, PULL))
 
     def _settled(self, now: float, p: int) -> None:
         """Fragment `p` stands still again: go on with what had to wait for that."""
-        fragment = self.books.fragments[p]
+        fragment = self.state.fragments[p]
         if fragment.motion is not Motion.STILL:
             return
-        if self.books.switch:
-            self.adopting.finish_switch()
-        elif fragment.stash:
-            stashed, fragment.stash = fragment.stash, None
-            self.adopting.take_seal(now, stashed) if isinstance(
-                stashed, Seal
-            ) else self.adopting.take_state(now, stashed)
-        self.adopting.answer(p)
-        self.sealing.poll(now, p)
+        if self.state.switch:
+            self.adoption.finish_switch()
+        elif fragment.deferred_news:
+            deferred, fragment.deferred_news = fragment.deferred_news, None
+            self.adoption.take_seal(now, deferred) if isinstance(
+                deferred, Seal
+            ) else self.adoption.take_state(now, deferred)
+        self.adoption.answer(p)
+        self.sealer.poll(now, p)
 
     # ── the network ───────────────────────────────────────────────────────────────────────────────
 
     def met(self, now: float, id: PeerId, address: str, seed: str = "") -> bool:
         """A peer agreed to our hello, or we to its. False if it is a past incarnation."""
         for where in (seed, address):  # it may have dialled us before we got through to it
-            self.books.seeds.resolve(where, id)
-        known = self.books.roster.find(id)
-        peer = self.books.roster.meet(now, id, address)
+            self.state.seeds.resolve(where, id)
+        known = self.state.roster.find(id)
+        peer = self.state.roster.meet(now, id, address)
         if peer and not known:
-            self.books.emit(describe(id, "met", address=peer.address))
+            self.state.emit(describe(id, "met", address=peer.address))
             self._beat_at = now
         return peer is not None
 
     def linked(self, now: float, id: PeerId, up: bool) -> None:
         """The control stream with a peer opened or broke."""
-        self.books.roster.link(now, id, up)
+        self.state.roster.link(now, id, up)
         if up:
-            self.books.emit(Send(id, self._make_beat()))
+            self.state.emit(Send(id, self._make_beat()))
         self._poll_all(now)
 
     def heard(self, now: float, id: PeerId) -> None:
         """Bytes of a bulky message arrived from a peer: it lives, and what we want of it is still
         coming."""
-        self.books.roster.touch(now, id)
-        for p, (peer, _) in self.books.wants.items():
+        self.state.roster.touch(now, id)
+        for p, (peer, _) in self.state.wants.items():
             if peer == id:
-                self.books.wants[p] = (peer, now + self.books.policies.timing.round_timeout_s)
-        self.offering.heard(now, id)
+                self.state.wants[p] = (peer, now + self.state.policies.timing.round_timeout_s)
+        self.offers.heard(now, id)
 
     def refused(self, now: float, address: str, reason: str) -> None:
         """A hello was refused, by us or by the learner at `address`."""
-        self.books.seeds.refuse(address)
-        self.books.emit(
+        self.state.seeds.refuse(address)
+        self.state.emit(
             Event("refused", f"{address} refused: {reason}", {"address": address, "reason": reason})
         )
         self._check_joined(now)
@@ -329,47 +339,47 @@ class Syncer:
         if isinstance(message, Beat):
             self._on_beat(now, message)
         elif isinstance(message, Goodbye):
-            if self.books.roster.leave(message.peer):
-                self.books.emit(describe(message.peer, "left"))
+            if self.state.roster.leave(message.peer):
+                self.state.emit(describe(message.peer, "left"))
                 self._poll_all(now)
         elif (
-            self.books.fragments
-            and not self.books.closed
-            and 0 <= message.fragment < len(self.books.fragments)
+            self.state.fragments
+            and not self.state.closed
+            and 0 <= message.fragment < len(self.state.fragments)
         ):
             if isinstance(message, Call):
-                self.offering.called(now, message.fragment, message.peer)
+                self.offers.on_call(now, message.fragment, message.peer)
             elif isinstance(message, Offer):
-                self.sealing.on_offer(now, message)
+                self.sealer.on_offer(now, message)
             elif isinstance(message, Seal):
-                self.adopting.take_seal(now, message)
+                self.adoption.take_seal(now, message)
             elif isinstance(message, State):
-                self.adopting.take_state(now, message)
+                self.adoption.take_state(now, message)
             else:
-                self.adopting.asked(message)
+                self.adoption.asked(message)
 
     def delivered(self, now: float, to: PeerId, message: Message) -> None:
         """The transport has handed over the whole of a bulky message; an offer's stream stays open
         for seals."""
         pending = self._pending_of(message)
         if pending and pending.sent_to == to:
-            self.offering.delivered(now, pending)
+            self.offers.delivered(now, pending)
 
     def undelivered(self, now: float, to: PeerId, message: Message) -> None:
         """The transport could not deliver a message, or its stream broke before the answer."""
         pending = self._pending_of(message)
         if pending and pending.sent_to == to:
-            pending.delivered, pending.resend_at = False, now + self.books.policies.timing.beat_s
+            pending.delivered, pending.resend_at = False, now + self.state.policies.timing.beat_s
         elif isinstance(message, Want):
-            self.books.wants.pop(message.fragment, None)
-            if self.books.switch and self.books.switch.peer == to:
-                self.books.switch = None
+            self.state.wants.pop(message.fragment, None)
+            if self.state.switch and self.state.switch.peer == to:
+                self.state.switch = None
             self._check_joined(now)
 
     def _pending_of(self, message: Message) -> Pending | None:
-        if not isinstance(message, Offer) or not self.books.fragments or not message.steps:
+        if not isinstance(message, Offer) or not self.state.fragments or not message.steps:
             return None
-        pending = self.books.fragments[message.fragment].pending
+        pending = self.state.fragments[message.fragment].pending
         return (
             pending
             if pending and (pending.claim, pending.seq) == (message.claim, message.seq)
@@ -378,115 +388,117 @@ class Syncer:
 
     def _on_beat(self, now: float, beat: Beat) -> None:
         if beat.ping:
-            self.books.emit(Send(beat.peer, self._make_beat(pong=beat.ping)))
-        if 0 < beat.pong == self.books.ping:  # who was never asked has not answered
-            self.books.answered.add(beat.peer)
-        known = self.books.roster.find(beat.peer)
-        strange = known is None or known.beat is None or known.beat.genesis != self.books.genesis
-        peer = self.books.roster.hear(now, self._comparable(beat))
+            self.state.emit(Send(beat.peer, self._make_beat(pong=beat.ping)))
+        if 0 < beat.pong == self.state.ping:  # who was never asked has not answered
+            self.state.answered.add(beat.peer)
+        known = self.state.roster.find(beat.peer)
+        was_unknown = (
+            known is None or known.beat is None or known.beat.genesis != self.state.genesis
+        )
+        peer = self.state.roster.hear(now, self._comparable(beat))
         if peer is None or peer.beat is None:
             return
         beat = peer.beat
-        self.books.roster.gossip(now, beat.roster)
-        if not self.books.fragments or not beat.genesis or not beat.reports:
+        self.state.roster.gossip(now, beat.roster)
+        if not self.state.fragments or not beat.genesis or not beat.reports:
             return
-        self.starting.heard(beat)
-        self.adopting.compare(now, beat)
-        for fragment, report in zip(self.books.fragments, beat.reports, strict=False):
+        self.joining.heard(beat)
+        self.adoption.compare(now, beat)
+        for fragment, report in zip(self.state.fragments, beat.reports, strict=False):
             pending = fragment.pending
             if (
                 pending
                 and pending.sent_to == beat.peer
-                and (self.books.me, pending.seq) in report.held
+                and (self.state.me, pending.seq) in report.held
             ):
-                pending.delivered, pending.resend_at = True, now + self.offering.patience(pending)
+                pending.delivered, pending.resend_at = True, now + self.offers.patience(pending)
             elif (
                 pending
                 and pending.sent_to == beat.peer
-                and strange
-                and beat.genesis == self.books.genesis
+                and was_unknown
+                and beat.genesis == self.state.genesis
             ):
                 # what reached it before it took our model over, it did not keep
                 pending.resend_at = now
-                self.offering.resend(now, fragment)
-            self.sealing.poll(now, fragment.fragment)
+                self.offers.resend(now, fragment)
+            self.sealer.poll(now, fragment.fragment)
         self._check_joined(now)
 
     def _comparable(self, beat: Beat) -> Beat:
         """The beat without fragments that are another group there than here; as if the peer did not
         have them."""
-        pairs = zip(self.books.groups, beat.reports, strict=False)
+        pairs = zip(self.state.groups, beat.reports, strict=False)
         other = next((p for p, (group, report) in enumerate(pairs) if group != report.group), None)
         if other is None:
             return beat
-        if beat.peer not in self._told:
-            self._told.add(beat.peer)
-            self.books.fault(
+        if beat.peer not in self._reported_groups:
+            self._reported_groups.add(beat.peer)
+            self.state.fault(
                 f"{beat.peer.name} has added another group: fragment {other} is not merged with it"
             )
         return replace(beat, reports=beat.reports[:other])
 
     def tick(self, now: float) -> None:
         """Time passed."""
-        for id in self.books.roster.expire(now):
-            self.books.emit(describe(id, "evicted"))
+        for id in self.state.roster.expire(now):
+            self.state.emit(describe(id, "evicted"))
         if now >= self._beat_at:
             self._beat(now)
-        self.books.wake_at = NEVER
-        if not self.books.fragments:
+        self.state.wake_at = NEVER
+        if not self.state.fragments:
             return
-        if self.books.joined and self.books.roster.alone:
-            self.books.solo = True
-        self.adopting.expire(now)
-        for fragment in self.books.fragments:
-            self.offering.resend(now, fragment)
-            self.sealing.poll(now, fragment.fragment)
+        if self.state.joined and self.state.roster.alone:
+            self.state.solo = True
+        self.adoption.expire(now)
+        for fragment in self.state.fragments:
+            self.offers.resend(now, fragment)
+            self.sealer.poll(now, fragment.fragment)
         self._check_joined(now)
 
     # ── beats and comparison of lineages ──────────────────────────────────────────────────────────
 
     def _beat(self, now: float) -> None:
-        self._beat_at = now + self.books.policies.timing.beat_s
-        if self.books.closed:
+        self._beat_at = now + self.state.policies.timing.beat_s
+        if self.state.closed:
             return
         self._broadcasts += 1
-        self.watching.review(now)
+        self.stragglers.review(now)
         # At rest we ask again with every beat: a peer may have linked since, or an answer been
         # lost.
-        beat = self._make_beat(ping=self.books.ping if self.books.resting else 0)
-        self.books.roster.broadcast(beat.count)
-        for id in self.books.roster.audience(self._broadcasts):
-            self.books.emit(Send(id, beat))
+        beat = self._make_beat(ping=self.state.ping if self.state.resting else 0)
+        self.state.roster.broadcast(beat.count)
+        for id in self.state.roster.audience(self._broadcasts):
+            self.state.emit(Send(id, beat))
 
     def _make_beat(self, ping: int = 0, pong: int = 0) -> Beat:
-        books = self.books
+        state = self.state
         self._beats += 1
         reports = tuple(
-            Report(books.key(f), books.rounds[f.fragment].held(), group)
-            for f, group in zip(books.fragments, books.groups, strict=True)
+            Report(state.key(f), state.rounds[f.fragment].held(), group)
+            for f, group in zip(state.fragments, state.groups, strict=True)
         )
         return Beat(
-            books.me,
-            books.roster.address,
+            state.me,
+            state.roster.address,
             self._beats,
-            books.totals.step,
-            books.totals.tokens,
-            books.step_s,
-            books.joined,
-            books.genesis,
+            state.totals.step,
+            state.totals.tokens,
+            state.step_s,
+            state.joined,
+            state.genesis,
             reports,
-            books.roster.rumors(),
+            state.roster.rumors(),
             ping,
             pong,
-            books.position,
-            self.watching.levels(),
+            state.position,
+            self.stragglers.levels(),
         )
 
     def _poll_all(self, now: float) -> None:
-        for fragment in self.books.fragments:
-            self.offering.resend(now, fragment)
-            self.sealing.poll(now, fragment.fragment)
+        for fragment in self.state.fragments:
+            self.offers.resend(now, fragment)
+            self.sealer.poll(now, fragment.fragment)
 
     def _check_joined(self, now: float) -> None:
-        if self.starting.check_joined(now):
+        if self.joining.check_joined(now):
             self._beat(now)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mend_optim.engine.adoption import Adopting
+from mend_optim.engine.adoption import Adoption
 from mend_optim.engine.effects import Reoffer
-from mend_optim.engine.ledger import Event, taken_record
+from mend_optim.engine.ledger import Event, whole_anchor_record
 from mend_optim.engine.progress import NEVER, Motion, Progress, Standing, Totals
 from mend_optim.engine.round import Round
-from mend_optim.engine.state import Books
+from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat
 
@@ -36,11 +36,11 @@ class Resumed(NamedTuple):
     intact: bool = True
 
 
-class Starting:
+class Joining:
     """A learner between `begin` and `joined`."""
 
-    def __init__(self, books: Books, adopting: Adopting) -> None:
-        self.books, self.adopting = books, adopting
+    def __init__(self, state: EngineState, adoption: Adoption) -> None:
+        self.state, self.adoption = state, adoption
         self._join_by = NEVER
         self._met_at: dict[PeerId, int] = {}  # the position of each when we first heard of it
 
@@ -49,35 +49,37 @@ class Starting:
     ) -> None:
         """With first weights of this digest, or where a checkpoint stood. `groups`: see
         `Report`."""
-        books, schedule = self.books, self.books.policies.schedule
-        me, lineage, turns = books.me, Lineage.fresh(genesis), schedule.fragments
-        marks = [schedule.first_mark(p) if p < turns else 0 for p in range(len(groups))]
-        books.fragments, books.groups = (
-            [Progress(me, p, lineage, mark) for p, mark in enumerate(marks)],
+        state, schedule = self.state, self.state.policies.schedule
+        me, lineage, turns = state.me, Lineage.fresh(genesis), schedule.fragments
+        cycle_starts = [
+            schedule.first_cycle_start(p) if p < turns else 0 for p in range(len(groups))
+        ]
+        state.fragments, state.groups = (
+            [Progress(me, p, lineage, cycle_start) for p, cycle_start in enumerate(cycle_starts)],
             groups,
         )
         if resumed:
             self._resume(resumed)
-        books.rounds = [Round(p) for p in range(len(books.fragments))]
-        books.seals = [None] * len(books.fragments)
-        books.genesis = books.fragments[0].lineage.genesis
-        self._join_by = now + books.policies.timing.join_timeout_s
-        for peer in books.roster.peers.values():
+        state.rounds = [Round(p) for p in range(len(state.fragments))]
+        state.seals = [None] * len(state.fragments)
+        state.genesis = state.fragments[0].lineage.genesis
+        self._join_by = now + state.policies.timing.join_timeout_s
+        for peer in state.roster.peers.values():
             if peer.beat:
                 self.heard(peer.beat)
-        if books.policies.stranger:
-            books.emit(Event("unknown", UNKNOWN.format(books.policies.stranger)))
-        if books.policies.unclosed:
-            books.emit(Event("unclosed", UNCLOSED.format(books.policies.unclosed)))
+        if state.policies.unknown_optimizer:
+            state.emit(Event("unknown", UNKNOWN.format(state.policies.unknown_optimizer)))
+        if state.policies.unflushed_merge:
+            state.emit(Event("unclosed", UNCLOSED.format(state.policies.unflushed_merge)))
 
     def _resume(self, resumed: Resumed) -> None:
-        books, totals = self.books, Totals(resumed.totals.step, resumed.totals.tokens)
-        books.totals, books.head_start = totals, resumed.head_start
+        state, totals = self.state, Totals(resumed.totals.step, resumed.totals.tokens)
+        state.totals, state.head_start = totals, resumed.head_start
         # else the anchor is what it was, whatever was trained since
-        books.solo = not resumed.standings
+        state.solo = not resumed.standings
         # all that was trained is in the weights, and no offer of it on its way
         if not resumed.standings:
-            for fragment in books.fragments:
+            for fragment in state.fragments:
                 genesis = fragment.lineage.genesis
                 if resumed.intact:
                     fragment.lineage = Lineage(
@@ -85,21 +87,21 @@ class Starting:
                     )
                 else:  # weights that nobody trained: first weights
                     fragment.dropped_tokens = totals.tokens
-                fragment.banked, fragment.mark = (
+                fragment.settled, fragment.cycle_start = (
                     Totals(totals.step, totals.tokens),
-                    totals.step + fragment.mark,
+                    totals.step + fragment.cycle_start,
                 )
         for p, standing in enumerate(resumed.standings):
-            fragment = books.fragments[p] = Progress.resumed(books.me, p, standing, totals)
-            books.record(
-                taken_record(
+            fragment = state.fragments[p] = Progress.resumed(state.me, p, standing, totals)
+            state.record(
+                whole_anchor_record(
                     p, Lineage.fresh(standing.lineage.genesis), standing.lineage, "restored"
                 )
             )
             if fragment.pending:
                 fragment.motion = Motion.SNAPSHOT
-                books.work(Reoffer(p, fragment.pending.seq, fragment.pending.closing))
-        unmerged = max(f.unmerged(totals).tokens for f in books.fragments)
+                state.work(Reoffer(p, fragment.pending.seq, fragment.pending.flush))
+        unmerged = max(f.unmerged(totals).tokens for f in state.fragments)
         what = DROP if resumed.standings else ANEW
         what = f"{unmerged} tokens not merged yet" if resumed.intact else what
         facts = {
@@ -108,45 +110,45 @@ class Starting:
             "unmerged_tokens": unmerged,
             "intact": resumed.intact,
         }
-        books.emit(Event("restored", f"restored at step {totals.step}, {what}", facts))
+        state.emit(Event("restored", f"restored at step {totals.step}, {what}", facts))
 
     def heard(self, beat: Beat) -> None:
         """Where a peer was when we began: what those that start with us have stepped since is no
         head start."""
-        if beat.genesis and self.books.fragments and not self.books.joined:
+        if beat.genesis and self.state.fragments and not self.state.joined:
             self._met_at.setdefault(beat.peer, beat.position)
 
     def check_joined(self, now: float) -> bool:
         """Joined: everyone the user named is here (or somebody is training already, or nobody came
         in time), and nobody has a greater anchor. Whether that is so since just now."""
-        if self.books.joined or not self.books.fragments:
+        if self.state.joined or not self.state.fragments:
             return False
-        beats = [p.beat for p in self.books.roster.peers.values() if p.beat and not p.suspected]
+        beats = [p.beat for p in self.state.roster.peers.values() if p.beat and not p.suspected]
         here = {beat.peer for beat in beats if beat.genesis}
-        everyone = not self.books.seeds.missing and all(
-            peer in here for peer in self.books.seeds.peers()
+        everyone = not self.state.seeds.missing and all(
+            peer in here for peer in self.state.seeds.peers()
         )
         found = everyone or any(beat.training for beat in beats)
-        moving = any(f.motion is not Motion.STILL for f in self.books.fragments)
-        fetching = bool(self.books.wants) or self.books.switch is not None or moving
+        moving = any(f.motion is not Motion.STILL for f in self.state.fragments)
+        fetching = bool(self.state.wants) or self.state.switch is not None or moving
         # Those that start with us must have our weights before anybody steps away from them.
-        agreed = all(beat.training or beat.genesis in (b"", self.books.genesis) for beat in beats)
+        agreed = all(beat.training or beat.genesis in (b"", self.state.genesis) for beat in beats)
         if fetching or not (
-            now >= self._join_by or (found and agreed and not self.adopting.outdone(beats))
+            now >= self._join_by or (found and agreed and not self.adoption.outdone(beats))
         ):
             return False
-        self.books.joined = True
-        self.books.solo = not any(beat.genesis == self.books.genesis for beat in beats)
-        missing, refused = self.books.seeds.missing, sorted(self.books.seeds.refused)
+        self.state.joined = True
+        self.state.solo = not any(beat.genesis == self.state.genesis for beat in beats)
+        missing, refused = self.state.seeds.missing, sorted(self.state.seeds.refused)
         sought = [*missing, *refused]
-        step = self.books.catch_up_position(max(self._met_at.values(), default=0))
-        tokens = self.books.cluster_tokens()
+        step = self.state.catch_up_position(max(self._met_at.values(), default=0))
+        tokens = self.state.cluster_tokens()
         facts = {"missing": sought, "step": step, "tokens": tokens}
         without = ", ".join([*missing, *(f"{address} (refused)" for address in refused)])
         if sought and not here:
             text = f"nobody to train with at {without}: training alone, still looking"
-            self.books.emit(Event("alone", text, facts))
+            self.state.emit(Event("alone", text, facts))
         else:
             text = f"joined at position {step}" + (f", without {without}" if sought else "")
-            self.books.emit(Event("joined", text, facts))
+            self.state.emit(Event("joined", text, facts))
         return True

@@ -105,7 +105,7 @@ def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRe
     )
 
 
-def taken_record(
+def whole_anchor_record(
     fragment: int,
     old: Lineage,
     new: Lineage,

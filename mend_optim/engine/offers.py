@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from mend_optim.engine.effects import Send
 from mend_optim.engine.progress import NEVER, Pending, Progress
-from mend_optim.engine.state import Books
-from mend_optim.engine.stragglers import Watching
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Offer, nbytes
 
 
-class Offering:
+class Offers:
     """What a learner does about its own offers."""
 
-    def __init__(self, books: Books, watching: Watching) -> None:
-        self.books, self.watching = books, watching
+    def __init__(self, state: EngineState, stragglers: Stragglers) -> None:
+        self.state, self.stragglers = state, stragglers
 
     def send_offer(self, now: float, fragment: Progress, to: PeerId | None) -> None:
         """Send the pending offer to `to` if it is live, else to the fragment's sealer; nobody to
@@ -25,8 +25,8 @@ class Offering:
         pending = fragment.pending
         if pending is None or pending.offer is None:
             return
-        peer = self.books.roster.find(to) if to else None
-        target = to if peer and not peer.suspected else self.books.roster.sealer(fragment.fragment)
+        peer = self.state.roster.find(to) if to else None
+        target = to if peer and not peer.suspected else self.state.roster.sealer(fragment.fragment)
         pending.sent_to, pending.sent_at, pending.delivered, pending.resend_at = (
             target,
             now,
@@ -34,8 +34,8 @@ class Offering:
             NEVER,
         )
         if target is not None:
-            pending.delivered = target == self.books.me
-            self.books.emit(
+            pending.delivered = target == self.state.me
+            self.state.emit(
                 Send(target, replace(pending.offer, key=fragment.lineage.key, due=pending.due))
             )
 
@@ -43,11 +43,11 @@ class Offering:
         """Offer again if whoever has the offer died, lost it, or runs the fragment's rounds no
         more."""
         pending = fragment.pending
-        if pending is None or pending.offer is None or self.books.solo:
+        if pending is None or pending.offer is None or self.state.solo:
             return
-        peer = self.books.roster.find(pending.sent_to) if pending.sent_to else None
-        live = pending.sent_to == self.books.me or (peer is not None and not peer.suspected)
-        moved = self.books.roster.sealer(fragment.fragment) != pending.sent_to and (
+        peer = self.state.roster.find(pending.sent_to) if pending.sent_to else None
+        live = pending.sent_to == self.state.me or (peer is not None and not peer.suspected)
+        moved = self.state.roster.sealer(fragment.fragment) != pending.sent_to and (
             pending.delivered or not live
         )
         if not live or moved or now >= pending.resend_at:
@@ -62,15 +62,15 @@ class Offering:
             nbytes(pending.offer.sections),
             now - pending.sent_at,
         )
-        self.watching.delivered(took, size)
+        self.stragglers.delivered(took, size)
         longer = sum(4 * packet.numel for packet in packets) / max(1, size)
-        pending.seal_s = min(took * max(1.0, longer), self.books.policies.timing.round_timeout_s)
+        pending.seal_s = min(took * max(1.0, longer), self.state.policies.timing.round_timeout_s)
         pending.delivered, pending.resend_at = True, now + self.patience(pending)
 
     def heard(self, now: float, id: PeerId) -> None:
         """Bytes came from a peer, perhaps the seal of an offer that it has: in the meantime nothing
         is sent or asked for again."""
-        for fragment in self.books.fragments:
+        for fragment in self.state.fragments:
             pending = fragment.pending
             if pending and pending.sent_to == id:
                 if pending.delivered:
@@ -81,22 +81,22 @@ class Offering:
     def patience(self, pending: Pending) -> float:
         """How long a sealer's beats may not mention our offer before it counts as lost: the seal
         may be coming."""
-        rare = 1 + self.books.roster.size // FANOUT
-        return self.books.policies.timing.suspect_after_s * rare + pending.seal_s
+        rare = 1 + self.state.roster.size // FANOUT
+        return self.state.policies.timing.suspect_after_s * rare + pending.seal_s
 
-    def called(self, now: float, p: int, caller: PeerId) -> None:
+    def on_call(self, now: float, p: int, requested_by: PeerId) -> None:
         """The sealer asks for our offer: send the pending one, or make one at the end of this step;
         at rest, take part with nothing."""
-        fragment = self.books.fragments[p]
+        fragment = self.state.fragments[p]
         if fragment.pending:
-            if fragment.pending.offer and fragment.pending.sent_to != caller:
-                self.send_offer(now, fragment, caller)
-        elif self.books.resting and not self.books.owing(fragment):
+            if fragment.pending.offer and fragment.pending.sent_to != requested_by:
+                self.send_offer(now, fragment, requested_by)
+        elif self.state.resting and not self.state.has_unsent_work(fragment):
             key, again = (
                 fragment.lineage.key,
-                fragment.weight if self.books.policies.stays else (0, 0),
+                fragment.weight if self.state.policies.residual_in_weights else (0, 0),
             )
-            empty = Offer(self.books.me, p, 0, 0, 0, self.books.genesis, key, False, again=again)
-            self.books.emit(Send(caller, empty))
-        elif not self.books.policies.schedule.lockstep:
-            fragment.called, fragment.caller = True, caller
+            empty = Offer(self.state.me, p, 0, 0, 0, self.state.genesis, key, False, again=again)
+            self.state.emit(Send(requested_by, empty))
+        elif not self.state.policies.schedule.lockstep:
+            fragment.offer_requested, fragment.requested_by = True, requested_by

@@ -25,10 +25,10 @@ class Policies:
     failslow: FailSlow | None = FailSlow()
     moments: tuple[Moment, ...] = ()
     periods: MomentSchedule | None = None
-    stranger: str = ""  # an optimizer whose moments nobody knows
+    unknown_optimizer: str = ""  # an optimizer whose moments nobody knows
     # whether something stays in the weights (see `Codec`) that is to be merged at rest
-    stays: bool = False
-    unclosed: str = ""  # the merge that cannot
+    residual_in_weights: bool = False
+    unflushed_merge: str = ""  # the merge that cannot
 
     def due(self, version: int) -> tuple[str, ...]:
         """The moments that a round averages whose seal makes this version."""

@@ -3,8 +3,8 @@ awaits adoption.
 
 A learner has at most one pending offer per fragment, and keeps it, same sequence number and same
 bytes, until some anchor has merged it. Progress trained after its snapshot travels in the next
-offer. So everything up to `banked` is settled, the pending offer holds exactly what follows, and no
-seal met later can contain work that is also still to be offered."""
+offer. So everything up to `settled` is settled, the pending offer holds exactly what follows, and
+no seal met later can contain work that is also still to be offered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.superseded import Share
+from mend_optim.engine.superseded import SupersededAccount
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId
 from mend_optim.protocol.messages import Offer, Seal, Sections, State
 
@@ -33,7 +33,7 @@ class Motion(Enum):
 class Pending:
     """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was
     sent. `follows`: see `Offer`; `earlier`: (seq, follows) of the same work on anchors of other
-    branches; `seal_s`: how long its seal may be on its way, by how long the offer was; `closing`:
+    branches; `seal_s`: how long its seal may be on its way, by how long the offer was; `flush`:
     made at rest, with what encodings before have lost; `again`: see `Offer`."""
 
     claim: Claim
@@ -49,7 +49,7 @@ class Pending:
     delivered: bool = False
     resend_at: float = NEVER
     missed: bool = False
-    closing: bool = False
+    flush: bool = False
     follows: int = 0
     again: tuple[int, int] = (0, 0)
     earlier: tuple[tuple[int, int], ...] = ()
@@ -75,49 +75,53 @@ class Standing:
 
     lineage: Lineage
     claim: Claim
-    mark: int
-    banked: Totals
+    cycle_start: int
+    settled: Totals
     dropped_tokens: int
     pending: Pending | None
-    untaken: bool
+    correction_pending: bool
     adopt_at: int | None
     averaged: Mapping[str, int] = field(default_factory=dict)
     last: Totals = field(default_factory=Totals)
-    owes: bool = False
+    has_unsent_residual: bool = False
 
 
 class Progress:
     """One fragment of one learner. Tokens: trained = banked (merged or dropped) + unmerged."""
 
-    def __init__(self, me: PeerId, fragment: int, lineage: Lineage, mark: int) -> None:
-        self.me, self.fragment, self.lineage, self.mark = me, fragment, lineage, mark
-        self.banked = Totals()
+    def __init__(self, me: PeerId, fragment: int, lineage: Lineage, cycle_start: int) -> None:
+        self.me, self.fragment, self.lineage, self.cycle_start = me, fragment, lineage, cycle_start
+        self.settled = Totals()
         self.dropped_tokens = 0
-        self.share = Share()
+        self.share = SupersededAccount()
         self.seq = 0
         # unmerged work that came with a checkpoint, in no offer yet
         self.inherited: Claim | None = None
-        self.heir_of: Claim | None = None  # whose encodings lost what came with a checkpoint
+        self.restored_from: Claim | None = None  # whose encodings lost what came with a checkpoint
         self.pending: Pending | None = None
         self.motion = Motion.STILL
-        self.stash: Seal | State | None = None
-        self.untaken = False
+        self.deferred_news: Seal | State | None = None
+        self.correction_pending = False
         self.adopt_at: int | None = None
-        self.called = False
-        self.caller: PeerId | None = None
+        self.offer_requested = False
+        self.requested_by: PeerId | None = None
         self.behind_since: float | None = None
         # by order of moment: the last version that averaged ours
         self.averaged: dict[str, int] = {}
         # what our last merged work weighed by, unless rounds have gone on without us since
         self.last = Totals()
-        self.owes = False  # whether what its encoding lost is in no offer yet
+        self.has_unsent_residual = False  # whether what its encoding lost is in no offer yet
 
     def standing(self) -> Standing:
         """What to keep of it. A copy that is not Δ yet, and an anchor that is still moving, count
         as not begun."""
-        claim, pending, owes = self.claim, self.pending, self.owes
+        claim, pending, has_unsent_residual = self.claim, self.pending, self.has_unsent_residual
         if pending and pending.offer is None and self.motion is Motion.SNAPSHOT:
-            claim, owes, pending = pending.claim, owes or pending.closing, None
+            claim, has_unsent_residual, pending = (
+                pending.claim,
+                has_unsent_residual or pending.flush,
+                None,
+            )
         kept = pending
         if pending:
             kept = replace(
@@ -132,62 +136,65 @@ class Progress:
         return Standing(
             self.lineage,
             claim,
-            self.mark,
-            self.banked,
+            self.cycle_start,
+            self.settled,
             self.dropped_tokens,
             kept,
-            self.untaken,
+            self.correction_pending,
             self.adopt_at,
             dict(self.averaged),
             self.last,
-            owes,
+            has_unsent_residual,
         )
 
     @classmethod
     def resumed(cls, me: PeerId, fragment: int, standing: Standing, totals: Totals) -> Progress:
         """The progress of `me`, a new incarnation, which goes on where a checkpoint stood."""
-        progress = cls(me, fragment, standing.lineage, standing.mark)
-        progress.banked, progress.dropped_tokens = standing.banked, standing.dropped_tokens
+        progress = cls(me, fragment, standing.lineage, standing.cycle_start)
+        progress.settled, progress.dropped_tokens = standing.settled, standing.dropped_tokens
         progress.pending = replace(standing.pending) if standing.pending else None
-        progress.untaken, progress.adopt_at = standing.untaken, standing.adopt_at
+        progress.correction_pending, progress.adopt_at = (
+            standing.correction_pending,
+            standing.adopt_at,
+        )
         progress.averaged = dict(standing.averaged)
-        progress.last, progress.owes = standing.last, standing.owes
+        progress.last, progress.has_unsent_residual = standing.last, standing.has_unsent_residual
         offered = standing.pending.steps if standing.pending else 0
-        progress.heir_of = standing.claim
+        progress.restored_from = standing.claim
         if progress.unmerged(totals).step > offered:
             progress.inherited = standing.claim
         return progress
 
     def unmerged(self, totals: Totals) -> Totals:
         """Steps and tokens trained since the last settled snapshot."""
-        return Totals(totals.step - self.banked.step, totals.tokens - self.banked.tokens)
+        return Totals(totals.step - self.settled.step, totals.tokens - self.settled.tokens)
 
-    def wants_snapshot(self, totals: Totals, schedule: Schedule, closing: bool = False) -> bool:
+    def wants_snapshot(self, totals: Totals, schedule: Schedule, flush: bool = False) -> bool:
         """Due or called, with something to offer, nothing pending, and weights that rest on the
-        current anchor. `closing`: at rest, what was lost is something, too."""
-        if self.pending or self.untaken or self.motion is not Motion.STILL:
+        current anchor. `flush`: at rest, what was lost is something, too."""
+        if self.pending or self.correction_pending or self.motion is not Motion.STILL:
             return False
         if not self.unmerged(totals).step:
-            return closing and self.owes
-        return self.called or schedule.due(totals.step, self.mark)
+            return flush and self.has_unsent_residual
+        return self.offer_requested or schedule.due(totals.step, self.cycle_start)
 
-    def snapshot(self, totals: Totals, due: bool, closing: bool = False) -> Pending:
+    def snapshot(self, totals: Totals, due: bool, flush: bool = False) -> Pending:
         """The training thread copies the fragment now; everything unmerged goes into the next
         offer. Where that is just what encodings lost before a checkpoint, in the name of its
         author, whose own process may have offered it."""
         work = self.unmerged(totals)
         if not work.step:
-            self.inherited = self.inherited or self.heir_of
+            self.inherited = self.inherited or self.restored_from
         claim = self.claim
         if self.inherited:
             seq, self.inherited = self._past(claim), None
         else:
             seq = self.seq = self.seq + 1
-        self.motion, self.called = Motion.SNAPSHOT, False
+        self.motion, self.offer_requested = Motion.SNAPSHOT, False
         # What a long offer's encoding lost must not weigh as little as the few steps that it goes
         # with.
-        rest = closing and self.owes and self.weight > (work.tokens, work.step)
-        self.owes = self.owes and not closing
+        rest = flush and self.has_unsent_residual and self.weight > (work.tokens, work.step)
+        self.has_unsent_residual = self.has_unsent_residual and not flush
         follows = self.lineage.last_merged(claim.author)
         self.pending = Pending(
             claim,
@@ -196,7 +203,7 @@ class Progress:
             work.tokens,
             work.step,
             due,
-            closing=closing,
+            flush=flush,
             follows=follows,
             again=self.weight if rest else (0, 0),
         )
@@ -277,10 +284,10 @@ class Progress:
             return True
         return not lineage.admits(self.claim)
 
-    def outlived(self, lineage: Lineage) -> bool:
+    def source_moved_on(self, lineage: Lineage) -> bool:
         """Whether `lineage` has merged what the process of our checkpoint offered after it: with
         all that its encodings had lost until then."""
-        return self.heir_of is not None and not lineage.admits(self.heir_of)
+        return self.restored_from is not None and not lineage.admits(self.restored_from)
 
     @property
     def superseded_tokens(self) -> int:
@@ -295,12 +302,12 @@ class Progress:
             # trained till then, ours.
             if pending.claim.author != self.me and (pending.steps or self.inherited):
                 self.inherited = pending.claim
-            self.owes = self.owes or pending.closing
+            self.has_unsent_residual = self.has_unsent_residual or pending.flush
 
     def forget(self) -> None:
         """The weights have nothing of what our encodings lost any more: an anchor has it, or it is
         given up."""
-        self.owes = False
+        self.has_unsent_residual = False
 
     def _give_up(self) -> None:
         """The pending offer is sent no more: its work counts as dropped. An anchor that merges it
@@ -312,17 +319,17 @@ class Progress:
     def moved(
         self,
         lineage: Lineage,
-        mine: bool,
+        merged_own_offer: bool,
         totals: Totals,
         schedule: Schedule,
         replaced: bool = False,
     ) -> None:
-        """The anchor is now `lineage`; `mine` says that the pending offer is in it, `replaced` that
-        the weights become the anchor. The correction awaits the training thread."""
-        if replaced and not mine:
+        """The anchor is now `lineage`; `merged_own_offer` says that the pending offer is in it,
+        `replaced` that the weights become the anchor. The correction awaits the training thread."""
+        if replaced and not merged_own_offer:
             self._give_up()
-        went_on = lineage.tokens > self.lineage.tokens and not mine
-        self.motion, self.untaken, self.lineage, self.behind_since = (
+        went_on = lineage.tokens > self.lineage.tokens and not merged_own_offer
+        self.motion, self.correction_pending, self.lineage, self.behind_since = (
             Motion.STILL,
             True,
             lineage,
@@ -333,48 +340,54 @@ class Progress:
             order: min(version, lineage.version) for order, version in self.averaged.items()
         }
         pending = self.pending
-        if went_on and not (self.owes or pending):
+        if went_on and not (self.has_unsent_residual or pending):
             self.last = Totals()  # of what the encodings in these rounds lost, we have no share
-        ours = mine and pending is not None and pending.claim.author == self.me
+        ours = merged_own_offer and pending is not None and pending.claim.author == self.me
         # not by the checkpoint's own offer: its process may have made another
-        if ours or self.outlived(lineage):
-            self.heir_of = None  # what our encodings lose from now on is ours
-        if mine and pending:
+        if ours or self.source_moved_on(lineage):
+            self.restored_from = None  # what our encodings lose from now on is ours
+        if merged_own_offer and pending:
             self.share.add(pending.claim.author, pending.numbers, pending.tokens)
-            self.banked = Totals(
-                self.banked.step + pending.steps, self.banked.tokens + pending.tokens
+            self.settled = Totals(
+                self.settled.step + pending.steps, self.settled.tokens + pending.tokens
             )
             self.last = self.last if any(pending.again) else Totals(pending.steps, pending.tokens)
-            self.owes = not pending.closing
+            self.has_unsent_residual = not pending.flush
             self.pending = None
-            self.mark = totals.step if pending.missed else pending.step
-            self.called = self.called or (pending.missed and not schedule.lockstep)
+            self.cycle_start = totals.step if pending.missed else pending.step
+            self.offer_requested = self.offer_requested or (
+                pending.missed and not schedule.lockstep
+            )
             self.adopt_at = (
                 pending.step + schedule.adopt_after if schedule.adopt_after is not None else None
             )
         elif lineage.version:  # else these are but other first weights: no round was missed
             # In lockstep nobody is called: who is slower than the rounds would never come to a
             # boundary.
-            self.mark = (
-                totals.step if self.unmerged(totals).step and not schedule.lockstep else self.mark
+            self.cycle_start = (
+                totals.step
+                if self.unmerged(totals).step and not schedule.lockstep
+                else self.cycle_start
             )
             if pending:
                 pending.missed, pending.due = True, False
                 self._rebase(pending)
-                self.called = self.called or (self.pending is None and not schedule.lockstep)
+                self.offer_requested = self.offer_requested or (
+                    self.pending is None and not schedule.lockstep
+                )
         if replaced:
             self.adopt_at = None  # there is nothing to go on with until then
 
-    def taken(self, replace: bool, totals: Totals) -> int:
+    def correction_applied(self, replace: bool, totals: Totals) -> int:
         """The training thread applied the correction. Returns the tokens that a replacement
         dropped."""
-        self.untaken, self.adopt_at = False, None
+        self.correction_pending, self.adopt_at = False, None
         if not replace:
             return 0
         dropped = self.unmerged(totals)
-        self.banked, self.pending, self.inherited = Totals(totals.step, totals.tokens), None, None
+        self.settled, self.pending, self.inherited = Totals(totals.step, totals.tokens), None, None
         self.seq = max(self.seq, self.lineage.last_merged(self.me))
-        self.mark = totals.step if dropped.step else self.mark
+        self.cycle_start = totals.step if dropped.step else self.cycle_start
         self.dropped_tokens += dropped.tokens
         return dropped.tokens
 
@@ -403,7 +416,7 @@ class Progress:
         pending, follows, tokens = (
             self.pending,
             self.lineage.last_merged(self.me),
-            at.tokens - self.banked.tokens,
+            at.tokens - self.settled.tokens,
         )
         if pending:  # another branch may have merged just that
             self.share.add(pending.claim.author, pending.numbers, pending.tokens)
@@ -411,4 +424,8 @@ class Progress:
             tokens -= pending.tokens
         self.share.add(self.me, {self.seq: follows}, tokens)
         self.motion, self.lineage, self.pending, self.inherited = Motion.STILL, lineage, None, None
-        self.banked, self.called, self.owes = Totals(at.step, at.tokens), False, False
+        self.settled, self.offer_requested, self.has_unsent_residual = (
+            Totals(at.step, at.tokens),
+            False,
+            False,
+        )

@@ -54,11 +54,11 @@ class Schedule:
         bit."""
         return self.adopt_after is not None
 
-    def first_mark(self, fragment: int, step: int = 0) -> int:
+    def first_cycle_start(self, fragment: int, step: int = 0) -> int:
         """The mark that makes `fragment` due at `step + ⌊H (p+1) / P⌋`: staggered turns, the last
         one a full period on."""
         return step + self.sync_every * (fragment + 1) // self.fragments - self.sync_every
 
-    def due(self, step: int, mark: int) -> bool:
+    def due(self, step: int, cycle_start: int) -> bool:
         """Whether H inner steps have passed since the mark."""
-        return step - mark >= self.sync_every
+        return step - cycle_start >= self.sync_every

@@ -5,75 +5,75 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from mend_optim.engine.adoption import Adopting
+from mend_optim.engine.adoption import Adoption
 from mend_optim.engine.effects import EXCHANGE, PASS_ON, Done, Inspect, Merge, Send
 from mend_optim.engine.policies import weights
 from mend_optim.engine.progress import Motion, Progress
 from mend_optim.engine.round import Phase, Round
-from mend_optim.engine.state import Books
-from mend_optim.engine.stragglers import Watching
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import Peer
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Offer, Seal
 
 
-class Sealing:
+class Sealer:
     """What a learner does as the sealer of a fragment, and about offers that reach it."""
 
-    def __init__(self, books: Books, adopting: Adopting, watching: Watching) -> None:
-        self.books, self.adopting, self.watching = books, adopting, watching
+    def __init__(self, state: EngineState, adoption: Adoption, stragglers: Stragglers) -> None:
+        self.state, self.adoption, self.stragglers = state, adoption, stragglers
         self._inspecting: set[tuple[PeerId, int, int]] = set()  # (sender, fragment, seq)
 
     def on_offer(self, now: float, offer: Offer) -> None:
-        fragment, seal = self.books.fragments[offer.fragment], self.books.seals[offer.fragment]
-        if offer.genesis != self.books.genesis:
+        fragment, seal = self.state.fragments[offer.fragment], self.state.seals[offer.fragment]
+        if offer.genesis != self.state.genesis:
             return
-        self.adopting.catch_up(now, fragment, offer.key, offer.peer)
+        self.adoption.catch_up(now, fragment, offer.key, offer.peer)
         if seal and offer.steps and seal.place(offer.claim.author, offer.seq) is not None:
-            self.books.emit(Send(offer.peer, seal, EXCHANGE))
+            self.state.emit(Send(offer.peer, seal, EXCHANGE))
         ticket = (offer.peer, offer.fragment, offer.seq)
-        if ticket in self._inspecting or not self.books.rounds[offer.fragment].fresh(
+        if ticket in self._inspecting or not self.state.rounds[offer.fragment].fresh(
             offer, fragment.lineage
         ):
             return
-        if offer.steps and offer.peer != self.books.me:
+        if offer.steps and offer.peer != self.state.me:
             self._inspecting.add(ticket)
-            self.books.work(Inspect(offer))
+            self.state.work(Inspect(offer))
         else:
             self._admit(now, offer)
 
     def inspected(self, now: float, offer: Offer, done: Done) -> None:
         self._inspecting.discard((offer.peer, offer.fragment, offer.seq))
         if done.fault:
-            self.books.fault(f"offer {offer.seq} of {offer.peer.name} refused: {done.fault}")
-        elif self.books.rounds[offer.fragment].fresh(
-            offer, self.books.fragments[offer.fragment].lineage
+            self.state.fault(f"offer {offer.seq} of {offer.peer.name} refused: {done.fault}")
+        elif self.state.rounds[offer.fragment].fresh(
+            offer, self.state.fragments[offer.fragment].lineage
         ):
             self._admit(now, offer)
 
     def _admit(self, now: float, offer: Offer) -> None:
-        self.books.rounds[offer.fragment].add(offer)
+        self.state.rounds[offer.fragment].add(offer)
         self.poll(now, offer.fragment)
 
     def _expected(self, fragment: int) -> list[PeerId]:
         """Who takes part in a round: live peers that train this model (in lockstep all live peers),
         and us."""
-        lockstep = self.books.policies.schedule.lockstep
-        peers = [self.books.roster.find(id) for id in self.books.roster.alive()]
+        lockstep = self.state.policies.schedule.lockstep
+        peers = [self.state.roster.find(id) for id in self.state.roster.alive()]
         return [
-            self.books.me,
+            self.state.me,
             *(p.id for p in peers if p and p.has(fragment) and (lockstep or self._trains(p))),
         ]
 
     def _trains(self, peer: Peer) -> bool:
         return (
-            peer.beat is not None and peer.beat.training and peer.beat.genesis == self.books.genesis
+            peer.beat is not None and peer.beat.training and peer.beat.genesis == self.state.genesis
         )
 
     def _awaited(self, expected: Sequence[PeerId], needed: int) -> list[PeerId]:
         """Whom a round waits for: everybody but the failing, or as many of these as quorum needs,
         the least slow first."""
-        failing = self.watching.failing
+        failing = self.stragglers.failing
         healthy = [id for id in expected if id not in failing]
         slow = sorted(
             (id for id in expected if id in failing), key=lambda id: (failing[id].ratio, id)
@@ -83,34 +83,38 @@ class Sealing:
     def _step_s(self) -> float:
         """What an inner step takes: the learners' median."""
         beats = [
-            p.beat for p in self.books.roster.peers.values() if p.beat and p.beat.seconds_per_step
+            p.beat for p in self.state.roster.peers.values() if p.beat and p.beat.seconds_per_step
         ]
-        return median([self.books.step_s, *(b.seconds_per_step for b in beats)])
+        return median([self.state.step_s, *(b.seconds_per_step for b in beats)])
 
     def poll(self, now: float, p: int) -> None:
         """Run the fragment's round: launch, call, decide."""
-        fragment, round = self.books.fragments[p], self.books.rounds[p]
+        fragment, round = self.state.fragments[p], self.state.rounds[p]
         if (
             round.phase is Phase.MERGING
             or fragment.motion is Motion.MOVING
-            or self.books.founding
-            or self.books.switch
+            or self.state.founding
+            or self.state.switch
         ):
             return
-        if not self.books.joined or self.books.roster.sealer(p) != self.books.me or fragment.stash:
+        if (
+            not self.state.joined
+            or self.state.roster.sealer(p) != self.state.me
+            or fragment.deferred_news
+        ):
             if round.phase is Phase.CALLING:
                 round.void()
             self._pass_on(now, round)
             return
-        known_at = self.books.roster.known_at(started=fragment.lineage.version > 0)
+        known_at = self.state.roster.known_at(started=fragment.lineage.version > 0)
         if now < known_at:
-            self.books.wake_at = min(self.books.wake_at, known_at)
+            self.state.wake_at = min(self.state.wake_at, known_at)
             return
-        schedule, policies = self.books.policies.schedule, self.books.policies
+        schedule, policies = self.state.policies.schedule, self.state.policies
         expected, step_s, needed = (
             self._expected(p),
             self._step_s(),
-            policies.quorum.needed(self.books.roster.size),
+            policies.quorum.needed(self.state.roster.size),
         )
         # The least time between seals that leave somebody out: about H median steps.
         period_s = schedule.sync_every * step_s
@@ -121,8 +125,8 @@ class Sealing:
             round.call_at = round.launched_at = now
         if round.phase is Phase.WAITING:
             launch_at = round.sealed_at + interval
-            self.books.wake_at = (
-                min(self.books.wake_at, launch_at) if launch_at > now else self.books.wake_at
+            self.state.wake_at = (
+                min(self.state.wake_at, launch_at) if launch_at > now else self.state.wake_at
             )
             return
         self._call(now, round, expected)
@@ -142,67 +146,67 @@ class Sealing:
             shares = tuple(weights(policies.weighting, entries))
             moments = policies.due(fragment.lineage.version + 1)
             # at rest there may be no later round to take along what this loses
-            closing = alone or self.books.closing
-            self.books.work(Merge(p, fragment.lineage, offers, shares, moments, closing))
+            flush = alone or self.state.flush
+            self.state.work(Merge(p, fragment.lineage, offers, shares, moments, flush))
         elif decision.wake_at is not None:
-            self.books.wake_at = min(self.books.wake_at, decision.wake_at)
+            self.state.wake_at = min(self.state.wake_at, decision.wake_at)
 
     def _pass_on(self, now: float, round: Round) -> None:
         """Give the offers of those that are gone to who seals now: nobody else can."""
         if not round.inbox:
             return
-        roster, p = self.books.roster, round.fragment
-        sealer = roster.find(roster.sealer(p) or self.books.me)
+        roster, p = self.state.roster, round.fragment
+        sealer = roster.find(roster.sealer(p) or self.state.me)
         if sealer is None or now < round.pass_on_at:
             return
         held = sealer.beat.reports[p].held if sealer.beat and p < len(sealer.beat.reports) else ()
-        gone = sorted(set(round.inbox) - {self.books.me, *roster.alive()})
+        gone = sorted(set(round.inbox) - {self.state.me, *roster.alive()})
         for offer in [round.inbox[peer] for peer in gone]:
             if offer.steps and (offer.peer, offer.seq) not in held:
-                self.books.emit(Send(sealer.id, offer, PASS_ON))
-                round.pass_on_at = now + self.books.policies.timing.suspect_after_s
+                self.state.emit(Send(sealer.id, offer, PASS_ON))
+                round.pass_on_at = now + self.state.policies.timing.suspect_after_s
 
     def _must_catch_up(self, now: float, fragment: Progress) -> bool:
         """Whether a live peer has a greater anchor: what is merged on ours would cost the work in
         that one. Not for longer than a transfer may stand still: the peer may be unable to hand it
         over."""
-        if fragment.behind_since is None or not self.adopting.behind(fragment):
+        if fragment.behind_since is None or not self.adoption.behind(fragment):
             return False
-        until = fragment.behind_since + self.books.policies.timing.round_timeout_s
+        until = fragment.behind_since + self.state.policies.timing.round_timeout_s
         if now < until:
-            self.books.wake_at = min(self.books.wake_at, until)
+            self.state.wake_at = min(self.state.wake_at, until)
         return now < until
 
     def _call(self, now: float, round: Round, expected: Sequence[PeerId]) -> None:
         if now < round.call_at:
             return
-        round.call_at = now + self.books.policies.timing.beat_s
+        round.call_at = now + self.state.policies.timing.beat_s
         for peer in round.missing(expected):
-            self.books.emit(Send(peer, Call(self.books.me, round.fragment)))
+            self.state.emit(Send(peer, Call(self.state.me, round.fragment)))
 
     def merged(self, now: float, job: Merge, done: Done) -> None:
         p = job.fragment
-        fragment, round = self.books.fragments[p], self.books.rounds[p]
+        fragment, round = self.state.fragments[p], self.state.rounds[p]
         if (
             done.fault
             or fragment.lineage.key != job.base.key
             or fragment.motion is Motion.MOVING
-            or self.books.switch
-            or self.books.founding
+            or self.state.switch
+            or self.state.founding
         ):
             round.void()
             round.purge(fragment.lineage)
             # these offers do not go together: hold none of them, or they would be merged again at
             # once
             if done.fault:
-                self.books.fault(f"round of fragment {p} thrown away: {done.fault}")
+                self.state.fault(f"round of fragment {p} thrown away: {done.fault}")
                 round.inbox.clear()
             self.poll(now, p)
             return
         members = tuple(offer.entry for offer in job.offers)
         lineage = job.base.seal(members, done.digest)
         seal = Seal(
-            self.books.me,
+            self.state.me,
             p,
             job.base.digest,
             lineage.key,
@@ -213,15 +217,15 @@ class Sealing:
             done.digest,
             done.sections,
         )
-        audience = sorted(peer for peer in round.inbox if peer != self.books.me)
+        audience = sorted(peer for peer in round.inbox if peer != self.state.me)
         round.sealed(now)
-        self.books.seals[p] = seal
+        self.state.seals[p] = seal
         for peer in audience:
-            self.books.emit(Send(peer, seal, EXCHANGE))
-        self.adopting.take_seal(now, seal)
+            self.state.emit(Send(peer, seal, EXCHANGE))
+        self.adoption.take_seal(now, seal)
 
     def advanced(self, now: float, seal: Seal) -> None:
         """We have the anchor of this seal."""
-        if seal.sealer == self.books.me:
-            round = self.books.rounds[seal.fragment]
+        if seal.sealer == self.state.me:
+            round = self.state.rounds[seal.fragment]
             round.delays.sync_took(now - round.decided_at)

@@ -18,9 +18,9 @@ from mend_optim.protocol.messages import Message, Seal, State, Want
 RECORDS = 64
 
 
-class Books:
-    """State of one learner's engine; rules live in `syncer`, `adopting`, `offering` and
-    `sealing`."""
+class EngineState:
+    """State of one learner's engine; rules live in `syncer`, `adoption`, `offers` and
+    `sealer`."""
 
     def __init__(self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies) -> None:
         self.me, self.policies = me, policies
@@ -54,8 +54,8 @@ class Books:
         """One more fragment, of what is trained since `at`; the digest decides whose first weights
         all begin with."""
         p, lineage = len(self.fragments), Lineage(0, 0, digest, self.genesis)
-        progress = Progress(self.me, p, lineage, mark=at.step)
-        progress.banked = Totals(at.step, at.tokens)
+        progress = Progress(self.me, p, lineage, cycle_start=at.step)
+        progress.settled = Totals(at.step, at.tokens)
         self.fragments.append(progress)
         self.groups = groups
         self.rounds.append(Round(p))
@@ -80,13 +80,13 @@ class Books:
         self.emit(Event("round", text, {"round": record}))
 
     @property
-    def closing(self) -> bool:
+    def flush(self) -> bool:
         """Whether what we copy now is to carry what our encodings have lost, too."""
-        return self.resting and self.policies.stays
+        return self.resting and self.policies.residual_in_weights
 
-    def owing(self, fragment: Progress) -> bool:
+    def has_unsent_work(self, fragment: Progress) -> bool:
         """Whether, at rest, something of ours is in no anchor."""
-        lost = self.closing and fragment.owes
+        lost = self.flush and fragment.has_unsent_residual
         return lost or fragment.pending is not None or fragment.unmerged(self.totals).step > 0
 
     def key(self, fragment: Progress) -> Key:

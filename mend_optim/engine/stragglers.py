@@ -12,7 +12,7 @@ from statistics import median
 
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.progress import NEVER
-from mend_optim.engine.state import Books
+from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Pace, Verdict, Watch
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Level
@@ -22,12 +22,12 @@ STEPS = 9  # whose median is what an inner step takes: a pause among them is non
 SHARE = 0.1  # of a period: a link that takes less holds nobody up
 
 
-class Watching:
+class Stragglers:
     """One learner's clock on itself, and its eye on the others."""
 
-    def __init__(self, books: Books) -> None:
-        self.books = books
-        policy = books.policies.failslow
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
+        policy = state.policies.failslow
         self._watch = Watch(policy) if policy else None
         self._compute, self._link = Pace(), Pace(block=1, skip=0)
         self._steps: deque[float] = deque(maxlen=STEPS)
@@ -38,7 +38,7 @@ class Watching:
     def stepped(self, seconds: float, tokens: int) -> None:
         """An inner step on so many tokens took so long; nothing that this library did is in it."""
         self._steps.append(seconds)
-        self.books.step_s = median(self._steps)
+        self.state.step_s = median(self._steps)
         self._compute.add(seconds, tokens)
 
     def delivered(self, seconds: float, nbytes: int) -> None:
@@ -51,7 +51,7 @@ class Watching:
         found = []
         if self._compute.level:
             found.append((COMPUTE, self._compute.level))
-        period_s = self.books.policies.schedule.sync_every * self.books.step_s
+        period_s = self.state.policies.schedule.sync_every * self.state.step_s
         if self._link.level and self._sent_s >= SHARE * period_s:
             found.append((LINK, self._link.level))
         return tuple(found)
@@ -68,26 +68,26 @@ class Watching:
             return
         beats = [
             p.beat
-            for p in self.books.roster.peers.values()
-            if p.beat and p.beat.genesis == self.books.genesis
+            for p in self.state.roster.peers.values()
+            if p.beat and p.beat.genesis == self.state.genesis
         ]
         levels = {beat.peer: dict(beat.paces) for beat in beats if beat.paces}
-        levels[self.books.me] = dict(self.levels())
+        levels[self.state.me] = dict(self.levels())
         for kind, verdict in self._watch.judge(now, levels):
-            self.books.emit(_event(now, kind, verdict))
+            self.state.emit(_event(now, kind, verdict))
 
     def _count_live(self, now: float) -> None:
         """Say, once, that offers wait for a quorum that has not been there for long."""
-        roster, policies = self.books.roster, self.books.policies
+        roster, policies = self.state.roster, self.state.policies
         here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.size)
-        offers = any(fragment.pending for fragment in self.books.fragments)
-        if here >= needed or not offers or self.books.solo:
+        offers = any(fragment.pending for fragment in self.state.fragments)
+        if here >= needed or not offers or self.state.solo:
             self._short_since = None
         elif self._short_since is None:
             self._short_since = now
         elif now - self._short_since >= policies.timing.round_timeout_s:
             self._short_since = NEVER
-            self.books.emit(
+            self.state.emit(
                 Event("below_quorum", _SHORT.format(needed, here), {"here": here, "needed": needed})
             )
 

@@ -23,7 +23,7 @@ class Merged(NamedTuple):
     tokens: int
 
 
-class Share:
+class SupersededAccount:
     """Offers of ours that were merged, by (author, seq). An anchor that has one has the one it
     follows, too. An offer has several numbers if it waited on several branches, and no anchor has
     it under two of them."""

@@ -28,7 +28,7 @@ DRAGGED = 2  # usual blocks that a block may take
 SETTLE = 2  # times that a suspect, and the others, tell of later blocks before there is a verdict
 TINY = 1e-9
 
-Key = tuple[PeerId, str]  # whose, and by what cause
+Stream = tuple[PeerId, str]  # whose, and by what cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +216,9 @@ class Watch:
 
     def __init__(self, policy: FailSlow) -> None:
         self.policy = policy
-        self._verdicts: dict[Key, Verdict] = {}
+        self._verdicts: dict[Stream, Verdict] = {}
         # each one's `run`, and its changes since
-        self._suspects: dict[Key, dict[PeerId, tuple[int, int]]] = {}
+        self._suspects: dict[Stream, dict[PeerId, tuple[int, int]]] = {}
         self._at = -math.inf
 
     @property
@@ -240,22 +240,22 @@ class Watch:
             for cause, level in causes.items():
                 if is_sound(level):
                     streams.setdefault(cause, {})[peer] = level
-        told = {(peer, cause) for cause, stream in streams.items() for peer in stream}
+        observed = {(peer, cause) for cause, stream in streams.items() for peer in stream}
         passed, self._at = max(0.0, now - self._at), now
         self._verdicts = {
             key: verdict.after(passed)
             for key, verdict in self._verdicts.items()
             if key[0] in levels
         }
-        self._suspects = {key: runs for key, runs in self._suspects.items() if key in told}
+        self._suspects = {key: runs for key, runs in self._suspects.items() if key in observed}
         turns = (
             self._turn(now, key, streams.get(key[1], {}))
-            for key in sorted(told | set(self._verdicts))
+            for key in sorted(observed | set(self._verdicts))
         )
         return [turn for turn in turns if turn]
 
     def _turn(
-        self, now: float, key: Key, stream: Mapping[PeerId, Level]
+        self, now: float, key: Stream, stream: Mapping[PeerId, Level]
     ) -> tuple[str, Verdict] | None:
         slower, verdict = self._slower(key[0], stream), self._verdicts.get(key)
         if verdict is None:
@@ -269,9 +269,9 @@ class Watch:
             return "slow", self._verdicts[key]
         if not slower or slower.ratio < self.policy.recover:
             return "recovered", self._verdicts.pop(key)
-        told, costly = verdict.costly, verdict.lost_s >= self.policy.restart_s
+        observed, costly = verdict.costly, verdict.lost_s >= self.policy.restart_s
         self._verdicts[key] = replace(verdict, ratio=slower.ratio, costly=costly)
-        return ("costly", self._verdicts[key]) if costly and not told else None
+        return ("costly", self._verdicts[key]) if costly and not observed else None
 
     def _slower(self, peer: PeerId, stream: Mapping[PeerId, Level]) -> Slower | None:
         """None if there is nothing to say of the peer, or if it has not become slower: then
@@ -290,7 +290,7 @@ class Watch:
             and math.log(slower.ratio) >= policy.score * slower.doubt
         )
 
-    def _stays(self, key: Key, stream: Mapping[PeerId, Level]) -> bool:
+    def _stays(self, key: Stream, stream: Mapping[PeerId, Level]) -> bool:
         """Whether the suspect, and more than half of the others, have told enough since."""
         heard = self._suspects.setdefault(key, {})
         for peer, level in stream.items():

@@ -63,7 +63,7 @@ _KNOWN: dict[type, Callable[[Optimizer], tuple[Moment, ...]]] = {
 _NAMED = {"Lion": _lion}  # in many packages, in none of torch
 
 
-def known(inner: Optimizer, schedule: MomentSchedule) -> tuple[Moment, ...]:
+def known_moments(inner: Optimizer, schedule: MomentSchedule) -> tuple[Moment, ...]:
     """The moments of this optimizer: those that the schedule names, else by its class and the
     classes it is derived from; none of one that is not known. Raises `UsageError`."""
     for state in schedule.states:
@@ -76,7 +76,7 @@ def known(inner: Optimizer, schedule: MomentSchedule) -> tuple[Moment, ...]:
     return of(inner) if of else ()
 
 
-def strange(inner: Optimizer, schedule: MomentSchedule) -> bool:
+def is_unknown_optimizer(inner: Optimizer, schedule: MomentSchedule) -> bool:
     """Whether nobody knows what its moments are."""
     return not schedule.states and _of(inner) is None
 

@@ -130,13 +130,13 @@ def read(
     for place, tensor, decay, t in _find(moment, fragment, parameters, inner, steps):
         updates[place] = t
         seen = _seen(moment, decay, t)
-        room = out[fragment.offsets[place] : fragment.offsets[place + 1]].view(tensor.shape)
+        flat_part = out[fragment.offsets[place] : fragment.offsets[place + 1]].view(tensor.shape)
         if tensor.is_cuda:  # on the device: on the host it would have to wait for the copy
-            room.copy_(tensor.float() / seen, non_blocking=True)
+            flat_part.copy_(tensor.float() / seen, non_blocking=True)
         else:
-            room.copy_(tensor)
+            flat_part.copy_(tensor)
             if seen != 1:
-                room.div_(seen)
+                flat_part.div_(seen)
     for place, t in enumerate(updates):
         if not t:
             out[fragment.offsets[place] : fragment.offsets[place + 1]].zero_()
@@ -189,7 +189,7 @@ SLACK = 2.0  # for rounding in narrow dtypes
 
 
 @torch.no_grad()
-def restrain(
+def clip_first_moment(
     fragment: Fragment, parameters: Sequence[Tensor], inner: Optimizer, steps: int
 ) -> None:
     """|m| ≤ 2 κ √v: as far as Adam by itself gets (half of that, by Hölder's inequality).
@@ -273,7 +273,7 @@ def install(
             tensor.copy_(source * _seen(moment, decay, updated))
         count(state, group, updated)
         inner.state[parameter] = state
-    restrain(
+    clip_first_moment(
         fragment,
         parameters,
         inner,

@@ -243,12 +243,14 @@ class Level(NamedTuple):
     run: int
 
 
-PREFIX = "moment."
+MOMENT_PREFIX = "moment."
 
 
-def names(sections: Iterable[str]) -> frozenset[str]:
+def moment_names(sections: Iterable[str]) -> frozenset[str]:
     """The moments among the names of a message's sections."""
-    return frozenset(name.removeprefix(PREFIX) for name in sections if name.startswith(PREFIX))
+    return frozenset(
+        name.removeprefix(MOMENT_PREFIX) for name in sections if name.startswith(MOMENT_PREFIX)
+    )
 
 
 MERGED = "merged"

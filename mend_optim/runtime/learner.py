@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mend_optim.engine.boundaries import Readings
 from mend_optim.engine.effects import Done, Extend, Job, Send, Work
-from mend_optim.engine.engine import Syncer
+from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
 from mend_optim.errors import ClosedError, MendError
@@ -53,19 +53,19 @@ class Todo(NamedTuple):
     of its moments; `wait`: an anchor is due that has not come."""
 
     corrections: list[Correction]
-    wanted: dict[int, tuple[str, ...]]
+    fragments_to_copy: dict[int, tuple[str, ...]]
     founding: bool
     wait: bool
 
 
-class MergeThread:
+class Learner:
     """One learner's engine, worker and place on the network. It is the transport's `Handler`."""
 
     def __init__(
         self,
-        engine: Callable[[float], Syncer],
+        engine: Callable[[float], Engine],
         hello: Callable[[str], Hello],
-        transport: Callable[[MergeThread], Transport],
+        transport: Callable[[Learner], Transport],
         ledger: Path | None,
         on_event: Callable[[Event], None] | None,
     ) -> None:
@@ -85,7 +85,7 @@ class MergeThread:
         self._hello = hello
         self._pid = os.getpid()
         self.engine = engine(time.monotonic())
-        self._ledger = LedgerFile(ledger, self.engine.books.me) if ledger else None
+        self._ledger = LedgerFile(ledger, self.engine.state.me) if ledger else None
         self.network = NetworkLoop.acquire()
         try:
             self.transport = transport(self)
@@ -93,12 +93,12 @@ class MergeThread:
         except BaseException:
             self.network.release()
             raise
-        self.engine.books.roster.address = self.address
+        self.engine.state.roster.address = self.address
         _open.add(self)
         # Last, so that no thread ever sees a half-made learner.
         self._worker = threading.Thread(target=self._work, name="mend-merge", daemon=True)
         self._worker.start()
-        self._poke()
+        self._schedule_flush()
 
     # ── the training thread ───────────────────────────────────────────────────────────────────────
 
@@ -112,42 +112,45 @@ class MergeThread:
             self._anchors = anchors
             self._mailbox.update({correction.fragment: correction for correction in corrections})
             self.engine.begin(time.monotonic(), genesis, anchors.layout.groups(), resumed)
-            self._pump()
-            self.condition.wait_for(lambda: self.engine.books.joined or self._over())
+            self._dispatch_effects()
+            self.condition.wait_for(lambda: self.engine.state.joined or self._over())
             return any(c.replace for c in self._mailbox.values())
 
     def stepped(self, tokens: int, seconds: float | None) -> None:
-        """One inner step was taken; `seconds`: see `Training.stepped`."""
+        """One inner step was taken; `seconds`: see `Boundaries.stepped`."""
         self.check()
         with self.mutex:
-            self.engine.training.stepped(tokens, seconds)
+            self.engine.boundaries.stepped(tokens, seconds)
 
     def take(self) -> Todo:
         """Take the corrections that are due, and reserve the fragments that are to be copied."""
         now = time.monotonic()
         with self.mutex:
-            ready = [p for p in self._mailbox if not self.engine.training.holds_back(p)]
+            ready = [p for p in self._mailbox if not self.engine.boundaries.holds_back(p)]
             corrections = [self._mailbox.pop(p) for p in ready]
             for correction in corrections:
-                self.engine.taken(now, correction.fragment, correction.replace)
-            founding = self.engine.training.founding
-            wanted = {p: self.engine.training.moments(p) for p in self.engine.training.wanted()}
-            if wanted and founding:
-                self.engine.training.reserve_all()
-            elif wanted:
-                for p in wanted:
-                    self.engine.training.reserve(p)
-            wait = self.engine.training.must_wait() and not self._over()
+                self.engine.correction_applied(now, correction.fragment, correction.replace)
+            founding = self.engine.boundaries.founding
+            fragments_to_copy = {
+                p: self.engine.boundaries.moments(p)
+                for p in self.engine.boundaries.fragments_to_copy()
+            }
+            if fragments_to_copy and founding:
+                self.engine.boundaries.reserve_all()
+            elif fragments_to_copy:
+                for p in fragments_to_copy:
+                    self.engine.boundaries.reserve(p)
+            wait = self.engine.boundaries.must_wait() and not self._over()
             if corrections:
-                self._pump()
-        return Todo(corrections, wanted, founding, wait)
+                self._dispatch_effects()
+        return Todo(corrections, fragments_to_copy, founding, wait)
 
     def submit(self, p: int, tensor: Tensor, moments: Readings, ready: Ready) -> None:
         """The copy of fragment `p` is made, or under way until `ready`."""
         with self.mutex:
             self._jobs.put(ready)
-            self.engine.training.snapshot(p, tensor, moments)
-            self._pump()
+            self.engine.boundaries.snapshot(p, tensor, moments)
+            self._dispatch_effects()
 
     def submit_all(
         self, tensors: tuple[Tensor, ...], moments: tuple[Readings, ...], ready: Ready
@@ -155,21 +158,21 @@ class MergeThread:
         """The copies of all fragments, to found anchors."""
         with self.mutex:
             self._jobs.put(ready)
-            self.engine.training.found(tensors, moments)
-            self._pump()
+            self.engine.boundaries.found(tensors, moments)
+            self._dispatch_effects()
 
     def extend(self, layout: Layout, tensor: Tensor, ready: Ready, at: tuple[int, int]) -> None:
         """A group was added, whose parameters are `tensor`."""
         with self.mutex:
             self._jobs.put(ready)
-            self.engine.books.work(Extend(layout, tensor, at, layout.groups()))
-            self._pump()
+            self.engine.state.work(Extend(layout, tensor, at, layout.groups()))
+            self._dispatch_effects()
 
     def tell(self, event: Event) -> None:
         """Of something that only the training thread can see."""
         with self.mutex:
-            self.engine.books.emit(event)
-            self._pump()
+            self.engine.state.emit(event)
+            self._dispatch_effects()
 
     def wait(self, news: Callable[[], bool], timeout_s: float) -> bool:
         """Wait on the engine until `news`; False if it does not come in time."""
@@ -178,31 +181,31 @@ class MergeThread:
 
     def deliverable(self) -> bool:
         """Whether `take` would find something to do. Called with the mutex held."""
-        return bool(self._mailbox) or not self.engine.training.must_wait()
+        return bool(self._mailbox) or not self.engine.boundaries.must_wait()
 
     def release(self, fragments: Iterable[int]) -> None:
         with self.mutex:  # the copies that `take` asked for were not made
-            self.engine.training.release(fragments)
+            self.engine.boundaries.release(fragments)
 
     def give_up(self) -> None:
         """The anchor that `take` said to wait for did not come in time."""
         with self.mutex:
-            self.engine.training.waited_out()
+            self.engine.boundaries.waited_out()
 
     def news(self) -> bool:
         """Whether `take` has something for a training thread at rest. Called with the mutex
         held."""
         return (
             bool(self._mailbox)
-            or bool(self.engine.training.wanted())
-            or self.engine.training.settled()
+            or bool(self.engine.boundaries.fragments_to_copy())
+            or self.engine.boundaries.settled()
         )
 
     def rest(self) -> None:
         """The training thread stops stepping to synchronize."""
         with self.mutex:
             self.engine.rest(time.monotonic())
-            self._pump()
+            self._dispatch_effects()
 
     def anchors(self) -> list[Tensor]:
         """Copies of all anchors."""
@@ -281,11 +284,11 @@ class MergeThread:
 
     def _finish(self, job: Job, done: Done) -> None:
         self.engine.finished(time.monotonic(), job, done)
-        self._pump()
+        self._dispatch_effects()
 
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
 
-    def _pump(self) -> None:
+    def _dispatch_effects(self) -> None:
         """Hand out what the engine wants done. Called with the mutex held; nothing here blocks."""
         for effect in self.engine.drain(time.monotonic()):
             if isinstance(effect, Send):
@@ -293,11 +296,11 @@ class MergeThread:
             elif isinstance(effect, Work):
                 self._jobs.put(lambda job=effect.job: self._perform(job))  # type: ignore[misc]
             else:
-                self._jobs.put(lambda event=effect: self._tell(event))  # type: ignore[misc]
+                self._jobs.put(lambda event=effect: self._deliver_event(event))  # type: ignore[misc]
         self.condition.notify_all()
-        self._poke()
+        self._schedule_flush()
 
-    def _poke(self) -> None:
+    def _schedule_flush(self) -> None:
         """Let the network loop send and set its timer; once for any number of effects."""
         if not self._flushing:
             self._flushing = True
@@ -320,9 +323,9 @@ class MergeThread:
     def _tick(self) -> None:
         with self.mutex:
             self.engine.tick(time.monotonic())
-            self._pump()
+            self._dispatch_effects()
 
-    def _tell(self, event: Event) -> None:
+    def _deliver_event(self, event: Event) -> None:
         """Ledger, log and callback; none of them may hurt training."""
         record = event.facts.get("round")
         if record and self._ledger:
@@ -330,7 +333,7 @@ class MergeThread:
         level = (
             logging.WARNING if event.kind in WARNINGS else logging.DEBUG if record else logging.INFO
         )
-        log.log(level, "%s: %s", self.engine.books.me.name, event.text)
+        log.log(level, "%s: %s", self.engine.state.me.name, event.text)
         if self._on_event:
             try:
                 self._on_event(event)
@@ -339,46 +342,46 @@ class MergeThread:
 
     # ── the transport's handler, on the network loop ──────────────────────────────────────────────
 
-    def _feed(self, method: str, *args: Any) -> Any:
+    def _call_engine(self, method: str, *args: Any) -> Any:
         with self.mutex:
             result = getattr(self.engine, method)(time.monotonic(), *args)
-            self._pump()
+            self._dispatch_effects()
             return result
 
     def hello(self) -> Hello:
-        return self._hello(self.engine.books.roster.address)
+        return self._hello(self.engine.state.roster.address)
 
     def met(self, id: PeerId, address: str, seed: str) -> bool:
-        return bool(self._feed("met", id, address, seed))
+        return bool(self._call_engine("met", id, address, seed))
 
     def linked(self, id: PeerId, up: bool) -> None:
-        self._feed("linked", id, up)
+        self._call_engine("linked", id, up)
 
     def heard(self, id: PeerId) -> None:
         with self.mutex:
             self.engine.heard(time.monotonic(), id)
 
     def refused(self, address: str, reason: str) -> None:
-        self._feed("refused", address, reason)
+        self._call_engine("refused", address, reason)
 
     def itself(self, address: str) -> None:
         with self.mutex:
-            self.engine.books.seeds.discard(address)
+            self.engine.state.seeds.discard(address)
 
     def receive(self, message: Message) -> None:
-        self._feed("receive", message)
+        self._call_engine("receive", message)
 
     def delivered(self, to: PeerId, message: Message) -> None:
-        self._feed("delivered", to, message)
+        self._call_engine("delivered", to, message)
 
     def undelivered(self, to: PeerId, message: Message) -> None:
-        self._feed("undelivered", to, message)
+        self._call_engine("undelivered", to, message)
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         with self.mutex:
             return [
                 (peer.id, peer.address)
-                for peer in self.engine.books.roster.peers.values()
+                for peer in self.engine.state.roster.peers.values()
                 if peer.address
             ]
 
@@ -396,7 +399,7 @@ class MergeThread:
                 return
             self._released = True
             self.engine.leave(time.monotonic())
-            self._pump()
+            self._dispatch_effects()
             self.closed = True
             self.condition.notify_all()
         self._jobs.put(None)
@@ -415,7 +418,7 @@ class MergeThread:
             )
 
 
-_open: weakref.WeakSet[MergeThread] = weakref.WeakSet()
+_open: weakref.WeakSet[Learner] = weakref.WeakSet()
 
 
 @atexit.register

@@ -24,7 +24,7 @@ class LedgerFile:
 
     def __init__(self, path: Path, by: PeerId) -> None:
         self._path, self._by = path, by
-        self._mutex = threading.Lock()  # `with` on it, never on the condition: see `MergeThread`
+        self._mutex = threading.Lock()  # `with` on it, never on the condition: see `Learner`
         self._condition = threading.Condition(self._mutex)
         self._lines: deque[bytes] = deque()
         self._dropped = 0

@@ -23,7 +23,7 @@ from mend_optim.transport.address import seen_from
 from mend_optim.transport.link import Handler, Link, Outbox
 from mend_optim.transport.stream import Stream
 from mend_optim.transport.transfers import Transfers
-from mend_optim.transport.wire import decode, encode
+from mend_optim.transport.wire import decode_control, encode_control
 
 log = logging.getLogger("mend_optim.peer")
 
@@ -111,7 +111,7 @@ class Links:
         try:
             while (message := await outbox.get()) is not None:
                 assert not isinstance(message, (Offer, Seal, State))
-                await stream.write(encode(message))
+                await stream.write(encode_control(message))
             await stream.finish()
             if linger:
                 await asyncio.wait({listening}, timeout=LINGER_S)
@@ -126,7 +126,7 @@ class Links:
     async def _listen(self, link: Link, stream: Stream, outbox: Outbox) -> None:
         try:
             while (data := await stream.read(patient=True)) is not None:
-                self._take(link, decode(data))
+                self._take(link, decode_control(data))
         except PeerError as fault:
             log.debug("control stream of %s: %s", link.id, fault)
         finally:

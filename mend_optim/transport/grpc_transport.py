@@ -74,7 +74,7 @@ GRACE_S = 0.1  # how long a stopped server lets answers end that were just given
 REASON_LIMIT = 500  # characters of a status
 
 
-class Verdict(Enum):
+class VisitOutcome(Enum):
     """How a visit to an address ended."""
 
     LINKED = "there was a control stream, and it broke"
@@ -85,10 +85,10 @@ class Verdict(Enum):
 
 
 NEXT_VISIT = {
-    Verdict.LINKED: 0.2,
-    Verdict.FAILED: 10.0,
-    Verdict.DUPLICATE: 10.0,
-    Verdict.REFUSED: 30.0,
+    VisitOutcome.LINKED: 0.2,
+    VisitOutcome.FAILED: 10.0,
+    VisitOutcome.DUPLICATE: 10.0,
+    VisitOutcome.REFUSED: 30.0,
 }
 """After how many beats an address is worth another visit. When nobody is there: at most; sooner at
 first."""
@@ -380,15 +380,15 @@ class Transport:
             not self._is_dialled(contact) and contact in dict(self._handler.contacts())
         ):
             verdict = await self._visit(address, seed)
-            if verdict is Verdict.OURSELVES or self._stopping:
+            if verdict is VisitOutcome.OURSELVES or self._stopping:
                 return
             beats = NEXT_VISIT[verdict]
-            if verdict is Verdict.FAILED:
-                beats = min(beats, NEXT_VISIT[Verdict.LINKED] * 2**failures)
-            failures = min(failures + 1, 10) if verdict is Verdict.FAILED else 0
+            if verdict is VisitOutcome.FAILED:
+                beats = min(beats, NEXT_VISIT[VisitOutcome.LINKED] * 2**failures)
+            failures = min(failures + 1, 10) if verdict is VisitOutcome.FAILED else 0
             await asyncio.sleep(self._timing.beat_s * beats * self._random.uniform(0.5, 1.0))
 
-    async def _visit(self, address: str, seed: str) -> Verdict:
+    async def _visit(self, address: str, seed: str) -> VisitOutcome:
         # a dead control stream is dialled again soon
         channel = self._channel(address, self._quiet_s / 2)
         try:
@@ -399,9 +399,9 @@ class Transport:
             log.debug("%s", address, exc_info=True)
         finally:
             await channel.close()
-        return Verdict.FAILED
+        return VisitOutcome.FAILED
 
-    async def _greet(self, channel: Any, address: str, seed: str) -> Verdict:
+    async def _greet(self, channel: Any, address: str, seed: str) -> VisitOutcome:
         mine = self._hello()
         call = channel.unary_unary(f"/{SERVICE}/Hello")(
             encode_hello(mine), timeout=self._timing.evict_after_s
@@ -410,11 +410,11 @@ class Transport:
         if theirs.peer == mine.peer:
             if seed:
                 self._handler.itself(seed)
-            return Verdict.OURSELVES
+            return VisitOutcome.OURSELVES
         if self._links.agree(mine, theirs, address, seed):
-            return Verdict.REFUSED
+            return VisitOutcome.REFUSED
         if self._is_dialled(theirs.peer):
-            return Verdict.DUPLICATE
+            return VisitOutcome.DUPLICATE
         link = self._links.admit(
             theirs.peer, address, parse_address("address", address)[0], dialled=True
         )
@@ -424,4 +424,4 @@ class Transport:
                 await self._links.converse(link, stream, linger=True)
         finally:
             link.dialled = False
-        return Verdict.LINKED
+        return VisitOutcome.LINKED

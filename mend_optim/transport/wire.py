@@ -182,7 +182,7 @@ def decode_want(data: bytes) -> Want:
     return _to_want(_parse(pb.Want, data))
 
 
-def encode(message: Control) -> bytes:
+def encode_control(message: Control) -> bytes:
     """A message of a control stream."""
     if isinstance(message, Beat):
         control = pb.Control(beat=_beat(message))
@@ -195,7 +195,7 @@ def encode(message: Control) -> bytes:
     return _bytes(control)
 
 
-def decode(data: bytes) -> Control:
+def decode_control(data: bytes) -> Control:
     """The message of a control stream. Raises `PeerError`."""
     control = _parse(pb.Control, data)
     kind = control.WhichOneof("kind")
@@ -464,7 +464,7 @@ class Assembler:
     def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview]) -> None:
         self._limit, self._allocate = limit, allocate
         self._message: Bulk | None = None
-        self._rooms: list[memoryview] = []  # what is still to be filled, first one first
+        self._unfilled: list[memoryview] = []  # what is still to be filled, first one first
 
     @property
     def busy(self) -> bool:
@@ -478,7 +478,7 @@ class Assembler:
             self._fill(_chunk(frame))
         else:
             self._begin(frame)
-        if self._rooms:
+        if self._unfilled:
             return None
         whole, self._message = self._message, None
         return whole
@@ -503,19 +503,21 @@ class Assembler:
             nbytes <= most,
             f"a message of {nbytes} bytes for fragment {bare.fragment}, at most {most}",
         )
-        room = {s.name: self._allocate(s.nbytes) if s.nbytes else memoryview(b"") for s in sections}
-        packets = {s.name: Packet(s.codec, s.numel, room[s.name]) for s in sections}
+        buffer = {
+            s.name: self._allocate(s.nbytes) if s.nbytes else memoryview(b"") for s in sections
+        }
+        packets = {s.name: Packet(s.codec, s.numel, buffer[s.name]) for s in sections}
         self._message = _to_bulk(header, packets)
-        self._rooms = [packet.data for packet in packets.values() if packet.nbytes]
+        self._unfilled = [packet.data for packet in packets.values() if packet.nbytes]
 
     def _fill(self, chunk: memoryview) -> None:
         _check(self._message is not None, "a chunk outside a message")
-        while chunk and self._rooms:
-            room = self._rooms[0]
-            size = min(len(room), len(chunk))
-            room[:size], chunk = chunk[:size], chunk[size:]
-            if size == len(room):
-                self._rooms.pop(0)
+        while chunk and self._unfilled:
+            buffer = self._unfilled[0]
+            size = min(len(buffer), len(chunk))
+            buffer[:size], chunk = chunk[:size], chunk[size:]
+            if size == len(buffer):
+                self._unfilled.pop(0)
             else:
-                self._rooms[0] = room[size:]
+                self._unfilled[0] = buffer[size:]
         _check(not chunk, "more bytes than the header announced")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import Shapes, as_bytes, raw
-from mend_optim.codecs.registry import Codec, check, decode
+from mend_optim.codecs.registry import Codec, check_packet, decode_packet
 from mend_optim.engine.effects import (
     Advance,
     Done,
@@ -35,9 +35,9 @@ from mend_optim.protocol.messages import State, section
 from mend_optim.worker import merge
 from mend_optim.worker.correction import Correction
 from mend_optim.worker.feedback import Feedback
-from mend_optim.worker.moment_means import Averaging
+from mend_optim.worker.moment_means import MomentMeans
 from mend_optim.worker.outer import Nesterov, correction_between, delta, outer_step
-from mend_optim.worker.seal_payload import WayBack, digest
+from mend_optim.worker.seal_payload import SealPayload, payload_digest
 
 # What the way back's own feedback has in a checkpoint: all but what an open seal lost, which a
 # checkpoint lacks.
@@ -75,15 +75,17 @@ class Anchors:
         self.velocity = [torch.zeros_like(w) if outer.momentum else None for w in weights]
         self.progress: list[Tensor | None] = [None] * len(weights)
         self.feedback: list[Feedback] = []
-        self.way_back: list[WayBack] = []
-        self.averaging: list[Averaging] = []
+        self.way_back: list[SealPayload] = []
+        self.averaging: list[MomentMeans] = []
         for fragment in layout.fragments:
             self._follow(fragment)
 
     def _follow(self, fragment: Fragment) -> None:
-        self.feedback.append(Feedback(self.codec, fragment.shapes, self.buffers, self.codec.stays))
-        self.way_back.append(WayBack(self.codec, self.scheme, fragment, self.buffers))
-        self.averaging.append(Averaging(self.moments, self.codec.exact, fragment, self.buffers))
+        self.feedback.append(
+            Feedback(self.codec, fragment.shapes, self.buffers, self.codec.residual_in_weights)
+        )
+        self.way_back.append(SealPayload(self.codec, self.scheme, fragment, self.buffers))
+        self.averaging.append(MomentMeans(self.moments, self.codec.exact, fragment, self.buffers))
 
     def genesis(self) -> bytes:
         """The digest of all anchors' bytes."""
@@ -125,7 +127,7 @@ class Anchors:
 
     def _prepare(self, job: Prepare) -> Done:
         progress = delta(self.theta[job.fragment], job.tensor)
-        packet = self.feedback[job.fragment].encode(progress, job.closing)
+        packet = self.feedback[job.fragment].encode(progress, job.flush)
         self.progress[job.fragment] = progress
         moments, wrong = self.averaging[job.fragment].offer(job.moments)
         return Done(sections={"delta": packet, **moments}, warning=wrong)
@@ -133,7 +135,7 @@ class Anchors:
     def _reoffer(self, job: Reoffer) -> Done:
         progress = self.progress[job.fragment]
         assert progress is not None
-        packet = self.feedback[job.fragment].encode_again(progress, job.closing)
+        packet = self.feedback[job.fragment].encode_again(progress, job.flush)
         return Done(sections={"delta": packet, **self.averaging[job.fragment].again()})
 
     def _extend(self, job: Extend) -> Done:
@@ -144,16 +146,16 @@ class Anchors:
         self._follow(job.layout.fragments[-1])
         return Done(digest=content_digest(as_bytes(job.tensor)))
 
-    def _settle(self, fragment: int, mine: bool) -> Tensor | None:
+    def _settle(self, fragment: int, merged_own_offer: bool) -> Tensor | None:
         """What of the pending Δ was merged, if it was: all but what its encoding lost, where that
         stays in the weights. What was lost is committed, and Δ is pending no more."""
-        if not mine:
+        if not merged_own_offer:
             return None
         feedback = self.feedback[fragment]
         feedback.commit()
         progress, self.progress[fragment] = self.progress[fragment], None
-        if progress is not None and feedback.stayed is not None:
-            progress.sub_(feedback.stayed)
+        if progress is not None and feedback.weights_residual is not None:
+            progress.sub_(feedback.weights_residual)
         return progress
 
     def _drop(self, fragment: int) -> None:
@@ -165,56 +167,63 @@ class Anchors:
         """What is still pending keeps what its own encoding lost: that is in nobody's offer. What
         has to leave the weights, too; not while a Δ is pending that has it in it."""
         feedback = self.feedback[fragment]
-        stayed, feedback.residual, feedback.stayed = feedback.stayed, None, None
+        weights_residual, feedback.residual, feedback.weights_residual = (
+            feedback.weights_residual,
+            None,
+            None,
+        )
         self.way_back[fragment].drop()
-        return stayed if self.progress[fragment] is None else None
+        return weights_residual if self.progress[fragment] is None else None
 
     def _shapes(self, fragment: int) -> Shapes:
         return self.layout.fragments[fragment].shapes
 
     def _inspect(self, job: Inspect) -> Done:
-        check(section(job.offer.sections, "delta"), self._shapes(job.offer.fragment))
+        check_packet(section(job.offer.sections, "delta"), self._shapes(job.offer.fragment))
         self.averaging[job.offer.fragment].check(job.offer.sections)
         return Done()
 
     def _merge(self, job: Merge) -> Done:
-        room = self.buffers.take(self.theta[job.fragment].numel())
-        delta = self.way_back[job.fragment].sections(job.offers, job.weights, room, job.closing)
+        scratch = self.buffers.take(self.theta[job.fragment].numel())
+        delta = self.way_back[job.fragment].sections(job.offers, job.weights, scratch, job.flush)
         sections = {**delta, **self.averaging[job.fragment].average(job.offers, job.moments)}
-        return Done(sections=sections, digest=digest(sections, job.weights))
+        return Done(sections=sections, digest=payload_digest(sections, job.weights))
 
     def _advance(self, job: Advance) -> tuple[Correction, ...]:
         seal, p = job.seal, job.seal.fragment
         way_back, numel = self.way_back[p], self.theta[p].numel()
-        if not job.ours:
+        if not job.sealed_here:
             self.averaging[p].check(seal.sections)
-        merged = way_back.merged(seal, job.ours, self.buffers.take(numel))
-        if job.ours and way_back.feedback:
+        merged = way_back.merged(seal, job.sealed_here, self.buffers.take(numel))
+        if job.sealed_here and way_back.feedback:
             way_back.feedback.commit()
-        if job.former:
+        if job.sealed_by_predecessor:
             way_back.drop()
         gone = self._forget(p) if job.forget else None
-        mine, moments = self._settle(p, job.mine), self.averaging[p].merged(seal.sections, job.mine)
+        own, moments = (
+            self._settle(p, job.merged_own_offer),
+            self.averaging[p].merged(seal.sections, job.merged_own_offer),
+        )
         values = self.buffers.take(numel)
         outer_step(
             self.outer,
             self.theta[p],
             self.velocity[p],
             merged,
-            gone if mine is None else mine,
+            gone if own is None else own,
             values,
         )
         if job.replace:
-            if not job.mine:
+            if not job.merged_own_offer:
                 self._drop(p)
             self._replace(p, values)
         return (Correction(p, values, job.replace, moments),)
 
     def _replace(self, p: int, values: Tensor) -> None:
         """What the weights become: the anchor, but for what stays in them."""
-        stayed = self.feedback[p].stayed
-        values.copy_(self.theta[p]) if stayed is None else torch.sub(
-            self.theta[p], stayed, out=values
+        weights_residual = self.feedback[p].weights_residual
+        values.copy_(self.theta[p]) if weights_residual is None else torch.sub(
+            self.theta[p], weights_residual, out=values
         )
 
     def _install(self, job: Install) -> tuple[Correction, ...]:
@@ -227,26 +236,28 @@ class Anchors:
         if content_digest(*sections) != state.content:
             raise PeerError("the anchor's bytes do not have the digest that came with them")
         for name in ("anchor", "velocity") if self.outer.momentum else ("anchor",):
-            check(section(state.sections, name), self._shapes(state.fragment))
+            check_packet(section(state.sections, name), self._shapes(state.fragment))
         self.averaging[state.fragment].check(state.sections)
 
     def _take(self, state: State, job: Install) -> Correction:
         p = state.fragment
         gone = self._forget(p) if job.forget else None
         self.way_back[p].drop()  # whatever was sealed meanwhile, we were not there
-        anchor = decode(state.sections["anchor"], self._shapes(p))
+        anchor = decode_packet(state.sections["anchor"], self._shapes(p))
         values = self.buffers.take(anchor.numel())
         if job.replace:
             self._drop(p)
             values.copy_(anchor)
         else:
-            mine = self._settle(p, job.mine)
-            correction_between(self.theta[p], anchor, gone if mine is None else mine, values)
+            own = self._settle(p, job.merged_own_offer)
+            correction_between(self.theta[p], anchor, gone if own is None else own, values)
         self.theta[p].copy_(anchor)
         velocity = self.velocity[p]
         if velocity is not None:
-            velocity.copy_(decode(state.sections["velocity"], self._shapes(p)))
-        moments = self.averaging[p].taken(state.sections, job.replace, job.mine, job.due)
+            velocity.copy_(decode_packet(state.sections["velocity"], self._shapes(p)))
+        moments = self.averaging[p].anchor_installed(
+            state.sections, job.replace, job.merged_own_offer, job.due
+        )
         return Correction(p, values, job.replace, moments)
 
     def _found(self, job: Found) -> Done:

@@ -111,7 +111,13 @@ def kept_correction(fragment: Fragment, kept: Kept, values: Tensor) -> Correctio
 def anchored(kept: Kept) -> Kept:
     """The same for weights other than the saved ones: they are to become the anchor, and progress
     is dropped."""
-    standing = replace(kept.standing, pending=None, untaken=True, adopt_at=None, owes=False)
+    standing = replace(
+        kept.standing,
+        pending=None,
+        correction_pending=True,
+        adopt_at=None,
+        has_unsent_residual=False,
+    )
     tensors = {name: kept.tensors[name] for name in ("anchor", "velocity") if name in kept.tensors}
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
 
@@ -123,7 +129,7 @@ def with_group(saved: Checkpoint, anchor: Tensor, sketch: str) -> Checkpoint:
     lineage = Lineage(0, 0, content_digest(as_bytes(anchor)), first.lineage.genesis)
     claim = Claim(first.claim.author, 0)
     standing = Standing(
-        lineage, claim, saved.step, saved.totals, 0, None, untaken=False, adopt_at=None
+        lineage, claim, saved.step, saved.totals, 0, None, correction_pending=False, adopt_at=None
     )
     fragments = (*saved.fragments, Kept(standing, {"anchor": anchor}))
     return replace(saved, weights=f"{saved.weights} {sketch}", fragments=fragments)
@@ -173,15 +179,15 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
             "merged": [[*peer, seq] for peer, seq in sorted(standing.lineage.merged.items())],
         },
         "claim": _to_claim(standing.claim),
-        "mark": standing.mark,
-        "banked": [standing.banked.step, standing.banked.tokens],
+        "mark": standing.cycle_start,
+        "banked": [standing.settled.step, standing.settled.tokens],
         "dropped_tokens": standing.dropped_tokens,
         "pending": _to_pending(pending) if pending else None,
-        "untaken": standing.untaken,
+        "untaken": standing.correction_pending,
         "adopt_at": standing.adopt_at,
         "averaged": dict(standing.averaged),
         "last": [standing.last.step, standing.last.tokens],
-        "owes": standing.owes,
+        "owes": standing.has_unsent_residual,
         "replace": kept.replace,
         "tensors": dict(kept.tensors),
     }
@@ -191,12 +197,19 @@ def _to_claim(claim: Claim) -> list[Any]:
     return [*claim.author, claim.settled]
 
 
-_PENDING = ("seq", "step", "tokens", "steps", "follows", "due", "missed", "closing")
-
-
 def _to_pending(pending: Pending) -> dict[str, Any]:
-    plain = {name: getattr(pending, name) for name in _PENDING}
-    return {"claim": _to_claim(pending.claim), **plain, "again": [*reversed(pending.again)]}
+    return {
+        "claim": _to_claim(pending.claim),
+        "seq": pending.seq,
+        "step": pending.step,
+        "tokens": pending.tokens,
+        "steps": pending.steps,
+        "follows": pending.follows,
+        "due": pending.due,
+        "missed": pending.missed,
+        "closing": pending.flush,
+        "again": [*reversed(pending.again)],
+    }
 
 
 # ── and back ──────────────────────────────────────────────────────────────────────────────────────
@@ -320,13 +333,15 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
 
 
 def _check_content(read: _Reader, state: Mapping[str, Any]) -> None:
-    told = read.take("content", str)
+    saved_content = read.take("content", str)
     try:
         found = _content(state)
     except (TypeError, ValueError, RuntimeError) as error:
         raise read.fault("", f"({error})", "what state_dict() gave") from error
-    if found != told:
-        raise read.fault("content", found, f"{told}, the digest of what was saved: it is damaged")
+    if found != saved_content:
+        raise read.fault(
+            "content", found, f"{saved_content}, the digest of what was saved: it is damaged"
+        )
 
 
 def _numel(name: str, fragment: Fragment) -> int | None:
@@ -343,17 +358,17 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     lineage = Lineage(*counts, origin.digest("digest"), origin.digest("genesis"), merged)
     pending = read.take("pending", dict, optional=True)
     last = Totals(*_counts(read, "last", totals)) if "last" in read else Totals()
-    banked = _counts(read, "banked", totals)
+    settled = _counts(read, "banked", totals)
     tensors = {
         name: _tensor(read, name, tensor, _numel(str(name), fragment))
         for name, tensor in read.take("tensors", dict).items()
         if name in (*TENSORS, *MEMORIES) or str(name).startswith(MOMENTS)
     }
-    untaken = read.take("untaken", bool)
+    correction_pending = read.take("untaken", bool)
     needed = {
         "anchor",
         *(["delta"] if pending is not None else []),
-        *(["correction"] if untaken else []),
+        *(["correction"] if correction_pending else []),
     }
     if needed - set(tensors):
         raise UsageError(
@@ -363,10 +378,10 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         lineage,
         Claim(*read.numbered("claim")),
         read.take("mark", int),
-        Totals(*banked),
+        Totals(*settled),
         read.count("dropped_tokens"),
         _from_pending(read.inside("pending"), totals, last) if pending is not None else None,
-        untaken,
+        correction_pending,
         read.take("adopt_at", int, optional=True),
         _averaged(read.inside("averaged")),
         last,
@@ -388,9 +403,10 @@ def _averaged(read: _Reader) -> dict[str, int]:
 
 
 def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
-    seq, step, tokens, steps, follows = (read.count(name) for name in _PENDING[:5])
+    counts = ("seq", "step", "tokens", "steps", "follows")
+    seq, step, tokens, steps, follows = (read.count(name) for name in counts)
     claim, due = Claim(*read.numbered("claim")), read.take("due", bool)
-    missed, closing = read.take("missed", bool), read.flag("closing")
+    missed, flush = read.take("missed", bool), read.flag("closing")
     rest = (0, 0) if steps else (last.step, last.tokens)  # what it weighed by before that was kept
     step_again, tokens_again = _counts(read, "again", totals) if "again" in read else rest
     return Pending(
@@ -401,7 +417,7 @@ def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
         steps,
         due,
         missed=missed,
-        closing=closing,
+        flush=flush,
         follows=follows,
         again=(tokens_again, step_again),
     )

@@ -34,10 +34,10 @@ def weighted_mean(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor) -> 
     """Δ̄ = Σ wᵢ Δᵢ, summed in the given order, into `out` (float32, numel as every Δᵢ). Every
     product and every sum is rounded once (no fused multiply-add), so that it is the same on all
     hardware."""
-    room = torch.empty(min(2 * BLOCK, out.numel()), dtype=torch.float32)
-    for block in blocks(out.numel(), 2 * BLOCK):  # only `out` and `room` stay
+    scratch = torch.empty(min(2 * BLOCK, out.numel()), dtype=torch.float32)
+    for block in blocks(out.numel(), 2 * BLOCK):  # only `out` and `scratch` stay
         for i, (delta, weight) in enumerate(zip(deltas, w, strict=True)):
-            _add(delta[block], weight, out[block], room, first=i == 0)
+            _add(delta[block], weight, out[block], scratch, first=i == 0)
     return out
 
 
@@ -46,18 +46,18 @@ def weighted_mean_by_parts(
 ) -> Tensor:
     """The same, to the bit, of deltas that come in parts (of `PART` elements at most): none is ever
     whole."""
-    room = torch.empty(min(PART, out.numel()), dtype=torch.float32)
+    scratch = torch.empty(min(PART, out.numel()), dtype=torch.float32)
     for i, (parts, weight) in enumerate(zip(deltas, w, strict=True)):
         for here, part in placed(parts):
-            _add(part, weight, out[here], room, first=i == 0)
+            _add(part, weight, out[here], scratch, first=i == 0)
     return out
 
 
-def _add(delta: Tensor, weight: float, out: Tensor, room: Tensor, first: bool) -> None:
+def _add(delta: Tensor, weight: float, out: Tensor, scratch: Tensor, first: bool) -> None:
     if first:
         torch.mul(delta, weight, out=out)
     else:
-        out.add_(torch.mul(delta, weight, out=room[: out.numel()]))
+        out.add_(torch.mul(delta, weight, out=scratch[: out.numel()]))
 
 
 def _norm(values: Tensor) -> float:
@@ -114,7 +114,7 @@ def trimmed_mean(deltas: Sequence[Tensor], out: Tensor, trim: float = TRIM) -> T
     return out
 
 
-def median(deltas: Sequence[Tensor], out: Tensor) -> Tensor:
+def coordinate_median(deltas: Sequence[Tensor], out: Tensor) -> Tensor:
     """Per coordinate median, unweighted; the mean of the middle two when their number is even."""
     middle = (len(deltas) - 1) // 2
     for block in blocks(out.numel(), FINE):
@@ -133,7 +133,7 @@ def merge(
         return radial_directional(deltas, w, out, offsets)
     if scheme == "trimmed_mean":
         return trimmed_mean(deltas, out)
-    return median(deltas, out)
+    return coordinate_median(deltas, out)
 
 
 def finite(values: Tensor) -> bool:

@@ -16,15 +16,15 @@ from mend_optim.codecs.buffers import Buffers
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
-from mend_optim.protocol.messages import PREFIX, Offer, Packet, Sections, names
+from mend_optim.protocol.messages import MOMENT_PREFIX, Offer, Packet, Sections, moment_names
 from mend_optim.worker.correction import MomentCorrection, Reading
-from mend_optim.worker.moment_packet import average, check, decode, encode
+from mend_optim.worker.moment_packet import average, check_moment, decode_moment, encode_moment
 
 # how a checkpoint names what is here
 OWN, LATEST, MEAN, NEWCOMER = "own ", "latest ", "mean ", "newcomer "
 
 
-class Averaging:
+class MomentMeans:
     """One thread at a time. `exact`: moments travel as float32, else rounded to bfloat16."""
 
     def __init__(
@@ -41,22 +41,24 @@ class Averaging:
         sections, wrong = dict[str, Packet](), []
         for name, reading in readings.items():
             try:
-                sections[PREFIX + name] = self._encode(name, reading)
+                sections[MOMENT_PREFIX + name] = self._encode(name, reading)
             except PeerError as fault:
                 wrong.append(str(fault))
         self.own = {
-            name: reading for name, reading in readings.items() if PREFIX + name in sections
+            name: reading for name, reading in readings.items() if MOMENT_PREFIX + name in sections
         }
         return sections, "; ".join(wrong)
 
     def again(self) -> dict[str, Packet]:
         """The same sections for an offer that came with a checkpoint."""
-        return {PREFIX + name: self._encode(name, reading) for name, reading in self.own.items()}
+        return {
+            MOMENT_PREFIX + name: self._encode(name, reading) for name, reading in self.own.items()
+        }
 
     def check(self, sections: Sections) -> None:
         """Raise `PeerError` unless the moments that we know are as they must be."""
         for name in self._known(sections):
-            check(self.moments[name], sections[PREFIX + name], self.fragment.shapes)
+            check_moment(self.moments[name], sections[MOMENT_PREFIX + name], self.fragment.shapes)
 
     def average(self, offers: Sequence[Offer], due: Collection[str]) -> dict[str, Packet]:
         """Sections for a seal: the mean of each moment that is due, of those that sent it; nothing
@@ -64,42 +66,51 @@ class Averaging:
         sections = {}
         for name in sorted(set(due) & set(self.moments)):
             packets = [
-                o.sections[PREFIX + name] for o in offers if o.steps and PREFIX + name in o.sections
+                o.sections[MOMENT_PREFIX + name]
+                for o in offers
+                if o.steps and MOMENT_PREFIX + name in o.sections
             ]
             if packets:
-                moment, mean = self.moments[name], self._room()
+                moment, mean = self.moments[name], self._scratch()
                 updates = average(moment, packets, self.fragment.shapes, mean)
-                sections[PREFIX + name] = self._encode(name, Reading(mean, updates))
+                sections[MOMENT_PREFIX + name] = self._encode(name, Reading(mean, updates))
         return sections
 
-    def merged(self, sections: Sections, mine: bool) -> tuple[MomentCorrection, ...]:
-        """A seal with these sections was taken; `mine`: our offer is in it, with what we sent."""
+    def merged(self, sections: Sections, merged_own_offer: bool) -> tuple[MomentCorrection, ...]:
+        """A seal with these sections was taken; `merged_own_offer`: our offer is in it, with what
+        we sent."""
         found = [
             self._corrected(sections, name)
             for name in self._known(sections)
-            if mine and name in self.own
+            if merged_own_offer and name in self.own
         ]
         self._keep(sections)
-        if mine:
+        if merged_own_offer:
             self.own = {}
         return tuple(found)
 
     def _corrected(self, sections: Sections, name: str) -> MomentCorrection:
-        values, (own, updates) = self._room(), self.own[name]
-        decode(self.moments[name], sections[PREFIX + name], self.fragment.shapes, values)
+        values, (own, updates) = self._scratch(), self.own[name]
+        decode_moment(
+            self.moments[name], sections[MOMENT_PREFIX + name], self.fragment.shapes, values
+        )
         return MomentCorrection(name, values.sub_(own), updates, newcomer=False)
 
-    def taken(
-        self, sections: Sections, newcomer: bool, mine: bool = False, due: Collection[str] = ()
+    def anchor_installed(
+        self,
+        sections: Sections,
+        newcomer: bool,
+        merged_own_offer: bool = False,
+        due: Collection[str] = (),
     ) -> tuple[MomentCorrection, ...]:
-        """A whole anchor came with these sections; a newcomer takes them for its own. `mine`: our
-        offer is in it; and in the means of the moments that are `due`, which correct ours as the
-        seal would have."""
-        sent = set(due) & set(self.own) if mine else set()
+        """A whole anchor came with these sections; a newcomer takes them for its own.
+        `merged_own_offer`: our offer is in it; and in the means of the moments that are `due`,
+        which correct ours as the seal would have."""
+        sent = set(due) & set(self.own) if merged_own_offer else set()
         found = [self._corrected(sections, name) for name in self._known(sections) if name in sent]
         if newcomer:
             self.latest = {}
-        if newcomer or mine:
+        if newcomer or merged_own_offer:
             self.own = {}
         self._keep(sections)
         if not newcomer:
@@ -114,12 +125,12 @@ class Averaging:
         sections, _ = self.offer(readings)
         self.own, self.latest = (
             {},
-            {name.removeprefix(PREFIX): packet for name, packet in sections.items()},
+            {name.removeprefix(MOMENT_PREFIX): packet for name, packet in sections.items()},
         )
 
     def export(self) -> dict[str, Packet]:
         """Sections for a newcomer."""
-        return {PREFIX + name: packet for name, packet in sorted(self.latest.items())}
+        return {MOMENT_PREFIX + name: packet for name, packet in sorted(self.latest.items())}
 
     def drop(self) -> None:
         """The pending offer is given up."""
@@ -127,16 +138,16 @@ class Averaging:
 
     def _keep(self, sections: Sections) -> None:
         for name in self._known(sections):
-            packet = sections[PREFIX + name]
-            room = self.buffers.take_bytes(packet.nbytes)  # else the whole message would stay
-            room[:] = packet.data.cast("B")
-            self.latest[name] = Packet(packet.codec, packet.numel, room)
+            packet = sections[MOMENT_PREFIX + name]
+            scratch = self.buffers.take_bytes(packet.nbytes)  # else the whole message would stay
+            scratch[:] = packet.data.cast("B")
+            self.latest[name] = Packet(packet.codec, packet.numel, scratch)
 
     def _known(self, sections: Sections) -> list[str]:
-        return sorted(names(sections) & set(self.moments))
+        return sorted(moment_names(sections) & set(self.moments))
 
     def _encode(self, name: str, reading: Reading) -> Packet:
-        return encode(
+        return encode_moment(
             self.moments[name],
             *reading,
             self.fragment.shapes,
@@ -145,12 +156,13 @@ class Averaging:
         )
 
     def _decode(self, name: str) -> Reading:
-        values = self._room()
+        values = self._scratch()
         return Reading(
-            values, decode(self.moments[name], self.latest[name], self.fragment.shapes, values)
+            values,
+            decode_moment(self.moments[name], self.latest[name], self.fragment.shapes, values),
         )
 
-    def _room(self) -> Tensor:
+    def _scratch(self) -> Tensor:
         return self.buffers.take(self.fragment.numel)
 
     # ── checkpoints ───────────────────────────────────────────────────────────────────────────────

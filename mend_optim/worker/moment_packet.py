@@ -19,7 +19,7 @@ from mend_optim.codecs.packing import (
     Form,
     Later,
     Piece,
-    Room,
+    Scratch,
     Shape,
     Shapes,
     Unpacked,
@@ -58,8 +58,10 @@ class CountedForm:
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
         require_between(view(data, self.dtype), self.least, self.most)
 
-    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
-        return as_floats(view(data, self.dtype), room)
+    def decoded(
+        self, data: memoryview, shape: Shape, param: int, scratch: Scratch
+    ) -> Iterator[Tensor]:
+        return as_floats(view(data, self.dtype), scratch)
 
     def write(self, values: Tensor, data: Tensor) -> None:
         data.view(self.dtype).copy_(values)
@@ -68,9 +70,11 @@ class CountedForm:
 class RootForm(CountedForm):
     """√v: of 8 bits, the relative error of v is at most 2⁻⁷."""
 
-    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
+    def decoded(
+        self, data: memoryview, shape: Shape, param: int, scratch: Scratch
+    ) -> Iterator[Tensor]:
         # exact: 8 bits times 8 bits
-        return (root.mul_(root) for root in super().decoded(data, shape, param, room))
+        return (root.mul_(root) for root in super().decoded(data, shape, param, scratch))
 
     def write(self, values: Tensor, data: Tensor) -> None:
         roots = data.view(self.dtype)
@@ -91,8 +95,10 @@ class AbsentForm:
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
         """Whatever is decoded is 0."""
 
-    def decoded(self, data: memoryview, shape: Shape, param: int, room: Room) -> Iterator[Tensor]:
-        return as_floats(torch.zeros(1, dtype=torch.float32).expand(math.prod(shape)), room)
+    def decoded(
+        self, data: memoryview, shape: Shape, param: int, scratch: Scratch
+    ) -> Iterator[Tensor]:
+        return as_floats(torch.zeros(1, dtype=torch.float32).expand(math.prod(shape)), scratch)
 
 
 def require_between(values: Tensor, least: float, most: float) -> None:
@@ -120,7 +126,7 @@ def dense_nbytes(shapes: Shapes) -> int:
     return packed_nbytes([4 * math.prod(shape) for shape in shapes])
 
 
-def encode(
+def encode_moment(
     moment: Moment,
     values: Tensor,
     updates: Updates,
@@ -157,7 +163,7 @@ def _unpack(moment: Moment, packet: Packet, shapes: Shapes) -> list[Unpacked]:
     return unpack(packet, shapes, forms, coalesces=False)
 
 
-def check(moment: Moment, packet: Packet, shapes: Shapes) -> None:
+def check_moment(moment: Moment, packet: Packet, shapes: Shapes) -> None:
     """Raise `PeerError` unless the packet decodes to this moment of a fragment of these shapes:
     sizes fit, every value is a number of reasonable size, and none negative where none may be.
     Decodes nothing."""
@@ -173,15 +179,15 @@ def check(moment: Moment, packet: Packet, shapes: Shapes) -> None:
         raise PeerError(f"{moment.name}: {wrong}") from None
 
 
-def decode(moment: Moment, packet: Packet, shapes: Shapes, out: Tensor) -> Updates:
+def decode_moment(moment: Moment, packet: Packet, shapes: Shapes, out: Tensor) -> Updates:
     """A checked packet into `out` (flat float32); zeros where it is absent."""
     parts = _unpack(moment, packet, shapes)
-    fill(out, lambda room: (values for part in parts for values in _decoded(part, room)))
+    fill(out, lambda scratch: (values for part in parts for values in _decoded(part, scratch)))
     return tuple(part.param for part in parts)
 
 
-def _decoded(part: Unpacked, room: Room) -> Iterator[Tensor]:
-    return part.form.decoded(part.data, part.shape, part.param, room)
+def _decoded(part: Unpacked, scratch: Scratch) -> Iterator[Tensor]:
+    return part.form.decoded(part.data, part.shape, part.param, scratch)
 
 
 def average(moment: Moment, packets: Sequence[Packet], shapes: Shapes, out: Tensor) -> Updates:
@@ -190,13 +196,13 @@ def average(moment: Moment, packets: Sequence[Packet], shapes: Shapes, out: Tens
 
     `out` is flat float32 of the fragment's size. Every quotient and every sum is rounded once, so
     that it is the same on all hardware; the quotients first, so that no sum is infinite."""
-    room, quotients = Room(out.numel()), Room(out.numel())
+    scratch, quotients = Scratch(out.numel()), Scratch(out.numel())
     members = [_unpack(moment, packet, shapes) for packet in packets]
     updates = []
     for i, tensor in enumerate(split(out, shapes)):
         mean, have = tensor.view(-1).zero_(), [parts[i] for parts in members if parts[i].param]
         for part in have:
-            for here, values in placed(_decoded(part, room)):
+            for here, values in placed(_decoded(part, scratch)):
                 mean[here].add_(torch.div(values, len(have), out=quotients.take(len(values))))
         updates.append(max((part.param for part in have), default=0))
     return tuple(updates)

@@ -58,13 +58,13 @@ def outer_step(
     anchor: Tensor,
     velocity: Tensor | None,
     merged: Tensor,
-    mine: Tensor | None,
+    own: Tensor | None,
     correction: Tensor,
 ) -> None:
     """Move the anchor (and velocity) by the merged delta, and write the adoption's correction C for
     this learner.
 
-    `mine` is the learner's own Δ if its offer was merged. Scale and add are separate operations: a
+    `own` is the learner's own Δ if its offer was merged. Scale and add are separate operations: a
     fused one would round differently on machines that have it, and anchors must agree to the
     bit."""
     for block in blocks(anchor.numel()):
@@ -75,12 +75,12 @@ def outer_step(
             update = update + momentum * outer.momentum
         theta.sub_(update if outer.lr == 1 else update * outer.lr)
         torch.sub(theta, change, out=change)
-        if mine is not None:
-            change.add_(mine[block])
+        if own is not None:
+            change.add_(own[block])
 
 
-def correction_between(old: Tensor, new: Tensor, mine: Tensor | None, out: Tensor) -> Tensor:
+def correction_between(old: Tensor, new: Tensor, own: Tensor | None, out: Tensor) -> Tensor:
     """C = (Θ_new - Θ_old) + [merged] Δ, for a learner that took a whole anchor instead of a
     seal."""
     torch.sub(new, old, out=out)
-    return out.add_(mine) if mine is not None else out
+    return out.add_(own) if own is not None else out

@@ -24,12 +24,35 @@ def of(files: str, only: str = "") -> tuple[str, ...]:
 
 
 ALONE, HOUSE = of("contract/test_alone"), of("house/test_architecture")
-LINEAGE, PROGRESS, ROUND, QUORUM, ROSTER = of("unit/protocol/test_lineage"), of("unit/engine/test_progress"), of("unit/engine/test_round"), of("unit/engine/test_quorum"), of("unit/membership/test_roster")
-OUTER, ANCHOR, JOINING, FEEDBACK = of("unit/worker/test_outer"), of("unit/worker/test_anchors"), of("unit/engine/test_model_switch"), of("unit/worker/test_feedback")
-ADOPTING, OFFERING, SEALING, TRAINING = of("unit/engine/test_adoption"), of("unit/engine/test_offers"), of("unit/engine/test_sealer"), of("unit/engine/test_boundaries")
-THREADS, SHARE, BRANCHES, WIRE = of("together/test_rounds"), of("unit/engine/test_superseded"), of("together/test_branches"), of("unit/transport/test_wire")
+LINEAGE, PROGRESS, ROUND, QUORUM, ROSTER = (
+    of("unit/protocol/test_lineage"),
+    of("unit/engine/test_progress"),
+    of("unit/engine/test_round"),
+    of("unit/engine/test_quorum"),
+    of("unit/membership/test_roster"),
+)
+OUTER, ANCHOR, JOINING, FEEDBACK = (
+    of("unit/worker/test_outer"),
+    of("unit/worker/test_anchors"),
+    of("unit/engine/test_model_switch"),
+    of("unit/worker/test_feedback"),
+)
+ADOPTING, OFFERING, SEALING, TRAINING = (
+    of("unit/engine/test_adoption"),
+    of("unit/engine/test_offers"),
+    of("unit/engine/test_sealer"),
+    of("unit/engine/test_boundaries"),
+)
+THREADS, SHARE, BRANCHES, WIRE = (
+    of("together/test_rounds"),
+    of("unit/engine/test_superseded"),
+    of("together/test_branches"),
+    of("unit/transport/test_wire"),
+)
 PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
-STORM = ("tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",)  # 150 fault schedules
+STORM = (
+    "tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",
+)  # 150 fault schedules
 
 # fmt: off
 MUTANTS = (
@@ -43,10 +66,9 @@ MUTANTS = (
            "            return None\n"
            "        me =", ALONE),
     Mutant("alone-makes-a-copy", 1, "optimizer",
-           "            loss = self._inner_step(closure)\n            self._counted()",
-           "            self._copies = [p.clone() for p in self._parameters]\n"
-           "            loss = self._inner_step(closure)\n"
-           "            self._counted()", ALONE),
+           "self._check_saved(self._saved)",
+           ("self._check_saved(self._saved)\n"
+"            self._copies = [p.clone() for p in self._parameters]"), ALONE),
     Mutant("alone-groups-are-copies", 1, "optimizer",
            "return self.inner.param_groups", "return [dict(group) for group in self.inner.param_groups]", ALONE),
     Mutant("alone-closure-is-called-twice", 1, "optimizer",
@@ -57,26 +79,30 @@ MUTANTS = (
            "        gather(fragment, self._parameters, buffer, self._rounding[p])\n"
            "        return self._parameters[fragment.tensors[0]].detach().view(-1)", THREADS),
     Mutant("worker-applies-corrections", 2, "runtime/learner",
-           "self._mailbox[correction.fragment] = correction\n            self._finish",
-           "self.engine.taken(0.0, correction.fragment, correction.replace)\n            self._finish", THREADS),
+           "       self._mailbox[correction.fragment] = correction",
+           "       self.engine.correction_applied(0.0, correction.fragment, correction.replace)", THREADS),
     Mutant("step-while-the-anchor-is-swapped-in", 2, "optimizer",
            'self._refuse_swapped("step")', "pass", of("together/test_optimizer")),
     Mutant("global-weights-stay", 2, "handover",
            "                    parameter.copy_(value)", "                    pass", of("together/test_optimizer")),
     # ── 3: one seal, the same bits everywhere ────────────────────────────────────────────────────────────────────────
-    Mutant("everybody-seals", 3, "engine/sealer", "self.books.joined or self.books.roster.sealer(p) != self.books.me or fragment.stash", "self.books.joined or fragment.stash", SEALING),
+    Mutant("everybody-seals", 3, "engine/sealer", ("        if (\n"
+"            not self.state.joined\n"
+"            or self.state.roster.sealer(p) != self.state.me\n"
+"            or fragment.deferred_news\n"
+"        ):"), "        if not self.state.joined or fragment.deferred_news:", SEALING),
     Mutant("merge-in-arrival-order", 3, "engine/round", "in sorted(self.inbox.items()))", "in self.inbox.items())", ROUND),
     Mutant("digest-in-arrival-order", 3, "protocol/lineage", "members = sorted(members)", "members = list(members)", LINEAGE),
     Mutant("digest-without-payload", 3, "protocol/lineage", "[self.digest, payload, *", "[self.digest, *", LINEAGE),
     Mutant("digest-without-base", 3, "protocol/lineage", "[self.digest, payload, *", "[payload, *", LINEAGE),
     Mutant("seal-of-another-base", 3, "engine/adoption", "if seal.base != fragment.lineage.digest:", "if False:", ADOPTING),
     Mutant("seal-that-does-not-follow", 3, "engine/adoption", "if lineage.key != seal.key:", "if False:", ADOPTING),
-    Mutant("merge-while-merging", 3, "engine/sealer", ("        if (\n"
+    Mutant("merge-while-merging", 3, "engine/sealer", (("        if (\n"
 "            round.phase is Phase.MERGING\n"
 "            or fragment.motion is Motion.MOVING\n"
-"            or self.books.founding\n"
-"            or self.books.switch\n"
-"        ):"), "        if fragment.motion is Motion.MOVING or self.books.founding or self.books.switch:", SEALING),
+"            or self.state.founding\n"
+"            or self.state.switch\n"
+"        ):")), "        if fragment.motion is Motion.MOVING or self.state.founding or self.state.switch:", SEALING),
     Mutant("sealers-differ", 3, "membership/roster", "candidates.append(self.me)", "return self.me", ROSTER),
     # ── 4: anchors form a max-register ───────────────────────────────────────────────────────────────────────────────
     Mutant("version-before-tokens", 4, "protocol/lineage",
@@ -88,29 +114,29 @@ MUTANTS = (
     Mutant("pull-the-smaller", 4, "engine/adoption",
            "if key <= fragment.lineage.key:", "if key >= fragment.lineage.key:", ADOPTING),
     Mutant("take-the-smaller", 4, "engine/adoption",
-           ("        if (\n"
-"            lineage.genesis != self.books.genesis\n"
+           (("        if (\n"
+"            lineage.genesis != self.state.genesis\n"
 "            or lineage.key <= fragment.lineage.key\n"
-"            or self.books.founding\n"
-"        ):"), "        if lineage.genesis != self.books.genesis or self.books.founding:", ADOPTING),
-    Mutant("take-another-model-as-ours", 4, "engine/adoption", ("        if (\n"
-"            lineage.genesis != self.books.genesis\n"
+"            or self.state.founding\n"
+"        ):")), "        if lineage.genesis != self.state.genesis or self.state.founding:", ADOPTING),
+    Mutant("take-another-model-as-ours", 4, "engine/adoption", (("        if (\n"
+"            lineage.genesis != self.state.genesis\n"
 "            or lineage.key <= fragment.lineage.key\n"
-"            or self.books.founding\n"
-"        ):"), "        if lineage.key <= fragment.lineage.key or self.books.founding:", ADOPTING),
+"            or self.state.founding\n"
+"        ):")), "        if lineage.key <= fragment.lineage.key or self.state.founding:", ADOPTING),
     Mutant("fresh-model-wins", 4, "engine/adoption", "elif not same and theirs > ours and", "elif not same and", ADOPTING),
     Mutant("model-order-without-tokens", 4, "protocol/lineage", "ModelKey(sum(k.tokens for k in listed)", "ModelKey(0", JOINING),
     Mutant("carry-progress-across-genesis", 4, "engine/adoption",
-           "False, replace=True", "False, replace=False", ADOPTING),
-    Mutant("take-a-model-in-pieces", 4, "engine/adoption", ("        if (\n"
+           "    replace=True,", "    replace=False,", ADOPTING),
+    Mutant("take-a-model-in-pieces", 4, "engine/adoption", (("        if (\n"
 "            switch\n"
 "            and switch.complete\n"
-"            and all(f.motion is Motion.STILL for f in self.books.fragments)\n"
-"        ):"), "        if switch and True and all(f.motion is Motion.STILL for f in self.books.fragments):", ADOPTING),
-    Mutant("take-any-piece-for-a-model", 4, "engine/adoption", ("            if (\n"
-"                lineage.genesis == self.books.switch.genesis\n"
-"                and state.fragment < self.books.switch.fragments\n"
-"            ):"), "            if lineage.genesis == self.books.switch.genesis:",
+"            and all(f.motion is Motion.STILL for f in self.state.fragments)\n"
+"        ):")), "        if switch and True and all(f.motion is Motion.STILL for f in self.state.fragments):", ADOPTING),
+    Mutant("take-any-piece-for-a-model", 4, "engine/adoption", (("            if (\n"
+"                lineage.genesis == self.state.switch.genesis\n"
+"                and state.fragment < self.state.switch.fragments\n"
+"            ):")), "            if lineage.genesis == self.state.switch.genesis:",
            ADOPTING),
     Mutant("keep-the-latest-not-the-greatest", 4, "engine/adoption",
            "held is None or _key_of(news) > _key_of(held)", "True", ADOPTING),
@@ -123,7 +149,7 @@ MUTANTS = (
     Mutant("hear-a-stale-incarnation", 4, "membership/roster",
            "(incarnation, rumor.count) <= last:", "rumor.count <= last[1]:", ROSTER),
     Mutant("found-without-tokens", 4, "engine/boundaries",
-           "if not any(f.unmerged(self.books.totals).step for f in self.books.fragments):", "if False:", TRAINING),
+           "         if not any(f.unmerged(self.state.totals).step for f in self.state.fragments):", "         if False:", TRAINING),
     # ── 5: exactly once ──────────────────────────────────────────────────────────────────────────────────────────────
     Mutant("merged-offers-are-fresh", 5, "engine/round", ("        return _fits(offer, lineage) and (\n"
 "            held is None or offer.order > held.order or not held.steps\n"
@@ -148,8 +174,8 @@ MUTANTS = (
     Mutant("sent-again-while-the-seal-comes", 7, "engine/offers",
            "pending.resend_at = max(pending.resend_at, now + self.patience(pending))", "pass", of("unit/engine/test_offers")),
     Mutant("no-patience-with-slow-links", 7, "engine/offers",
-           "self.books.policies.timing.suspect_after_s * rare + pending.seal_s",
-           "self.books.policies.timing.suspect_after_s * rare", of("unit/engine/test_offers")),
+           "self.state.policies.timing.suspect_after_s * rare + pending.seal_s",
+           "self.state.policies.timing.suspect_after_s * rare", of("unit/engine/test_offers")),
     Mutant("no-patience-with-long-seals", 7, "engine/offers",
            "took * max(1.0, longer)", "took", of("unit/engine/test_offers")),
     Mutant("asked-again-while-the-seal-comes", 7, "engine/offers",
@@ -170,9 +196,9 @@ MUTANTS = (
            " earlier=(),", (" earlier=(),\n"
 "                follows=0,"), PROGRESS),
     Mutant("nothing-has-a-number", 5, "engine/offers",
-           "empty = Offer(self.books.me, p, 0, 0, 0, self.books.genesis, key, False, again=again)", ("empty = Offer(\n"
-"                self.books.me, p, fragment.seq, 0, 0, self.books.genesis, key, False, again=again\n"
-"            )"), OFFERING),
+           "empty = Offer(self.state.me, p, 0, 0, 0, self.state.genesis, key, False, again=again)", (("empty = Offer(\n"
+"                self.state.me, p, fragment.seq, 0, 0, self.state.genesis, key, False, again=again\n"
+"            )")), OFFERING),
     Mutant("offer-follows-the-former-branch", 5, "engine/progress", "self._rebase(pending)", "pass", OFFERING),
     Mutant("another-number-with-every-anchor", 5, "engine/progress",
            "        if follows == pending.follows:\n            return\n", "", OFFERING),
@@ -187,9 +213,13 @@ MUTANTS = (
     Mutant("another-authors-work-goes-into-one-offer", 5, "engine/progress",
            "if self.inherited and self.inherited.author == pending.claim.author:", "if self.inherited:", PROGRESS),
     Mutant("withdrawn-on-a-branch-and-not-called", 7, "engine/progress",
-           "self.called or (self.pending is None and not schedule.lockstep)", "self.called", PROGRESS),
+           ("                self.offer_requested = self.offer_requested or (\n"
+"                    self.pending is None and not schedule.lockstep\n"
+"                )"), "                self.offer_requested = self.offer_requested", PROGRESS),
     Mutant("lockstep-is-called-on-a-branch", 7, "engine/progress",
-           "(self.pending is None and not schedule.lockstep)", "self.pending is None", PROGRESS),
+           ("                self.offer_requested = self.offer_requested or (\n"
+"                    self.pending is None and not schedule.lockstep\n"
+"                )"), "                self.offer_requested = self.offer_requested or self.pending is None", PROGRESS),
     Mutant("other-number-claims-less", 5, "engine/progress",
            ("            pending.offer = replace(\n"
 "                pending.offer, seq=pending.seq, follows=follows, inherited=pending.claim\n"
@@ -200,52 +230,53 @@ MUTANTS = (
            "return {**dict(self.earlier), self.seq: self.follows}", "return {self.seq: self.follows}", OFFERING),
     Mutant("offers-of-the-dead-are-kept", 5, "engine/sealer", "            self._pass_on(now, round)\n", "", SEALING),
     Mutant("offers-of-the-living-are-passed-on", 5, "engine/sealer",
-           "{self.books.me, *roster.alive()}", "{self.books.me}", SEALING),
+           "self.state.me, *roster.alive()})", "self.state.me})", SEALING),
     Mutant("passed-on-what-is-held", 5, "engine/sealer",
            "if offer.steps and (offer.peer, offer.seq) not in held:", "if offer.steps:", SEALING),
     Mutant("passed-on-all-the-time", 5, "engine/sealer",
-           "round.pass_on_at = now + self.books.policies.timing.suspect_after_s", "pass", SEALING),
+           "            round.pass_on_at = now + self.state.policies.timing.suspect_after_s", "            pass", SEALING),
     Mutant("passed-on-instead-of-ones-own", 5, "transport/grpc_transport",
            "self._transfers.pass_on if reply else self._transfers.exchange", "self._transfers.exchange", PASSED_ON),
     Mutant("what-came-too-early-is-not-offered-again", 5, "engine/engine",
-           ("            elif (\n"
+           (("            elif (\n"
 "                pending\n"
 "                and pending.sent_to == beat.peer\n"
-"                and strange\n"
-"                and beat.genesis == self.books.genesis\n"
-"            ):"), "            elif pending and pending.sent_to == beat.peer and False:", OFFERING),
-    Mutant("offered-again-with-every-beat", 5, "engine/engine", ("            elif (\n"
+"                and was_unknown\n"
+"                and beat.genesis == self.state.genesis\n"
+"            ):")), "            elif pending and pending.sent_to == beat.peer and False:", OFFERING),
+    Mutant("offered-again-with-every-beat", 5, "engine/engine", (("            elif (\n"
 "                pending\n"
 "                and pending.sent_to == beat.peer\n"
-"                and strange\n"
-"                and beat.genesis == self.books.genesis\n"
-"            ):"), "            elif pending and pending.sent_to == beat.peer and beat.genesis == self.books.genesis:", OFFERING),
+"                and was_unknown\n"
+"                and beat.genesis == self.state.genesis\n"
+"            ):")), "            elif pending and pending.sent_to == beat.peer and beat.genesis == self.state.genesis:", OFFERING),
     Mutant("offered-again-to-another-model", 5, "engine/engine",
-           ("            elif (\n"
+           (("            elif (\n"
 "                pending\n"
 "                and pending.sent_to == beat.peer\n"
-"                and strange\n"
-"                and beat.genesis == self.books.genesis\n"
-"            ):"), "            elif pending and pending.sent_to == beat.peer and strange:", OFFERING),
+"                and was_unknown\n"
+"                and beat.genesis == self.state.genesis\n"
+"            ):")), "            elif pending and pending.sent_to == beat.peer and was_unknown:", OFFERING),
     Mutant("offered-again-though-held", 5, "engine/engine",
-           ("            if (\n"
+           (("            if (\n"
 "                pending\n"
 "                and pending.sent_to == beat.peer\n"
-"                and (self.books.me, pending.seq) in report.held\n"
-"            ):"), "            if pending and False:", OFFERING),
+"                and (self.state.me, pending.seq) in report.held\n"
+"            ):")), "            if pending and False:", OFFERING),
     Mutant("offered-again-at-the-next-tick", 5, "engine/engine",
-           ("                self.offering.resend(now, fragment)\n"), "", OFFERING),
+           (("                self.offers.resend(now, fragment)\n")), "", OFFERING),
     Mutant("group-stays-with-the-former-model", 5, "engine/engine",
-           "                fragment.transplant(self.books.genesis)\n", "                pass\n", ADOPTING),
+           "            fragment.transplant(self.state.genesis)", "            pass", ADOPTING),
     Mutant("groups-offer-stays-with-the-former-model", 5, "engine/progress",
            "            self.pending.offer = replace(self.pending.offer, genesis=genesis)\n", "", ADOPTING),
     Mutant("groups-offer-is-not-sent-again", 5, "engine/progress",
            "            self.pending.sent_to = None\n", "", ADOPTING),
     Mutant("groups-inbox-outlives-the-model", 5, "engine/engine",
-           "                self.books.rounds[fragment.fragment].purge(fragment.lineage)\n", "", ADOPTING),
+           ("                self.state.rounds[fragment.fragment].purge(fragment.lineage)\n"), "", ADOPTING),
     Mutant("merged-work-is-not-counted", 5, "engine/progress",
-           "            self.share.add(pending.claim.author, pending.numbers, pending.tokens)\n            self.banked",
-           "            self.banked", BRANCHES),
+           ("        if merged_own_offer and pending:\n"
+"            self.share.add(pending.claim.author, pending.numbers, pending.tokens)"),
+           "        if merged_own_offer and pending:", BRANCHES),
     Mutant("founded-work-is-not-counted", 5, "engine/progress",
            "        self.share.add(self.me, {self.seq: follows}, tokens)\n", "", BRANCHES),
     Mutant("founders-offer-is-not-counted", 5, "engine/progress",
@@ -255,12 +286,12 @@ MUTANTS = (
     Mutant("founders-work-does-not-follow-its-offer", 5, "engine/progress",
            "            follows = pending.seq if pending.claim.author == self.me else follows\n", "", BRANCHES),
     Mutant("superseded-since-ever", 5, "engine/engine",
-           ("                self.books.record(\n"
+           (("                self.state.record(\n"
 "                    replace(record, superseded_tokens=fragment.superseded_tokens - superseded)\n"
-"                )"), "                self.books.record(replace(record, superseded_tokens=fragment.superseded_tokens))",
+"                )")), "                self.state.record(replace(record, superseded_tokens=fragment.superseded_tokens))",
            BRANCHES),
     Mutant("status-hides-what-was-superseded", 5, "status",
-           "max((f.superseded_tokens for f in books.fragments), default=0)", "0", BRANCHES),
+           "        max((f.superseded_tokens for f in state.fragments), default=0),", "        0,", BRANCHES),
     Mutant("branches-have-one-offer", 5, "engine/superseded",
            "seq, before = merged.follows, seq", "seq, before = 0, seq", SHARE),
     Mutant("account-without-an-end", 7, "engine/superseded", ("        # falling: it ends, whatever was added\n"
@@ -275,14 +306,14 @@ MUTANTS = (
            ("            peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= min(\n"
 "                patience, 2 * DEAF\n"
 "            )"), "            peer.deaf = peer.knows == 0 or not min(patience, 2 * DEAF)", ROSTER),
-    Mutant("wait-for-the-silent", 7, "engine/adoption", ("            p: (peer, until)\n"
-"            for p, (peer, until) in self.books.wants.items()\n"
-"            if now < until and peer in alive"), "            p: (peer, until) for p, (peer, until) in self.books.wants.items() if now < until", ADOPTING),
+    Mutant("wait-for-the-silent", 7, "engine/adoption", (("            p: (peer, until)\n"
+"            for p, (peer, until) in self.state.wants.items()\n"
+"            if now < until and peer in alive")), "            p: (peer, until) for p, (peer, until) in self.state.wants.items() if now < until", ADOPTING),
     Mutant("inbox-is-not-purged", 5, "engine/state", "        self.rounds[p].purge(lineage)", "        pass", SEALING),
     Mutant("merged-while-inspected", 5, "engine/sealer",
-           ("        elif self.books.rounds[offer.fragment].fresh(\n"
-"            offer, self.books.fragments[offer.fragment].lineage\n"
-"        ):"),
+           (("        elif self.state.rounds[offer.fragment].fresh(\n"
+"            offer, self.state.fragments[offer.fragment].lineage\n"
+"        ):")),
            "        else:", SEALING),
     Mutant("merge-on-a-moved-anchor", 5, "engine/sealer",
            "            or fragment.lineage.key != job.base.key\n", "", SEALING),
@@ -295,22 +326,22 @@ MUTANTS = (
     Mutant("seal-adds-no-tokens", 5, "protocol/lineage",
            "self.tokens + sum(entry.tokens for entry in members)", "self.tokens", LINEAGE),
     Mutant("seal-counted-twice", 5, "engine/adoption",
-           "if seal.key <= fragment.lineage.key or self.books.switch", "if self.books.switch", ADOPTING),
+           "       if seal.key <= fragment.lineage.key or self.state.switch", "       if self.state.switch", ADOPTING),
     Mutant("copy-while-the-anchor-moves", 5, "engine/progress",
-           "or self.untaken or self.motion is not Motion.STILL:", "or self.untaken:", PROGRESS),
+           "self.correction_pending or self.motion is not Motion.STILL:", "self.correction_pending:", PROGRESS),
     Mutant("second-offer-beside-the-first", 5, "engine/progress",
-           "if self.pending or self.untaken or", "if self.untaken or", PROGRESS),
+           "    if self.pending or self.correction_pending", "    if self.correction_pending", PROGRESS),
     Mutant("seal-in-mid-snapshot", 5, "engine/adoption",
            "        if fragment.motion is not Motion.STILL:", "        if fragment.motion is Motion.MOVING:", ADOPTING),
     Mutant("anchor-in-mid-snapshot", 5, "engine/adoption",
            "        elif fragment.motion is not Motion.STILL:",
            "        elif fragment.motion is Motion.MOVING:", ADOPTING),
     Mutant("model-in-mid-snapshot", 5, "engine/adoption",
-           ("        if (\n"
+           (("        if (\n"
 "            switch\n"
 "            and switch.complete\n"
-"            and all(f.motion is Motion.STILL for f in self.books.fragments)\n"
-"        ):"), "        if switch and switch.complete and True:", ADOPTING),
+"            and all(f.motion is Motion.STILL for f in self.state.fragments)\n"
+"        ):")), "        if switch and switch.complete and True:", ADOPTING),
     Mutant("resend-with-another-number", 5, "engine/offers",
            "       Send(target, replace(pending.offer, key=fragment.lineage.key, due=pending.due))", ("       Send(\n"
 "                    target,\n"
@@ -324,21 +355,23 @@ MUTANTS = (
     Mutant("nothing-has-tokens", 5, "engine/round", ("            # tokens without a step are nobody's work\n"
 "            return not offer.tokens and offer.peer not in self.inbox"), "            return offer.peer not in self.inbox  # tokens without a step are nobody's work", ROUND),
     Mutant("forget-banked-tokens", 5, "engine/progress",
-           ("            self.banked = Totals(\n"
-"                self.banked.step + pending.steps, self.banked.tokens + pending.tokens\n"
-"            )"), "            self.banked = Totals(self.banked.step + pending.steps, self.banked.tokens)", PROGRESS),
+           (("            self.settled = Totals(\n"
+"                self.settled.step + pending.steps, self.settled.tokens + pending.tokens\n"
+"            )")), "            self.settled = Totals(self.settled.step + pending.steps, self.settled.tokens)", PROGRESS),
     Mutant("bank-what-was-trained-since", 5, "engine/progress",
-           ("            self.banked = Totals(\n"
-"                self.banked.step + pending.steps, self.banked.tokens + pending.tokens\n"
-"            )"),
-           "            self.banked = Totals(totals.step, totals.tokens)", PROGRESS),
+           (("            self.settled = Totals(\n"
+"                self.settled.step + pending.steps, self.settled.tokens + pending.tokens\n"
+"            )")),
+           "            self.settled = Totals(totals.step, totals.tokens)", PROGRESS),
     Mutant("in-doubt-double", 5, "engine/progress",
            "        return not lineage.admits(self.claim)", "        return False", PROGRESS),
     Mutant("in-doubt-double-the-pending", 5, "engine/progress",
            "     return True",
            "     return False", PROGRESS),
     Mutant("in-doubt-carry-by-a-seal", 5, "engine/adoption",
-           "if mine else fragment.in_doubt(lineage)", "if mine else False", ADOPTING),
+           ("            replace = (\n"
+"                self._waits_exactly(fragment) if merged_own_offer else fragment.in_doubt(lineage)\n"
+"            )"), "            replace = self._waits_exactly(fragment) if merged_own_offer else False", ADOPTING),
     Mutant("in-doubt-carry-by-an-anchor", 5, "engine/adoption",
            "doubt = fragment.in_doubt(lineage)", "doubt = False", ADOPTING),
     Mutant("a-later-offer-is-ours", 5, "engine/progress",
@@ -354,11 +387,16 @@ MUTANTS = (
     Mutant("founder-hides-what-it-inherited", 5, "engine/progress",
            "            merged[self.inherited.author] = self._past(self.inherited)", "            pass", PROGRESS),
     Mutant("copy-counts-as-offered", 5, "engine/progress",
-           "claim, owes, pending = pending.claim, owes or pending.closing, None", "pass", PROGRESS),
+           ("            claim, has_unsent_residual, pending = (\n"
+"                pending.claim,\n"
+"                has_unsent_residual or pending.flush,\n"
+"                None,\n"
+"            )"), "            pass", PROGRESS),
     Mutant("seal-in-doubt-is-added", 5, "worker/anchors",
            "            self._replace(p, values)\n", "            pass\n", ANCHOR),
     Mutant("seal-in-doubt-keeps-the-progress", 5, "worker/anchors",
-           "            if not job.mine:\n                self._drop(p)\n", "", ANCHOR),
+           ("            if not job.merged_own_offer:\n"
+"                self._drop(p)\n"), "", ANCHOR),
     Mutant("left-out-steps-tokens-stay", 5, "model/token_count",
            ("            self._counts = [\n"
 "                (n, at) for n, at in self._counts if self._early and at == (self._clears, stamp)\n"
@@ -367,7 +405,7 @@ MUTANTS = (
     Mutant("seal-below-quorum", 6, "engine/quorum", "if len(present) < needed:", "if len(present) < needed - 1:", QUORUM),
     Mutant("half-is-a-majority", 6, "engine/quorum", "roster // 2 + 1)", "roster // 2)", QUORUM),
     Mutant("suspects-do-not-count", 6, "engine/sealer",
-           "needed(self.books.roster.size)", "needed(1 + len(self.books.roster.alive()))", SEALING),
+           "policies.quorum.needed(self.state.roster.size),", "policies.quorum.needed(1 + len(self.state.roster.alive())),", SEALING),
     Mutant("nothing-is-sealed", 6, "engine/round",
            '            return Decision(False, "nothing_offered")', "            pass", ROUND),
     Mutant("quorum-remembered-when-lost", 6, "engine/round",
@@ -400,7 +438,7 @@ MUTANTS = (
            '            except Exception:\n                log.exception("on_event failed, told of %r", event.kind)',
            "            except ZeroDivisionError:\n                pass", of("together/test_rounds", "callback")),
     Mutant("wait-without-being-asked", 7, "engine/boundaries",
-           "overlap is None or self.books.solo", "self.books.solo", TRAINING),
+           "        if overlap is None or self.state.solo", "        if self.state.solo", TRAINING),
     Mutant("never-give-up-waiting", 7, "engine/boundaries",
            "                fragment.pending.missed = True", "                pass", TRAINING),
     Mutant("the-dead-are-never-forgotten", 7, "membership/roster",
@@ -413,18 +451,18 @@ MUTANTS = (
     Mutant("goodbyes-for-ever", 7, "membership/roster", "        if len(self._tombstones) > GRAVES:", "        if False:", ROSTER),
     # ── 8: bad input is refused ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("offers-need-not-be-good", 8, "worker/anchors",
-           '        check(section(job.offer.sections, "delta")', '        (section(job.offer.sections, "delta")',
+           "        check_packet(section(job.offer.sections", "        (section(job.offer.sections",
            ANCHOR),
-    Mutant("merges-need-not-be-finite", 8, "worker/seal_payload", "        if not merge.finite(room):", "        if False:",
+    Mutant("merges-need-not-be-finite", 8, "worker/seal_payload", "        if not merge.finite(scratch):", "        if False:",
            ANCHOR),
     Mutant("sections-need-not-be-good", 8, "worker/seal_payload",
-           "                check(packet, self.fragment.shapes)", "                pass", of("unit/worker/test_seal_payload", "bad_seal")),
+           "            check_packet(packet, self.fragment.shapes)", "            pass", of("unit/worker/test_seal_payload", "bad_seal")),
     Mutant("anchors-need-not-be-good", 8, "worker/anchors",
-           "            check(section(state.sections, name)", "            (section(state.sections, name)", ANCHOR),
+           "            check_packet(section(state.sections", "            (section(state.sections", ANCHOR),
     Mutant("own-weights-need-not-be-finite", 8, "worker/feedback", "        if not bounded(whole):", "        if False:",
            ANCHOR),
     Mutant("payload-of-another-digest", 8, "worker/seal_payload",
-           "if digest({**packets, **moments}, seal.weights) != seal.payload:", "if False:", ANCHOR),
+           "         if payload_digest({**packets, **moments}, seal.weights) != seal.payload:", "         if False:", ANCHOR),
     Mutant("weights-are-no-payload", 8, "worker/seal_payload",
            'content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))',
            "content_digest(*packets)", of("unit/worker/test_seal_payload")),
@@ -450,81 +488,89 @@ MUTANTS = (
     Mutant("offer-of-another-model", 8, "engine/round",
            "        if offer.genesis != lineage.genesis:", "        if False:", ROUND),
     Mutant("uninspected-offers-are-held", 8, "engine/sealer",
-           "if offer.steps and offer.peer != self.books.me:", "if False:", SEALING),
+           "        if offer.steps and offer.peer != self.state.me:", "        if False:", SEALING),
     Mutant("void-merge-is-tried-again", 8, "engine/sealer",
            "                round.inbox.clear()", "                pass", SEALING),
     Mutant("fragment-that-is-not-here", 8, "engine/engine",
-           ("        elif (\n"
-"            self.books.fragments\n"
-"            and not self.books.closed\n"
-"            and 0 <= message.fragment < len(self.books.fragments)\n"
-"        ):"), "        elif self.books.fragments and not self.books.closed:", ADOPTING),
+           (("        elif (\n"
+"            self.state.fragments\n"
+"            and not self.state.closed\n"
+"            and 0 <= message.fragment < len(self.state.fragments)\n"
+"        ):")), "        elif self.state.fragments and not self.state.closed:", ADOPTING),
     Mutant("another-policy-may-join", 8, "protocol/handshake",
            " or first_difference(mine.policy, theirs.policy)", "", of("unit/protocol/test_messages")),
     Mutant("damaged-checkpoint-is-believed", 8, "worker/checkpoint",
-           "    if found != told:", "    if False:", of("unit/worker/test_checkpoint_reader", "digest")),
+           "    if found != saved_content:", "    if False:", of("unit/worker/test_checkpoint_reader", "digest")),
     Mutant("checkpoint-of-other-weights-is-believed", 8, "handover",
            "        intact = saved.weights == sketches(self._layout, self._parameters)\n        kept",
            "        intact = True\n        kept", of("together/test_restore", "not_loaded")),
     # ── 9: error feedback is local and transactional ─────────────────────────────────────────────────────────────────
     Mutant("residual-committed-when-offered", 9, "worker/feedback",
-           "        self.lost, self._next, self._closing = lost,",
-           "        self.residual, self._next, self._closing = lost,", FEEDBACK),
+           "        self.encoding_error, self._next, self._flush",
+           "        self.residual, self._next, self._flush", FEEDBACK),
     Mutant("residual-committed-by-any-seal", 9, "worker/anchors",
-           "        if not mine:\n            return None\n        feedback", "        feedback", ANCHOR),
+           ("        if not merged_own_offer:\n"
+"            return None\n"), "", ANCHOR),
     Mutant("residual-never-committed", 9, "worker/feedback",
-           "        self.residual, self.stayed = (None, lost) if stays else (lost, None)\n", "", FEEDBACK),
+           ("        self.residual, self.weights_residual = (\n"
+"            (None, encoding_error) if residual_in_weights else (encoding_error, None)\n"
+"        )\n"), "", FEEDBACK),
     Mutant("residual-not-offered", 9, "worker/feedback",
            "torch.add(values, self.residual, out=self.buffers.take(values.numel()))", "values", FEEDBACK),
     Mutant("residual-added-in-place", 9, "worker/feedback",
            "torch.add(values, self.residual, out=self.buffers.take(values.numel()))",
            "values.add_(self.residual)", FEEDBACK),
     Mutant("warm-start-of-a-lost-round", 9, "worker/feedback",
-           "        self.lost, self._next, self._closing = lost,",
-           "        self.lost, self.memory, self._closing = lost,", FEEDBACK),
+           "self.encoding_error, self._next, self._flush",
+           "self.encoding_error, self.memory, self._flush", FEEDBACK),
     Mutant("offered-again-in-other-bytes", 9, "worker/feedback",
-           "        if _alike(lost, self.lost):", "        if True:", FEEDBACK),
+           "        if _alike(encoding_error, self.encoding_error):", "        if True:", FEEDBACK),
     Mutant("what-is-encoded-need-not-be-finite", 8, "worker/feedback",
-           "            check(packet, self.shapes)", "            pass", FEEDBACK),
+           "            check_packet(packet, self.shapes)", "            pass", FEEDBACK),
     Mutant("heir-keeps-what-was-offered-since", 9, "worker/anchors",
-           "        gone = self._forget(p) if job.forget else None\n        mine", "        gone = None\n        mine",
+           ("            way_back.drop()\n"
+"        gone = self._forget(p) if job.forget else None"), ("            way_back.drop()\n"
+"        gone = None"),
            of("unit/worker/test_anchors", "outlived")),
     Mutant("heir-keeps-what-an-anchor-has", 9, "worker/anchors",
            "        gone = self._forget(p) if job.forget else None\n        self", "        gone = None\n        self",
            of("unit/worker/test_anchors", "outlived")),
     Mutant("sealer-keeps-what-others-went-on-from", 9, "worker/anchors",
            "        self.way_back[p].drop()  # whatever", "        pass  # whatever", of("unit/worker/test_anchors", "went_on")),
-    Mutant("heir-for-ever", 9, "engine/progress", "            self.heir_of = None", "            pass", PROGRESS),
+    Mutant("heir-for-ever", 9, "engine/progress", "            self.restored_from = None  # what our", "            pass  # what our", PROGRESS),
     Mutant("former-seals-take-what-was-lost", 9, "engine/adoption",
-           "forget = not ours and not mine and fragment.outlived(lineage)",
-           "forget = not ours and (former or (not mine and fragment.outlived(lineage)))", ADOPTING),
+           "not ours and not merged_own_offer and fragment.source_moved_on(lineage)",
+           ("not ours and (\n"
+"                former or (not merged_own_offer and fragment.source_moved_on(lineage))\n"
+"            )"), ADOPTING),
     Mutant("way-back-outlives-its-process", 9, "worker/anchors",
-           "        if job.former:\n            way_back.drop()\n", "", ANCHOR),
+           ("        if job.sealed_by_predecessor:\n"
+"            way_back.drop()\n"), "", ANCHOR),
     Mutant("unasked-answers", 8, "engine/engine", "0 < beat.pong == self", "beat.pong == self", of("unit/engine/test_offers", "asked")),
-    Mutant("what-was-lost-is-not-owed", 9, "engine/progress", "self.owes = not pending.closing", "pass", PROGRESS),
+    Mutant("what-was-lost-is-not-owed", 9, "engine/progress", "            self.has_unsent_residual = not pending.flush", "            pass", PROGRESS),
     Mutant("what-was-closed-is-owed-still", 9, "engine/progress",
-           "self.owes = not pending.closing", "self.owes = True", PROGRESS),
+           "self.has_unsent_residual = not pending.flush", "self.has_unsent_residual = True", PROGRESS),
     Mutant("closing-copy-is-forgotten", 9, "engine/progress",
-           "self.owes = self.owes or pending.closing\n", "pass\n", PROGRESS),
+           "            self.has_unsent_residual = self.has_unsent_residual or pending.flush", "            pass", PROGRESS),
     Mutant("heirs-rest-is-its-own", 9, "engine/progress",
-           "            self.inherited = self.inherited or self.heir_of\n", "            pass\n", PROGRESS),
+           "            self.inherited = self.inherited or self.restored_from", "            pass", PROGRESS),
     Mutant("heirs-work-goes-with-the-rest", 9, "engine/progress",
            "self.me and (pending.steps or self.inherited):", "self.me:", PROGRESS),
     Mutant("heirs-work-leaves-the-rest", 9, "engine/progress",
            "(pending.steps or self.inherited)", "pending.steps", PROGRESS),
     Mutant("replaced-by-a-seal-and-owed", 9, "engine/engine",
-           "if job.forget or (job.replace and not job.mine):", "if job.forget:", ADOPTING),
+           "if job.forget or (job.replace and not job.merged_own_offer):", "if job.forget:", ADOPTING),
     Mutant("replaced-by-an-anchor-and-owed", 9, "engine/engine",
            "if job.forget or job.replace:", "if job.forget:", ADOPTING),
     Mutant("given-up-and-sent-again", 5, "engine/progress",
-           "if replaced and not mine:", "if False:", ADOPTING),
+           "        if replaced and not merged_own_offer:", "        if False:", ADOPTING),
     Mutant("given-up-and-unknown", 5, "engine/progress",
            "self.share.add(pending.claim.author, pending.numbers, 0)", "pass", PROGRESS),
     Mutant("merged-and-given-up", 5, "engine/progress",
-           "if replaced and not mine:", "if replaced:", ADOPTING),
+           " if replaced and not merged_own_offer:", " if replaced:", ADOPTING),
     Mutant("another-model-has-nothing-of-ours", 5, "engine/engine",
-           ("                # another model may have it, too\n"
-"                mine = job.mine or fragment.includes_pending(state.lineage)"), "                mine = job.mine  # another model may have it, too", ADOPTING),
+           (("                # another model may have it, too\n"
+"                merged_own_offer = job.merged_own_offer or fragment.includes_pending(state.lineage)")), "                merged_own_offer = job.merged_own_offer  # another model may have it, too", ADOPTING),
     Mutant("newcomers-are-waited-for", 7, "engine/sealer",
            "known_at(started=fragment.lineage.version > 0)", "known_at(started=False)", of("unit/engine/test_sealer", "began_with")),
     Mutant("nobody-new-is-waited-for", 3, "engine/sealer",
@@ -535,62 +581,76 @@ MUTANTS = (
            "            self.adopt_at = None  # there is",
            "            pass  # there is", ADOPTING),
     Mutant("forgotten-by-a-seal-and-owed", 9, "engine/engine",
-           "if job.forget or (job.replace and not job.mine):", "if job.replace and not job.mine:", ADOPTING),
+           "     if job.forget or (job.replace and not job.merged_own_offer):", "     if job.replace and not job.merged_own_offer:", ADOPTING),
     Mutant("forgotten-by-an-anchor-and-owed", 9, "engine/engine",
            "if job.forget or job.replace:", "if job.replace:", ADOPTING),
     Mutant("exactly-adopted-and-not-owed", 9, "engine/engine",
-           "(job.replace and not job.mine):", "job.replace:", ADOPTING),
-    Mutant("other-weights-owe", 9, "worker/checkpoint", "adopt_at=None, owes=False)", "adopt_at=None)",
+           "job.forget or (job.replace and not job.merged_own_offer):", "job.forget or job.replace:", ADOPTING),
+    Mutant("other-weights-owe", 9, "worker/checkpoint", ("    standing = replace(\n"
+"        kept.standing,\n"
+"        pending=None,\n"
+"        correction_pending=True,\n"
+"        adopt_at=None,\n"
+"        has_unsent_residual=False,\n"
+"    )"), "    standing = replace(kept.standing, pending=None, correction_pending=True, adopt_at=None)",
            of("together/test_codecs", "replaced")),
     Mutant("former-checkpoints-are-damaged", 7, "worker/checkpoint",
            "return key in self and self.take(key, bool)", "return self.take(key, bool)", of("unit/worker/test_checkpoint_reader", "before")),
     Mutant("former-closing-offer-weighs-nothing", 9, "worker/checkpoint",
            "(last.step, last.tokens)  # what", "(0, 0)  # what", of("unit/worker/test_checkpoint_reader", "weighs")),
     Mutant("checkpoint-forgets-what-is-owed", 9, "engine/progress",
-           "claim, owes, pending = pending.claim, owes or pending.closing, None",
-           "claim, pending = pending.claim, None", PROGRESS),
+           ("            claim, has_unsent_residual, pending = (\n"
+"                pending.claim,\n"
+"                has_unsent_residual or pending.flush,\n"
+"                None,\n"
+"            )"),
+           "            claim, pending = pending.claim, None", PROGRESS),
     Mutant("rest-weighs-as-little-as-what-it-goes-with", 9, "engine/progress",
-           "rest = closing and self.owes and self.weight > (work.tokens, work.step)",
-           "rest = closing and self.owes and not work.step", PROGRESS),
+           "self.has_unsent_residual and self.weight > (work.tokens, work.step)",
+           "self.has_unsent_residual and not work.step", PROGRESS),
     Mutant("few-steps-weigh-as-many-without-a-rest", 9, "engine/progress",
-           "rest = closing and self.owes and self.weight", "rest = closing and self.weight", PROGRESS),
+           "flush and self.has_unsent_residual and self.weight > (work.tokens", "flush and self.weight > (work.tokens", PROGRESS),
     Mutant("long-offer-weighs-as-its-rest", 9, "engine/progress",
-           "rest = closing and self.owes and self.weight > (work.tokens, work.step)",
-           "rest = closing and self.owes", PROGRESS),
+           "self.has_unsent_residual and self.weight > (work.tokens, work.step)",
+           "self.has_unsent_residual", PROGRESS),
     Mutant("rest-makes-the-last-offer-short", 9, "engine/progress",
            "self.last = self.last if any(pending.again) else Totals(", "self.last = Totals(", PROGRESS),
     Mutant("share-in-rounds-that-went-on-without", 9, "engine/progress",
            "            self.last = Totals()  # of what", "            pass  # of what", PROGRESS),
     Mutant("no-share-in-what-was-merged-before-closing", 9, "engine/progress",
-           "if went_on and not (self.owes or pending):", "if not (mine or self.owes or pending):", PROGRESS),
+           "        if went_on and not (self.has_unsent_residual", "        if not (merged_own_offer or self.has_unsent_residual", PROGRESS),
     Mutant("who-owes-has-no-share", 9, "engine/progress",
-           "if went_on and not (self.owes or pending):", "if went_on and not pending:", PROGRESS),
+           "went_on and not (self.has_unsent_residual or pending):", "went_on and not pending:", PROGRESS),
     Mutant("who-closes-has-no-share", 9, "engine/progress",
-           "if went_on and not (self.owes or pending):", "if went_on and not self.owes:", PROGRESS),
+           "went_on and not (self.has_unsent_residual or pending):", "went_on and not self.has_unsent_residual:", PROGRESS),
     Mutant("closing-offer-weighs-nothing", 9, "protocol/messages",
            "(alone or self.steps > 0)", "False", of("unit/protocol/test_messages", "weighs")),
     Mutant("who-rests-dilutes-work", 9, "protocol/messages", "(alone or self.steps > 0)", "True", of("unit/protocol/test_messages", "weighs")),
-    Mutant("way-back-at-rest-is-coded-as-ever", 9, "engine/sealer", ("            # at rest there may be no later round to take along what this loses\n"
-"            closing = alone or self.books.closing"), "            closing = alone  # at rest there may be no later round to take along what this loses", SEALING),
-    Mutant("way-back-is-never-coded-as-ever", 9, "engine/sealer", ("            # at rest there may be no later round to take along what this loses\n"
-"            closing = alone or self.books.closing"), "            closing = True  # at rest there may be no later round to take along what this loses", SEALING),
+    Mutant("way-back-at-rest-is-coded-as-ever", 9, "engine/sealer", (("            # at rest there may be no later round to take along what this loses\n"
+"            flush = alone or self.state.flush")), "            flush = alone  # at rest there may be no later round to take along what this loses", SEALING),
+    Mutant("way-back-is-never-coded-as-ever", 9, "engine/sealer", (("            # at rest there may be no later round to take along what this loses\n"
+"            flush = alone or self.state.flush")), "            flush = True  # at rest there may be no later round to take along what this loses", SEALING),
     Mutant("who-closes-dilutes-work", 9, "engine/sealer", "offer.weighed(alone and ", "offer.weighed(", SEALING),
     Mutant("who-is-behind-has-a-share", 9, "engine/sealer", "alone and offer.key.tokens >= here", "alone", SEALING),
     Mutant("closing-offer-is-coded-as-ever", 9, "worker/feedback",
-           "codec = CLOSING if closing else self.codec", "codec = self.codec", FEEDBACK),
+           "    codec = FLUSH_CODEC if flush else self.codec", "    codec = self.codec", FEEDBACK),
     Mutant("closing-offer-leaves-in-the-weights", 9, "worker/feedback",
-           "stays = self.stays and not self._closing", "stays = self.stays", FEEDBACK),
+           "self.residual_in_weights and not self._flush", "self.residual_in_weights", FEEDBACK),
     Mutant("closing-offer-forgets-the-start", 9, "worker/feedback",
-           "self.memory if closing else memory", "memory", FEEDBACK),
+           ("        self.encoding_error, self._next, self._flush = (\n"
+"            encoding_error,\n"
+"            self.memory if flush else memory,\n"
+"            flush,\n"
+"        )"), "        self.encoding_error, self._next, self._flush = encoding_error, memory, flush", FEEDBACK),
     Mutant("rests-with-nothing-before-it-closed", 9, "engine/state",
            "return lost or fragment.pending is not None or", "return fragment.pending is not None or",
            of("unit/engine/test_offers", "nothing")),
-    Mutant("medians-close", 9, "settings", "stays=encoded.stays and merge in SHARED", "stays=encoded.stays",
+    Mutant("medians-close", 9, "settings", "encoded.residual_in_weights and merge in SHARED,", "encoded.residual_in_weights,",
            of("together/test_codecs", "shares")),
     Mutant("way-back-starts-cold", 9, "worker/anchors",
            ', "memory": "returned_memory"}', "}", of("unit/worker/test_anchors", "restored_sealer")),
     Mutant("heir-of-an-offer-made-before-it", 9, "engine/progress",
-           "ours = mine and pending is not None and pending.claim.author == self.me", "ours = mine", PROGRESS),
+           "merged_own_offer and pending is not None and pending.claim.author == self.me", "merged_own_offer", PROGRESS),
     Mutant("codes-of-any-dtype", 3, "codecs/blockwise",
            "self.levels = torch.empty(size, dtype=torch.float32)", "self.levels = torch.empty(size)", of("unit/codecs/test_registry")),
     Mutant("pairs-beyond-the-last", 3, "codecs/blockwise",
@@ -609,11 +669,9 @@ MUTANTS = (
            "if head[:2] != [len(shapes), coalesce]:", "if head[1] != coalesce:", of("unit/codecs/test_packing", "number_of_tensors")),
     Mutant("coalesces-moments", 10, "worker/moment_packet", ", coalesces=False)", ")", of("unit/worker/test_moment_packet", "coalesced")),
     Mutant("nobody-forgets", 9, "engine/adoption",
-           ("        forget = not mine and any(\n"
-"            self.books.fragments[s.fragment].outlived(s.lineage) for s in states\n"
-"        )"), "        forget = False and any(self.books.fragments[s.fragment].outlived(s.lineage) for s in states)", of("together/test_codecs", "restored")),
+           ("   forget = not merged_own_offer and any("), "   forget = False and any(", of("together/test_codecs", "restored")),
     Mutant("nobody-outlived", 9, "engine/progress",
-           "return self.heir_of is not None and not lineage.admits(self.heir_of)", "return False", PROGRESS),
+           "     return self.restored_from is not None and not lineage.admits(self.restored_from)", "     return False", PROGRESS),
     Mutant("own-packet-comes-back", 3, "transport/transfers", "seal.without(peer, seq)", "seal", of("unit/transport/test_grpc_transport", "own_packet")),
     Mutant("own-packet-is-missed", 3, "transport/transfers", "seal.completed(offer)", "seal", of("unit/transport/test_grpc_transport", "own_packet")),
     Mutant("own-packet-of-any-offer", 3, "protocol/messages",
@@ -629,27 +687,29 @@ MUTANTS = (
     Mutant("bytes-are-lent-twice", 8, "codecs/buffers",
            "return torch.from_numpy(lent)", "return torch.from_numpy(lent.view())", of("unit/worker/test_anchors", "reused")),
     Mutant("drop-keeps-the-residual", 9, "worker/feedback",
-           "self.residual = self.stayed = self.lost = self.memory = self._next = None", "self.lost = None", FEEDBACK),
+           ("        self.residual = self.weights_residual = self.encoding_error = self.memory = self._next = (\n"
+"            None\n"
+"        )"), "        self.encoding_error = None", FEEDBACK),
     Mutant("what-stays-is-taken-for-merged", 9, "worker/anchors",
-           "            progress.sub_(feedback.stayed)", "            pass", ANCHOR),
+           "           progress.sub_(feedback.weights_residual)", "           pass", ANCHOR),
     Mutant("what-stays-leaves-with-a-replacement", 9, "worker/anchors",
-           ("        values.copy_(self.theta[p]) if stayed is None else torch.sub(\n"
-"            self.theta[p], stayed, out=values\n"
-"        )"),
+           (("        values.copy_(self.theta[p]) if weights_residual is None else torch.sub(\n"
+"            self.theta[p], weights_residual, out=values\n"
+"        )")),
            "        values.copy_(self.theta[p])", ANCHOR),
     Mutant("what-is-forgotten-stays-in-the-weights", 5, "worker/anchors",
-           "return stayed if self.progress[fragment] is None else None", "return None", ANCHOR),
+           "     return weights_residual if self.progress[fragment] is None else None", "     return None", ANCHOR),
     Mutant("what-is-pending-leaves-the-weights", 9, "worker/anchors",
-           "return stayed if self.progress[fragment] is None else None", "return stayed", ANCHOR),
+           "weights_residual if self.progress[fragment] is None else None", "weights_residual", ANCHOR),
     Mutant("what-was-beside-the-weights-is-left-behind", 9, "worker/feedback",
-           "        if self.residual is None:\n", "        if self.residual is None or self.stays:\n", ANCHOR),
+           "self.residual is None:", "self.residual is None or self.residual_in_weights:", ANCHOR),
     Mutant("sealer-forgets-what-it-lost", 9, "worker/anchors",
            "            way_back.feedback.commit()", "            pass", of("unit/worker/test_anchors", "once_more")),
     Mutant("sealer-commits-what-others-sealed", 9, "worker/anchors",
-           "if job.ours and way_back.feedback:", "if way_back.feedback:", of("unit/worker/test_anchors", "once_more")),
+           "        if job.sealed_here and way_back.feedback", "        if way_back.feedback", of("unit/worker/test_anchors", "once_more")),
     Mutant("fused-products-in-a-mean", 3, "worker/merge",
-           "out.add_(torch.mul(delta, weight, out=room[: out.numel()]))",
-           "out.add_(delta, alpha=weight)", of("unit/worker/test_merge", "rounded")),
+           "   out.add_(torch.mul(delta, weight, out=scratch[: out.numel()]))",
+           "   out.add_(delta, alpha=weight)", of("unit/worker/test_merge", "rounded")),
     Mutant("one-turn-too-few", 8, "worker/merge", "for turn in range(len(rows)):", "for turn in range(len(rows) - 1):",
            of("unit/worker/test_merge", "trimmed or median")),
     Mutant("whole-deltas-of-a-mean", 7, "worker/seal_payload",
@@ -664,9 +724,9 @@ MUTANTS = (
     Mutant("correction-of-the-wrong-sign", 10, "worker/outer",
            "torch.sub(theta, change, out=change)", "torch.sub(change, theta, out=change)", OUTER),
     Mutant("merged-progress-added-again", 10, "worker/outer",
-           "            change.add_(mine[block])", "            pass", OUTER),
+           "            change.add_(own[block])", "            pass", OUTER),
     Mutant("merged-progress-added-again-by-an-anchor", 10, "worker/outer",
-           "return out.add_(mine) if mine is not None else out", "return out", OUTER),
+           "  return out.add_(own) if own is not None else out", "  return out", OUTER),
     Mutant("heavy-ball-for-nesterov", 10, "worker/outer",
            "update = update + momentum * outer.momentum", "update = momentum", OUTER),
     Mutant("untaken-correction-is-lost", 10, "worker/correction", "    newer.values.add_(older.values)\n", "", ANCHOR),
@@ -684,9 +744,9 @@ MUTANTS = (
     Mutant("moments-under-no-digest", 8, "worker/seal_payload",
            "return content_digest(found, *named) if moments else found", "return found", of("unit/worker/test_moment_means")),
     Mutant("moments-adopted-by-who-sent-none", 10, "worker/moment_means",
-           ("            self._corrected(sections, name)\n"
+           (("            self._corrected(sections, name)\n"
 "            for name in self._known(sections)\n"
-"            if mine and name in self.own"), "            self._corrected(sections, name) for name in self._known(sections) if name in self.own", of("unit/worker/test_moment_means")),
+"            if merged_own_offer and name in self.own")), "            self._corrected(sections, name) for name in self._known(sections) if name in self.own", of("unit/worker/test_moment_means")),
     Mutant("position-of-who-stepped-on", 9, "engine/joining",
            "self._met_at.setdefault(beat.peer, beat.position)", "self._met_at[beat.peer] = beat.position",
            of("unit/engine/test_joining")),
@@ -694,7 +754,7 @@ MUTANTS = (
            "        elif now - self._short_since >= policies.timing.round_timeout_s:", "        elif False:",
            of("unit/engine/test_stragglers")),
     Mutant("moments-of-an-anchor-never-taken", 10, "engine/adoption",
-           "self.books.policies.due(version) if one_on else ()", "()", of("unit/worker/test_moment_means")),
+           "     return self.state.policies.due(version) if one_on else ()", "     return ()", of("unit/worker/test_moment_means")),
     Mutant("moments-of-any-anchor-taken", 10, "engine/adoption", " if one_on else ()", "", of("unit/worker/test_moment_means")),
     Mutant("moments-sent-once-and-never-again", 10, "engine/policies",
            ("        since = {\n"
@@ -702,15 +762,15 @@ MUTANTS = (
 "            for order, _ in self.periods.rounds\n"
 "        }"), "        since = {order: version - 1 for order, _ in self.periods.rounds}", of("unit/worker/test_moment_means")),
     Mutant("velocity-stays-behind", 10, "worker/anchors",
-           '            velocity.copy_(decode(state.sections["velocity"], self._shapes(p)))', "            pass",
+           '            velocity.copy_(decode_packet(state.sections["velocity"], self._shapes(p)))', "            pass",
            ANCHOR),
-    Mutant("late-becomes-the-anchor", 10, "engine/adoption", ("        return (\n"
+    Mutant("late-becomes-the-anchor", 10, "engine/adoption", (("        return (\n"
 "            synchronous\n"
 "            and pending is not None\n"
 "            and not pending.missed\n"
-"            and pending.step == self.books.totals.step\n"
-"        )"), "        return synchronous and pending is not None and not pending.missed", ADOPTING),
-    Mutant("adopt-before-the-overlap", 10, "engine/boundaries", "self.books.totals.step < adopt_at", "False", TRAINING),
+"            and pending.step == self.state.totals.step\n"
+"        )")), "        return synchronous and pending is not None and not pending.missed", ADOPTING),
+    Mutant("adopt-before-the-overlap", 10, "engine/boundaries", "not None and self.state.totals.step < adopt_at", "not None and False", TRAINING),
     Mutant("overlap-from-the-adoption", 10, "engine/progress",
            "            pending.step + schedule.adopt_after", "            totals.step + schedule.adopt_after", PROGRESS),
     # ── 11: time is an argument ──────────────────────────────────────────────────────────────────────────────────────
@@ -731,13 +791,13 @@ MUTANTS = (
            HOUSE),
     # ── and the virtual cluster's oracle notices, too ────────────────────────────────────────────────────────────────
     Mutant("storm-takes-the-smaller", 4, "engine/adoption",
-           ("        if (\n"
-"            lineage.genesis != self.books.genesis\n"
+           (("        if (\n"
+"            lineage.genesis != self.state.genesis\n"
 "            or lineage.key <= fragment.lineage.key\n"
-"            or self.books.founding\n"
-"        ):"), "        if lineage.genesis != self.books.genesis or self.books.founding:", STORM),
+"            or self.state.founding\n"
+"        ):")), "        if lineage.genesis != self.state.genesis or self.state.founding:", STORM),
     Mutant("storm-carries-across-genesis", 4, "engine/adoption",
-           "False, replace=True", "False, replace=False", STORM),
+           "    replace=True,", "    replace=False,", STORM),
     Mutant("storm-merges-twice", 5, "engine/round", ("        return _fits(offer, lineage) and (\n"
 "            held is None or offer.order > held.order or not held.steps\n"
 "        )"), "        return held is None or offer.order > held.order or not held.steps", STORM),

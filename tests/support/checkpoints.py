@@ -76,12 +76,12 @@ def anchors(optimizer: MendOptimizer) -> list[Tensor]:
 
 def me(optimizer: MendOptimizer) -> PeerId:
     assert optimizer._learner
-    return optimizer._learner.engine.books.me
+    return optimizer._learner.engine.state.me
 
 
 def progress(optimizer: MendOptimizer, p: int = 0) -> Progress:
     assert optimizer._learner
-    return optimizer._learner.engine.books.fragments[p]
+    return optimizer._learner.engine.state.fragments[p]
 
 
 def assert_alike(these: Any, those: Any) -> None:

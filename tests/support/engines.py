@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from mend_optim.engine.effects import Done, Job, Merge, Prepare, Send, Work
-from mend_optim.engine.engine import Syncer
+from mend_optim.engine.engine import Engine
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
@@ -50,7 +50,7 @@ def offer_of(
     return Offer(peer, 0, seq, 10 * steps, steps, GENESIS, BASE.key, due, inherited=inherited)
 
 
-class Engine:
+class DrivenEngine:
     """A learner that has begun and joined. `seals`: whether it can be dialled; its peers cannot be,
     so that it runs all rounds, or else they are."""
 
@@ -60,23 +60,27 @@ class Engine:
         quorum: int | None = None,
         grace_s: float = 0.0,
         failslow: FailSlow | None = FailSlow(),
-        stays: bool = False,
+        residual_in_weights: bool = False,
         **schedule: Any,
     ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
         plan = Schedule(**{"sync_every": 4, **schedule})
         some = Quorum(minimum=quorum)
         policies = Policies(
-            schedule=plan, quorum=some, grace=Grace(max_s=grace_s), failslow=failslow, stays=stays
+            schedule=plan,
+            quorum=some,
+            grace=Grace(max_s=grace_s),
+            failslow=failslow,
+            residual_in_weights=residual_in_weights,
         )
-        self.syncer = Syncer(ME, "me:1" if seals else "", (), policies, self.now)
-        self.syncer.begin(self.now, GENESIS, (b"",) * plan.fragments)
+        self.engine = Engine(ME, "me:1" if seals else "", (), policies, self.now)
+        self.engine.begin(self.now, GENESIS, (b"",) * plan.fragments)
         self.log: list[Any] = []
-        assert self.syncer.books.joined
+        assert self.engine.state.joined
 
     @property
     def fragment(self) -> Progress:
-        return self.syncer.books.fragments[0]
+        return self.engine.state.fragments[0]
 
     @property
     def lineage(self) -> Lineage:
@@ -94,9 +98,9 @@ class Engine:
         than it was, if it says anything."""
         self.counts += 1
         address = "" if self.seals else f"{peer.name}:1"
-        self.syncer.met(self.now, peer, address)
+        self.engine.met(self.now, peer, address)
         reports = tuple(
-            Report(lineage.key) for lineage in lineages or [BASE] * len(self.syncer.books.fragments)
+            Report(lineage.key) for lineage in lineages or [BASE] * len(self.engine.state.fragments)
         )
         paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()
         tokens = 10 * step
@@ -116,20 +120,20 @@ class Engine:
         self.receive(beat)
 
     def receive(self, message: Message) -> None:
-        self.syncer.receive(self.now, message)
+        self.engine.receive(self.now, message)
 
     def step(self, count: int = 1, tokens: int = 10) -> None:
         for _ in range(count):
             self.now += 1.0
-            self.syncer.training.stepped(tokens, 1.0)
+            self.engine.boundaries.stepped(tokens, 1.0)
 
     def reserve(self) -> None:
         """The training thread begins to copy what is wanted."""
-        for p in self.syncer.training.wanted():
-            self.syncer.training.reserve(p)
+        for p in self.engine.boundaries.fragments_to_copy():
+            self.engine.boundaries.reserve(p)
 
     def copied(self) -> None:
-        self.syncer.training.snapshot(0, torch.zeros(0))
+        self.engine.boundaries.snapshot(0, torch.zeros(0))
         (prepare,) = self.jobs(Prepare)
         self.done(prepare)
 
@@ -145,18 +149,18 @@ class Engine:
 
     def done(self, job: Job, **outcome: Any) -> None:
         """The worker has performed a job."""
-        self.syncer.finished(self.now, job, Done(**{"digest": PAYLOAD, **outcome}))
+        self.engine.finished(self.now, job, Done(**{"digest": PAYLOAD, **outcome}))
 
     def apply(self) -> None:
         """The training thread takes the correction of an anchor that has come."""
-        self.syncer.taken(self.now, 0, False)
+        self.engine.correction_applied(self.now, 0, False)
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.syncer.tick(self.now)
+        self.engine.tick(self.now)
 
     def _take(self, choose: Any) -> list[Any]:
-        self.log += self.syncer.drain(self.now)
+        self.log += self.engine.drain(self.now)
         taken = [e for e in self.log if choose(e)]
         self.log = [e for e in self.log if not choose(e)]
         return taken

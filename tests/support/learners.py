@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from mend_optim import Event, MendOptimizer, Timing
-from mend_optim.engine.state import Books
+from mend_optim.engine.state import EngineState
 
 PATIENCE_S = 30.0
 LOOPBACK = "127.0.0.1:0"
@@ -118,17 +118,19 @@ def start(optimizers: Sequence[MendOptimizer]) -> None:
     """What the first `step()` does before it steps, until all know that all others train: nobody is
     ahead."""
 
-    def others(books: Books) -> int:
+    def others(state: EngineState) -> int:
         return (
             0
-            if books.solo
-            else sum(peer.training and peer.linked for peer in books.roster.peers.values())
+            if state.solo
+            else sum(peer.training and peer.linked for peer in state.roster.peers.values())
         )
 
     learners = [o._learner for o in optimizers if o._learner]
-    together(*(lambda o=o, m=m: o._begun(m) for o, m in zip(optimizers, learners, strict=True)))
+    together(
+        *(lambda o=o, m=m: o._ensure_joined(m) for o, m in zip(optimizers, learners, strict=True))
+    )
     for optimizer, learner in zip(optimizers, learners, strict=True):
-        until(optimizer, lambda books=learner.engine.books: others(books) == len(learners) - 1)
+        until(optimizer, lambda state=learner.engine.state: others(state) == len(learners) - 1)
 
 
 @contextmanager

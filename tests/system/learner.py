@@ -223,7 +223,7 @@ class Learner:
         facts = asdict(status)
         engine = self.optimizer._learner.engine  # type: ignore[union-attr]
         del facts["rounds"]
-        self.console.say("report", anchors=anchors, genesis=engine.books.genesis.hex(), **facts)
+        self.console.say("report", anchors=anchors, genesis=engine.state.genesis.hex(), **facts)
 
     def children(self) -> None:
         self.console.say(

@@ -186,7 +186,7 @@ def test_a_bad_advertised_address_is_refused(value: Any, message: str) -> None:
 def test_one_peer_may_be_given_as_plain_text() -> None:
     with MendOptimizer(descent(1.0), peers=PEER, timing=TIMING) as optimizer:
         assert optimizer._learner is not None
-        assert optimizer._learner.engine.books.seeds.missing == [PEER]
+        assert optimizer._learner.engine.state.seeds.missing == [PEER]
 
 
 def test_an_advertised_address_needs_one_to_listen_on() -> None:

@@ -12,15 +12,15 @@ from mend_optim import Event, MendOptimizer, RoundRecord
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call
-from mend_optim.status import Status, status
+from mend_optim.status import Status, learner_status
 from tests.support.checkpoints import anchors, newcomer, progress, resumed, save
-from tests.support.engines import BASE, ME, PEER, Engine, seal_of, state_of
+from tests.support.engines import BASE, ME, PEER, DrivenEngine, seal_of, state_of
 from tests.support.learners import cluster, descent, drive, same, settle, start, until
 
 SOMEBODY = PeerId("somebody", 1)
 
 
-class Merged(Engine):
+class Merged(DrivenEngine):
     """A learner whose offer of 40 tokens is in its anchor, by the seal of a peer; after `BASE`,
     nothing else is."""
 
@@ -40,14 +40,16 @@ class Merged(Engine):
         self.receive(state_of(lineage))
         (install,) = self.jobs(Install)
         self.done(install)
-        self.syncer.taken(self.now, 0, install.replace)
+        self.engine.taken(self.now, 0, install.replace)
         events = self._take(lambda e: isinstance(e, Event) and e.kind == "round")
         record: RoundRecord = events[-1].facts["round"]
         return record
 
     def status(self) -> Status:
-        books = self.syncer.books
-        return status(books, {}, books.totals.step, books.totals.tokens, books.position, 0.0, 0, 0)
+        state = self.engine.state
+        return learner_status(
+            state, {}, state.totals.step, state.totals.tokens, state.position, 0.0, 0, 0
+        )
 
 
 def branch(base: Lineage, tokens: int) -> Lineage:
@@ -95,24 +97,24 @@ def test_every_change_of_branches_counts_only_what_it_changes() -> None:
 
 
 def test_a_founder_counts_what_it_founded() -> None:
-    engine = Engine(seals=False)
+    engine = DrivenEngine(seals=False)
     fragment = engine.fragment
     engine.step(4)
     lineage = fragment.found(40, b"model")
-    fragment.founded(lineage, engine.syncer.books.totals)
+    fragment.founded(lineage, engine.engine.state.totals)
     assert fragment.superseded_tokens == 0
     assert fragment.share.superseded_tokens(BASE) == 40
 
 
 def test_a_founder_counts_what_it_had_offered_apart() -> None:
     """Another branch may have merged just that."""
-    engine = Engine(seals=False)
+    engine = DrivenEngine(seals=False)
     engine.beat()
     offer = engine.offer()
     engine.step(3)
     fragment = engine.fragment
     lineage = fragment.found(70, b"model")
-    fragment.founded(lineage, engine.syncer.books.totals)
+    fragment.founded(lineage, engine.engine.state.totals)
     lineages = lineage, BASE.seal([offer.entry], b"payload"), BASE
     assert [fragment.share.superseded_tokens(anchor) for anchor in lineages] == [0, 30, 70]
 

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from mend_optim import Int8, MendOptimizer, PowerSGD
-from mend_optim.codecs.registry import CODECS, Codec, name_of
+from mend_optim.codecs.registry import CODECS, Codec, codec_name
 from tests.support.checkpoints import load, newcomer, progress, save
 from tests.support.learners import LOCKSTEP, cluster, parameters, together
 
@@ -31,8 +31,8 @@ SHARES = {
     "float4": (0.15, 0.3),
     "sparse": (0.06, 0.12),
     "powersgd": (0.15, 0.3),
-    name_of(TOLD[-2]): (0.09, 0.09),
-    name_of(TOLD[-1]): (0.28, 0.28),
+    codec_name(TOLD[-2]): (0.09, 0.09),
+    codec_name(TOLD[-1]): (0.28, 0.28),
 }
 
 
@@ -47,8 +47,8 @@ def held_back(optimizer: MendOptimizer) -> Tensor:
     assert optimizer._learner is not None
     assert optimizer._learner._anchors is not None
     feedback = optimizer._learner._anchors.feedback[0]
-    assert feedback.stayed is None or feedback.residual is None
-    residual = feedback.residual if feedback.stayed is None else feedback.stayed
+    assert feedback.weights_residual is None or feedback.residual is None
+    residual = feedback.residual if feedback.weights_residual is None else feedback.weights_residual
     return torch.zeros(NUMEL) if residual is None else residual
 
 
@@ -66,7 +66,7 @@ def returned(optimizer: MendOptimizer) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("told", TOLD, ids=name_of)
+@pytest.mark.parametrize("told", TOLD, ids=codec_name)
 def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> None:
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
     with cluster(*(SGD(model, lr=1.0) for model in models), codec=told, **LOCKSTEP) as optimizers:
@@ -83,7 +83,9 @@ def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> Non
             moved, others = map(flat, optimizers)
         assert torch.equal(moved, others)
         for optimizer, weights in zip(optimizers, own, strict=True):
-            assert torch.equal(weights, moved - held_back(optimizer) if told.stays else moved)  # type: ignore[arg-type]
+            assert torch.equal(
+                weights, moved - held_back(optimizer) if told.residual_in_weights else moved
+            )  # type: ignore[arg-type]
         records = [optimizer.status().rounds for optimizer in optimizers]
         assert [r.digest for r in records[0]] == [r.digest for r in records[1]]
         trained = (
@@ -99,13 +101,13 @@ def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> Non
         )
         torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
         assert torch.any(lost != 0) == (not told.exact)  # type: ignore[arg-type]
-        most_up, most_down = SHARES[name_of(told)]
+        most_up, most_down = SHARES[codec_name(told)]
         for record in [r for rounds in records for r in rounds if r.members]:
             assert 0 < record.offer_bytes <= most_up * 4 * NUMEL
             assert 0 < record.merged_bytes <= most_down * 4 * NUMEL
 
 
-STAYS = [codec for codec in TOLD if codec.stays]
+STAYS = [codec for codec in TOLD if codec.residual_in_weights]
 
 
 def train_and_rest(
@@ -125,7 +127,7 @@ def train_and_rest(
 
 
 @pytest.mark.parametrize("adopt_after", [0, None])
-@pytest.mark.parametrize("told", STAYS, ids=name_of)
+@pytest.mark.parametrize("told", STAYS, ids=codec_name)
 def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
     told: Codec, adopt_after: int | None
 ) -> None:
@@ -157,7 +159,7 @@ def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
         torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("told", STAYS, ids=name_of)
+@pytest.mark.parametrize("told", STAYS, ids=codec_name)
 def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
     """Steps that no round had merged yet are, and no later round takes along what the way back
     would lose of them."""
@@ -304,10 +306,10 @@ def test_weights_that_a_restored_learner_replaced_have_nothing_left_to_close() -
 
         together(lambda: loop(0), lambda: loop(1))
         weights, state = save(old)
-        assert progress(old).owes
+        assert progress(old).has_unsent_residual
         old.close()
         with newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP) as again:
             load(again, ([value + 1 for value in weights], state))
             again.join()
             assert not held_back(again).any()
-            assert not progress(again).owes
+            assert not progress(again).has_unsent_residual

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mend_optim import MendOptimizer, UsageError
-from mend_optim.engine.state import Books
-from mend_optim.settings import Place
+from mend_optim.engine.state import EngineState
+from mend_optim.settings import Endpoint
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
@@ -47,10 +47,12 @@ def until_all_have_it(optimizers: list[MendOptimizer]) -> None:
     and begin with the same of it. Who still fetches that at a boundary offers a step later, with a
     step more."""
 
-    def agreed(books: Books) -> bool:
-        beats = [peer.beat for peer in books.roster.peers.values()]
+    def agreed(engine_state: EngineState) -> bool:
+        beats = [peer.beat for peer in engine_state.roster.peers.values()]
         return all(
-            b and len(b.reports) > 1 and b.reports[1].key == books.key(books.fragments[1])
+            b
+            and len(b.reports) > 1
+            and b.reports[1].key == engine_state.key(engine_state.fragments[1])
             for b in beats
         )
 
@@ -58,7 +60,10 @@ def until_all_have_it(optimizers: list[MendOptimizer]) -> None:
         learner = optimizer._learner
         assert learner is not None
         until(
-            optimizer, lambda books=learner.engine.books: len(books.fragments) > 1 and agreed(books)
+            optimizer,
+            lambda engine_state=learner.engine.state: (
+                len(engine_state.fragments) > 1 and agreed(engine_state)
+            ),
         )
 
 
@@ -67,13 +72,13 @@ def join(newcomer: MendOptimizer, trainer: MendOptimizer) -> None:
     to be an anchor."""
     learner = newcomer._learner
     assert learner is not None
-    books = learner.engine.books
+    engine_state = learner.engine.state
 
     def train() -> None:
-        while not books.joined:
+        while not engine_state.joined:
             step(trainer, 1.0)
 
-    together(lambda: newcomer._begun(learner), train)
+    together(lambda: newcomer._ensure_joined(learner), train)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -142,7 +147,7 @@ def test_a_learner_that_greets_with_another_group_is_refused() -> None:
         b = MendOptimizer(descent(1.0))  # to add the group before it greets anybody
         b.add_param_group(another)
         b._settings = replace(
-            b._settings, name="b", place=Place(None, None, (address,), None, None)
+            b._settings, name="b", place=Endpoint(None, None, (address,), None, None)
         )
         b._learner = b._settings.connect(lambda: b._layout)
         with b:

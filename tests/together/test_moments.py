@@ -912,7 +912,7 @@ def test_going_on_where_one_has_the_mean_and_the_others_seal_never_came(
         deaf, sealer = made[0]._learner, made[1]._learner
         assert deaf is not None
         assert sealer is not None
-        if deaf.engine.books.roster.sealer(0) == deaf.engine.books.me:
+        if deaf.engine.state.roster.sealer(0) == deaf.engine.state.me:
             deaf, sealer = sealer, deaf
         heard, deaf.engine.receive = deaf.engine.receive, lambda now, message: None  # type: ignore[method-assign]
         try:

@@ -145,7 +145,7 @@ def test_whoever_is_left_alone_holds_the_anchor() -> None:
     with cluster(descent(1.0), descent(1.0), sync_every=8) as (a, b):
         drive([a, b], 2, lambda i, s: 1.0)
         b.close()
-        until(a, lambda: a._learner.engine.books.roster.alone)  # type: ignore[union-attr]
+        until(a, lambda: a._learner.engine.state.roster.alone)  # type: ignore[union-attr]
         assert a.synchronize(PATIENCE_S)
         assert merged_weights(a)[0][0] == -1.0
 

@@ -96,7 +96,7 @@ def test_outer_momentum_is_nesterovs() -> None:
 def all_merged(optimizers: list[MendOptimizer]) -> None:
     for optimizer in optimizers:
         assert optimizer._learner is not None
-        fragments = optimizer._learner.engine.books.fragments
+        fragments = optimizer._learner.engine.state.fragments
         until(optimizer, lambda fragments=fragments: not any(f.pending for f in fragments))  # type: ignore[misc]
 
 
@@ -175,7 +175,7 @@ def test_what_is_not_finite_never_reaches_an_anchor() -> None:
     with cluster(*(descent(0.0) for _ in range(3)), each=each, **lockstep) as (a, b, c):
         drive([a, b, c], 8, lambda i, s: [-1.0, -3.0, float("nan")][i])
         assert "not finite" in watches[2].until("fault")[0].text
-        until(c, lambda: c._learner.engine.books.fragments[0].lineage.version == 4)  # type: ignore[union-attr]
+        until(c, lambda: c._learner.engine.state.fragments[0].lineage.version == 4)  # type: ignore[union-attr]
         assert [anchors(o) for o in (a, b, c)] == [[16.0]] * 3
         assert watches[0].of("fault") == watches[1].of("fault") == []
 
@@ -398,7 +398,7 @@ def test_a_correction_not_yet_taken_is_added_to_the_next() -> None:
             settle([a, b])
             newest = a.status().fragments[0].digest
             until(
-                c, lambda d=newest: c._learner.engine.books.fragments[0].lineage.digest.hex() == d
+                c, lambda d=newest: c._learner.engine.state.fragments[0].lineage.digest.hex() == d
             )  # type: ignore
         assert read(c) == [0.0]
         assert c.status().rounds_adopted >= 3

@@ -17,7 +17,7 @@ from typing import Any
 from mend_optim.engine.effects import PULL, Send
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.policies import Policies
-from mend_optim.engine.state import Books
+from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
 from tests.virtual.oracle import Oracle
@@ -199,7 +199,7 @@ class Cluster:
     def rest(self, name: str) -> None:
         """The learner synchronizes, and trains on."""
         learner = self.learners.get(name)
-        if learner and not (learner.frozen or learner.dead) and learner.engine.books.fragments:
+        if learner and not (learner.frozen or learner.dead) and learner.engine.state.fragments:
             self.seen["rested"] += 1
             learner.engine.rest(learner.now)
             learner.pump()
@@ -294,8 +294,8 @@ class Cluster:
 
     def dial(self, learner: Learner) -> None:
         """Dial every address known and not linked, now and then."""
-        contacts = {p.address for p in learner.engine.books.roster.peers.values() if p.address}
-        for address in sorted(contacts | set(learner.engine.books.seeds.found)):
+        contacts = {p.address for p in learner.engine.state.roster.peers.values() if p.address}
+        for address in sorted(contacts | set(learner.engine.state.seeds.found)):
             there = self.listening.get(address)
             if (
                 there
@@ -360,7 +360,7 @@ class Cluster:
                 self.after(later, asker, asker.report, "undelivered", sender.id, question)
 
     def _question(self, asker: Learner, reply: str, answer: Seal | State) -> Message | None:
-        fragments = asker.engine.books.fragments
+        fragments = asker.engine.state.fragments
         if answer.fragment >= len(fragments):
             return None
         if reply == PULL:
@@ -381,7 +381,7 @@ class Cluster:
 
     def keys(self) -> set[Any]:
         return {
-            tuple((f.lineage.genesis, f.lineage.key) for f in x.engine.books.fragments)
+            tuple((f.lineage.genesis, f.lineage.key) for f in x.engine.state.fragments)
             for x in self.learners.values()
         }
 
@@ -405,13 +405,13 @@ class Cluster:
         """Stop faults and training, let everybody offer the rest; True once all are on one lineage
         with nothing unmerged."""
         self.heal()
-        self.until(lambda: all(x.engine.books.joined for x in self.learners.values()), 100)
+        self.until(lambda: all(x.engine.state.joined for x in self.learners.values()), 100)
 
         def rest() -> None:
             for x in self.learners.values():
                 if self.seen["extended"]:
                     x.extend()
-                if x.engine.books.fragments:
+                if x.engine.state.fragments:
                     x.engine.rest(x.now)
                     x.pump()
             self.at(5.0, rest)
@@ -424,22 +424,22 @@ class Cluster:
 
     def settled(self) -> bool:
         """All on one lineage, together, with nothing left to merge or to apply."""
-        books = [x.engine.books for x in self.learners.values()]
-        together = len(self.keys()) == 1 and all(b.joined and not b.solo for b in books)
-        done = (x.engine.training.settled() and not x.mailbox for x in self.learners.values())
+        state = [x.engine.state for x in self.learners.values()]
+        together = len(self.keys()) == 1 and all(b.joined and not b.solo for b in state)
+        done = (x.engine.boundaries.settled() and not x.mailbox for x in self.learners.values())
         held = (
             (b, r.fragment, offer)
-            for b in books
+            for b in state
             for r in b.rounds
             for offer in r.inbox.values()
             if offer.steps
         )
         return together and all(done) and not any(self._awaits(*each) for each in held)
 
-    def _awaits(self, books: Books, p: int, offer: Offer) -> bool:
+    def _awaits(self, state: EngineState, p: int, offer: Offer) -> bool:
         """Whether a held offer is still to be merged, or handed to who can: not one that its living
         author has given up, at somebody who does not seal."""
-        return books.roster.sealer(p) == books.me or offer.peer not in (
-            books.me,
-            *books.roster.alive(),
+        return state.roster.sealer(p) == state.me or offer.peer not in (
+            state.me,
+            *state.roster.alive(),
         )

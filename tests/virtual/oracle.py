@@ -49,11 +49,11 @@ class Oracle:
         """Laws 3, 4 and 5 for the learner that something just happened to."""
         if not self.counts:
             return
-        books = learner.engine.books
-        for p, fragment in enumerate(books.fragments):
+        state = learner.engine.state
+        for p, fragment in enumerate(state.fragments):
             theta, weights = learner.units.theta[p], learner.weights[p]
-            still = fragment.motion is Motion.STILL and not books.founding
-            applied, unmerged = p not in learner.mailbox, fragment.unmerged(books.totals).tokens
+            still = fragment.motion is Motion.STILL and not state.founding
+            applied, unmerged = p not in learner.mailbox, fragment.unmerged(state.totals).tokens
             now = (theta, weights, fragment.lineage, still, applied, unmerged)
             if self.checked.get((learner.id, p)) == now:
                 continue
@@ -98,9 +98,9 @@ class Oracle:
     def check_quorum(self, learner: Learner, job: Merge) -> None:
         """Laws 3 and 6: who seals is the sealer, by its own roster, on its own anchor, with a
         quorum of that roster."""
-        books = learner.engine.books
-        assert books.roster.sealer(job.fragment) == learner.id, ("sealed by another", learner.id)
-        assert len(job.offers) >= self.cluster.policies.quorum.needed(books.roster.size), (
+        state = learner.engine.state
+        assert state.roster.sealer(job.fragment) == learner.id, ("sealed by another", learner.id)
+        assert len(job.offers) >= self.cluster.policies.quorum.needed(state.roster.size), (
             "sealed below quorum"
         )
         self.cluster.seen["merge"] += 1
@@ -142,7 +142,7 @@ class Oracle:
         # Or there is an offer in its own name that it did not make: an heir's, whose numbers begin
         # with the heir's incarnation.
         if (
-            learner.engine.books.fragments[p].lineage.last_merged(learner.id)
+            learner.engine.state.fragments[p].lineage.last_merged(learner.id)
             > learner.id.incarnation
         ):
             unnamed = [u for u in unnamed if u[0] != learner.id]
@@ -155,10 +155,10 @@ class Oracle:
 
     def died(self, learner: Learner) -> None:
         """What only this process held dies with it."""
-        books = learner.engine.books
+        state = learner.engine.state
         former = (self.former[learner.id, p] for p in learner.mailbox)
         # it may have died before it let go of a former model
-        self.origins[learner.id] = {books.genesis}.union(*former)
+        self.origins[learner.id] = {state.genesis}.union(*former)
         others = [x for x in self.cluster.processes.values() if x is not learner]
         for p, weights in enumerate(learner.weights):
             held = self._held(others, p)
@@ -185,11 +185,11 @@ class Oracle:
     def _offered(self, learner: Learner, p: int, safe: bool = True) -> set[Any]:
         """The units in the offers that a sealer holds, or with `safe=False` anybody. What went on
         from a checkpoint is not safe there: another process may have offered the same work."""
-        books = learner.engine.books
-        if p >= len(books.rounds) or (safe and books.roster.sealer(p) != learner.id):
+        state = learner.engine.state
+        if p >= len(state.rounds) or (safe and state.roster.sealer(p) != learner.id):
             return set()
         offers = [
-            offer for offer in books.rounds[p].inbox.values() if offer.claim.author == offer.peer
+            offer for offer in state.rounds[p].inbox.values() if offer.claim.author == offer.peer
         ]
         return {unit for offer in offers for unit in offer.sections.get("delta", {})}
 
@@ -209,7 +209,7 @@ class Oracle:
             if x.saved is None and x.id not in self._forked
         )
         for learner in counting:
-            for p, fragment in enumerate(learner.engine.books.fragments):
+            for p, fragment in enumerate(learner.engine.state.fragments):
                 gone = sum(unit[0] == learner.id for q, unit in missing if q == p)
                 said = fragment.superseded_tokens + fragment.dropped_tokens
                 doubted = fragment.dropped_tokens > 0  # then what was dropped may have been merged
@@ -224,7 +224,7 @@ class Oracle:
     def _followed(self, p: int, unit: Any) -> bool:
         """Also what lost against a checkpoint of its author, which somebody went on from and
         offered first; and what was offered to who took another model whole."""
-        author, final = unit[0], {x.engine.books.genesis for x in self.cluster.learners.values()}
+        author, final = unit[0], {x.engine.state.genesis for x in self.cluster.learners.values()}
         named = any((p, name) in self.named for name in self._claimants(author))
         if named or author in self._forked or author not in self.origins:
             return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mend_optim.engine.effects import EXCHANGE, Extend, Merge, Send, Work
-from mend_optim.engine.engine import Syncer
+from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.progress import Totals
 from mend_optim.protocol.lineage import PeerId
@@ -33,7 +33,12 @@ class Saved:
 
     def beside_other_weights(self) -> Saved:
         """The same, found to belong to other weights: they become the anchor."""
-        gone = {"pending": None, "untaken": True, "adopt_at": None, "owes": False}
+        gone = {
+            "pending": None,
+            "correction_pending": True,
+            "adopt_at": None,
+            "has_unsent_residual": False,
+        }
         standings = [replace(s, **gone) for s in self.resumed.standings]
         mailbox = {p: Correction(p, dict(theta), True) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]
         return replace(
@@ -57,7 +62,7 @@ class Learner:
         self.heirs: frozenset[PeerId] = frozenset()
         self.ahead_s = 0.0  # of its clock
         seeds = [n for n in cluster.names if n != self.name and cluster.dialable[n]]
-        self.engine = Syncer(id, address, seeds, cluster.policies, self.now)
+        self.engine = Engine(id, address, seeds, cluster.policies, self.now)
         fragments = cluster.policies.schedule.fragments
         start = {("init", cluster.random.getrandbits(40)): 1}
         self.weights: list[Vector] = [dict(start) for _ in range(fragments)]
@@ -99,7 +104,7 @@ class Learner:
         if (
             self.dead
             or self.copying
-            or not engine.books.joined
+            or not engine.state.joined
             or len(self.weights) > len(self.groups)
         ):
             return
@@ -108,19 +113,19 @@ class Learner:
         self.cluster.seen["extended"] += 1
         self.groups = (*self.groups, b"added")
         self.weights.append({("init", self.cluster.random.getrandbits(40)): 1})
-        at = (engine.books.totals.step, engine.books.totals.tokens)
-        engine.books.work(Extend(None, dict(self.weights[-1]), at, self.groups))  # type: ignore[arg-type]
+        at = (engine.state.totals.step, engine.state.totals.tokens)
+        engine.state.work(Extend(None, dict(self.weights[-1]), at, self.groups))  # type: ignore[arg-type]
         self.pump()
 
     def save(self) -> Saved | None:
         """A checkpoint, as the training thread takes one between two steps; none while it
         copies."""
-        if self.dead or self.frozen or self.copying or not self.engine.books.joined:
+        if self.dead or self.frozen or self.copying or not self.engine.state.joined:
             return None
-        if len(self.engine.books.fragments) < len(self.weights):
+        if len(self.engine.state.fragments) < len(self.weights):
             # a real worker performs the job that adds a fragment before it copies for a checkpoint
             return None
-        standings, totals = self.engine.standings(), self.engine.books.totals
+        standings, totals = self.engine.standings(), self.engine.state.totals
         resumed = Resumed(Totals(totals.step, totals.tokens), standings)
         copies = (
             [dict(v) for v in vectors]
@@ -130,18 +135,18 @@ class Learner:
 
     def step(self) -> None:
         """One inner step if joined: a new unit of work in every fragment."""
-        if self.waiting or self.copying or not self.engine.books.joined:
+        if self.waiting or self.copying or not self.engine.state.joined:
             self.cluster.after(0.3, self, self.step)
             self.hand_over()
             self.pump()
             return
-        if not self.engine.books.totals.step:
+        if not self.engine.state.totals.step:
             self.hand_over()  # what joining brought, before the first inner step
         if self.cluster.training and not self.copying:
-            self.engine.training.stepped(1, self.step_s)
+            self.engine.boundaries.stepped(1, self.step_s)
             self.cluster.trained += 1
             if self.cluster.oracle.counts:
-                unit = (self.id, self.engine.books.totals.step)
+                unit = (self.id, self.engine.state.totals.step)
                 self.weights = [{**w, unit: 1} for w in self.weights]
                 self.cluster.oracle.worked(self, unit)
         self.waits_until = self.cluster.now + self.cluster.policies.timing.round_timeout_s
@@ -152,41 +157,41 @@ class Learner:
 
     def hand_over(self) -> None:
         """What `step()` does after the inner step: apply corrections, then copy what is wanted."""
-        if self.copying or not self.engine.books.fragments:
+        if self.copying or not self.engine.state.fragments:
             return
-        self.waiting = self.engine.training.must_wait() and self.cluster.now < self.waits_until
-        for p in [p for p in self.mailbox if not self.engine.training.holds_back(p)]:
+        self.waiting = self.engine.boundaries.must_wait() and self.cluster.now < self.waits_until
+        for p in [p for p in self.mailbox if not self.engine.boundaries.holds_back(p)]:
             self._apply(p, self.mailbox.pop(p))
-        wanted = self.engine.training.wanted()
+        wanted = self.engine.boundaries.fragments_to_copy()
         if not wanted:
             return
         self.copying = True
         copies = {p: dict(self.weights[p]) for p in wanted}
-        if self.engine.training.founding:
-            self.engine.training.reserve_all()
+        if self.engine.boundaries.founding:
+            self.engine.boundaries.reserve_all()
         else:
             for p in wanted:
-                self.engine.training.reserve(p)
-        copied = self.copied_all if self.engine.books.founding else self.copied
+                self.engine.boundaries.reserve(p)
+        copied = self.copied_all if self.engine.state.founding else self.copied
         self.cluster.after(self.cluster.random.random() * 0.2, self, copied, copies)
 
     def _apply(self, p: int, correction: Correction) -> None:
-        before, dropped = self.weights[p], self.engine.books.fragments[p].dropped_tokens
-        self.engine.taken(self.now, p, correction.replace)
+        before, dropped = self.weights[p], self.engine.state.fragments[p].dropped_tokens
+        self.engine.correction_applied(self.now, p, correction.replace)
         values: Vector = correction.values  # type: ignore[assignment]
         self.weights[p] = dict(values) if correction.replace else add(before, values)
-        dropped = self.engine.books.fragments[p].dropped_tokens - dropped
+        dropped = self.engine.state.fragments[p].dropped_tokens - dropped
         self.cluster.oracle.moved(self, p, before, self.weights[p], dropped)
 
     def copied(self, copies: dict[int, Vector]) -> None:
         self.copying = False
         for p, copy in copies.items():
-            self.engine.training.snapshot(p, copy)  # type: ignore[arg-type]
+            self.engine.boundaries.snapshot(p, copy)  # type: ignore[arg-type]
         self.pump()
 
     def copied_all(self, copies: dict[int, Vector]) -> None:
         self.copying = False
-        self.engine.training.found(tuple(copies[p] for p in sorted(copies)))  # type: ignore[misc]
+        self.engine.boundaries.found(tuple(copies[p] for p in sorted(copies)))  # type: ignore[misc]
         self.pump()
 
     # the worker and the network loop

@@ -44,7 +44,7 @@ def policies(
         quorum=Quorum(minimum=quorum),
         grace=Grace(max_s=grace_s),
         timing=timing,
-        stays=stays,
+        residual_in_weights=stays,
     )
 
 

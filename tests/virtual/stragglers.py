@@ -50,18 +50,18 @@ class Paced(Cluster):
         learner, r = self.learners[name], self.random
         took = STEP_S * self.speed[name] * r.lognormvariate(0.0, JITTER) * self.factor[name]
         took *= SPIKE if r.random() < SPIKES else 1.0
-        pauses = learner.engine.books.totals.step % EVALUATES_EACH == EVALUATES_EACH - 1
+        pauses = learner.engine.state.totals.step % EVALUATES_EACH == EVALUATES_EACH - 1
         return took + STEP_S * self.speed[name] * EVALUATION * pauses
 
     @property
     def version(self) -> int:
-        anchors = (f.lineage for x in self.learners.values() for f in x.engine.books.fragments[:1])
+        anchors = (f.lineage for x in self.learners.values() for f in x.engine.state.fragments[:1])
         return max((lineage.version for lineage in anchors), default=0)
 
     def left_out(self, name: str) -> bool:
         """Whether whoever seals waits for that learner no more."""
-        sealers = (x for x in self.learners.values() if x.engine.books.roster.sealer(0) == x.id)
-        return any(name in {id.name for id in x.engine.watching.failing} for x in sealers)
+        sealers = (x for x in self.learners.values() if x.engine.state.roster.sealer(0) == x.id)
+        return any(name in {id.name for id in x.engine.stragglers.failing} for x in sealers)
 
     def rounds(
         self, count: int, done: Callable[[], bool] = lambda: False, innocent: bool = True

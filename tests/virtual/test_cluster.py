@@ -25,8 +25,8 @@ def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
     cluster.start_all()
     cluster.run(80)
     assert cluster.settle()
-    trained = sum(x.engine.books.totals.tokens for x in cluster.learners.values())
-    tokens = {f.lineage.tokens for x in cluster.learners.values() for f in x.engine.books.fragments}
+    trained = sum(x.engine.state.totals.tokens for x in cluster.learners.values())
+    tokens = {f.lineage.tokens for x in cluster.learners.values() for f in x.engine.state.fragments}
     assert tokens == {trained}
     assert cluster.seen["merge"] > 5
 
@@ -42,7 +42,7 @@ def test_fresh_process_adopts_trained_weights(seed: int) -> None:
     cluster.crash("learner-1")
     cluster.run(30)
     cluster.start("learner-1")
-    joined = cluster.until(lambda: cluster.learners["learner-1"].engine.books.joined, 60)
+    joined = cluster.until(lambda: cluster.learners["learner-1"].engine.state.joined, 60)
     assert joined
     assert cluster.settle()
     init = {u for u in before if u[0] == "init"}
@@ -59,7 +59,7 @@ def with_a_slow_learner(seed: int, grace_s: float) -> tuple[Cluster, float]:
     cluster.speed = {"learner-0": 1.0, "learner-1": 1.0, "learner-2": 3.0}
     cluster.start_all()
     cluster.run(300)
-    rounds = [r for r in cluster.learners["learner-0"].engine.books.records if r.members]
+    rounds = [r for r in cluster.learners["learner-0"].engine.state.records if r.members]
     assert len(rounds) > 15
     return cluster, sum(
         any(m.name == "learner-2" and m.tokens for m in r.members) for r in rounds
@@ -81,7 +81,7 @@ def test_learner_slower_than_grace_does_not_starve(seed: int) -> None:
     assert share >= 0.4
     assert cluster.settle()
     assert all(
-        f.dropped_tokens <= 3 for x in cluster.learners.values() for f in x.engine.books.fragments
+        f.dropped_tokens <= 3 for x in cluster.learners.values() for f in x.engine.state.fragments
     )
 
 
@@ -92,7 +92,7 @@ def test_twins_of_one_checkpoint_merge_its_work_once(seed: int) -> None:
     cluster.start_all()
     alone = cluster.learners["learner-0"]
     cluster.partition({"learner-0"}, 100)
-    assert cluster.until(lambda: alone.engine.books.totals.step > 7, 60)
+    assert cluster.until(lambda: alone.engine.state.totals.step > 7, 60)
     cluster.save("learner-0")
     for name in cluster.names:
         cluster.crash(name)

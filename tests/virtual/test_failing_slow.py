@@ -73,9 +73,9 @@ def test_what_the_straggler_does_is_merged_all_the_while(adopt_after: int | None
     cluster.rounds(12, innocent=False)
     assert cluster.left_out(cluster.victim)
     records = [
-        r for r in cluster.learners[cluster.names[0]].engine.books.records if r.version > before
+        r for r in cluster.learners[cluster.names[0]].engine.state.records if r.version > before
     ]
     taken = [r for r in records if any(m.name == cluster.victim and m.tokens for m in r.members)]
     assert len(taken) >= len(records) // 4
-    books = cluster.learners[cluster.victim].engine.books
-    assert books.fragments[0].unmerged(books.totals).tokens < 3 * straggler.sync_every
+    state = cluster.learners[cluster.victim].engine.state
+    assert state.fragments[0].unmerged(state.totals).tokens < 3 * straggler.sync_every

@@ -73,10 +73,12 @@ class Units:
         if isinstance(job, Advance):
             p = job.seal.fragment
             new = add(self.theta[p], job.seal.sections["merged"])  # type: ignore[arg-type]
-            return Done(), (self._to(p, new, job.mine, job.replace),)
+            return Done(), (self._to(p, new, job.merged_own_offer, job.replace),)
         if isinstance(job, Install):
             states = [(s.fragment, s.sections["anchor"]) for s in job.states]
-            return Done(), tuple(self._to(p, anchor, job.mine, job.replace) for p, anchor in states)  # type: ignore[arg-type]
+            return Done(), tuple(
+                self._to(p, anchor, job.merged_own_offer, job.replace) for p, anchor in states
+            )  # type: ignore[arg-type]
         return self._make(job), ()
 
     def _make(self, job: Job) -> Done:

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from mend_optim.codecs.blockwise import FLOAT4, INT4, INT8, LEAST, BlockForm, Float4, Int4, Int8
 from mend_optim.codecs.packing import MOST, PART, Piece, fill, pack
-from mend_optim.codecs.registry import FORMS, Codec, check, codec, decode, encode
+from mend_optim.codecs.registry import (
+    FORMS,
+    Codec,
+    check_packet,
+    decode_packet,
+    encode_packet,
+    find_codec,
+)
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.messages import Packet
 from tests.reference import bfloat16, dequantized, quantized
@@ -254,9 +261,11 @@ def test_a_block_has_nothing_to_do_with_the_next(form: BlockForm) -> None:
 def test_every_shape_comes_back(form: BlockForm, shape: tuple[int, ...]) -> None:
     tensor = torch.full(shape, 0.5)
     shapes = [shape, (70,)]
-    packet, _ = encode(codec_of(form, 64), torch.cat([tensor.reshape(-1), torch.ones(70)]), shapes)
-    check(packet, shapes)
-    found = decode(packet, shapes)[: tensor.numel()]
+    packet, _ = encode_packet(
+        codec_of(form, 64), torch.cat([tensor.reshape(-1), torch.ones(70)]), shapes
+    )
+    check_packet(packet, shapes)
+    found = decode_packet(packet, shapes)[: tensor.numel()]
     assert torch.allclose(found, tensor.reshape(-1), rtol=2**-8)
 
 
@@ -309,7 +318,7 @@ def test_received_bytes_lie_anywhere(form: BlockForm, offset: int) -> None:
 @pytest.mark.parametrize(("name", "least"), [("int8", 3.93), ("int4", 7.52), ("float4", 7.52)])
 def test_so_many_times_smaller_than_float32(name: str, least: float) -> None:
     values = torch.ones(1000812)
-    packet, _ = encode(codec(name), values, [(1000, 1000), (512,), (300,)])
+    packet, _ = encode_packet(find_codec(name), values, [(1000, 1000), (512,), (300,)])
     assert values.nbytes / packet.nbytes >= least
 
 
@@ -341,7 +350,7 @@ ONE = 0x3F80  # 1 as bfloat16
 )
 def test_scales_that_cannot_be_are_refused(form: BlockForm, scale: int) -> None:
     with pytest.raises(PeerError, match="scales that are not finite, too small or too great"):
-        check(packet_of(form, scale, [0] * form.codes_nbytes(8), 8), [(8,)])
+        check_packet(packet_of(form, scale, [0] * form.codes_nbytes(8), 8), [(8,)])
 
 
 @each
@@ -353,10 +362,10 @@ def test_the_greatest_scale_is_the_last_within_bounds(form: BlockForm) -> None:
         if scale * form.top > MOST:
             break
     codes = [0] * form.codes_nbytes(8)
-    check(packet_of(form, 0x0080, codes, 8), [(8,)])
-    check(packet_of(form, bits - 1, codes, 8), [(8,)])
+    check_packet(packet_of(form, 0x0080, codes, 8), [(8,)])
+    check_packet(packet_of(form, bits - 1, codes, 8), [(8,)])
     with pytest.raises(PeerError, match="too great"):
-        check(packet_of(form, bits, codes, 8), [(8,)])
+        check_packet(packet_of(form, bits, codes, 8), [(8,)])
 
 
 @each
@@ -371,10 +380,10 @@ def test_every_scale_is_looked_at(form: BlockForm, place: int) -> None:
 @pytest.mark.parametrize("place", [0, 3, 7])
 def test_the_byte_that_is_no_code_is_refused(place: int) -> None:
     codes = [0x7F, 0x81, 0, 1, 0xFF, 5, 6, 7]
-    check(packet_of(INT8, ONE, codes, 8), [(8,)])
+    check_packet(packet_of(INT8, ONE, codes, 8), [(8,)])
     codes[place] = 0x80
     with pytest.raises(PeerError, match="a code of -128, expected -127 to 127"):
-        check(packet_of(INT8, ONE, codes, 8), [(8,)])
+        check_packet(packet_of(INT8, ONE, codes, 8), [(8,)])
 
 
 @nibbles
@@ -387,10 +396,10 @@ def test_the_pairs_that_are_none_are_refused(form: BlockForm) -> None:
             codes = [0x77, 0x89, 0xFF, 0x10]
             codes[place] = byte
             if byte in pairs:
-                check(packet_of(form, ONE, codes, 8), [(8,)])
+                check_packet(packet_of(form, ONE, codes, 8), [(8,)])
                 continue
             with pytest.raises(PeerError, match="a code of -8, expected -7 to 7"):
-                check(packet_of(form, ONE, codes, 8), [(8,)])
+                check_packet(packet_of(form, ONE, codes, 8), [(8,)])
 
 
 @nibbles
@@ -404,10 +413,10 @@ def test_a_code_after_the_last_is_refused(form: BlockForm, n: int) -> None:
         if last + 8 & 15 == 0:
             continue
         if abs(last) <= 7:
-            check(packet, [(n,)])
+            check_packet(packet, [(n,)])
             continue
         with pytest.raises(PeerError, match="a code after the last element's"):
-            check(packet, [(n,)])
+            check_packet(packet, [(n,)])
 
 
 @nibbles
@@ -415,7 +424,7 @@ def test_a_code_after_the_last_is_refused(form: BlockForm, n: int) -> None:
 def test_of_an_even_number_the_last_has_a_pair(form: BlockForm, n: int) -> None:
     scales = np.full(-(-n // 16), ONE, dtype=np.uint16)
     codes = np.full(n // 2, 0x77, dtype=np.uint8)
-    check(pack([Piece(form, 16, (scales, codes))], n), [(n,)])
+    check_packet(pack([Piece(form, 16, (scales, codes))], n), [(n,)])
 
 
 @each
@@ -424,7 +433,7 @@ def test_blocks_that_cannot_be_are_refused(form: BlockForm, block: int) -> None:
     with pytest.raises(
         PeerError, match=f"blocks of {block} elements, expected a power of two from 16 to 65536"
     ):
-        check(packet_of(form, ONE, [0] * form.codes_nbytes(8), 8, block), [(8,)])
+        check_packet(packet_of(form, ONE, [0] * form.codes_nbytes(8), 8, block), [(8,)])
 
 
 @each
@@ -432,7 +441,7 @@ def test_blocks_that_cannot_be_are_refused(form: BlockForm, block: int) -> None:
 def test_another_number_of_codes_is_refused(form: BlockForm, more: int) -> None:
     packet = packet_of(form, ONE, [0] * (form.codes_nbytes(8) + more - more % 4), 8)
     with pytest.raises(PeerError, match="expected"):
-        check(packet, [(8,)])
+        check_packet(packet, [(8,)])
 
 
 @each

@@ -33,7 +33,16 @@ from mend_optim.codecs.packing import (
     view,
 )
 from mend_optim.codecs.powersgd import PowerSGD
-from mend_optim.codecs.registry import CODECS, FORMS, Codec, check, decode, decoded, encode, split
+from mend_optim.codecs.registry import (
+    CODECS,
+    FORMS,
+    Codec,
+    check_packet,
+    decode_packet,
+    decoded,
+    encode_packet,
+    split,
+)
 from mend_optim.codecs.sparse import SPARSE, Sparse
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Packet
@@ -87,10 +96,10 @@ def of_use(packet: Packet) -> bool:
     """Whether it is accepted; then it must decode to numbers of reasonable size. Nothing but
     `PeerError` may come out of the attempt."""
     try:
-        check(packet, SHAPES)
+        check_packet(packet, SHAPES)
     except PeerError:
         return False
-    found = decode(packet, SHAPES, torch.full((NUMEL,), math.nan))
+    found = decode_packet(packet, SHAPES, torch.full((NUMEL,), math.nan))
     assert found.shape == (NUMEL,)
     assert found.abs().max() <= MOST
     return True
@@ -117,10 +126,10 @@ def test_what_is_packed_is_unpacked(seed: int, mix: list[int]) -> None:
 def test_a_tensor_among_others_is_decoded_as_it_is_alone(seed: int, mix: list[int]) -> None:
     given = pieces(seed, mix)
     packet = pack(given, NUMEL)
-    check(packet, SHAPES)
-    together = split(decode(packet, SHAPES, torch.full((NUMEL,), math.nan)), SHAPES)
+    check_packet(packet, SHAPES)
+    together = split(decode_packet(packet, SHAPES, torch.full((NUMEL,), math.nan)), SHAPES)
     for piece, shape, found in zip(given, SHAPES, together, strict=True):
-        alone = decode(pack([piece], math.prod(shape)), [shape])
+        alone = decode_packet(pack([piece], math.prod(shape)), [shape])
         assert torch.equal(found.reshape(-1), alone)
 
 
@@ -163,20 +172,20 @@ def test_coalesced_tensors_are_decoded_as_each_alone(
     """Next to a tensor that makes it worth to encode anything."""
     sizes = [*map(math.prod, shapes), 2000]
     values = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(seed))
-    packet, _ = encode(way, values, [*shapes, (2000,)])
-    check(packet, [*shapes, (2000,)])
-    together = decode(packet, [*shapes, (2000,)]).split(sizes)
+    packet, _ = encode_packet(way, values, [*shapes, (2000,)])
+    check_packet(packet, [*shapes, (2000,)])
+    together = decode_packet(packet, [*shapes, (2000,)]).split(sizes)
     for tensor, shape, found in zip(values.split(sizes), shapes, together, strict=False):
         ((piece,), _) = way.pieces([tensor.view(shape)], None)
         piece = piece if piece.nbytes < tensor.nbytes else dense(tensor)
-        assert torch.equal(found, decode(pack([piece], tensor.numel()), [shape]))
+        assert torch.equal(found, decode_packet(pack([piece], tensor.numel()), [shape]))
 
 
 @pytest.mark.parametrize("size", [max(BLOCKS), 256, 1 << 10])
 @given(SEEDS, MIXES)
 def test_the_size_of_parts_changes_no_bit(size: int, seed: int, mix: list[int]) -> None:
     packet = pack(pieces(seed, mix), NUMEL)
-    whole = decode(packet, SHAPES)
+    whole = decode_packet(packet, SHAPES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mend_optim.codecs.packing, "PART", size)
         patch.setattr(mend_optim.codecs.blockwise, "PART", size)
@@ -192,16 +201,16 @@ def test_the_size_of_parts_changes_no_bit(size: int, seed: int, mix: list[int]) 
 def test_what_is_decoded_in_parts_is_read_only_by_agreement() -> None:
     """Of float32 the parts are the bytes themselves: whoever consumes them must not write there."""
     values = torch.arange(8.0)
-    packet, _ = encode(CODECS["none"], values, [(8,)])
+    packet, _ = encode_packet(CODECS["none"], values, [(8,)])
     (part,) = decoded(packet, [(8,)])
     assert part.data_ptr() == values.data_ptr()
 
 
 def test_no_tensors_are_packed_too() -> None:
     packet = pack([], 0)
-    check(packet, [])
+    check_packet(packet, [])
     assert bytes(packet.data) == bytes(8)
-    assert decode(packet, []).shape == (0,)
+    assert decode_packet(packet, []).shape == (0,)
 
 
 def test_every_form_is_among_the_mixed() -> None:
@@ -218,16 +227,18 @@ def test_bytes_may_be_anywhere(offset: int) -> None:
     packet = pack(mixed(), NUMEL)
     moved = memoryview(bytearray(offset) + bytes(packet.data))[offset:]
     for data in (moved, moved.toreadonly()):
-        check(Packet(PACKED, NUMEL, data), SHAPES)
-        assert torch.equal(decode(Packet(PACKED, NUMEL, data), SHAPES), decode(packet, SHAPES))
+        check_packet(Packet(PACKED, NUMEL, data), SHAPES)
+        assert torch.equal(
+            decode_packet(Packet(PACKED, NUMEL, data), SHAPES), decode_packet(packet, SHAPES)
+        )
 
 
 @pytest.mark.filterwarnings("error")
 def test_received_bytes_are_not_written_to() -> None:
     packet = pack(mixed(), NUMEL)
     before = bytes(packet.data)
-    check(packet, SHAPES)
-    decode(packet, SHAPES).zero_()
+    check_packet(packet, SHAPES)
+    decode_packet(packet, SHAPES).zero_()
     assert bytes(packet.data) == before
 
 
@@ -258,7 +269,7 @@ def test_every_shorter_and_longer_packet_is_refused() -> None:
         *(data + bytes(more) for more in range(1, 10)),
     ]:
         with pytest.raises(PeerError, match="expected"):
-            check(packed(wrong), SHAPES)
+            check_packet(packed(wrong), SHAPES)
 
 
 def test_no_byte_of_the_header_can_be_changed_to_do_harm() -> None:
@@ -279,7 +290,7 @@ def test_no_form_and_parameter_do_harm(code: int, param: int) -> None:
         wrong = word(word(data, 2 + 2 * i, code), 3 + 2 * i, param)
         if code not in FORMS:
             with pytest.raises(PeerError, match=f"tensor {i} has the unknown form 9999"):
-                check(packed(wrong), SHAPES)
+                check_packet(packed(wrong), SHAPES)
         of_use(packed(wrong))
 
 
@@ -304,10 +315,10 @@ def test_random_bytes_of_a_form_are_refused_or_bounded(
     body = chance.randbytes(nbytes)
     packet = packed(struct.pack("<4I", 1, 0, code, param) + body + bytes(-nbytes % 4), numel)
     try:
-        check(packet, [shape])
+        check_packet(packet, [shape])
     except PeerError:
         return
-    found = decode(packet, [shape], torch.full((numel,), math.nan))
+    found = decode_packet(packet, [shape], torch.full((numel,), math.nan))
     assert bool((found.abs() <= MOST).all())
 
 
@@ -330,7 +341,7 @@ def test_no_packet_takes_more_memory_than_the_fragment(code: int, param: int) ->
         data = struct.pack("<4I", 1, 0, code, param) + bytes(size)
         tracemalloc.start()
         try:
-            check(packed(data, 1 << 20), [shape])
+            check_packet(packed(data, 1 << 20), [shape])
         except PeerError:
             pass
         else:
@@ -345,29 +356,29 @@ def test_no_packet_takes_more_memory_than_the_fragment(code: int, param: int) ->
 def test_another_number_of_tensors_is_refused(count: int) -> None:
     data = bytes(pack(mixed(), NUMEL).data)
     with pytest.raises(PeerError, match=rf"the head \[{count}, "):
-        check(packed(word(data, 0, count)), SHAPES)
+        check_packet(packed(word(data, 0, count)), SHAPES)
 
 
 def test_a_number_of_tensors_that_are_coalesced_in_another_way_is_refused() -> None:
     data = bytes(pack(mixed(), NUMEL).data)
     with pytest.raises(PeerError, match=r"the head \[10, 1\], expected \[1, 1\]"):
-        check(packed(word(data, 1, 1)), SHAPES)
+        check_packet(packed(word(data, 1, 1)), SHAPES)
     # none, 256 and none
     with pytest.raises(PeerError, match=r"the head \[10, 16\], expected \[8, 16\]"):
-        check(packed(word(data, 1, 16)), SHAPES)
+        check_packet(packed(word(data, 1, 16)), SHAPES)
 
 
 def test_a_form_that_is_larger_than_float32_is_refused() -> None:
     positions, values = np.full(3, 255, dtype=np.uint8), torch.ones(24)
     assert SPARSE.nbytes((24,), 24) == 4 * 24 + 3
     with pytest.raises(PeerError, match="tensor 0 of 99 bytes, expected at most 96"):
-        check(pack([Piece(SPARSE, 24, (values, positions))], 24), [(24,)])
+        check_packet(pack([Piece(SPARSE, 24, (values, positions))], 24), [(24,)])
 
 
 def test_a_tensor_that_goes_beyond_the_bytes_is_refused() -> None:
     data = bytes(pack([dense(torch.ones(3)), dense(torch.ones(5))], 8).data)
     with pytest.raises(PeerError, match="tensor 1 of 20 bytes, expected at most 16"):
-        check(packed(data[:-4], 8), [(3,), (5,)])
+        check_packet(packed(data[:-4], 8), [(3,), (5,)])
 
 
 @pytest.mark.parametrize("form", [DENSE, BF16])
@@ -375,7 +386,7 @@ def test_a_tensor_that_goes_beyond_the_bytes_is_refused() -> None:
 def test_a_parameter_where_none_is_taken_is_refused(form: object, param: int) -> None:
     piece = dense(torch.ones(4)) if form is DENSE else bf16(torch.ones(4))
     with pytest.raises(PeerError, match=f"a form that takes no parameter has {param}"):
-        check(pack([replace(piece, param=param)], 4), [(4,)])
+        check_packet(pack([replace(piece, param=param)], 4), [(4,)])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**127, -(2.0**127)])
@@ -385,15 +396,15 @@ def test_values_that_are_not_finite_or_too_great_are_refused(
     value: float, as_piece, at: int
 ) -> None:  # type: ignore[no-untyped-def]
     x = torch.ones(7)
-    check(pack([as_piece(x)], 7), [(7,)])
+    check_packet(pack([as_piece(x)], 7), [(7,)])
     x[at] = value
     with pytest.raises(PeerError, match="not finite, or too great to be merged"):
-        check(pack([as_piece(x)], 7), [(7,)])
+        check_packet(pack([as_piece(x)], 7), [(7,)])
 
 
 @pytest.mark.parametrize("as_piece", [dense, bf16])
 def test_the_greatest_value_is_accepted(as_piece) -> None:  # type: ignore[no-untyped-def]
-    check(pack([as_piece(torch.tensor([MOST, -MOST]))], 2), [(2,)])
+    check_packet(pack([as_piece(torch.tensor([MOST, -MOST]))], 2), [(2,)])
 
 
 @pytest.mark.parametrize("numel", [0, NUMEL - 1, NUMEL + 1, -1])
@@ -402,13 +413,13 @@ def test_another_number_of_elements_is_refused(numel: int) -> None:
     with pytest.raises(
         PeerError, match=f"packet of {numel} elements in {packet.nbytes} bytes, expected {NUMEL} in"
     ):
-        check(Packet(PACKED, numel, packet.data), SHAPES)
+        check_packet(Packet(PACKED, numel, packet.data), SHAPES)
 
 
 def test_no_bytes_at_all_are_refused() -> None:
     with pytest.raises(PeerError, match="a packet of 0 bytes, expected at least 8 for 0 tensors"):
-        check(packed(b"", 0), [])
+        check_packet(packed(b"", 0), [])
     with pytest.raises(PeerError, match="a packet of 0 bytes, expected at least 16 for 1 tensors"):
-        check(packed(b"", 3), [(3,)])
+        check_packet(packed(b"", 3), [(3,)])
     with pytest.raises(PeerError, match="a packet of 0 bytes, expected at least 16 for 1 tensors"):
-        check(Packet(PACKED, 3, np.empty((0, 2), dtype=np.float32).data), [(3,)])
+        check_packet(Packet(PACKED, 3, np.empty((0, 2), dtype=np.float32).data), [(3,)])

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.codecs.packing import BF16, PACKED, Piece, Room, fill, pack
+from mend_optim.codecs.packing import BF16, PACKED, Piece, Scratch, fill, pack
 from mend_optim.codecs.powersgd import FACTORS, LEAST, PowerSGD, factor, multiply
-from mend_optim.codecs.registry import check, decode, encode
+from mend_optim.codecs.registry import check_packet, decode_packet, encode_packet
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.messages import Packet
 from tests.reference import product, projected
@@ -33,9 +33,9 @@ def of_rank(seed: int, n: int, m: int, rank: int) -> Tensor:
 def there_and_back(
     codec: PowerSGD, tensor: Tensor, memory: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    packet, memory = encode(codec, tensor.reshape(-1), [tuple(tensor.shape)], memory)
-    check(packet, [tuple(tensor.shape)])
-    return decode(packet, [tuple(tensor.shape)]).view(tensor.shape), memory
+    packet, memory = encode_packet(codec, tensor.reshape(-1), [tuple(tensor.shape)], memory)
+    check_packet(packet, [tuple(tensor.shape)])
+    return decode_packet(packet, [tuple(tensor.shape)]).view(tensor.shape), memory
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
@@ -135,7 +135,7 @@ def test_factors_that_are_not_finite_are_refused(bits: int, value: float) -> Non
     q[0, 1, 3] = value
     (whole,), (exponents,) = FACTORS[bits].rounded(q)
     with pytest.raises(PeerError, match=r"factors times 2.* too great"):
-        check(factors(torch.ones(8, 2), whole, exponents, bits), [(8, 30)])
+        check_packet(factors(torch.ones(8, 2), whole, exponents, bits), [(8, 30)])
 
 
 # ── products ──────────────────────────────────────────────────────────────────────────────────────
@@ -183,11 +183,11 @@ def test_the_greatest_sum_is_exact_in_any_order(bits: int, r: int) -> None:
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_products_are_the_same_where_a_library_may_multiply_in_fewer_bits(precision: str) -> None:
-    packet, _ = encode(PowerSGD(rank=16), random(0, 300 * 200), [(300, 200)])
-    exact, before = decode(packet, [(300, 200)]), torch.get_float32_matmul_precision()
+    packet, _ = encode_packet(PowerSGD(rank=16), random(0, 300 * 200), [(300, 200)])
+    exact, before = decode_packet(packet, [(300, 200)]), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        assert torch.equal(decode(packet, [(300, 200)]), exact)
+        assert torch.equal(decode_packet(packet, [(300, 200)]), exact)
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -200,11 +200,11 @@ def test_products_of_many_blocks_are_those_of_one(bits: int) -> None:
         )
         for i, shape in enumerate(((1700, 3), (3, 300)))
     )
-    blocks = [block.clone() for block in multiply(p, q, Room(p.shape[0] * q.shape[1]))]
+    blocks = [block.clone() for block in multiply(p, q, Scratch(p.shape[0] * q.shape[1]))]
     assert len(blocks) > 1
     whole = torch.cat(blocks).view(1700, 300)
     for i in range(0, 1700, 41):
-        (row,) = multiply(p[i : i + 1], q, Room(q.shape[1]))
+        (row,) = multiply(p[i : i + 1], q, Scratch(q.shape[1]))
         assert torch.equal(row, whole[i])
 
 
@@ -238,9 +238,11 @@ def test_matrices_of_one_shape_are_factored_as_each_alone(seed: int, count: int)
     matrices = [random(seed + i, 9, 12) for i in range(count)]
     starts = [random(seed - i - 1, 2, 12) for i in range(count)]
     shapes, values = [(9, 12)] * count, torch.cat([matrix.reshape(-1) for matrix in matrices])
-    together, _ = encode(codec, values, shapes, torch.cat([start.reshape(-1) for start in starts]))
+    together, _ = encode_packet(
+        codec, values, shapes, torch.cat([start.reshape(-1) for start in starts])
+    )
     for matrix, start, found in zip(
-        matrices, starts, decode(together, shapes).view(count, 9, 12), strict=True
+        matrices, starts, decode_packet(together, shapes).view(count, 9, 12), strict=True
     ):
         assert close(found, there_and_back(codec, matrix, start.reshape(-1))[0], 1e-3)
 
@@ -248,7 +250,7 @@ def test_matrices_of_one_shape_are_factored_as_each_alone(seed: int, count: int)
 @pytest.mark.parametrize("rank", [1, 2, 4])
 @pytest.mark.parametrize("bits", sorted(FACTORS))
 def test_sizes_are_those_of_the_factors(rank: int, bits: int) -> None:
-    packet, memory = encode(PowerSGD(rank=rank, bits=bits), torch.ones(64 * 48), [(64, 48)])
+    packet, memory = encode_packet(PowerSGD(rank=rank, bits=bits), torch.ones(64 * 48), [(64, 48)])
     assert packet.nbytes == 8 + 8 + -(-(2 * rank + bits // 8 * rank * (64 + 48)) // 4) * 4
     assert memory is not None
     assert memory.numel() == 48 * rank
@@ -331,23 +333,23 @@ def factors(
 @pytest.mark.parametrize("bits", sorted(FACTORS))
 def test_a_rank_that_cannot_be_is_refused(rank: int, bits: int) -> None:
     with pytest.raises(PeerError, match=f"rank {rank} of a tensor of shape \\[8, 30\\]"):
-        check(factors(torch.ones(8, 2), torch.ones(2, 30), rank=rank, bits=bits), [(8, 30)])
+        check_packet(factors(torch.ones(8, 2), torch.ones(2, 30), rank=rank, bits=bits), [(8, 30)])
 
 
 def test_sums_of_more_products_than_stay_exact_are_refused() -> None:
     n = 1025
     with pytest.raises(PeerError, match="rank 1025 of a tensor"):
-        check(factors(torch.ones(n, n), torch.ones(n, n)), [(n, n)])
+        check_packet(factors(torch.ones(n, n), torch.ones(n, n)), [(n, n)])
 
 
 def test_a_vector_in_factors_is_refused() -> None:
     with pytest.raises(PeerError, match="rank 1 of a tensor of shape"):
-        check(factors(torch.ones(8, 1), torch.ones(1, 30)), [(240,)])
+        check_packet(factors(torch.ones(8, 1), torch.ones(1, 30)), [(240,)])
 
 
 def test_factors_of_another_size_are_refused() -> None:
     with pytest.raises(PeerError, match="expected"):
-        check(factors(torch.ones(8, 2), torch.ones(2, 29), rank=2), [(8, 30)])
+        check_packet(factors(torch.ones(8, 2), torch.ones(2, 29), rank=2), [(8, 30)])
 
 
 @pytest.mark.parametrize(
@@ -366,7 +368,7 @@ def test_exponents_that_do_not_give_exact_and_finite_products_are_refused(
     exponents: tuple[int, int], bits: int
 ) -> None:
     with pytest.raises(PeerError, match="factors times 2"):
-        check(
+        check_packet(
             factors(torch.ones(8, 2), torch.ones(2, 30), torch.tensor(exponents), bits), [(8, 30)]
         )
 
@@ -375,7 +377,9 @@ def test_exponents_that_do_not_give_exact_and_finite_products_are_refused(
 def test_exponents_as_far_apart_as_can_be_are_let_through(
     exponents: tuple[int, int], bits: int
 ) -> None:
-    check(factors(torch.ones(8, 2), torch.ones(2, 30), torch.tensor(exponents), bits), [(8, 30)])
+    check_packet(
+        factors(torch.ones(8, 2), torch.ones(2, 30), torch.tensor(exponents), bits), [(8, 30)]
+    )
 
 
 @pytest.mark.parametrize(("greatest", "bits"), [(111, 8), (95, 16)])
@@ -384,12 +388,12 @@ def test_the_greatest_products_that_are_let_through_are_finite(greatest: int, bi
     packet = factors(
         torch.full((8, 2), low), torch.full((2, 30), low), torch.full((2,), greatest), bits
     )
-    check(packet, [(8, 30)])
-    assert decode(packet, [(8, 30)]).max() == 2.0**126
+    check_packet(packet, [(8, 30)])
+    assert decode_packet(packet, [(8, 30)]).max() == 2.0**126
 
 
 def test_a_packet_of_factors_is_packed() -> None:
-    packet, _ = encode(PowerSGD(rank=4), torch.ones(64 * 64), [(64, 64)])
+    packet, _ = encode_packet(PowerSGD(rank=4), torch.ones(64 * 64), [(64, 64)])
     assert packet.codec == PACKED
 
 

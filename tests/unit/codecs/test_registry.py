@@ -14,7 +14,15 @@ from torch import Tensor
 
 from mend_optim.codecs.packing import as_bytes
 from mend_optim.codecs.powersgd import PowerSGD
-from mend_optim.codecs.registry import CODECS, Codec, check, codec, decode, encode, name_of
+from mend_optim.codecs.registry import (
+    CODECS,
+    Codec,
+    check_packet,
+    codec_name,
+    decode_packet,
+    encode_packet,
+    find_codec,
+)
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.messages import Packet
 from mend_optim.worker.merge import weighted_mean
@@ -28,16 +36,16 @@ floats = st.lists(
 
 def there_and_back(name: str, values: Tensor) -> Tensor:
     shapes = [tuple(values.shape)]
-    packet, _ = encode(codec(name), values, shapes)
-    check(packet, shapes)
-    return decode(packet, shapes)
+    packet, _ = encode_packet(find_codec(name), values, shapes)
+    check_packet(packet, shapes)
+    return decode_packet(packet, shapes)
 
 
 @given(floats)
 def test_none_is_exact_to_the_bit_and_copies_neither_way(values: Tensor) -> None:
-    packet, _ = encode(codec("none"), values, [tuple(values.shape)])
+    packet, _ = encode_packet(find_codec("none"), values, [tuple(values.shape)])
     assert bytes(packet.data) == values.numpy().tobytes()
-    decoded = decode(packet, [tuple(values.shape)])
+    decoded = decode_packet(packet, [tuple(values.shape)])
     assert as_bytes(decoded) == as_bytes(values)
     assert not len(values) or decoded.data_ptr() == values.data_ptr()
 
@@ -58,7 +66,7 @@ def test_bf16_loses_nothing_twice(values: Tensor) -> None:
 @each
 @given(values=floats)
 def test_what_is_short_travels_as_it_is_and_nothing_gets_longer(name: str, values: Tensor) -> None:
-    packet, _ = encode(codec(name), values, [tuple(values.shape)])
+    packet, _ = encode_packet(find_codec(name), values, [tuple(values.shape)])
     assert packet.numel == values.numel()
     assert packet.nbytes <= values.nbytes
     if values.numel() <= 4:
@@ -69,23 +77,28 @@ def test_what_is_short_travels_as_it_is_and_nothing_gets_longer(name: str, value
 def test_encoding_leaves_the_tensors_as_they_were(name: str) -> None:
     values = torch.linspace(-math.pi, 5, 3000)
     before = values.clone()
-    encode(codec(name), values, [(50, 40), (1000,)])
+    encode_packet(find_codec(name), values, [(50, 40), (1000,)])
     assert torch.equal(values, before)
 
 
 @each
 def test_only_codecs_that_lose_nothing_call_themselves_exact(name: str) -> None:
     values = torch.randn(64 * 64, generator=torch.Generator().manual_seed(1))
-    packet, _ = encode(codec(name), values, [(64, 64)])
-    assert torch.equal(decode(packet, [(64, 64)]), values) == codec(name).exact == (name in EXACT)
+    packet, _ = encode_packet(find_codec(name), values, [(64, 64)])
+    assert (
+        torch.equal(decode_packet(packet, [(64, 64)]), values)
+        == find_codec(name).exact
+        == (name in EXACT)
+    )
 
 
 def test_codecs_are_told_by_name_or_as_they_are() -> None:
-    assert codec("powersgd") == PowerSGD()
-    assert codec(PowerSGD(rank=2)) == PowerSGD(rank=2)
-    assert [name_of(known) for known in CODECS.values()] == list(CODECS)
+    assert find_codec("powersgd") == PowerSGD()
+    assert find_codec(PowerSGD(rank=2)) == PowerSGD(rank=2)
+    assert [codec_name(known) for known in CODECS.values()] == list(CODECS)
     assert (
-        name_of(PowerSGD(rank=2)) == "PowerSGD(rank=2, bits=8, min_ratio=2.0, back='exact', seed=0)"
+        codec_name(PowerSGD(rank=2))
+        == "PowerSGD(rank=2, bits=8, min_ratio=2.0, back='exact', seed=0)"
     )
 
 
@@ -94,19 +107,19 @@ def test_an_unknown_codec_is_the_users_mistake(told: Codec) -> None:
     with pytest.raises(
         UsageError, match=r"codec must be one of \['bf16', .* or a codec such as PowerSGD\(rank=4\)"
     ):
-        codec(told)
+        find_codec(told)
 
 
 def test_an_unknown_codec_in_a_packet_is_the_peers() -> None:
     with pytest.raises(PeerError, match="unknown codec 'zip'"):
-        check(Packet("zip", 0, memoryview(b"")), [(0,)])
+        check_packet(Packet("zip", 0, memoryview(b"")), [(0,)])
 
 
 @each
 @pytest.mark.parametrize("change", ["codec", "numel", "short", "long"])
 def test_a_packet_of_another_size_is_refused(name: str, change: str) -> None:
-    packet, _ = encode(
-        codec(name), torch.randn(4096, generator=torch.Generator().manual_seed(1)), [(64, 64)]
+    packet, _ = encode_packet(
+        find_codec(name), torch.randn(4096, generator=torch.Generator().manual_seed(1)), [(64, 64)]
     )
     data = bytes(packet.data)
     wrong = {
@@ -116,7 +129,7 @@ def test_a_packet_of_another_size_is_refused(name: str, change: str) -> None:
         "long": replace(packet, data=memoryview(data + b"\0" * 4)),
     }[change]
     with pytest.raises(PeerError, match=r"packet|tensor 0"):
-        check(wrong, [(64, 64)])
+        check_packet(wrong, [(64, 64)])
 
 
 @given(
@@ -130,10 +143,10 @@ def test_random_bytes_are_a_tensor_or_the_peers_fault(
 ) -> None:
     packet = Packet(name, claimed, memoryview(data))
     try:
-        check(packet, [(numel,)])
+        check_packet(packet, [(numel,)])
     except PeerError:
         return
-    decoded = decode(packet, [(numel,)])
+    decoded = decode_packet(packet, [(numel,)])
     assert (decoded.shape, decoded.dtype) == ((numel,), torch.float32)
     assert torch.isfinite(decoded).all()
 
@@ -141,7 +154,7 @@ def test_random_bytes_are_a_tensor_or_the_peers_fault(
 @pytest.mark.filterwarnings("error")
 def test_read_only_bytes_are_decoded_without_a_warning() -> None:
     packet = Packet("none", 2, memoryview(b"\x00\x00\x80\x3f" * 2))
-    assert decode(packet, [(2,)]).add_(1).tolist() == [2, 2]
+    assert decode_packet(packet, [(2,)]).add_(1).tolist() == [2, 2]
     assert bytes(packet.data) == b"\x00\x00\x80\x3f" * 2
 
 
@@ -161,8 +174,8 @@ def test_what_torch_makes_by_default_changes_nothing(
     values = torch.randn(sum(map(math.prod, shapes)), generator=torch.Generator().manual_seed(0))
 
     def there_and_back() -> tuple[bytes, Tensor, Tensor]:
-        packet, _ = encode(how, values, shapes)
-        found = decode(packet, shapes)
+        packet, _ = encode_packet(how, values, shapes)
+        found = decode_packet(packet, shapes)
         return (
             bytes(packet.data),
             found,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mend_optim.codecs.packing import DENSE, MOST, PACKED, Piece, pack, padded
-from mend_optim.codecs.registry import LOSSLESS, check, decode, encode
+from mend_optim.codecs.registry import LOSSLESS, check_packet, decode_packet, encode_packet
 from mend_optim.codecs.sparse import CHUNK, SPARSE, Sparse, top
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.messages import Packet
@@ -55,10 +55,10 @@ def drawn(seed: int, kind: str, numel: int) -> Tensor:
 
 def there_and_back(codec: Sparse, tensor: Tensor) -> Tensor:
     shape = tuple(tensor.shape)
-    packet, memory = encode(codec, tensor.reshape(-1), [shape])
+    packet, memory = encode_packet(codec, tensor.reshape(-1), [shape])
     assert memory is None
-    check(packet, [shape])
-    return decode(packet, [shape], torch.full((tensor.numel(),), math.nan)).view(shape)
+    check_packet(packet, [shape])
+    return decode_packet(packet, [shape], torch.full((tensor.numel(),), math.nan)).view(shape)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -125,14 +125,14 @@ def test_the_largest_need_not_fit_where_all_that_is_not_zero_does() -> None:
     x = torch.zeros(1000)
     x[3:900:7] = 1.0
     assert same_bits(there_and_back(Sparse(density=0.99), x), x)
-    assert encode(Sparse(density=0.99), x, [(1000,)])[0].nbytes < 4 * 1000 / 4
+    assert encode_packet(Sparse(density=0.99), x, [(1000,)])[0].nbytes < 4 * 1000 / 4
 
 
 def test_nothing_is_left_out_where_that_makes_nothing_smaller() -> None:
     pair, triple = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0, 2.0])
     pieces, _ = Sparse().pieces([pair, triple], None)
     assert [piece.form for piece in pieces] == [DENSE, SPARSE]
-    assert decode(pack(pieces, 5), [(2,), (3,)]).tolist() == [1, 2, 0, 3, 0]
+    assert decode_packet(pack(pieces, 5), [(2,), (3,)]).tolist() == [1, 2, 0, 3, 0]
 
 
 # ── without loss ──────────────────────────────────────────────────────────────────────────────────
@@ -149,7 +149,7 @@ def test_negative_zeros_tiny_numbers_and_the_greatest_come_back_to_the_bit() -> 
     x = torch.zeros(5000)
     x[::50] = torch.tensor([-0.0, 2.0**-149, -(2.0**-149), MOST, -MOST]).repeat(20)
     assert same_bits(there_and_back(Sparse(density=1.0), x), x)
-    assert encode(LOSSLESS, x, [(5000,)])[0].nbytes < 600
+    assert encode_packet(LOSSLESS, x, [(5000,)])[0].nbytes < 600
 
 
 @given(SEEDS, NUMELS, st.floats(0, 1))
@@ -239,7 +239,7 @@ def test_positions_are_those_of_the_description(
 def test_sizes_are_those_of_values_and_positions(numel: int, density: float, nbytes: int) -> None:
     ((piece,), _) = Sparse(density=density).pieces([drawn(0, "normal", numel)], None)
     assert piece.nbytes == nbytes
-    packet, _ = encode(Sparse(density=density), drawn(0, "normal", numel), [(numel,)])
+    packet, _ = encode_packet(Sparse(density=density), drawn(0, "normal", numel), [(numel,)])
     assert packet.nbytes == 8 + 8 + padded(nbytes)
 
 
@@ -264,10 +264,10 @@ def test_memory_that_is_not_in_order_is_read_in_order(density: float) -> None:
 
 def test_a_fragment_of_many_tensors_comes_back() -> None:
     x = drawn(3, "rows", sum(map(math.prod, SHAPES)))
-    packet, _ = encode(LOSSLESS, x, SHAPES)
-    check(packet, SHAPES)
+    packet, _ = encode_packet(LOSSLESS, x, SHAPES)
+    check_packet(packet, SHAPES)
     assert packet.codec == PACKED
-    assert same_bits(decode(packet, SHAPES), x)
+    assert same_bits(decode_packet(packet, SHAPES), x)
 
 
 # ── what a peer may send ──────────────────────────────────────────────────────────────────────────
@@ -288,10 +288,10 @@ def flipped(data: bytes, bit: int) -> bytes:
 @both
 def test_what_is_as_it_must_be_is_accepted(numel: int, places: list[int]) -> None:
     packet = sent(positions(places, numel), [1.0, -MOST, 3.0, 0.0, 5.0], numel)
-    check(packet, [(numel,)])
+    check_packet(packet, [(numel,)])
     expected = torch.zeros(numel)
     expected[places] = torch.tensor([1.0, -MOST, 3.0, 0.0, 5.0])
-    assert torch.equal(decode(packet, [(numel,)]), expected)
+    assert torch.equal(decode_packet(packet, [(numel,)]), expected)
 
 
 @both
@@ -300,21 +300,21 @@ def test_values_that_are_not_finite_or_too_great_are_refused(
     numel: int, places: list[int], value: float
 ) -> None:
     with pytest.raises(PeerError, match="not finite, or too great"):
-        check(sent(positions(places, numel), [1.0, 2.0, 3.0, 4.0, value], numel), [(numel,)])
+        check_packet(sent(positions(places, numel), [1.0, 2.0, 3.0, 4.0, value], numel), [(numel,)])
 
 
 @pytest.mark.parametrize("count", [21, 2**31, 2**32 - 1])
 def test_more_values_than_elements_are_refused(count: int) -> None:
     numel, places = MAPPED
     with pytest.raises(PeerError, match=f"{count} values of a tensor of 20 elements"):
-        check(sent(positions(places, numel), [1.0] * 5, numel, count), [(numel,)])
+        check_packet(sent(positions(places, numel), [1.0] * 5, numel, count), [(numel,)])
 
 
 @pytest.mark.parametrize("count", [0, 4, 6, 500])
 def test_another_number_of_values_than_is_said_is_refused(count: int) -> None:
     numel, places = LISTED
     with pytest.raises(PeerError, match="expected"):
-        check(sent(positions(places, numel), [1.0] * 5, numel, count), [(numel,)])
+        check_packet(sent(positions(places, numel), [1.0] * 5, numel, count), [(numel,)])
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_another_number_of_values_than_is_said_is_refused(count: int) -> None:
 )
 def test_positions_that_do_not_increase_or_are_outside_are_refused(places: list[int]) -> None:
     with pytest.raises(PeerError, match="positions that do not increase to one below 1000"):
-        check(sent(listed(places, 1000), [1.0] * 5, 1000), [(1000,)])
+        check_packet(sent(listed(places, 1000), [1.0] * 5, 1000), [(1000,)])
 
 
 def test_a_list_of_more_or_fewer_positions_is_refused() -> None:
@@ -333,7 +333,7 @@ def test_a_list_of_more_or_fewer_positions_is_refused() -> None:
         with pytest.raises(
             PeerError, match=f"a list of {4 if good[bit // 8] >> bit % 8 & 1 else 6} positions"
         ):
-            check(sent(flipped(good, bit), [1.0] * 5, numel), [(numel,)])
+            check_packet(sent(flipped(good, bit), [1.0] * 5, numel), [(numel,)])
 
 
 def test_a_bit_after_the_end_of_a_list_is_refused() -> None:
@@ -341,7 +341,7 @@ def test_a_bit_after_the_end_of_a_list_is_refused() -> None:
     good = positions(places, numel)
     moved = flipped(flipped(good, 8 * 5 + 6), 8 * 5 + 15)
     with pytest.raises(PeerError, match="positions that do not increase"):
-        check(sent(moved, [1.0] * 5, numel), [(numel,)])
+        check_packet(sent(moved, [1.0] * 5, numel), [(numel,)])
 
 
 def test_a_bitmap_of_more_or_fewer_positions_is_refused() -> None:
@@ -352,14 +352,14 @@ def test_a_bitmap_of_more_or_fewer_positions_is_refused() -> None:
             PeerError,
             match=f"a bitmap of {4 if bit in places else 6} positions, expected 5 below 20",
         ):
-            check(sent(flipped(good, bit), [1.0] * 5, numel), [(numel,)])
+            check_packet(sent(flipped(good, bit), [1.0] * 5, numel), [(numel,)])
 
 
 def test_a_bit_after_the_end_of_a_bitmap_is_refused() -> None:
     numel, places = MAPPED
     moved = flipped(flipped(positions(places, numel), places[0]), numel)
     with pytest.raises(PeerError, match="a bitmap of 5 positions, expected 5 below 20"):
-        check(sent(moved, [1.0] * 5, numel), [(numel,)])
+        check_packet(sent(moved, [1.0] * 5, numel), [(numel,)])
 
 
 @given(st.data(), st.integers(1, 700), st.sampled_from([0.02, 0.1, 0.5]))
@@ -371,10 +371,10 @@ def test_random_positions_are_refused_or_are_what_they_say(
     places = data.draw(st.binary(min_size=nbytes, max_size=nbytes))
     packet = sent(places, [float(i + 1) for i in range(count)], numel)
     try:
-        check(packet, [(numel,)])
+        check_packet(packet, [(numel,)])
     except PeerError:
         return
-    found = decode(packet, [(numel,)])
+    found = decode_packet(packet, [(numel,)])
     where = found.nonzero().flatten()
     assert found[where].tolist() == [i + 1 for i in range(count)]
     assert positions(where.tolist(), numel) == places
@@ -387,13 +387,13 @@ def test_checking_and_decoding_take_less_memory_than_the_tensor(share: float) ->
     x = torch.where(
         torch.rand(numel, generator=generator) < share, torch.randn(numel, generator=generator), 0.0
     )
-    packet, _ = encode(LOSSLESS, x, [(numel,)])
+    packet, _ = encode_packet(LOSSLESS, x, [(numel,)])
     assert packet.codec == PACKED
     out = torch.empty(numel)
     tracemalloc.start()
     try:
-        check(packet, [(numel,)])
-        decode(packet, [(numel,)], out)
+        check_packet(packet, [(numel,)])
+        decode_packet(packet, [(numel,)], out)
         assert tracemalloc.get_traced_memory()[1] < 4 * numel
     finally:
         tracemalloc.stop()

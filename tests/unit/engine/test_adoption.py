@@ -16,7 +16,7 @@ from tests.support.engines import (
     OTHER,
     PEER,
     THIRD,
-    Engine,
+    DrivenEngine,
     grown,
     offer_of,
     seal_of,
@@ -24,13 +24,13 @@ from tests.support.engines import (
 )
 
 
-def among_peers(**schedule: int | None) -> Engine:
-    engine = Engine(seals=False, **schedule)
+def among_peers(**schedule: int | None) -> DrivenEngine:
+    engine = DrivenEngine(seals=False, **schedule)
     engine.beat()
     return engine
 
 
-def taking(engine: Engine, base: Lineage = BASE) -> Engine:
+def taking(engine: DrivenEngine, base: Lineage = BASE) -> DrivenEngine:
     """The engine after a seal of others' work."""
     engine.receive(seal_of(base))
     (advance,) = engine.jobs(Advance)
@@ -46,7 +46,7 @@ def test_a_seal_on_our_anchor_is_taken() -> None:
     engine = among_peers()
     engine.receive(seal_of(BASE))
     (advance,) = engine.jobs(Advance)
-    assert (advance.lineage, advance.mine, advance.replace, advance.ours) == (
+    assert (advance.lineage, advance.merged_own_offer, advance.replace, advance.sealed_here) == (
         grown(BASE),
         False,
         False,
@@ -58,7 +58,11 @@ def test_a_seal_that_our_former_process_made_of_others_work_takes_nothing_of_our
     engine = among_peers()
     engine.receive(seal_of(BASE, sealer=PeerId(ME.name, 0)))
     (advance,) = engine.jobs(Advance)
-    assert (advance.former, advance.forget, advance.ours) == (True, False, False)
+    assert (advance.sealed_by_predecessor, advance.forget, advance.sealed_here) == (
+        True,
+        False,
+        False,
+    )
 
 
 def test_a_seal_on_another_anchor_is_not_taken_but_the_anchor_pulled() -> None:
@@ -87,11 +91,11 @@ def test_a_seal_that_merged_our_offer_leaves_only_what_came_after() -> None:
     offer = engine.offer()
     engine.receive(seal_of(BASE, offer.entry))
     (advance,) = engine.jobs(Advance)
-    assert advance.mine
+    assert advance.merged_own_offer
     engine.step()
     engine.done(advance)
     assert engine.fragment.pending is None
-    assert engine.fragment.unmerged(engine.syncer.books.totals).tokens == 10
+    assert engine.fragment.unmerged(engine.engine.state.totals).tokens == 10
 
 
 def test_an_anchor_with_work_of_ours_that_we_know_nothing_of_replaces_our_weights() -> None:
@@ -101,12 +105,12 @@ def test_an_anchor_with_work_of_ours_that_we_know_nothing_of_replaces_our_weight
     engine.offer()
     engine.receive(seal_of(BASE, lost))
     (advance,) = engine.jobs(Advance)
-    assert (advance.mine, advance.replace) == (False, True)
+    assert (advance.merged_own_offer, advance.replace) == (False, True)
     engine = among_peers()
     engine.offer()
     engine.receive(state_of(grown(BASE, lost)))
     (install,) = engine.jobs(Install)
-    assert (install.mine, install.replace) == (False, True)
+    assert (install.merged_own_offer, install.replace) == (False, True)
 
 
 def test_after_a_drop_the_next_offer_has_a_number_past_all_that_was_merged() -> None:
@@ -116,7 +120,7 @@ def test_after_a_drop_the_next_offer_has_a_number_past_all_that_was_merged() -> 
     engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)))
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
-    engine.syncer.taken(engine.now, 0, True)
+    engine.engine.correction_applied(engine.now, 0, True)
     offer = engine.offer()
     assert (offer.seq, offer.tokens) == (8, 40)
     assert engine.lineage.admits(offer.claim)
@@ -131,29 +135,29 @@ def test_synchronous_adoption_is_exact_if_nothing_was_trained_since(
     engine.step(stepped_on)
     engine.receive(seal_of(BASE, offer.entry))
     (advance,) = engine.jobs(Advance)
-    assert (advance.mine, advance.replace) == (True, exactly)
+    assert (advance.merged_own_offer, advance.replace) == (True, exactly)
 
 
 # What stays in the weights
 
 
-def owing(**schedule: int | None) -> Engine:
+def owing(**schedule: int | None) -> DrivenEngine:
     """A learner of whose merged offer something stayed in its weights, to be closed at rest."""
-    engine = among_peers(stays=True, **schedule)
+    engine = among_peers(residual_in_weights=True, **schedule)
     offer = engine.offer()
     engine.receive(seal_of(BASE, offer.entry))
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
-    engine.syncer.taken(engine.now, 0, advance.replace)
-    assert engine.fragment.owes
+    engine.engine.correction_applied(engine.now, 0, advance.replace)
+    assert engine.fragment.has_unsent_residual
     return engine
 
 
-def rests(engine: Engine, replaced: bool = True) -> list[int]:
+def rests(engine: DrivenEngine, replaced: bool = True) -> list[int]:
     """What it wants to offer at rest, once the correction is applied."""
-    engine.syncer.taken(engine.now, 0, replaced)
-    engine.syncer.rest(engine.now)
-    return engine.syncer.training.wanted()
+    engine.engine.correction_applied(engine.now, 0, replaced)
+    engine.engine.rest(engine.now)
+    return engine.engine.boundaries.fragments_to_copy()
 
 
 def test_what_stayed_in_weights_that_became_the_anchor_with_our_offer_is_owed() -> None:
@@ -166,7 +170,7 @@ def test_what_stayed_in_weights_that_a_seal_in_doubt_replaced_is_not_owed() -> N
     engine.receive(seal_of(engine.lineage, Entry(ME, 7, 10, 1)))
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
-    assert (advance.mine, advance.replace, rests(engine)) == (False, True, [])
+    assert (advance.merged_own_offer, advance.replace, rests(engine)) == (False, True, [])
 
 
 def test_what_stayed_in_weights_that_a_whole_anchor_replaced_is_not_owed() -> None:
@@ -185,7 +189,7 @@ def test_what_stayed_in_weights_that_moved_with_others_work_is_owed() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_the_process_of_our_checkpoint_has_offered_since_is_not_owed(whole: bool) -> None:
     engine, former = owing(), PeerId(ME.name, 0)
-    engine.fragment.heir_of = Claim(former, 3)
+    engine.fragment.restored_from = Claim(former, 3)
     later = Entry(former, 4, 10, 1)
     engine.receive(
         state_of(grown(engine.lineage, later)) if whole else seal_of(engine.lineage, later)
@@ -198,7 +202,7 @@ def test_what_the_process_of_our_checkpoint_has_offered_since_is_not_owed(whole:
 # A copy that is being made, and an anchor that moves
 
 
-def copying() -> Engine:
+def copying() -> DrivenEngine:
     engine = among_peers()
     engine.step(4)
     engine.reserve()
@@ -260,7 +264,7 @@ def test_a_greater_anchor_that_is_shown_is_pulled_and_taken() -> None:
     assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
     engine.receive(state_of(grown(BASE)))
     (install,) = engine.jobs(Install)
-    assert (install.mine, install.replace) == (False, False)
+    assert (install.merged_own_offer, install.replace) == (False, False)
 
 
 def test_no_lesser_or_equal_anchor_is_pulled_or_taken() -> None:
@@ -288,7 +292,7 @@ def test_another_model_is_taken_whole_and_no_progress_with_it() -> None:
     engine.receive(state_of(theirs, 0))
     (install,) = engine.jobs(Install)
     assert [s.fragment for s in install.states] == [0, 1]
-    assert (install.mine, install.replace) == (False, True)
+    assert (install.merged_own_offer, install.replace) == (False, True)
 
 
 @pytest.mark.parametrize("doubt", [False, True])
@@ -320,10 +324,10 @@ def test_of_our_work_another_model_keeps_what_it_has_merged() -> None:
     (install,) = engine.jobs(Install)
     engine.done(install)
     assert engine.fragment.adopt_at is None  # no step is taken on what is to be replaced
-    record = engine.syncer.books.records[-1]
+    record = engine.engine.state.records[-1]
     assert (record.mine, record.dropped_tokens) == (True, 20)
-    engine.syncer.taken(engine.now, 0, True)
-    assert (engine.fragment.banked.step, engine.fragment.dropped_tokens) == (6, 20)
+    engine.engine.correction_applied(engine.now, 0, True)
+    assert (engine.fragment.settled.step, engine.fragment.dropped_tokens) == (6, 20)
     taking(engine, theirs)
     assert engine.fragment.superseded_tokens == 0
 
@@ -334,7 +338,7 @@ def test_another_model_that_is_less_trained_is_never_taken() -> None:
         engine = taking(among_peers())
         engine.beat(PEER, Lineage.fresh(genesis), genesis=genesis)
         assert engine.sent(Want) == []
-        assert engine.syncer.books.switch is None
+        assert engine.engine.state.switch is None
 
 
 # A group that only we have, when the model is another one
@@ -343,33 +347,33 @@ def test_another_model_that_is_less_trained_is_never_taken() -> None:
 THEIRS = Lineage(10**6, 5, OTHER, OTHER)
 
 
-def with_a_group(*beats: Lineage, seals: bool = False) -> Engine:
+def with_a_group(*beats: Lineage, seals: bool = False) -> DrivenEngine:
     """Fragment 1 is a group that was added: of the others only those have it that show it."""
-    engine = Engine(seals=seals, fragments=2)
+    engine = DrivenEngine(seals=seals, fragments=2)
     engine.beat(PEER, *beats)
     return engine
 
 
-def switched(engine: Engine) -> Engine:
+def switched(engine: DrivenEngine) -> DrivenEngine:
     """A third learner, without the group, had a greater model."""
     engine.beat(THIRD, THEIRS, genesis=OTHER)
     engine.receive(state_of(THEIRS, peer=THIRD))
     (install,) = engine.jobs(Install)
     assert [s.fragment for s in install.states] == [0]
     engine.done(install)
-    engine.syncer.taken(engine.now, 0, True)
+    engine.engine.correction_applied(engine.now, 0, True)
     return engine
 
 
-def offer_group(engine: Engine) -> Offer:
+def offer_group(engine: DrivenEngine) -> Offer:
     engine.receive(Call(FOURTH, 1))
     engine.step()
-    assert engine.syncer.training.wanted() == [1]
+    assert engine.engine.boundaries.fragments_to_copy() == [1]
     engine.reserve()
-    engine.syncer.training.snapshot(1, torch.zeros(0))
+    engine.engine.boundaries.snapshot(1, torch.zeros(0))
     (prepare,) = engine.jobs(Prepare)
     engine.done(prepare)
-    pending = engine.syncer.books.fragments[1].pending
+    pending = engine.engine.state.fragments[1].pending
     assert pending is not None
     assert pending.offer is not None
     return pending.offer
@@ -381,7 +385,7 @@ def test_what_was_offered_of_a_group_is_offered_under_the_model_that_was_taken_o
     offer = offer_group(engine)
     assert engine.sent(Offer) == []
     switched(engine)
-    own = engine.syncer.books.fragments[1]
+    own = engine.engine.state.fragments[1]
     assert (own.lineage.genesis, own.lineage.key) == (OTHER, BASE.key)
     engine.beat(THIRD, THEIRS, own.lineage, genesis=OTHER)
     engine.tick(0.1)
@@ -389,7 +393,7 @@ def test_what_was_offered_of_a_group_is_offered_under_the_model_that_was_taken_o
     assert to == THIRD
     assert again == replace(offer, genesis=OTHER)
     assert again.sections is offer.sections
-    assert (again.tokens, own.unmerged(engine.syncer.books.totals).tokens, own.dropped_tokens) == (
+    assert (again.tokens, own.unmerged(engine.engine.state.totals).tokens, own.dropped_tokens) == (
         10,
         10,
         0,
@@ -400,7 +404,7 @@ def test_who_had_the_offer_of_a_group_gets_it_again_under_the_new_model() -> Non
     engine = with_a_group(BASE, BASE)
     offer = offer_group(engine)
     ((to, _),) = engine.sent(Offer)
-    engine.syncer.delivered(engine.now, to, offer)
+    engine.engine.delivered(engine.now, to, offer)
     switched(engine)
     engine.tick(0.1)
     assert engine.sent(Offer) == [(PEER, replace(offer, genesis=OTHER))]
@@ -411,7 +415,7 @@ def test_offers_of_a_group_that_others_made_under_the_former_model_are_held_no_m
     engine.receive(replace(offer_of(PEER, due=False), fragment=1))
     (inspect,) = engine.jobs(Inspect)
     engine.done(inspect)
-    round = engine.syncer.books.rounds[1]
+    round = engine.engine.state.rounds[1]
     assert round.held() == ((PEER, 1),)
     switched(engine)
     assert round.held() == ()
@@ -441,7 +445,7 @@ def test_a_message_of_a_fragment_that_is_not_here_is_ignored(fragment: int) -> N
         state_of(grown(BASE), fragment),
     ):
         engine.receive(message)
-    assert (engine.jobs(Install), engine.fragment.called) == ([], False)
+    assert (engine.jobs(Install), engine.fragment.offer_requested) == ([], False)
 
 
 # Whom we asked, and who does not answer

@@ -2,44 +2,44 @@ from __future__ import annotations
 
 import pytest
 
-from mend_optim.engine.adoption import Adopting
-from mend_optim.engine.boundaries import Training
+from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import Advance
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.state import Books
-from mend_optim.engine.stragglers import Watching
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.stragglers import Stragglers
 from mend_optim.protocol.lineage import Lineage, PeerId
-from tests.support.engines import BASE, PEER, Engine, seal_of
+from tests.support.engines import BASE, PEER, DrivenEngine, seal_of
 
 
 def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
     """Ctrl-C between reserving and copying: a fragment that stayed reserved would never be offered
     again."""
-    books = Books(PeerId("a", 1), "", [], Policies(schedule=Schedule(sync_every=2)))
-    books.fragments = [Progress(PeerId("me", 1), 0, Lineage.fresh(b"genesis"), mark=0)]
-    books.joined, books.solo = True, False
-    training = Training(books, Adopting(books), Watching(books))
+    state = EngineState(PeerId("a", 1), "", [], Policies(schedule=Schedule(sync_every=2)))
+    state.fragments = [Progress(PeerId("me", 1), 0, Lineage.fresh(b"genesis"), cycle_start=0)]
+    state.joined, state.solo = True, False
+    training = Boundaries(state, Adoption(state), Stragglers(state))
     for _ in range(2):
         training.stepped(5, 1.0)
-    assert training.wanted() == [0]
+    assert training.fragments_to_copy() == [0]
     training.reserve(0)
-    assert training.wanted() == []
+    assert training.fragments_to_copy() == []
     training.release([0])
-    assert training.wanted() == [0]
-    assert books.fragments[0].unmerged(books.totals).tokens == 10
+    assert training.fragments_to_copy() == [0]
+    assert state.fragments[0].unmerged(state.totals).tokens == 10
 
 
-def offered(adopt_after: int | None) -> Engine:
+def offered(adopt_after: int | None) -> DrivenEngine:
     """A learner that has just offered to a peer that runs the rounds."""
-    engine = Engine(seals=False, adopt_after=adopt_after)
+    engine = DrivenEngine(seals=False, adopt_after=adopt_after)
     engine.beat()
     engine.offer()
     return engine
 
 
-def sealed(engine: Engine) -> Engine:
+def sealed(engine: DrivenEngine) -> DrivenEngine:
     pending = engine.fragment.pending
     assert pending is not None
     assert pending.offer is not None
@@ -52,7 +52,7 @@ def sealed(engine: Engine) -> Engine:
 def test_nobody_waits_for_an_anchor_unless_asked_to() -> None:
     engine = offered(None)
     for _ in range(10):
-        assert not engine.syncer.training.must_wait()
+        assert not engine.engine.boundaries.must_wait()
         engine.step()
 
 
@@ -62,41 +62,41 @@ def test_under_a_fixed_overlap_an_anchor_is_waited_for_at_its_step_until_it_come
 ) -> None:
     engine = offered(overlap)
     for _ in range(overlap):
-        assert not engine.syncer.training.must_wait()
+        assert not engine.engine.boundaries.must_wait()
         engine.step()
-    assert engine.syncer.training.must_wait()
-    assert not sealed(engine).syncer.training.must_wait()
+    assert engine.engine.boundaries.must_wait()
+    assert not sealed(engine).engine.boundaries.must_wait()
 
 
 def test_an_anchor_that_does_not_come_is_waited_for_once() -> None:
     engine = offered(0)
-    assert engine.syncer.training.must_wait()
-    engine.syncer.training.waited_out()
+    assert engine.engine.boundaries.must_wait()
+    engine.engine.boundaries.waited_out()
     for _ in range(10):
-        assert not engine.syncer.training.must_wait()
+        assert not engine.engine.boundaries.must_wait()
         engine.step()
 
 
 def test_under_a_fixed_overlap_an_anchor_that_comes_early_is_held_back() -> None:
     engine = sealed(offered(2))
     for _ in range(2):
-        assert engine.syncer.training.holds_back(0)
+        assert engine.engine.boundaries.holds_back(0)
         engine.step()
-    assert not engine.syncer.training.holds_back(0)
+    assert not engine.engine.boundaries.holds_back(0)
 
 
 def test_otherwise_an_anchor_is_taken_when_it_is_there() -> None:
-    assert not sealed(offered(None)).syncer.training.holds_back(0)
+    assert not sealed(offered(None)).engine.boundaries.holds_back(0)
 
 
 def test_anchors_are_founded_from_what_was_trained_and_from_nothing_else() -> None:
     """The lesser model that has shown up takes ours; without a step there is nothing that it has
     not."""
-    engine = Engine()
+    engine = DrivenEngine()
     engine.beat(PEER, genesis=b"a", step=0)
-    engine.syncer.books.founding = "due"
-    assert (engine.syncer.training.wanted(), engine.syncer.books.founding) == ([], "")
+    engine.engine.state.founding = "due"
+    assert (engine.engine.boundaries.fragments_to_copy(), engine.engine.state.founding) == ([], "")
     engine.step()
     engine.beat(PEER, genesis=b"a", step=0)
-    assert engine.syncer.books.founding == "due"
-    assert engine.syncer.training.wanted() == [0]
+    assert engine.engine.state.founding == "due"
+    assert engine.engine.boundaries.fragments_to_copy() == [0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from mend_optim.engine.engine import Syncer
+from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Standing, Totals
@@ -18,20 +18,27 @@ GENESIS = b"genesis"
 ANCHOR = Lineage(160, 5, b"five", GENESIS)
 
 
-def syncer() -> Syncer:
+def started() -> Engine:
     """It is told of one peer."""
-    return Syncer(ME, "me:1", ("peer:1",), Policies(schedule=Schedule(sync_every=16)), 0.0)
+    return Engine(ME, "me:1", ("peer:1",), Policies(schedule=Schedule(sync_every=16)), 0.0)
 
 
-def restored(engine: Syncer, step: int = 83, anchor: Lineage = ANCHOR) -> None:
+def restored(engine: Engine, step: int = 83, anchor: Lineage = ANCHOR) -> None:
     standing = Standing(
-        anchor, Claim(FORMER, 5), 80, Totals(80, 80), 0, None, untaken=False, adopt_at=None
+        anchor,
+        Claim(FORMER, 5),
+        80,
+        Totals(80, 80),
+        0,
+        None,
+        correction_pending=False,
+        adopt_at=None,
     )
     engine.begin(1.0, GENESIS, (b"",), Resumed(Totals(step, step), [standing]))
 
 
 def beat(
-    engine: Syncer,
+    engine: Engine,
     count: int,
     position: int,
     training: bool = True,
@@ -54,42 +61,42 @@ def greater(anchor: Lineage) -> Lineage:
 
 def test_who_restarts_with_the_others_goes_on_from_its_own_position() -> None:
     """Though they may have stepped on before it was ready: it has the anchor still to fetch."""
-    engine = syncer()
+    engine = started()
     restored(engine)
     beat(engine, 1, 83, training=False, anchor=greater(ANCHOR))
     for count, position in ((2, 84), (3, 90), (4, 100)):
-        assert not engine.books.joined
+        assert not engine.state.joined
         beat(engine, count, position, anchor=ANCHOR if count == 4 else greater(ANCHOR))
-        engine.books.wants.clear()
+        engine.state.wants.clear()
         engine.tick(1.0)
-    assert engine.books.joined
-    assert engine.books.position == 83
+    assert engine.state.joined
+    assert engine.state.position == 83
 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_who_comes_back_late_goes_on_from_where_the_others_are(before: bool) -> None:
-    engine = syncer()
+    engine = started()
     if before:
         beat(engine, 1, 500)
     restored(engine)
     beat(engine, 2, 500 + before)
-    assert engine.books.joined
-    assert engine.books.position == 500
+    assert engine.state.joined
+    assert engine.state.position == 500
 
 
 def test_what_a_peer_says_before_it_has_begun_is_not_its_position() -> None:
-    engine = syncer()
+    engine = started()
     restored(engine)
     beat(engine, 1, 0, training=False, anchor=None)
-    assert not engine.books.joined
+    assert not engine.state.joined
     beat(engine, 2, 120)
-    assert engine.books.joined
-    assert engine.books.position == 120
+    assert engine.state.joined
+    assert engine.state.position == 120
 
 
 def test_nobody_goes_back() -> None:
-    engine = syncer()
+    engine = started()
     restored(engine)
     beat(engine, 1, 10)
-    assert engine.books.joined
-    assert engine.books.position == 83
+    assert engine.state.joined
+    assert engine.state.position == 83

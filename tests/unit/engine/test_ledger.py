@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from mend_optim.engine.ledger import describe, sealed_record, taken_record
+from mend_optim.engine.ledger import describe, sealed_record, whole_anchor_record
 from mend_optim.protocol.lineage import Entry, Key, Lineage, PeerId
 from mend_optim.protocol.messages import Offer, Packet, Seal
 from tests.support.strategies import lineages
@@ -69,7 +69,7 @@ def test_a_record_is_one_line_of_json() -> None:
 def test_a_taken_anchor_names_those_whose_merged_work_it_lacks() -> None:
     old = Lineage(50, 5, b"old", b"g", {A: 3, B: 2, C: 1})
     new = Lineage(60, 4, b"new", b"g", {A: 3, B: 1})
-    record = taken_record(1, old, new, "pulled", dropped_tokens=9)
+    record = whole_anchor_record(1, old, new, "pulled", dropped_tokens=9)
     assert record.superseded == ("b", "c")
     assert (record.fragment, record.version, record.tokens, record.digest) == (
         1,
@@ -83,7 +83,7 @@ def test_a_taken_anchor_names_those_whose_merged_work_it_lacks() -> None:
 @given(lineages, lineages)
 def test_nobody_is_superseded_by_an_anchor_that_merged_as_much(old: Lineage, new: Lineage) -> None:
     missing = any(new.merged.get(peer, 0) < seq for peer, seq in old.merged.items())
-    assert bool(taken_record(0, old, new, "pulled").superseded) == missing
+    assert bool(whole_anchor_record(0, old, new, "pulled").superseded) == missing
 
 
 def test_an_event_about_a_peer_names_it_and_its_incarnation() -> None:

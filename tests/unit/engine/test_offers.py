@@ -12,16 +12,16 @@ from tests.support.engines import (
     OTHER,
     PEER,
     THIRD,
-    Engine,
+    DrivenEngine,
     grown,
     seal_of,
     state_of,
 )
 
 
-def offering(**schedule: int | None) -> Engine:
+def offering(**schedule: int | None) -> DrivenEngine:
     """A learner whose peer runs the rounds."""
-    engine = Engine(seals=False, **schedule)
+    engine = DrivenEngine(seals=False, **schedule)
     engine.beat()
     return engine
 
@@ -32,7 +32,7 @@ def test_what_was_not_delivered_is_offered_again_with_the_same_number_and_conten
     ((to, first),) = engine.sent(Offer)
     engine.step(2)
     for _ in range(3):
-        engine.syncer.undelivered(engine.now, PEER, first)
+        engine.engine.undelivered(engine.now, PEER, first)
         engine.beat()
         engine.tick(1.0)
         ((to, again),) = engine.sent(Offer)
@@ -44,9 +44,9 @@ def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> Non
     engine = offering()
     engine.offer()
     ((_, offer),) = engine.sent(Offer)
-    engine.syncer.delivered(engine.now, PEER, offer)
+    engine.engine.delivered(engine.now, PEER, offer)
     for _ in range(30):
-        engine.syncer.heard(engine.now, PEER)
+        engine.engine.heard(engine.now, PEER)
         engine.beat(PEER, grown(BASE))  # it has sealed, and holds no offer any more
         engine.tick(1.0)
     assert engine.sent(Offer) == engine.sent(Want) == []
@@ -65,9 +65,9 @@ def test_patience_grows_with_how_long_the_offer_was_on_its_way_and_how_much_long
     engine.offer()
     ((_, offer),) = engine.sent(Offer)
     quarter = replace(offer, sections={"delta": Packet("packed", 100, memoryview(bytes(100)))})
-    engine.syncer.books.fragments[0].pending.offer = quarter
+    engine.engine.state.fragments[0].pending.offer = quarter
     engine.now += 2.0
-    engine.syncer.delivered(engine.now, PEER, offer)
+    engine.engine.delivered(engine.now, PEER, offer)
     for _ in range(10):  # four times two seconds, and three
         engine.beat(PEER)
         engine.tick(1.0)
@@ -86,9 +86,9 @@ def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:
     engine.done(advance)
     engine.apply()
     engine.step(4)
-    assert engine.syncer.training.wanted() == []  # one at a time
+    assert engine.engine.boundaries.fragments_to_copy() == []  # one at a time
     engine.receive(Call(THIRD, 0))
-    engine.syncer.undelivered(engine.now, PEER, first)
+    engine.engine.undelivered(engine.now, PEER, first)
     engine.beat(PEER, grown(BASE))
     engine.tick(1.0)
     again = engine.sent(Offer)[-1][1]
@@ -104,7 +104,7 @@ def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:
 def test_who_is_called_offers_after_one_step_and_whoever_has_offered_sends_that() -> None:
     engine = offering()
     engine.receive(Call(PEER, 0))
-    assert engine.syncer.training.wanted() == []
+    assert engine.engine.boundaries.fragments_to_copy() == []
     engine.offer(steps=1)
     ((to, first),) = engine.sent(Offer)
     assert (to, first.seq, first.tokens, first.due) == (PEER, 1, 10, False)
@@ -120,24 +120,24 @@ def test_only_who_was_asked_has_answered_and_nothing_is_kept_of_who_came_and_wen
         guest = PeerId("guest", life)
         engine.beat(guest)
         engine.receive(Goodbye(guest))
-    books = engine.syncer.books
-    assert not books.answered
-    engine.syncer.rest(engine.now)
+    state = engine.engine.state
+    assert not state.answered
+    engine.engine.rest(engine.now)
     engine.receive(
-        Beat(PEER, "peer:1", 99, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),), pong=books.ping)
+        Beat(PEER, "peer:1", 99, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),), pong=state.ping)
     )
-    assert books.answered == {PEER}
+    assert state.answered == {PEER}
 
 
 def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None:
     engine = offering()
-    engine.syncer.rest(engine.now)
+    engine.engine.rest(engine.now)
     engine.receive(Call(PEER, 0))
     ((to, offer),) = engine.sent(Offer)
     assert (to, offer.peer, offer.seq, offer.tokens, offer.steps) == (PEER, ME, 0, 0, 0)
 
 
-def merged(engine: Engine, entry: Entry) -> None:
+def merged(engine: DrivenEngine, entry: Entry) -> None:
     """The peer seals it, and the anchor is taken."""
     engine.receive(seal_of(engine.lineage, entry))
     (advance,) = engine.jobs(Advance)
@@ -147,13 +147,13 @@ def merged(engine: Engine, entry: Entry) -> None:
 
 def test_who_brings_nothing_says_what_its_last_offer_weighed_if_encodings_leave_something() -> None:
     for stays in (False, True):
-        engine = offering(stays=stays)
+        engine = offering(residual_in_weights=stays)
         offer = engine.offer()
         engine.sent(Offer)
         merged(engine, offer.entry)
         engine.beat(PEER, engine.lineage)
-        engine.syncer.rest(engine.now)
-        assert engine.syncer.training.wanted() == ([0] if stays else [])
+        engine.engine.rest(engine.now)
+        assert engine.engine.boundaries.fragments_to_copy() == ([0] if stays else [])
         if stays:  # what the offer lost goes first
             engine.receive(Call(PEER, 0))
             assert engine.sent(Offer) == []
@@ -161,7 +161,7 @@ def test_who_brings_nothing_says_what_its_last_offer_weighed_if_encodings_leave_
             engine.copied()
             ((_, closing),) = engine.sent(Offer)
             assert (closing.tokens, closing.steps, closing.again) == (0, 4, (40, 4))
-            assert not engine.syncer.training.settled()
+            assert not engine.engine.boundaries.settled()
             merged(engine, closing.entry)
         engine.receive(Call(PEER, 0))
         ((_, nothing),) = engine.sent(Offer)
@@ -175,7 +175,7 @@ def test_who_brings_nothing_says_what_its_last_offer_weighed_if_encodings_leave_
 def test_an_offer_of_nothing_has_no_number() -> None:
     """It would say that an anchor of another branch has what we offered under that number."""
     engine = rebased_and_merged()
-    engine.syncer.rest(engine.now)
+    engine.engine.rest(engine.now)
     engine.receive(Call(PEER, 0))
     ((_, nothing),) = engine.sent(Offer)
     assert (nothing.seq, nothing.steps) == (0, 0)
@@ -185,10 +185,10 @@ def test_in_lockstep_a_call_brings_no_offer_off_the_boundary() -> None:
     engine = offering(adopt_after=1)
     engine.step()
     engine.receive(Call(PEER, 0))
-    assert engine.syncer.training.wanted() == []
+    assert engine.engine.boundaries.fragments_to_copy() == []
 
 
-def rebased() -> tuple[Engine, Offer, Offer]:
+def rebased() -> tuple[DrivenEngine, Offer, Offer]:
     """A learner whose second offer follows its first, and then an anchor of another branch came,
     which has neither."""
     engine = offering()
@@ -201,7 +201,7 @@ def rebased() -> tuple[Engine, Offer, Offer]:
     engine.offer()
     ((_, second),) = engine.sent(Offer)
     assert (first.follows, second.seq, second.follows) == (0, 2, 1)
-    engine.syncer.delivered(engine.now, PEER, second)
+    engine.engine.delivered(engine.now, PEER, second)
     other = beyond(BASE, engine.lineage)
     engine.receive(state_of(other))
     (install,) = engine.jobs(Install)
@@ -211,7 +211,7 @@ def rebased() -> tuple[Engine, Offer, Offer]:
     return engine, first, second
 
 
-def rebased_and_merged() -> Engine:
+def rebased_and_merged() -> DrivenEngine:
     """The same, and what it then offered is merged."""
     engine, _, _ = rebased()
     engine.tick(0.1)
@@ -248,10 +248,10 @@ def test_an_anchor_of_the_former_branch_with_the_offer_under_its_former_number_i
     both = BASE.seal([first.entry], b"payload").seal([second.entry], b"payload")
     engine.receive(state_of(beyond(both, engine.lineage)))
     (install,) = engine.jobs(Install)
-    assert (install.mine, install.replace) == (True, False)
+    assert (install.merged_own_offer, install.replace) == (True, False)
     engine.done(install)
     assert engine.fragment.pending is None
-    assert engine.fragment.unmerged(engine.syncer.books.totals).tokens == 0
+    assert engine.fragment.unmerged(engine.engine.state.totals).tokens == 0
 
 
 def test_the_other_number_is_used_up_like_any() -> None:
@@ -280,7 +280,7 @@ def test_as_long_as_the_anchor_is_of_the_same_branch_the_number_stays() -> None:
 AGAIN = PeerId(PEER.name, 2)
 
 
-def restarted() -> tuple[Engine, Offer]:
+def restarted() -> tuple[DrivenEngine, Offer]:
     """The sealer came back with first weights of its own, and our offer went to it at once."""
     engine = offering()
     offer = engine.offer()
@@ -288,7 +288,7 @@ def restarted() -> tuple[Engine, Offer]:
     engine.beat(AGAIN, Lineage.fresh(OTHER), step=0, genesis=OTHER)
     engine.tick(0.1)
     assert engine.sent(Offer) == [(AGAIN, offer)]
-    engine.syncer.delivered(engine.now, AGAIN, offer)
+    engine.engine.delivered(engine.now, AGAIN, offer)
     return engine, offer
 
 
@@ -297,7 +297,7 @@ def test_a_sealer_that_takes_our_model_over_gets_the_offer_again_at_once_and_onc
     engine, offer = restarted()
     engine.beat(AGAIN, BASE)
     assert engine.sent(Offer) == [(AGAIN, offer)]
-    engine.syncer.delivered(engine.now, AGAIN, offer)
+    engine.engine.delivered(engine.now, AGAIN, offer)
     for _ in range(2):
         engine.tick(0.1)
         engine.beat(AGAIN, BASE)

@@ -20,7 +20,7 @@ class Fragment:
 
     def __init__(self, schedule: Schedule = FREE, me: PeerId = ME) -> None:
         self.schedule, self.totals = schedule, Totals()
-        self.progress = Progress(me, 0, BASE, schedule.first_mark(0))
+        self.progress = Progress(me, 0, BASE, schedule.first_cycle_start(0))
 
     def step(self, count: int = 1, tokens: int = 10) -> None:
         self.totals = Totals(self.totals.step + count, self.totals.tokens + count * tokens)
@@ -30,7 +30,7 @@ class Fragment:
 
     def offer(self) -> Pending:
         pending = self.progress.snapshot(
-            self.totals, self.schedule.due(self.totals.step, self.progress.mark)
+            self.totals, self.schedule.due(self.totals.step, self.progress.cycle_start)
         )
         self.progress.motion = Motion.STILL
         return pending
@@ -49,8 +49,8 @@ class Fragment:
         assert not progress.in_doubt(lineage)
         progress.moved(lineage, mine, self.totals, self.schedule, replaced)
 
-    def taken(self, replace: bool = False) -> int:
-        return self.progress.taken(replace, self.totals)
+    def correction_applied(self, replace: bool = False) -> int:
+        return self.progress.correction_applied(replace, self.totals)
 
 
 class Accounting(RuleBasedStateMachine):
@@ -77,7 +77,7 @@ class Accounting(RuleBasedStateMachine):
 
     @rule()
     def call(self) -> None:
-        self.progress.called = True
+        self.progress.offer_requested = True
 
     @precondition(lambda self: self.fragment.wants())
     @rule()
@@ -101,15 +101,15 @@ class Accounting(RuleBasedStateMachine):
         self.replacing = self.replacing or whole
         assert not (whole and self.progress.pending)
 
-    @precondition(lambda self: self.progress.untaken)
+    @precondition(lambda self: self.progress.correction_pending)
     @rule()
     def take(self) -> None:
         before = self.unmerged() if self.replacing else Totals()
-        assert self.fragment.taken(self.replacing) == before.tokens
+        assert self.fragment.correction_applied(self.replacing) == before.tokens
         self.dropped = Totals(self.dropped.step + before.step, self.dropped.tokens + before.tokens)
         self.replacing = False
 
-    @precondition(lambda self: not self.progress.untaken)
+    @precondition(lambda self: not self.progress.correction_pending)
     @rule()
     def found(self) -> None:
         unmerged = self.unmerged()
@@ -139,7 +139,7 @@ class Accounting(RuleBasedStateMachine):
         progress = self.progress
         assert not (
             self.fragment.wants()
-            and (progress.pending or progress.untaken or not self.unmerged().step)
+            and (progress.pending or progress.correction_pending or not self.unmerged().step)
         )
 
 
@@ -160,12 +160,12 @@ def test_an_offer_is_wanted_at_the_boundary() -> None:
 
 def test_a_called_learner_offers_after_one_step() -> None:
     fragment = Fragment()
-    fragment.progress.called = True
+    fragment.progress.offer_requested = True
     assert not fragment.wants()
     fragment.step()
     assert fragment.wants()
     assert fragment.offer().due is False
-    assert fragment.progress.called is False
+    assert fragment.progress.offer_requested is False
 
 
 @pytest.mark.parametrize("motion", [Motion.SNAPSHOT, Motion.MOVING])
@@ -192,8 +192,8 @@ def test_after_a_merge_the_period_runs_from_the_snapshot() -> None:
     fragment.offer()
     fragment.step(2)
     fragment.sealed(mine=True)
-    fragment.taken()
-    assert fragment.progress.mark == 4
+    fragment.correction_applied()
+    assert fragment.progress.cycle_start == 4
     fragment.step(2)
     assert fragment.wants()
 
@@ -202,15 +202,15 @@ def test_who_was_left_out_starts_its_period_at_the_adoption() -> None:
     fragment = Fragment()
     fragment.step(3)
     fragment.sealed(mine=False)
-    fragment.taken()
-    assert fragment.progress.mark == 3
+    fragment.correction_applied()
+    assert fragment.progress.cycle_start == 3
 
 
 def test_who_had_not_trained_keeps_its_turn() -> None:
     fragment = Fragment(Schedule(sync_every=4, fragments=2))
     fragment.sealed(mine=False)
-    fragment.taken(replace=True)
-    assert fragment.progress.mark == -2
+    fragment.correction_applied(replace=True)
+    assert fragment.progress.cycle_start == -2
 
 
 def test_an_offer_that_missed_its_round_waits_for_the_next_and_is_due_no_more() -> None:
@@ -229,8 +229,8 @@ def test_once_it_is_merged_the_learner_is_called_for_what_came_meanwhile() -> No
     fragment.sealed(mine=False)
     fragment.step(2)
     fragment.sealed(mine=True)
-    fragment.taken()
-    assert (fragment.progress.called, fragment.progress.mark) == (True, 6)
+    fragment.correction_applied()
+    assert (fragment.progress.offer_requested, fragment.progress.cycle_start) == (True, 6)
     assert fragment.offer().tokens == 20
 
 
@@ -238,9 +238,9 @@ def test_a_call_that_came_while_the_offer_travelled_is_not_forgotten() -> None:
     fragment = Fragment()
     fragment.step(4)
     fragment.offer()
-    fragment.progress.called = True
+    fragment.progress.offer_requested = True
     fragment.sealed(mine=True)
-    assert fragment.progress.called is True
+    assert fragment.progress.offer_requested is True
 
 
 def test_replacement_starts_a_new_period_and_counts_what_it_dropped() -> None:
@@ -249,9 +249,9 @@ def test_replacement_starts_a_new_period_and_counts_what_it_dropped() -> None:
     fragment.offer()
     fragment.sealed(mine=False, replaced=True)
     fragment.step(2)
-    assert fragment.taken(replace=True) == 50
+    assert fragment.correction_applied(replace=True) == 50
     assert (
-        fragment.progress.mark,
+        fragment.progress.cycle_start,
         fragment.progress.dropped_tokens,
         fragment.progress.pending,
     ) == (5, 50, None)
@@ -264,7 +264,7 @@ def test_what_a_given_up_offer_follows_is_known() -> None:
     progress, pending.offer = fragment.progress, None
     progress.moved(by(OTHER, 1, 2, 3), False, fragment.totals, FREE)
     progress.moved(by(OTHER, 1, 2, 3, 4), False, fragment.totals, FREE, replaced=True)
-    assert (progress.pending, fragment.taken(replace=True)) == (None, 40)
+    assert (progress.pending, fragment.correction_applied(replace=True)) == (None, 40)
     branches = [by(ME, 1), by(ME, 1, 2), by(ME, 3), by(OTHER, 1)]
     assert [progress.share.superseded_tokens(lineage) for lineage in branches] == [0, 0, 40, 40]
 
@@ -288,7 +288,7 @@ def test_in_lockstep_the_anchor_is_adopted_exactly_the_overlap_after_the_snapsho
     fragment.step()
     fragment.sealed(mine=True)
     assert fragment.progress.adopt_at == 6
-    fragment.taken()
+    fragment.correction_applied()
     assert fragment.progress.adopt_at is None
 
 
@@ -299,7 +299,7 @@ def test_in_lockstep_a_missed_learner_waits_for_its_own_boundary() -> None:
     fragment.sealed(mine=False)
     fragment.step()
     fragment.sealed(mine=True)
-    assert fragment.progress.called is False
+    assert fragment.progress.offer_requested is False
 
 
 # In doubt
@@ -400,7 +400,7 @@ def second_offer() -> tuple[Fragment, Pending]:
     old.step(4)
     old.offer()
     old.sealed(mine=True)
-    old.taken()
+    old.correction_applied()
     old.step(4)
     pending = old.offer()
     offered(old)
@@ -438,7 +438,7 @@ def on_another_branch(schedule: Schedule = FREE) -> Fragment:
     heir = again(old)
     heir.schedule = schedule
     heir.progress.moved(by(OTHER, 1, 2, 3), False, heir.totals, schedule)
-    heir.taken()
+    heir.correction_applied()
     return heir
 
 
@@ -459,7 +459,7 @@ def test_on_another_branch_an_inherited_offer_and_what_came_with_it_are_one_offe
     both = heir.progress.lineage.seal([Entry(ME, pending.seq, 70, 7)], b"payload")
     assert heir.progress.includes_pending(both)
     heir.progress.moved(both, True, heir.totals, FREE)
-    heir.taken()
+    heir.correction_applied()
     assert heir.progress.unmerged(heir.totals) == Totals()
     assert heir.progress.superseded_tokens == 0
     heir.step(4)
@@ -475,9 +475,9 @@ def test_what_is_withdrawn_on_another_branch_is_in_doubt_where_the_first_offer_i
 
 def test_in_lockstep_what_is_withdrawn_waits_for_the_boundary() -> None:
     heir = on_another_branch(LOCKSTEP)
-    assert (heir.progress.pending, heir.progress.called) == (None, False)
+    assert (heir.progress.pending, heir.progress.offer_requested) == (None, False)
     assert heir.wants()  # the boundary at which the first offer was made has passed
-    heir.progress.mark = heir.totals.step
+    heir.progress.cycle_start = heir.totals.step
     assert not heir.wants()
 
 
@@ -545,7 +545,7 @@ def test_what_is_dropped_is_nobodys_any_more() -> None:
     old.step(3)
     heir = again(old)
     heir.progress.moved(by(ME, 1), False, heir.totals, FREE)
-    assert heir.taken(replace=True) == 30
+    assert heir.correction_applied(replace=True) == 30
     assert heir.progress.claim == Claim(HEIR, 0)
     heir.step(4)
     pending = heir.offer()
@@ -573,11 +573,11 @@ def test_a_founder_claims_all_that_it_inherited() -> None:
 
 
 def at_rest(fragment: Fragment) -> bool:
-    return fragment.progress.wants_snapshot(fragment.totals, fragment.schedule, closing=True)
+    return fragment.progress.wants_snapshot(fragment.totals, fragment.schedule, flush=True)
 
 
 def closing(fragment: Fragment) -> Pending:
-    pending = fragment.progress.snapshot(fragment.totals, due=True, closing=True)
+    pending = fragment.progress.snapshot(fragment.totals, due=True, flush=True)
     fragment.progress.motion = Motion.STILL
     return pending
 
@@ -590,13 +590,13 @@ def test_what_a_merged_offer_lost_is_owed_until_a_closing_offer_is_merged() -> N
     assert not at_rest(fragment)
     fragment.sealed(mine=True)
     assert not at_rest(fragment)  # what was merged is not in the weights yet
-    fragment.taken()
+    fragment.correction_applied()
     assert (at_rest(fragment), fragment.wants()) == (True, False)
     pending = closing(fragment)
     assert (pending.steps, pending.tokens, pending.seq) == (0, 0, 2)
     assert not at_rest(fragment)
     fragment.sealed(mine=True)
-    fragment.taken()
+    fragment.correction_applied()
     assert not at_rest(fragment)
     assert fragment.progress.unmerged(fragment.totals) == Totals()
 
@@ -611,7 +611,7 @@ def test_a_closing_offer_of_nothing_new_says_what_its_work_weighed() -> None:
     assert offer is not None
     assert (offer.tokens, offer.steps, offer.again) == (40, 4, (0, 0))
     fragment.sealed(mine=True)
-    fragment.taken()
+    fragment.correction_applied()
     closing(fragment)
     fragment.progress.offered(b"g", {})
     offer = fragment.progress.pending.offer
@@ -625,7 +625,7 @@ def test_a_closing_offer_with_work_of_its_own_is_one_offer() -> None:
     pending = closing(fragment)
     assert (pending.steps, pending.tokens) == (4, 40)
     fragment.sealed(mine=True)
-    fragment.taken()
+    fragment.correction_applied()
     assert not at_rest(fragment)
     assert fragment.progress.last == Totals(4, 40)
 
@@ -636,7 +636,7 @@ def owing(steps: int) -> Fragment:
     fragment.step(steps)
     fragment.offer()
     fragment.sealed(mine=True)
-    fragment.taken()
+    fragment.correction_applied()
     return fragment
 
 
@@ -662,7 +662,7 @@ def test_a_few_steps_with_nothing_to_close_weigh_what_they_are() -> None:
     fragment = owing(4)
     closing(fragment)
     fragment.sealed(mine=True)
-    fragment.taken()
+    fragment.correction_applied()
     fragment.step()
     assert closing(fragment).again == (0, 0)
     fragment.sealed(mine=True)
@@ -673,7 +673,7 @@ def others_sealed(fragment: Fragment, tokens: int) -> None:
     progress = fragment.progress
     entry = Entry(OTHER, progress.lineage.last_merged(OTHER) + 1, tokens, 1)
     progress.moved(progress.lineage.seal([entry], b"payload"), False, fragment.totals, FREE)
-    fragment.taken()
+    fragment.correction_applied()
 
 
 def test_who_has_closed_has_a_share_in_what_others_close_but_not_in_what_they_do_without_it() -> (
@@ -685,7 +685,7 @@ def test_who_has_closed_has_a_share_in_what_others_close_but_not_in_what_they_do
     closing(fragment)
     others_sealed(fragment, 10)  # one of ours waits
     fragment.sealed(mine=True)
-    fragment.taken()
+    fragment.correction_applied()
     others_sealed(fragment, 0)
     assert fragment.progress.weight == (40, 4)
     others_sealed(fragment, 10)
@@ -693,7 +693,7 @@ def test_who_has_closed_has_a_share_in_what_others_close_but_not_in_what_they_do
     fragment.step(4)
     fragment.offer()
     fragment.sealed(mine=True)
-    fragment.taken()
+    fragment.correction_applied()
     assert fragment.progress.weight == (40, 4)
 
 
@@ -709,9 +709,9 @@ def test_a_closing_copy_that_did_not_come_about_is_owed_still() -> None:
     fragment.step(4)
     fragment.offer()
     fragment.sealed(mine=True)
-    fragment.taken()
-    fragment.progress.snapshot(fragment.totals, due=True, closing=True)
-    assert fragment.progress.standing().owes
+    fragment.correction_applied()
+    fragment.progress.snapshot(fragment.totals, due=True, flush=True)
+    assert fragment.progress.standing().has_unsent_residual
     heir = again(fragment)
     assert at_rest(heir)
     assert heir.progress.last == Totals(4, 40)
@@ -725,15 +725,15 @@ def test_a_closing_offer_in_a_checkpoint_is_one_in_who_goes_on_from_it() -> None
     fragment.step(4)
     fragment.offer()
     fragment.sealed(mine=True)
-    fragment.taken()
+    fragment.correction_applied()
     pending = closing(fragment)
     offered(fragment)
     heir = again(fragment)
     assert not at_rest(heir)
     assert heir.progress.pending is not None
-    assert heir.progress.pending.closing
+    assert heir.progress.pending.flush
     heir.progress.moved(by(ME, 1, pending.seq), True, heir.totals, FREE)
-    heir.taken()
+    heir.correction_applied()
     assert not at_rest(heir)
 
 
@@ -743,7 +743,7 @@ def heir_that_owes() -> Fragment:
     old.step(4)
     old.offer()
     old.sealed(mine=True)
-    old.taken()
+    old.correction_applied()
     heir = again(old)
     assert at_rest(heir)
     return heir
@@ -757,7 +757,7 @@ def test_what_encodings_lost_before_a_checkpoint_is_offered_in_its_authors_name(
     assert pending.seq >= HEIR.incarnation
     assert heir.progress.in_doubt(by(ME, 1, 2))
     heir.progress.moved(by(ME, 1, 2), False, heir.totals, FREE)
-    assert heir.taken(replace=True) == 0
+    assert heir.correction_applied(replace=True) == 0
     assert not at_rest(heir)
     assert not heir.progress.in_doubt(by(ME, 1, 2))
 
@@ -783,15 +783,15 @@ def test_a_closing_offer_that_is_merged_is_the_last_in_its_authors_name() -> Non
         heir.totals,
         FREE,
     )
-    heir.taken()
+    heir.correction_applied()
     heir.step(4)
     heir.offer()
     heir.sealed(mine=False)
-    heir.taken()
+    heir.correction_applied()
     heir.progress.moved(
         heir.progress.lineage.seal([Entry(HEIR, 1, 40, 4)], b"payload"), True, heir.totals, FREE
     )
-    heir.taken()
+    heir.correction_applied()
     assert closing(heir).claim == Claim(HEIR, 1)
 
 
@@ -802,7 +802,7 @@ def test_what_is_offered_again_with_its_author_in_a_closing_offer_goes_with_what
     old.step(4)
     old.offer()
     old.sealed(mine=True)
-    old.taken()
+    old.correction_applied()
     closing(old)
     offered(old)
     old.step(3)
@@ -816,7 +816,7 @@ def test_a_founder_owes_nothing() -> None:
     fragment.step(4)
     fragment.offer()
     fragment.sealed(mine=True)
-    fragment.taken()
+    fragment.correction_applied()
     lineage = fragment.progress.found(0, b"model")
     fragment.progress.founded(lineage, fragment.totals)
     assert not at_rest(fragment)
@@ -833,14 +833,14 @@ def test_an_heir_is_outlived_once_an_anchor_has_what_its_checkpoints_process_off
     saved.seq = 3
     heir, schedule = Progress.resumed(me, 0, saved.standing(), Totals()), Schedule(sync_every=4)
     before, later = (Lineage(10, 1, b"d", b"g", {old: seq, me: 9}) for seq in (3, 4))
-    assert not saved.outlived(later)
-    assert (heir.outlived(before), heir.outlived(later)) == (False, True)
+    assert not saved.source_moved_on(later)
+    assert (heir.source_moved_on(before), heir.source_moved_on(later)) == (False, True)
     heir.moved(later, False, Totals(), schedule)
-    assert not heir.outlived(later)
+    assert not heir.source_moved_on(later)
     heir = Progress.resumed(me, 0, saved.standing(), Totals())
     heir.snapshot(Totals(4, 40), due=True)
     heir.moved(Lineage(10, 1, b"d", b"g", {old: 3, me: heir.seq}), True, Totals(4, 40), schedule)
-    assert not heir.outlived(later)
+    assert not heir.source_moved_on(later)
 
 
 def test_an_heir_whose_checkpoint_held_an_offer_is_outlived_by_the_one_after_it() -> None:
@@ -854,6 +854,6 @@ def test_an_heir_whose_checkpoint_held_an_offer_is_outlived_by_the_one_after_it(
     first, second = by(ME, sent.seq), by(ME, sent.seq, sent.seq + 1)
     assert heir.progress.includes_pending(first)
     heir.progress.moved(first, True, heir.totals, FREE)
-    assert heir.progress.outlived(second)
+    assert heir.progress.source_moved_on(second)
     heir.progress.moved(second, False, heir.totals, FREE)
-    assert not heir.progress.outlived(second)
+    assert not heir.progress.source_moved_on(second)

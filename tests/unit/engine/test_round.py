@@ -366,8 +366,8 @@ def test_no_authors_work_is_ever_merged_twice(arrivals: list[Any], data: st.Data
     one ended."""
     round, lineage = Round(0), BASE
     settled: Counter[PeerId] = Counter()
-    for name, seq, heir_of, start in arrivals:
-        claim = Claim(PeerId(heir_of, 1), min(start, seq - 1)) if heir_of else None
+    for name, seq, restored_from, start in arrivals:
+        claim = Claim(PeerId(restored_from, 1), min(start, seq - 1)) if restored_from else None
         author = claim.author if claim else PeerId(name, 1)
         follows = data.draw(st.sampled_from([0, lineage.last_merged(author)]))
         arrived = offer(name, seq, inherited=claim, follows=follows)

@@ -12,7 +12,7 @@ from mend_optim.errors import UsageError
 
 def boundaries(schedule: Schedule, fragment: int, steps: int) -> list[int]:
     """The steps at which a fragment that is merged at once is due."""
-    mark, found = schedule.first_mark(fragment), []
+    mark, found = schedule.first_cycle_start(fragment), []
     for step in range(1, steps + 1):
         if schedule.due(step, mark):
             found.append(step)
@@ -35,7 +35,7 @@ def test_two_fragments_take_turns() -> None:
 
 def test_a_learner_that_starts_late_is_staggered_from_its_own_start() -> None:
     schedule = Schedule(sync_every=6, fragments=2)
-    assert schedule.first_mark(0, step=100) + 6 == 103
+    assert schedule.first_cycle_start(0, step=100) + 6 == 103
 
 
 @given(schedules)
@@ -50,7 +50,7 @@ def test_every_fragment_is_due_once_in_every_period(schedule: Schedule) -> None:
 
 @given(schedules)
 def test_no_two_fragments_share_a_boundary_and_gaps_are_even(schedule: Schedule) -> None:
-    first = [schedule.first_mark(p) + schedule.sync_every for p in range(schedule.fragments)]
+    first = [schedule.first_cycle_start(p) + schedule.sync_every for p in range(schedule.fragments)]
     gaps = [b - a for a, b in zip([0, *first], first, strict=False)]
     assert min(gaps) >= 1
     assert max(gaps) - min(gaps) <= 1

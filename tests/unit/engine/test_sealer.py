@@ -17,7 +17,7 @@ from tests.support.engines import (
     ME,
     PEER,
     THIRD,
-    Engine,
+    DrivenEngine,
     grown,
     offer_of,
     seal_of,
@@ -25,14 +25,14 @@ from tests.support.engines import (
 )
 
 
-def sealer(*peers: PeerId, **options: Any) -> Engine:
-    engine = Engine(**options)
+def sealer(*peers: PeerId, **options: Any) -> DrivenEngine:
+    engine = DrivenEngine(**options)
     for peer in peers:
         engine.beat(peer)
     return engine
 
 
-def admit(engine: Engine, offer: Offer) -> None:
+def admit(engine: DrivenEngine, offer: Offer) -> None:
     engine.receive(offer)
     for inspect in engine.jobs(Inspect):
         engine.done(inspect)
@@ -56,11 +56,11 @@ def test_nothing_is_sealed_within_a_beat_of_meeting_somebody() -> None:
     """Who is new may know a better sealer, which has these offers, too: both would seal."""
     engine = sealer(PEER)
     engine.offer()
-    engine.syncer.met(engine.now, THIRD, "")
+    engine.engine.met(engine.now, THIRD, "")
     admit(engine, offer_of(PEER))
     engine.tick(0.0)
     assert engine.jobs(Merge) == []
-    assert engine.syncer.books.wake_at == engine.now + 1.0
+    assert engine.engine.state.wake_at == engine.now + 1.0
     engine.tick(1.0)
     assert [o.peer for o in engine.merge().offers] == [ME, PEER]
 
@@ -81,7 +81,7 @@ def test_who_began_with_nothing_is_not_waited_for_once_there_were_rounds(
         engine.done(advance)
         engine.apply()
     engine.offer()
-    engine.syncer.met(engine.now, THIRD, "")
+    engine.engine.met(engine.now, THIRD, "")
     engine.receive(Beat(THIRD, "", 1, position=position))
     admit(engine, replace(offer_of(PEER, rounds + 1), key=engine.lineage.key, follows=rounds))
     engine.tick(0.0)
@@ -93,13 +93,13 @@ def test_a_sealer_at_rest_loses_nothing_on_the_way_back_where_it_would_offer_tha
     stays: bool, resting: bool
 ) -> None:
     """No later round may come. Who weighs how much goes by the tokens as ever."""
-    engine = sealer(PEER, stays=stays)
+    engine = sealer(PEER, residual_in_weights=stays)
     engine.offer()
     if resting:
-        engine.syncer.rest(engine.now)
+        engine.engine.rest(engine.now)
     admit(engine, offer_of(PEER, 1, 12))
     merge = engine.merge()
-    assert merge.closing is (stays and resting)
+    assert merge.flush is (stays and resting)
     assert merge.weights == (0.25, 0.75)
 
 
@@ -107,9 +107,9 @@ def test_a_sealer_at_rest_loses_nothing_on_the_way_back_where_it_would_offer_tha
 def test_who_brings_nothing_weighs_where_everybody_closes(
     steps: int, weights: tuple[float, float]
 ) -> None:
-    engine = sealer(PEER, stays=True)
+    engine = sealer(PEER, residual_in_weights=True)
     offer = replace(engine.offer(), seq=2, tokens=10 * steps, again=(0, 0) if steps else (40, 4))
-    engine.syncer.books.rounds[0].add(offer)
+    engine.engine.state.rounds[0].add(offer)
     admit(engine, replace(offer_of(PEER, 0, 0), again=(40, 4)))
     assert engine.merge().weights == weights
 
@@ -118,14 +118,14 @@ def test_who_brings_nothing_weighs_where_everybody_closes(
 def test_who_answers_with_nothing_before_it_has_the_last_seal_had_no_share_in_it(
     behind: bool, weights: tuple[float, float]
 ) -> None:
-    engine = sealer(PEER, stays=True)
+    engine = sealer(PEER, residual_in_weights=True)
     engine.receive(seal_of(BASE))
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
     engine.apply()
     engine.beat(PEER, engine.lineage)
     closing = replace(engine.offer(), seq=2, tokens=0, again=(40, 4), key=engine.lineage.key)
-    engine.syncer.books.rounds[0].add(closing)
+    engine.engine.state.rounds[0].add(closing)
     key = BASE.key if behind else engine.lineage.key
     admit(engine, replace(offer_of(PEER, 0, 0), again=(40, 4), key=key))
     assert engine.merge().weights == weights
@@ -142,14 +142,14 @@ def test_the_merged_lineage_is_published_to_who_offered_and_taken() -> None:
     assert [(m.peer, m.seq) for m in seal.members] == [(ME, 1), (PEER, 1)]
     assert (seal.base, seal.key) == (BASE.digest, grown(BASE, *seal.members).key)
     (advance,) = engine.jobs(Advance)
-    assert (advance.mine, advance.ours) == (True, True)
+    assert (advance.merged_own_offer, advance.sealed_here) == (True, True)
 
 
 def test_one_seal_whoever_is_not_the_sealer_merges_nothing() -> None:
     engine = sealer(PEER, THIRD, seals=False)
     for peer in (PEER, THIRD):
         admit(engine, offer_of(peer))
-    assert len(engine.syncer.books.rounds[0].held()) == 2  # quorum: a sealer would seal
+    assert len(engine.engine.state.rounds[0].held()) == 2  # quorum: a sealer would seal
     engine.tick(1.0)
     assert engine.jobs(Merge) == []
 
@@ -168,7 +168,7 @@ def test_suspects_count_for_quorum_until_they_are_evicted() -> None:
     """Else each side of a partition would be a majority of itself."""
     engine = sealer(PEER, THIRD, FOURTH)
     for lost in (THIRD, FOURTH):
-        engine.syncer.linked(engine.now, lost, False)
+        engine.engine.linked(engine.now, lost, False)
     engine.offer()
     admit(engine, offer_of(PEER))
     for _ in range(20):
@@ -229,9 +229,9 @@ def test_an_offer_is_inspected_before_it_is_held_and_once() -> None:
     engine.receive(offer_of(PEER))
     engine.receive(offer_of(PEER))
     (inspect,) = engine.jobs(Inspect)
-    assert engine.syncer.books.rounds[0].held() == ()
+    assert engine.engine.state.rounds[0].held() == ()
     engine.done(inspect)
-    assert engine.syncer.books.rounds[0].held() == ((PEER, 1),)
+    assert engine.engine.state.rounds[0].held() == ((PEER, 1),)
     engine.receive(offer_of(PEER))
     assert engine.jobs(Inspect) == []
 
@@ -241,7 +241,7 @@ def test_an_offer_that_failed_inspection_is_named_and_not_held() -> None:
     engine.receive(offer_of(PEER))
     (inspect,) = engine.jobs(Inspect)
     engine.done(inspect, fault="not finite")
-    assert engine.syncer.books.rounds[0].held() == ()
+    assert engine.engine.state.rounds[0].held() == ()
     assert engine.faults() == ["offer 1 of peer refused: not finite"]
 
 
@@ -254,7 +254,7 @@ def test_an_offer_that_was_merged_while_it_was_inspected_is_not_held() -> None:
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
     engine.done(inspect)
-    assert engine.syncer.books.rounds[0].held() == ()
+    assert engine.engine.state.rounds[0].held() == ()
 
 
 def test_offers_that_another_seal_has_merged_are_held_no_more() -> None:
@@ -264,7 +264,7 @@ def test_offers_that_another_seal_has_merged_are_held_no_more() -> None:
     engine.receive(seal_of(BASE, offer.entry, sealer=THIRD))
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
-    assert engine.syncer.books.rounds[0].held() == ()
+    assert engine.engine.state.rounds[0].held() == ()
 
 
 def test_who_offers_again_what_was_merged_is_answered_with_the_seal() -> None:
@@ -304,7 +304,7 @@ def test_a_sealer_that_cannot_get_the_greater_anchor_seals_in_the_end() -> None:
     engine.offer()
     engine.beat(THIRD, grown(grown(BASE)))
     admit(engine, offer_of(PEER))
-    patience_s = int(engine.syncer.books.policies.timing.round_timeout_s)
+    patience_s = int(engine.engine.state.policies.timing.round_timeout_s)
     for _ in range(patience_s - 1):
         engine.tick(1.0)
         for peer in (PEER, THIRD):
@@ -318,9 +318,9 @@ def test_no_offer_is_merged_where_one_that_it_follows_is_not() -> None:
     """Else the merged vector would say that both are in the anchor."""
     engine = sealer(PEER)
     admit(engine, replace(offer_of(PEER, seq=2), follows=1))
-    assert engine.syncer.books.rounds[0].held() == ()
+    assert engine.engine.state.rounds[0].held() == ()
     admit(engine, offer_of(PEER, seq=2))
-    assert engine.syncer.books.rounds[0].held() == ((PEER, 2),)
+    assert engine.engine.state.rounds[0].held() == ((PEER, 2),)
 
 
 def test_no_offer_is_merged_where_some_of_what_it_claims_is() -> None:
@@ -332,26 +332,26 @@ def test_no_offer_is_merged_where_some_of_what_it_claims_is() -> None:
     engine.done(advance)
     for settled, held in ((4, ()), (5, ((PEER, 9),))):
         admit(engine, replace(offer_of(PEER, seq=9, inherited=Claim(author, settled)), follows=5))
-        assert engine.syncer.books.rounds[0].held() == held
+        assert engine.engine.state.rounds[0].held() == held
 
 
 # Offers of those that are gone
 
 
-def orphaned() -> Engine:
+def orphaned() -> DrivenEngine:
     """A sealer that held the offer of a peer when that died and another took over the role."""
-    engine = Engine()
+    engine = DrivenEngine()
     engine.beat(THIRD)
     admit(engine, offer_of(THIRD))
-    books = engine.syncer.books
+    state = engine.engine.state
     sealers = (PeerId(f"peer-{i}", 1) for i in range(100))
-    other = next(p for p in sealers if _greater(p, books.me))
-    engine.syncer.met(engine.now, other, "other:1")
+    other = next(p for p in sealers if _greater(p, state.me))
+    engine.engine.met(engine.now, other, "other:1")
     engine.counts += 1
     engine.receive(
         Beat(other, "other:1", engine.counts, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),))
     )
-    assert books.roster.sealer(0) == other
+    assert state.roster.sealer(0) == other
     engine.sent(Offer)
     return engine
 
@@ -364,10 +364,10 @@ def _greater(peer: PeerId, than: PeerId) -> bool:
 
 def test_the_offer_of_a_learner_that_is_gone_is_passed_on_to_who_seals_now() -> None:
     engine = orphaned()
-    sealer = engine.syncer.books.roster.sealer(0)
+    sealer = engine.engine.state.roster.sealer(0)
     engine.tick(0.5)
     assert engine.sent(Offer) == []  # it lives, and offers again by itself
-    engine.syncer.linked(engine.now, THIRD, False)
+    engine.engine.linked(engine.now, THIRD, False)
     ((to, offer),) = engine.sent(Offer)
     assert (to, offer.peer, offer.seq) == (sealer, THIRD, 1)
     engine.tick(0.5)
@@ -376,12 +376,12 @@ def test_the_offer_of_a_learner_that_is_gone_is_passed_on_to_who_seals_now() -> 
 
 def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
     engine = orphaned()
-    sealer = engine.syncer.books.roster.sealer(0)
+    sealer = engine.engine.state.roster.sealer(0)
     assert sealer is not None
     engine.counts += 1
     held = (Report(BASE.key, ((THIRD, 1),)),)
     engine.receive(Beat(sealer, "other:1", engine.counts, 1, 10, 1.0, True, GENESIS, held))
-    engine.syncer.linked(engine.now, THIRD, False)
+    engine.engine.linked(engine.now, THIRD, False)
     engine.tick(0.5)
     assert engine.sent(Offer) == []
 
@@ -389,7 +389,7 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
 # Who is slow
 
 
-def judging(*slower: tuple[PeerId, float], quorum: int | None = None) -> Engine:
+def judging(*slower: tuple[PeerId, float], quorum: int | None = None) -> DrivenEngine:
     """A sealer among peers that are so many times slower than they were, and have said so for a
     while."""
     engine = sealer(*(peer for peer, _ in slower), quorum=quorum, grace_s=100.0)
@@ -397,7 +397,7 @@ def judging(*slower: tuple[PeerId, float], quorum: int | None = None) -> Engine:
     return engine
 
 
-def listen(engine: Engine, *slower: tuple[PeerId, float]) -> None:
+def listen(engine: DrivenEngine, *slower: tuple[PeerId, float]) -> None:
     for _ in range(4):
         for peer, factor in slower:
             engine.beat(peer, slower=factor)
@@ -431,7 +431,7 @@ def test_rounds_wait_for_the_least_slow_where_quorum_needs_them() -> None:
     """Law 6: exclusion never shrinks the expected set below quorum."""
     fifth = PeerId("fifth", 1)
     engine = judging((PEER, 1.0), (fifth, 1.0), (THIRD, 3.0), (FOURTH, 5.0), quorum=4)
-    assert set(engine.syncer.watching.failing) == {THIRD, FOURTH}
+    assert set(engine.engine.stragglers.failing) == {THIRD, FOURTH}
     engine.offer()
     for peer in (PEER, fifth):
         admit(engine, offer_of(peer))

@@ -8,8 +8,8 @@ from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress, Totals
 from mend_optim.engine.quorum import Quorum
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.state import Books
-from mend_optim.engine.stragglers import Watching
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Level
@@ -18,22 +18,22 @@ from mend_optim.status import peer_statuses
 ME, PEER, THIRD = (PeerId(name, 1) for name in ("me", "peer", "third"))
 
 
-def watching(sync_every: int = 10, **policy: float) -> Watching:
+def watching(sync_every: int = 10, **policy: float) -> Stragglers:
     failslow = FailSlow(**policy)  # type: ignore[arg-type]
-    books = Books(
+    state = EngineState(
         ME, "me:1", (), Policies(schedule=Schedule(sync_every=sync_every), failslow=failslow)
     )
-    books.genesis = b"genesis"
-    return Watching(books)
+    state.genesis = b"genesis"
+    return Stragglers(state)
 
 
-def hear(watch: Watching, now: float, count: int, **levels: float) -> None:
+def hear(watch: Stragglers, now: float, count: int, **levels: float) -> None:
     """A beat of each of these peers: so many times slower than it was."""
     for name, slower in levels.items():
         peer = PeerId(name, 1)
-        watch.books.roster.meet(now, peer, f"{name}:1")
+        watch.state.roster.meet(now, peer, f"{name}:1")
         paces = (("compute", Level(slower, 1.0, 0.01, count)),)
-        watch.books.roster.hear(now, Beat(peer, "", count, genesis=b"genesis", paces=paces))
+        watch.state.roster.hear(now, Beat(peer, "", count, genesis=b"genesis", paces=paces))
     watch.review(now)
 
 
@@ -42,10 +42,10 @@ def test_what_a_step_takes_is_the_median_of_the_last_nine() -> None:
     watch = watching()
     for seconds in (0.5, 0.5, 60.0, 0.6, 0.5):
         watch.stepped(seconds, 10)
-    assert watch.books.step_s == 0.5
+    assert watch.state.step_s == 0.5
     for _ in range(9):
         watch.stepped(2.0, 10)
-    assert watch.books.step_s == 2.0
+    assert watch.state.step_s == 2.0
 
 
 def test_our_own_level_is_in_seconds_per_token() -> None:
@@ -69,17 +69,17 @@ def test_a_link_matters_from_a_tenth_of_a_period_on(seconds: float, matters: boo
     assert [level.now for level in links] == ([pytest.approx(seconds / 1000)] if matters else [])
 
 
-def short(quorum: int | None, here: int, gone: int = 0) -> Watching:
+def short(quorum: int | None, here: int, gone: int = 0) -> Stragglers:
     """One with so many live peers, and some that are suspected."""
     watch = watching()
-    watch.books.policies = replace(watch.books.policies, quorum=Quorum(minimum=quorum))
-    watch.books.solo = False
+    watch.state.policies = replace(watch.state.policies, quorum=Quorum(minimum=quorum))
+    watch.state.solo = False
     for i in range(here + gone):
         peer = PeerId(f"p{i}", 1)
-        watch.books.roster.meet(0.0, peer, f"p{i}:1")
-        watch.books.roster.peers[peer.name].silent = i >= here
-    fragment = Progress(ME, 0, Lineage.fresh(b"genesis"), mark=0)
-    watch.books.fragments = [fragment]
+        watch.state.roster.meet(0.0, peer, f"p{i}:1")
+        watch.state.roster.peers[peer.name].silent = i >= here
+    fragment = Progress(ME, 0, Lineage.fresh(b"genesis"), cycle_start=0)
+    watch.state.fragments = [fragment]
     fragment.snapshot(Totals(4, 40), due=True)
     return watch
 
@@ -95,48 +95,48 @@ def test_a_quorum_that_is_not_there_for_long_is_told_once(
     quorum: int | None, here: int, gone: int, text: str
 ) -> None:
     watch = short(quorum, here, gone)
-    patience = watch.books.policies.timing.round_timeout_s
+    patience = watch.state.policies.timing.round_timeout_s
     for now in (0.0, patience - 1):
         watch.review(now)
-        assert watch.books.out == []
+        assert watch.state.out == []
     for now in (patience, 2 * patience, 9 * patience):
         watch.review(now)
-    (event,) = watch.books.out
+    (event,) = watch.state.out
     assert (event.kind, event.facts["here"]) == ("below_quorum", here + 1)
     assert text in event.text
 
 
 def test_a_quorum_that_comes_and_goes_is_waited_for_anew() -> None:
     watch = short(3, 1, 1)
-    patience = watch.books.policies.timing.round_timeout_s
+    patience = watch.state.policies.timing.round_timeout_s
     watch.review(0.0)
     watch.review(patience)
-    watch.books.roster.peers["p1"].silent = False
+    watch.state.roster.peers["p1"].silent = False
     watch.review(patience + 1)
-    watch.books.roster.peers["p1"].silent = True
+    watch.state.roster.peers["p1"].silent = True
     for now in (patience + 2, 2 * patience + 1):
         watch.review(now)
-        assert len(watch.books.out) == 1
+        assert len(watch.state.out) == 1
     watch.review(2 * patience + 2)
-    assert [event.kind for event in watch.books.out] == ["below_quorum"] * 2
+    assert [event.kind for event in watch.state.out] == ["below_quorum"] * 2
 
 
 @pytest.mark.parametrize("why", ["a quorum is there", "nothing is offered", "nobody is known"])
 def test_nobody_is_told_of_a_quorum_where(why: str) -> None:
     watch = short(2 if why == "a quorum is there" else 3, 1)
-    watch.books.solo = why == "nobody is known"
+    watch.state.solo = why == "nobody is known"
     if why == "nothing is offered":
-        watch.books.fragments[0].pending = None
+        watch.state.fragments[0].pending = None
     for now in (0.0, 1e6):
         watch.review(now)
-    assert watch.books.out == []
+    assert watch.state.out == []
 
 
 def test_events_say_who_why_since_when_and_what_it_costs() -> None:
     watch = watching(restart_s=20.0)
     for count in range(9, 60):
         hear(watch, float(count), count, peer=1.0, third=2.0, fourth=1.0)
-    slow, costly = watch.books.out
+    slow, costly = watch.state.out
     assert [slow.kind, costly.kind] == ["slow", "costly"]
     facts = costly.facts
     assert (facts["peer"], facts["incarnation"], facts["cause"]) == ("third", 1, "compute")
@@ -147,14 +147,14 @@ def test_events_say_who_why_since_when_and_what_it_costs() -> None:
     assert "third is 2.0 times slower than it was (compute)" in slow.text
     assert "cost 20 s of its work, 1800 s more with every hour" in costly.text
     assert set(watch.failing) == {THIRD}
-    slow_ones = {peer.name: peer.slow for peer in peer_statuses(watch.books, watch.failing)}
+    slow_ones = {peer.name: peer.slow for peer in peer_statuses(watch.state, watch.failing)}
     assert slow_ones == {"peer": 0.0, "third": pytest.approx(2.0), "fourth": 0.0}
 
 
 def test_a_peer_of_another_model_is_nobodys_measure() -> None:
     """Its tokens are others."""
     watch = watching()
-    watch.books.genesis = b"other"
+    watch.state.genesis = b"other"
     for count in range(9, 20):
         hear(watch, float(count), count, peer=1.0, third=2.0, fourth=1.0)
     assert watch.failing == {}

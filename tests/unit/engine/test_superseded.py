@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.engine.superseded import KEPT, Share
+from mend_optim.engine.superseded import KEPT, SupersededAccount
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from tests.unit.engine.test_round import BASE
 
@@ -21,7 +21,7 @@ def grown(lineage: Lineage, author: PeerId, seq: int, tokens: int) -> Lineage:
 
 
 def test_what_is_merged_in_a_row_is_all_inside() -> None:
-    share, lineage = Share(), BASE
+    share, lineage = SupersededAccount(), BASE
     for seq in range(1, 6):
         share.add(ME, {seq: seq - 1}, 10)
         lineage = grown(lineage, ME, seq, 10)
@@ -31,20 +31,20 @@ def test_what_is_merged_in_a_row_is_all_inside() -> None:
 
 
 def test_another_model_holds_nothing_of_ours() -> None:
-    share = Share()
+    share = SupersededAccount()
     share.add(ME, {1: 0}, 10)
     assert share.superseded_tokens(Lineage.fresh(b"another")) == 10
 
 
 def test_what_the_author_of_a_checkpoint_did_after_it_holds_what_was_before() -> None:
-    share = Share()
+    share = SupersededAccount()
     share.add(OLD, {3: 2}, 10)
     share.add(ME, {1: 0}, 5)
     assert share.superseded_tokens(grown(grown(BASE, OLD, 4, 7), ME, 1, 5)) == 0
 
 
 def test_an_offer_that_waited_on_two_branches_counts_once_on_either() -> None:
-    share = Share()
+    share = SupersededAccount()
     share.add(ME, {1: 0}, 10)
     share.add(ME, {2: 1, 3: 0}, 5)
     assert share.superseded_tokens(grown(grown(BASE, ME, 1, 10), ME, 2, 5)) == 0
@@ -55,7 +55,7 @@ def test_an_offer_that_waited_on_two_branches_counts_once_on_either() -> None:
 @pytest.mark.parametrize("numbers", [{3: 3}, {3: 5, 5: 3}])
 def test_the_account_ends_whatever_is_added(numbers: dict[int, int]) -> None:
     """It is taken with the mutex held."""
-    share = Share()
+    share = SupersededAccount()
     share.add(ME, numbers, 10)
     asked = Thread(target=share.superseded_tokens, args=(grown(BASE, ME, 5, 10),), daemon=True)
     asked.start()
@@ -64,7 +64,7 @@ def test_the_account_ends_whatever_is_added(numbers: dict[int, int]) -> None:
 
 
 def test_the_account_does_not_grow_for_ever() -> None:
-    share, lineage = Share(), BASE
+    share, lineage = SupersededAccount(), BASE
     for seq in range(1, 2 * KEPT):
         share.add(ME, {seq: seq - 1}, 10)
     lineage = grown(lineage, ME, 2 * KEPT - 1, 10)
@@ -78,7 +78,7 @@ def test_whatever_branches_there_are_the_account_knows_what_each_lacks(
 ) -> None:
     """Every offer extends some anchor there is; the twin holds, of each anchor, all the offers in
     it."""
-    share = Share()
+    share = SupersededAccount()
     anchors: list[tuple[Lineage, frozenset[int]]] = [(BASE, frozenset())]
     tokens = {seq: t for seq, (_, t) in enumerate(rounds, 1)}
     for seq, (choice, _) in enumerate(rounds, 1):

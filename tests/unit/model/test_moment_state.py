@@ -15,9 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule, half_life
 from mend_optim.errors import UsageError
-from mend_optim.model.known_moments import decays, known
+from mend_optim.model.known_moments import decays, known_moments
 from mend_optim.model.layout import Fragment, Layout
-from mend_optim.model.moment_state import correct, install, read, restrain
+from mend_optim.model.moment_state import clip_first_moment, correct, install, read
 from tests import reference
 
 Make = Callable[[Any], Optimizer]
@@ -97,7 +97,7 @@ class Learner:
         self.inner, self.steps = make(self.parameters), 0
         self.layout = Layout([f"w{i}" for i in range(len(made))], self.parameters, 1)
         (self.fragment,) = self.layout.fragments
-        self.moments = known(self.inner, MomentSchedule())
+        self.moments = known_moments(self.inner, MomentSchedule())
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -217,8 +217,8 @@ def test_an_optimizer_is_known_by_what_it_is_derived_from() -> None:
         pass
 
     p = [nn.Parameter(torch.zeros(2))]
-    assert named(known(Ours(p), MomentSchedule())) == ADAM
-    assert [m.decay for m in known(Theirs(p), MomentSchedule())] == ["betas.1"]
+    assert named(known_moments(Ours(p), MomentSchedule())) == ADAM
+    assert [m.decay for m in known_moments(Theirs(p), MomentSchedule())] == ["betas.1"]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_an_optimizer_is_known_by_what_it_is_derived_from() -> None:
     ],
 )
 def test_no_moments(make: Make) -> None:
-    assert known(make([nn.Parameter(torch.zeros(2))]), MomentSchedule()) == ()
+    assert known_moments(make([nn.Parameter(torch.zeros(2))]), MomentSchedule()) == ()
 
 
 def test_momentum_in_any_group_is_a_moment() -> None:
@@ -241,18 +241,18 @@ def test_momentum_in_any_group_is_a_moment() -> None:
         {"params": [nn.Parameter(torch.zeros(2))]},
         {"params": [nn.Parameter(torch.zeros(2))], "momentum": 0.9},
     ]
-    assert named(known(optim.SGD(groups), MomentSchedule())) == BUFFER
+    assert named(known_moments(optim.SGD(groups), MomentSchedule())) == BUFFER
 
 
 def test_moments_may_be_named_where_an_optimizer_is_not_known() -> None:
     mine = Moment(name="acc_delta", order="second", decay="rho", nonnegative=True)
     inner = optim.Adadelta([nn.Parameter(torch.zeros(2))], rho=0.8)
-    assert known(inner, MomentSchedule(states=(mine,))) == (mine,)
+    assert known_moments(inner, MomentSchedule(states=(mine,))) == (mine,)
     assert decays([mine], inner) == {"second": 0.8}
     fixed = Moment(name="x", order="first", decay=0.5)
-    assert known(optim.Adam([nn.Parameter(torch.zeros(2))]), MomentSchedule(states=(fixed,))) == (
-        fixed,
-    )
+    assert known_moments(
+        optim.Adam([nn.Parameter(torch.zeros(2))]), MomentSchedule(states=(fixed,))
+    ) == (fixed,)
 
 
 @pytest.mark.parametrize(
@@ -264,15 +264,18 @@ def test_a_decay_that_no_group_has_is_refused(decay: str) -> None:
         UsageError,
         match=r"decay of 'm' must be where a parameter group of Adam has a number .*, got",
     ):
-        known(inner, MomentSchedule(states=(Moment(name="m", order="first", decay=decay),)))
+        known_moments(inner, MomentSchedule(states=(Moment(name="m", order="first", decay=decay),)))
 
 
 def test_the_largest_decay_of_each_order_counts() -> None:
     p, q = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
     inner = optim.Adam([{"params": [p]}, {"params": [q], "betas": (0.95, 0.9)}])
-    assert decays(known(inner, MomentSchedule()), inner) == {"first": 0.95, "second": 0.999}
+    assert decays(known_moments(inner, MomentSchedule()), inner) == {"first": 0.95, "second": 0.999}
     centered = optim.RMSprop([p], alpha=0.8, momentum=0.7, centered=True)
-    assert decays(known(centered, MomentSchedule()), centered) == {"first": 0.7, "second": 0.8}
+    assert decays(known_moments(centered, MomentSchedule()), centered) == {
+        "first": 0.7,
+        "second": 0.8,
+    }
     assert decays([], inner) == {}
 
 
@@ -587,7 +590,7 @@ def test_a_moment_may_forget_nothing_or_all_but_not_grow(
 # ── what may be there instead ─────────────────────────────────────────────────────────────────────
 
 
-def strange() -> list[Tensor]:
+def is_unknown_optimizer() -> list[Tensor]:
     draws = torch.Generator().manual_seed(0)
     return [
         torch.randn(4, 6, generator=draws).t(),
@@ -607,9 +610,14 @@ def strange() -> list[Tensor]:
 )
 def test_tensors_of_every_kind(name: str) -> None:
     """One learner is corrected to the moments of another."""
-    one, other = (Learner(OPTIMIZERS[name], seed, parameters=strange()) for seed in (1, 2))
+    one, other = (
+        Learner(OPTIMIZERS[name], seed, parameters=is_unknown_optimizer()) for seed in (1, 2)
+    )
     if name == "Lion":  # no sign of a complex number
-        one, other = (Learner(OPTIMIZERS[name], seed, parameters=strange()[4:]) for seed in (1, 2))
+        one, other = (
+            Learner(OPTIMIZERS[name], seed, parameters=is_unknown_optimizer()[4:])
+            for seed in (1, 2)
+        )
     for learner in (one, other):
         for _ in range(3):
             learner.step([torch.randn_like(p, generator=learner.draws) for p in learner.parameters])
@@ -645,7 +653,7 @@ def test_a_state_that_is_not_as_expected_is_left_alone(instead: Callable[[Tensor
     assert updates == (0, 2)
     assert values[:6].tolist() == [0] * 6
     learner.correct(moment, torch.ones(14), (2, 2))
-    restrain(learner.fragment, learner.parameters, learner.inner, 2)
+    clip_first_moment(learner.fragment, learner.parameters, learner.inner, 2)
     assert state["exp_avg"] is put
     assert not isinstance(put, Tensor) or torch.equal(put.to_dense(), before.to_dense())
 
@@ -710,7 +718,7 @@ def test_nobody_is_thrown_away_by_a_first_moment_that_comes_without_a_second(
 ) -> None:
     learner = rare(name)
     if held:
-        restrain(learner.fragment, learner.parameters, learner.inner, learner.steps)
+        clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
     before = learner.parameters[0].detach().clone()
     learner.step([torch.zeros(3, 2), torch.ones(2, 4)])
     moved = float((learner.parameters[0].detach() - before).abs().max()) / LR
@@ -732,7 +740,7 @@ def test_nobody_alone_is_restrained(name: str, gradients: list[float], narrow: b
             ]
         )
     before = bits(learner.everything())
-    restrain(learner.fragment, learner.parameters, learner.inner, learner.steps)
+    clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
     assert bits(learner.everything()) == before
 
 
@@ -753,7 +761,7 @@ def test_nobody_is_restrained_whose_moments_are_both_averaged(
             learner.correct(moment, mean - reading[k][0], reading[k][1])
     for learner in learners:
         before = bits(learner.everything())
-        restrain(learner.fragment, learner.parameters, learner.inner, learner.steps)
+        clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
         assert bits(learner.everything()) == before
 
 
@@ -772,7 +780,7 @@ def test_the_bound_is_twice_the_most_that_adam_gets(betas: tuple[float, float], 
         learner = Learner(lambda p, kind=kind: kind(p, betas=betas)).train(t)
         for i in range(2):
             learner.state("exp_avg", i).fill_(1e9)
-        restrain(learner.fragment, learner.parameters, learner.inner, learner.steps)
+        clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
         for i in range(2):
             v = (
                 learner.state("exp_avg_sq", i).sqrt()
@@ -788,7 +796,7 @@ def test_other_moments_are_not_restrained() -> None:
         for state in learner.everything():
             state.fill_(1e9)
         before = bits(learner.everything())
-        restrain(learner.fragment, learner.parameters, learner.inner, learner.steps)
+        clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
         assert bits(learner.everything()) == before
 
 
@@ -995,7 +1003,9 @@ def test_an_empty_state_is_made_and_a_strange_one_kept() -> None:
 
 @pytest.mark.parametrize("name", ["Adam", "NAdam", "SGD, dampening", "RMSprop, centered"])
 def test_a_newcomer_with_tensors_of_every_kind(name: str) -> None:
-    veteran, newcomer = (Learner(OPTIMIZERS[name], seed, parameters=strange()) for seed in (1, 2))
+    veteran, newcomer = (
+        Learner(OPTIMIZERS[name], seed, parameters=is_unknown_optimizer()) for seed in (1, 2)
+    )
     for _ in range(3):
         veteran.step([torch.randn_like(p, generator=veteran.draws) for p in veteran.parameters])
     taken_over(newcomer, veteran)

@@ -138,7 +138,7 @@ def offer_with(sections: Sequence[pb.Section] = (), **changed: object) -> bytes:
 
 @given(CONTROL)
 def test_control_round_trip(message):
-    assert wire.decode(wire.encode(message)) == message
+    assert wire.decode_control(wire.encode_control(message)) == message
 
 
 @given(HELLO)
@@ -163,7 +163,7 @@ def test_bulky_messages_round_trip_one_after_the_other(messages):
 @given(st.binary(max_size=200))
 def test_random_bytes_give_a_message_or_a_peer_error(data):
     for parse in (
-        wire.decode,
+        wire.decode_control,
         wire.decode_hello,
         wire.decode_id,
         wire.decode_want,
@@ -189,10 +189,10 @@ def test_mutated_frames_give_messages_or_a_peer_error(message, data):
 
 @given(CONTROL, st.data())
 def test_mutated_control_gives_a_message_or_a_peer_error(message, data):
-    encoded = wire.encode(message)
+    encoded = wire.encode_control(message)
     at = data.draw(st.integers(0, len(encoded)))
     with suppress(PeerError):
-        wire.decode(
+        wire.decode_control(
             encoded[:at]
             + data.draw(st.binary(max_size=4))
             + encoded[at + data.draw(st.integers(0, 4)) :]
@@ -353,7 +353,7 @@ def test_a_peer_is_merged_once():
 @pytest.mark.parametrize("seconds", [float("nan"), float("-inf"), -0.1])
 def test_nonsense_in_a_beat_is_refused(seconds):
     with pytest.raises(PeerError, match="seconds per step"):
-        wire.decode(wire.encode(Beat(ME, "", 1, seconds_per_step=seconds)))
+        wire.decode_control(wire.encode_control(Beat(ME, "", 1, seconds_per_step=seconds)))
 
 
 @pytest.mark.parametrize(
@@ -368,14 +368,17 @@ def test_nonsense_in_a_beat_is_refused(seconds):
 )
 def test_a_pace_that_cannot_be_is_refused(level, words):
     with pytest.raises(PeerError, match=words):
-        wire.decode(wire.encode(Beat(ME, "", 1, paces=(("compute", level),))))
+        wire.decode_control(wire.encode_control(Beat(ME, "", 1, paces=(("compute", level),))))
 
 
 def test_paces_are_few():
     paces = tuple((f"cause {i}", Level(1.0, 1.0, 0.1, 3)) for i in range(wire.PACE_LIMIT + 1))
-    assert wire.decode(wire.encode(Beat(ME, "", 1, paces=paces[:-1]))).paces == paces[:-1]
+    assert (
+        wire.decode_control(wire.encode_control(Beat(ME, "", 1, paces=paces[:-1]))).paces
+        == paces[:-1]
+    )
     with pytest.raises(PeerError, match="9 paces, at most 8"):
-        wire.decode(wire.encode(Beat(ME, "", 1, paces=paces)))
+        wire.decode_control(wire.encode_control(Beat(ME, "", 1, paces=paces)))
 
 
 def test_lists_are_bounded():
@@ -384,14 +387,14 @@ def test_lists_are_bounded():
         roster=[pb.Rumor(peer=pb.PeerId(name="a"))] * (wire.COUNT_LIMIT + 1),
     )
     with pytest.raises(PeerError, match="65537 rumors, at most 65536"):
-        wire.decode(pb.Control(beat=beat).SerializeToString())
+        wire.decode_control(pb.Control(beat=beat).SerializeToString())
     with pytest.raises(PeerError, match="at most"):
-        wire.decode(bytes(wire.MESSAGE_LIMIT + 1))
+        wire.decode_control(bytes(wire.MESSAGE_LIMIT + 1))
 
 
 def test_negative_numbers_cannot_be_written():
     with pytest.raises(ValueError, match="range"):
-        wire.encode(Beat(ME, "", -1))
+        wire.encode_control(Beat(ME, "", -1))
 
 
 @given(st.one_of(BULK, CONTROL))

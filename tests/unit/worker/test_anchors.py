@@ -16,7 +16,7 @@ from mend_optim.codecs.blockwise import Int8
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import as_bytes, raw
 from mend_optim.codecs.powersgd import PowerSGD
-from mend_optim.codecs.registry import Codec, codec, decode
+from mend_optim.codecs.registry import Codec, decode_packet, find_codec
 from mend_optim.engine.effects import (
     Advance,
     Export,
@@ -37,7 +37,7 @@ from mend_optim.protocol.messages import Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
 from mend_optim.worker.outer import Nesterov
-from mend_optim.worker.seal_payload import WayBack
+from mend_optim.worker.seal_payload import SealPayload
 from tests import reference
 from tests.support.jobs import Performed, perform
 from tests.support.strategies import vectors
@@ -63,7 +63,7 @@ class Learner:
         self.id, self.weights, self.seq = PeerId(name, 1), start.flatten(), 0
         settings = {"outer": Nesterov(), "scheme": "mean", "buffers": Buffers(), **policy}
         self.anchors = Anchors(
-            Layout(["w"], [start], 1), [start.flatten().clone()], codec(coding), **settings
+            Layout(["w"], [start], 1), [start.flatten().clone()], find_codec(coding), **settings
         )
 
     @property
@@ -74,9 +74,9 @@ class Learner:
         self.weights = self.weights - change
         return self
 
-    def offer(self, tokens: int = 1, steps: int = 1, closing: bool = False) -> Offer:
+    def offer(self, tokens: int = 1, steps: int = 1, flush: bool = False) -> Offer:
         self.seq += 1
-        done = perform(self.anchors, Prepare(0, self.seq, self.weights.clone(), closing=closing))
+        done = perform(self.anchors, Prepare(0, self.seq, self.weights.clone(), flush=flush))
         assert done.fault == ""
         return Offer(self.id, 0, self.seq, tokens, steps, b"genesis", BASE.key, True, done.sections)
 
@@ -99,11 +99,16 @@ class Learner:
             self.id, 0, BASE.digest, key, members, w, (), "all_present", done.digest, done.sections
         )
 
-    def receive(self, seal: Seal, mine: bool = True, ours: bool = False) -> Performed:
-        return perform(self.anchors, Advance(seal, BASE, mine, replace=self.exact, ours=ours))
+    def receive(
+        self, seal: Seal, merged_own_offer: bool = True, sealed_here: bool = False
+    ) -> Performed:
+        return perform(
+            self.anchors,
+            Advance(seal, BASE, merged_own_offer, replace=self.exact, sealed_here=sealed_here),
+        )
 
-    def adopt(self, seal: Seal, mine: bool = True) -> Correction:
-        done = self.receive(seal, mine)
+    def adopt(self, seal: Seal, merged_own_offer: bool = True) -> Correction:
+        done = self.receive(seal, merged_own_offer)
         assert done.fault == ""
         self.apply(*done.corrections)
         return done.corrections[0]
@@ -122,7 +127,7 @@ def merged(seal: Seal) -> Tensor:
     """What comes back in it, of a fragment that is one vector."""
     (numel,) = {packet.numel for packet in seal.sections.values()}
     layout = Layout(["w"], [torch.zeros(numel)], 1)
-    way_back = WayBack(codec("none"), "mean", layout.fragments[0], Buffers())
+    way_back = SealPayload(find_codec("none"), "mean", layout.fragments[0], Buffers())
     return way_back.merged(seal, True, torch.empty(numel))
 
 
@@ -173,7 +178,7 @@ def test_anchors_agree_to_the_bit_whatever_each_did_locally_and_offers_arrived_i
     seal = learners[0].seal(*offers)
     assert learners[0].seal(*(offers[i] for i in order)) == seal
     for learner in learners:
-        learner.train(torch.ones(4)).adopt(seal, mine=learner is not learners[3])
+        learner.train(torch.ones(4)).adopt(seal, merged_own_offer=learner is not learners[3])
     assert all(learner.anchors.genesis() == learners[0].anchors.genesis() for learner in learners)
 
 
@@ -189,7 +194,7 @@ def test_law_10_for_a_member_and_for_who_was_left_out(
     seal = member.seal(member.offer())
     snapshot, unmerged = member.weights, left_out.weights
     member.train(during).adopt(seal)
-    left_out.train(during).adopt(seal, mine=False)
+    left_out.train(during).adopt(seal, merged_own_offer=False)
     assert close(member.weights, snapshot - during + (member.theta - snapshot))
     assert close(left_out.weights, unmerged - during + (left_out.theta - start))
 
@@ -204,7 +209,7 @@ def test_an_offer_that_was_not_merged_is_as_good_on_the_next_anchor(
         Learner("b", start, outer=policy).train(other),
     )
     before = slow.offer()
-    slow.adopt(fast.seal(fast.offer()), mine=False)
+    slow.adopt(fast.seal(fast.offer()), merged_own_offer=False)
     assert close(merged(slow.seal(slow.offer())), merged(slow.seal(before)))
 
 
@@ -244,9 +249,9 @@ def test_what_has_to_be_dropped_is_out_of_the_weights_and_of_the_next_offer() ->
     )
     seal = a.seal(a.train(wide(0.3)).offer())
     twin.train(wide(0.30001)).offer()
-    assert twin.anchors.feedback[0].lost is not None
+    assert twin.anchors.feedback[0].encoding_error is not None
     twin.exact = True
-    twin.adopt(seal, mine=False)
+    twin.adopt(seal, merged_own_offer=False)
     a.adopt(seal)
     assert as_bytes(twin.weights) == as_bytes(twin.theta) == as_bytes(a.theta)
     assert (twin.anchors.progress, twin.anchors.feedback[0].held()) == ([None], {})
@@ -267,9 +272,9 @@ def test_two_staggered_fragments_of_weights_that_fall_by_two_a_step() -> None:
     schedule, parameters = Schedule(sync_every=6, fragments=2), [vector(1), vector(1)]
     layout = Layout(["v", "w"], parameters, 2)
     anchors = Anchors(
-        layout, [vector(1), vector(1)], codec("none"), Nesterov(lr=2.0), "mean", Buffers()
+        layout, [vector(1), vector(1)], find_codec("none"), Nesterov(lr=2.0), "mean", Buffers()
     )
-    marks, found = [schedule.first_mark(p) for p in range(2)], []
+    marks, found = [schedule.first_cycle_start(p) for p in range(2)], []
     for step in range(1, 13):
         for parameter in parameters:
             parameter.sub_(2)
@@ -332,11 +337,11 @@ def test_what_was_merged_plus_the_residual_is_all_that_was_trained(
         torch.zeros(40),
     )
     other = Learner("b", start, "bf16")
-    for change, mine in zip(changes, fates, strict=True):
+    for change, merged_own_offer in zip(changes, fates, strict=True):
         offer, pending = learner.train(change).offer(), pending + change
-        seal = other.seal(offer if mine else other.offer())
-        learner.adopt(seal, mine)
-        if mine:
+        seal = other.seal(offer if merged_own_offer else other.offer())
+        learner.adopt(seal, merged_own_offer)
+        if merged_own_offer:
             decoded, settled, pending = decoded + merged(seal), settled + pending, torch.zeros(40)
     assert close(decoded + residual(learner), settled)
 
@@ -346,7 +351,7 @@ def test_what_bf16_lost_travels_in_the_next_offer() -> None:
     learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
     assert learner.theta.unique().tolist() == [-1]
     assert residual(learner).unique().tolist() == [2**-9]
-    assert learner.anchors.feedback[0].lost is None
+    assert learner.anchors.feedback[0].encoding_error is None
     assert merged(learner.seal(learner.train(wide(2**-9)).offer())).unique().tolist() == [2**-8]
 
 
@@ -355,7 +360,7 @@ def test_an_offer_that_was_left_out_commits_no_residual() -> None:
     learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
     before = residual(learner).clone()
     learner.train(wide(math.pi)).offer()
-    learner.adopt(other.seal(other.train(wide(1)).offer()), mine=False)
+    learner.adopt(other.seal(other.train(wide(1)).offer()), merged_own_offer=False)
     assert torch.equal(residual(learner), before)
 
 
@@ -380,11 +385,11 @@ def test_who_encodes_the_merged_once_more_keeps_what_that_lost_if_its_own_seal_w
     assert lost is not None
     theirs = other.seal(other.offer())
     sealer.seal(sealer.offer(), other.offer())  # and nothing comes of it
-    sealer.adopt(theirs, mine=False)
+    sealer.adopt(theirs, merged_own_offer=False)
     assert lost.residual is None
     other.adopt(theirs)
     seal = sealer.seal(sealer.offer(), other.train(changes[1]).offer())
-    assert sealer.receive(seal, ours=True).fault == ""
+    assert sealer.receive(seal, sealed_here=True).fault == ""
     assert lost.residual is not None
     assert lost.residual.any()
     assert "returned" in sealer.anchors.save(0)
@@ -403,7 +408,7 @@ def test_a_restored_sealer_goes_on_with_the_same_bytes(how: Codec) -> None:
     old, again = (Learner("a", torch.zeros(12, 12), how) for _ in range(2))
     *before, change = torch.randn(4, 144, generator=torch.Generator().manual_seed(5))
     for earlier in before:
-        old.apply(*old.receive(old.seal(old.train(earlier).offer()), ours=True).corrections)
+        old.apply(*old.receive(old.seal(old.train(earlier).offer()), sealed_here=True).corrections)
     again.anchors.load(0, old.anchors.save(0))
     again.weights = old.weights.clone()
     seals = [learner.seal(learner.train(change).offer()) for learner in (old, again)]
@@ -421,9 +426,16 @@ def test_what_an_outlived_checkpoints_encodings_lost_is_forgotten(whole: bool) -
         assert residual(heir).any()
         if whole:
             other.anchors.load(0, old.anchors.save(0))
-            job: Job = Install((other.export(),), mine=False, replace=False, forget=forget)
+            job: Job = Install(
+                (other.export(),), merged_own_offer=False, replace=False, forget=forget
+            )
         else:
-            job = Advance(other.seal(other.train(wide(1)).offer()), BASE, mine=False, forget=forget)
+            job = Advance(
+                other.seal(other.train(wide(1)).offer()),
+                BASE,
+                merged_own_offer=False,
+                forget=forget,
+            )
         assert perform(heir.anchors, job).fault == ""
         assert residual(heir).any() == (not forget)
 
@@ -432,7 +444,7 @@ FACTORS = PowerSGD(rank=1, min_ratio=1)  # what it loses stays in the weights
 
 
 def stayed(learner: Learner) -> Tensor:
-    held = learner.anchors.feedback[0].stayed
+    held = learner.anchors.feedback[0].weights_residual
     return torch.zeros_like(learner.theta) if held is None else held
 
 
@@ -449,11 +461,11 @@ def test_what_stays_in_the_weights_is_the_rest_of_what_was_trained(fates: list[b
         Learner("b", torch.zeros(6, 8), FACTORS),
     )
     decoded = settled = pending = torch.zeros(48)
-    for change, mine in zip(drawn_matrices(len(fates)), fates, strict=True):
+    for change, merged_own_offer in zip(drawn_matrices(len(fates)), fates, strict=True):
         offer, pending = learner.train(change).offer(), pending + change
-        seal = other.seal(offer if mine else other.train(change).offer())
-        learner.adopt(seal, mine)
-        if mine:
+        seal = other.seal(offer if merged_own_offer else other.train(change).offer())
+        learner.adopt(seal, merged_own_offer)
+        if merged_own_offer:
             decode = learner.anchors.way_back[0].merged(seal, True, torch.empty(48))
             decoded, settled, pending = decoded + decode, settled + pending, torch.zeros(48)
         assert close(decoded + stayed(learner), settled)
@@ -471,7 +483,7 @@ def test_a_closing_offer_brings_what_was_lost_and_leaves_the_weights_on_the_anch
         learner.adopt(learner.seal(learner.train(change).offer()))
     lost = stayed(learner) + residual(learner)
     before = learner.theta.clone()
-    seal = learner.seal(learner.offer(tokens=0, closing=True))
+    seal = learner.seal(learner.offer(tokens=0, flush=True))
     learner.adopt(seal)
     assert lost.norm() > 1
     assert (learner.theta - (before - lost)).norm() <= 0.02 * lost.norm()
@@ -484,9 +496,9 @@ def test_a_closing_offer_that_came_with_a_checkpoint_has_the_same_bytes() -> Non
     old, heir = (Learner("a", torch.zeros(6, 8), FACTORS) for _ in range(2))
     for change in drawn_matrices(3):
         old.adopt(old.seal(old.train(change).offer()))
-    sent = old.offer(closing=True).sections["delta"]
+    sent = old.offer(flush=True).sections["delta"]
     heir.anchors.load(0, old.anchors.save(0))
-    again = perform(heir.anchors, Reoffer(0, old.seq, closing=True)).sections["delta"]
+    again = perform(heir.anchors, Reoffer(0, old.seq, flush=True)).sections["delta"]
     assert (again.codec, bytes(again.data)) == (sent.codec, bytes(sent.data))
     for learner in (old, heir):
         learner.anchors.feedback[0].commit()
@@ -501,7 +513,8 @@ def test_weights_that_are_replaced_become_the_anchor_but_for_what_stays() -> Non
         assert stayed(learner).any()
         assert torch.equal(learner.weights, learner.theta - stayed(learner))
     learner.adopt(
-        learner.seal(Learner("b", torch.zeros(6, 8), FACTORS).train(change).offer()), mine=False
+        learner.seal(Learner("b", torch.zeros(6, 8), FACTORS).train(change).offer()),
+        merged_own_offer=False,
     )
     assert torch.equal(learner.weights, learner.theta)
     assert not stayed(learner).any()
@@ -523,9 +536,11 @@ def test_what_stayed_of_an_outlived_checkpoint_leaves_the_weights_unless_it_is_o
         heir.offer()
     if whole:
         other.anchors.load(0, old.anchors.save(0))
-        job: Job = Install((other.export(),), mine=False, replace=False, forget=True)
+        job: Job = Install((other.export(),), merged_own_offer=False, replace=False, forget=True)
     else:
-        job = Advance(other.seal(other.train(changes[2]).offer()), BASE, mine=False, forget=True)
+        job = Advance(
+            other.seal(other.train(changes[2]).offer()), BASE, merged_own_offer=False, forget=True
+        )
     heir.apply(*perform(heir.anchors, job).corrections)
     assert not stayed(heir).any()
     assert rest.any()
@@ -538,7 +553,7 @@ def test_a_seal_of_our_former_process_without_its_offer_leaves_what_its_encoding
     old, other = Learner("a", torch.zeros(6, 8), how), Learner("b", torch.zeros(6, 8), how)
     first, second, third = drawn_matrices(3)
     seal = old.seal(old.train(first).offer())
-    assert old.receive(seal, ours=True).fault == ""
+    assert old.receive(seal, sealed_here=True).fault == ""
     heir = Learner("a", torch.zeros(6, 8), how)
     heir.anchors.load(0, old.anchors.save(0))
     rest, back = residual(heir).clone(), heir.anchors.way_back[0].feedback
@@ -546,7 +561,12 @@ def test_a_seal_of_our_former_process_without_its_offer_leaves_what_its_encoding
     assert back is not None
     assert back.residual is not None
     seal = old.seal(other.train(second + third).offer())
-    assert perform(heir.anchors, Advance(seal, BASE, mine=False, former=True)).fault == ""
+    assert (
+        perform(
+            heir.anchors, Advance(seal, BASE, merged_own_offer=False, sealed_by_predecessor=True)
+        ).fault
+        == ""
+    )
     assert torch.equal(residual(heir), rest)
     assert back.residual is None
 
@@ -567,11 +587,11 @@ def test_what_a_seal_lost_is_dropped_where_others_went_on_without_us() -> None:
     how = PowerSGD(rank=1, min_ratio=1, back="same")
     sealer, other = (Learner(name, torch.zeros(12, 12), how) for name in "ab")
     sealer.train(torch.randn(144, generator=torch.Generator().manual_seed(3)))
-    assert sealer.receive(sealer.seal(sealer.offer()), ours=True).fault == ""
+    assert sealer.receive(sealer.seal(sealer.offer()), sealed_here=True).fault == ""
     lost = sealer.anchors.way_back[0].feedback
     assert lost is not None
     assert lost.residual is not None
-    perform(sealer.anchors, Install((other.export(),), mine=False, replace=False))
+    perform(sealer.anchors, Install((other.export(),), merged_own_offer=False, replace=False))
     assert lost.residual is None
 
 
@@ -595,14 +615,14 @@ def test_a_pulled_anchor_is_the_one_that_was_sealed(policy: Nesterov, drawn: lis
     source.adopt(source.seal(source.train(change).offer()))
     before = joiner.weights
     (correction,) = perform(
-        joiner.anchors, Install((source.export(),), mine=False, replace=False)
+        joiner.anchors, Install((source.export(),), merged_own_offer=False, replace=False)
     ).corrections
     joiner.apply(correction)
     assert torch.equal(joiner.theta, source.theta)
     assert close(joiner.weights, before + (source.theta - elsewhere))
     seal = source.seal(source.train(again).offer())
     source.adopt(seal)
-    joiner.adopt(seal, mine=False)
+    joiner.adopt(seal, merged_own_offer=False)
     assert torch.equal(joiner.theta, source.theta)
 
 
@@ -615,7 +635,7 @@ def test_a_pulled_anchor_that_merged_the_pending_offer_keeps_only_what_came_afte
     source.adopt(source.seal(source.offer(), learner.offer()))
     learner.train(later)
     (correction,) = perform(
-        learner.anchors, Install((source.export(),), mine=True, replace=False)
+        learner.anchors, Install((source.export(),), merged_own_offer=True, replace=False)
     ).corrections
     learner.apply(correction)
     assert close(learner.weights, source.theta - later)
@@ -627,7 +647,7 @@ def test_replacement_drops_progress_and_residual() -> None:
     learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
     learner.train(wide(math.pi)).offer()
     (correction,) = perform(
-        learner.anchors, Install((source.export(),), mine=False, replace=True)
+        learner.anchors, Install((source.export(),), merged_own_offer=False, replace=True)
     ).corrections
     learner.apply(correction)
     anchors = learner.anchors
@@ -641,7 +661,7 @@ def test_a_seal_in_doubt_replaces_the_weights_and_drops_progress_and_residual() 
     learner.train(wide(math.pi)).offer()
     before = learner.theta.clone()
     (correction,) = learner.receive(
-        source.seal(source.train(wide(3)).offer()), mine=False
+        source.seal(source.train(wide(3)).offer()), merged_own_offer=False
     ).corrections
     learner.apply(correction)
     anchors = learner.anchors
@@ -655,7 +675,7 @@ def test_an_export_is_a_copy() -> None:
     learner = Learner("a", vector(0))
     state = learner.export()
     learner.adopt(learner.seal(learner.train(vector(1)).offer()))
-    assert decode(state.sections["anchor"], [(1,)]).item() == 0
+    assert decode_packet(state.sections["anchor"], [(1,)]).item() == 0
 
 
 def test_the_weights_of_a_lone_learner_become_its_anchor() -> None:
@@ -671,7 +691,7 @@ def test_the_genesis_depends_on_every_fragment() -> None:
     def genesis(*values: float) -> bytes:
         start = [vector(v) for v in values]
         return Anchors(
-            Layout(["v", "w"], start, 2), start, codec("none"), CLASSIC, "mean", Buffers()
+            Layout(["v", "w"], start, 2), start, find_codec("none"), CLASSIC, "mean", Buffers()
         ).genesis()
 
     assert genesis(1, 2) == genesis(1, 2)
@@ -682,7 +702,10 @@ def test_a_model_of_empty_tensors_has_anchors_too() -> None:
     learner = Learner("a", torch.empty(0), outer=CLASSIC)
     learner.adopt(learner.seal(learner.offer()))
     assert (
-        perform(learner.anchors, Install((learner.export(),), mine=False, replace=True)).fault == ""
+        perform(
+            learner.anchors, Install((learner.export(),), merged_own_offer=False, replace=True)
+        ).fault
+        == ""
     )
 
 
@@ -728,7 +751,7 @@ def contents(learner: Learner) -> list[bytes]:
 def test_an_honest_seal_is_taken() -> None:
     """So that the refusals below are for the reason they name."""
     learner = Learner("a", vector(0, 0))
-    assert learner.receive(seal_with(vector(1, 2)), mine=False).fault == ""
+    assert learner.receive(seal_with(vector(1, 2)), merged_own_offer=False).fault == ""
     assert learner.theta.tolist() == [-1, -2]
 
 
@@ -750,7 +773,10 @@ def changed(state: State, name: str, tensor: Tensor | None) -> State:
     if tensor is not None:
         sections[name] = raw(tensor)
     donor = Learner("x", vector(0)).anchors
-    donor.theta, donor.velocity = [decode(p, [(p.numel,)]) for _, p in sorted(sections.items())], []
+    donor.theta, donor.velocity = (
+        [decode_packet(p, [(p.numel,)]) for _, p in sorted(sections.items())],
+        [],
+    )
     return replace(state, sections=sections, content=donor.genesis())
 
 
@@ -768,7 +794,10 @@ def test_a_state_with_a_section_changed_consistently_is_taken() -> None:
     """So that the refusals below are for the reason they name."""
     learner = Learner("a", vector(0, 0), outer=CLASSIC)
     state = changed(learner.export(), "anchor", vector(7, 8))
-    assert perform(learner.anchors, Install((state,), mine=False, replace=False)).fault == ""
+    assert (
+        perform(learner.anchors, Install((state,), merged_own_offer=False, replace=False)).fault
+        == ""
+    )
     assert learner.theta.tolist() == [7, 8]
 
 
@@ -783,7 +812,9 @@ def test_a_refused_state_changes_no_bit(kind: str, replacing: bool) -> None:
     before = contents(learner)
     done = perform(
         learner.anchors,
-        Install((STATES[kind](source.export()),), mine=not replacing, replace=replacing),
+        Install(
+            (STATES[kind](source.export()),), merged_own_offer=not replacing, replace=replacing
+        ),
     )
     assert done.fault != ""
     assert contents(learner) == before
@@ -793,14 +824,17 @@ def test_of_several_states_none_is_taken_if_one_is_refused() -> None:
     def anchors(*values: float) -> Anchors:
         start = [vector(v) for v in values]
         return Anchors(
-            Layout(["v", "w"], start, 2), start, codec("none"), Nesterov(), "mean", Buffers()
+            Layout(["v", "w"], start, 2), start, find_codec("none"), Nesterov(), "mean", Buffers()
         )
 
     source, learner = anchors(1, 2), anchors(0, 0)
     done = [perform(source, Export(p, BASE)) for p in range(2)]
     states = [State(PeerId("a", 1), p, BASE, d.digest, d.sections) for p, d in enumerate(done)]
     fault = perform(
-        learner, Install((states[0], replace(states[1], content=b"no")), mine=False, replace=True)
+        learner,
+        Install(
+            (states[0], replace(states[1], content=b"no")), merged_own_offer=False, replace=True
+        ),
     ).fault
     assert fault == "the anchor's bytes do not have the digest that came with them"
     assert [theta.item() for theta in learner.theta] == [0, 0]
@@ -869,7 +903,7 @@ HOLDERS = {
     "a packet": lambda buffer: raw(buffer),
     "its bytes": as_bytes,
     "a piece of its bytes": lambda buffer: as_bytes(buffer)[4:8],
-    "a decoded packet": lambda buffer: decode(raw(buffer), [(8,)]),
+    "a decoded packet": lambda buffer: decode_packet(raw(buffer), [(8,)]),
     "a slice": lambda buffer: buffer[2:4],
     "a view": lambda buffer: buffer.detach().view(2, 4),
     "an array": lambda buffer: buffer.numpy()[1:],
@@ -894,7 +928,7 @@ BYTES_HOLDERS = {
     "a piece of them": lambda data: data[100:200],
     "an array": lambda data: np.frombuffer(data, dtype=np.uint8)[4:],
     "a packet": lambda data: Packet("none", 100_000, data),
-    "a decoded packet": lambda data: decode(Packet("none", 100_000, data), [(100_000,)]),
+    "a decoded packet": lambda data: decode_packet(Packet("none", 100_000, data), [(100_000,)]),
 }
 
 

@@ -46,7 +46,7 @@ pendings = st.builds(
     follows=counts,
     due=st.booleans(),
     missed=st.booleans(),
-    closing=st.booleans(),
+    flush=st.booleans(),
     again=st.tuples(counts, counts),
 )
 standings = st.builds(
@@ -60,7 +60,7 @@ standings = st.builds(
     st.booleans(),
     st.none() | counts,
     last=st.builds(Totals, counts, counts),
-    owes=st.booleans(),
+    has_unsent_residual=st.booleans(),
 )
 
 
@@ -70,7 +70,7 @@ def kept(draw: st.DrawFn, numel: int) -> Kept:
     needed = (
         {"anchor"}
         | ({"delta"} if standing.pending else set())
-        | ({"correction"} if standing.untaken else set())
+        | ({"correction"} if standing.correction_pending else set())
     )
     names = needed | draw(st.sets(st.sampled_from(TENSORS)))
     values = st.lists(
@@ -133,9 +133,11 @@ def test_what_was_saved_before_anything_was_closed_has_nothing_to_close(
     state = of_former_versions(to_state(checkpoint, LAYOUT), "last", "owes", "closing", "again")
     for kept, back in zip(checkpoint.fragments, from_state(state, LAYOUT).fragments, strict=True):
         pending = kept.standing.pending and replace(
-            kept.standing.pending, closing=False, again=(0, 0)
+            kept.standing.pending, flush=False, again=(0, 0)
         )
-        assert back.standing == replace(kept.standing, pending=pending, last=Totals(), owes=False)
+        assert back.standing == replace(
+            kept.standing, pending=pending, last=Totals(), has_unsent_residual=False
+        )
     if checkpoint.fragments:
         with pytest.raises(UsageError, match="damaged"):
             from_state({**state, "content": "0" * 32}, LAYOUT)
@@ -146,7 +148,7 @@ def test_a_closing_offer_that_was_saved_without_its_weight_weighs_by_the_last_on
     steps: int, again: tuple[int, int]
 ) -> None:
     me = Claim(PeerId("a", 1), 0)
-    pending = Pending(me, 1, 4, 10 * steps, steps, due=True, closing=True)
+    pending = Pending(me, 1, 4, 10 * steps, steps, due=True, flush=True)
     standing = Standing(
         Lineage.fresh(b"g" * 16), me, 0, Totals(), 0, pending, False, None, last=Totals(3, 30)
     )
@@ -171,7 +173,7 @@ def rich() -> dict[str, Any]:
     with cluster(adam(), adam(), sync_every=4, adopt_after=3, codec=codec, fragments=2) as made:
         drive(made, 9, lambda i, s: float(i - s))
         drive(made[:1], 1, lambda i, s: 1.0)
-        until(made[0], lambda: progress(made[0], 1).untaken)
+        until(made[0], lambda: progress(made[0], 1).correction_pending)
         state = stored(made[0].state_dict())
     first, second = state["mend"]["fragments"]
     assert (bool(first["pending"]), second["untaken"], second["adopt_at"]) == (True, True, 11)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.powersgd import PowerSGD
-from mend_optim.codecs.registry import CODECS, Codec, decode, name_of
+from mend_optim.codecs.registry import CODECS, Codec, codec_name, decode_packet
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Packet
 from mend_optim.worker.feedback import Feedback
@@ -30,7 +30,7 @@ def drawn(generator: torch.Generator) -> Tensor:
 
 
 def read(packet: Packet) -> Tensor:
-    return decode(packet, SHAPES).clone()
+    return decode_packet(packet, SHAPES).clone()
 
 
 def left(feedback: Feedback) -> Tensor:
@@ -63,7 +63,7 @@ def test_a_closing_packet_leaves_next_to_nothing_and_what_comes_after_it_is_as_e
     """Beside the weights also where the rest stays in them; and the codec remembers what it did."""
     generator, feedback = (
         torch.Generator().manual_seed(seed),
-        Feedback(codec, SHAPES, Buffers(), codec.stays),
+        Feedback(codec, SHAPES, Buffers(), codec.residual_in_weights),
     )
     merged = total = held = torch.zeros(NUMEL)
     for fate in fates:
@@ -73,9 +73,13 @@ def test_a_closing_packet_leaves_next_to_nothing_and_what_comes_after_it_is_as_e
         if fate:
             feedback.commit()
             merged, total = merged + read(packet), total + values
-            held = torch.zeros(NUMEL) if feedback.stayed is None else feedback.stayed
+            held = (
+                torch.zeros(NUMEL)
+                if feedback.weights_residual is None
+                else feedback.weights_residual
+            )
             if closing:
-                assert feedback.stayed is None
+                assert feedback.weights_residual is None
                 assert feedback.memory is memory
                 assert float(left(feedback).norm()) <= 0.02 * float(total.norm() + held.norm())
     assert torch.allclose(merged + left(feedback) + held, total, rtol=1e-5, atol=1e-4)
@@ -190,8 +194,8 @@ def test_no_packet_is_larger_than_float32(codec: Codec, seed: int, scale: float)
     assert lost <= values.double().norm() * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("now", [*LOSSY, CODECS["none"]], ids=name_of)
-@pytest.mark.parametrize("then", [*LOSSY, CODECS["none"]], ids=name_of)
+@pytest.mark.parametrize("now", [*LOSSY, CODECS["none"]], ids=codec_name)
+@pytest.mark.parametrize("then", [*LOSSY, CODECS["none"]], ids=codec_name)
 def test_an_offer_of_before_a_checkpoint_loses_the_same_in_whatever_bytes(
     then: Codec, now: Codec
 ) -> None:

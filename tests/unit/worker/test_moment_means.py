@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import as_bytes, raw
-from mend_optim.codecs.registry import CODECS, codec, split
+from mend_optim.codecs.registry import CODECS, find_codec, split
 from mend_optim.engine.effects import (
     Advance,
     Export,
@@ -34,16 +34,24 @@ from mend_optim.engine.progress import Pending, Standing, Totals
 from mend_optim.engine.schedule import Schedule
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId, content_digest
-from mend_optim.protocol.messages import PREFIX, Offer, Packet, Seal, Sections, State, names
+from mend_optim.protocol.messages import (
+    MOMENT_PREFIX,
+    Offer,
+    Packet,
+    Seal,
+    Sections,
+    State,
+    moment_names,
+)
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Kept, keep, kept_correction
 from mend_optim.worker.correction import Correction, MomentCorrection, Reading, stack
-from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, Averaging
-from mend_optim.worker.moment_packet import check, decode, encode
+from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, MomentMeans
+from mend_optim.worker.moment_packet import check_moment, decode_moment, encode_moment
 from mend_optim.worker.outer import Nesterov
-from mend_optim.worker.seal_payload import digest
+from mend_optim.worker.seal_payload import payload_digest
 from tests import reference
-from tests.support.engines import GENESIS, OTHER, PEER, Engine, grown, seal_of, state_of
+from tests.support.engines import GENESIS, OTHER, PEER, DrivenEngine, grown, seal_of, state_of
 from tests.support.jobs import Performed, perform
 
 FIRST = Moment(name="exp_avg", order="first", decay="betas.0", corrected=True)
@@ -85,15 +93,15 @@ def readings(
     return {name: drawn(seed + i, name, updates) for i, name in enumerate(ALL) if name in sent}
 
 
-def told(one: Averaging, what: Mapping[str, Reading]) -> dict[str, Packet]:
+def told(one: MomentMeans, what: Mapping[str, Reading]) -> dict[str, Packet]:
     """Its sections of an offer: there is nothing wrong with any."""
     sections, wrong = one.offer(what)
     assert wrong == ""
     return sections
 
 
-def averaging(exact: bool = True, moments: Sequence[Moment] = BOTH) -> Averaging:
-    return Averaging(moments, exact, FRAGMENT, Buffers())
+def averaging(exact: bool = True, moments: Sequence[Moment] = BOTH) -> MomentMeans:
+    return MomentMeans(moments, exact, FRAGMENT, Buffers())
 
 
 def offered(sections: Sections, name: str = "a", steps: int = 1) -> Offer:
@@ -101,9 +109,9 @@ def offered(sections: Sections, name: str = "a", steps: int = 1) -> Offer:
 
 
 def read_back(name: str, packet: Packet) -> Reading:
-    check(KINDS[name], packet, FRAGMENT.shapes)
+    check_moment(KINDS[name], packet, FRAGMENT.shapes)
     out = torch.full((NUMEL,), math.nan)
-    return Reading(out, decode(KINDS[name], packet, FRAGMENT.shapes, out))
+    return Reading(out, decode_moment(KINDS[name], packet, FRAGMENT.shapes, out))
 
 
 def alike(these: Mapping[str, Reading], those: Mapping[str, Reading]) -> bool:
@@ -114,7 +122,7 @@ def alike(these: Mapping[str, Reading], those: Mapping[str, Reading]) -> bool:
     )
 
 
-def held(averaging: Averaging) -> tuple[dict[str, bytes], dict[str, bytes]]:
+def held(averaging: MomentMeans) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """What is pending and what is kept for newcomers, in bytes."""
     own = {
         name: bytes(as_bytes(r.values)) + repr(r.updates).encode()
@@ -136,7 +144,7 @@ class Round:
             offered(told(own, reading), str(i)) for i, (own, reading) in enumerate(pairs)
         ]
         self.seal = self.averagings[0].average(self.offers, due)
-        taken = [own.merged(self.seal, mine=True) for own in self.averagings]
+        taken = [own.merged(self.seal, merged_own_offer=True) for own in self.averagings]
         self.corrections = [{c.moment: c for c in corrections} for corrections in taken]
 
     def who_sent(self, name: str, i: int) -> list[int]:
@@ -163,12 +171,14 @@ def test_who_sent_a_moment_that_is_due_comes_to_the_mean_of_those_that_did(
     members: list[dict[str, Reading]], due: list[str], exact: bool
 ) -> None:
     round = Round(members, due, exact)
-    assert names(round.seal) == {name for name in due if any(name in member for member in members)}
+    assert moment_names(round.seal) == {
+        name for name in due if any(name in member for member in members)
+    }
     for member, corrections in zip(members, round.corrections, strict=True):
         assert corrections.keys() == set(due) & set(member)
         for name, correction in corrections.items():
             assert (correction.updates, correction.newcomer) == (member[name].updates, False)
-    for name in names(round.seal):
+    for name in moment_names(round.seal):
         for i, shape in enumerate(SHAPES):
             who = round.who_sent(name, i)
             own = [
@@ -210,11 +220,11 @@ def test_newcomers_are_told_what_the_seal_says_whatever_they_sent(
     members: list[dict[str, Reading]], exact: bool
 ) -> None:
     round, absent = Round(members, ALL, exact), averaging(exact)
-    assert absent.merged(round.seal, mine=False) == ()
+    assert absent.merged(round.seal, merged_own_offer=False) == ()
     for one in (absent, *round.averagings):
         assert held(one) == (
             {},
-            {name.removeprefix(PREFIX): bytes(p.data) for name, p in round.seal.items()},
+            {name.removeprefix(MOMENT_PREFIX): bytes(p.data) for name, p in round.seal.items()},
         )
         assert {name: bytes(p.data) for name, p in one.export().items()} == {
             name: bytes(p.data) for name, p in round.seal.items()
@@ -223,14 +233,19 @@ def test_newcomers_are_told_what_the_seal_says_whatever_they_sent(
 
 def test_updates_of_a_mean_are_the_most_of_any() -> None:
     few, many = readings(1, ALL, (1, 0, 2, 0)), readings(2, ALL, (7, 0, 1, 3))
-    assert read_back("exp_avg", Round([few, many]).seal[PREFIX + "exp_avg"]).updates == (7, 0, 2, 3)
+    assert read_back("exp_avg", Round([few, many]).seal[MOMENT_PREFIX + "exp_avg"]).updates == (
+        7,
+        0,
+        2,
+        3,
+    )
 
 
 def test_members_at_rest_are_no_members() -> None:
     one, idle = averaging(), averaging()
     offers = [offered(told(one, readings(1))), offered(told(idle, readings(5)), "b", steps=0)]
     seal = one.average(offers, ALL)
-    assert alike({name: read_back(name, seal[PREFIX + name]) for name in ALL}, readings(1))
+    assert alike({name: read_back(name, seal[MOMENT_PREFIX + name]) for name in ALL}, readings(1))
 
 
 @pytest.mark.parametrize("due", [(), ("exp_avg_sq",), ("what_is_that",)])
@@ -241,7 +256,7 @@ def test_nothing_to_average_no_section(due: tuple[str, ...]) -> None:
 def test_the_order_in_which_moments_are_due_changes_nothing() -> None:
     members = [readings(1), readings(3)]
     seals = [Round(members, due).seal for due in (ALL, ALL[::-1], [*ALL, *ALL])]
-    assert [list(seal) for seal in seals] == [sorted(PREFIX + name for name in ALL)] * 3
+    assert [list(seal) for seal in seals] == [sorted(MOMENT_PREFIX + name for name in ALL)] * 3
     assert [[bytes(p.data) for p in seal.values()] for seal in seals[1:]] == [
         [bytes(p.data) for p in seals[0].values()]
     ] * 2
@@ -253,9 +268,14 @@ def test_an_offer_that_was_left_out_keeps_what_it_said_until_it_is_merged(
 ) -> None:
     late, other = averaging(), averaging()
     offer = offered(told(late, readings(one)), "late")
-    assert late.merged(other.average([offered(told(other, readings(two)))], ALL), mine=False) == ()
+    assert (
+        late.merged(
+            other.average([offered(told(other, readings(two)))], ALL), merged_own_offer=False
+        )
+        == ()
+    )
     seal = other.average([offer, offered(told(other, readings(two + 1)))], ALL)
-    (found, *_) = late.merged(seal, mine=True)
+    (found, *_) = late.merged(seal, merged_own_offer=True)
     mean = (readings(one)["exp_avg"].values + readings(two + 1)["exp_avg"].values) / 2
     assert torch.allclose(
         readings(one)["exp_avg"].values + found.values, mean, rtol=1e-5, atol=1e-5
@@ -267,10 +287,13 @@ def test_what_was_sent_in_vain_is_not_corrected_by_a_later_round() -> None:
     """The offer was merged, its moments were not: the next ones are others."""
     one = averaging()
     offer = offered(told(one, readings(1)))
-    assert one.merged(one.average([offer], ()), mine=True) == ()
+    assert one.merged(one.average([offer], ()), merged_own_offer=True) == ()
     one.offer({})
     assert (
-        one.merged(averaging().average([offered(told(averaging(), readings(9)))], ALL), mine=True)
+        one.merged(
+            averaging().average([offered(told(averaging(), readings(9)))], ALL),
+            merged_own_offer=True,
+        )
         == ()
     )
 
@@ -283,7 +306,7 @@ def test_moments_travel_as_float32_or_else_in_half_of_that(name: str) -> None:
     anchors = member(name).anchors
     sections = perform(anchors, prepare(1)).sections
     for moment in ALL:
-        found, sent = read_back(moment, sections[PREFIX + moment]), readings(1)[moment]
+        found, sent = read_back(moment, sections[MOMENT_PREFIX + moment]), readings(1)[moment]
         rounded = reference.rooted if KINDS[moment].nonnegative else reference.bfloat16
         expected = (
             sent.values.tolist() if name == "none" else [rounded(x) for x in sent.values.tolist()]
@@ -309,7 +332,7 @@ def test_no_mean_of_squares_is_negative_and_every_first_moment_stays_below_its_r
         readings(0, ALL, (0,) * len(SHAPES))
     ]
     seal = Round(both, exact=False).seal
-    m, v = (read_back(name, seal[PREFIX + name]).values for name in ALL)
+    m, v = (read_back(name, seal[MOMENT_PREFIX + name]).values for name in ALL)
     assert bool((v >= 0).all())
     assert bool((m.double().abs() <= v.double().sqrt() * (1 + 2.0**-6)).all())
 
@@ -320,22 +343,25 @@ def test_no_mean_of_squares_is_negative_and_every_first_moment_stays_below_its_r
 def test_moments_that_are_not_known_here_are_ignored_wherever_they_come() -> None:
     """Whatever is in them."""
     strange = {
-        PREFIX + "acc": Packet("zip", 3, memoryview(b"?")),
-        PREFIX + "exp_avg": raw(torch.zeros(3)),
+        MOMENT_PREFIX + "acc": Packet("zip", 3, memoryview(b"?")),
+        MOMENT_PREFIX + "exp_avg": raw(torch.zeros(3)),
     }
     one, plain = averaging(moments=[SECOND]), averaging(moments=[])
     ours = told(one, readings(1, ["exp_avg_sq"]))
     sections = {"delta": raw(torch.zeros(NUMEL)), **strange, **ours}
     for here in (one, plain):
         here.check(sections)
-        assert here.taken({"anchor": raw(torch.zeros(NUMEL)), **strange}, newcomer=True) == ()
+        assert (
+            here.anchor_installed({"anchor": raw(torch.zeros(NUMEL)), **strange}, newcomer=True)
+            == ()
+        )
         assert here.export() == {}
     assert plain.average([offered(sections)], ("acc", *ALL)) == {}
-    assert list(one.average([offered(sections)], ("acc", *ALL))) == [PREFIX + "exp_avg_sq"]
+    assert list(one.average([offered(sections)], ("acc", *ALL))) == [MOMENT_PREFIX + "exp_avg_sq"]
     one.offer(readings(1, ["exp_avg_sq"]))
-    assert [c.moment for c in one.merged(sections, mine=True)] == ["exp_avg_sq"]
-    assert plain.merged(sections, mine=True) == ()
-    assert list(one.export()) == [PREFIX + "exp_avg_sq"]
+    assert [c.moment for c in one.merged(sections, merged_own_offer=True)] == ["exp_avg_sq"]
+    assert plain.merged(sections, merged_own_offer=True) == ()
+    assert list(one.export()) == [MOMENT_PREFIX + "exp_avg_sq"]
 
 
 def test_a_sealer_that_does_not_know_a_moment_averages_it_for_nobody() -> None:
@@ -344,7 +370,7 @@ def test_a_sealer_that_does_not_know_a_moment_averages_it_for_nobody() -> None:
         offered(told(averaging(), readings(seed)), name) for seed, name in ((1, "a"), (5, "b"))
     ]
     sealer = averaging(moments=[FIRST])
-    assert list(sealer.average(offers, ALL)) == [PREFIX + "exp_avg"]
+    assert list(sealer.average(offers, ALL)) == [MOMENT_PREFIX + "exp_avg"]
     assert averaging(moments=[]).average(offers, ALL) == {}
 
 
@@ -358,18 +384,21 @@ def test_a_newcomer_takes_over_what_was_averaged_last(
     veteran, newcomer, again = averaging(exact), averaging(exact), averaging(exact)
     for k in (seed, seed + 10):
         veteran.merged(
-            veteran.average([offered(told(veteran, readings(k, ALL, updates)))], ALL), mine=True
+            veteran.average([offered(told(veteran, readings(k, ALL, updates)))], ALL),
+            merged_own_offer=True,
         )
     newcomer.offer(readings(3))
-    found = newcomer.taken({"anchor": raw(torch.zeros(NUMEL)), **veteran.export()}, newcomer=True)
+    found = newcomer.anchor_installed(
+        {"anchor": raw(torch.zeros(NUMEL)), **veteran.export()}, newcomer=True
+    )
     assert [(c.moment, c.newcomer) for c in found] == [(name, True) for name in sorted(ALL)]
-    expected = {name: read_back(name, veteran.export()[PREFIX + name]) for name in ALL}
+    expected = {name: read_back(name, veteran.export()[MOMENT_PREFIX + name]) for name in ALL}
     assert alike({c.moment: Reading(c.values, c.updates) for c in found}, expected)
     if exact:
         assert alike(expected, readings(seed + 10, ALL, updates))
     assert newcomer.own == {}
     assert held(newcomer) == held(veteran)
-    again.taken(newcomer.export(), newcomer=True)
+    again.anchor_installed(newcomer.export(), newcomer=True)
     assert held(again) == held(veteran)
 
 
@@ -378,7 +407,7 @@ def test_who_only_moves_to_another_anchor_keeps_its_moments_and_knows_the_mean()
     veteran.founded(readings(1))
     one.offer(readings(5))
     before, _ = held(one)
-    assert one.taken(veteran.export(), newcomer=False) == ()
+    assert one.anchor_installed(veteran.export(), newcomer=False) == ()
     assert held(one) == (before, held(veteran)[1])
 
 
@@ -388,32 +417,32 @@ def test_who_was_merged_is_corrected_by_the_anchor_as_by_its_seal(
 ) -> None:
     """But by no mean of a round before, which the anchor still has."""
     sealer, by_seal, by_anchor = averaging(exact), averaging(exact), averaging(exact)
-    sealer.merged(Round([readings(seed + 20)], exact=exact).seal, mine=False)
+    sealer.merged(Round([readings(seed + 20)], exact=exact).seal, merged_own_offer=False)
     offers = [offered(told(one, readings(seed, sent, updates))) for one in (by_seal, by_anchor)]
     seal = sealer.average([offers[0], offered(told(sealer, readings(seed + 10)), "b")], due)
-    sealer.merged(seal, mine=True)
-    expected = by_seal.merged(seal, mine=True)
-    found = by_anchor.taken(sealer.export(), False, True, due)
+    sealer.merged(seal, merged_own_offer=True)
+    expected = by_seal.merged(seal, merged_own_offer=True)
+    found = by_anchor.anchor_installed(sealer.export(), False, True, due)
     assert [c.moment for c in found] == [c.moment for c in expected] == sorted(set(sent) & set(due))
     for these, those in zip(found, expected, strict=True):
         assert torch.equal(these.values, those.values)
         assert these[2:] == those[2:]
     assert by_anchor.own == {}
-    assert by_anchor.taken(sealer.export(), False, True, due) == ()
+    assert by_anchor.anchor_installed(sealer.export(), False, True, due) == ()
 
 
 def test_what_a_learner_alone_has_is_everybodys() -> None:
     """Instead of all that was before, and copied: the next steps do not change it."""
     one = averaging()
-    one.merged(Round([readings(1)]).seal, mine=False)
+    one.merged(Round([readings(1)]).seal, merged_own_offer=False)
     one.offer(readings(2))
     mine = readings(7, ["exp_avg"])
     one.founded(mine)
     assert one.own == {}
-    assert list(one.export()) == [PREFIX + "exp_avg"]
+    assert list(one.export()) == [MOMENT_PREFIX + "exp_avg"]
     mine["exp_avg"].values.zero_()
     assert alike(
-        {"exp_avg": read_back("exp_avg", one.export()[PREFIX + "exp_avg"])},
+        {"exp_avg": read_back("exp_avg", one.export()[MOMENT_PREFIX + "exp_avg"])},
         readings(7, ["exp_avg"]),
     )
 
@@ -421,15 +450,15 @@ def test_what_a_learner_alone_has_is_everybodys() -> None:
 def test_who_takes_another_model_over_forgets_what_was_averaged_for_the_former() -> None:
     """The others may have averaged nothing yet."""
     one, veteran = averaging(), averaging()
-    one.merged(Round([readings(1)]).seal, mine=False)
-    assert one.taken(veteran.export(), newcomer=True) == ()
+    one.merged(Round([readings(1)]).seal, merged_own_offer=False)
+    assert one.anchor_installed(veteran.export(), newcomer=True) == ()
     assert one.export() == {}
 
 
 def test_what_is_kept_does_not_hold_the_message_it_came_in() -> None:
     seal = Round([readings(1)]).seal
     one = averaging()
-    one.merged(seal, mine=False)
+    one.merged(seal, merged_own_offer=False)
     before = held(one)
     for packet in seal.values():
         packet.data[:] = bytes(packet.nbytes)
@@ -445,7 +474,9 @@ def test_saved_and_loaded_to_the_bit(
 ) -> None:
     one, other = averaging(exact), averaging(exact)
     sections = told(one, readings(seed, own, updates))
-    one.merged(Round([readings(seed + 5, latest, updates)], exact=exact).seal, mine=False)
+    one.merged(
+        Round([readings(seed + 5, latest, updates)], exact=exact).seal, merged_own_offer=False
+    )
     saved = one.save()
     other.load(saved)
     assert held(other) == held(one)
@@ -460,7 +491,7 @@ def test_saved_and_loaded_to_the_bit(
 def test_what_belongs_to_no_moment_any_more_is_left_out() -> None:
     one, other = averaging(), averaging(moments=[SECOND])
     one.offer(readings(1))
-    one.merged(Round([readings(2)]).seal, mine=False)
+    one.merged(Round([readings(2)]).seal, merged_own_offer=False)
     other.load(one.save())
     assert [sorted(kept) for kept in held(other)] == [["exp_avg_sq"], ["exp_avg_sq"]]
 
@@ -470,7 +501,14 @@ PENDING = Pending(Claim(PeerId("a", 1), 0), 1, 1, 1, 1, due=True)
 
 def standing(pending: Pending | None) -> Standing:
     return Standing(
-        BASE, Claim(PeerId("a", 1), 0), 0, Totals(), 0, pending, untaken=True, adopt_at=None
+        BASE,
+        Claim(PeerId("a", 1), 0),
+        0,
+        Totals(),
+        0,
+        pending,
+        correction_pending=True,
+        adopt_at=None,
     )
 
 
@@ -496,7 +534,7 @@ def test_corrections_in_the_mailbox_are_saved_to_the_bit(
 def test_what_was_sent_is_saved_as_long_as_the_offer_is_pending() -> None:
     one = averaging()
     one.offer(readings(1))
-    one.merged(Round([readings(2)]).seal, mine=False)
+    one.merged(Round([readings(2)]).seal, merged_own_offer=False)
     latest = {LATEST + name for name in ALL}
     assert (
         keep(standing(PENDING), one.save(), None).tensors.keys()
@@ -548,7 +586,7 @@ class Member:
         self.id, self.seq = PeerId(name, 1), 0
         theta = [torch.linspace(-1, 1, NUMEL)]
         outer = Nesterov(lr=0.7, momentum=0.9)
-        self.anchors = Anchors(LAYOUT, theta, codec(coding), outer, "mean", Buffers(), moments)
+        self.anchors = Anchors(LAYOUT, theta, find_codec(coding), outer, "mean", Buffers(), moments)
 
     def offer(self, seed: int, sent: Sequence[str] = ALL) -> Offer:
         self.seq += 1
@@ -566,8 +604,8 @@ class Member:
             self.id, 0, BASE.digest, key, members, shares, (), "", done.digest, done.sections
         )
 
-    def advance(self, seal: Seal, mine: bool = True, **more: Any) -> Performed:
-        return perform(self.anchors, Advance(seal, BASE, mine, **more))
+    def advance(self, seal: Seal, merged_own_offer: bool = True, **more: Any) -> Performed:
+        return perform(self.anchors, Advance(seal, BASE, merged_own_offer, **more))
 
     def export(self) -> State:
         done = perform(self.anchors, Export(0, BASE))
@@ -600,14 +638,14 @@ def busy(coding: str = "none") -> tuple[Member, Member, Seal]:
         offers = a.offer(seed), b.offer(seed + 5)
         seal = a.seal(*offers)
         if seed == 1:
-            assert a.advance(seal, ours=True).fault == b.advance(seal).fault == ""
+            assert a.advance(seal, sealed_here=True).fault == b.advance(seal).fault == ""
     return a, b, seal
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_a_round_of_offers_seals_and_corrections(name: str) -> None:
     a, b, seal = busy(name)
-    corrections = [a.advance(seal, ours=True).corrections[0], b.advance(seal).corrections[0]]
+    corrections = [a.advance(seal, sealed_here=True).corrections[0], b.advance(seal).corrections[0]]
     for moment in ALL:
         own = [readings(seed)[moment].values for seed in (11, 16)]
         moved = [next(m for m in c.moments if m.moment == moment).values for c in corrections]
@@ -625,7 +663,7 @@ def test_what_a_merge_brings_of_moments_changes_nothing_about_the_weights() -> N
         a, b, _ = busy()
         seal = a.seal(a.offer(21), b.offer(26), due=due)
         (correction,) = b.advance(seal).corrections
-        assert {m.moment for m in correction.moments} == names(seal.sections) == set(due)
+        assert {m.moment for m in correction.moments} == moment_names(seal.sections) == set(due)
         found.append(bytes(as_bytes(correction.values)) + bytes(as_bytes(b.anchors.theta[0])))
     assert found[0] == found[1] == found[2]
 
@@ -649,9 +687,9 @@ def test_what_has_to_be_dropped_was_never_sent(whole: bool) -> None:
     a, b, _ = busy()
     elsewhere = a.seal(a.offer(40))
     if whole:
-        job: Any = Install((b.export(),), mine=False, replace=True)
+        job: Any = Install((b.export(),), merged_own_offer=False, replace=True)
     else:
-        job = Advance(elsewhere, BASE, mine=False, replace=True)
+        job = Advance(elsewhere, BASE, merged_own_offer=False, replace=True)
     (correction,) = perform(b.anchors, job).corrections
     assert b.anchors.averaging[0].own == {}
     assert {m.newcomer for m in correction.moments} == ({True} if whole else set())
@@ -666,7 +704,7 @@ def test_a_group_that_is_added_has_moments_of_its_own() -> None:
     reading = Reading(torch.tensor([1.0, 2.0]), (3,))
     sections = perform(a.anchors, Prepare(1, 1, torch.zeros(2), {"exp_avg": reading})).sections
     out = torch.empty(2)
-    assert decode(FIRST, sections[PREFIX + "exp_avg"], [(2,)], out) == (3,)
+    assert decode_moment(FIRST, sections[MOMENT_PREFIX + "exp_avg"], [(2,)], out) == (3,)
     assert out.tolist() == [1.0, 2.0]
 
 
@@ -690,7 +728,7 @@ def test_no_bit_of_a_sealed_moment_can_be_changed_on_its_way(
     name, at, bit = where
     _, b, seal = busy(coding)
     before = b.contents()
-    done = b.advance(replace(seal, sections=flipped(seal.sections, PREFIX + name, at, bit)))
+    done = b.advance(replace(seal, sections=flipped(seal.sections, MOMENT_PREFIX + name, at, bit)))
     assert done.fault != ""
     assert done.corrections == ()
     assert b.contents() == before
@@ -705,23 +743,27 @@ def test_no_bit_of_a_newcomers_moment_can_be_changed_on_its_way(
     name, at, bit = where
     a, b, _ = busy()
     state, before = a.export(), b.contents()
-    bad = replace(state, sections=flipped(state.sections, PREFIX + name, at, bit))
-    done = perform(b.anchors, Install((bad,), mine=False, replace=replacing))
+    bad = replace(state, sections=flipped(state.sections, MOMENT_PREFIX + name, at, bit))
+    done = perform(b.anchors, Install((bad,), merged_own_offer=False, replace=replacing))
     assert done.fault != ""
     assert b.contents() == before
-    assert perform(b.anchors, Install((state,), mine=False, replace=replacing)).fault == ""
+    assert (
+        perform(b.anchors, Install((state,), merged_own_offer=False, replace=replacing)).fault == ""
+    )
 
 
 def test_a_sealed_moment_can_neither_be_left_out_nor_renamed_nor_exchanged() -> None:
     _, b, seal = busy()
-    rest = {name: packet for name, packet in seal.sections.items() if name != PREFIX + "exp_avg"}
-    one, two = (seal.sections[PREFIX + name] for name in ALL)
+    rest = {
+        name: packet for name, packet in seal.sections.items() if name != MOMENT_PREFIX + "exp_avg"
+    }
+    one, two = (seal.sections[MOMENT_PREFIX + name] for name in ALL)
     before = b.contents()
     for sections in (
         rest,
-        {**rest, PREFIX + "exp_avg_sq": one, PREFIX + "exp_avg": two},
-        {**rest, PREFIX + "exp_avg2": one},
-        {**seal.sections, PREFIX + "new": one},
+        {**rest, MOMENT_PREFIX + "exp_avg_sq": one, MOMENT_PREFIX + "exp_avg": two},
+        {**rest, MOMENT_PREFIX + "exp_avg2": one},
+        {**seal.sections, MOMENT_PREFIX + "new": one},
     ):
         assert b.advance(replace(seal, sections=sections)).fault != ""
         assert b.contents() == before
@@ -730,7 +772,7 @@ def test_a_sealed_moment_can_neither_be_left_out_nor_renamed_nor_exchanged() -> 
 def moment_of(values: Tensor, updates: Sequence[int], moment: Moment, numel: int = NUMEL) -> Packet:
     """Well-formed, whatever is in it: what a broken but consistent peer would send."""
     signed = replace(moment, nonnegative=False)
-    packet = encode(
+    packet = encode_moment(
         signed,
         torch.zeros(numel),
         tuple(updates),
@@ -768,7 +810,9 @@ NEGATIVE = moment_of(torch.full((NUMEL,), -1.0), PRESENT, SECOND)
 
 def test_a_first_moment_that_is_negative_is_taken() -> None:
     """So that the refusals below are for the reason they name."""
-    averaging().check({PREFIX + "exp_avg": moment_of(torch.full((NUMEL,), -1.0), PRESENT, FIRST)})
+    averaging().check(
+        {MOMENT_PREFIX + "exp_avg": moment_of(torch.full((NUMEL,), -1.0), PRESENT, FIRST)}
+    )
 
 
 @pytest.mark.parametrize("kind", [*BAD, "negative"])
@@ -777,17 +821,19 @@ def test_a_bad_moment_is_refused_with_the_offer_the_seal_and_the_anchor_it_came_
 ) -> None:
     """Under a digest that fits."""
     bad, fault = BAD.get(kind, (NEGATIVE, "exp_avg_sq: not finite, too great, or negative"))
-    name = PREFIX + ("exp_avg_sq" if kind == "negative" else "exp_avg")
+    name = MOMENT_PREFIX + ("exp_avg_sq" if kind == "negative" else "exp_avg")
     a, b, seal = busy()
     before, state = b.contents(), a.export()
     sections = {**seal.sections, name: bad}
-    tampered = replace(seal, sections=sections, payload=digest(sections, seal.weights))
+    tampered = replace(seal, sections=sections, payload=payload_digest(sections, seal.weights))
     whole = {**state.sections, name: bad}
     content = content_digest(*(whole[key].data for key in sorted(whole)))
     for job in (
         Inspect(offered({**a.offer(30).sections, name: bad})),
-        Advance(tampered, BASE, mine=True),
-        Install((replace(state, sections=whole, content=content),), mine=False, replace=True),
+        Advance(tampered, BASE, merged_own_offer=True),
+        Install(
+            (replace(state, sections=whole, content=content),), merged_own_offer=False, replace=True
+        ),
     ):
         done = perform(b.anchors, job)
         assert fault in done.fault
@@ -798,13 +844,14 @@ def test_a_bad_moment_is_refused_with_the_offer_the_seal_and_the_anchor_it_came_
 def test_what_is_not_known_here_is_taken_for_no_reason_to_refuse() -> None:
     a, b, seal = busy()
     state = a.export()
-    sections = {**seal.sections, PREFIX + "acc": BAD["NaN"][0]}
-    strange = replace(seal, sections=sections, payload=digest(sections, seal.weights))
-    whole = {**state.sections, PREFIX + "acc": BAD["NaN"][0]}
+    sections = {**seal.sections, MOMENT_PREFIX + "acc": BAD["NaN"][0]}
+    strange = replace(seal, sections=sections, payload=payload_digest(sections, seal.weights))
+    whole = {**state.sections, MOMENT_PREFIX + "acc": BAD["NaN"][0]}
     content = content_digest(*(whole[key].data for key in sorted(whole)))
     assert (
         perform(
-            b.anchors, Inspect(offered({**a.offer(30).sections, PREFIX + "acc": BAD["NaN"][0]}))
+            b.anchors,
+            Inspect(offered({**a.offer(30).sections, MOMENT_PREFIX + "acc": BAD["NaN"][0]})),
         ).fault
         == ""
     )
@@ -835,10 +882,10 @@ def test_a_moment_that_is_not_finite_is_left_out_of_the_offer_and_named(
     done = perform(a.anchors, Prepare(0, 9, torch.zeros(NUMEL), spoiled(value, name)))
     assert done.fault == ""
     assert done.warning.startswith(f"its {name} is not finite")
-    assert done.sections.keys() == {"delta", PREFIX + other}
+    assert done.sections.keys() == {"delta", MOMENT_PREFIX + other}
     assert a.anchors.averaging[0].own.keys() == {other}
     seal = b.seal(offered(done.sections), b.offer(30))
-    assert names(seal.sections) == set(ALL)
+    assert moment_names(seal.sections) == set(ALL)
     (correction,) = a.advance(seal).corrections
     assert {m.moment for m in correction.moments} == {other}
     assert all(bool(m.values.isfinite().all()) for m in correction.moments)
@@ -857,22 +904,22 @@ def test_a_negative_second_moment_is_left_out_too() -> None:
         Member().anchors, Prepare(0, 1, torch.zeros(NUMEL), spoiled(-1e-9, "exp_avg_sq"))
     )
     assert "its exp_avg_sq is" in done.warning
-    assert done.sections.keys() == {"delta", PREFIX + "exp_avg"}
+    assert done.sections.keys() == {"delta", MOMENT_PREFIX + "exp_avg"}
 
 
 def test_who_is_alone_keeps_what_is_not_finite_from_newcomers() -> None:
     """Not the weights, nor what other fragments have of moments."""
     layout = Layout(["v", "w"], [torch.zeros(2), torch.zeros(2)], 2)
     start = [torch.ones(2), torch.ones(2)]
-    anchors = Anchors(layout, start, codec("none"), Nesterov(), "mean", Buffers(), BOTH)
+    anchors = Anchors(layout, start, find_codec("none"), Nesterov(), "mean", Buffers(), BOTH)
     fine, bad = (Reading(torch.full((2,), value), (1,)) for value in (1.0, math.nan))
     tensors = (torch.full((2,), 3.0), torch.full((2,), 4.0))
     found = ({"exp_avg": fine, "exp_avg_sq": bad}, {"exp_avg": fine, "exp_avg_sq": fine})
     assert perform(anchors, Found(tensors, found)).fault == ""
     assert [theta.tolist() for theta in anchors.theta] == [[3, 3], [4, 4]]
     assert [sorted(each.export()) for each in anchors.averaging] == [
-        [PREFIX + "exp_avg"],
-        [PREFIX + "exp_avg", PREFIX + "exp_avg_sq"],
+        [MOMENT_PREFIX + "exp_avg"],
+        [MOMENT_PREFIX + "exp_avg", MOMENT_PREFIX + "exp_avg_sq"],
     ]
 
 
@@ -977,11 +1024,11 @@ def test_who_is_merged_now_and_then_is_averaged_whenever_it_can_be(
 # ── the engine's part of it ───────────────────────────────────────────────────────────────────────
 
 
-def engine(version: int = 0, first: int = 3, second: int = 6) -> Engine:
+def engine(version: int = 0, first: int = 3, second: int = 6) -> DrivenEngine:
     """A learner whose anchor has that version; a peer seals."""
-    made = Engine(seals=False)
-    made.syncer.books.policies = replace(
-        made.syncer.books.policies, moments=BOTH, periods=MomentSchedule(first=first, second=second)
+    made = DrivenEngine(seals=False)
+    made.engine.state.policies = replace(
+        made.engine.state.policies, moments=BOTH, periods=MomentSchedule(first=first, second=second)
     )
     made.beat()
     for _ in range(version):
@@ -989,16 +1036,16 @@ def engine(version: int = 0, first: int = 3, second: int = 6) -> Engine:
     return made
 
 
-def sends(made: Engine, sent: Sequence[str]) -> None:
+def sends(made: DrivenEngine, sent: Sequence[str]) -> None:
     """It offers, with these moments."""
     made.step(4)
     made.reserve()
-    made.syncer.training.snapshot(0, torch.zeros(NUMEL), readings(1, sent))
+    made.engine.boundaries.snapshot(0, torch.zeros(NUMEL), readings(1, sent))
     (prepare,) = made.jobs(Prepare)
-    made.done(prepare, sections={PREFIX + name: raw(torch.zeros(1)) for name in sent})
+    made.done(prepare, sections={MOMENT_PREFIX + name: raw(torch.zeros(1)) for name in sent})
 
 
-def is_pulled(made: Engine, brought: Sequence[str], further: int = 0) -> tuple[str, ...]:
+def is_pulled(made: DrivenEngine, brought: Sequence[str], further: int = 0) -> tuple[str, ...]:
     """Its offer is merged, and it takes the anchor of that round, or of a further one, whole; what
     is corrected."""
     assert made.fragment.pending is not None
@@ -1008,22 +1055,25 @@ def is_pulled(made: Engine, brought: Sequence[str], further: int = 0) -> tuple[s
         lineage = grown(lineage)
     made.receive(
         replace(
-            state_of(lineage), sections={PREFIX + name: raw(torch.zeros(1)) for name in brought}
+            state_of(lineage),
+            sections={MOMENT_PREFIX + name: raw(torch.zeros(1)) for name in brought},
         )
     )
     (install,) = made.jobs(Install)
-    assert install.mine
+    assert install.merged_own_offer
     made.done(install)
     made.apply()
     return install.due
 
 
-def is_sealed(made: Engine, averaged: Sequence[str], mine: bool = True) -> None:
+def is_sealed(made: DrivenEngine, averaged: Sequence[str], mine: bool = True) -> None:
     pending = made.fragment.pending
     assert pending is not None
     assert pending.offer is not None
     seal = seal_of(made.lineage, *([pending.offer.entry] if mine else []))
-    made.receive(replace(seal, sections={PREFIX + name: raw(torch.zeros(1)) for name in averaged}))
+    made.receive(
+        replace(seal, sections={MOMENT_PREFIX + name: raw(torch.zeros(1)) for name in averaged})
+    )
     (advance,) = made.jobs(Advance)
     made.done(advance)
     made.apply()
@@ -1036,7 +1086,7 @@ def is_sealed(made: Engine, averaged: Sequence[str], mine: bool = True) -> None:
 def test_an_offer_carries_what_was_due_by_the_version_it_is_for(
     version: int, expected: tuple[str, ...]
 ) -> None:
-    assert engine(version).syncer.training.moments(0) == expected
+    assert engine(version).engine.boundaries.moments(0) == expected
 
 
 @pytest.mark.parametrize(
@@ -1080,18 +1130,18 @@ def test_an_anchor_of_later_rounds_corrects_no_moments_and_they_are_due_again() 
     sends(made, ALL)
     assert is_pulled(made, ALL, further=1) == ()
     assert made.fragment.averaged == {}
-    assert made.syncer.training.moments(0) == ALL
+    assert made.engine.boundaries.moments(0) == ALL
 
 
 def test_it_sends_again_what_the_round_did_not_take_until_one_does() -> None:
     made = engine(5)
     for version, sealed in ((6, ["exp_avg"]), (7, []), (8, ["exp_avg_sq"]), (9, ["exp_avg"])):
-        owed = made.syncer.training.moments(0)
+        owed = made.engine.boundaries.moments(0)
         assert owed == {6: ALL, 7: ("exp_avg_sq",), 8: ("exp_avg_sq",), 9: ("exp_avg",)}[version]
         sends(made, owed)
         is_sealed(made, sealed)
         assert made.lineage.version == version
-    assert made.syncer.training.moments(0) == ()
+    assert made.engine.boundaries.moments(0) == ()
     assert made.fragment.averaged == {"first": 9, "second": 8}
 
 
@@ -1099,7 +1149,7 @@ def test_who_comes_to_an_anchor_of_lesser_version_sends_its_moments_as_the_other
     """After a split, or from another cluster: what was averaged there has another numbering."""
     made = engine(5)
     made.fragment.averaged = {"first": 999, "second": 996}
-    assert made.syncer.training.moments(0) == ALL
+    assert made.engine.boundaries.moments(0) == ALL
 
 
 def test_who_came_to_an_anchor_of_lesser_version_sends_what_a_round_missed_again() -> None:
@@ -1112,17 +1162,17 @@ def test_who_came_to_an_anchor_of_lesser_version_sends_what_a_round_missed_again
     (install,) = made.jobs(Install)
     made.done(install)
     made.apply()
-    assert (made.lineage.version, made.syncer.training.moments(0)) == (4, ())
+    assert (made.lineage.version, made.engine.boundaries.moments(0)) == (4, ())
     sends(made, ())
     is_sealed(made, ALL, mine=False)
     is_sealed(made, ALL)
-    assert (made.lineage.version, made.syncer.training.moments(0)) == (6, ALL)
+    assert (made.lineage.version, made.engine.boundaries.moments(0)) == (6, ALL)
 
 
 def test_what_is_made_an_anchor_alone_goes_with_all_moments() -> None:
     made = engine()
-    made.syncer.books.founding = "due"
-    assert made.syncer.training.moments(0) == ALL
+    made.engine.state.founding = "due"
+    assert made.engine.boundaries.moments(0) == ALL
 
 
 @pytest.mark.parametrize(
@@ -1135,7 +1185,9 @@ def test_a_newcomer_owes_no_moments_that_came_with_the_anchor(
     theirs = Lineage(70, 7, b"seven", OTHER)
     made.beat(PEER, theirs, genesis=OTHER)
     made.receive(
-        replace(state_of(theirs), sections={PREFIX + name: raw(torch.zeros(1)) for name in came})
+        replace(
+            state_of(theirs), sections={MOMENT_PREFIX + name: raw(torch.zeros(1)) for name in came}
+        )
     )
     (install,) = made.jobs(Install)
     made.done(install)

@@ -25,10 +25,10 @@ from mend_optim.worker.moment_packet import (
     ROOTS,
     SQUARES,
     average,
-    check,
-    decode,
+    check_moment,
+    decode_moment,
     dense_nbytes,
-    encode,
+    encode_moment,
     require_between,
 )
 from tests import reference
@@ -61,9 +61,9 @@ def drawn(moment: Moment, seed: int, updates: Updates = COUNTS) -> Tensor:
 
 
 def read_back(moment: Moment, packet: Packet) -> tuple[Tensor, Updates]:
-    check(moment, packet, SHAPES)
+    check_moment(moment, packet, SHAPES)
     out = torch.full((NUMEL,), math.nan)
-    return out, decode(moment, packet, SHAPES, out)
+    return out, decode_moment(moment, packet, SHAPES, out)
 
 
 def packed(data: bytes, numel: int = NUMEL) -> Packet:
@@ -75,14 +75,14 @@ def word(data: bytes, at: int, value: int) -> bytes:
 
 
 def valid(moment: Moment, exact: bool = False) -> bytes:
-    return bytes(encode(moment, drawn(moment, 0), COUNTS, SHAPES, exact).data)
+    return bytes(encode_moment(moment, drawn(moment, 0), COUNTS, SHAPES, exact).data)
 
 
 def of_use(moment: Moment, packet: Packet) -> bool:
     """Whether it is accepted; then it must decode to reasonable numbers. Nothing but `PeerError`
     may come of it."""
     try:
-        check(moment, packet, SHAPES)
+        check_moment(moment, packet, SHAPES)
     except PeerError:
         return False
     found, updates = read_back(moment, packet)
@@ -100,7 +100,7 @@ def of_use(moment: Moment, packet: Packet) -> bool:
 @given(SEEDS, UPDATES)
 def test_exactly_there_and_back(moment: Moment, seed: int, updates: Updates) -> None:
     values = drawn(moment, seed, updates)
-    found, counted = read_back(moment, encode(moment, values, updates, SHAPES, exact=True))
+    found, counted = read_back(moment, encode_moment(moment, values, updates, SHAPES, exact=True))
     assert torch.equal(found, values)
     assert counted == updates
 
@@ -108,7 +108,7 @@ def test_exactly_there_and_back(moment: Moment, seed: int, updates: Updates) -> 
 @given(SEEDS, UPDATES)
 def test_a_first_moment_is_rounded_to_bfloat16(seed: int, updates: Updates) -> None:
     values = drawn(FIRST, seed, updates)
-    found, counted = read_back(FIRST, encode(FIRST, values, updates, SHAPES, exact=False))
+    found, counted = read_back(FIRST, encode_moment(FIRST, values, updates, SHAPES, exact=False))
     assert found.tolist() == [reference.bfloat16(x) for x in values.tolist()]
     assert bool(((found - values).abs() <= 2.0**-8 * values.abs()).all())
     assert counted == updates
@@ -117,7 +117,7 @@ def test_a_first_moment_is_rounded_to_bfloat16(seed: int, updates: Updates) -> N
 @given(SEEDS, UPDATES)
 def test_the_root_of_a_second_moment_is_rounded_to_bfloat16(seed: int, updates: Updates) -> None:
     values = drawn(SECOND, seed, updates)
-    found, counted = read_back(SECOND, encode(SECOND, values, updates, SHAPES, exact=False))
+    found, counted = read_back(SECOND, encode_moment(SECOND, values, updates, SHAPES, exact=False))
     assert found.tolist() == [reference.rooted(x) for x in values.tolist()]
     assert bool(((found - values).abs() <= 2.0**-7 * values.abs()).all())
     assert counted == updates
@@ -127,9 +127,9 @@ def test_the_root_of_a_second_moment_is_rounded_to_bfloat16(seed: int, updates: 
 def test_encoding_what_was_decoded_loses_nothing_more(seed: int) -> None:
     for moment in (FIRST, SECOND):
         once, _ = read_back(
-            moment, encode(moment, drawn(moment, seed), COUNTS, SHAPES, exact=False)
+            moment, encode_moment(moment, drawn(moment, seed), COUNTS, SHAPES, exact=False)
         )
-        twice, _ = read_back(moment, encode(moment, once, COUNTS, SHAPES, exact=False))
+        twice, _ = read_back(moment, encode_moment(moment, once, COUNTS, SHAPES, exact=False))
         assert torch.equal(once, twice)
 
 
@@ -139,8 +139,8 @@ def test_a_square_of_a_mean_stays_below_the_mean_of_squares(seed: int) -> None:
     v = drawn(SECOND, seed)
     m = v.sqrt() * torch.where(torch.arange(NUMEL) % 2 == 0, 1.0, -1.0)
     m = torch.where(m.double() ** 2 > v.double(), torch.nextafter(m, torch.zeros(NUMEL)), m)
-    found_m, _ = read_back(FIRST, encode(FIRST, m, COUNTS, SHAPES, exact=False))
-    found_v, _ = read_back(SECOND, encode(SECOND, v, COUNTS, SHAPES, exact=False))
+    found_m, _ = read_back(FIRST, encode_moment(FIRST, m, COUNTS, SHAPES, exact=False))
+    found_v, _ = read_back(SECOND, encode_moment(SECOND, v, COUNTS, SHAPES, exact=False))
     assert bool((found_m.double() ** 2 <= found_v.double()).all())
 
 
@@ -148,9 +148,9 @@ def test_the_smallest_and_the_greatest_second_moments() -> None:
     """Roots of what float32 can hardly hold are ordinary numbers."""
     values = torch.tensor([2.0**-149, 2.0**-140, 2.0**-126, 1.0, MOST])
     for exact in (True, False):
-        packet, out = encode(SECOND, values, (1,), [(5,)], exact), torch.empty(5)
-        check(SECOND, packet, [(5,)])
-        decode(SECOND, packet, [(5,)], out)
+        packet, out = encode_moment(SECOND, values, (1,), [(5,)], exact), torch.empty(5)
+        check_moment(SECOND, packet, [(5,)])
+        decode_moment(SECOND, packet, [(5,)], out)
         assert torch.allclose(out, values, rtol=2.0**-7, atol=2.0**-149)
         assert bool((out > 0).all())
 
@@ -158,20 +158,20 @@ def test_the_smallest_and_the_greatest_second_moments() -> None:
 def test_what_must_be_exact_always_is() -> None:
     values = drawn(PRECISE, 1)
     assert torch.equal(
-        read_back(PRECISE, encode(PRECISE, values, COUNTS, SHAPES, exact=False))[0], values
+        read_back(PRECISE, encode_moment(PRECISE, values, COUNTS, SHAPES, exact=False))[0], values
     )
 
 
 def test_the_bytes_are_those_of_the_description() -> None:
     shapes = [(2,), (3,), (1,)]
     values = torch.tensor([4.0, 9.0, 0.0, 0.0, 0.0, 2.25])
-    exact = encode(FIRST, values, (5, 0, 2**33), shapes, exact=True)
+    exact = encode_moment(FIRST, values, (5, 0, 2**33), shapes, exact=True)
     head = struct.pack("<4I", 3, 0, 32, 5) + struct.pack("<4I", 35, 0, 32, 2**32 - 1)
     assert bytes(exact.data) == head + struct.pack("<3f", 4, 9, 2.25)
-    halves = encode(FIRST, values, (5, 0, 1), shapes, exact=False)
+    halves = encode_moment(FIRST, values, (5, 0, 1), shapes, exact=False)
     head = struct.pack("<4I", 3, 0, 33, 5) + struct.pack("<4I", 35, 0, 33, 1)
     assert bytes(halves.data) == head + b"\x80\x40\x10\x41" + b"\x10\x40\0\0"
-    roots = encode(SECOND, values, (5, 0, 1), shapes, exact=False)
+    roots = encode_moment(SECOND, values, (5, 0, 1), shapes, exact=False)
     head = struct.pack("<4I", 3, 0, 34, 5) + struct.pack("<4I", 35, 0, 34, 1)
     assert bytes(roots.data) == head + b"\x00\x40\x40\x40" + b"\xc0\x3f\0\0"
     assert (exact.codec, exact.numel) == ("packed", 6)
@@ -187,12 +187,12 @@ def test_no_form_has_the_code_of_another() -> None:
 @pytest.mark.parametrize("moment", MOMENTS)
 @given(UPDATES)
 def test_no_packet_is_greater_than_the_greatest(moment: Moment, updates: Updates) -> None:
-    assert encode(
+    assert encode_moment(
         moment, drawn(moment, 0, updates), updates, SHAPES, exact=True
     ).nbytes <= dense_nbytes(SHAPES)
-    assert encode(moment, drawn(moment, 0), (1,) * 5, SHAPES, exact=True).nbytes == dense_nbytes(
-        SHAPES
-    )
+    assert encode_moment(
+        moment, drawn(moment, 0), (1,) * 5, SHAPES, exact=True
+    ).nbytes == dense_nbytes(SHAPES)
 
 
 def test_a_packet_is_written_where_it_is_told() -> None:
@@ -202,7 +202,7 @@ def test_a_packet_is_written_where_it_is_told() -> None:
         given.append(memoryview(bytearray(b"\xaa" * nbytes)))
         return given[-1]
 
-    packet = encode(SECOND, drawn(SECOND, 0), COUNTS, SHAPES, False, allocate)
+    packet = encode_moment(SECOND, drawn(SECOND, 0), COUNTS, SHAPES, False, allocate)
     assert len(given) == 1
     assert bytes(given[0]) == bytes(packet.data) == valid(SECOND)
 
@@ -227,12 +227,12 @@ def test_what_cannot_be_a_moment_is_not_sent(
     values = drawn(moment, 0)
     values[at] = value
     if value == -1e-30 and not moment.nonnegative:
-        encode(moment, values, COUNTS, SHAPES, exact)
+        encode_moment(moment, values, COUNTS, SHAPES, exact)
         return
     with pytest.raises(
         PeerError, match=rf"its {moment.name} is not finite, too great, or negative"
     ):
-        encode(moment, values, COUNTS, SHAPES, exact)
+        encode_moment(moment, values, COUNTS, SHAPES, exact)
 
 
 # ── what a peer may send ──────────────────────────────────────────────────────────────────────────
@@ -248,7 +248,7 @@ def test_every_shorter_and_longer_packet_is_refused(moment: Moment, exact: bool)
         *(data + bytes(more) for more in range(1, 10)),
     ]:
         with pytest.raises(PeerError, match=rf"{moment.name}: .*expected"):
-            check(moment, packed(wrong), SHAPES)
+            check_moment(moment, packed(wrong), SHAPES)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -273,7 +273,7 @@ def test_no_form_and_count_do_harm(moment: Moment, code: int, param: int) -> Non
             with pytest.raises(
                 PeerError, match=f"{moment.name}: tensor {i} has the unknown form {code}"
             ):
-                check(moment, packed(wrong), SHAPES)
+                check_moment(moment, packed(wrong), SHAPES)
         of_use(moment, packed(wrong))
 
 
@@ -294,7 +294,9 @@ def test_a_form_that_does_not_fit_is_refused(
 ) -> None:
     size = {32: 4, 33: 2, 34: 2, 35: 0, 0: 4}[code]
     with pytest.raises(PeerError, match=words):
-        check(moment, packed(struct.pack("<4I", 1, 0, code, param) + bytes(4 * size), 4), [(4,)])
+        check_moment(
+            moment, packed(struct.pack("<4I", 1, 0, code, param) + bytes(4 * size), 4), [(4,)]
+        )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**127, -(2.0**127)])
@@ -311,7 +313,7 @@ def test_values_that_cannot_be_are_refused(bad: float, at: int) -> None:
         (SECOND, 34, halves),
     ):
         with pytest.raises(PeerError, match="not finite, too great, or negative"):
-            check(moment, packed(struct.pack("<4I", 1, 0, code, 1) + data, 4), [(4,)])
+            check_moment(moment, packed(struct.pack("<4I", 1, 0, code, 1) + data, 4), [(4,)])
 
 
 @pytest.mark.parametrize(
@@ -321,18 +323,18 @@ def test_values_that_cannot_be_are_refused(bad: float, at: int) -> None:
 def test_roots_are_from_nothing_to_the_root_of_the_greatest(value: float, fine: bool) -> None:
     data = struct.pack("<4I", 1, 0, 34, 1) + struct.pack("<f", value)[2:] + b"\0\0"
     if fine:
-        check(SECOND, packed(data, 1), [(1,)])
+        check_moment(SECOND, packed(data, 1), [(1,)])
     else:
         with pytest.raises(PeerError):
-            check(SECOND, packed(data, 1), [(1,)])
+            check_moment(SECOND, packed(data, 1), [(1,)])
 
 
 def test_a_negative_second_moment_is_refused_and_a_negative_first_is_not() -> None:
     data = struct.pack("<4I", 1, 0, 32, 1) + struct.pack("<f", -1e-30)
-    check(FIRST, packed(data, 1), [(1,)])
+    check_moment(FIRST, packed(data, 1), [(1,)])
     for moment in (SECOND, PRECISE):
         with pytest.raises(PeerError, match=f"{moment.name}: not finite, too great, or negative"):
-            check(moment, packed(data, 1), [(1,)])
+            check_moment(moment, packed(data, 1), [(1,)])
 
 
 @settings(max_examples=150)
@@ -343,11 +345,11 @@ def test_random_bytes_of_a_form_are_refused_or_fine(
     size = {32: 4, 33: 2, 34: 2, 35: 0}[code] * 6
     packet = packed(struct.pack("<4I", 1, 0, code, param) + body[:size], 6)
     try:
-        check(moment, packet, [(6,)])
+        check_moment(moment, packet, [(6,)])
     except PeerError:
         return
     out = torch.full((6,), math.nan)
-    assert decode(moment, packet, [(6,)], out) == (param,)
+    assert decode_moment(moment, packet, [(6,)], out) == (param,)
     assert bool((out.abs() <= MOST).all())
     assert not moment.nonnegative or bool((out >= 0).all())
 
@@ -371,7 +373,7 @@ def test_no_packet_takes_more_memory_than_it_has(code: int, param: int) -> None:
         data = struct.pack("<4I", 1, 0, code, param) + bytes(size)
         tracemalloc.start()
         try:
-            check(moment, packed(data, 1 << 20), [shape])
+            check_moment(moment, packed(data, 1 << 20), [shape])
         except PeerError:
             pass
         else:
@@ -387,7 +389,7 @@ def test_another_number_of_elements_is_refused(numel: int) -> None:
     with pytest.raises(
         PeerError, match=f"exp_avg: a packet 'packed' of {numel} elements, expected .* of {NUMEL}"
     ):
-        check(FIRST, packed(valid(FIRST), numel), SHAPES)
+        check_moment(FIRST, packed(valid(FIRST), numel), SHAPES)
 
 
 @pytest.mark.parametrize("name", ["none", "", "gzip"])
@@ -395,7 +397,7 @@ def test_another_codec_is_refused(name: str) -> None:
     with pytest.raises(
         PeerError, match=f"exp_avg: a packet '{name}' of {NUMEL} elements, expected 'packed'"
     ):
-        check(FIRST, Packet(name, NUMEL, memoryview(bytes(4 * NUMEL))), SHAPES)
+        check_moment(FIRST, Packet(name, NUMEL, memoryview(bytes(4 * NUMEL))), SHAPES)
 
 
 def test_what_is_between() -> None:
@@ -421,7 +423,7 @@ def test_the_mean_is_of_those_that_have_it(
     moment: Moment, exact: bool, members: list[tuple[int, Updates]]
 ) -> None:
     packets = [
-        encode(moment, drawn(moment, seed, updates), updates, SHAPES, exact)
+        encode_moment(moment, drawn(moment, seed, updates), updates, SHAPES, exact)
         for seed, updates in members
     ]
     found, updates = averaged(moment, packets)
@@ -445,7 +447,7 @@ def test_every_quotient_and_every_sum_is_rounded_once(seeds: list[int]) -> None:
     """To the bit, in the order of the members: so it is the same on all hardware."""
     members = [drawn(FIRST, seed, (1,) * 5) for seed in seeds]
     found, _ = averaged(
-        FIRST, [encode(FIRST, values, (1,) * 5, SHAPES, exact=True) for values in members]
+        FIRST, [encode_moment(FIRST, values, (1,) * 5, SHAPES, exact=True) for values in members]
     )
     expected = []
     for column in zip(*(values.tolist() for values in members), strict=True):
@@ -459,7 +461,7 @@ def test_every_quotient_and_every_sum_is_rounded_once(seeds: list[int]) -> None:
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_of_one_it_is_what_it_sent(moment: Moment) -> None:
     values = drawn(moment, 3)
-    found, updates = averaged(moment, [encode(moment, values, COUNTS, SHAPES, exact=True)])
+    found, updates = averaged(moment, [encode_moment(moment, values, COUNTS, SHAPES, exact=True)])
     assert torch.equal(found, values)
     assert updates == COUNTS
 
@@ -467,12 +469,14 @@ def test_of_one_it_is_what_it_sent(moment: Moment) -> None:
 @given(SEEDS, st.integers(2, 7))
 def test_of_equals_it_is_what_they_have(seed: int, members: int) -> None:
     values = drawn(SECOND, seed)
-    found, _ = averaged(SECOND, [encode(SECOND, values, COUNTS, SHAPES, exact=True)] * members)
+    found, _ = averaged(
+        SECOND, [encode_moment(SECOND, values, COUNTS, SHAPES, exact=True)] * members
+    )
     assert torch.allclose(found, values, rtol=1e-6, atol=0)
 
 
 def test_of_nobody_there_is_none() -> None:
-    nobody = encode(FIRST, torch.zeros(NUMEL), (0,) * 5, SHAPES, exact=True)
+    nobody = encode_moment(FIRST, torch.zeros(NUMEL), (0,) * 5, SHAPES, exact=True)
     for packets in ([nobody, nobody], []):
         found, updates = averaged(FIRST, packets)
         assert updates == (0,) * 5
@@ -480,7 +484,7 @@ def test_of_nobody_there_is_none() -> None:
 
 
 def test_no_mean_is_infinite() -> None:
-    great = encode(FIRST, torch.full((NUMEL,), MOST), (1,) * 5, SHAPES, exact=True)
+    great = encode_moment(FIRST, torch.full((NUMEL,), MOST), (1,) * 5, SHAPES, exact=True)
     found, _ = averaged(FIRST, [great] * 8)
     assert found.tolist() == [MOST] * NUMEL
 
@@ -494,17 +498,17 @@ def test_averaging_reads_only() -> None:
 
 
 def test_a_packet_of_pieces_of_its_own_is_checked_alike() -> None:
-    check(FIRST, pack([Piece(FLOATS, 1, (torch.ones(4),))], 4), [(4,)])
+    check_moment(FIRST, pack([Piece(FLOATS, 1, (torch.ones(4),))], 4), [(4,)])
     with pytest.raises(PeerError, match="tensor 0 of 16 bytes, expected at most 8"):
-        check(FIRST, pack([Piece(FLOATS, 1, (torch.ones(2),))], 4), [(4,)])
+        check_moment(FIRST, pack([Piece(FLOATS, 1, (torch.ones(2),))], 4), [(4,)])
 
 
 def test_tensors_that_are_coalesced_are_refused() -> None:
     """Each has updates of its own."""
     shapes = [(2,), (2,)]
     with pytest.raises(PeerError, match=r"the head \[1, 2\], expected \[2, 0\]"):
-        check(FIRST, pack([Piece(FLOATS, 1, (torch.ones(4),))], 4, coalesce=2), shapes)
+        check_moment(FIRST, pack([Piece(FLOATS, 1, (torch.ones(4),))], 4, coalesce=2), shapes)
     pieces = [Piece(FLOATS, 1, (torch.ones(2),))] * 2
     with pytest.raises(PeerError, match=r"the head \[2, 7\], expected \[2, 0\]"):
-        check(FIRST, pack(pieces, 4, coalesce=7), shapes)
-    check(FIRST, pack(pieces, 4), shapes)
+        check_moment(FIRST, pack(pieces, 4, coalesce=7), shapes)
+    check_moment(FIRST, pack(pieces, 4), shapes)

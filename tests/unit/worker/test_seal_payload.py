@@ -16,12 +16,12 @@ from mend_optim.codecs.blockwise import Int8
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import raw
 from mend_optim.codecs.powersgd import PowerSGD
-from mend_optim.codecs.registry import CODECS, Codec, codec, decode, encode
+from mend_optim.codecs.registry import CODECS, Codec, decode_packet, encode_packet, find_codec
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Offer, Seal, Sections
-from mend_optim.worker.seal_payload import RELAYED, WayBack, digest
+from mend_optim.worker.seal_payload import RELAYED, SealPayload, payload_digest
 
 SHAPES = [(48, 40), (100,), (16, 8, 3, 3)]
 LAYOUT = Layout([str(s) for s in SHAPES], [torch.zeros(s) for s in SHAPES], 1)
@@ -36,7 +36,7 @@ def drawn(seed: int, n: int) -> list[Tensor]:
 
 
 def offers(how: Codec, deltas: list[Tensor], idle: bool = False) -> tuple[Offer, ...]:
-    packets = [encode(how, delta, FRAGMENT.shapes)[0] for delta in deltas]
+    packets = [encode_packet(how, delta, FRAGMENT.shapes)[0] for delta in deltas]
     made = [
         Offer(PeerId(f"p{i}", 1), 0, 1, 10, 1, b"g", Key(0, 0, b""), True, {"delta": packet})
         for i, packet in enumerate(packets)
@@ -47,7 +47,7 @@ def offers(how: Codec, deltas: list[Tensor], idle: bool = False) -> tuple[Offer,
 
 def seal_of(members: tuple[Offer, ...], weights: list[float], sections: Sections) -> Seal:
     entries = tuple(offer.entry for offer in members)
-    payload = digest(sections, weights)
+    payload = payload_digest(sections, weights)
     return Seal(
         PeerId("s", 1), 0, b"", Key(1, 1, b""), entries, tuple(weights), (), "", payload, sections
     )
@@ -55,7 +55,7 @@ def seal_of(members: tuple[Offer, ...], weights: list[float], sections: Sections
 
 def sealed(how: Codec, deltas: list[Tensor], weights: list[float], scheme: str = "mean") -> Seal:
     members = offers(how, deltas)
-    sections = WayBack(how, scheme, FRAGMENT, Buffers()).sections(
+    sections = SealPayload(how, scheme, FRAGMENT, Buffers()).sections(
         members, weights, torch.empty(NUMEL)
     )
     return seal_of(members, weights, sections)
@@ -63,7 +63,7 @@ def sealed(how: Codec, deltas: list[Tensor], weights: list[float], scheme: str =
 
 def taken(seal: Seal, how: Codec, scheme: str = "mean", trusted: bool = False) -> Tensor:
     return (
-        WayBack(how, scheme, FRAGMENT, Buffers())
+        SealPayload(how, scheme, FRAGMENT, Buffers())
         .merged(seal, trusted, torch.full((NUMEL,), math.nan))
         .clone()
     )
@@ -75,10 +75,10 @@ def taken(seal: Seal, how: Codec, scheme: str = "mean", trusted: bool = False) -
 def test_what_is_relayed_is_to_the_bit_what_the_sealer_would_have_merged(
     name: str, seed: int, n: int
 ) -> None:
-    how, deltas = codec(name), drawn(seed, n)
+    how, deltas = find_codec(name), drawn(seed, n)
     weights = [(i + 1) / (n * (n + 1) / 2) for i in range(n)]
     seal = sealed(how, deltas, weights)
-    relay = WayBack(how, "mean", FRAGMENT, Buffers())
+    relay = SealPayload(how, "mean", FRAGMENT, Buffers())
     relay.relays = False
     dense = seal_of(
         offers(how, deltas),
@@ -93,7 +93,7 @@ def test_what_is_relayed_is_to_the_bit_what_the_sealer_would_have_merged(
 @pytest.mark.parametrize("own", [None, 1])
 def test_a_seal_that_is_not_completed_with_what_was_merged_is_refused(own: int | None) -> None:
     """Its own packet is not sent to a member."""
-    how, weights = codec("int8"), [0.5, 0.5]
+    how, weights = find_codec("int8"), [0.5, 0.5]
     members, whole = offers(how, drawn(0, 2)), sealed(how, drawn(0, 2), weights)
     sent = whole.without(members[0].peer, members[0].seq)
     assert torch.equal(taken(sent.completed(members[0]), how), taken(whole, how))
@@ -103,7 +103,7 @@ def test_a_seal_that_is_not_completed_with_what_was_merged_is_refused(own: int |
 
 @pytest.mark.parametrize("name", CODECS)
 def test_no_delta_of_a_mean_is_whole_anywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    how, deltas = codec(name), drawn(0, 3)
+    how, deltas = find_codec(name), drawn(0, 3)
     seal, expected = (
         sealed(how, deltas, [0.5, 0.25, 0.25]),
         taken(sealed(how, deltas, [0.5, 0.25, 0.25]), how),
@@ -111,9 +111,11 @@ def test_no_delta_of_a_mean_is_whole_anywhere(name: str, monkeypatch: pytest.Mon
     buffers = Buffers()
     monkeypatch.setattr(buffers, "take", None)
     monkeypatch.setattr(
-        mend_optim.worker.seal_payload, "decode", None if "merged" not in seal.sections else decode
+        mend_optim.worker.seal_payload,
+        "decode_packet",
+        None if "merged" not in seal.sections else decode_packet,
     )
-    found = WayBack(how, "mean", FRAGMENT, buffers).merged(seal, False, torch.empty(NUMEL))
+    found = SealPayload(how, "mean", FRAGMENT, buffers).merged(seal, False, torch.empty(NUMEL))
     assert torch.equal(found, expected)
 
 
@@ -121,8 +123,10 @@ def test_no_delta_of_a_mean_is_whole_anywhere(name: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_the_smallest_is_sent(name: str, n: int) -> None:
     """To the member with the smallest packet, which is not sent back to it."""
-    seal = sealed(codec(name), drawn(1, n), [1 / n] * n)
-    sizes = sorted(offer.sections["delta"].nbytes for offer in offers(codec(name), drawn(1, n)))
+    seal = sealed(find_codec(name), drawn(1, n), [1 / n] * n)
+    sizes = sorted(
+        offer.sections["delta"].nbytes for offer in offers(find_codec(name), drawn(1, n))
+    )
     found = sorted(packet.nbytes for packet in seal.sections.values())
     assert found == (sizes if sum(sizes[1:]) < 4 * NUMEL else [4 * NUMEL])
     assert ("merged" in seal.sections) == (sum(sizes[1:]) >= 4 * NUMEL)
@@ -133,10 +137,10 @@ def test_what_was_not_trained_costs_nothing_on_the_way_back() -> None:
     for delta in deltas:
         delta[100:] = 0
     for scheme in ("mean", "median", "rda"):
-        seal = sealed(codec("none"), deltas, [0.5, 0.5], scheme)
+        seal = sealed(find_codec("none"), deltas, [0.5, 0.5], scheme)
         assert sum(packet.nbytes for packet in seal.sections.values()) < 4 * 100 * 2
-        assert taken(seal, codec("none"), scheme)[:100].any()
-        assert not taken(seal, codec("none"), scheme)[100:].any()
+        assert taken(seal, find_codec("none"), scheme)[:100].any()
+        assert not taken(seal, find_codec("none"), scheme)[100:].any()
 
 
 @pytest.mark.parametrize("scheme", ["rda", "median", "trimmed_mean"])
@@ -148,7 +152,7 @@ def test_only_means_are_relayed(scheme: str) -> None:
 def test_members_at_rest_have_no_packet() -> None:
     how, deltas, weights = PowerSGD(rank=4), drawn(3, 2), [0.0, 0.25, 0.75]
     members = offers(how, deltas, idle=True)
-    sections = WayBack(how, "mean", FRAGMENT, Buffers()).sections(
+    sections = SealPayload(how, "mean", FRAGMENT, Buffers()).sections(
         members, weights, torch.empty(NUMEL)
     )
     seal = seal_of(members, weights, sections)
@@ -168,14 +172,14 @@ def test_encoded_once_more_it_is_as_small_as_one_offer_and_the_sealer_keeps_the_
     """Σ merged decodes + the sealer's residual = Σ means, over seals of which one in three came to
     nothing."""
     way_back, came, meant = (
-        WayBack(how, "mean", FRAGMENT, Buffers()),
+        SealPayload(how, "mean", FRAGMENT, Buffers()),
         torch.zeros(NUMEL),
         torch.zeros(NUMEL),
     )
     assert way_back.feedback is not None
     for round in range(30):
         deltas = drawn(round, 3)
-        members, weights = offers(codec("none"), deltas), [0.5, 0.25, 0.25]
+        members, weights = offers(find_codec("none"), deltas), [0.5, 0.25, 0.25]
         sections = way_back.sections(members, weights, torch.empty(NUMEL))
         assert sections["merged"].nbytes <= offers(how, deltas)[0].sections["delta"].nbytes
         if round % 3:
@@ -200,7 +204,7 @@ def relayed() -> Seal:
 
 def with_digest(seal: Seal) -> Seal:
     """What a broken but consistent sealer would send."""
-    return replace(seal, payload=digest(seal.sections, seal.weights))
+    return replace(seal, payload=payload_digest(seal.sections, seal.weights))
 
 
 BAD = {
@@ -258,9 +262,9 @@ def test_a_seal_of_nothing_is_refused() -> None:
 def test_no_more_packets_are_relayed_than_a_message_has_sections() -> None:
     members = offers(PowerSGD(rank=4), drawn(1, 1)) * (RELAYED + 1)
     large = Layout(["w"], [torch.zeros(2048, 1024)], 1).fragments[0]
-    packet, _ = encode(PowerSGD(rank=1), torch.ones(large.numel), large.shapes)
+    packet, _ = encode_packet(PowerSGD(rank=1), torch.ones(large.numel), large.shapes)
     members = tuple(replace(offer, sections={"delta": packet}) for offer in members)
-    way_back = WayBack(PowerSGD(rank=1), "mean", large, Buffers())
+    way_back = SealPayload(PowerSGD(rank=1), "mean", large, Buffers())
     for n, sections in ((RELAYED, RELAYED), (RELAYED + 1, 1)):
         assert n * packet.nbytes < 4 * large.numel
         assert (

@@ -1,38 +1,207 @@
-"""What the documents name exists."""
+"""The documents are true where that can be checked: what they name exists, what they link to is
+there, what they tell you to run runs."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import json
 import re
+import socket
+import subprocess
+import sys
+import textwrap
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMED = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
-TARGETS = re.compile(r"`make ([a-z-]+)")
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+DOCUMENTS = [README, *sorted(DOCS.glob("*.md"))]
+WIDTH, README_LINES = 100, 150
+
+TEST = re.compile(r"`([\w/]*test_\w+\.py)::(test_\w+)`")  # the path is relative to tests/
+MODULE = re.compile(r"`((?:\w+/)*\w+\.py)`")
+TARGET = re.compile(r"(?:`|^ {4})make ([a-z-]+)", re.MULTILINE)
+BENCH = re.compile(r"python -m bench((?: [a-z]\w*)+)")
+LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROMISE = re.compile(r"^### (.+?)\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^ {4}\.venv/bin/python (examples/\S+) (.*)$", re.MULTILINE)
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
 
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def unfenced(text: str) -> str:
+    """A document without its fenced blocks, in which `#` begins a comment."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
 def functions_of(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(read(path))
     return {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@cache
+def anchors_of(path: Path) -> set[str]:
+    """What a link can jump to in a document: its headings, as GitHub names them."""
+    headings = (re.sub(r"[^\w\- ]", "", h.lower()) for h in HEADING.findall(unfenced(read(path))))
+    return {heading.strip().replace(" ", "-") for heading in headings}
+
+
+def is_too_long(line: str) -> bool:
+    """Whether a line of prose could have been wrapped: targets of links count nothing, and one
+    word by itself, such as the name of a test, cannot be wrapped."""
+    visible = re.sub(r"\]\([^)]*\)|https?://\S+", "", line)
+    return len(visible) > WIDTH and len(visible.split()) > 2
+
+
+@cache
+def make_reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# What is named exists
+
+
+@each_document
 def test_every_test_that_is_named_exists(document: Path) -> None:
-    for file, name in NAMED.findall(document.read_text(encoding="utf-8")):
-        assert name in functions_of(ROOT / "tests" / file), f"{document.name} names {file}::{name}"
+    for file, name in TEST.findall(read(document)):
+        path = ROOT / "tests" / file
+        assert path.is_file(), f"{document.name} names {file}: paths are relative to tests/"
+        assert name in functions_of(path), f"{document.name} names {file}::{name}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@each_document
+def test_every_file_that_is_named_exists(document: Path) -> None:
+    for file in MODULE.findall(read(document)):
+        places = (ROOT, ROOT / "mend_optim")
+        assert any((place / file).is_file() for place in places), f"{document.name} names {file}"
+
+
+@each_document
 def test_every_target_that_is_named_exists(document: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    assert set(TARGETS.findall(document.read_text(encoding="utf-8"))) <= targets
+    targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
+    assert set(TARGET.findall(read(document))) <= targets
+
+
+@each_document
+def test_every_bench_that_is_named_exists(document: Path) -> None:
+    source = read(ROOT / "bench" / "__main__.py")
+    benches = set(re.findall(r'^    "(\w+)": \w+\.run,$', source, re.MULTILINE))
+    named = {name for names in BENCH.findall(read(document)) for name in names.split()}
+    assert benches
+    assert named <= benches
+
+
+@each_document
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for link in LINK.findall(unfenced(read(document))):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = document.parent / file if file else document
+        assert target.exists(), f"{document.name} links to {link}"
+        assert not anchor or anchor in anchors_of(target), f"{document.name} links to {link}"
+
+
+# They have the form that they should have
+
+
+@each_document
+def test_prose_is_wrapped(document: Path) -> None:
+    lines = enumerate(read(document).splitlines(), 1)
+    fences, prose = 0, []
+    for number, line in lines:
+        fences += line.startswith("```")
+        if fences % 2 == 0 and not line.startswith(("|", "    ")):
+            prose.append((number, line))
+    assert [number for number, line in prose if is_too_long(line)] == []
+
+
+@each_document
+def test_python_in_a_document_is_python(document: Path) -> None:
+    if document.name == make_reference().PAGE.name:
+        return  # signatures
+    for code in PYTHON.findall(read(document)):
+        ast.parse(textwrap.dedent(code))
+
+
+def test_the_readme_is_short() -> None:
+    assert len(read(README).splitlines()) <= README_LINES
 
 
 def test_every_promise_is_held_by_a_test() -> None:
-    text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| **")]
-    assert len(rows) >= 14
-    assert all(NAMED.search(row) for row in rows)
+    promises = PROMISE.findall(read(DOCS / "guarantees.md"))
+    assert len(promises) >= 19
+    for heading, body in promises:
+        for entry in ("- *Rests on:* ", "- *Breaks it:*", "- *Test:*"):
+            assert body.count(entry) == 1, f"{heading}: {entry}"
+        assert TEST.search(body.partition("- *Test:*")[2]), heading
+
+
+def test_the_readme_links_to_every_promise() -> None:
+    headings = [heading for heading, _ in PROMISE.findall(read(DOCS / "guarantees.md"))]
+    links = [link for link in LINK.findall(read(README)) if "guarantees.md#" in link]
+    assert [link.partition("#")[2] for link in links] == [
+        heading.lower().replace(" ", "-") for heading in headings
+    ]
+
+
+def test_the_readme_links_to_every_page() -> None:
+    linked = {link.partition("#")[0] for link in LINK.findall(read(README))}
+    assert {f"docs/{path.name}" for path in DOCS.glob("*.md")} <= linked
+
+
+def test_the_reference_is_current() -> None:
+    assert read(make_reference().PAGE) == make_reference().render(), (
+        "run python docs/make_reference.py"
+    )
+
+
+# What the README tells you to run, runs
+
+
+def test_the_readme_installs_as_every_change_is_checked() -> None:
+    checked = read(ROOT / ".ci" / "run")
+    commands = re.findall(r"^ {4}((?:make|pip) [^#\n]*)", read(README), re.MULTILINE)
+    assert commands
+    for command in map(str.strip, commands):
+        pattern = re.escape(command).replace(r"install\ ", r"install .*")
+        assert re.search(rf"{pattern}(\s|$)", checked), f".ci/run does not run {command}"
+
+
+def test_the_learners_of_the_readme_train_one_model() -> None:
+    commands = EXAMPLE.findall(read(README))
+    assert len(commands) == 2
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    learners = []
+    try:
+        for script, arguments in commands:
+            told = arguments.replace("51900", port).split()
+            told += ["--steps", "100000", "--batch", "2", "--sync-every", "8", "--progress", "json"]
+            command = [sys.executable, str(ROOT / script), *told]
+            learners.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        for learner in learners:  # each speaks every second, until a round has merged both
+            assert learner.stdout is not None
+            said = map(json.loads, learner.stdout)
+            assert any(line.get("members") == ["a", "b"] for line in said)
+    finally:
+        for learner in learners:
+            learner.kill()
+            learner.communicate()

@@ -353,7 +353,13 @@ class MendOptimizer(Optimizer):
         if learner is None:
             step, tokens, here = self._step, self._tokens, self._step + head_start
             return Status(
-                self.name, "", step, tokens, position=here, cluster_step=here, cluster_tokens=tokens
+                name=self.name,
+                address="",
+                step=step,
+                tokens=tokens,
+                position=here,
+                cluster_step=here,
+                cluster_tokens=tokens,
             )
         sent, received = learner.transport.bytes_sent, learner.transport.bytes_received
         with learner.mutex:

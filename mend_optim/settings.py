@@ -26,7 +26,7 @@ from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.errors import require
 from mend_optim.membership.failslow import FailSlow
-from mend_optim.model.known_moments import decays, known_moments, is_unknown_optimizer
+from mend_optim.model.known_moments import decays, is_unknown_optimizer, known_moments
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
@@ -40,7 +40,7 @@ from mend_optim.worker.outer import Nesterov
 MOMENTS = 4  # of any optimizer that we know, at most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """Where a learner is on the network, and whom it tells what happens there."""
 
@@ -51,7 +51,7 @@ class Endpoint:
     on_event: Callable[[Event], None] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """One learner's settings. `place` is None for one without peers."""
 
@@ -110,7 +110,9 @@ class Settings:
         me = PeerId(self.name, time.time_ns())
         return Learner(
             lambda now: Engine(me, "", place.peers, self.policies, now),
-            lambda address: Hello(me, address, layout().fingerprint(), self.policy()),
+            lambda address: Hello(
+                peer=me, address=address, model=layout().fingerprint(), policy=self.policy()
+            ),
             lambda handler: Transport(
                 handler,
                 listen=place.listen,
@@ -198,7 +200,15 @@ def read_settings(
             "1 without listen or peers",
             "nobody else can ever take part",
         )
-    return Settings(_learner_name(name), policies, outer, encoded, merge, tokens_per_step, place)
+    return Settings(
+        name=_learner_name(name),
+        policies=policies,
+        outer=outer,
+        codec=encoded,
+        merge=merge,
+        tokens_per_step=tokens_per_step,
+        place=place,
+    )
 
 
 def _takes_one(function: object) -> bool:
@@ -247,7 +257,13 @@ def _place(
         parse_dialable("peers", address)
     if listen is None and not named:
         return None
-    return Endpoint(listen, advertise, tuple(named), Path(ledger) if ledger else None, on_event)
+    return Endpoint(
+        listen=listen,
+        advertise=advertise,
+        peers=tuple(named),
+        ledger=Path(ledger) if ledger else None,
+        on_event=on_event,
+    )
 
 
 # of learners in one process that nobody named

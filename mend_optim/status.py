@@ -11,7 +11,7 @@ from mend_optim.membership.failslow import Verdict
 from mend_optim.protocol.lineage import PeerId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentStatus:
     """One fragment's anchor: `tokens` merged into it by all learners, `version`, `digest` (hex);
     and this learner's tokens not in it yet."""
@@ -23,7 +23,7 @@ class FragmentStatus:
     unmerged_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
     """A peer on the roster; `state` is "alive" or "suspected"; `step` and `tokens` as of its last
     beat; `slow`: how many times slower than it was, where rounds do not wait for it any more, else
@@ -38,7 +38,7 @@ class PeerStatus:
     slow: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """A learner at one moment. `rounds` are its last adopted anchors, newest last; bytes count
     since the start, in both directions; `seconds_in_mend` is the time the training thread has spent
@@ -76,7 +76,11 @@ class Status:
 def fragment_statuses(state: EngineState) -> tuple[FragmentStatus, ...]:
     return tuple(
         FragmentStatus(
-            f.fragment, *f.lineage.key[:2], f.lineage.digest.hex(), f.unmerged(state.totals).tokens
+            index=f.fragment,
+            tokens=f.lineage.tokens,
+            version=f.lineage.version,
+            digest=f.lineage.digest.hex(),
+            unmerged_tokens=f.unmerged(state.totals).tokens,
         )
         for f in state.fragments
     )
@@ -85,12 +89,13 @@ def fragment_statuses(state: EngineState) -> tuple[FragmentStatus, ...]:
 def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tuple[PeerStatus, ...]:
     return tuple(
         PeerStatus(
-            *peer.id,
-            "suspected" if peer.suspected else "alive",
-            peer.address,
-            peer.beat.step if peer.beat else 0,
-            peer.beat.tokens if peer.beat else 0,
-            failing[peer.id].ratio if peer.id in failing else 0.0,
+            name=peer.id.name,
+            incarnation=peer.id.incarnation,
+            state="suspected" if peer.suspected else "alive",
+            address=peer.address,
+            step=peer.beat.step if peer.beat else 0,
+            tokens=peer.beat.tokens if peer.beat else 0,
+            slow=failing[peer.id].ratio if peer.id in failing else 0.0,
         )
         for peer in sorted(state.roster.peers.values(), key=lambda peer: peer.id)
     )
@@ -109,22 +114,22 @@ def learner_status(
     """Of a learner with peers, some of which may be `failing`; `sent` and `received` in bytes."""
     fragments = fragment_statuses(state)
     return Status(
-        state.me.name,
-        state.roster.address,
-        step,
-        tokens,
-        max((f.unmerged_tokens for f in fragments), default=0),
-        max((f.dropped_tokens for f in state.fragments), default=0),
-        max((f.superseded_tokens for f in state.fragments), default=0),
-        state.joined,
-        state.adopted_rounds,
-        fragments,
-        peer_statuses(state, failing),
-        tuple(state.records),
-        sent,
-        received,
-        seconds_in_mend,
-        position,
-        max(state.cluster_step(), position),
-        state.cluster_tokens(),
+        name=state.me.name,
+        address=state.roster.address,
+        step=step,
+        tokens=tokens,
+        unmerged_tokens=max((f.unmerged_tokens for f in fragments), default=0),
+        dropped_tokens=max((f.dropped_tokens for f in state.fragments), default=0),
+        superseded_tokens=max((f.superseded_tokens for f in state.fragments), default=0),
+        joined=state.joined,
+        rounds_adopted=state.adopted_rounds,
+        fragments=fragments,
+        roster=peer_statuses(state, failing),
+        rounds=tuple(state.records),
+        bytes_sent=sent,
+        bytes_received=received,
+        seconds_in_mend=seconds_in_mend,
+        position=position,
+        cluster_step=max(state.cluster_step(), position),
+        cluster_tokens=state.cluster_tokens(),
     )

@@ -122,7 +122,17 @@ def sealed(codec: Codec, deltas: Sequence[Tensor]) -> Seal:
     n = len(deltas)
     packets = [encode_packet(codec, values, SHAPES)[0] for values in deltas]
     offers = [
-        Offer(PeerId(str(i), 1), 0, 1, 1, 1, b"", Key(0, 0, b""), True, {"delta": packet})
+        Offer(
+            peer=PeerId(str(i), 1),
+            fragment=0,
+            seq=1,
+            tokens=1,
+            steps=1,
+            genesis=b"",
+            key=Key(0, 0, b""),
+            due=True,
+            sections={"delta": packet},
+        )
         for i, packet in enumerate(packets)
     ]
     weights = (1 / n,) * n
@@ -131,7 +141,18 @@ def sealed(codec: Codec, deltas: Sequence[Tensor]) -> Seal:
     )
     members = tuple(offer.entry for offer in offers)
     payload = payload_digest(sections, weights)
-    return Seal(offers[0].peer, 0, b"", Key(1, 1, b""), members, weights, (), "", payload, sections)
+    return Seal(
+        sealer=offers[0].peer,
+        fragment=0,
+        base=b"",
+        key=Key(1, 1, b""),
+        members=members,
+        weights=weights,
+        absent=(),
+        reason="",
+        payload=payload,
+        sections=sections,
+    )
 
 
 # ── seconds ───────────────────────────────────────────────────────────────────────────────────────

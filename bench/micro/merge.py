@@ -47,10 +47,20 @@ def _job(deltas: list[Tensor]) -> Callable[[], object]:
     )
     base = Lineage.fresh(anchors.genesis())
     offers = tuple(
-        Offer(PeerId(str(i), 1), 0, 1, 1, 1, base.genesis, base.key, True, {"delta": raw(delta)})
+        Offer(
+            peer=PeerId(str(i), 1),
+            fragment=0,
+            seq=1,
+            tokens=1,
+            steps=1,
+            genesis=base.genesis,
+            key=base.key,
+            due=True,
+            sections={"delta": raw(delta)},
+        )
         for i, delta in enumerate(deltas)
     )
-    job = Merge(0, base, offers, WEIGHTS)
+    job = Merge(fragment=0, base=base, offers=offers, weights=WEIGHTS)
     return lambda: anchors.perform(job)
 
 

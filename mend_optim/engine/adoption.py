@@ -127,7 +127,15 @@ class Adoption:
             self.state.fragments[s.fragment].source_moved_on(s.lineage) for s in states
         )
         due = self._due_in(states[0]) if merged_own_offer else ()
-        self.state.work(Install(states, merged_own_offer, replace, forget, due))
+        self.state.work(
+            Install(
+                states=states,
+                merged_own_offer=merged_own_offer,
+                replace=replace,
+                forget=forget,
+                due=due,
+            )
+        )
 
     def _due_in(self, state: State) -> tuple[str, ...]:
         """The moments that the round averaged which merged our pending offer. Of an anchor farther
@@ -161,7 +169,15 @@ class Adoption:
             ours, former = seal.sealer == self.state.me, seal.sealer.name == self.state.me.name
             forget = not ours and not merged_own_offer and fragment.source_moved_on(lineage)
             self.state.work(
-                Advance(seal, lineage, merged_own_offer, replace, ours, forget, former and not ours)
+                Advance(
+                    seal=seal,
+                    lineage=lineage,
+                    merged_own_offer=merged_own_offer,
+                    replace=replace,
+                    sealed_here=ours,
+                    forget=forget,
+                    sealed_by_predecessor=former and not ours,
+                )
             )
 
     def _waits_exactly(self, fragment: Progress) -> bool:

@@ -77,7 +77,11 @@ class Boundaries:
         """The copy of fragment `p` that was reserved is ready to become an offer."""
         pending = self.state.fragments[p].pending
         assert pending is not None
-        self.state.work(Prepare(p, pending.seq, tensor, moments, pending.flush))
+        self.state.work(
+            Prepare(
+                fragment=p, seq=pending.seq, tensor=tensor, moments=moments, flush=pending.flush
+            )
+        )
 
     def reserve_all(self) -> None:
         """The training thread begins to copy all fragments, to found anchors."""

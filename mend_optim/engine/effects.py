@@ -14,7 +14,7 @@ Snapshot = Any
 """Memory of the training thread, for the worker: the engine hands it on and never looks inside."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`, with the moments that
     were read beside it. `tensor` is handed over by the training thread. `flush`: see
@@ -55,7 +55,7 @@ class Inspect:
     offer: Offer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
     """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta, the mean of
     the `moments` that are due, and the digest of it all. `flush`: nobody brings more than what
@@ -69,7 +69,7 @@ class Merge:
     flush: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
     """Take the outer step of `seal`; `merged_own_offer` says whether this learner's pending offer
     is in it; `replace`, that the weights become the anchor, but for what stays in them: nothing was
@@ -86,7 +86,7 @@ class Advance:
     sealed_by_predecessor: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Install:
     """Take whole anchors. `replace`: the weights become the anchor and all local progress is
     dropped. `forget`: what our encodings have lost is in there, or given up, too: it came with a

@@ -27,7 +27,7 @@ from mend_optim.engine.effects import (
     Reoffer,
     Send,
 )
-from mend_optim.engine.joining import Resumed, Joining
+from mend_optim.engine.joining import Joining, Resumed
 from mend_optim.engine.ledger import Event, describe, sealed_record, whole_anchor_record
 from mend_optim.engine.offers import Offers
 from mend_optim.engine.policies import Policies
@@ -278,7 +278,13 @@ class Engine:
         for want in [w for w in self.state.deferred if w.fragment == job.fragment]:
             self.state.deferred.remove(want)
             if want.have != job.lineage.digest:
-                state = State(self.state.me, job.fragment, job.lineage, done.digest, done.sections)
+                state = State(
+                    peer=self.state.me,
+                    fragment=job.fragment,
+                    lineage=job.lineage,
+                    content=done.digest,
+                    sections=done.sections,
+                )
                 self.state.emit(Send(want.peer, state, PULL))
 
     def _settled(self, now: float, p: int) -> None:
@@ -478,20 +484,20 @@ class Engine:
             for f, group in zip(state.fragments, state.groups, strict=True)
         )
         return Beat(
-            state.me,
-            state.roster.address,
-            self._beats,
-            state.totals.step,
-            state.totals.tokens,
-            state.step_s,
-            state.joined,
-            state.genesis,
-            reports,
-            state.roster.rumors(),
-            ping,
-            pong,
-            state.position,
-            self.stragglers.levels(),
+            peer=state.me,
+            address=state.roster.address,
+            count=self._beats,
+            step=state.totals.step,
+            tokens=state.totals.tokens,
+            seconds_per_step=state.step_s,
+            training=state.joined,
+            genesis=state.genesis,
+            reports=reports,
+            roster=state.roster.rumors(),
+            ping=ping,
+            pong=pong,
+            position=state.position,
+            paces=self.stragglers.levels(),
         )
 
     def _poll_all(self, now: float) -> None:

@@ -83,7 +83,10 @@ class Joining:
                 genesis = fragment.lineage.genesis
                 if resumed.intact:
                     fragment.lineage = Lineage(
-                        totals.tokens, int(totals.tokens > 0), genesis, genesis
+                        tokens=totals.tokens,
+                        version=int(totals.tokens > 0),
+                        digest=genesis,
+                        genesis=genesis,
                     )
                 else:  # weights that nobody trained: first weights
                     fragment.dropped_tokens = totals.tokens

@@ -11,7 +11,7 @@ from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Offer, Seal, nbytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:
     """One member of a round: how much work its offer carried, and its weight in the merge."""
 
@@ -23,7 +23,7 @@ class MemberRecord:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
     """One adopted anchor. `reason`: "all_present", "slow_left_out", "grace_expired", or how else it
     came: "pulled", "founded", "restored".
@@ -86,20 +86,27 @@ def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRe
     own = offer.sections.get("delta") if offer else None
     back = sum(packet.nbytes for packet in seal.sections.values() if packet is not own)
     members = tuple(
-        MemberRecord(m.peer.name, m.peer.incarnation, m.seq, m.tokens, m.steps, weight)
+        MemberRecord(
+            name=m.peer.name,
+            incarnation=m.peer.incarnation,
+            seq=m.seq,
+            tokens=m.tokens,
+            steps=m.steps,
+            weight=weight,
+        )
         for m, weight in zip(seal.members, seal.weights, strict=True)
     )
     tokens, version, digest = seal.key
     return RoundRecord(
-        seal.fragment,
-        version,
-        tokens,
-        digest.hex(),
-        seal.reason,
-        seal.sealer.name,
-        members,
-        seal.absent,
-        mine,
+        fragment=seal.fragment,
+        version=version,
+        tokens=tokens,
+        digest=digest.hex(),
+        reason=seal.reason,
+        sealer=seal.sealer.name,
+        members=members,
+        absent=seal.absent,
+        mine=mine,
         offer_bytes=nbytes(offer.sections) if offer else 0,
         merged_bytes=back,
     )
@@ -117,11 +124,11 @@ def whole_anchor_record(
     and the new one has not."""
     lost = {peer.name for peer, seq in old.merged.items() if new.last_merged(peer) < seq}
     return RoundRecord(
-        fragment,
-        new.version,
-        new.tokens,
-        new.digest.hex(),
-        reason,
+        fragment=fragment,
+        version=new.version,
+        tokens=new.tokens,
+        digest=new.digest.hex(),
+        reason=reason,
         mine=mine,
         superseded=tuple(sorted(lost)),
         dropped_tokens=dropped_tokens,

@@ -96,7 +96,17 @@ class Offers:
                 fragment.lineage.key,
                 fragment.weight if self.state.policies.residual_in_weights else (0, 0),
             )
-            empty = Offer(self.state.me, p, 0, 0, 0, self.state.genesis, key, False, again=again)
+            empty = Offer(
+                peer=self.state.me,
+                fragment=p,
+                seq=0,
+                tokens=0,
+                steps=0,
+                genesis=self.state.genesis,
+                key=key,
+                due=False,
+                again=again,
+            )
             self.state.emit(Send(requested_by, empty))
         elif not self.state.policies.schedule.lockstep:
             fragment.offer_requested, fragment.requested_by = True, requested_by

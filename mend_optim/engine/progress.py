@@ -29,7 +29,7 @@ class Motion(Enum):
     MOVING = "moving"  # the worker takes an outer step or installs an anchor
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Pending:
     """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was
     sent. `follows`: see `Offer`; `earlier`: (seq, follows) of the same work on anchors of other
@@ -68,7 +68,7 @@ class Totals:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """What a checkpoint keeps of a fragment's progress. `claim` is whose work it is that no offer
     holds yet."""
@@ -134,17 +134,17 @@ class Progress:
                 earlier=(),
             )
         return Standing(
-            self.lineage,
-            claim,
-            self.cycle_start,
-            self.settled,
-            self.dropped_tokens,
-            kept,
-            self.correction_pending,
-            self.adopt_at,
-            dict(self.averaged),
-            self.last,
-            has_unsent_residual,
+            lineage=self.lineage,
+            claim=claim,
+            cycle_start=self.cycle_start,
+            settled=self.settled,
+            dropped_tokens=self.dropped_tokens,
+            pending=kept,
+            correction_pending=self.correction_pending,
+            adopt_at=self.adopt_at,
+            averaged=dict(self.averaged),
+            last=self.last,
+            has_unsent_residual=has_unsent_residual,
         )
 
     @classmethod
@@ -197,12 +197,12 @@ class Progress:
         self.has_unsent_residual = self.has_unsent_residual and not flush
         follows = self.lineage.last_merged(claim.author)
         self.pending = Pending(
-            claim,
-            seq,
-            totals.step,
-            work.tokens,
-            work.step,
-            due,
+            claim=claim,
+            seq=seq,
+            step=totals.step,
+            tokens=work.tokens,
+            steps=work.step,
+            due=due,
             flush=flush,
             follows=follows,
             again=self.weight if rest else (0, 0),
@@ -216,18 +216,18 @@ class Progress:
         inherited = pending.claim if pending.claim.author != self.me else None
         steps = pending.steps or max(1, pending.again[1])
         pending.offer = Offer(
-            self.me,
-            self.fragment,
-            pending.seq,
-            pending.tokens,
-            steps,
-            genesis,
-            self.lineage.key,
-            pending.due,
-            sections,
-            inherited,
-            pending.follows,
-            pending.again,
+            peer=self.me,
+            fragment=self.fragment,
+            seq=pending.seq,
+            tokens=pending.tokens,
+            steps=steps,
+            genesis=genesis,
+            key=self.lineage.key,
+            due=pending.due,
+            sections=sections,
+            inherited=inherited,
+            follows=pending.follows,
+            again=pending.again,
         )
 
     @property

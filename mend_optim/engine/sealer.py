@@ -147,7 +147,16 @@ class Sealer:
             moments = policies.due(fragment.lineage.version + 1)
             # at rest there may be no later round to take along what this loses
             flush = alone or self.state.flush
-            self.state.work(Merge(p, fragment.lineage, offers, shares, moments, flush))
+            self.state.work(
+                Merge(
+                    fragment=p,
+                    base=fragment.lineage,
+                    offers=offers,
+                    weights=shares,
+                    moments=moments,
+                    flush=flush,
+                )
+            )
         elif decision.wake_at is not None:
             self.state.wake_at = min(self.state.wake_at, decision.wake_at)
 
@@ -206,16 +215,16 @@ class Sealer:
         members = tuple(offer.entry for offer in job.offers)
         lineage = job.base.seal(members, done.digest)
         seal = Seal(
-            self.state.me,
-            p,
-            job.base.digest,
-            lineage.key,
-            members,
-            job.weights,
-            round.absent,
-            round.reason,
-            done.digest,
-            done.sections,
+            sealer=self.state.me,
+            fragment=p,
+            base=job.base.digest,
+            key=lineage.key,
+            members=members,
+            weights=job.weights,
+            absent=round.absent,
+            reason=round.reason,
+            payload=done.digest,
+            sections=done.sections,
         )
         audience = sorted(peer for peer in round.inbox if peer != self.state.me)
         round.sealed(now)

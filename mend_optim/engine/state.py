@@ -53,7 +53,10 @@ class EngineState:
     def extend(self, digest: bytes, at: Totals, groups: tuple[bytes, ...]) -> None:
         """One more fragment, of what is trained since `at`; the digest decides whose first weights
         all begin with."""
-        p, lineage = len(self.fragments), Lineage(0, 0, digest, self.genesis)
+        p, lineage = (
+            len(self.fragments),
+            Lineage(tokens=0, version=0, digest=digest, genesis=self.genesis),
+        )
         progress = Progress(self.me, p, lineage, cycle_start=at.step)
         progress.settled = Totals(at.step, at.tokens)
         self.fragments.append(progress)

@@ -161,7 +161,7 @@ class Pace:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A failing learner: since when, why ("compute" or "link"), how many times slower than before
     (and than the others than before), the seconds of its work lost since, ∫ (1 − 1/ratio) dt, and
@@ -265,7 +265,7 @@ class Watch:
             if not self._stays(key, stream):
                 return None
             del self._suspects[key]
-            self._verdicts[key] = Verdict(*key, now, slower.ratio)
+            self._verdicts[key] = Verdict(peer=key[0], cause=key[1], since=now, ratio=slower.ratio)
             return "slow", self._verdicts[key]
         if not slower or slower.ratio < self.policy.recover:
             return "recovered", self._verdicts.pop(key)

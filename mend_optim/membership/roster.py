@@ -28,7 +28,7 @@ GRAVES, GOODBYES = 1024, 64
 LEFT = 2**62  # the beat count of a peer that said goodbye: no news can be newer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Peer:
     """A learner as seen over the network. `knows`: our beat count, as it last told us; `fresh`:
     there were no steps behind it when it was first heard, nor behind its checkpoint."""
@@ -141,7 +141,14 @@ class Roster:
         return known
 
     def _add(self, now: float, id: PeerId, address: str, count: int) -> Peer:
-        self.peers[id.name] = Peer(id, address, count, now, now, self._broadcasts[-1])
+        self.peers[id.name] = Peer(
+            id=id,
+            address=address,
+            count=count,
+            met_at=now,
+            heard_at=now,
+            knows=self._broadcasts[-1],
+        )
         return self.peers[id.name]
 
     def touch(self, now: float, id: PeerId) -> None:

@@ -11,7 +11,7 @@ from mend_optim.protocol.lineage import PeerId
 PROTOCOL = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """What two learners must agree on before they exchange anything else; also the answer to it.
 

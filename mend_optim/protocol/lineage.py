@@ -64,7 +64,7 @@ def content_digest(*parts: bytes | memoryview) -> bytes:
     return state.digest()[:DIGEST_BYTES]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
     """The identity of one fragment's anchor. Immutable; `seal` and `found` return its
     successors."""
@@ -81,7 +81,7 @@ class Lineage:
     @classmethod
     def fresh(cls, genesis: bytes) -> Lineage:
         """The lineage of first weights: no tokens, so it can never overwrite a trained one."""
-        return cls(0, 0, genesis, genesis)
+        return cls(tokens=0, version=0, digest=genesis, genesis=genesis)
 
     @property
     def key(self) -> Key:
@@ -105,11 +105,11 @@ class Lineage:
         members = sorted(members)
         chain = [self.digest, payload, *(repr(tuple(entry)).encode() for entry in members)]
         return Lineage(
-            self.tokens + sum(entry.tokens for entry in members),
-            self.version + 1,
-            content_digest(*chain),
-            self.genesis,
-            {
+            tokens=self.tokens + sum(entry.tokens for entry in members),
+            version=self.version + 1,
+            digest=content_digest(*chain),
+            genesis=self.genesis,
+            merged={
                 **self.merged,
                 **{entry.peer: max(entry.seq, self.last_merged(entry.peer)) for entry in members},
             },
@@ -125,7 +125,11 @@ class Lineage:
         digest = content_digest(self.genesis, model)
         later = {peer: max(seq, self.last_merged(peer)) for peer, seq in merged.items()}
         return Lineage(
-            self.tokens + tokens, self.version + 1, digest, self.genesis, {**self.merged, **later}
+            tokens=self.tokens + tokens,
+            version=self.version + 1,
+            digest=digest,
+            genesis=self.genesis,
+            merged={**self.merged, **later},
         )
 
 

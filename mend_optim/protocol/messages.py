@@ -37,7 +37,7 @@ class Report:
     group: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
     """A sign of life, with everything that is small: roster, lineages, counters.
 
@@ -79,7 +79,7 @@ class Call:
     fragment: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A learner's progress Δ on one fragment. Resent, it is the same offer: same `seq`, same bytes.
 
@@ -130,7 +130,7 @@ class Offer:
         return self.claim.author == self.peer, self.seq
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
     """The sealer's decision: exactly which offers, which weights, why; and the merged bytes.
 
@@ -184,7 +184,7 @@ class Want:
     have: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """A whole anchor: sections "anchor" and, with outer momentum, "velocity". `content` is the
     digest of their bytes."""

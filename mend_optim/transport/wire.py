@@ -163,12 +163,12 @@ def decode_hello(data: bytes) -> Hello:
     """Raises `PeerError`."""
     hello = _parse(pb.Hello, data)
     return Hello(
-        _to_id(hello.peer),
-        _name("address", hello.address, empty=True),
-        _to_fields(hello.model),
-        _to_fields(hello.policy),
-        hello.protocol,
-        hello.refusal,
+        peer=_to_id(hello.peer),
+        address=_name("address", hello.address, empty=True),
+        model=_to_fields(hello.model),
+        policy=_to_fields(hello.policy),
+        protocol=hello.protocol,
+        refusal=hello.refusal,
     )
 
 
@@ -243,20 +243,20 @@ def _beat(beat: Beat) -> pb.Beat:
 
 def _to_beat(beat: pb.Beat) -> Beat:
     return Beat(
-        _to_id(beat.peer),
-        _name("address", beat.address, empty=True),
-        beat.count,
-        beat.step,
-        beat.tokens,
-        _number("seconds per step", beat.seconds_per_step),
-        beat.training,
-        _digest("genesis", beat.genesis),
-        tuple(map(_to_report, _list("reports", beat.reports))),
-        tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)),
-        beat.ping,
-        beat.pong,
-        beat.position,
-        tuple(map(_to_pace, _list("paces", beat.paces, PACE_LIMIT))),
+        peer=_to_id(beat.peer),
+        address=_name("address", beat.address, empty=True),
+        count=beat.count,
+        step=beat.step,
+        tokens=beat.tokens,
+        seconds_per_step=_number("seconds per step", beat.seconds_per_step),
+        training=beat.training,
+        genesis=_digest("genesis", beat.genesis),
+        reports=tuple(map(_to_report, _list("reports", beat.reports))),
+        roster=tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)),
+        ping=beat.ping,
+        pong=beat.pong,
+        position=beat.position,
+        paces=tuple(map(_to_pace, _list("paces", beat.paces, PACE_LIMIT))),
     )
 
 
@@ -361,18 +361,18 @@ def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
         "an offer that claims what comes after it",
     )
     return Offer(
-        _to_id(offer.peer),
-        offer.fragment,
-        offer.seq,
-        offer.tokens,
-        offer.steps,
-        _digest("genesis", offer.genesis),
-        _to_key(offer),
-        offer.due,
-        sections,
-        inherited,
-        offer.follows,
-        (offer.again_tokens, offer.again_steps),
+        peer=_to_id(offer.peer),
+        fragment=offer.fragment,
+        seq=offer.seq,
+        tokens=offer.tokens,
+        steps=offer.steps,
+        genesis=_digest("genesis", offer.genesis),
+        key=_to_key(offer),
+        due=offer.due,
+        sections=sections,
+        inherited=inherited,
+        follows=offer.follows,
+        again=(offer.again_tokens, offer.again_steps),
     )
 
 
@@ -402,16 +402,16 @@ def _seal(seal: Seal) -> pb.Seal:
 def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
     members = _list("members", seal.members)
     return Seal(
-        _to_id(seal.sealer),
-        seal.fragment,
-        _digest("digest", seal.base),
-        _to_key(seal),
-        tuple(Entry(_to_id(m.peer), m.seq, m.tokens, m.steps) for m in members),
-        tuple(_number("weight", m.weight) for m in members),
-        tuple(_name("peer name", name) for name in _list("absent peers", seal.absent)),
-        _name("reason", seal.reason, empty=True),
-        _digest("digest", seal.payload),
-        sections,
+        sealer=_to_id(seal.sealer),
+        fragment=seal.fragment,
+        base=_digest("digest", seal.base),
+        key=_to_key(seal),
+        members=tuple(Entry(_to_id(m.peer), m.seq, m.tokens, m.steps) for m in members),
+        weights=tuple(_number("weight", m.weight) for m in members),
+        absent=tuple(_name("peer name", name) for name in _list("absent peers", seal.absent)),
+        reason=_name("reason", seal.reason, empty=True),
+        payload=_digest("digest", seal.payload),
+        sections=sections,
     )
 
 
@@ -428,10 +428,18 @@ def _to_state(state: pb.State, sections: Sections) -> State:
     merged = _to_merged("merged peers", state.lineage.merged)
     _check(len(dict(merged)) == len(merged), "a peer is merged twice in one lineage")
     lineage = Lineage(
-        key.tokens, key.version, key.digest, _digest("genesis", state.lineage.genesis), dict(merged)
+        tokens=key.tokens,
+        version=key.version,
+        digest=key.digest,
+        genesis=_digest("genesis", state.lineage.genesis),
+        merged=dict(merged),
     )
     return State(
-        _to_id(state.peer), state.fragment, lineage, _digest("content", state.content), sections
+        peer=_to_id(state.peer),
+        fragment=state.fragment,
+        lineage=lineage,
+        content=_digest("content", state.content),
+        sections=sections,
     )
 
 

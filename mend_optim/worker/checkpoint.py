@@ -59,7 +59,7 @@ class Kept:
     replace: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A learner between two steps. `history`: the incarnations it has gone through, oldest
     first."""
@@ -126,10 +126,19 @@ def with_group(saved: Checkpoint, anchor: Tensor, sketch: str) -> Checkpoint:
     """The same with one more fragment, of a group that was added since; `anchor`: its parameters as
     they are."""
     first = saved.fragments[0].standing
-    lineage = Lineage(0, 0, content_digest(as_bytes(anchor)), first.lineage.genesis)
+    lineage = Lineage(
+        tokens=0, version=0, digest=content_digest(as_bytes(anchor)), genesis=first.lineage.genesis
+    )
     claim = Claim(first.claim.author, 0)
     standing = Standing(
-        lineage, claim, saved.step, saved.totals, 0, None, correction_pending=False, adopt_at=None
+        lineage=lineage,
+        claim=claim,
+        cycle_start=saved.step,
+        settled=saved.totals,
+        dropped_tokens=0,
+        pending=None,
+        correction_pending=False,
+        adopt_at=None,
     )
     fragments = (*saved.fragments, Kept(standing, {"anchor": anchor}))
     return replace(saved, weights=f"{saved.weights} {sketch}", fragments=fragments)
@@ -321,12 +330,12 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
         for p, entry in enumerate(entries)
     ]
     checkpoint = Checkpoint(
-        totals.step,
-        totals.tokens,
-        read.count("head_start"),
-        read.take("weights", str),
-        tuple(map(str, read.take("history", list))),
-        tuple(kept),
+        step=totals.step,
+        tokens=totals.tokens,
+        head_start=read.count("head_start"),
+        weights=read.take("weights", str),
+        history=tuple(map(str, read.take("history", list))),
+        fragments=tuple(kept),
     )
     _check_content(read, cast(Mapping[str, Any], state))
     return checkpoint
@@ -354,8 +363,13 @@ def _numel(name: str, fragment: Fragment) -> int | None:
 def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     origin = read.inside("lineage")
     merged = dict(origin.peer("merged", entry) for entry in origin.take("merged", list))
-    counts = origin.count("tokens"), origin.count("version")
-    lineage = Lineage(*counts, origin.digest("digest"), origin.digest("genesis"), merged)
+    lineage = Lineage(
+        tokens=origin.count("tokens"),
+        version=origin.count("version"),
+        digest=origin.digest("digest"),
+        genesis=origin.digest("genesis"),
+        merged=merged,
+    )
     pending = read.take("pending", dict, optional=True)
     last = Totals(*_counts(read, "last", totals)) if "last" in read else Totals()
     settled = _counts(read, "banked", totals)
@@ -375,17 +389,19 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
             f"state_dict lacks the tensor {min(needed - set(tensors))!r}: it is damaged; {REMEDY}"
         )
     standing = Standing(
-        lineage,
-        Claim(*read.numbered("claim")),
-        read.take("mark", int),
-        Totals(*settled),
-        read.count("dropped_tokens"),
-        _from_pending(read.inside("pending"), totals, last) if pending is not None else None,
-        correction_pending,
-        read.take("adopt_at", int, optional=True),
-        _averaged(read.inside("averaged")),
-        last,
-        read.flag("owes"),
+        lineage=lineage,
+        claim=Claim(*read.numbered("claim")),
+        cycle_start=read.take("mark", int),
+        settled=Totals(*settled),
+        dropped_tokens=read.count("dropped_tokens"),
+        pending=_from_pending(read.inside("pending"), totals, last)
+        if pending is not None
+        else None,
+        correction_pending=correction_pending,
+        adopt_at=read.take("adopt_at", int, optional=True),
+        averaged=_averaged(read.inside("averaged")),
+        last=last,
+        has_unsent_residual=read.flag("owes"),
     )
     return Kept(standing, tensors, read.take("replace", bool))
 
@@ -410,12 +426,12 @@ def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
     rest = (0, 0) if steps else (last.step, last.tokens)  # what it weighed by before that was kept
     step_again, tokens_again = _counts(read, "again", totals) if "again" in read else rest
     return Pending(
-        claim,
-        seq,
-        step,
-        tokens,
-        steps,
-        due,
+        claim=claim,
+        seq=seq,
+        step=step,
+        tokens=tokens,
+        steps=steps,
+        due=due,
         missed=missed,
         flush=flush,
         follows=follows,

@@ -34,7 +34,7 @@ LINEAGE, PROGRESS, ROUND, QUORUM, ROSTER = (
 OUTER, ANCHOR, JOINING, FEEDBACK = (
     of("unit/worker/test_outer"),
     of("unit/worker/test_anchors"),
-    of("unit/engine/test_model_switch"),
+    of("unit/engine/test_model_key"),
     of("unit/worker/test_feedback"),
 )
 ADOPTING, OFFERING, SEALING, TRAINING = (
@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant("version-before-tokens", 4, "protocol/lineage",
            "return Key(self.tokens, self.version,", "return Key(self.version, self.tokens,", LINEAGE),
     Mutant("fresh-model-has-tokens", 4, "protocol/lineage",
-           "return cls(0, 0, genesis, genesis)", "return cls(1, 0, genesis, genesis)", LINEAGE),
+           "return cls(tokens=0, version=0,", "return cls(tokens=1, version=0,", LINEAGE),
     Mutant("founders-fragments-are-ordered-apart", 4, "protocol/lineage",
            "content_digest(self.genesis, model)", "content_digest(self.digest, model)", LINEAGE),
     Mutant("pull-the-smaller", 4, "engine/adoption",
@@ -186,19 +186,18 @@ MUTANTS = (
     Mutant("offer-follows-nothing", 5, "engine/progress",
            "follows = self.lineage.last_merged(claim.author)\n", "follows = 0\n", OFFERING),
     Mutant("offer-does-not-say-what-it-follows", 5, "engine/progress",
-           "            pending.follows,", "            0,", OFFERING),
-    Mutant("wire-forgets-what-an-offer-follows", 5, "transport/wire", ("        follows=offer.follows,\n"), "", WIRE),
+           "    follows=pending.follows,", "    follows=0,", OFFERING),
+    Mutant("wire-forgets-what-an-offer-follows", 5, "transport/wire", (("        due=offer.due,\n"
+"        follows=offer.follows,")), "        due=offer.due,", WIRE),
     Mutant("wire-forgets-whose-work-it-is", 5, "transport/wire",
-           "        inherited,", "        None,", WIRE),
+           "  inherited=inherited,", "  inherited=None,", WIRE),
     Mutant("checkpoint-forgets-what-an-offer-follows", 5, "worker/checkpoint",
            ("        follows=follows,\n"), "", of("unit/worker/test_checkpoint_reader", "back")),
     Mutant("heirs-offer-follows-nothing", 5, "engine/progress",
            " earlier=(),", (" earlier=(),\n"
 "                follows=0,"), PROGRESS),
     Mutant("nothing-has-a-number", 5, "engine/offers",
-           "empty = Offer(self.state.me, p, 0, 0, 0, self.state.genesis, key, False, again=again)", (("empty = Offer(\n"
-"                self.state.me, p, fragment.seq, 0, 0, self.state.genesis, key, False, again=again\n"
-"            )")), OFFERING),
+           "        seq=0,", (("        seq=fragment.seq,")), OFFERING),
     Mutant("offer-follows-the-former-branch", 5, "engine/progress", "self._rebase(pending)", "pass", OFFERING),
     Mutant("another-number-with-every-anchor", 5, "engine/progress",
            "        if follows == pending.follows:\n            return\n", "", OFFERING),
@@ -291,7 +290,7 @@ MUTANTS = (
 "                )")), "                self.state.record(replace(record, superseded_tokens=fragment.superseded_tokens))",
            BRANCHES),
     Mutant("status-hides-what-was-superseded", 5, "status",
-           "        max((f.superseded_tokens for f in state.fragments), default=0),", "        0,", BRANCHES),
+           "superseded_tokens=max((f.superseded_tokens for f in state.fragments), default=0),", "superseded_tokens=0,", BRANCHES),
     Mutant("branches-have-one-offer", 5, "engine/superseded",
            "seq, before = merged.follows, seq", "seq, before = 0, seq", SHARE),
     Mutant("account-without-an-end", 7, "engine/superseded", ("        # falling: it ends, whatever was added\n"
@@ -318,10 +317,10 @@ MUTANTS = (
     Mutant("merge-on-a-moved-anchor", 5, "engine/sealer",
            "            or fragment.lineage.key != job.base.key\n", "", SEALING),
     Mutant("merged-number-goes-back", 5, "protocol/lineage",
-           ("            {\n"
+           (("            merged={\n"
 "                **self.merged,\n"
 "                **{entry.peer: max(entry.seq, self.last_merged(entry.peer)) for entry in members},\n"
-"            },"), "            {**self.merged, **{entry.peer: entry.seq for entry in members}},", LINEAGE),
+"            },")), "            merged={**self.merged, **{entry.peer: entry.seq for entry in members}},", LINEAGE),
     Mutant("admit-one-more", 5, "protocol/lineage", "<= claim.settled", "<= claim.settled + 1", LINEAGE),
     Mutant("seal-adds-no-tokens", 5, "protocol/lineage",
            "self.tokens + sum(entry.tokens for entry in members)", "self.tokens", LINEAGE),

@@ -37,17 +37,37 @@ def seal_of(base: Lineage, *entries: Entry, sealer: PeerId = PEER, key: Key | No
     members = entries or (Entry(PeerId("somebody", 1), base.version + 1, 10, 1),)
     weights = (1.0 / len(members),) * len(members)
     new = key or grown(base, *members).key
-    return Seal(sealer, 0, base.digest, new, members, weights, (), "all_present", PAYLOAD)
+    return Seal(
+        sealer=sealer,
+        fragment=0,
+        base=base.digest,
+        key=new,
+        members=members,
+        weights=weights,
+        absent=(),
+        reason="all_present",
+        payload=PAYLOAD,
+    )
 
 
 def state_of(lineage: Lineage, fragment: int = 0, peer: PeerId = PEER) -> State:
-    return State(peer, fragment, lineage, b"content")
+    return State(peer=peer, fragment=fragment, lineage=lineage, content=b"content")
 
 
 def offer_of(
     peer: PeerId, seq: int = 1, steps: int = 4, due: bool = True, inherited: Claim | None = None
 ) -> Offer:
-    return Offer(peer, 0, seq, 10 * steps, steps, GENESIS, BASE.key, due, inherited=inherited)
+    return Offer(
+        peer=peer,
+        fragment=0,
+        seq=seq,
+        tokens=10 * steps,
+        steps=steps,
+        genesis=GENESIS,
+        key=BASE.key,
+        due=due,
+        inherited=inherited,
+    )
 
 
 class DrivenEngine:
@@ -105,15 +125,15 @@ class DrivenEngine:
         paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()
         tokens = 10 * step
         beat = Beat(
-            peer,
-            address,
-            self.counts,
-            step,
-            tokens,
-            1.0,
-            True,
-            genesis,
-            reports,
+            peer=peer,
+            address=address,
+            count=self.counts,
+            step=step,
+            tokens=tokens,
+            seconds_per_step=1.0,
+            training=True,
+            genesis=genesis,
+            reports=reports,
             position=step,
             paces=paces,
         )

@@ -22,11 +22,11 @@ def entries(least: int = 1, most: int = 6) -> st.SearchStrategy[list[Entry]]:
 
 lineages = st.builds(
     Lineage,
-    st.integers(0, 10**9),
-    st.integers(0, 1000),
-    digests,
-    digests,
-    st.dictionaries(peers, st.integers(1, 60), max_size=4),
+    tokens=st.integers(0, 10**9),
+    version=st.integers(0, 1000),
+    digest=digests,
+    genesis=digests,
+    merged=st.dictionaries(peers, st.integers(1, 60), max_size=4),
 )
 
 

@@ -40,7 +40,7 @@ class Merged(DrivenEngine):
         self.receive(state_of(lineage))
         (install,) = self.jobs(Install)
         self.done(install)
-        self.engine.taken(self.now, 0, install.replace)
+        self.engine.correction_applied(self.now, 0, install.replace)
         events = self._take(lambda e: isinstance(e, Event) and e.kind == "round")
         record: RoundRecord = events[-1].facts["round"]
         return record

@@ -147,7 +147,11 @@ def test_a_learner_that_greets_with_another_group_is_refused() -> None:
         b = MendOptimizer(descent(1.0))  # to add the group before it greets anybody
         b.add_param_group(another)
         b._settings = replace(
-            b._settings, name="b", place=Endpoint(None, None, (address,), None, None)
+            b._settings,
+            name="b",
+            place=Endpoint(
+                listen=None, advertise=None, peers=(address,), ledger=None, on_event=None
+            ),
         )
         b._learner = b._settings.connect(lambda: b._layout)
         with b:

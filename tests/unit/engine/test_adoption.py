@@ -227,7 +227,7 @@ def test_no_whole_anchor_is_taken_while_a_copy_is_made() -> None:
 
 def test_no_other_model_is_taken_while_a_copy_is_made() -> None:
     engine = copying()
-    theirs = Lineage(10**6, 5, OTHER, OTHER)
+    theirs = Lineage(tokens=10**6, version=5, digest=OTHER, genesis=OTHER)
     engine.beat(PEER, theirs, genesis=OTHER)
     engine.receive(state_of(theirs))
     assert engine.jobs(Install) == []
@@ -277,14 +277,14 @@ def test_no_lesser_or_equal_anchor_is_pulled_or_taken() -> None:
 
 def test_an_anchor_of_another_model_is_not_taken_for_one_of_ours() -> None:
     engine = among_peers()
-    engine.receive(state_of(Lineage(10**6, 5, OTHER, OTHER)))
+    engine.receive(state_of(Lineage(tokens=10**6, version=5, digest=OTHER, genesis=OTHER)))
     assert engine.jobs(Install) == []
 
 
 def test_another_model_is_taken_whole_and_no_progress_with_it() -> None:
     engine = among_peers(fragments=2)
     engine.step()
-    theirs = Lineage(10**6, 5, OTHER, OTHER)
+    theirs = Lineage(tokens=10**6, version=5, digest=OTHER, genesis=OTHER)
     engine.beat(PEER, theirs, theirs, genesis=OTHER)
     assert [want.fragment for _, want in engine.sent(Want)] == [0, 1]
     engine.receive(state_of(theirs, 1))
@@ -302,7 +302,7 @@ def test_an_offer_whose_work_is_about_to_be_replaced_is_sent_no_more(doubt: bool
     engine = among_peers()
     engine.offer()
     assert len(engine.sent(Offer)) == 1
-    theirs = Lineage(10**6, 5, OTHER, OTHER)
+    theirs = Lineage(tokens=10**6, version=5, digest=OTHER, genesis=OTHER)
     if not doubt:
         engine.beat(PEER, theirs, genesis=OTHER)
     engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)) if doubt else state_of(theirs))
@@ -318,7 +318,7 @@ def test_of_our_work_another_model_keeps_what_it_has_merged() -> None:
     engine = among_peers(adopt_after=1)
     offer = engine.offer()
     engine.step(2)
-    theirs = grown(Lineage(10**6, 5, OTHER, OTHER), offer.entry)
+    theirs = grown(Lineage(tokens=10**6, version=5, digest=OTHER, genesis=OTHER), offer.entry)
     engine.beat(PEER, theirs, genesis=OTHER)
     engine.receive(state_of(theirs))
     (install,) = engine.jobs(Install)
@@ -344,7 +344,7 @@ def test_another_model_that_is_less_trained_is_never_taken() -> None:
 # A group that only we have, when the model is another one
 
 
-THEIRS = Lineage(10**6, 5, OTHER, OTHER)
+THEIRS = Lineage(tokens=10**6, version=5, digest=OTHER, genesis=OTHER)
 
 
 def with_a_group(*beats: Lineage, seals: bool = False) -> DrivenEngine:

@@ -15,7 +15,7 @@ from mend_optim.protocol.messages import Beat, Report
 
 ME, PEER, FORMER = PeerId("me", 2), PeerId("peer", 1), PeerId("me", 1)
 GENESIS = b"genesis"
-ANCHOR = Lineage(160, 5, b"five", GENESIS)
+ANCHOR = Lineage(tokens=160, version=5, digest=b"five", genesis=GENESIS)
 
 
 def started() -> Engine:
@@ -25,12 +25,12 @@ def started() -> Engine:
 
 def restored(engine: Engine, step: int = 83, anchor: Lineage = ANCHOR) -> None:
     standing = Standing(
-        anchor,
-        Claim(FORMER, 5),
-        80,
-        Totals(80, 80),
-        0,
-        None,
+        lineage=anchor,
+        claim=Claim(FORMER, 5),
+        cycle_start=80,
+        settled=Totals(80, 80),
+        dropped_tokens=0,
+        pending=None,
         correction_pending=False,
         adopt_at=None,
     )
@@ -50,13 +50,24 @@ def beat(
     engine.receive(
         1.0,
         Beat(
-            PEER, "peer:1", count, position, 0, 0.1, training, genesis, reports, position=position
+            peer=PEER,
+            address="peer:1",
+            count=count,
+            step=position,
+            tokens=0,
+            seconds_per_step=0.1,
+            training=training,
+            genesis=genesis,
+            reports=reports,
+            position=position,
         ),
     )
 
 
 def greater(anchor: Lineage) -> Lineage:
-    return Lineage(anchor.tokens + 32, anchor.version + 1, b"six", GENESIS)
+    return Lineage(
+        tokens=anchor.tokens + 32, version=anchor.version + 1, digest=b"six", genesis=GENESIS
+    )
 
 
 def test_who_restarts_with_the_others_goes_on_from_its_own_position() -> None:

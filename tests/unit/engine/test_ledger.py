@@ -12,15 +12,15 @@ from tests.support.strategies import lineages
 
 A, B, C = (PeerId(name, i) for i, name in enumerate("abc", start=1))
 SEAL = Seal(
-    B,
-    3,
-    b"base",
-    Key(70, 2, b"\xab\xcd"),
-    (Entry(A, 5, 30, 3), Entry(B, 1, 40, 4)),
-    (0.25, 0.75),
-    ("c",),
-    "grace_expired",
-    b"payload",
+    sealer=B,
+    fragment=3,
+    base=b"base",
+    key=Key(70, 2, b"\xab\xcd"),
+    members=(Entry(A, 5, 30, 3), Entry(B, 1, 40, 4)),
+    weights=(0.25, 0.75),
+    absent=("c",),
+    reason="grace_expired",
+    payload=b"payload",
 )
 
 
@@ -43,7 +43,17 @@ def test_a_sealed_round_names_sealer_members_absent_and_reason() -> None:
 
 def test_what_came_back_of_a_round_is_all_but_ones_own() -> None:
     own, other, moment = (Packet("packed", 9, memoryview(bytes(size))) for size in (100, 20, 3))
-    offer = Offer(A, 3, 5, 30, 3, b"g", Key(0, 0, b""), True, {"delta": own, "moment:m": moment})
+    offer = Offer(
+        peer=A,
+        fragment=3,
+        seq=5,
+        tokens=30,
+        steps=3,
+        genesis=b"g",
+        key=Key(0, 0, b""),
+        due=True,
+        sections={"delta": own, "moment:m": moment},
+    )
     seal = replace(SEAL, sections={"0": own, "1": other, "moment:m": moment})
     record = sealed_record(seal, True, offer)
     assert (record.offer_bytes, record.merged_bytes) == (103, 23)
@@ -67,8 +77,8 @@ def test_a_record_is_one_line_of_json() -> None:
 
 
 def test_a_taken_anchor_names_those_whose_merged_work_it_lacks() -> None:
-    old = Lineage(50, 5, b"old", b"g", {A: 3, B: 2, C: 1})
-    new = Lineage(60, 4, b"new", b"g", {A: 3, B: 1})
+    old = Lineage(tokens=50, version=5, digest=b"old", genesis=b"g", merged={A: 3, B: 2, C: 1})
+    new = Lineage(tokens=60, version=4, digest=b"new", genesis=b"g", merged={A: 3, B: 1})
     record = whole_anchor_record(1, old, new, "pulled", dropped_tokens=9)
     assert record.superseded == ("b", "c")
     assert (record.fragment, record.version, record.tokens, record.digest) == (

@@ -124,7 +124,18 @@ def test_only_who_was_asked_has_answered_and_nothing_is_kept_of_who_came_and_wen
     assert not state.answered
     engine.engine.rest(engine.now)
     engine.receive(
-        Beat(PEER, "peer:1", 99, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),), pong=state.ping)
+        Beat(
+            peer=PEER,
+            address="peer:1",
+            count=99,
+            step=1,
+            tokens=10,
+            seconds_per_step=1.0,
+            training=True,
+            genesis=GENESIS,
+            reports=(Report(BASE.key),),
+            pong=state.ping,
+        )
     )
     assert state.answered == {PEER}
 
@@ -315,7 +326,19 @@ def test_a_sealer_that_has_kept_the_offer_does_not_get_it_again() -> None:
     engine, offer = restarted()
     engine.counts += 1
     held = (Report(BASE.key, ((ME, offer.seq),)),)
-    engine.receive(Beat(AGAIN, "peer:1", engine.counts, 1, 10, 1.0, True, GENESIS, held))
+    engine.receive(
+        Beat(
+            peer=AGAIN,
+            address="peer:1",
+            count=engine.counts,
+            step=1,
+            tokens=10,
+            seconds_per_step=1.0,
+            training=True,
+            genesis=GENESIS,
+            reports=held,
+        )
+    )
     assert engine.sent(Offer) == []
 
 

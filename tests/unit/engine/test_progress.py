@@ -832,14 +832,22 @@ def test_an_heir_is_outlived_once_an_anchor_has_what_its_checkpoints_process_off
     saved = Progress(old, 0, fresh, 0)
     saved.seq = 3
     heir, schedule = Progress.resumed(me, 0, saved.standing(), Totals()), Schedule(sync_every=4)
-    before, later = (Lineage(10, 1, b"d", b"g", {old: seq, me: 9}) for seq in (3, 4))
+    before, later = (
+        Lineage(tokens=10, version=1, digest=b"d", genesis=b"g", merged={old: seq, me: 9})
+        for seq in (3, 4)
+    )
     assert not saved.source_moved_on(later)
     assert (heir.source_moved_on(before), heir.source_moved_on(later)) == (False, True)
     heir.moved(later, False, Totals(), schedule)
     assert not heir.source_moved_on(later)
     heir = Progress.resumed(me, 0, saved.standing(), Totals())
     heir.snapshot(Totals(4, 40), due=True)
-    heir.moved(Lineage(10, 1, b"d", b"g", {old: 3, me: heir.seq}), True, Totals(4, 40), schedule)
+    heir.moved(
+        Lineage(tokens=10, version=1, digest=b"d", genesis=b"g", merged={old: 3, me: heir.seq}),
+        True,
+        Totals(4, 40),
+        schedule,
+    )
     assert not heir.source_moved_on(later)
 
 

@@ -25,7 +25,7 @@ NEXT = {
 
 def offer(name: str, seq: int = 1, steps: int = 5, **facts: Any) -> Offer:
     given: dict[str, Any] = {"tokens": 10 * steps, "genesis": BASE.genesis, "due": False, **facts}
-    return Offer(PeerId(name, 1), 0, seq, steps=steps, key=BASE.key, **given)
+    return Offer(peer=PeerId(name, 1), fragment=0, seq=seq, steps=steps, key=BASE.key, **given)
 
 
 def holding(*offers: Offer) -> Round:
@@ -316,7 +316,16 @@ def test_of_equal_offers_the_first_by_name_counts() -> None:
 
 
 def test_the_author_itself_is_before_whoever_inherited() -> None:
-    own = Offer(AUTHOR, 0, 5, 50, 5, BASE.genesis, BASE.key, False)
+    own = Offer(
+        peer=AUTHOR,
+        fragment=0,
+        seq=5,
+        tokens=50,
+        steps=5,
+        genesis=BASE.genesis,
+        key=BASE.key,
+        due=False,
+    )
     heir, author = closed(holding(own, inherited("b", seq=900)))
     assert (heir.steps, author) == (0, own)
 

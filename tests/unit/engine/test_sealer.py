@@ -82,7 +82,7 @@ def test_who_began_with_nothing_is_not_waited_for_once_there_were_rounds(
         engine.apply()
     engine.offer()
     engine.engine.met(engine.now, THIRD, "")
-    engine.receive(Beat(THIRD, "", 1, position=position))
+    engine.receive(Beat(peer=THIRD, address="", count=1, position=position))
     admit(engine, replace(offer_of(PEER, rounds + 1), key=engine.lineage.key, follows=rounds))
     engine.tick(0.0)
     assert (engine.jobs(Merge) == []) is waits
@@ -349,7 +349,17 @@ def orphaned() -> DrivenEngine:
     engine.engine.met(engine.now, other, "other:1")
     engine.counts += 1
     engine.receive(
-        Beat(other, "other:1", engine.counts, 1, 10, 1.0, True, GENESIS, (Report(BASE.key),))
+        Beat(
+            peer=other,
+            address="other:1",
+            count=engine.counts,
+            step=1,
+            tokens=10,
+            seconds_per_step=1.0,
+            training=True,
+            genesis=GENESIS,
+            reports=(Report(BASE.key),),
+        )
     )
     assert state.roster.sealer(0) == other
     engine.sent(Offer)
@@ -380,7 +390,19 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
     assert sealer is not None
     engine.counts += 1
     held = (Report(BASE.key, ((THIRD, 1),)),)
-    engine.receive(Beat(sealer, "other:1", engine.counts, 1, 10, 1.0, True, GENESIS, held))
+    engine.receive(
+        Beat(
+            peer=sealer,
+            address="other:1",
+            count=engine.counts,
+            step=1,
+            tokens=10,
+            seconds_per_step=1.0,
+            training=True,
+            genesis=GENESIS,
+            reports=held,
+        )
+    )
     engine.engine.linked(engine.now, THIRD, False)
     engine.tick(0.5)
     assert engine.sent(Offer) == []

@@ -33,7 +33,9 @@ def hear(watch: Stragglers, now: float, count: int, **levels: float) -> None:
         peer = PeerId(name, 1)
         watch.state.roster.meet(now, peer, f"{name}:1")
         paces = (("compute", Level(slower, 1.0, 0.01, count)),)
-        watch.state.roster.hear(now, Beat(peer, "", count, genesis=b"genesis", paces=paces))
+        watch.state.roster.hear(
+            now, Beat(peer=peer, address="", count=count, genesis=b"genesis", paces=paces)
+        )
     watch.review(now)
 
 

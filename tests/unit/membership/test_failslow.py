@@ -395,7 +395,7 @@ def test_patience_is_counted_in_blocks() -> None:
 def test_who_is_slow_is_told_once() -> None:
     watch = Watch(FailSlow())
     assert settled(watch, of(SLOW, STEADY), 10.0) == [
-        ("slow", Verdict(A, "compute", 10.0, pytest.approx(2.0)))
+        ("slow", Verdict(peer=A, cause="compute", since=10.0, ratio=pytest.approx(2.0)))
     ]
     assert watch.failing[A].since == 10.0
     assert watch.judge(11.0, of(SLOW, STEADY)) == []

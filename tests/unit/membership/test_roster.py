@@ -25,7 +25,7 @@ def new(*names: str, now: float = 0.0, address: str = "a:1") -> Roster:
 
 
 def beat(name: str, count: int, incarnation: int = 1, **facts: Any) -> Beat:
-    return Beat(PeerId(name, incarnation), f"{name}:1", count, **facts)
+    return Beat(peer=PeerId(name, incarnation), address=f"{name}:1", count=count, **facts)
 
 
 def rumor(name: str, count: int, incarnation: int = 1, left: bool = False) -> Rumor:
@@ -421,7 +421,7 @@ def test_fragments_are_spread_over_the_learners() -> None:
 
 def test_who_cannot_be_dialled_never_seals() -> None:
     roster = new(address="")
-    roster.hear(0, Beat(B, "", 1))
+    roster.hear(0, Beat(peer=B, address="", count=1))
     assert {roster.sealer(p) for p in range(20)} == {None}
     roster.hear(0, beat("c", 1))
     assert {roster.sealer(p) for p in range(20)} == {PeerId("c", 1)}

@@ -75,9 +75,12 @@ def test_the_digest_changes_with_any_change_of_base_member_or_payload(
         base.seal(members, content_digest(payload)),
     ]
     histories += [
-        Lineage(base.tokens, base.version, content_digest(base.digest), base.genesis).seal(
-            members, payload
-        )
+        Lineage(
+            tokens=base.tokens,
+            version=base.version,
+            digest=content_digest(base.digest),
+            genesis=base.genesis,
+        ).seal(members, payload)
     ]
     assert base.seal(members, payload).digest not in {h.digest for h in histories}
     assert len({h.digest for h in histories}) == len(histories)
@@ -117,7 +120,7 @@ def test_founders_of_different_weights_have_different_digests() -> None:
 
 def test_a_lineage_cannot_be_changed() -> None:
     merged = {ME: 1}
-    lineage = Lineage(1, 1, b"d", b"g", merged)
+    lineage = Lineage(tokens=1, version=1, digest=b"d", genesis=b"g", merged=merged)
     merged[ME] = 2
     assert lineage.last_merged(ME) == 1
     with pytest.raises(TypeError):

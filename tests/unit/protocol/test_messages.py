@@ -11,8 +11,8 @@ from mend_optim.protocol.messages import YOURS, Offer, Packet, Seal, nbytes
 
 MODEL = (("number of parameters", "1"), ("parameter w", "[2] torch.float32"))
 POLICY = (("sync_every", "128"), ("codec", "none"))
-HERE = Hello(PeerId("a", 1), "a:1", MODEL, POLICY)
-THERE = Hello(PeerId("b", 1), "b:1", MODEL, POLICY)
+HERE = Hello(peer=PeerId("a", 1), address="a:1", model=MODEL, policy=POLICY)
+THERE = Hello(peer=PeerId("b", 1), address="b:1", model=MODEL, policy=POLICY)
 fingerprints = st.lists(
     st.tuples(st.sampled_from("vwxyz"), st.sampled_from("123")),
     max_size=5,
@@ -80,14 +80,32 @@ def test_the_size_of_a_message_is_that_of_its_sections() -> None:
 
 def test_an_offer_resent_is_the_same_offer() -> None:
     """Its bytes are never compared: they may be large, and on their way."""
-    offer = Offer(PeerId("a", 1), 0, 7, 30, 3, b"g", Key(0, 0, b""), True)
+    offer = Offer(
+        peer=PeerId("a", 1),
+        fragment=0,
+        seq=7,
+        tokens=30,
+        steps=3,
+        genesis=b"g",
+        key=Key(0, 0, b""),
+        due=True,
+    )
     assert replace(offer, sections={"delta": Packet("none", 0, memoryview(b""))}) == offer
     assert offer.entry == Entry(PeerId("a", 1), 7, 30, 3)
 
 
 def test_who_brings_nothing_more_weighs_by_its_last_offer_where_nobody_brings_more() -> None:
     """Each by (tokens, steps): its own if it has tokens."""
-    bare = Offer(PeerId("a", 1), 0, 7, 0, 0, b"g", Key(0, 0, b""), False)
+    bare = Offer(
+        peer=PeerId("a", 1),
+        fragment=0,
+        seq=7,
+        tokens=0,
+        steps=0,
+        genesis=b"g",
+        key=Key(0, 0, b""),
+        due=False,
+    )
     own = replace(bare, tokens=30, steps=3)
     lost, rests = replace(bare, steps=3, again=(20, 3)), replace(bare, again=(50, 5))
 
@@ -105,12 +123,31 @@ RELAYED = {
     name: Packet("packed", 8, memoryview(bytes(size)))
     for name, size in (("0", 24), ("1", 20), ("moment:m", 8))
 }
-SEAL = Seal(B, 0, b"", Key(1, 1, b""), ENTRIES, (0.5, 0.5, 0.0), (), "", b"", RELAYED)
+SEAL = Seal(
+    sealer=B,
+    fragment=0,
+    base=b"",
+    key=Key(1, 1, b""),
+    members=ENTRIES,
+    weights=(0.5, 0.5, 0.0),
+    absent=(),
+    reason="",
+    payload=b"",
+    sections=RELAYED,
+)
 
 
 def offered(peer: PeerId, seq: int, packet: Packet | None = None) -> Offer:
     return Offer(
-        peer, 0, seq, 10, 1, b"", Key(0, 0, b""), True, {"delta": packet} if packet else {}
+        peer=peer,
+        fragment=0,
+        seq=seq,
+        tokens=10,
+        steps=1,
+        genesis=b"",
+        key=Key(0, 0, b""),
+        due=True,
+        sections={"delta": packet} if packet else {},
     )
 
 

@@ -25,7 +25,9 @@ A = PeerId("a", 7)
 
 
 def record(version: int) -> RoundRecord:
-    return RoundRecord(0, version, 10 * version, "abcd", "all_present")
+    return RoundRecord(
+        fragment=0, version=version, tokens=10 * version, digest="abcd", reason="all_present"
+    )
 
 
 @contextmanager

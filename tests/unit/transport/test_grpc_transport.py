@@ -83,7 +83,7 @@ class Learner:
         self._changed.set()
 
     def hello(self) -> Hello:
-        return Hello(self.id, "stale", (("model", "same"),), self.policy)
+        return Hello(peer=self.id, address="stale", model=(("model", "same"),), policy=self.policy)
 
     def met(self, id: PeerId, address: str, seed: str) -> bool:
         if id.incarnation < self.newest.get(id.name, 0):
@@ -251,7 +251,15 @@ def offer_of(learner: Learner, seq: int = 1, size: int = 12, fragment: int = 0) 
     data = bytes(i % 251 for i in range(997)) * (size // 997 + 1)
     key = Key(0, 0, b"base")
     return Offer(
-        learner.id, fragment, seq, 10, 2, b"genesis", key, True, {"delta": packet(data[:size])}
+        peer=learner.id,
+        fragment=fragment,
+        seq=seq,
+        tokens=10,
+        steps=2,
+        genesis=b"genesis",
+        key=key,
+        due=True,
+        sections={"delta": packet(data[:size])},
     )
 
 
@@ -260,23 +268,27 @@ def seal_of(learner: Learner, *offers: Offer, version: int = 1, fragment: int = 
     entries = tuple(offer.entry for offer in offers)
     merged = {"merged": packet(b"m" * 40)}
     return Seal(
-        learner.id,
-        fragment,
-        b"base",
-        key,
-        entries,
-        (1.0,) * len(entries),
-        (),
-        "all_present",
-        b"payload",
-        merged,
+        sealer=learner.id,
+        fragment=fragment,
+        base=b"base",
+        key=key,
+        members=entries,
+        weights=(1.0,) * len(entries),
+        absent=(),
+        reason="all_present",
+        payload=b"payload",
+        sections=merged,
     )
 
 
 def state_of(learner: Learner, size: int = 40, fragment: int = 0) -> State:
-    lineage = Lineage(5, 1, b"digest", b"genesis", {PeerId("c", 3): 4})
+    lineage = Lineage(
+        tokens=5, version=1, digest=b"digest", genesis=b"genesis", merged={PeerId("c", 3): 4}
+    )
     sections = {"anchor": packet(b"a" * size), "velocity": packet(b"v" * size)}
-    return State(learner.id, fragment, lineage, b"content", sections)
+    return State(
+        peer=learner.id, fragment=fragment, lineage=lineage, content=b"content", sections=sections
+    )
 
 
 def contents(message: Any) -> dict[str, bytes]:
@@ -379,10 +391,25 @@ def test_an_outbox_keeps_the_newest_beat_and_is_bounded():
 
     me = PeerId("a", 1)
     box = Outbox()
-    asks, answers = Beat(me, "", 2, ping=1), Beat(me, "", 3, pong=1)  # somebody waits for these two
-    for message in (Beat(me, "", 1), Goodbye(me), asks, answers, Beat(me, "", 4), Beat(me, "", 5)):
+    asks, answers = (
+        Beat(peer=me, address="", count=2, ping=1),
+        Beat(peer=me, address="", count=3, pong=1),
+    )  # somebody waits for these two
+    for message in (
+        Beat(peer=me, address="", count=1),
+        Goodbye(me),
+        asks,
+        answers,
+        Beat(peer=me, address="", count=4),
+        Beat(peer=me, address="", count=5),
+    ):
         box.put(message)
-    assert asyncio.run(drained(box)) == [Goodbye(me), asks, answers, Beat(me, "", 5)]
+    assert asyncio.run(drained(box)) == [
+        Goodbye(me),
+        asks,
+        answers,
+        Beat(peer=me, address="", count=5),
+    ]
     box = Outbox()
     for fragment in range(300):
         box.put(Call(me, fragment))
@@ -484,7 +511,7 @@ async def test_a_learner_that_listens_everywhere_is_dialled_where_it_is_seen(cre
         Rumor(PeerId("d", 1), ":9", 1),
         Rumor(PeerId("e", 1), "there:9", 1),
     )
-    a.transport.send(b.id, Beat(a.id, a.address, 1, roster=rumors), "")
+    a.transport.send(b.id, Beat(peer=a.id, address=a.address, count=1, roster=rumors), "")
     await b.until(lambda: b.messages(Beat))
     (beat,) = b.messages(Beat)
     assert beat.address == "127.0.0.1" + a.address
@@ -544,7 +571,7 @@ async def test_control_messages_go_both_ways_with_a_learner_that_nobody_can_dial
     await b.linked_with(a)
     await a.linked_with(b)
     assert a.address == b.of("met")[0][1] == ""
-    up, down = Beat(a.id, "", 2**62, tokens=2**64 - 1), Call(b.id, 1)
+    up, down = Beat(peer=a.id, address="", count=2**62, tokens=2**64 - 1), Call(b.id, 1)
     a.transport.send(b.id, up, "")
     b.transport.send(a.id, down, "")
     await b.until(lambda: b.messages(Beat) == [up])
@@ -795,7 +822,13 @@ async def test_what_cannot_be_sent_is_undelivered(crew):
     a = await crew("a")
     nobody = PeerId("nobody", 1)
     want = Want(a.id, 0, b"")
-    for message in (offer_of(a), want, Beat(a.id, "", 1), Goodbye(a.id), state_of(a)):
+    for message in (
+        offer_of(a),
+        want,
+        Beat(peer=a.id, address="", count=1),
+        Goodbye(a.id),
+        state_of(a),
+    ):
         a.transport.send(nobody, message, "")
     a.transport.send(nobody, state_of(a), "pull")
     a.transport.send(nobody, seal_of(a), "exchange")
@@ -1091,7 +1124,7 @@ async def test_beats_go_on_while_bulky_messages_do(crew):
 
     async def beat() -> None:
         for count in itertools.count():
-            a.transport.send(b.id, Beat(a.id, "", count), "")
+            a.transport.send(b.id, Beat(peer=a.id, address="", count=count), "")
             await asyncio.sleep(0.01)
 
     beating = asyncio.ensure_future(beat())
@@ -1125,8 +1158,8 @@ async def traffic(ready, stop):
     seq = 0
     while not stop.is_set():
         seq += 1
-        a.transport.send(b.id, Beat(a.id, "", seq), "")
-        b.transport.send(a.id, Beat(b.id, "", seq), "")
+        a.transport.send(b.id, Beat(peer=a.id, address="", count=seq), "")
+        b.transport.send(a.id, Beat(peer=b.id, address="", count=seq), "")
         a.transport.send(b.id, offer_of(a, seq, size=200_000), "")
         await a.until(lambda: len(a.messages(Seal)) == seq)
         ready.set()

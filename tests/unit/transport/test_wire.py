@@ -52,22 +52,30 @@ PACKET = st.builds(
 SECTIONS = st.dictionaries(NAME, PACKET, max_size=4)
 MEMBERS = st.lists(st.tuples(st.builds(Entry, ID, U64, U64, U64), NUMBER), max_size=4)
 
-HELLO = st.builds(Hello, ID, TEXT, FIELDS, FIELDS, st.integers(0, 2**32 - 1), TEXT)
+HELLO = st.builds(
+    Hello,
+    peer=ID,
+    address=TEXT,
+    model=FIELDS,
+    policy=FIELDS,
+    protocol=st.integers(0, 2**32 - 1),
+    refusal=TEXT,
+)
 BEAT = st.builds(
     Beat,
-    ID,
-    TEXT,
-    U64,
-    U64,
-    U64,
-    NUMBER,
-    st.booleans(),
-    DIGEST,
-    st.lists(st.builds(Report, KEY, HELD, DIGEST), max_size=3).map(tuple),
-    st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple),
-    U64,
-    U64,
-    U64,
+    peer=ID,
+    address=TEXT,
+    count=U64,
+    step=U64,
+    tokens=U64,
+    seconds_per_step=NUMBER,
+    training=st.booleans(),
+    genesis=DIGEST,
+    reports=st.lists(st.builds(Report, KEY, HELD, DIGEST), max_size=3).map(tuple),
+    roster=st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple),
+    ping=U64,
+    pong=U64,
+    position=U64,
 )
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
 CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT), WANT)
@@ -77,41 +85,59 @@ OFFER = st.builds(
     ),
     st.builds(
         Offer,
-        ID,
-        FRAGMENT,
-        U64,
-        U64,
-        U64,
-        DIGEST,
-        KEY,
-        st.booleans(),
-        SECTIONS,
+        peer=ID,
+        fragment=FRAGMENT,
+        seq=U64,
+        tokens=U64,
+        steps=U64,
+        genesis=DIGEST,
+        key=KEY,
+        due=st.booleans(),
+        sections=SECTIONS,
         follows=U64,
         again=st.tuples(U64, U64),
     ),
     st.none() | st.builds(Claim, ID, st.integers(0, 2**64 - 2)),
 )
 SEAL = st.builds(
-    lambda members, *rest: Seal(
-        *rest[:4], tuple(m for m, _ in members), tuple(w for _, w in members), *rest[4:]
+    lambda of, **rest: Seal(
+        members=tuple(m for m, _ in of), weights=tuple(w for _, w in of), **rest
     ),
     MEMBERS,
-    ID,
-    FRAGMENT,
-    DIGEST,
-    KEY,
-    st.lists(NAME, max_size=3).map(tuple),
-    TEXT,
-    DIGEST,
-    SECTIONS,
+    sealer=ID,
+    fragment=FRAGMENT,
+    base=DIGEST,
+    key=KEY,
+    absent=st.lists(NAME, max_size=3).map(tuple),
+    reason=TEXT,
+    payload=DIGEST,
+    sections=SECTIONS,
 )
-LINEAGE = st.builds(Lineage, U64, U64, DIGEST, DIGEST, st.dictionaries(ID, U64, max_size=4))
-STATE = st.builds(State, ID, FRAGMENT, LINEAGE, DIGEST, SECTIONS)
+LINEAGE = st.builds(
+    Lineage,
+    tokens=U64,
+    version=U64,
+    digest=DIGEST,
+    genesis=DIGEST,
+    merged=st.dictionaries(ID, U64, max_size=4),
+)
+STATE = st.builds(
+    State, peer=ID, fragment=FRAGMENT, lineage=LINEAGE, content=DIGEST, sections=SECTIONS
+)
 BULK = st.one_of(OFFER, SEAL, STATE)
 
 ME = PeerId("a", 2**64 - 1)
 CHUNK = pb.Frame(chunk=b"abcd").SerializeToString()
-GOOD = Offer(ME, 0, 7, 2**63, 5, b"genesis", Key(2**64 - 1, 3, b"digest"), True)
+GOOD = Offer(
+    peer=ME,
+    fragment=0,
+    seq=7,
+    tokens=2**63,
+    steps=5,
+    genesis=b"genesis",
+    key=Key(2**64 - 1, 3, b"digest"),
+    due=True,
+)
 
 
 def assembled(frames: list[bytes], limit: int = LIMIT) -> list[Bulk]:
@@ -338,7 +364,17 @@ def test_garbage_is_refused(frames, reason):
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
 def test_weights_are_finite(weight):
-    seal = Seal(ME, 0, b"", Key(0, 0, b""), (Entry(ME, 1, 1, 1),), (weight,), (), "", b"")
+    seal = Seal(
+        sealer=ME,
+        fragment=0,
+        base=b"",
+        key=Key(0, 0, b""),
+        members=(Entry(ME, 1, 1, 1),),
+        weights=(weight,),
+        absent=(),
+        reason="",
+        payload=b"",
+    )
     with pytest.raises(PeerError, match="weight"):
         assembled(list(wire.frames(seal)))
 
@@ -353,7 +389,9 @@ def test_a_peer_is_merged_once():
 @pytest.mark.parametrize("seconds", [float("nan"), float("-inf"), -0.1])
 def test_nonsense_in_a_beat_is_refused(seconds):
     with pytest.raises(PeerError, match="seconds per step"):
-        wire.decode_control(wire.encode_control(Beat(ME, "", 1, seconds_per_step=seconds)))
+        wire.decode_control(
+            wire.encode_control(Beat(peer=ME, address="", count=1, seconds_per_step=seconds))
+        )
 
 
 @pytest.mark.parametrize(
@@ -368,17 +406,21 @@ def test_nonsense_in_a_beat_is_refused(seconds):
 )
 def test_a_pace_that_cannot_be_is_refused(level, words):
     with pytest.raises(PeerError, match=words):
-        wire.decode_control(wire.encode_control(Beat(ME, "", 1, paces=(("compute", level),))))
+        wire.decode_control(
+            wire.encode_control(Beat(peer=ME, address="", count=1, paces=(("compute", level),)))
+        )
 
 
 def test_paces_are_few():
     paces = tuple((f"cause {i}", Level(1.0, 1.0, 0.1, 3)) for i in range(wire.PACE_LIMIT + 1))
     assert (
-        wire.decode_control(wire.encode_control(Beat(ME, "", 1, paces=paces[:-1]))).paces
+        wire.decode_control(
+            wire.encode_control(Beat(peer=ME, address="", count=1, paces=paces[:-1]))
+        ).paces
         == paces[:-1]
     )
     with pytest.raises(PeerError, match="9 paces, at most 8"):
-        wire.decode_control(wire.encode_control(Beat(ME, "", 1, paces=paces)))
+        wire.decode_control(wire.encode_control(Beat(peer=ME, address="", count=1, paces=paces)))
 
 
 def test_lists_are_bounded():
@@ -394,7 +436,7 @@ def test_lists_are_bounded():
 
 def test_negative_numbers_cannot_be_written():
     with pytest.raises(ValueError, match="range"):
-        wire.encode_control(Beat(ME, "", -1))
+        wire.encode_control(Beat(peer=ME, address="", count=-1))
 
 
 @given(st.one_of(BULK, CONTROL))

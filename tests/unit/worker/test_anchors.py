@@ -76,13 +76,35 @@ class Learner:
 
     def offer(self, tokens: int = 1, steps: int = 1, flush: bool = False) -> Offer:
         self.seq += 1
-        done = perform(self.anchors, Prepare(0, self.seq, self.weights.clone(), flush=flush))
+        done = perform(
+            self.anchors,
+            Prepare(fragment=0, seq=self.seq, tensor=self.weights.clone(), flush=flush),
+        )
         assert done.fault == ""
-        return Offer(self.id, 0, self.seq, tokens, steps, b"genesis", BASE.key, True, done.sections)
+        return Offer(
+            peer=self.id,
+            fragment=0,
+            seq=self.seq,
+            tokens=tokens,
+            steps=steps,
+            genesis=b"genesis",
+            key=BASE.key,
+            due=True,
+            sections=done.sections,
+        )
 
     def nothing(self) -> Offer:
         """The offer of a learner at rest."""
-        return Offer(self.id, 0, self.seq, 0, 0, b"genesis", BASE.key, False)
+        return Offer(
+            peer=self.id,
+            fragment=0,
+            seq=self.seq,
+            tokens=0,
+            steps=0,
+            genesis=b"genesis",
+            key=BASE.key,
+            due=False,
+        )
 
     def seal(self, *offers: Offer, weighting: str = "tokens") -> Seal:
         round = Round(0)
@@ -92,11 +114,20 @@ class Learner:
         ordered = round.close([], "all_present")
         members = tuple(offer.entry for offer in ordered)
         w = tuple(weights(weighting, members))
-        done = perform(self.anchors, Merge(0, BASE, ordered, w))
+        done = perform(self.anchors, Merge(fragment=0, base=BASE, offers=ordered, weights=w))
         assert done.fault == ""
         key = BASE.seal(members, done.digest).key
         return Seal(
-            self.id, 0, BASE.digest, key, members, w, (), "all_present", done.digest, done.sections
+            sealer=self.id,
+            fragment=0,
+            base=BASE.digest,
+            key=key,
+            members=members,
+            weights=w,
+            absent=(),
+            reason="all_present",
+            payload=done.digest,
+            sections=done.sections,
         )
 
     def receive(
@@ -104,7 +135,13 @@ class Learner:
     ) -> Performed:
         return perform(
             self.anchors,
-            Advance(seal, BASE, merged_own_offer, replace=self.exact, sealed_here=sealed_here),
+            Advance(
+                seal=seal,
+                lineage=BASE,
+                merged_own_offer=merged_own_offer,
+                replace=self.exact,
+                sealed_here=sealed_here,
+            ),
         )
 
     def adopt(self, seal: Seal, merged_own_offer: bool = True) -> Correction:
@@ -120,7 +157,9 @@ class Learner:
 
     def export(self) -> State:
         done = perform(self.anchors, Export(0, BASE))
-        return State(self.id, 0, BASE, done.digest, done.sections)
+        return State(
+            peer=self.id, fragment=0, lineage=BASE, content=done.digest, sections=done.sections
+        )
 
 
 def merged(seal: Seal) -> Tensor:
@@ -230,7 +269,10 @@ def test_a_member_at_rest_changes_nothing_but_the_lineage(scheme: str, weighting
 
 def test_an_offer_that_lacks_its_delta_voids_the_merge() -> None:
     a = Learner("a", vector(0))
-    done = perform(a.anchors, Merge(0, BASE, (replace(a.offer(), sections={}),), (1.0,)))
+    done = perform(
+        a.anchors,
+        Merge(fragment=0, base=BASE, offers=(replace(a.offer(), sections={}),), weights=(1.0,)),
+    )
     assert done.fault == "section 'delta' is missing"
 
 
@@ -281,22 +323,34 @@ def test_two_staggered_fragments_of_weights_that_fall_by_two_a_step() -> None:
         for p in [p for p in range(2) if schedule.due(step, marks[p])]:
             snapshot, marks[p] = torch.empty(1), step
             gather(layout.fragments[p], parameters, snapshot)
-            sections = perform(anchors, Prepare(p, step, snapshot)).sections
-            offer = Offer(PeerId("a", 1), p, step, 1, 1, b"", BASE.key, True, sections)
-            done = perform(anchors, Merge(p, BASE, (offer,), (1.0,)))
-            seal = Seal(
-                offer.peer,
-                p,
-                b"",
-                BASE.key,
-                (offer.entry,),
-                (1.0,),
-                (),
-                "",
-                done.digest,
-                done.sections,
+            sections = perform(anchors, Prepare(fragment=p, seq=step, tensor=snapshot)).sections
+            offer = Offer(
+                peer=PeerId("a", 1),
+                fragment=p,
+                seq=step,
+                tokens=1,
+                steps=1,
+                genesis=b"",
+                key=BASE.key,
+                due=True,
+                sections=sections,
             )
-            (correction,) = perform(anchors, Advance(seal, BASE, True)).corrections
+            done = perform(anchors, Merge(fragment=p, base=BASE, offers=(offer,), weights=(1.0,)))
+            seal = Seal(
+                sealer=offer.peer,
+                fragment=p,
+                base=b"",
+                key=BASE.key,
+                members=(offer.entry,),
+                weights=(1.0,),
+                absent=(),
+                reason="",
+                payload=done.digest,
+                sections=done.sections,
+            )
+            (correction,) = perform(
+                anchors, Advance(seal=seal, lineage=BASE, merged_own_offer=True)
+            ).corrections
             scatter(layout.fragments[p], correction.values, parameters, correction.replace)
             found.append((p, step, parameters[p].item()))
     assert found == [(0, 3, -11), (1, 6, -23), (0, 9, -35), (1, 12, -47)]
@@ -427,12 +481,12 @@ def test_what_an_outlived_checkpoints_encodings_lost_is_forgotten(whole: bool) -
         if whole:
             other.anchors.load(0, old.anchors.save(0))
             job: Job = Install(
-                (other.export(),), merged_own_offer=False, replace=False, forget=forget
+                states=(other.export(),), merged_own_offer=False, replace=False, forget=forget
             )
         else:
             job = Advance(
-                other.seal(other.train(wide(1)).offer()),
-                BASE,
+                seal=other.seal(other.train(wide(1)).offer()),
+                lineage=BASE,
                 merged_own_offer=False,
                 forget=forget,
             )
@@ -536,10 +590,15 @@ def test_what_stayed_of_an_outlived_checkpoint_leaves_the_weights_unless_it_is_o
         heir.offer()
     if whole:
         other.anchors.load(0, old.anchors.save(0))
-        job: Job = Install((other.export(),), merged_own_offer=False, replace=False, forget=True)
+        job: Job = Install(
+            states=(other.export(),), merged_own_offer=False, replace=False, forget=True
+        )
     else:
         job = Advance(
-            other.seal(other.train(changes[2]).offer()), BASE, merged_own_offer=False, forget=True
+            seal=other.seal(other.train(changes[2]).offer()),
+            lineage=BASE,
+            merged_own_offer=False,
+            forget=True,
         )
     heir.apply(*perform(heir.anchors, job).corrections)
     assert not stayed(heir).any()
@@ -563,7 +622,8 @@ def test_a_seal_of_our_former_process_without_its_offer_leaves_what_its_encoding
     seal = old.seal(other.train(second + third).offer())
     assert (
         perform(
-            heir.anchors, Advance(seal, BASE, merged_own_offer=False, sealed_by_predecessor=True)
+            heir.anchors,
+            Advance(seal=seal, lineage=BASE, merged_own_offer=False, sealed_by_predecessor=True),
         ).fault
         == ""
     )
@@ -591,7 +651,9 @@ def test_what_a_seal_lost_is_dropped_where_others_went_on_without_us() -> None:
     lost = sealer.anchors.way_back[0].feedback
     assert lost is not None
     assert lost.residual is not None
-    perform(sealer.anchors, Install((other.export(),), merged_own_offer=False, replace=False))
+    perform(
+        sealer.anchors, Install(states=(other.export(),), merged_own_offer=False, replace=False)
+    )
     assert lost.residual is None
 
 
@@ -615,7 +677,7 @@ def test_a_pulled_anchor_is_the_one_that_was_sealed(policy: Nesterov, drawn: lis
     source.adopt(source.seal(source.train(change).offer()))
     before = joiner.weights
     (correction,) = perform(
-        joiner.anchors, Install((source.export(),), merged_own_offer=False, replace=False)
+        joiner.anchors, Install(states=(source.export(),), merged_own_offer=False, replace=False)
     ).corrections
     joiner.apply(correction)
     assert torch.equal(joiner.theta, source.theta)
@@ -635,7 +697,7 @@ def test_a_pulled_anchor_that_merged_the_pending_offer_keeps_only_what_came_afte
     source.adopt(source.seal(source.offer(), learner.offer()))
     learner.train(later)
     (correction,) = perform(
-        learner.anchors, Install((source.export(),), merged_own_offer=True, replace=False)
+        learner.anchors, Install(states=(source.export(),), merged_own_offer=True, replace=False)
     ).corrections
     learner.apply(correction)
     assert close(learner.weights, source.theta - later)
@@ -647,7 +709,7 @@ def test_replacement_drops_progress_and_residual() -> None:
     learner.adopt(learner.seal(learner.train(wide(1 + 2**-9)).offer()))
     learner.train(wide(math.pi)).offer()
     (correction,) = perform(
-        learner.anchors, Install((source.export(),), merged_own_offer=False, replace=True)
+        learner.anchors, Install(states=(source.export(),), merged_own_offer=False, replace=True)
     ).corrections
     learner.apply(correction)
     anchors = learner.anchors
@@ -703,7 +765,8 @@ def test_a_model_of_empty_tensors_has_anchors_too() -> None:
     learner.adopt(learner.seal(learner.offer()))
     assert (
         perform(
-            learner.anchors, Install((learner.export(),), merged_own_offer=False, replace=True)
+            learner.anchors,
+            Install(states=(learner.export(),), merged_own_offer=False, replace=True),
         ).fault
         == ""
     )
@@ -717,14 +780,25 @@ def seal_with(values: Tensor, payload: bytes | None = None) -> Seal:
     packet = raw(values)
     digest = payload or content_digest(packet.data)
     return Seal(
-        PeerId("x", 1), 0, BASE.digest, BASE.key, (), (), (), "", digest, {"merged": packet}
+        sealer=PeerId("x", 1),
+        fragment=0,
+        base=BASE.digest,
+        key=BASE.key,
+        members=(),
+        weights=(),
+        absent=(),
+        reason="",
+        payload=digest,
+        sections={"merged": packet},
     )
 
 
 def test_a_merge_that_overflows_is_void() -> None:
     learners = [Learner(name, vector(0, 0)) for name in "ab"]
     offers = tuple(x.train(vector(-8e37, 0)).offer() for x in learners)
-    done = perform(learners[0].anchors, Merge(0, BASE, offers, (4.0, 4.0)))
+    done = perform(
+        learners[0].anchors, Merge(fragment=0, base=BASE, offers=offers, weights=(4.0, 4.0))
+    )
     assert done.fault == "the merged delta is not finite"
 
 
@@ -795,7 +869,9 @@ def test_a_state_with_a_section_changed_consistently_is_taken() -> None:
     learner = Learner("a", vector(0, 0), outer=CLASSIC)
     state = changed(learner.export(), "anchor", vector(7, 8))
     assert (
-        perform(learner.anchors, Install((state,), merged_own_offer=False, replace=False)).fault
+        perform(
+            learner.anchors, Install(states=(state,), merged_own_offer=False, replace=False)
+        ).fault
         == ""
     )
     assert learner.theta.tolist() == [7, 8]
@@ -813,7 +889,9 @@ def test_a_refused_state_changes_no_bit(kind: str, replacing: bool) -> None:
     done = perform(
         learner.anchors,
         Install(
-            (STATES[kind](source.export()),), merged_own_offer=not replacing, replace=replacing
+            states=(STATES[kind](source.export()),),
+            merged_own_offer=not replacing,
+            replace=replacing,
         ),
     )
     assert done.fault != ""
@@ -829,11 +907,16 @@ def test_of_several_states_none_is_taken_if_one_is_refused() -> None:
 
     source, learner = anchors(1, 2), anchors(0, 0)
     done = [perform(source, Export(p, BASE)) for p in range(2)]
-    states = [State(PeerId("a", 1), p, BASE, d.digest, d.sections) for p, d in enumerate(done)]
+    states = [
+        State(peer=PeerId("a", 1), fragment=p, lineage=BASE, content=d.digest, sections=d.sections)
+        for p, d in enumerate(done)
+    ]
     fault = perform(
         learner,
         Install(
-            (states[0], replace(states[1], content=b"no")), merged_own_offer=False, replace=True
+            states=(states[0], replace(states[1], content=b"no")),
+            merged_own_offer=False,
+            replace=True,
         ),
     ).fault
     assert fault == "the anchor's bytes do not have the digest that came with them"
@@ -845,7 +928,7 @@ def test_weights_that_are_not_finite_are_neither_offered_nor_founded(value: floa
     learner = Learner("a", vector(0))
     before = contents(learner)
     assert (
-        perform(learner.anchors, Prepare(0, 1, vector(value))).fault
+        perform(learner.anchors, Prepare(fragment=0, seq=1, tensor=vector(value))).fault
         == "its parameters are not finite"
     )
     assert (

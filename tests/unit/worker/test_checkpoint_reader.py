@@ -38,7 +38,7 @@ counts, more = st.integers(0, 10**12), st.integers(10**12, 10**15)
 claims = st.builds(Claim, peers, counts)
 pendings = st.builds(
     Pending,
-    claims,
+    claim=claims,
     seq=counts,
     step=counts,
     tokens=counts,
@@ -51,14 +51,14 @@ pendings = st.builds(
 )
 standings = st.builds(
     Standing,
-    lineages,
-    claims,
-    st.integers(-100, 10**12),
-    st.builds(Totals, counts, counts),
-    counts,
-    st.none() | pendings,
-    st.booleans(),
-    st.none() | counts,
+    lineage=lineages,
+    claim=claims,
+    cycle_start=st.integers(-100, 10**12),
+    settled=st.builds(Totals, counts, counts),
+    dropped_tokens=counts,
+    pending=st.none() | pendings,
+    correction_pending=st.booleans(),
+    adopt_at=st.none() | counts,
     last=st.builds(Totals, counts, counts),
     has_unsent_residual=st.booleans(),
 )
@@ -82,12 +82,12 @@ def kept(draw: st.DrawFn, numel: int) -> Kept:
 
 checkpoints = st.builds(
     Checkpoint,
-    more,
-    more,
-    counts,
-    st.text("0123456789abcdef", max_size=32),
-    st.lists(st.text(), max_size=3).map(tuple),
-    st.just(()) | st.tuples(*map(kept, NUMELS)),
+    step=more,
+    tokens=more,
+    head_start=counts,
+    weights=st.text("0123456789abcdef", max_size=32),
+    history=st.lists(st.text(), max_size=3).map(tuple),
+    fragments=st.just(()) | st.tuples(*map(kept, NUMELS)),
 )
 
 
@@ -148,12 +148,22 @@ def test_a_closing_offer_that_was_saved_without_its_weight_weighs_by_the_last_on
     steps: int, again: tuple[int, int]
 ) -> None:
     me = Claim(PeerId("a", 1), 0)
-    pending = Pending(me, 1, 4, 10 * steps, steps, due=True, flush=True)
+    pending = Pending(claim=me, seq=1, step=4, tokens=10 * steps, steps=steps, due=True, flush=True)
     standing = Standing(
-        Lineage.fresh(b"g" * 16), me, 0, Totals(), 0, pending, False, None, last=Totals(3, 30)
+        lineage=Lineage.fresh(b"g" * 16),
+        claim=me,
+        cycle_start=0,
+        settled=Totals(),
+        dropped_tokens=0,
+        pending=pending,
+        correction_pending=False,
+        adopt_at=None,
+        last=Totals(3, 30),
     )
     tensors = [{"anchor": torch.zeros(n), "delta": torch.zeros(n)} for n in NUMELS]
-    checkpoint = ordered(Checkpoint(9, 90, fragments=tuple(Kept(standing, t) for t in tensors)))
+    checkpoint = ordered(
+        Checkpoint(step=9, tokens=90, fragments=tuple(Kept(standing, t) for t in tensors))
+    )
     state = of_former_versions(to_state(checkpoint, LAYOUT), "again")
     for back in from_state(state, LAYOUT).fragments:
         assert back.standing.pending

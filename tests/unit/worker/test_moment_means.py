@@ -105,7 +105,17 @@ def averaging(exact: bool = True, moments: Sequence[Moment] = BOTH) -> MomentMea
 
 
 def offered(sections: Sections, name: str = "a", steps: int = 1) -> Offer:
-    return Offer(PeerId(name, 1), 0, 1, steps, steps, b"genesis", BASE.key, True, sections)
+    return Offer(
+        peer=PeerId(name, 1),
+        fragment=0,
+        seq=1,
+        tokens=steps,
+        steps=steps,
+        genesis=b"genesis",
+        key=BASE.key,
+        due=True,
+        sections=sections,
+    )
 
 
 def read_back(name: str, packet: Packet) -> Reading:
@@ -496,17 +506,17 @@ def test_what_belongs_to_no_moment_any_more_is_left_out() -> None:
     assert [sorted(kept) for kept in held(other)] == [["exp_avg_sq"], ["exp_avg_sq"]]
 
 
-PENDING = Pending(Claim(PeerId("a", 1), 0), 1, 1, 1, 1, due=True)
+PENDING = Pending(claim=Claim(PeerId("a", 1), 0), seq=1, step=1, tokens=1, steps=1, due=True)
 
 
 def standing(pending: Pending | None) -> Standing:
     return Standing(
-        BASE,
-        Claim(PeerId("a", 1), 0),
-        0,
-        Totals(),
-        0,
-        pending,
+        lineage=BASE,
+        claim=Claim(PeerId("a", 1), 0),
+        cycle_start=0,
+        settled=Totals(),
+        dropped_tokens=0,
+        pending=pending,
         correction_pending=True,
         adopt_at=None,
     )
@@ -592,24 +602,51 @@ class Member:
         self.seq += 1
         done = perform(self.anchors, prepare(seed, self.seq, sent))
         assert done.fault == ""
-        return Offer(self.id, 0, self.seq, 1, 1, b"genesis", BASE.key, True, done.sections)
+        return Offer(
+            peer=self.id,
+            fragment=0,
+            seq=self.seq,
+            tokens=1,
+            steps=1,
+            genesis=b"genesis",
+            key=BASE.key,
+            due=True,
+            sections=done.sections,
+        )
 
     def seal(self, *offers: Offer, due: Sequence[str] = ALL) -> Seal:
         shares = (1 / len(offers),) * len(offers)
-        done = perform(self.anchors, Merge(0, BASE, offers, shares, tuple(due)))
+        done = perform(
+            self.anchors,
+            Merge(fragment=0, base=BASE, offers=offers, weights=shares, moments=tuple(due)),
+        )
         assert done.fault == ""
         members = tuple(offer.entry for offer in offers)
         key = BASE.seal(members, done.digest).key
         return Seal(
-            self.id, 0, BASE.digest, key, members, shares, (), "", done.digest, done.sections
+            sealer=self.id,
+            fragment=0,
+            base=BASE.digest,
+            key=key,
+            members=members,
+            weights=shares,
+            absent=(),
+            reason="",
+            payload=done.digest,
+            sections=done.sections,
         )
 
     def advance(self, seal: Seal, merged_own_offer: bool = True, **more: Any) -> Performed:
-        return perform(self.anchors, Advance(seal, BASE, merged_own_offer, **more))
+        return perform(
+            self.anchors,
+            Advance(seal=seal, lineage=BASE, merged_own_offer=merged_own_offer, **more),
+        )
 
     def export(self) -> State:
         done = perform(self.anchors, Export(0, BASE))
-        return State(self.id, 0, BASE, done.digest, done.sections)
+        return State(
+            peer=self.id, fragment=0, lineage=BASE, content=done.digest, sections=done.sections
+        )
 
     def contents(self) -> list[Any]:
         """All that there is, to the bit."""
@@ -627,7 +664,12 @@ def member(coding: str = "none", name: str = "a") -> Member:
 
 def prepare(seed: int, seq: int = 1, sent: Sequence[str] = ALL) -> Prepare:
     generator = torch.Generator().manual_seed(seed)
-    return Prepare(0, seq, torch.randn(NUMEL, generator=generator), readings(seed, sent))
+    return Prepare(
+        fragment=0,
+        seq=seq,
+        tensor=torch.randn(NUMEL, generator=generator),
+        moments=readings(seed, sent),
+    )
 
 
 def busy(coding: str = "none") -> tuple[Member, Member, Seal]:
@@ -687,9 +729,9 @@ def test_what_has_to_be_dropped_was_never_sent(whole: bool) -> None:
     a, b, _ = busy()
     elsewhere = a.seal(a.offer(40))
     if whole:
-        job: Any = Install((b.export(),), merged_own_offer=False, replace=True)
+        job: Any = Install(states=(b.export(),), merged_own_offer=False, replace=True)
     else:
-        job = Advance(elsewhere, BASE, merged_own_offer=False, replace=True)
+        job = Advance(seal=elsewhere, lineage=BASE, merged_own_offer=False, replace=True)
     (correction,) = perform(b.anchors, job).corrections
     assert b.anchors.averaging[0].own == {}
     assert {m.newcomer for m in correction.moments} == ({True} if whole else set())
@@ -702,7 +744,9 @@ def test_a_group_that_is_added_has_moments_of_its_own() -> None:
     )
     perform(a.anchors, Extend(more, torch.zeros(2), (0, 0), more.groups()))
     reading = Reading(torch.tensor([1.0, 2.0]), (3,))
-    sections = perform(a.anchors, Prepare(1, 1, torch.zeros(2), {"exp_avg": reading})).sections
+    sections = perform(
+        a.anchors, Prepare(fragment=1, seq=1, tensor=torch.zeros(2), moments={"exp_avg": reading})
+    ).sections
     out = torch.empty(2)
     assert decode_moment(FIRST, sections[MOMENT_PREFIX + "exp_avg"], [(2,)], out) == (3,)
     assert out.tolist() == [1.0, 2.0]
@@ -744,11 +788,14 @@ def test_no_bit_of_a_newcomers_moment_can_be_changed_on_its_way(
     a, b, _ = busy()
     state, before = a.export(), b.contents()
     bad = replace(state, sections=flipped(state.sections, MOMENT_PREFIX + name, at, bit))
-    done = perform(b.anchors, Install((bad,), merged_own_offer=False, replace=replacing))
+    done = perform(b.anchors, Install(states=(bad,), merged_own_offer=False, replace=replacing))
     assert done.fault != ""
     assert b.contents() == before
     assert (
-        perform(b.anchors, Install((state,), merged_own_offer=False, replace=replacing)).fault == ""
+        perform(
+            b.anchors, Install(states=(state,), merged_own_offer=False, replace=replacing)
+        ).fault
+        == ""
     )
 
 
@@ -830,9 +877,11 @@ def test_a_bad_moment_is_refused_with_the_offer_the_seal_and_the_anchor_it_came_
     content = content_digest(*(whole[key].data for key in sorted(whole)))
     for job in (
         Inspect(offered({**a.offer(30).sections, name: bad})),
-        Advance(tampered, BASE, merged_own_offer=True),
+        Advance(seal=tampered, lineage=BASE, merged_own_offer=True),
         Install(
-            (replace(state, sections=whole, content=content),), merged_own_offer=False, replace=True
+            states=(replace(state, sections=whole, content=content),),
+            merged_own_offer=False,
+            replace=True,
         ),
     ):
         done = perform(b.anchors, job)
@@ -858,7 +907,12 @@ def test_what_is_not_known_here_is_taken_for_no_reason_to_refuse() -> None:
     assert b.advance(strange).fault == ""
     assert (
         perform(
-            b.anchors, Install((replace(state, sections=whole, content=content),), False, False)
+            b.anchors,
+            Install(
+                states=(replace(state, sections=whole, content=content),),
+                merged_own_offer=False,
+                replace=False,
+            ),
         ).fault
         == ""
     )
@@ -879,7 +933,10 @@ def test_a_moment_that_is_not_finite_is_left_out_of_the_offer_and_named(
     """The others go with it, and are all that will be corrected."""
     (other,) = set(ALL) - {name}
     a, b, _ = busy()
-    done = perform(a.anchors, Prepare(0, 9, torch.zeros(NUMEL), spoiled(value, name)))
+    done = perform(
+        a.anchors,
+        Prepare(fragment=0, seq=9, tensor=torch.zeros(NUMEL), moments=spoiled(value, name)),
+    )
     assert done.fault == ""
     assert done.warning.startswith(f"its {name} is not finite")
     assert done.sections.keys() == {"delta", MOMENT_PREFIX + other}
@@ -894,14 +951,15 @@ def test_a_moment_that_is_not_finite_is_left_out_of_the_offer_and_named(
 def test_all_that_is_wrong_is_named() -> None:
     a = Member()
     both = {name: spoiled(math.nan, name)[name] for name in ALL}
-    done = perform(a.anchors, Prepare(0, 1, torch.zeros(NUMEL), both))
+    done = perform(a.anchors, Prepare(fragment=0, seq=1, tensor=torch.zeros(NUMEL), moments=both))
     assert [f"its {name} is not finite" in done.warning for name in ALL] == [True, True]
     assert done.sections.keys() == {"delta"}
 
 
 def test_a_negative_second_moment_is_left_out_too() -> None:
     done = perform(
-        Member().anchors, Prepare(0, 1, torch.zeros(NUMEL), spoiled(-1e-9, "exp_avg_sq"))
+        Member().anchors,
+        Prepare(fragment=0, seq=1, tensor=torch.zeros(NUMEL), moments=spoiled(-1e-9, "exp_avg_sq")),
     )
     assert "its exp_avg_sq is" in done.warning
     assert done.sections.keys() == {"delta", MOMENT_PREFIX + "exp_avg"}
@@ -1157,7 +1215,9 @@ def test_who_came_to_an_anchor_of_lesser_version_sends_what_a_round_missed_again
     more."""
     made = engine(20)
     made.fragment.averaged = {"first": 18, "second": 18}
-    branch = Lineage(made.lineage.tokens + 1, 4, b"of another branch", GENESIS)
+    branch = Lineage(
+        tokens=made.lineage.tokens + 1, version=4, digest=b"of another branch", genesis=GENESIS
+    )
     made.receive(state_of(branch))
     (install,) = made.jobs(Install)
     made.done(install)
@@ -1182,7 +1242,7 @@ def test_a_newcomer_owes_no_moments_that_came_with_the_anchor(
     came: Sequence[str], expected: dict[str, int]
 ) -> None:
     made = engine()
-    theirs = Lineage(70, 7, b"seven", OTHER)
+    theirs = Lineage(tokens=70, version=7, digest=b"seven", genesis=OTHER)
     made.beat(PEER, theirs, genesis=OTHER)
     made.receive(
         replace(

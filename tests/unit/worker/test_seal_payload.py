@@ -38,10 +38,29 @@ def drawn(seed: int, n: int) -> list[Tensor]:
 def offers(how: Codec, deltas: list[Tensor], idle: bool = False) -> tuple[Offer, ...]:
     packets = [encode_packet(how, delta, FRAGMENT.shapes)[0] for delta in deltas]
     made = [
-        Offer(PeerId(f"p{i}", 1), 0, 1, 10, 1, b"g", Key(0, 0, b""), True, {"delta": packet})
+        Offer(
+            peer=PeerId(f"p{i}", 1),
+            fragment=0,
+            seq=1,
+            tokens=10,
+            steps=1,
+            genesis=b"g",
+            key=Key(0, 0, b""),
+            due=True,
+            sections={"delta": packet},
+        )
         for i, packet in enumerate(packets)
     ]
-    nothing = Offer(PeerId("a", 1), 0, 0, 0, 0, b"g", Key(0, 0, b""), False)
+    nothing = Offer(
+        peer=PeerId("a", 1),
+        fragment=0,
+        seq=0,
+        tokens=0,
+        steps=0,
+        genesis=b"g",
+        key=Key(0, 0, b""),
+        due=False,
+    )
     return tuple([nothing, *made] if idle else made)
 
 
@@ -49,7 +68,16 @@ def seal_of(members: tuple[Offer, ...], weights: list[float], sections: Sections
     entries = tuple(offer.entry for offer in members)
     payload = payload_digest(sections, weights)
     return Seal(
-        PeerId("s", 1), 0, b"", Key(1, 1, b""), entries, tuple(weights), (), "", payload, sections
+        sealer=PeerId("s", 1),
+        fragment=0,
+        base=b"",
+        key=Key(1, 1, b""),
+        members=entries,
+        weights=tuple(weights),
+        absent=(),
+        reason="",
+        payload=payload,
+        sections=sections,
     )
 
 

@@ -13,7 +13,7 @@ B = PeerId("b", 1)
 
 
 def state(fragment: int) -> State:
-    return State(B, fragment, Lineage.fresh(b"g"), b"")
+    return State(peer=B, fragment=fragment, lineage=Lineage.fresh(b"g"), content=b"")
 
 
 @given(st.lists(lineages, max_size=5), digests)
@@ -30,7 +30,7 @@ def test_models_are_ordered_by_the_sums_over_their_fragments(
 
 
 def test_a_trained_model_is_greater_and_the_genesis_breaks_ties() -> None:
-    fresh, trained = Lineage.fresh(b"z"), Lineage(1, 0, b"d", b"a")
+    fresh, trained = Lineage.fresh(b"z"), Lineage(tokens=1, version=0, digest=b"d", genesis=b"a")
     assert model_key([trained.key], b"a", False) > model_key([fresh.key], b"z", True)
     assert model_key([fresh.key], b"a", True) > model_key([fresh.key], b"z", False)
     assert model_key([fresh.key], b"z", False) > model_key([Lineage.fresh(b"a").key], b"a", False)

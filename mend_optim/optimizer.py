@@ -337,7 +337,7 @@ class MendOptimizer(Optimizer):
         self._refuse_swapped("global_weights")
         learner = self._learner
         handover = self._handover
-        if learner is None or handover is None or learner.engine.state.solo:
+        if learner is None or handover is None or learner.engine.state.alone:
             yield
             return
         own = self._own_weights = [parameter.detach().clone() for parameter in self._parameters]

@@ -5,67 +5,112 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mend_optim.engine.effects import Send
-from mend_optim.engine.progress import NEVER, Pending, Progress
+from mend_optim.engine.pending import Pending
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.residual_share import NO_SHARE
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Offer, nbytes
+from mend_optim.protocol.messages import Beat, Message, Offer, Report, nbytes
 
 
 class Offers:
     """What a learner does about its own offers."""
 
     def __init__(self, state: EngineState, stragglers: Stragglers) -> None:
-        self.state, self.stragglers = state, stragglers
+        self.state = state
+        self.stragglers = stragglers
+
+    # ── send ──────────────────────────────────────────────────────────────────────────────────────
 
     def send_offer(self, now: float, fragment: Progress, to: PeerId | None) -> None:
-        """Send the pending offer to `to` if it is live, else to the fragment's sealer; nobody to
-        send to: wait."""
+        """Send the pending offer to `to` if that is alive, else to the fragment's sealer. If there
+        is nobody to send it to, it waits."""
         pending = fragment.pending
         if pending is None or pending.offer is None:
             return
-        peer = self.state.roster.find(to) if to else None
-        target = to if peer and not peer.suspected else self.state.roster.sealer(fragment.fragment)
-        pending.sent_to, pending.sent_at, pending.delivered, pending.resend_at = (
-            target,
-            now,
-            False,
-            NEVER,
-        )
+        state = self.state
+        peer = state.roster.find(to) if to else None
+        target = to if peer and not peer.suspected else state.roster.sealer(fragment.fragment)
+        pending.sent(now, target, delivered=target == state.me)
         if target is not None:
-            pending.delivered = target == self.state.me
-            self.state.emit(
-                Send(target, replace(pending.offer, key=fragment.lineage.key, due=pending.due))
-            )
+            offer = replace(pending.offer, key=fragment.lineage.key, due=pending.due)
+            state.emit(Send(target, offer))
 
     def resend(self, now: float, fragment: Progress) -> None:
-        """Offer again if whoever has the offer died, lost it, or runs the fragment's rounds no
-        more."""
+        """Offer again if the learner that has the offer died, lost it, or runs the fragment's
+        rounds no more."""
         pending = fragment.pending
-        if pending is None or pending.offer is None or self.state.solo:
+        if pending is None or pending.offer is None or self.state.alone:
             return
-        peer = self.state.roster.find(pending.sent_to) if pending.sent_to else None
-        live = pending.sent_to == self.state.me or (peer is not None and not peer.suspected)
-        moved = self.state.roster.sealer(fragment.fragment) != pending.sent_to and (
-            pending.delivered or not live
-        )
+        live = self._is_live(pending.sent_to)
+        sealer = self.state.roster.sealer(fragment.fragment)
+        moved = sealer != pending.sent_to and (pending.delivered or not live)
         if not live or moved or now >= pending.resend_at:
             self.send_offer(now, fragment, None)
 
-    def delivered(self, now: float, pending: Pending) -> None:
-        """All of the offer is where it was sent. What comes back may be as long as float32 is, and
-        take as much longer."""
-        assert pending.offer is not None
-        packets, size, took = (
-            pending.offer.sections.values(),
-            nbytes(pending.offer.sections),
-            now - pending.sent_at,
+    def _is_live(self, id: PeerId | None) -> bool:
+        if id is None:
+            return False
+        peer = self.state.roster.find(id)
+        return id == self.state.me or (peer is not None and not peer.suspected)
+
+    def on_call(self, now: float, p: int, caller: PeerId) -> None:
+        """The sealer asks for our offer: send the pending one, or make one at the end of this inner
+        step. At rest, take part with nothing."""
+        state, fragment = self.state, self.state.fragments[p]
+        if fragment.pending:
+            if fragment.pending.offer and fragment.pending.sent_to != caller:
+                self.send_offer(now, fragment, caller)
+        elif state.resting and not state.has_unsent_work(fragment):
+            state.emit(Send(caller, self._nothing(fragment)))
+        elif not state.policies.schedule.lockstep:
+            fragment.request_offer(caller)
+
+    def _nothing(self, fragment: Progress) -> Offer:
+        """An empty offer, with which a learner at rest takes part."""
+        claims = self.state.policies.residual_in_weights
+        return Offer(
+            peer=self.state.me,
+            fragment=fragment.fragment,
+            seq=0,
+            tokens=0,
+            steps=0,
+            genesis=self.state.genesis,
+            key=fragment.lineage.key,
+            due=False,
+            again=fragment.residual.share if claims else NO_SHARE,
         )
+
+    # ── what became of it ─────────────────────────────────────────────────────────────────────────
+
+    def sent_as(self, to: PeerId, message: Message) -> Pending | None:
+        """The pending offer, if the message is that, as it was sent to this peer last."""
+        if not isinstance(message, Offer) or not message.steps:
+            return None
+        if not self.state.has_fragment(message.fragment):
+            return None
+        pending = self.state.fragments[message.fragment].pending
+        if pending is None or pending.sent_to != to:
+            return None
+        same = (pending.claim, pending.seq) == (message.claim, message.seq)
+        return pending if same else None
+
+    def delivered(self, now: float, pending: Pending) -> None:
+        """The peer has all of the offer. What comes back may be as long as float32 is, and take as
+        much longer."""
+        assert pending.offer is not None
+        size, took = nbytes(pending.offer.sections), now - pending.sent_at
         self.stragglers.delivered(took, size)
-        longer = sum(4 * packet.numel for packet in packets) / max(1, size)
-        pending.seal_s = min(took * max(1.0, longer), self.state.policies.timing.round_timeout_s)
-        pending.delivered, pending.resend_at = True, now + self.patience(pending)
+        dense = sum(4 * packet.numel for packet in pending.offer.sections.values())
+        longest = self.state.policies.timing.round_timeout_s
+        pending.seal_s = min(took * max(1.0, dense / max(1, size)), longest)
+        pending.arrived(resend_at=now + self.patience(pending))
+
+    def undelivered(self, now: float, pending: Pending) -> None:
+        """The offer did not arrive, or its stream broke before the answer."""
+        pending.lost(resend_at=now + self.state.policies.timing.beat_s)
 
     def heard(self, now: float, id: PeerId) -> None:
         """Bytes came from a peer, perhaps the seal of an offer that it has: in the meantime nothing
@@ -74,39 +119,25 @@ class Offers:
             pending = fragment.pending
             if pending and pending.sent_to == id:
                 if pending.delivered:
-                    pending.resend_at = max(pending.resend_at, now + self.patience(pending))
-                if fragment.behind_since is not None:
-                    fragment.behind_since = now
+                    pending.still_coming(now + self.patience(pending))
+                fragment.heard_while_behind(now)
+
+    def reported(
+        self, now: float, fragment: Progress, beat: Beat, report: Report, was_unknown: bool
+    ) -> None:
+        """A beat says which offers its learner holds. `was_unknown`: it has just taken our model
+        over, and kept nothing of what reached it before."""
+        pending = fragment.pending
+        if pending is None or pending.sent_to != beat.peer:
+            return
+        if (self.state.me, pending.seq) in report.held:
+            pending.arrived(resend_at=now + self.patience(pending))
+        elif was_unknown and beat.genesis == self.state.genesis:
+            pending.forgotten(now)
+            self.resend(now, fragment)
 
     def patience(self, pending: Pending) -> float:
-        """How long a sealer's beats may not mention our offer before it counts as lost: the seal
-        may be coming."""
+        """How long a sealer's beats may not mention our offer before it counts as lost, in seconds:
+        the seal may be on its way."""
         rare = 1 + self.state.roster.size // FANOUT
         return self.state.policies.timing.suspect_after_s * rare + pending.seal_s
-
-    def on_call(self, now: float, p: int, requested_by: PeerId) -> None:
-        """The sealer asks for our offer: send the pending one, or make one at the end of this step;
-        at rest, take part with nothing."""
-        fragment = self.state.fragments[p]
-        if fragment.pending:
-            if fragment.pending.offer and fragment.pending.sent_to != requested_by:
-                self.send_offer(now, fragment, requested_by)
-        elif self.state.resting and not self.state.has_unsent_work(fragment):
-            key, again = (
-                fragment.lineage.key,
-                fragment.weight if self.state.policies.residual_in_weights else (0, 0),
-            )
-            empty = Offer(
-                peer=self.state.me,
-                fragment=p,
-                seq=0,
-                tokens=0,
-                steps=0,
-                genesis=self.state.genesis,
-                key=key,
-                due=False,
-                again=again,
-            )
-            self.state.emit(Send(requested_by, empty))
-        elif not self.state.policies.schedule.lockstep:
-            fragment.offer_requested, fragment.requested_by = True, requested_by

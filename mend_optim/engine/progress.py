@@ -1,431 +1,236 @@
-"""The learner's side of a fragment: what was trained since the anchor, what was offered, what
-awaits adoption.
+"""What one fragment of one learner is busy with, between its boundary and its next anchor.
 
-A learner has at most one pending offer per fragment, and keeps it, same sequence number and same
-bytes, until some anchor has merged it. Progress trained after its snapshot travels in the next
-offer. So everything up to `settled` is settled, the pending offer holds exactly what follows, and
-no seal met later can contain work that is also still to be offered."""
+    motion     event             next       why
+    ─────────  ────────────────  ─────────  ────────────────────────────────────────────────────────
+    STILL      copy              SNAPSHOT   the training thread copies the fragment
+    SNAPSHOT   copied, released  STILL      the worker has made Δ or an anchor of it; or no copy came
+    STILL      move              MOVING     the worker takes an outer step, or installs an anchor
+    MOVING     moved, refused    STILL      the anchor is another one, or still the same
+
+A snapshot and a moving anchor exclude each other, because Δ needs the anchor that its weights rest
+on. News of greater anchors that comes in the meantime is deferred until the fragment is still.
+
+After a move a correction awaits the training thread (`correction_pending`), and nothing is copied
+until it is applied."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from mend_optim.engine.accounts import Accounts, Totals
+from mend_optim.engine.pending import Pending
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.superseded import SupersededAccount
-from mend_optim.protocol.lineage import Claim, Lineage, PeerId
-from mend_optim.protocol.messages import Offer, Seal, Sections, State
-
-NEVER = float("inf")
+from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.messages import Seal, State
 
 
 class Motion(Enum):
-    """What a fragment is busy with. A snapshot and a moving anchor exclude each other: Δ needs the
-    anchor its weights rest on."""
+    """What a fragment is busy with."""
 
     STILL = "still"
-    SNAPSHOT = "snapshot"  # copied by the training thread, not yet Δ
-    MOVING = "moving"  # the worker takes an outer step or installs an anchor
+    SNAPSHOT = "snapshot"
+    MOVING = "moving"
 
 
-@dataclass(slots=True, kw_only=True)
-class Pending:
-    """An offer on its way to be merged: (step, tokens, steps) at its snapshot, and where it was
-    sent. `follows`: see `Offer`; `earlier`: (seq, follows) of the same work on anchors of other
-    branches; `seal_s`: how long its seal may be on its way, by how long the offer was; `flush`:
-    made at rest, with what encodings before have lost; `again`: see `Offer`."""
-
-    claim: Claim
-    seq: int
-    step: int
-    tokens: int
-    steps: int
-    due: bool
-    offer: Offer | None = None
-    sent_to: PeerId | None = None
-    sent_at: float = 0.0
-    seal_s: float = 0.0
-    delivered: bool = False
-    resend_at: float = NEVER
-    missed: bool = False
-    flush: bool = False
-    follows: int = 0
-    again: tuple[int, int] = (0, 0)
-    earlier: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def numbers(self) -> dict[int, int]:
-        """Every seq that it has had, and what it followed under it."""
-        return {**dict(self.earlier), self.seq: self.follows}
+MOTIONS: dict[tuple[Motion, str], Motion] = {
+    (Motion.STILL, "copy"): Motion.SNAPSHOT,
+    (Motion.SNAPSHOT, "copied"): Motion.STILL,
+    (Motion.SNAPSHOT, "released"): Motion.STILL,
+    (Motion.STILL, "move"): Motion.MOVING,
+    (Motion.MOVING, "moved"): Motion.STILL,
+    (Motion.MOVING, "refused"): Motion.STILL,
+}
 
 
-@dataclass(slots=True)
-class Totals:
-    """Inner steps and tokens trained by this process: monotone counters."""
-
-    step: int = 0
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What a checkpoint keeps of a fragment's progress. `claim` is whose work it is that no offer
-    holds yet."""
-
-    lineage: Lineage
-    claim: Claim
-    cycle_start: int
-    settled: Totals
-    dropped_tokens: int
-    pending: Pending | None
-    correction_pending: bool
-    adopt_at: int | None
-    averaged: Mapping[str, int] = field(default_factory=dict)
-    last: Totals = field(default_factory=Totals)
-    has_unsent_residual: bool = False
-
-
-class Progress:
-    """One fragment of one learner. Tokens: trained = banked (merged or dropped) + unmerged."""
+class Progress(Accounts):
+    """One fragment of one learner. Its own methods are the only writers of its fields."""
 
     def __init__(self, me: PeerId, fragment: int, lineage: Lineage, cycle_start: int) -> None:
-        self.me, self.fragment, self.lineage, self.cycle_start = me, fragment, lineage, cycle_start
-        self.settled = Totals()
-        self.dropped_tokens = 0
-        self.share = SupersededAccount()
-        self.seq = 0
-        # unmerged work that came with a checkpoint, in no offer yet
-        self.inherited: Claim | None = None
-        self.restored_from: Claim | None = None  # whose encodings lost what came with a checkpoint
-        self.pending: Pending | None = None
+        super().__init__(me, fragment, lineage)
+        #: The inner step at which the current cycle began: see `Schedule`.
+        self.cycle_start = cycle_start
+        #: Written by `_on` alone, by the table above.
         self.motion = Motion.STILL
+        #: The greatest anchor that was heard of while the fragment was busy.
         self.deferred_news: Seal | State | None = None
+        #: Whether the training thread has yet to apply a correction.
         self.correction_pending = False
+        #: Under `adopt_after`: the inner step at which the correction is applied.
         self.adopt_at: int | None = None
+        #: Whether an offer is to be made at the end of this inner step.
         self.offer_requested = False
+        #: The sealer that asked for it. Invariant: None unless a request or a copy is open.
         self.requested_by: PeerId | None = None
+        #: Since when some peer has shown a greater anchor; None if none has.
         self.behind_since: float | None = None
-        # by order of moment: the last version that averaged ours
-        self.averaged: dict[str, int] = {}
-        # what our last merged work weighed by, unless rounds have gone on without us since
-        self.last = Totals()
-        self.has_unsent_residual = False  # whether what its encoding lost is in no offer yet
 
-    def standing(self) -> Standing:
-        """What to keep of it. A copy that is not Δ yet, and an anchor that is still moving, count
-        as not begun."""
-        claim, pending, has_unsent_residual = self.claim, self.pending, self.has_unsent_residual
-        if pending and pending.offer is None and self.motion is Motion.SNAPSHOT:
-            claim, has_unsent_residual, pending = (
-                pending.claim,
-                has_unsent_residual or pending.flush,
-                None,
-            )
-        kept = pending
-        if pending:
-            kept = replace(
-                pending,
-                offer=None,
-                sent_to=None,
-                delivered=False,
-                resend_at=NEVER,
-                seal_s=0.0,
-                earlier=(),
-            )
-        return Standing(
-            lineage=self.lineage,
-            claim=claim,
-            cycle_start=self.cycle_start,
-            settled=self.settled,
-            dropped_tokens=self.dropped_tokens,
-            pending=kept,
-            correction_pending=self.correction_pending,
-            adopt_at=self.adopt_at,
-            averaged=dict(self.averaged),
-            last=self.last,
-            has_unsent_residual=has_unsent_residual,
-        )
+    def _on(self, event: str) -> None:
+        """Take the table's transition. An event that the table does not list is a bug and raises
+        `KeyError`."""
+        self.motion = MOTIONS[self.motion, event]
 
-    @classmethod
-    def resumed(cls, me: PeerId, fragment: int, standing: Standing, totals: Totals) -> Progress:
-        """The progress of `me`, a new incarnation, which goes on where a checkpoint stood."""
-        progress = cls(me, fragment, standing.lineage, standing.cycle_start)
-        progress.settled, progress.dropped_tokens = standing.settled, standing.dropped_tokens
-        progress.pending = replace(standing.pending) if standing.pending else None
-        progress.correction_pending, progress.adopt_at = (
-            standing.correction_pending,
-            standing.adopt_at,
-        )
-        progress.averaged = dict(standing.averaged)
-        progress.last, progress.has_unsent_residual = standing.last, standing.has_unsent_residual
-        offered = standing.pending.steps if standing.pending else 0
-        progress.restored_from = standing.claim
-        if progress.unmerged(totals).step > offered:
-            progress.inherited = standing.claim
-        return progress
+    @property
+    def is_still(self) -> bool:
+        return self.motion is Motion.STILL
 
-    def unmerged(self, totals: Totals) -> Totals:
-        """Steps and tokens trained since the last settled snapshot."""
-        return Totals(totals.step - self.settled.step, totals.tokens - self.settled.tokens)
+    @property
+    def is_moving(self) -> bool:
+        return self.motion is Motion.MOVING
+
+    # ── copies ────────────────────────────────────────────────────────────────────────────────────
 
     def wants_snapshot(self, totals: Totals, schedule: Schedule, flush: bool = False) -> bool:
-        """Due or called, with something to offer, nothing pending, and weights that rest on the
-        current anchor. `flush`: at rest, what was lost is something, too."""
-        if self.pending or self.correction_pending or self.motion is not Motion.STILL:
+        """Whether the fragment is due or called, with something to offer, nothing pending, and
+        weights that rest on the current anchor. With `flush`, at rest, a rest is something, too."""
+        if self.pending or self.correction_pending or not self.is_still:
             return False
         if not self.unmerged(totals).step:
-            return flush and self.has_unsent_residual
+            return flush and self.residual.unsent
         return self.offer_requested or schedule.due(totals.step, self.cycle_start)
 
+    def request_offer(self, by: PeerId | None = None) -> None:
+        """An offer is to be made at the end of this inner step, for the sealer that asks."""
+        self.offer_requested = True
+        self.requested_by = by or self.requested_by
+
     def snapshot(self, totals: Totals, due: bool, flush: bool = False) -> Pending:
-        """The training thread copies the fragment now; everything unmerged goes into the next
-        offer. Where that is just what encodings lost before a checkpoint, in the name of its
-        author, whose own process may have offered it."""
-        work = self.unmerged(totals)
-        if not work.step:
-            self.inherited = self.inherited or self.restored_from
-        claim = self.claim
-        if self.inherited:
-            seq, self.inherited = self._past(claim), None
-        else:
-            seq = self.seq = self.seq + 1
-        self.motion, self.offer_requested = Motion.SNAPSHOT, False
-        # What a long offer's encoding lost must not weigh as little as the few steps that it goes
-        # with.
-        rest = flush and self.has_unsent_residual and self.weight > (work.tokens, work.step)
-        self.has_unsent_residual = self.has_unsent_residual and not flush
-        follows = self.lineage.last_merged(claim.author)
-        self.pending = Pending(
-            claim=claim,
-            seq=seq,
-            step=totals.step,
-            tokens=work.tokens,
-            steps=work.step,
-            due=due,
-            flush=flush,
-            follows=follows,
-            again=self.weight if rest else (0, 0),
-        )
+        """The training thread copies the fragment now, to offer it."""
+        self._on("copy")
+        self.offer_requested = False
+        return self.make_pending(totals, due, flush)
+
+    def copy_for_anchor(self) -> None:
+        """The training thread copies the fragment, to found an anchor."""
+        self._on("copy")
+
+    def reencode(self) -> Pending | None:
+        """After a restart: the pending offer that came with a checkpoint, which the worker is to
+        encode again."""
+        if self.pending:
+            self._on("copy")
         return self.pending
 
-    def offered(self, genesis: bytes, sections: Sections) -> None:
-        """Δ is encoded: this is the pending offer from now on."""
-        pending = self.pending
-        assert pending is not None
-        inherited = pending.claim if pending.claim.author != self.me else None
-        steps = pending.steps or max(1, pending.again[1])
-        pending.offer = Offer(
-            peer=self.me,
-            fragment=self.fragment,
-            seq=pending.seq,
-            tokens=pending.tokens,
-            steps=steps,
-            genesis=genesis,
-            key=self.lineage.key,
-            due=pending.due,
-            sections=sections,
-            inherited=inherited,
-            follows=pending.follows,
-            again=pending.again,
-        )
+    def copied(self) -> PeerId | None:
+        """The worker is done with the copy. Returns the sealer that asked for the offer."""
+        self._on("copied")
+        asked, self.requested_by = self.requested_by, None
+        return asked
 
-    @property
-    def weight(self) -> tuple[int, int]:
-        """(tokens, steps) that an offer without any of its own weighs by."""
-        return self.last.tokens, self.last.step
+    def released(self) -> None:
+        """The copy did not come about."""
+        self._on("released")
+        self.withdraw()
 
-    def _rebase(self, pending: Pending) -> None:
-        """Our anchor is of another branch: what the pending offer follows is not in it. The same
-        work gets another number, so that every number stands for one history."""
-        follows = self.lineage.last_merged(pending.claim.author)
-        if follows == pending.follows:
-            return
-        if self.inherited and self.inherited.author == pending.claim.author:
-            # one offer of both: under the new number, this one would pass for what came with it
-            self.withdraw()
-            return
-        pending.earlier = (*pending.earlier, (pending.seq, pending.follows))
-        if pending.claim.author == self.me:
-            pending.seq = self.seq = self.seq + 1
-        else:
-            pending.seq = max(self.me.incarnation, pending.seq + 1)
-        pending.follows, pending.sent_to, pending.delivered = follows, None, False
-        if pending.offer:
-            pending.offer = replace(
-                pending.offer, seq=pending.seq, follows=follows, inherited=pending.claim
-            )
+    def refused(self, totals: Totals) -> None:
+        """The worker could not make an offer of the copy: the next try is a cycle away."""
+        self.withdraw()
+        self.residual.forget()
+        self.cycle_start = totals.step
 
-    def _past(self, claim: Claim) -> int:
-        """A number past every one that the author's own process can have used: what it offered
-        after its checkpoint is the same work."""
-        return max(self.me.incarnation, claim.settled + 1)
+    # ── the anchor moves ──────────────────────────────────────────────────────────────────────────
 
-    @property
-    def claim(self) -> Claim:
-        """Whose work it is that no offer holds yet."""
-        return self.inherited or Claim(self.me, self.seq)
+    def defer(self, news: Seal | State) -> None:
+        """Keep the greatest of what arrives while the fragment is busy."""
+        held = self.deferred_news
+        if held is None or _key_of(news) > _key_of(held):
+            self.deferred_news = news
 
-    def includes_pending(self, lineage: Lineage) -> bool:
-        """Whether `lineage` has merged the pending offer."""
-        return (
-            self.pending is not None
-            and lineage.last_merged(self.pending.claim.author) in self.pending.numbers
-        )
+    def take_deferred(self) -> Seal | State | None:
+        """What was deferred, once."""
+        news, self.deferred_news = self.deferred_news, None
+        return news
 
-    def in_doubt(self, lineage: Lineage) -> bool:
-        """Whether `lineage` merged work of ours in an offer we know nothing of: then drop, never
-        double (law 5)."""
-        if (
-            self.pending
-            and not lineage.admits(self.pending.claim)
-            and not self.includes_pending(lineage)
-        ):
-            return True
-        return not lineage.admits(self.claim)
+    def seen_behind(self, now: float) -> float:
+        """A peer shows a greater anchor. Returns since when one does."""
+        if self.behind_since is None:
+            self.behind_since = now
+        return self.behind_since
 
-    def source_moved_on(self, lineage: Lineage) -> bool:
-        """Whether `lineage` has merged what the process of our checkpoint offered after it: with
-        all that its encodings had lost until then."""
-        return self.restored_from is not None and not lineage.admits(self.restored_from)
+    def heard_while_behind(self, now: float) -> None:
+        """Bytes of a greater anchor may be arriving: the wait begins anew."""
+        if self.behind_since is not None:
+            self.behind_since = now
 
-    @property
-    def superseded_tokens(self) -> int:
-        """Tokens of this process that an anchor had merged, but not the one we are on."""
-        return self.share.superseded_tokens(self.lineage)
+    def move(self) -> None:
+        """The worker begins to take an outer step, or to install an anchor."""
+        self._on("move")
 
-    def withdraw(self) -> None:
-        """The pending offer did not come about: its work goes into the next one."""
-        pending, self.pending = self.pending, None
-        if pending:
-            # What only encodings lost has its author's name when it is offered again; what is
-            # trained till then, ours.
-            if pending.claim.author != self.me and (pending.steps or self.inherited):
-                self.inherited = pending.claim
-            self.has_unsent_residual = self.has_unsent_residual or pending.flush
-
-    def forget(self) -> None:
-        """The weights have nothing of what our encodings lost any more: an anchor has it, or it is
-        given up."""
-        self.has_unsent_residual = False
-
-    def _give_up(self) -> None:
-        """The pending offer is sent no more: its work counts as dropped. An anchor that merges it
-        yet has what it follows, too."""
-        pending, self.pending = self.pending, None
-        if pending:
-            self.share.add(pending.claim.author, pending.numbers, 0)
+    def move_refused(self) -> None:
+        """The anchor is still the same."""
+        self._on("refused")
 
     def moved(
         self,
         lineage: Lineage,
-        merged_own_offer: bool,
         totals: Totals,
         schedule: Schedule,
+        *,
+        merged_own_offer: bool,
         replaced: bool = False,
     ) -> None:
-        """The anchor is now `lineage`; `merged_own_offer` says that the pending offer is in it,
-        `replaced` that the weights become the anchor. The correction awaits the training thread."""
-        if replaced and not merged_own_offer:
-            self._give_up()
-        went_on = lineage.tokens > self.lineage.tokens and not merged_own_offer
-        self.motion, self.correction_pending, self.lineage, self.behind_since = (
-            Motion.STILL,
-            True,
-            lineage,
-            None,
-        )
-        # A branch that wins may have had fewer rounds.
-        self.averaged = {
-            order: min(version, lineage.version) for order, version in self.averaged.items()
-        }
-        pending = self.pending
-        if went_on and not (self.has_unsent_residual or pending):
-            self.last = Totals()  # of what the encodings in these rounds lost, we have no share
-        ours = merged_own_offer and pending is not None and pending.claim.author == self.me
-        # not by the checkpoint's own offer: its process may have made another
-        if ours or self.source_moved_on(lineage):
-            self.restored_from = None  # what our encodings lose from now on is ours
-        if merged_own_offer and pending:
-            self.share.add(pending.claim.author, pending.numbers, pending.tokens)
-            self.settled = Totals(
-                self.settled.step + pending.steps, self.settled.tokens + pending.tokens
-            )
-            self.last = self.last if any(pending.again) else Totals(pending.steps, pending.tokens)
-            self.has_unsent_residual = not pending.flush
-            self.pending = None
-            self.cycle_start = totals.step if pending.missed else pending.step
-            self.offer_requested = self.offer_requested or (
-                pending.missed and not schedule.lockstep
-            )
-            self.adopt_at = (
-                pending.step + schedule.adopt_after if schedule.adopt_after is not None else None
-            )
-        elif lineage.version:  # else these are but other first weights: no round was missed
-            # In lockstep nobody is called: who is slower than the rounds would never come to a
-            # boundary.
-            self.cycle_start = (
-                totals.step
-                if self.unmerged(totals).step and not schedule.lockstep
-                else self.cycle_start
-            )
-            if pending:
-                pending.missed, pending.due = True, False
-                self._rebase(pending)
-                self.offer_requested = self.offer_requested or (
-                    self.pending is None and not schedule.lockstep
-                )
+        """The anchor is now `lineage`, and a correction awaits the training thread.
+
+        Args:
+            lineage: the new anchor's.
+            totals: what is trained by now.
+            schedule: decides when the next offer is due.
+            merged_own_offer: the pending offer is in the anchor.
+            replaced: the weights become the anchor, and what was trained since is dropped.
+        """
+        self._on("moved")
+        self.correction_pending = True
+        self.behind_since = None
+        settled = self.follow(lineage, merged_own_offer=merged_own_offer, replaced=replaced)
+        if settled:
+            self._begin_cycle_after(settled, totals, schedule)
+        elif lineage.version:  # else these are other first weights: no round was missed
+            self._miss_round(totals, schedule)
         if replaced:
-            self.adopt_at = None  # there is nothing to go on with until then
+            self.adopt_at = None  # nothing is trained that could go on until then
+
+    def _begin_cycle_after(self, settled: Pending, totals: Totals, schedule: Schedule) -> None:
+        self.cycle_start = totals.step if settled.missed else settled.step
+        if settled.missed and not schedule.lockstep:
+            self.offer_requested = True
+        overlap = schedule.adopt_after
+        self.adopt_at = None if overlap is None else settled.step + overlap
+
+    def _miss_round(self, totals: Totals, schedule: Schedule) -> None:
+        """A round went on without this learner. In lockstep nobody is called, so a learner that is
+        slower than the rounds has to keep its boundary, or it would never reach one."""
+        if self.unmerged(totals).step and not schedule.lockstep:
+            self.cycle_start = totals.step
+        pending = self.pending
+        if pending is None:
+            return
+        pending.missed = True
+        pending.due = False
+        self.rebase(pending)
+        if self.pending is None and not schedule.lockstep:
+            self.offer_requested = True
 
     def correction_applied(self, replace: bool, totals: Totals) -> int:
         """The training thread applied the correction. Returns the tokens that a replacement
         dropped."""
-        self.correction_pending, self.adopt_at = False, None
+        self.correction_pending = False
+        self.adopt_at = None
         if not replace:
             return 0
-        dropped = self.unmerged(totals)
-        self.settled, self.pending, self.inherited = Totals(totals.step, totals.tokens), None, None
-        self.seq = max(self.seq, self.lineage.last_merged(self.me))
-        self.cycle_start = totals.step if dropped.step else self.cycle_start
-        self.dropped_tokens += dropped.tokens
+        dropped = self.drop(totals)
+        if dropped.step:
+            self.cycle_start = totals.step
         return dropped.tokens
 
-    def transplant(self, genesis: bytes) -> None:
-        """The other fragments are another model's now; this one nobody else has yet."""
-        self.lineage = replace(self.lineage, genesis=genesis)
-        if self.pending and self.pending.offer:
-            self.pending.offer = replace(self.pending.offer, genesis=genesis)
-            self.pending.sent_to = None
+    def became_anchor(self, lineage: Lineage, at: Totals) -> None:
+        """Alone, the weights at `at` became the anchor."""
+        self.founded(lineage, at)
+        self.offer_requested = False
 
-    def found(self, tokens: int, model: bytes) -> Lineage:
-        """Alone, our weights become the anchor (`model` is their digest): its lineage has merged
-        all that is ours."""
-        self.seq += 1
-        merged = {self.me: self.seq}
-        if self.pending:
-            merged[self.pending.claim.author] = max(
-                self.pending.seq, merged.get(self.pending.claim.author, 0)
-            )
-        if self.inherited:
-            merged[self.inherited.author] = self._past(self.inherited)
-        return self.lineage.found(merged, tokens, model)
+    def begin_after(self, totals: Totals) -> None:
+        """Before the first step: cycles are counted from here."""
+        self.cycle_start += totals.step
 
-    def founded(self, lineage: Lineage, at: Totals) -> None:
-        """Alone, the weights at `at` became the anchor: all of it is merged."""
-        pending, follows, tokens = (
-            self.pending,
-            self.lineage.last_merged(self.me),
-            at.tokens - self.settled.tokens,
-        )
-        if pending:  # another branch may have merged just that
-            self.share.add(pending.claim.author, pending.numbers, pending.tokens)
-            follows = pending.seq if pending.claim.author == self.me else follows
-            tokens -= pending.tokens
-        self.share.add(self.me, {self.seq: follows}, tokens)
-        self.motion, self.lineage, self.pending, self.inherited = Motion.STILL, lineage, None, None
-        self.settled, self.offer_requested, self.has_unsent_residual = (
-            Totals(at.step, at.tokens),
-            False,
-            False,
-        )
+
+def _key_of(news: Seal | State) -> Key:
+    """The order of the anchor that a message brings."""
+    return news.key if isinstance(news, Seal) else news.lineage.key

@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from enum import Enum
 
-from mend_optim.engine.quorum import Decision, Delays, decide
+from mend_optim.engine.quorum import Delays
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Offer
 
@@ -43,21 +43,37 @@ class Round:
 
     def __init__(self, fragment: int) -> None:
         self.fragment = fragment
+        #: Written by `_on` alone, by the table above.
         self.phase = Phase.WAITING
+        #: Offers by sender, at most one of each. Outlives rounds: only `purge` and `discard` empty it.
         self.inbox: dict[PeerId, Offer] = {}
+        #: What is being merged. Invariant: empty unless MERGING.
         self.members: tuple[Offer, ...] = ()
+        #: Names of expected learners that are not among the members of the last round.
         self.absent: tuple[str, ...] = ()
+        #: Why the last round was sealed.
         self.reason = ""
+        #: Since when there have been enough offers; None while there are not.
         self.quorum_at: float | None = None
-        self.call_at = self.pass_on_at = 0.0
+        #: When those that have not offered are called next.
+        self.call_at = 0.0
+        #: Until when offers of the departed are not passed on again.
+        self.pass_on_at = 0.0
+        #: When the last round began to call. Invariant: <= `decided_at` of the same round.
+        self.launched_at = 0.0
+        #: When its members were fixed.
+        self.decided_at = 0.0
+        #: When it was sealed. Invariant: >= `decided_at` of the same round.
         self.sealed_at = float("-inf")
-        self.launched_at = self.decided_at = 0.0
+        #: What rounds take, for the grace window.
         self.delays = Delays()
 
-    def on(self, event: str) -> None:
+    def _on(self, event: str) -> None:
         """Take the table's transition; an event that the table does not list is a bug and raises
-        KeyError."""
+        `KeyError`."""
         self.phase = TRANSITIONS[self.phase, event]
+
+    # ── offers ────────────────────────────────────────────────────────────────────────────────────
 
     def fresh(self, offer: Offer, lineage: Lineage) -> bool:
         """Whether the offer is new here: not merged yet, not held yet. An offer of nothing is
@@ -99,37 +115,46 @@ class Round:
         """Who of these is not in the inbox."""
         return [peer for peer in expected if peer not in self.inbox]
 
-    def decide(
-        self,
-        now: float,
-        expected: Collection[PeerId],
-        needed: int,
-        grace_s: float,
-        interval_s: float,
-    ) -> Decision:
-        """Ask `quorum.decide` about the inbox, remembering since when quorum has been met."""
-        if not any(offer.steps for offer in self.inbox.values()):
-            return Decision(False, "nothing_offered")
-        if len(self.inbox) < needed:
-            self.quorum_at = None
-        elif self.quorum_at is None:
-            self.quorum_at = now
-            self.delays.quorum_took(now - self.launched_at)
-        return decide(
-            now,
-            present=self.inbox,
-            expected=expected,
-            needed=needed,
-            grace_s=grace_s,
-            quorum_at=self.quorum_at,
-            not_before=self.sealed_at + interval_s,
-        )
+    def passed_on(self, until: float) -> None:
+        """Offers of the departed were sent to the learner that seals now."""
+        self.pass_on_at = until
 
-    def close(self, expected: Collection[PeerId], reason: str) -> tuple[Offer, ...]:
+    # ── the life of a round ───────────────────────────────────────────────────────────────────────
+
+    def launch(self, now: float) -> None:
+        """Begin to call."""
+        self._on("launch")
+        self.launched_at = now
+        self.call_at = now
+
+    def called(self, again_at: float) -> None:
+        """Those that have not offered were called."""
+        self.call_at = again_at
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anybody has offered any work."""
+        return any(offer.steps for offer in self.inbox.values())
+
+    def quorum_since(self, now: float, needed: int) -> float | None:
+        """Since when there have been enough offers, if there are by now."""
+        if len(self.inbox) < needed:
+            return None
+        return now if self.quorum_at is None else self.quorum_at
+
+    def note_quorum(self, now: float, needed: int) -> None:
+        """Remember it."""
+        since = self.quorum_since(now, needed)
+        if since is not None and self.quorum_at is None:
+            self.delays.quorum_took(now - self.launched_at)
+        self.quorum_at = since
+
+    def close(self, now: float, expected: Collection[PeerId], reason: str) -> tuple[Offer, ...]:
         """Fix the members, in peer-name order, and name the absent. Of two offers of one author's
         work (both from one checkpoint, say) the earlier counts, and the other is as good as
         nothing; its sender sees that by the new anchor."""
-        self.on("seal")
+        self._on("seal")
+        self.decided_at = now
         stepped = sorted(
             (o for o in self.inbox.values() if o.steps), key=lambda o: (o.seq, o.peer), reverse=True
         )
@@ -143,14 +168,29 @@ class Round:
         return self.members
 
     def sealed(self, now: float) -> None:
-        self.on("sealed")
-        self.sealed_at, self.quorum_at, self.members = now, None, ()
+        """The seal is published."""
+        self._on("sealed")
+        self.sealed_at = now
+        self._reset()
+
+    def advanced(self, now: float) -> None:
+        """The sealer itself has the new anchor."""
+        self.delays.sync_took(now - self.decided_at)
 
     def void(self) -> None:
         """The anchor moved, or the role went to another sealer: the offers stay, the round is
         over."""
-        self.on("void")
-        self.quorum_at, self.members = None, ()
+        self._on("void")
+        self._reset()
+
+    def discard(self) -> None:
+        """These offers do not go together: hold none of them, or they would be merged again at
+        once."""
+        self.inbox.clear()
+
+    def _reset(self) -> None:
+        self.quorum_at = None
+        self.members = ()
 
 
 def _fits(offer: Offer, lineage: Lineage) -> bool:

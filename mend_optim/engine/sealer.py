@@ -7,9 +7,13 @@ from statistics import median
 
 from mend_optim.engine.adoption import Adoption
 from mend_optim.engine.effects import EXCHANGE, PASS_ON, Done, Inspect, Merge, Send
+from mend_optim.engine.mode import Mode
+from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import weights
-from mend_optim.engine.progress import Motion, Progress
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.residual_share import is_all_residual, weighed_entries
 from mend_optim.engine.round import Phase, Round
+from mend_optim.engine.round_plan import Plan, View, plan
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import Peer
@@ -21,204 +25,186 @@ class Sealer:
     """What a learner does as the sealer of a fragment, and about offers that reach it."""
 
     def __init__(self, state: EngineState, adoption: Adoption, stragglers: Stragglers) -> None:
-        self.state, self.adoption, self.stragglers = state, adoption, stragglers
-        self._inspecting: set[tuple[PeerId, int, int]] = set()  # (sender, fragment, seq)
+        self.state = state
+        self.adoption = adoption
+        self.stragglers = stragglers
+        #: Offers that the worker is checking: (sender, fragment, seq).
+        self._inspecting: set[tuple[PeerId, int, int]] = set()
+
+    # ── offers come in ────────────────────────────────────────────────────────────────────────────
 
     def on_offer(self, now: float, offer: Offer) -> None:
-        fragment, seal = self.state.fragments[offer.fragment], self.state.seals[offer.fragment]
-        if offer.genesis != self.state.genesis:
+        """An offer arrived: answer it with the seal that has it, or have its bytes checked."""
+        state, p = self.state, offer.fragment
+        if offer.genesis != state.genesis:
             return
+        fragment, seal = state.fragments[p], state.seals[p]
         self.adoption.catch_up(now, fragment, offer.key, offer.peer)
         if seal and offer.steps and seal.place(offer.claim.author, offer.seq) is not None:
-            self.state.emit(Send(offer.peer, seal, EXCHANGE))
-        ticket = (offer.peer, offer.fragment, offer.seq)
-        if ticket in self._inspecting or not self.state.rounds[offer.fragment].fresh(
-            offer, fragment.lineage
-        ):
+            state.emit(Send(offer.peer, seal, EXCHANGE))
+        ticket = (offer.peer, p, offer.seq)
+        if ticket in self._inspecting or not state.rounds[p].fresh(offer, fragment.lineage):
             return
-        if offer.steps and offer.peer != self.state.me:
+        if offer.steps and offer.peer != state.me:
             self._inspecting.add(ticket)
-            self.state.work(Inspect(offer))
+            state.work(Inspect(offer))
         else:
             self._admit(now, offer)
 
     def inspected(self, now: float, offer: Offer, done: Done) -> None:
-        self._inspecting.discard((offer.peer, offer.fragment, offer.seq))
+        """The worker has checked an offer's bytes."""
+        state, p = self.state, offer.fragment
+        self._inspecting.discard((offer.peer, p, offer.seq))
         if done.fault:
-            self.state.fault(f"offer {offer.seq} of {offer.peer.name} refused: {done.fault}")
-        elif self.state.rounds[offer.fragment].fresh(
-            offer, self.state.fragments[offer.fragment].lineage
-        ):
+            state.fault(f"offer {offer.seq} of {offer.peer.name} refused: {done.fault}")
+        elif state.rounds[p].fresh(offer, state.fragments[p].lineage):
             self._admit(now, offer)
 
     def _admit(self, now: float, offer: Offer) -> None:
         self.state.rounds[offer.fragment].add(offer)
         self.poll(now, offer.fragment)
 
-    def _expected(self, fragment: int) -> list[PeerId]:
-        """Who takes part in a round: live peers that train this model (in lockstep all live peers),
-        and us."""
-        lockstep = self.state.policies.schedule.lockstep
-        peers = [self.state.roster.find(id) for id in self.state.roster.alive()]
-        return [
-            self.state.me,
-            *(p.id for p in peers if p and p.has(fragment) and (lockstep or self._trains(p))),
+    # ── gather, plan, apply ───────────────────────────────────────────────────────────────────────
+
+    def poll(self, now: float, p: int) -> None:
+        """Look at the round of fragment `p`, and do what is to be done about it now."""
+        state, fragment, round = self.state, self.state.fragments[p], self.state.rounds[p]
+        undecided = state.mode.founding or state.mode.switching or state.mode is Mode.CLOSED
+        if undecided or round.phase is Phase.MERGING or fragment.is_moving:
+            return
+        is_sealer = state.roster.sealer(p) == state.me
+        if not state.mode.may_seal or not is_sealer or fragment.deferred_news:
+            self._stand_down(now, round)
+            return
+        view = self._gather(now, fragment, round)
+        self._apply(view, plan(view, state.policies))
+
+    def _gather(self, now: float, fragment: Progress, round: Round) -> View:
+        state = self.state
+        expected = self._expected(fragment.fragment)
+        needed = state.policies.quorum.needed(state.roster.size)
+        return View(
+            now=now,
+            round=round,
+            expected=expected,
+            awaited=self._awaited(expected, needed),
+            needed=needed,
+            step_s=self._step_s(),
+            known_at=state.roster.known_at(started=fragment.lineage.version > 0),
+            behind_until=self._behind_until(fragment),
+        )
+
+    def _expected(self, p: int) -> list[PeerId]:
+        """The learners that take part in a round: live peers that train this model (in lockstep all
+        live peers), and this one."""
+        state = self.state
+        lockstep = state.policies.schedule.lockstep
+        peers = [state.roster.find(id) for id in state.roster.alive()]
+        here = [
+            peer.id for peer in peers if peer and peer.has(p) and (lockstep or self._trains(peer))
         ]
+        return [state.me, *here]
 
     def _trains(self, peer: Peer) -> bool:
-        return (
-            peer.beat is not None and peer.beat.training and peer.beat.genesis == self.state.genesis
-        )
+        beat = peer.beat
+        return beat is not None and beat.training and beat.genesis == self.state.genesis
 
     def _awaited(self, expected: Sequence[PeerId], needed: int) -> list[PeerId]:
-        """Whom a round waits for: everybody but the failing, or as many of these as quorum needs,
-        the least slow first."""
+        """Those that a round waits for: everybody but the failing; or as many of these as quorum
+        needs, the least slow first."""
         failing = self.stragglers.failing
         healthy = [id for id in expected if id not in failing]
-        slow = sorted(
-            (id for id in expected if id in failing), key=lambda id: (failing[id].ratio, id)
-        )
+        slow = [id for id in expected if id in failing]
+        slow.sort(key=lambda id: (failing[id].ratio, id))
         return healthy + slow[: max(0, needed - len(healthy))]
 
     def _step_s(self) -> float:
-        """What an inner step takes: the learners' median."""
-        beats = [
-            p.beat for p in self.state.roster.peers.values() if p.beat and p.beat.seconds_per_step
-        ]
-        return median([self.state.step_s, *(b.seconds_per_step for b in beats)])
+        told = [beat.seconds_per_step for beat in self.state.beats() if beat.seconds_per_step]
+        return median([self.state.step_s, *told])
 
-    def poll(self, now: float, p: int) -> None:
-        """Run the fragment's round: launch, call, decide."""
-        fragment, round = self.state.fragments[p], self.state.rounds[p]
-        if (
-            round.phase is Phase.MERGING
-            or fragment.motion is Motion.MOVING
-            or self.state.founding
-            or self.state.switch
-        ):
-            return
-        if (
-            not self.state.joined
-            or self.state.roster.sealer(p) != self.state.me
-            or fragment.deferred_news
-        ):
-            if round.phase is Phase.CALLING:
-                round.void()
-            self._pass_on(now, round)
-            return
-        known_at = self.state.roster.known_at(started=fragment.lineage.version > 0)
-        if now < known_at:
-            self.state.wake_at = min(self.state.wake_at, known_at)
-            return
-        schedule, policies = self.state.policies.schedule, self.state.policies
-        expected, step_s, needed = (
-            self._expected(p),
-            self._step_s(),
-            policies.quorum.needed(self.state.roster.size),
+    def _behind_until(self, fragment: Progress) -> float:
+        """A round on our anchor would cost the work in a greater one, so that one comes first. A
+        peer may be unable to hand it over: it is waited for no longer than a transfer may stand."""
+        if fragment.behind_since is None or not self.adoption.behind(fragment):
+            return -NEVER
+        return fragment.behind_since + self.state.policies.timing.round_timeout_s
+
+    def _apply(self, view: View, todo: Plan) -> None:
+        state, round, now = self.state, view.round, view.now
+        if todo.launch:
+            round.launch(now)
+        if todo.call is not None:
+            round.called(again_at=now + state.policies.timing.beat_s)
+            for peer in todo.call:
+                state.emit(Send(peer, Call(state.me, round.fragment)))
+        if todo.collects:
+            round.note_quorum(now, view.needed)
+        if todo.seal:
+            self._merge(view, todo.seal)
+        state.wake_by(todo.wake_at)
+
+    def _merge(self, view: View, reason: str) -> None:
+        """Fix the members, and have the worker merge what they offered."""
+        state, round = self.state, view.round
+        lineage = state.fragments[round.fragment].lineage
+        offers = round.close(view.now, view.expected, reason)
+        entries = weighed_entries(offers, lineage.tokens)
+        merge = Merge(
+            fragment=round.fragment,
+            base=lineage,
+            offers=offers,
+            weights=tuple(weights(state.policies.weighting, entries)),
+            moments=state.policies.due(lineage.version + 1),
+            # At rest there may be no later round to take along what this one loses.
+            flush=is_all_residual(offers) or state.flush,
         )
-        # The least time between seals that leave somebody out: about H median steps.
-        period_s = schedule.sync_every * step_s
-        interval = 0.0 if schedule.lockstep else period_s
-        awaited = self._awaited(expected, needed)
-        if round.launch_due(now, awaited, interval):
-            round.on("launch")
-            round.call_at = round.launched_at = now
-        if round.phase is Phase.WAITING:
-            launch_at = round.sealed_at + interval
-            self.state.wake_at = (
-                min(self.state.wake_at, launch_at) if launch_at > now else self.state.wake_at
-            )
-            return
-        self._call(now, round, expected)
-        if self._must_catch_up(now, fragment):
-            return
-        # Without `adopt_after` nobody waits for a round, and a whole period hides it.
-        hidden_s = period_s if schedule.adopt_after is None else schedule.adopt_after * step_s
-        grace_s = policies.grace.seconds(hidden_s, round.delays)
-        decision = round.decide(now, awaited, needed, grace_s, interval)
-        if decision.seal:
-            round.decided_at = now
-            offers = round.close(expected, decision.reason)
-            alone = not any(offer.tokens for offer in offers)
-            # Who answered with nothing before it had the last round's seal was not in that round.
-            here = fragment.lineage.tokens
-            entries = [offer.weighed(alone and offer.key.tokens >= here) for offer in offers]
-            shares = tuple(weights(policies.weighting, entries))
-            moments = policies.due(fragment.lineage.version + 1)
-            # at rest there may be no later round to take along what this loses
-            flush = alone or self.state.flush
-            self.state.work(
-                Merge(
-                    fragment=p,
-                    base=fragment.lineage,
-                    offers=offers,
-                    weights=shares,
-                    moments=moments,
-                    flush=flush,
-                )
-            )
-        elif decision.wake_at is not None:
-            self.state.wake_at = min(self.state.wake_at, decision.wake_at)
+        state.work(merge)
 
-    def _pass_on(self, now: float, round: Round) -> None:
-        """Give the offers of those that are gone to who seals now: nobody else can."""
-        if not round.inbox:
+    def _stand_down(self, now: float, round: Round) -> None:
+        """Another learner seals: the round is over here. Offers of the departed go to that learner,
+        because nobody else has them."""
+        if round.phase is Phase.CALLING:
+            round.void()
+        if not round.inbox or now < round.pass_on_at:
             return
-        roster, p = self.state.roster, round.fragment
-        sealer = roster.find(roster.sealer(p) or self.state.me)
-        if sealer is None or now < round.pass_on_at:
+        state, p = self.state, round.fragment
+        sealer = state.roster.find(state.roster.sealer(p) or state.me)
+        if sealer is None:
             return
-        held = sealer.beat.reports[p].held if sealer.beat and p < len(sealer.beat.reports) else ()
-        gone = sorted(set(round.inbox) - {self.state.me, *roster.alive()})
+        reports = sealer.beat.reports if sealer.beat else ()
+        held = reports[p].held if p < len(reports) else ()
+        gone = sorted(set(round.inbox) - {state.me, *state.roster.alive()})
         for offer in [round.inbox[peer] for peer in gone]:
             if offer.steps and (offer.peer, offer.seq) not in held:
-                self.state.emit(Send(sealer.id, offer, PASS_ON))
-                round.pass_on_at = now + self.state.policies.timing.suspect_after_s
+                state.emit(Send(sealer.id, offer, PASS_ON))
+                round.passed_on(until=now + state.policies.timing.suspect_after_s)
 
-    def _must_catch_up(self, now: float, fragment: Progress) -> bool:
-        """Whether a live peer has a greater anchor: what is merged on ours would cost the work in
-        that one. Not for longer than a transfer may stand still: the peer may be unable to hand it
-        over."""
-        if fragment.behind_since is None or not self.adoption.behind(fragment):
-            return False
-        until = fragment.behind_since + self.state.policies.timing.round_timeout_s
-        if now < until:
-            self.state.wake_at = min(self.state.wake_at, until)
-        return now < until
-
-    def _call(self, now: float, round: Round, expected: Sequence[PeerId]) -> None:
-        if now < round.call_at:
-            return
-        round.call_at = now + self.state.policies.timing.beat_s
-        for peer in round.missing(expected):
-            self.state.emit(Send(peer, Call(self.state.me, round.fragment)))
+    # ── the worker has merged ─────────────────────────────────────────────────────────────────────
 
     def merged(self, now: float, job: Merge, done: Done) -> None:
-        p = job.fragment
-        fragment, round = self.state.fragments[p], self.state.rounds[p]
-        if (
-            done.fault
-            or fragment.lineage.key != job.base.key
-            or fragment.motion is Motion.MOVING
-            or self.state.switch
-            or self.state.founding
-        ):
-            round.void()
-            round.purge(fragment.lineage)
-            # these offers do not go together: hold none of them, or they would be merged again at
-            # once
-            if done.fault:
-                self.state.fault(f"round of fragment {p} thrown away: {done.fault}")
-                round.inbox.clear()
-            self.poll(now, p)
+        """The worker has merged a round's offers: publish the seal, unless the anchor has moved."""
+        state, p = self.state, job.fragment
+        fragment, round = state.fragments[p], state.rounds[p]
+        moved = fragment.lineage.key != job.base.key or fragment.is_moving
+        undecided = state.mode.founding or state.mode.switching
+        if done.fault or moved or undecided:
+            self._throw_away(now, fragment, round, done.fault)
             return
+        seal = self._seal(job, done, round)
+        audience = sorted(peer for peer in round.inbox if peer != state.me)
+        round.sealed(now)
+        state.seals[p] = seal
+        for peer in audience:
+            state.emit(Send(peer, seal, EXCHANGE))
+        self.adoption.take_seal(now, seal)
+
+    def _seal(self, job: Merge, done: Done, round: Round) -> Seal:
         members = tuple(offer.entry for offer in job.offers)
-        lineage = job.base.seal(members, done.digest)
-        seal = Seal(
+        return Seal(
             sealer=self.state.me,
-            fragment=p,
+            fragment=job.fragment,
             base=job.base.digest,
-            key=lineage.key,
+            key=job.base.seal(members, done.digest).key,
             members=members,
             weights=job.weights,
             absent=round.absent,
@@ -226,15 +212,16 @@ class Sealer:
             payload=done.digest,
             sections=done.sections,
         )
-        audience = sorted(peer for peer in round.inbox if peer != self.state.me)
-        round.sealed(now)
-        self.state.seals[p] = seal
-        for peer in audience:
-            self.state.emit(Send(peer, seal, EXCHANGE))
-        self.adoption.take_seal(now, seal)
+
+    def _throw_away(self, now: float, fragment: Progress, round: Round, fault: str) -> None:
+        round.void()
+        round.purge(fragment.lineage)
+        if fault:
+            self.state.fault(f"round of fragment {round.fragment} thrown away: {fault}")
+            round.discard()
+        self.poll(now, round.fragment)
 
     def advanced(self, now: float, seal: Seal) -> None:
-        """We have the anchor of this seal."""
+        """This learner has the anchor of a seal."""
         if seal.sealer == self.state.me:
-            round = self.state.rounds[seal.fragment]
-            round.delays.sync_took(now - round.decided_at)
+            self.state.rounds[seal.fragment].advanced(now)

@@ -3,130 +3,142 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mend_optim.engine.accounts import Totals
 from mend_optim.engine.effects import Effect, Job, Send, Work
 from mend_optim.engine.ledger import Event, RoundRecord
+from mend_optim.engine.mode import TRANSITIONS, Change, Mode
+from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import Policies
-from mend_optim.engine.progress import NEVER, Progress, Totals
+from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
 from mend_optim.membership.roster import Roster, Seeds
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
-from mend_optim.protocol.messages import Message, Seal, State, Want
+from mend_optim.protocol.messages import Beat, Message, Seal, State, Want
 
 RECORDS = 64
 
 
+@dataclass(slots=True)
+class Switch:
+    """Another model on its way, whole: the anchors that have arrived from `peer`.
+
+    The other model may have fewer fragments than ours, or have had more. Anchors of other genesis
+    are answers to what was asked before, and do not count."""
+
+    peer: PeerId
+    genesis: bytes
+    fragments: int
+    states: dict[int, State] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.states) == self.fragments
+
+
 class EngineState:
-    """State of one learner's engine; rules live in `syncer`, `adoption`, `offers` and
-    `sealer`."""
+    """The state of one learner's engine. The parts of the engine hold its rules.
+
+    `change`, `begin_switch` and `end_switch` are the only writers of `mode`, `joined` and `switch`;
+    `install` and `extend` of the lists by fragment."""
 
     def __init__(self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies) -> None:
-        self.me, self.policies = me, policies
+        self.me = me
+        self.policies = policies
         self.roster = Roster(me, address, policies.timing)
         self.seeds = Seeds(seeds)
+        #: Written by `change` alone: see `mode.py`.
+        self.mode = Mode.NEW
+        #: Whether the first inner step may be taken. Once true, it stays so.
+        self.joined = False
+        #: From `synchronize()` until the next inner step.
+        self.resting = False
+        #: What this process has trained. Invariant: never shrinks.
         self.totals = Totals()
-        self.head_start = 0  # the cluster's steps before our first
-        self.step_s = 0.0  # running median of an inner step's seconds
+        #: The cluster's inner steps before this learner's first.
+        self.head_start = 0
+        #: The running median of an inner step, in seconds; 0 until there is one.
+        self.step_s = 0.0
+        #: The digest of the first weights. Invariant: that of every fragment's lineage, once begun.
         self.genesis = b""
+        #: By fragment. Invariant: `fragments`, `groups`, `rounds` and `seals` are equally long.
         self.fragments: list[Progress] = []
-        self.groups: tuple[bytes, ...] = ()  # of each fragment: see `Report`
+        #: For every fragment that is an added group, a digest of what is in it: see `Report`.
+        self.groups: tuple[bytes, ...] = ()
         self.rounds: list[Round] = []
-        # the last seal of ours per fragment, while it is the newest
+        #: The last seal of ours, while it is the newest.
         self.seals: list[Seal | None] = []
+        #: The last rounds, oldest first.
         self.records: deque[RoundRecord] = deque(maxlen=RECORDS)
+        #: How many anchors were adopted. Only grows.
         self.adopted_rounds = 0
-        self.joined = self.resting = self.closed = False
-        self.ping = 0  # the last one we sent
-        self.answered: set[PeerId] = set()  # who has answered it
-        self.solo = True  # no peer of our genesis heard of since we were last alone
-        self.founding = ""  # "", "due" or "running"
+        #: The number of our last question whether anybody has a greater anchor.
+        self.ping = 0
+        #: The peers that have answered it.
+        self.answered: set[PeerId] = set()
+        #: The other model on its way. Invariant: None unless the mode is a SWITCHING one.
         self.switch: Switch | None = None
-        # fragment: whom we asked, until when we wait
+        #: By fragment: the peer that was asked for an anchor, and until when we wait for it.
         self.wants: dict[int, tuple[PeerId, float]] = {}
-        self.deferred: list[Want] = []  # asked of us, to be answered when the anchor stands still
+        #: What peers have asked for, until the anchor stands still.
+        self.unanswered: list[Want] = []
+        #: When something is to be looked at again. Reset by every tick.
         self.wake_at = NEVER
-        self.loopback: deque[Message] = deque()  # messages to ourselves
+        #: Messages of this learner to itself.
+        self.loopback: deque[Message] = deque()
+        #: Effects that nobody has taken yet, in order.
         self.out: list[Effect] = []
 
+    # ── modes ─────────────────────────────────────────────────────────────────────────────────────
+
+    def change(self, change: Change) -> None:
+        """Take the table's transition. A change that the table does not list is a bug and raises
+        `KeyError`."""
+        self.mode = TRANSITIONS[self.mode, change]
+        self.joined = self.joined or change in (Change.JOINED, Change.JOINED_ALONE)
+
+    def begin_switch(self, switch: Switch) -> None:
+        """A greater model of another genesis is to be fetched whole."""
+        self.change(Change.SWITCH_BEGUN)
+        self.switch = switch
+
+    def end_switch(self) -> None:
+        """All of it is here, or no more of it will come."""
+        self.change(Change.SWITCH_ENDED)
+        self.switch = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether this learner's weights are the anchor: it has joined, and no peer has its
+        genesis."""
+        return self.mode.alone
+
+    # ── fragments ─────────────────────────────────────────────────────────────────────────────────
+
+    def install(self, fragments: list[Progress], groups: tuple[bytes, ...]) -> None:
+        """The fragments of the first weights, or of a checkpoint."""
+        self.fragments = fragments
+        self.groups = groups
+        self.rounds = [Round(p) for p in range(len(fragments))]
+        self.seals = [None] * len(fragments)
+        self.genesis = fragments[0].lineage.genesis
+
     def extend(self, digest: bytes, at: Totals, groups: tuple[bytes, ...]) -> None:
-        """One more fragment, of what is trained since `at`; the digest decides whose first weights
-        all begin with."""
-        p, lineage = (
-            len(self.fragments),
-            Lineage(tokens=0, version=0, digest=digest, genesis=self.genesis),
-        )
+        """One more fragment, of what is trained since `at`. The digest decides with whose first
+        weights all learners begin."""
+        p = len(self.fragments)
+        lineage = Lineage(tokens=0, version=0, digest=digest, genesis=self.genesis)
         progress = Progress(self.me, p, lineage, cycle_start=at.step)
-        progress.settled = Totals(at.step, at.tokens)
+        progress.started_elsewhere(lineage, at, dropped_tokens=0)
         self.fragments.append(progress)
         self.groups = groups
         self.rounds.append(Round(p))
         self.seals.append(None)
 
-    def emit(self, effect: Effect) -> None:
-        if isinstance(effect, Send) and effect.to == self.me:
-            self.loopback.append(effect.message)
-        else:
-            self.out.append(effect)
-
-    def work(self, job: Job) -> None:
-        self.emit(Work(job))
-
-    def fault(self, text: str) -> None:
-        self.emit(Event("fault", text))
-
-    def record(self, record: RoundRecord) -> None:
-        self.records.append(record)
-        self.adopted_rounds += record.reason != "restored"
-        text = f"fragment {record.fragment} version {record.version}: {record.reason}"
-        self.emit(Event("round", text, {"round": record}))
-
-    @property
-    def flush(self) -> bool:
-        """Whether what we copy now is to carry what our encodings have lost, too."""
-        return self.resting and self.policies.residual_in_weights
-
-    def has_unsent_work(self, fragment: Progress) -> bool:
-        """Whether, at rest, something of ours is in no anchor."""
-        lost = self.flush and fragment.has_unsent_residual
-        return lost or fragment.pending is not None or fragment.unmerged(self.totals).step > 0
-
-    def key(self, fragment: Progress) -> Key:
-        """What others should compare with: while solo, our weights are the anchor, with all tokens
-        trained so far."""
-        key = fragment.lineage.key
-        tokens = fragment.unmerged(self.totals).tokens
-        return (
-            Key(key.tokens + tokens, key.version + 1, key.digest) if self.solo and tokens else key
-        )
-
-    @property
-    def position(self) -> int:
-        """Inner steps on the way from the first weights to ours: those of who trained before us,
-        then our own."""
-        return self.head_start + self.totals.step
-
-    def cluster_step(self) -> int:
-        """The position of the learner that is farthest on."""
-        return max(
-            [self.position, *(p.beat.position for p in self.roster.peers.values() if p.beat)]
-        )
-
-    def cluster_tokens(self) -> int:
-        """The tokens in the anchor that holds the most."""
-        beats = (
-            p.beat for p in self.roster.peers.values() if p.beat and p.beat.genesis == self.genesis
-        )
-        held = [report.key.tokens for beat in beats for report in beat.reports]
-        return max(
-            [*(self.key(f).tokens for f in self.fragments), *held], default=self.totals.tokens
-        )
-
-    def catch_up_position(self, theirs: int) -> int:
-        """Go on from where the others are, or we, if that is farther."""
-        self.head_start = max(self.position, theirs) - self.totals.step
-        return self.position
+    def has_fragment(self, p: int) -> bool:
+        return 0 <= p < len(self.fragments)
 
     def moved(self, p: int) -> None:
         """The anchor of `p` has a new lineage: what it merged need not be kept."""
@@ -137,18 +149,78 @@ class EngineState:
             self.seals[p] = None
         self.rounds[p].purge(lineage)
 
+    # ── effects ───────────────────────────────────────────────────────────────────────────────────
 
-@dataclass(slots=True)
-class Switch:
-    """Taking another model whole: the anchors that have arrived from `peer`, until those of all its
-    fragments have. It may have fewer than we have, or have had more: answers to what was asked
-    before do not count."""
+    def emit(self, effect: Effect) -> None:
+        """Have something done. What is for this learner itself stays here."""
+        if isinstance(effect, Send) and effect.to == self.me:
+            self.loopback.append(effect.message)
+        else:
+            self.out.append(effect)
 
-    peer: PeerId
-    genesis: bytes
-    fragments: int
-    states: dict[int, State] = field(default_factory=dict)
+    def work(self, job: Job) -> None:
+        """Have the worker do something."""
+        self.emit(Work(job))
+
+    def fault(self, text: str) -> None:
+        """Tell the user of something that was refused, or could not be done."""
+        self.emit(Event("fault", text))
+
+    def record(self, record: RoundRecord) -> None:
+        """Tell the user of an adopted anchor."""
+        self.records.append(record)
+        if record.reason != "restored":
+            self.adopted_rounds += 1
+        text = f"fragment {record.fragment} version {record.version}: {record.reason}"
+        self.emit(Event("round", text, {"round": record}))
+
+    def wake_by(self, at: float) -> None:
+        """Something is to be looked at again then."""
+        self.wake_at = min(self.wake_at, at)
+
+    # ── this learner and the others ───────────────────────────────────────────────────────────────
 
     @property
-    def complete(self) -> bool:
-        return len(self.states) == self.fragments
+    def flush(self) -> bool:
+        """Whether an offer made now is to bring the residuals of earlier encodings, too."""
+        return self.resting and self.policies.residual_in_weights
+
+    def has_unsent_work(self, fragment: Progress) -> bool:
+        """Whether, at rest, something of this learner is in no anchor."""
+        residual = self.flush and fragment.residual.unsent
+        return residual or fragment.pending is not None or fragment.unmerged(self.totals).step > 0
+
+    def key(self, fragment: Progress) -> Key:
+        """What others should compare with. Alone, our weights are the anchor, with all the tokens
+        that were trained so far."""
+        key = fragment.lineage.key
+        tokens = fragment.unmerged(self.totals).tokens
+        if self.alone and tokens:
+            return Key(key.tokens + tokens, key.version + 1, key.digest)
+        return key
+
+    def beats(self) -> Iterator[Beat]:
+        """The last beat of every peer that has sent one."""
+        return (peer.beat for peer in self.roster.peers.values() if peer.beat)
+
+    @property
+    def position(self) -> int:
+        """Inner steps on the way from the first weights to ours: those of the learners that trained
+        before us, then our own."""
+        return self.head_start + self.totals.step
+
+    def cluster_step(self) -> int:
+        """The position of the learner that is farthest on."""
+        return max([self.position, *(beat.position for beat in self.beats())])
+
+    def cluster_tokens(self) -> int:
+        """The tokens in the anchor that holds the most."""
+        same = (beat for beat in self.beats() if beat.genesis == self.genesis)
+        theirs = [report.key.tokens for beat in same for report in beat.reports]
+        ours = [self.key(fragment).tokens for fragment in self.fragments]
+        return max([*ours, *theirs], default=self.totals.tokens)
+
+    def catch_up_position(self, theirs: int) -> int:
+        """Go on from where the others are, or we, if that is farther."""
+        self.head_start = max(self.position, theirs) - self.totals.step
+        return self.position

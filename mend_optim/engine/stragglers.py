@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from mend_optim.engine.ledger import Event
-from mend_optim.engine.progress import NEVER
+from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Pace, Verdict, Watch
 from mend_optim.protocol.lineage import PeerId
@@ -81,7 +81,7 @@ class Stragglers:
         roster, policies = self.state.roster, self.state.policies
         here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.size)
         offers = any(fragment.pending for fragment in self.state.fragments)
-        if here >= needed or not offers or self.state.solo:
+        if here >= needed or not offers or self.state.alone:
             self._short_since = None
         elif self._short_since is None:
             self._short_since = now

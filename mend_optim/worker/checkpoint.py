@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import as_bytes
+from mend_optim.engine.accounts import Totals
 from mend_optim.engine.moment_schedule import ORDERS
-from mend_optim.engine.progress import Pending, Standing, Totals
+from mend_optim.engine.pending import Pending
+from mend_optim.engine.standing import Standing
 from mend_optim.errors import UsageError
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.handshake import ADDED, first_difference

@@ -121,7 +121,7 @@ def start(optimizers: Sequence[MendOptimizer]) -> None:
     def others(state: EngineState) -> int:
         return (
             0
-            if state.solo
+            if state.alone
             else sum(peer.training and peer.linked for peer in state.roster.peers.values())
         )
 

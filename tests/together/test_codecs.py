@@ -306,10 +306,10 @@ def test_weights_that_a_restored_learner_replaced_have_nothing_left_to_close() -
 
         together(lambda: loop(0), lambda: loop(1))
         weights, state = save(old)
-        assert progress(old).has_unsent_residual
+        assert progress(old).residual.unsent
         old.close()
         with newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP) as again:
             load(again, ([value + 1 for value in weights], state))
             again.join()
             assert not held_back(again).any()
-            assert not progress(again).has_unsent_residual
+            assert not progress(again).residual.unsent

@@ -80,7 +80,7 @@ def show(optimizer: MendOptimizer) -> None:
     assert optimizer._learner
     optimizer._ensure_joined(optimizer._learner)
     state = optimizer._learner.engine.state
-    until(optimizer, lambda: state.founding or not state.solo)
+    until(optimizer, lambda: state.mode.founding or not state.alone)
     train([optimizer], 1)
 
 

@@ -425,7 +425,7 @@ class Cluster:
     def settled(self) -> bool:
         """All on one lineage, together, with nothing left to merge or to apply."""
         state = [x.engine.state for x in self.learners.values()]
-        together = len(self.keys()) == 1 and all(b.joined and not b.solo for b in state)
+        together = len(self.keys()) == 1 and all(b.joined and not b.alone for b in state)
         done = (x.engine.boundaries.settled() and not x.mailbox for x in self.learners.values())
         held = (
             (b, r.fragment, offer)

@@ -52,7 +52,7 @@ class Oracle:
         state = learner.engine.state
         for p, fragment in enumerate(state.fragments):
             theta, weights = learner.units.theta[p], learner.weights[p]
-            still = fragment.motion is Motion.STILL and not state.founding
+            still = fragment.motion is Motion.STILL and not state.mode.founding
             applied, unmerged = p not in learner.mailbox, fragment.unmerged(state.totals).tokens
             now = (theta, weights, fragment.lineage, still, applied, unmerged)
             if self.checked.get((learner.id, p)) == now:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mend_optim.engine.accounts import Totals
 from mend_optim.engine.effects import EXCHANGE, Extend, Merge, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
-from mend_optim.engine.progress import Totals
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Message, Seal
 from tests.virtual.units import Correction, Units, Vector, add, stack
@@ -172,7 +172,7 @@ class Learner:
         else:
             for p in wanted:
                 self.engine.boundaries.reserve(p)
-        copied = self.copied_all if self.engine.state.founding else self.copied
+        copied = self.copied_all if self.engine.state.mode.founding else self.copied
         self.cluster.after(self.cluster.random.random() * 0.2, self, copied, copies)
 
     def _apply(self, p: int, correction: Correction) -> None:

@@ -149,7 +149,7 @@ def owing(**schedule: int | None) -> DrivenEngine:
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
     engine.engine.correction_applied(engine.now, 0, advance.replace)
-    assert engine.fragment.has_unsent_residual
+    assert engine.fragment.residual.unsent
     return engine
 
 

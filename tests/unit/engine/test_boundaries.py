@@ -5,6 +5,7 @@ import pytest
 from mend_optim.engine.adoption import Adoption
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import Advance
+from mend_optim.engine.mode import Mode
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.schedule import Schedule
@@ -19,7 +20,7 @@ def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
     again."""
     state = EngineState(PeerId("a", 1), "", [], Policies(schedule=Schedule(sync_every=2)))
     state.fragments = [Progress(PeerId("me", 1), 0, Lineage.fresh(b"genesis"), cycle_start=0)]
-    state.joined, state.solo = True, False
+    state.mode = Mode.TRAINING
     training = Boundaries(state, Adoption(state), Stragglers(state))
     for _ in range(2):
         training.stepped(5, 1.0)
@@ -94,9 +95,10 @@ def test_anchors_are_founded_from_what_was_trained_and_from_nothing_else() -> No
     not."""
     engine = DrivenEngine()
     engine.beat(PEER, genesis=b"a", step=0)
-    engine.engine.state.founding = "due"
-    assert (engine.engine.boundaries.fragments_to_copy(), engine.engine.state.founding) == ([], "")
+    engine.engine.state.mode = Mode.FOUNDING
+    assert engine.engine.boundaries.fragments_to_copy() == []
+    assert engine.engine.state.mode is Mode.SOLO
     engine.step()
     engine.beat(PEER, genesis=b"a", step=0)
-    assert engine.engine.state.founding == "due"
+    assert engine.engine.state.mode is Mode.FOUNDING
     assert engine.engine.boundaries.fragments_to_copy() == [0]

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 
+from mend_optim.engine.accounts import Totals
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.policies import Policies
-from mend_optim.engine.progress import Standing, Totals
 from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.standing import Standing
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Report
 

@@ -5,14 +5,31 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mend_optim.engine.progress import Motion, Pending, Progress, Totals
+from mend_optim.engine.accounts import Totals
+from mend_optim.engine.pending import Pending
+from mend_optim.engine.progress import Motion, Progress
 from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.standing import resumed, standing_of
 from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
 
 ME, OTHER = PeerId("me", 1), PeerId("other", 1)
 BASE = Lineage.fresh(b"genesis")
 FREE = Schedule(sync_every=4)
 LOCKSTEP = Schedule(sync_every=4, adopt_after=2)
+
+
+def moved(
+    progress: Progress,
+    lineage: Lineage,
+    merged_own_offer: bool,
+    totals: Totals,
+    schedule: Schedule,
+    replaced: bool = False,
+) -> None:
+    """The worker has moved the anchor."""
+    if progress.is_still:
+        progress.move()
+    progress.moved(lineage, totals, schedule, merged_own_offer=merged_own_offer, replaced=replaced)
 
 
 class Fragment:
@@ -32,7 +49,7 @@ class Fragment:
         pending = self.progress.snapshot(
             self.totals, self.schedule.due(self.totals.step, self.progress.cycle_start)
         )
-        self.progress.motion = Motion.STILL
+        self.progress.copied()
         return pending
 
     def sealed(self, mine: bool, replaced: bool = False) -> None:
@@ -47,7 +64,7 @@ class Fragment:
         lineage = progress.lineage.seal([entry], b"payload")
         assert progress.includes_pending(lineage) is mine
         assert not progress.in_doubt(lineage)
-        progress.moved(lineage, mine, self.totals, self.schedule, replaced)
+        moved(progress, lineage, mine, self.totals, self.schedule, replaced)
 
     def correction_applied(self, replace: bool = False) -> int:
         return self.progress.correction_applied(replace, self.totals)
@@ -172,7 +189,11 @@ def test_a_called_learner_offers_after_one_step() -> None:
 def test_nothing_is_copied_while_the_anchor_moves_or_is_read(motion: Motion) -> None:
     fragment = Fragment()
     fragment.step(4)
-    fragment.progress.motion = motion
+    begin = {
+        Motion.SNAPSHOT: fragment.progress.copy_for_anchor,
+        Motion.MOVING: fragment.progress.move,
+    }
+    begin[motion]()
     assert not fragment.wants()
 
 
@@ -262,8 +283,8 @@ def test_what_a_given_up_offer_follows_is_known() -> None:
     superseded."""
     fragment, pending = second_offer()
     progress, pending.offer = fragment.progress, None
-    progress.moved(by(OTHER, 1, 2, 3), False, fragment.totals, FREE)
-    progress.moved(by(OTHER, 1, 2, 3, 4), False, fragment.totals, FREE, replaced=True)
+    moved(progress, by(OTHER, 1, 2, 3), False, fragment.totals, FREE)
+    moved(progress, by(OTHER, 1, 2, 3, 4), False, fragment.totals, FREE, replaced=True)
     assert (progress.pending, fragment.correction_applied(replace=True)) == (None, 40)
     branches = [by(ME, 1), by(ME, 1, 2), by(ME, 3), by(OTHER, 1)]
     assert [progress.share.superseded_tokens(lineage) for lineage in branches] == [0, 0, 40, 40]
@@ -340,7 +361,7 @@ def again(fragment: Fragment) -> Fragment:
     """Another process that goes on from a checkpoint of this one."""
     heir = Fragment(me=HEIR)
     heir.totals = Totals(fragment.totals.step, fragment.totals.tokens)
-    heir.progress = Progress.resumed(HEIR, 0, fragment.progress.standing(), heir.totals)
+    heir.progress = resumed(HEIR, 0, standing_of(fragment.progress), heir.totals)
     return heir
 
 
@@ -421,7 +442,7 @@ def test_on_another_branch_an_inherited_offer_gets_a_number_that_the_author_cann
 ):
     old, sent = second_offer()
     heir = again(old)
-    heir.progress.moved(by(OTHER, 1, 2, 3), False, heir.totals, FREE)
+    moved(heir.progress, by(OTHER, 1, 2, 3), False, heir.totals, FREE)
     pending = heir.progress.pending
     assert pending is not None
     assert (pending.claim, pending.follows) == (sent.claim, 0)
@@ -437,7 +458,7 @@ def on_another_branch(schedule: Schedule = FREE) -> Fragment:
     old.step(3)
     heir = again(old)
     heir.schedule = schedule
-    heir.progress.moved(by(OTHER, 1, 2, 3), False, heir.totals, schedule)
+    moved(heir.progress, by(OTHER, 1, 2, 3), False, heir.totals, schedule)
     heir.correction_applied()
     return heir
 
@@ -458,7 +479,7 @@ def test_on_another_branch_an_inherited_offer_and_what_came_with_it_are_one_offe
     assert pending.seq >= HEIR.incarnation
     both = heir.progress.lineage.seal([Entry(ME, pending.seq, 70, 7)], b"payload")
     assert heir.progress.includes_pending(both)
-    heir.progress.moved(both, True, heir.totals, FREE)
+    moved(heir.progress, both, True, heir.totals, FREE)
     heir.correction_applied()
     assert heir.progress.unmerged(heir.totals) == Totals()
     assert heir.progress.superseded_tokens == 0
@@ -490,8 +511,8 @@ def test_on_another_branch_work_of_two_authors_stays_in_two_offers() -> None:
     middle.step(3)
     heir = Fragment(me=PeerId("me", 2 * 10**18))
     heir.totals = Totals(middle.totals.step, middle.totals.tokens)
-    heir.progress = Progress.resumed(heir.progress.me, 0, middle.progress.standing(), heir.totals)
-    heir.progress.moved(by(OTHER, 1, 2, 3), False, heir.totals, FREE)
+    heir.progress = resumed(heir.progress.me, 0, standing_of(middle.progress), heir.totals)
+    moved(heir.progress, by(OTHER, 1, 2, 3), False, heir.totals, FREE)
     pending = heir.progress.pending
     assert pending is not None
     assert (pending.claim, pending.tokens, heir.progress.claim) == (sent.claim, 40, Claim(HEIR, 0))
@@ -533,7 +554,7 @@ def test_the_inherited_offer_in_an_anchor_is_no_doubt_but_a_later_one_of_its_aut
     heir = again(old)
     assert heir.progress.includes_pending(by(ME, sent.seq))
     assert not heir.progress.in_doubt(by(ME, sent.seq))
-    heir.progress.moved(by(ME, sent.seq), True, heir.totals, FREE)
+    moved(heir.progress, by(ME, sent.seq), True, heir.totals, FREE)
     assert heir.progress.unmerged(heir.totals) == Totals(1, 10)
     assert heir.progress.claim == Claim(ME, 1)
     assert not heir.progress.in_doubt(heir.progress.lineage)
@@ -544,7 +565,7 @@ def test_what_is_dropped_is_nobodys_any_more() -> None:
     old = Fragment()
     old.step(3)
     heir = again(old)
-    heir.progress.moved(by(ME, 1), False, heir.totals, FREE)
+    moved(heir.progress, by(ME, 1), False, heir.totals, FREE)
     assert heir.correction_applied(replace=True) == 30
     assert heir.progress.claim == Claim(HEIR, 0)
     heir.step(4)
@@ -578,7 +599,7 @@ def at_rest(fragment: Fragment) -> bool:
 
 def closing(fragment: Fragment) -> Pending:
     pending = fragment.progress.snapshot(fragment.totals, due=True, flush=True)
-    fragment.progress.motion = Motion.STILL
+    fragment.progress.copied()
     return pending
 
 
@@ -627,7 +648,7 @@ def test_a_closing_offer_with_work_of_its_own_is_one_offer() -> None:
     fragment.sealed(mine=True)
     fragment.correction_applied()
     assert not at_rest(fragment)
-    assert fragment.progress.last == Totals(4, 40)
+    assert fragment.progress.residual.share == (40, 4)
 
 
 def owing(steps: int) -> Fragment:
@@ -655,7 +676,7 @@ def test_what_a_long_offers_encoding_lost_weighs_as_much_beside_fewer_steps(
         again,
     )
     fragment.sealed(mine=True)
-    assert fragment.progress.weight == (max(40, 10 * steps), max(4, steps))
+    assert fragment.progress.residual.share == (max(40, 10 * steps), max(4, steps))
 
 
 def test_a_few_steps_with_nothing_to_close_weigh_what_they_are() -> None:
@@ -666,13 +687,13 @@ def test_a_few_steps_with_nothing_to_close_weigh_what_they_are() -> None:
     fragment.step()
     assert closing(fragment).again == (0, 0)
     fragment.sealed(mine=True)
-    assert fragment.progress.weight == (10, 1)
+    assert fragment.progress.residual.share == (10, 1)
 
 
 def others_sealed(fragment: Fragment, tokens: int) -> None:
     progress = fragment.progress
     entry = Entry(OTHER, progress.lineage.last_merged(OTHER) + 1, tokens, 1)
-    progress.moved(progress.lineage.seal([entry], b"payload"), False, fragment.totals, FREE)
+    moved(progress, progress.lineage.seal([entry], b"payload"), False, fragment.totals, FREE)
     fragment.correction_applied()
 
 
@@ -687,20 +708,20 @@ def test_who_has_closed_has_a_share_in_what_others_close_but_not_in_what_they_do
     fragment.sealed(mine=True)
     fragment.correction_applied()
     others_sealed(fragment, 0)
-    assert fragment.progress.weight == (40, 4)
+    assert fragment.progress.residual.share == (40, 4)
     others_sealed(fragment, 10)
-    assert fragment.progress.weight == (0, 0)
+    assert fragment.progress.residual.share == (0, 0)
     fragment.step(4)
     fragment.offer()
     fragment.sealed(mine=True)
     fragment.correction_applied()
-    assert fragment.progress.weight == (40, 4)
+    assert fragment.progress.residual.share == (40, 4)
 
 
 def test_who_owes_has_a_share_whatever_others_do() -> None:
     fragment = owing(4)
     others_sealed(fragment, 10)
-    assert fragment.progress.weight == (40, 4)
+    assert fragment.progress.residual.share == (40, 4)
     assert closing(fragment).again == (40, 4)
 
 
@@ -711,11 +732,11 @@ def test_a_closing_copy_that_did_not_come_about_is_owed_still() -> None:
     fragment.sealed(mine=True)
     fragment.correction_applied()
     fragment.progress.snapshot(fragment.totals, due=True, flush=True)
-    assert fragment.progress.standing().has_unsent_residual
+    assert standing_of(fragment.progress).has_unsent_residual
     heir = again(fragment)
     assert at_rest(heir)
-    assert heir.progress.last == Totals(4, 40)
-    fragment.progress.motion = Motion.STILL
+    assert heir.progress.residual.share == (40, 4)
+    fragment.progress.copied()
     fragment.progress.withdraw()
     assert at_rest(fragment)
 
@@ -732,7 +753,7 @@ def test_a_closing_offer_in_a_checkpoint_is_one_in_who_goes_on_from_it() -> None
     assert not at_rest(heir)
     assert heir.progress.pending is not None
     assert heir.progress.pending.flush
-    heir.progress.moved(by(ME, 1, pending.seq), True, heir.totals, FREE)
+    moved(heir.progress, by(ME, 1, pending.seq), True, heir.totals, FREE)
     heir.correction_applied()
     assert not at_rest(heir)
 
@@ -756,7 +777,7 @@ def test_what_encodings_lost_before_a_checkpoint_is_offered_in_its_authors_name(
     assert (pending.claim, pending.follows, pending.steps) == (Claim(ME, 1), 1, 0)
     assert pending.seq >= HEIR.incarnation
     assert heir.progress.in_doubt(by(ME, 1, 2))
-    heir.progress.moved(by(ME, 1, 2), False, heir.totals, FREE)
+    moved(heir.progress, by(ME, 1, 2), False, heir.totals, FREE)
     assert heir.correction_applied(replace=True) == 0
     assert not at_rest(heir)
     assert not heir.progress.in_doubt(by(ME, 1, 2))
@@ -777,7 +798,8 @@ def test_what_is_trained_after_a_checkpoint_is_the_heirs_whatever_became_of_a_cl
 def test_a_closing_offer_that_is_merged_is_the_last_in_its_authors_name() -> None:
     heir = heir_that_owes()
     pending = closing(heir)
-    heir.progress.moved(
+    moved(
+        heir.progress,
         heir.progress.lineage.seal([Entry(ME, pending.seq, 0, 4)], b"payload"),
         True,
         heir.totals,
@@ -788,8 +810,12 @@ def test_a_closing_offer_that_is_merged_is_the_last_in_its_authors_name() -> Non
     heir.offer()
     heir.sealed(mine=False)
     heir.correction_applied()
-    heir.progress.moved(
-        heir.progress.lineage.seal([Entry(HEIR, 1, 40, 4)], b"payload"), True, heir.totals, FREE
+    moved(
+        heir.progress,
+        heir.progress.lineage.seal([Entry(HEIR, 1, 40, 4)], b"payload"),
+        True,
+        heir.totals,
+        FREE,
     )
     heir.correction_applied()
     assert closing(heir).claim == Claim(HEIR, 1)
@@ -831,18 +857,20 @@ def test_an_heir_is_outlived_once_an_anchor_has_what_its_checkpoints_process_off
     old, me, fresh = PeerId("a", 1), PeerId("a", 2), Lineage.fresh(b"g")
     saved = Progress(old, 0, fresh, 0)
     saved.seq = 3
-    heir, schedule = Progress.resumed(me, 0, saved.standing(), Totals()), Schedule(sync_every=4)
+    heir, schedule = resumed(me, 0, standing_of(saved), Totals()), Schedule(sync_every=4)
     before, later = (
         Lineage(tokens=10, version=1, digest=b"d", genesis=b"g", merged={old: seq, me: 9})
         for seq in (3, 4)
     )
     assert not saved.source_moved_on(later)
     assert (heir.source_moved_on(before), heir.source_moved_on(later)) == (False, True)
-    heir.moved(later, False, Totals(), schedule)
+    moved(heir, later, False, Totals(), schedule)
     assert not heir.source_moved_on(later)
-    heir = Progress.resumed(me, 0, saved.standing(), Totals())
+    heir = resumed(me, 0, standing_of(saved), Totals())
     heir.snapshot(Totals(4, 40), due=True)
-    heir.moved(
+    heir.copied()
+    moved(
+        heir,
         Lineage(tokens=10, version=1, digest=b"d", genesis=b"g", merged={old: 3, me: heir.seq}),
         True,
         Totals(4, 40),
@@ -861,7 +889,7 @@ def test_an_heir_whose_checkpoint_held_an_offer_is_outlived_by_the_one_after_it(
     heir = again(old)
     first, second = by(ME, sent.seq), by(ME, sent.seq, sent.seq + 1)
     assert heir.progress.includes_pending(first)
-    heir.progress.moved(first, True, heir.totals, FREE)
+    moved(heir.progress, first, True, heir.totals, FREE)
     assert heir.progress.source_moved_on(second)
-    heir.progress.moved(second, False, heir.totals, FREE)
+    moved(heir.progress, second, False, heir.totals, FREE)
     assert not heir.progress.source_moved_on(second)

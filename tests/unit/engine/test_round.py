@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mend_optim.engine.quorum import Decision, decide
 from mend_optim.engine.round import Phase, Round
 from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Offer
@@ -35,6 +37,30 @@ def holding(*offers: Offer) -> Round:
     return round
 
 
+def decided(
+    round: Round,
+    now: float,
+    expected: Sequence[PeerId],
+    needed: int,
+    grace_s: float,
+    interval_s: float,
+) -> Decision:
+    """What is decided about the inbox, as a sealer looks at it again and again."""
+    if not round.has_work:
+        return Decision(False, "nothing_offered")
+    since = round.quorum_since(now, needed)
+    round.note_quorum(now, needed)
+    return decide(
+        now,
+        present=round.inbox,
+        expected=expected,
+        needed=needed,
+        grace_s=grace_s,
+        quorum_at=since,
+        not_before=round.sealed_at + interval_s,
+    )
+
+
 def merged(*offers: Offer) -> Lineage:
     return BASE.seal([each.entry for each in offers], b"payload")
 
@@ -48,19 +74,19 @@ def test_the_table_of_phases(phase: str, event: str) -> None:
     round = Round(0)
     round.phase = Phase(phase)
     if (phase, event) in NEXT:
-        round.on(event)
+        round._on(event)
         assert round.phase.value == NEXT[phase, event]
     else:
         with pytest.raises(KeyError):
-            round.on(event)
+            round._on(event)
         assert round.phase.value == phase
 
 
 def test_a_round_from_launch_to_seal() -> None:
     round = holding(offer("b"), offer("a"))
-    round.on("launch")
-    assert round.decide(5, ALL[:2], 2, 10, 60).reason == "all_present"
-    members = round.close(ALL, "all_present")
+    round._on("launch")
+    assert decided(round, 5, ALL[:2], 2, 10, 60).reason == "all_present"
+    members = round.close(0.0, ALL, "all_present")
     assert [o.peer.name for o in members] == ["a", "b"]
     assert (round.members, round.absent, round.reason) == (members, ("c",), "slow_left_out")
     round.sealed(5)
@@ -74,33 +100,33 @@ def test_a_round_from_launch_to_seal() -> None:
 
 def test_a_round_that_leaves_nobody_out_says_so() -> None:
     round = holding(offer("b"), offer("a"))
-    round.on("launch")
-    round.close(ALL[:2], "all_present")
+    round._on("launch")
+    round.close(0.0, ALL[:2], "all_present")
     assert (round.absent, round.reason) == ((), "all_present")
 
 
 def test_how_long_quorum_took_is_remembered() -> None:
     """From launch, once for each time that it was met."""
     round = holding(offer("b"))
-    round.on("launch")
+    round._on("launch")
     round.launched_at = 3.0
-    round.decide(4, ALL, 2, 10, 0)
+    decided(round, 4, ALL, 2, 10, 0)
     assert round.delays.quorum_s is None
     round.add(offer("a"))
-    round.decide(5, ALL, 2, 10, 0)
-    round.decide(9, ALL, 2, 10, 0)
+    decided(round, 5, ALL, 2, 10, 0)
+    decided(round, 9, ALL, 2, 10, 0)
     assert round.delays.quorum_s == 2.0
 
 
 def test_a_seal_cannot_be_closed_before_it_was_launched() -> None:
     with pytest.raises(KeyError):
-        holding(offer("a"), offer("b")).close(ALL, "all_present")
+        holding(offer("a"), offer("b")).close(0.0, ALL, "all_present")
 
 
 def test_a_voided_round_keeps_its_offers() -> None:
     round = holding(offer("a"), offer("b"))
-    round.on("launch")
-    round.close(ALL, "all_present")
+    round._on("launch")
+    round.close(0.0, ALL, "all_present")
     round.void()
     assert round.phase is Phase.WAITING
     assert round.members == ()
@@ -190,8 +216,8 @@ def test_no_offer_is_ever_merged_twice(
         if round.fresh(arrived, lineage):
             round.add(arrived)
         if any(o.steps for o in round.inbox.values()) and data.draw(st.booleans()):
-            round.on("launch")
-            members = round.close(ALL, "all_present")
+            round._on("launch")
+            members = round.close(0.0, ALL, "all_present")
             round.sealed(0)
             before, lineage = lineage, lineage.seal([o.entry for o in members], b"payload")
             round.purge(lineage)
@@ -243,41 +269,41 @@ def test_the_missing_are_those_expected_that_have_not_offered() -> None:
 
 def test_grace_runs_from_when_quorum_was_met_and_again_if_it_is_lost() -> None:
     round = holding(offer("a"))
-    assert round.decide(0, ALL, 2, 10, 0).reason == "below_quorum"
+    assert decided(round, 0, ALL, 2, 10, 0).reason == "below_quorum"
     round.add(offer("b"))
-    assert round.decide(5, ALL, 2, 10, 0).wake_at == 15
-    assert round.decide(9, ALL, 2, 10, 0).wake_at == 15
-    assert round.decide(9, ALL, 3, 10, 0).reason == "below_quorum"
-    assert round.decide(12, ALL, 2, 10, 0).wake_at == 22
-    assert round.decide(22, ALL, 2, 10, 0).reason == "grace_expired"
+    assert decided(round, 5, ALL, 2, 10, 0).wake_at == 15
+    assert decided(round, 9, ALL, 2, 10, 0).wake_at == 15
+    assert decided(round, 9, ALL, 3, 10, 0).reason == "below_quorum"
+    assert decided(round, 12, ALL, 2, 10, 0).wake_at == 22
+    assert decided(round, 22, ALL, 2, 10, 0).reason == "grace_expired"
 
 
 def test_who_is_at_rest_counts_for_quorum() -> None:
     assert (
-        holding(offer("a"), offer("b", steps=0)).decide(0, ALL[:2], 2, 10, 0).reason
+        decided(holding(offer("a"), offer("b", steps=0)), 0, ALL[:2], 2, 10, 0).reason
         == "all_present"
     )
 
 
 def test_of_nothing_nothing_is_sealed() -> None:
     round = holding(*(offer(name, steps=0) for name in "abc"))
-    assert round.decide(1e9, ALL, 2, 0, 0) == (decision := round.decide(0, ALL, 2, 0, 0))
+    assert decided(round, 1e9, ALL, 2, 0, 0) == (decision := decided(round, 0, ALL, 2, 0, 0))
     assert (decision.seal, decision.reason) == (False, "nothing_offered")
 
 
 def test_a_seal_that_leaves_somebody_out_waits_for_the_interval_since_the_last() -> None:
     round = holding(offer("a"), offer("b"))
     round.sealed_at = 0
-    assert round.decide(30, ALL, 2, 0, 60).wake_at == 60
+    assert decided(round, 30, ALL, 2, 0, 60).wake_at == 60
     round.add(offer("c"))
-    assert round.decide(30, ALL, 2, 0, 60).reason == "all_present"
+    assert decided(round, 30, ALL, 2, 0, 60).reason == "all_present"
 
 
 @given(st.permutations("abcde"))
 def test_members_are_in_name_order_however_they_arrived(order: list[str]) -> None:
     round = holding(*(offer(name) for name in order))
-    round.on("launch")
-    assert [o.peer.name for o in round.close(ALL, "all_present")] == ["a", "b", "c", "d", "e"]
+    round._on("launch")
+    assert [o.peer.name for o in round.close(0.0, ALL, "all_present")] == ["a", "b", "c", "d", "e"]
 
 
 # Work that came with a checkpoint
@@ -291,8 +317,8 @@ def inherited(name: str, seq: int, settled: int = 4, **facts: Any) -> Offer:
 
 
 def closed(round: Round) -> tuple[Offer, ...]:
-    round.on("launch")
-    return round.close(ALL, "all_present")
+    round._on("launch")
+    return round.close(0.0, ALL, "all_present")
 
 
 def test_of_two_offers_of_one_authors_work_the_earlier_counts_and_the_other_is_nothing() -> None:
@@ -332,7 +358,7 @@ def test_the_author_itself_is_before_whoever_inherited() -> None:
 
 def test_whoever_lost_its_offer_still_counts_for_quorum_and_is_not_absent() -> None:
     round = holding(inherited("a", seq=5), inherited("b", seq=6), inherited("c", seq=7))
-    assert round.decide(0, ALL, 3, 10, 0).seal
+    assert decided(round, 0, ALL, 3, 10, 0).seal
     assert [o.steps for o in closed(round)] == [5, 0, 0]
     assert round.absent == ()
 

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from mend_optim.engine.accounts import Totals
+from mend_optim.engine.mode import Mode
 from mend_optim.engine.policies import Policies
-from mend_optim.engine.progress import Progress, Totals
+from mend_optim.engine.progress import Progress
 from mend_optim.engine.quorum import Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
@@ -75,7 +77,7 @@ def short(quorum: int | None, here: int, gone: int = 0) -> Stragglers:
     """One with so many live peers, and some that are suspected."""
     watch = watching()
     watch.state.policies = replace(watch.state.policies, quorum=Quorum(minimum=quorum))
-    watch.state.solo = False
+    watch.state.mode = Mode.TRAINING
     for i in range(here + gone):
         peer = PeerId(f"p{i}", 1)
         watch.state.roster.meet(0.0, peer, f"p{i}:1")
@@ -126,7 +128,8 @@ def test_a_quorum_that_comes_and_goes_is_waited_for_anew() -> None:
 @pytest.mark.parametrize("why", ["a quorum is there", "nothing is offered", "nobody is known"])
 def test_nobody_is_told_of_a_quorum_where(why: str) -> None:
     watch = short(2 if why == "a quorum is there" else 3, 1)
-    watch.state.solo = why == "nobody is known"
+    if why == "nobody is known":
+        watch.state.mode = Mode.SOLO
     if why == "nothing is offered":
         watch.state.fragments[0].pending = None
     for now in (0.0, 1e6):

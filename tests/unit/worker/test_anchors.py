@@ -110,8 +110,8 @@ class Learner:
         round = Round(0)
         for offer in offers:
             round.add(offer)
-        round.on("launch")
-        ordered = round.close([], "all_present")
+        round._on("launch")
+        ordered = round.close(0.0, [], "all_present")
         members = tuple(offer.entry for offer in ordered)
         w = tuple(weights(weighting, members))
         done = perform(self.anchors, Merge(fragment=0, base=BASE, offers=ordered, weights=w))

@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.optim import SGD
 
 from mend_optim import MendOptimizer, PowerSGD, UsageError
-from mend_optim.engine.progress import Pending, Standing, Totals
+from mend_optim.engine.accounts import Totals
+from mend_optim.engine.pending import Pending
+from mend_optim.engine.standing import Standing
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId
 from mend_optim.worker.checkpoint import (

@@ -17,6 +17,7 @@ from torch import Tensor
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import as_bytes, raw
 from mend_optim.codecs.registry import CODECS, find_codec, split
+from mend_optim.engine.accounts import Totals
 from mend_optim.engine.effects import (
     Advance,
     Export,
@@ -28,10 +29,12 @@ from mend_optim.engine.effects import (
     Prepare,
     Reoffer,
 )
+from mend_optim.engine.mode import Mode
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule
+from mend_optim.engine.pending import Pending
 from mend_optim.engine.policies import Policies
-from mend_optim.engine.progress import Pending, Standing, Totals
 from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.standing import Standing
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId, content_digest
 from mend_optim.protocol.messages import (
@@ -1166,7 +1169,7 @@ def test_averaged_is_what_was_both_sent_and_sealed(
     sends(made, sent)
     is_sealed(made, sealed, mine)
     assert made.fragment.averaged == expected
-    assert made.fragment.standing().averaged == expected
+    assert made.fragment.averaged == expected
 
 
 @pytest.mark.parametrize(
@@ -1231,7 +1234,7 @@ def test_who_came_to_an_anchor_of_lesser_version_sends_what_a_round_missed_again
 
 def test_what_is_made_an_anchor_alone_goes_with_all_moments() -> None:
     made = engine()
-    made.engine.state.founding = "due"
+    made.engine.state.mode = Mode.FOUNDING
     assert made.engine.boundaries.moments(0) == ALL
 
 

@@ -1,0 +1,281 @@
+"""The accounts of one fragment of one learner: which of its work is in the anchor, in the pending
+offer, in neither, or dropped.
+
+A learner has at most one pending offer for each fragment. It keeps that offer, under the same
+number and with the same bytes, until some anchor has merged it. What is trained after the snapshot
+travels in the next offer. So everything up to `settled` is settled, the pending offer holds exactly
+what follows, and no later seal can contain work that is also still to be offered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mend_optim.engine.pending import Pending
+from mend_optim.engine.residual_share import Residual
+from mend_optim.engine.superseded import SupersededAccount
+from mend_optim.protocol.lineage import Claim, Lineage, PeerId
+from mend_optim.protocol.messages import Offer, Sections
+
+
+@dataclass(slots=True)
+class Totals:
+    """Inner steps and tokens that this process has trained: counters that only grow."""
+
+    step: int = 0
+    tokens: int = 0
+
+    def copy(self) -> Totals:
+        return Totals(self.step, self.tokens)
+
+
+class Accounts:
+    """Tokens: trained = settled (merged or dropped) + unmerged, at any time. Its own methods are the
+    only writers of its fields."""
+
+    def __init__(self, me: PeerId, fragment: int, lineage: Lineage) -> None:
+        self.me = me
+        self.fragment = fragment
+        #: The anchor that the weights residual on, or will once the correction is applied.
+        self.lineage = lineage
+        #: Counters up to which all work is in some anchor, or dropped. Invariant: <= trained.
+        self.settled = Totals()
+        #: Tokens of this process that could not be kept. Only grows.
+        self.dropped_tokens = 0
+        #: Which of this learner's merged offers the present anchor has.
+        self.share = SupersededAccount()
+        #: The number of this process's newest offer. Only grows.
+        self.seq = 0
+        #: Unmerged work that came with a checkpoint and is in no offer yet.
+        self.inherited: Claim | None = None
+        #: The process whose encodings left the residual that came with a checkpoint.
+        self.restored_from: Claim | None = None
+        #: The offer on its way. Invariant: it holds the work that follows `settled`, or a residual.
+        self.pending: Pending | None = None
+        #: By order of moment: the last version whose mean has ours in it. Invariant: <= version.
+        self.averaged: dict[str, int] = {}
+        #: What this learner's encodings left in its weights, and by how much that weighs.
+        self.residual = Residual()
+
+    # ── what there is to offer ────────────────────────────────────────────────────────────────────
+
+    def unmerged(self, totals: Totals) -> Totals:
+        """Steps and tokens trained since the last settled snapshot."""
+        return Totals(totals.step - self.settled.step, totals.tokens - self.settled.tokens)
+
+    @property
+    def claim(self) -> Claim:
+        """Whose work it is that no offer holds yet."""
+        return self.inherited or Claim(self.me, self.seq)
+
+    def make_pending(self, totals: Totals, due: bool, flush: bool) -> Pending:
+        """Everything unmerged goes into an offer.
+
+        Where that is nothing but a residual that came with a checkpoint, the offer has its author's
+        name, because the author's own process may have offered the same."""
+        work = self.unmerged(totals)
+        if not work.step:
+            self.inherited = self.inherited or self.restored_from
+        claim = self.claim
+        seq = self._next_number(claim)
+        self.pending = Pending(
+            claim=claim,
+            seq=seq,
+            step=totals.step,
+            tokens=work.tokens,
+            steps=work.step,
+            due=due,
+            flush=flush,
+            follows=self.lineage.last_merged(claim.author),
+            again=self.residual.claim((work.tokens, work.step), flush),
+        )
+        return self.pending
+
+    def _next_number(self, claim: Claim) -> int:
+        """A number for an offer of this work, which is inherited no more."""
+        if self.inherited:
+            self.inherited = None
+            return self._past(claim)
+        self.seq += 1
+        return self.seq
+
+    def _past(self, claim: Claim) -> int:
+        """A number past every one that the author's own process can have used: what that process
+        offered after its checkpoint is the same work."""
+        return max(self.me.incarnation, claim.settled + 1)
+
+    def offered(self, genesis: bytes, sections: Sections) -> None:
+        """The worker has encoded Δ: this is the pending offer from now on."""
+        pending = self.pending
+        assert pending is not None
+        mine = pending.claim.author == self.me
+        pending.encoded(
+            Offer(
+                peer=self.me,
+                fragment=self.fragment,
+                seq=pending.seq,
+                tokens=pending.tokens,
+                steps=pending.steps or max(1, pending.again[1]),
+                genesis=genesis,
+                key=self.lineage.key,
+                due=pending.due,
+                sections=sections,
+                inherited=None if mine else pending.claim,
+                follows=pending.follows,
+                again=pending.again,
+            )
+        )
+
+    def withdraw(self) -> None:
+        """The pending offer did not come about: its work goes into the next one."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return
+        # A residual keeps its author's name when it is offered again. What is trained until then does
+        # not need it.
+        if pending.claim.author != self.me and (pending.steps or self.inherited):
+            self.inherited = pending.claim
+        self.residual.withdrawn(pending.flush)
+
+    # ── which anchor has what of it ───────────────────────────────────────────────────────────────
+
+    def includes_pending(self, lineage: Lineage) -> bool:
+        """Whether `lineage` has merged the pending offer."""
+        pending = self.pending
+        return pending is not None and lineage.last_merged(pending.claim.author) in pending.numbers
+
+    def in_doubt(self, lineage: Lineage) -> bool:
+        """Whether `lineage` merged work of this learner in an offer that it knows nothing of: then
+        it drops its unmerged work rather than have it merged twice (law 5)."""
+        pending = self.pending
+        if pending and not lineage.admits(pending.claim) and not self.includes_pending(lineage):
+            return True
+        return not lineage.admits(self.claim)
+
+    def source_moved_on(self, lineage: Lineage) -> bool:
+        """Whether `lineage` has merged what the process of our checkpoint offered after it, and so
+        every residual that its encodings had left until then."""
+        return self.restored_from is not None and not lineage.admits(self.restored_from)
+
+    @property
+    def superseded_tokens(self) -> int:
+        """Tokens of this process that some anchor had merged, and the present one has not."""
+        return self.share.superseded_tokens(self.lineage)
+
+    # ── what a new anchor changes ─────────────────────────────────────────────────────────────────
+
+    def averaged_moments(self, versions: dict[str, int]) -> None:
+        """Rounds of these versions, by order of moment, have this learner's moments in their mean."""
+        self.averaged |= versions
+
+    def follow(self, lineage: Lineage, *, merged_own_offer: bool, replaced: bool) -> Pending | None:
+        """The anchor is now `lineage`. Returns the pending offer if the anchor has it.
+
+        Args:
+            lineage: the new anchor's.
+            merged_own_offer: the pending offer is in it.
+            replaced: the weights become the anchor, and what was trained since is dropped.
+        """
+        if replaced and not merged_own_offer:
+            self._give_up_pending()
+        if lineage.tokens > self.lineage.tokens and not merged_own_offer:
+            self.residual.missed_round(self.pending is not None)
+        if self.source_moved_on(lineage):
+            self.restored_from = None
+        self.lineage = lineage
+        # A branch that wins may have had fewer rounds.
+        self.averaged = {
+            order: min(version, lineage.version) for order, version in self.averaged.items()
+        }
+        return self._settle() if merged_own_offer else None
+
+    def _settle(self) -> Pending | None:
+        """The pending offer is merged."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return None
+        if pending.claim.author == self.me:
+            # An offer in the checkpoint's name proves nothing: its process may have made another.
+            self.restored_from = None
+        self.share.add(pending.claim.author, pending.numbers, pending.tokens)
+        self.settled = Totals(
+            self.settled.step + pending.steps, self.settled.tokens + pending.tokens
+        )
+        self.residual.merged((pending.tokens, pending.steps), pending.again, pending.flush)
+        return pending
+
+    def rebase(self, pending: Pending) -> None:
+        """If the anchor is of another branch, it does not have what the pending offer follows. The
+        same work gets another number, so that every number stands for one history."""
+        author = pending.claim.author
+        follows = self.lineage.last_merged(author)
+        if follows == pending.follows:
+            return
+        if self.inherited and self.inherited.author == author:
+            # Both go into one offer: under the new number, this one would pass for what came along.
+            self.withdraw()
+            return
+        if author == self.me:
+            self.seq += 1
+            pending.renumbered(self.seq, follows)
+        else:
+            pending.renumbered(max(self.me.incarnation, pending.seq + 1), follows)
+
+    def _give_up_pending(self) -> None:
+        """The pending offer is sent no more, and its work counts as dropped. An anchor that merges
+        it all the same has what the offer follows, too."""
+        pending, self.pending = self.pending, None
+        if pending:
+            self.share.add(pending.claim.author, pending.numbers, 0)
+
+    def drop(self, totals: Totals) -> Totals:
+        """All that is unmerged is dropped. Returns how much that is."""
+        dropped = self.unmerged(totals)
+        self.settled = totals.copy()
+        self.pending = None
+        self.inherited = None
+        self.seq = max(self.seq, self.lineage.last_merged(self.me))
+        self.dropped_tokens += dropped.tokens
+        return dropped
+
+    # ── first weights, other models ───────────────────────────────────────────────────────────────
+
+    def started_elsewhere(self, lineage: Lineage, totals: Totals, dropped_tokens: int) -> None:
+        """Before the first step: all that was trained without peers is in the weights, so that
+        they are the anchor; or it is dropped, because these are other weights."""
+        self.lineage = lineage
+        self.dropped_tokens = dropped_tokens
+        self.settled = totals.copy()
+
+    def transplant(self, genesis: bytes) -> None:
+        """The other fragments are another model's now; this one nobody else has yet."""
+        self.lineage = replace(self.lineage, genesis=genesis)
+        if self.pending:
+            self.pending.transplanted(genesis)
+
+    def found(self, tokens: int, model: bytes) -> Lineage:
+        """Alone, the weights become the anchor (`model` is their digest): the lineage that has
+        merged all that is this learner's."""
+        self.seq += 1
+        merged = {self.me: self.seq}
+        if self.pending:
+            author = self.pending.claim.author
+            merged[author] = max(self.pending.seq, merged.get(author, 0))
+        if self.inherited:
+            merged[self.inherited.author] = self._past(self.inherited)
+        return self.lineage.found(merged, tokens, model)
+
+    def founded(self, lineage: Lineage, at: Totals) -> None:
+        """Alone, the weights at `at` became the anchor: all of it is merged."""
+        follows = self.lineage.last_merged(self.me)
+        tokens = at.tokens - self.settled.tokens
+        pending = self.pending
+        if pending:  # another branch may have merged just that
+            self.share.add(pending.claim.author, pending.numbers, pending.tokens)
+            follows = pending.seq if pending.claim.author == self.me else follows
+            tokens -= pending.tokens
+        self.share.add(self.me, {self.seq: follows}, tokens)
+        self.lineage = lineage
+        self.pending = None
+        self.inherited = None
+        self.settled = at.copy()
+        self.residual.forget()

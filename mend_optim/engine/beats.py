@@ -1,0 +1,101 @@
+"""The beats of one learner: what it says of itself with each, and which reports of a peer it can
+compare with its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mend_optim.engine.effects import Send
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.stragglers import Stragglers
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Beat, Report
+
+
+class Beats:
+    """Makes them, counts them, and sends them when they are due."""
+
+    def __init__(self, state: EngineState, stragglers: Stragglers, now: float) -> None:
+        self.state = state
+        self.stragglers = stragglers
+        #: When the next beat is due.
+        self.due_at = now
+        #: The number of the last beat. Only grows: it is a sign of life.
+        self._count = 0
+        #: The number of beats that were sent to all, which turns the window of a big roster.
+        self._broadcasts = 0
+        #: Peers with other groups than ours, of which the user was told.
+        self._reported: set[PeerId] = set()
+
+    def make(self, ping: int = 0, pong: int = 0) -> Beat:
+        """A beat of this moment, with a number of its own."""
+        state = self.state
+        self._count += 1
+        reports = [
+            Report(state.key(fragment), state.rounds[fragment.fragment].held(), group)
+            for fragment, group in zip(state.fragments, state.groups, strict=True)
+        ]
+        return Beat(
+            peer=state.me,
+            address=state.roster.address,
+            count=self._count,
+            step=state.totals.step,
+            tokens=state.totals.tokens,
+            seconds_per_step=state.step_s,
+            training=state.joined,
+            genesis=state.genesis,
+            reports=tuple(reports),
+            roster=state.roster.rumors(),
+            ping=ping,
+            pong=pong,
+            position=state.position,
+            paces=self.stragglers.levels(),
+        )
+
+    def send_to_all(self, now: float) -> None:
+        """Send a beat to the roster, or in a big one to the next part of it."""
+        state = self.state
+        self.due_at = now + state.policies.timing.beat_s
+        self._broadcasts += 1
+        self.stragglers.review(now)
+        # At rest we ask again with every beat: a peer may have linked since, or an answer been lost.
+        beat = self.make(ping=state.ping if state.resting else 0)
+        state.roster.broadcast(beat.count)
+        for id in state.roster.audience(self._broadcasts):
+            state.emit(Send(id, beat))
+
+    def send(self, to: PeerId, ping: int = 0, pong: int = 0) -> None:
+        """Send a beat to one peer."""
+        self.state.emit(Send(to, self.make(ping, pong)))
+
+    def ask_all(self) -> None:
+        """Ask every peer for a beat in answer at once: has anybody a greater anchor?"""
+        state = self.state
+        state.ping += 1
+        state.answered = set()
+        question = self.make(ping=state.ping)
+        for peer in state.roster.peers.values():
+            state.emit(Send(peer.id, question))
+
+    def heard(self, beat: Beat) -> None:
+        """Answer a question, and note an answer to ours."""
+        if beat.ping:
+            self.send(beat.peer, pong=beat.ping)
+        # A peer that was never asked has not answered.
+        if 0 < beat.pong == self.state.ping:
+            self.state.answered.add(beat.peer)
+
+    def comparable(self, beat: Beat) -> Beat:
+        """The beat up to the first fragment that is another group there than here, as if the peer
+        did not have the rest."""
+        pairs = zip(self.state.groups, beat.reports, strict=False)
+        differ = (p for p, (group, report) in enumerate(pairs) if group != report.group)
+        other = next(differ, None)
+        if other is None:
+            return beat
+        if beat.peer not in self._reported:
+            self._reported.add(beat.peer)
+            self.state.fault(
+                f"{beat.peer.name} has added another group: fragment {other} is not merged with it"
+            )
+        return replace(beat, reports=beat.reports[:other])

@@ -1,0 +1,227 @@
+"""What follows when the worker has performed a job: one method for each kind of job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from mend_optim.engine.accounts import Totals
+from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.boundaries import Boundaries
+from mend_optim.engine.effects import (
+    Advance,
+    Done,
+    Export,
+    Extend,
+    Found,
+    Inspect,
+    Install,
+    Job,
+    Merge,
+    Prepare,
+    Reoffer,
+)
+from mend_optim.engine.ledger import sealed_record, whole_anchor_record
+from mend_optim.engine.mode import Change
+from mend_optim.engine.offers import Offers
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.sealer import Sealer
+from mend_optim.engine.state import EngineState
+from mend_optim.errors import unreachable
+from mend_optim.protocol.messages import State, moment_names
+
+
+class Outcomes:
+    """Takes results, and lets every fragment go on that stands still again."""
+
+    def __init__(
+        self,
+        state: EngineState,
+        *,
+        adoption: Adoption,
+        offers: Offers,
+        sealer: Sealer,
+        boundaries: Boundaries,
+    ) -> None:
+        self.state = state
+        self.adoption = adoption
+        self.offers = offers
+        self.sealer = sealer
+        self.boundaries = boundaries
+
+    def take(self, now: float, job: Job, done: Done) -> None:
+        """A job was performed."""
+        match job:
+            case Prepare() | Reoffer():
+                self._prepared(now, job, done)
+            case Inspect():
+                self.sealer.inspected(now, job.offer, done)
+            case Merge():
+                self.sealer.merged(now, job, done)
+            case Advance():
+                self._advanced(now, job, done)
+            case Install():
+                self._installed(now, job, done)
+            case Found():
+                self._founded(now, job, done)
+            case Extend():
+                self.state.extend(done.digest, Totals(*job.at), job.groups)
+            case Export():
+                self._exported(job, done)
+            case _:
+                unreachable(job)
+
+    def go_on(self, now: float, p: int) -> None:
+        """Go on with what had to wait until fragment `p` stands still."""
+        fragment = self.state.fragments[p]
+        if not fragment.is_still:
+            return
+        if self.state.switch:
+            self.adoption.finish_switch()
+        else:
+            news = fragment.take_deferred()
+            if news:
+                self.adoption.take(now, news)
+        self.adoption.answer(p)
+        self.sealer.poll(now, p)
+
+    # ── offers ────────────────────────────────────────────────────────────────────────────────────
+
+    def _prepared(self, now: float, job: Prepare | Reoffer, done: Done) -> None:
+        """The worker has encoded Δ, or could not: send the offer to the sealer that asked for it."""
+        fragment = self.state.fragments[job.fragment]
+        asked = fragment.copied()
+        if fragment.pending and fragment.pending.seq == job.seq:
+            if done.fault:
+                self.state.fault(f"fragment {job.fragment} was not offered: {done.fault}")
+                fragment.refused(self.state.totals)
+            else:
+                self._tell_missing_moments(job.fragment, done)
+                fragment.offered(self.state.genesis, done.sections)
+                self.offers.send_offer(now, fragment, asked)
+        self.go_on(now, job.fragment)
+
+    def _tell_missing_moments(self, p: int, done: Done) -> None:
+        if done.warning:
+            self.state.fault(f"fragment {p} was offered without moments: {done.warning}")
+
+    # ── anchors ───────────────────────────────────────────────────────────────────────────────────
+
+    def _advanced(self, now: float, job: Advance, done: Done) -> None:
+        """The worker has taken the outer step of a seal, or refused its bytes."""
+        state, seal, p = self.state, job.seal, job.seal.fragment
+        fragment = state.fragments[p]
+        if done.fault:
+            fragment.move_refused()
+            if fragment.pending:
+                fragment.pending.lost()  # no other seal will come for it: the anchor is pulled
+            state.fault(f"seal of {seal.sealer.name} refused: {done.fault}")
+        else:
+            offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None
+            if job.merged_own_offer:
+                self._note_moments(fragment, moment_names(seal.sections), job.lineage.version)
+            fragment.moved(
+                job.lineage,
+                state.totals,
+                state.policies.schedule,
+                merged_own_offer=job.merged_own_offer,
+                replaced=job.replace,
+            )
+            if job.forget or (job.replace and not job.merged_own_offer):
+                fragment.residual.forget()
+            state.record(sealed_record(seal, job.merged_own_offer, offer))
+            self.sealer.advanced(now, seal)
+            state.moved(p)
+        self.go_on(now, p)
+
+    def _note_moments(self, fragment: Progress, moments: Collection[str], version: int) -> None:
+        """Of these moments, those in our pending offer have a mean with ours in it since that
+        version."""
+        offer = fragment.pending.offer if fragment.pending else None
+        sent = moment_names(offer.sections) if offer else frozenset()
+        fragment.averaged_moments(self.state.policies.averaged(sent & frozenset(moments), version))
+
+    def _installed(self, now: float, job: Install, done: Done) -> None:
+        """The worker has installed whole anchors, or refused their bytes."""
+        state = self.state
+        if done.fault:
+            state.fault(f"state of {job.states[0].peer.name} refused: {done.fault}")
+            for anchor in job.states:
+                state.fragments[anchor.fragment].move_refused()
+        else:
+            state.change(Change.INSTALLED)
+            for anchor in job.states:
+                self._take_anchor(job, anchor)
+            if job.replace:
+                self._follow_model(len(job.states))
+        for anchor in job.states:
+            self.go_on(now, anchor.fragment)
+
+    def _take_anchor(self, job: Install, anchor: State) -> None:
+        state, p, lineage = self.state, anchor.fragment, anchor.lineage
+        fragment = state.fragments[p]
+        # Another model may have our pending offer, too.
+        merged = job.merged_own_offer or fragment.includes_pending(lineage)
+        old, superseded = fragment.lineage, fragment.superseded_tokens
+        brought = moment_names(anchor.sections)
+        self._note_moments(fragment, brought & set(job.due), lineage.version)
+        state.genesis = lineage.genesis
+        fragment.moved(
+            lineage,
+            state.totals,
+            state.policies.schedule,
+            merged_own_offer=merged,
+            replaced=job.replace,
+        )
+        if job.forget or job.replace:
+            fragment.residual.forget()
+        if job.replace:  # the others' moments came with their weights
+            fragment.averaged_moments(state.policies.averaged(brought, lineage.version))
+        dropped = fragment.unmerged(state.totals).tokens if job.replace else 0
+        record = whole_anchor_record(p, old, lineage, "pulled", merged, dropped)
+        superseded = fragment.superseded_tokens - superseded
+        state.record(replace(record, superseded_tokens=superseded))
+        state.moved(p)
+
+    def _follow_model(self, taken: int) -> None:
+        """Another model has replaced ours in its first fragments: go on from its position. Groups
+        that were added only here are its fragments now."""
+        state = self.state
+        state.catch_up_position(state.cluster_step())
+        for fragment in state.fragments[taken:]:
+            fragment.transplant(state.genesis)
+            state.rounds[fragment.fragment].purge(fragment.lineage)
+
+    def _founded(self, now: float, job: Found, done: Done) -> None:
+        """The worker has made anchors of our weights, or refused them."""
+        state = self.state
+        state.change(Change.FOUNDED)
+        # A group may have been added since the copies were made.
+        for fragment in state.fragments[: len(job.tensors)]:
+            fragment.copied()
+            if not done.fault:
+                self._found(fragment, done.digest)
+        if done.fault:
+            state.fault(f"the anchor was not taken from the weights: {done.fault}")
+        for fragment in state.fragments:
+            self.go_on(now, fragment.fragment)
+
+    def _found(self, fragment: Progress, digest: bytes) -> None:
+        at = self.boundaries.founded_at
+        lineage = fragment.found(at.tokens - fragment.settled.tokens, digest)
+        record = whole_anchor_record(
+            fragment.fragment, fragment.lineage, lineage, "founded", mine=True
+        )
+        self.state.record(record)
+        fragment.became_anchor(lineage, at)
+        self.state.moved(fragment.fragment)
+
+    def _exported(self, job: Export, done: Done) -> None:
+        content = State(
+            peer=self.state.me,
+            fragment=job.fragment,
+            lineage=job.lineage,
+            content=done.digest,
+            sections=done.sections,
+        )
+        self.adoption.exported(job, content)

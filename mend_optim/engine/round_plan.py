@@ -1,0 +1,89 @@
+"""What a sealer does next about the round of one fragment: a pure function of what it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mend_optim.engine.pending import NEVER
+from mend_optim.engine.policies import Policies
+from mend_optim.engine.quorum import decide
+from mend_optim.engine.round import Phase, Round
+from mend_optim.protocol.lineage import PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the sealer of a fragment sees at one moment; times in seconds."""
+
+    now: float
+    #: The round, to be read only.
+    round: Round
+    #: Learners that take part, this one included.
+    expected: Sequence[PeerId]
+    #: Those of them that the round waits for: see `Stragglers`.
+    awaited: Sequence[PeerId]
+    #: The fewest offers of a seal.
+    needed: int
+    #: The learners' median of an inner step.
+    step_s: float
+    #: When all learners know one another: before, one of them may seal for some of the others.
+    known_at: float
+    #: Until when a peer with a greater anchor is waited for; in the past if there is none.
+    behind_until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do now, in the order of the fields."""
+
+    #: Begin a round.
+    launch: bool = False
+    #: Ask these for their offers; None: it is not time to call.
+    call: tuple[PeerId, ...] | None = None
+    #: Whether there is something to decide about, so that the time of quorum counts.
+    collects: bool = False
+    #: Fix the members and merge, for this reason; empty: not yet.
+    seal: str = ""
+    #: When to look again if nothing arrives.
+    wake_at: float = NEVER
+
+
+def plan(view: View, policies: Policies) -> Plan:
+    """Launch, call, decide.
+
+    A seal that leaves somebody out comes no sooner than about H median steps after the last one:
+    rounds that come too often over-drive the outer momentum. In lockstep there is no such interval,
+    because learners offer at their own boundaries alone."""
+    now, round, schedule = view.now, view.round, policies.schedule
+    if now < view.known_at:
+        return Plan(wake_at=view.known_at)
+    period_s = schedule.sync_every * view.step_s
+    interval_s = 0.0 if schedule.lockstep else period_s
+    launch = round.launch_due(now, view.awaited, interval_s)
+    if round.phase is Phase.WAITING and not launch:
+        launch_at = round.sealed_at + interval_s
+        return Plan(wake_at=launch_at if launch_at > now else NEVER)
+    call = tuple(round.missing(view.expected)) if launch or now >= round.call_at else None
+    if now < view.behind_until:
+        return Plan(launch=launch, call=call, wake_at=view.behind_until)
+    if not round.has_work:
+        return Plan(launch=launch, call=call)
+    # Without `adopt_after` nobody waits for a round, and a whole period hides it.
+    overlap_s = period_s if schedule.adopt_after is None else schedule.adopt_after * view.step_s
+    decision = decide(
+        now,
+        present=round.inbox,
+        expected=view.awaited,
+        needed=view.needed,
+        grace_s=policies.grace.seconds(overlap_s, round.delays),
+        quorum_at=round.quorum_since(now, view.needed),
+        not_before=round.sealed_at + interval_s,
+    )
+    return Plan(
+        launch=launch,
+        call=call,
+        collects=True,
+        seal=decision.reason if decision.seal else "",
+        wake_at=NEVER if decision.wake_at is None else decision.wake_at,
+    )

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
-from mend_optim.model.layout import Layout, copied, gather, narrow, scatter, sketches
+from mend_optim.model.copies import copied, gather, narrow, scatter, sketches
+from mend_optim.model.layout import Layout
 from mend_optim.model.moment_state import clip_first_moment, correct, install, read
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings

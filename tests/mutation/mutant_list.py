@@ -191,7 +191,7 @@ MUTANTS = (
 "        follows=offer.follows,")), "        due=offer.due,", WIRE),
     Mutant("wire-forgets-whose-work-it-is", 5, "transport/wire",
            "  inherited=inherited,", "  inherited=None,", WIRE),
-    Mutant("checkpoint-forgets-what-an-offer-follows", 5, "worker/checkpoint",
+    Mutant("checkpoint-forgets-what-an-offer-follows", 5, "worker/checkpoint_reader",
            ("        follows=follows,\n"), "", of("unit/worker/test_checkpoint_reader", "back")),
     Mutant("heirs-offer-follows-nothing", 5, "engine/progress",
            " earlier=(),", (" earlier=(),\n"
@@ -498,7 +498,7 @@ MUTANTS = (
 "        ):")), "        elif self.state.fragments and not self.state.closed:", ADOPTING),
     Mutant("another-policy-may-join", 8, "protocol/handshake",
            " or first_difference(mine.policy, theirs.policy)", "", of("unit/protocol/test_messages")),
-    Mutant("damaged-checkpoint-is-believed", 8, "worker/checkpoint",
+    Mutant("damaged-checkpoint-is-believed", 8, "worker/checkpoint_reader",
            "    if found != saved_content:", "    if False:", of("unit/worker/test_checkpoint_reader", "digest")),
     Mutant("checkpoint-of-other-weights-is-believed", 8, "handover",
            "        intact = saved.weights == sketches(self._layout, self._parameters)\n        kept",
@@ -593,9 +593,9 @@ MUTANTS = (
 "        has_unsent_residual=False,\n"
 "    )"), "    standing = replace(kept.standing, pending=None, correction_pending=True, adopt_at=None)",
            of("together/test_codecs", "replaced")),
-    Mutant("former-checkpoints-are-damaged", 7, "worker/checkpoint",
+    Mutant("former-checkpoints-are-damaged", 7, "worker/checkpoint_reader",
            "return key in self and self.take(key, bool)", "return self.take(key, bool)", of("unit/worker/test_checkpoint_reader", "before")),
-    Mutant("former-closing-offer-weighs-nothing", 9, "worker/checkpoint",
+    Mutant("former-closing-offer-weighs-nothing", 9, "worker/checkpoint_reader",
            "(last.step, last.tokens)  # what", "(0, 0)  # what", of("unit/worker/test_checkpoint_reader", "weighs")),
     Mutant("checkpoint-forgets-what-is-owed", 9, "engine/progress",
            ("            claim, has_unsent_residual, pending = (\n"

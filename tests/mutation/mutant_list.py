@@ -733,7 +733,7 @@ MUTANTS = (
            "Correction(newer.fragment, newer.values, older.replace, moments)",
            "Correction(newer.fragment, newer.values, newer.replace, moments)", ANCHOR),
     Mutant("moments-do-not-decay", 10, "model/moment_state",
-           "factor = decay ** (now - t) * _seen", "factor = _seen", of("unit/model/test_moment_state")),
+           "factor = decay ** (now - t) * _weight_seen", "factor = _weight_seen", of("unit/model/test_moment_state")),
     Mutant("moments-of-any-age-are-alike", 10, "model/moment_state",
            "return 1 - decay**t if moment.corrected else 1.0", "return 1.0", of("unit/model/test_moment_state")),
     Mutant("second-moments-below-zero", 10, "model/moment_state",

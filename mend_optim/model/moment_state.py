@@ -143,7 +143,7 @@ def read(moment: Moment, fragment_state: FragmentState, out: Tensor) -> Updates:
 
 
 def _weight_seen(moment: Moment, decay: float, t: int) -> float:
-    """1 − β^t, the weight of all terms in an average that starts at zero; 1 where the optimizer does
+    """1 − β^t, the weight of all terms in an average that starts at zero; 1 if the optimizer does
     not divide by it."""
     return 1 - decay**t if moment.corrected else 1.0
 

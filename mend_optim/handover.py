@@ -15,8 +15,15 @@ from torch.optim import Optimizer
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
-from mend_optim.model.layout import Layout, copied, gather, narrow, scatter, sketches
-from mend_optim.model.moment_state import clip_first_moment, correct, install, read
+from mend_optim.model.copies import copied, gather, narrow, scatter, sketches
+from mend_optim.model.layout import Layout
+from mend_optim.model.moment_state import (
+    FragmentState,
+    clip_first_moment,
+    correct,
+    install,
+    read,
+)
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
 from mend_optim.worker.anchors import Anchors
@@ -190,14 +197,19 @@ class Handover:
             self._learner.submit(p, self._copy(p), self._read(p, names), copied(self._device))
 
     def _read(self, p: int, names: Sequence[str]) -> dict[str, Reading]:
-        fragment, readings = self._layout.fragments[p], dict[str, Reading]()
+        readings = dict[str, Reading]()
+        fragment_state = self._state(p)
         for name in names:
-            out, steps = self._buffers.take(fragment.numel), self._learner.engine.state.totals.step
-            updates = read(self._moments[name], fragment, self._parameters, self._inner, steps, out)
+            out = self._buffers.take(fragment_state.fragment.numel)
+            updates = read(self._moments[name], fragment_state, out)
             readings[name] = Reading(out, updates)
             if not any(updates):
                 self._miss(p, name)
         return readings
+
+    def _state(self, p: int) -> FragmentState:
+        steps = self._learner.engine.state.totals.step
+        return FragmentState(self._layout.fragments[p], self._parameters, self._inner, steps)
 
     def _miss(self, p: int, name: str) -> None:
         """No parameter of fragment `p` has this moment. Where they have other state, say so, once,
@@ -227,28 +239,17 @@ class Handover:
             self._in_flight.append((event, correction))
 
     def _apply_moments(self, correction: Correction) -> None:
-        fragment, steps = (
-            self._layout.fragments[correction.fragment],
-            self._learner.engine.state.totals.step,
-        )
+        fragment_state = self._state(correction.fragment)
         known = [m for m in correction.moments if m.moment in self._moments]
         for m in known:
             if not m.newcomer:
-                moment = self._moments[m.moment]
-                correct(moment, fragment, self._parameters, self._inner, steps, m.values, m.updates)
+                correct(self._moments[m.moment], fragment_state, m.values, m.updates)
         if known:
-            clip_first_moment(fragment, self._parameters, self._inner, steps)
+            clip_first_moment(fragment_state)
         values = {m.moment: m.values for m in known if m.newcomer}
         if values:
             updates = {m.moment: m.updates for m in known if m.newcomer}
-            install(
-                tuple(self._moments.values()),
-                fragment,
-                self._parameters,
-                self._inner,
-                values,
-                updates,
-            )
+            install(tuple(self._moments.values()), fragment_state, values, updates)
 
 
 def _is_done(event: torch.cuda.Event) -> bool:

@@ -23,14 +23,15 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.errors import UsageError, is_number, require
 from mend_optim.handover import Handover
 from mend_optim.membership.failslow import FailSlow
-from mend_optim.model.gradients import any_gradient, is_phantom, stamp
-from mend_optim.model.layout import Layout, flat, sketch, sketches
-from mend_optim.model.token_count import TokenCount
+from mend_optim.model.copies import flat, sketch, sketches
+from mend_optim.model.layout import Layout
+from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
 from mend_optim.status import Status, learner_status
-from mend_optim.worker.checkpoint import Checkpoint, from_state, to_state, with_group
+from mend_optim.worker.checkpoint import Checkpoint, to_state, with_group
+from mend_optim.worker.checkpoint_reader import from_state
 from mend_optim.worker.outer import Nesterov
 
 

@@ -22,7 +22,8 @@ from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import Shapes
 from mend_optim.codecs.powersgd import as_matrix
 from mend_optim.codecs.registry import CODECS, Codec, decode_packet, encode_packet, split
-from mend_optim.model.layout import Fragment, Layout, flat
+from mend_optim.model.copies import flat
+from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Offer, Seal
 from mend_optim.worker.feedback import Feedback

@@ -1,18 +1,20 @@
-"""Packets: what the tensors of a fragment look like on the wire.
+"""Packets: how the tensors of a fragment are laid out on the wire.
 
-A packet says itself how to read it. "none" is the whole fragment as float32. "packed" has a form
-for every tensor of the fragment, in its order; all numbers are little-endian:
+A packet says itself how to read it. A "none" packet is the whole fragment as float32. A "packed"
+packet has a form for every tensor of the fragment, in the fragment's order. All numbers are
+little-endian:
 
-    count: u32, coalesce: u32 | form: u32, param: u32, for each tensor | the tensors' bytes, each padded with zeros to 4
+    count: u32, coalesce: u32
+    form: u32, param: u32, for each tensor
+    the tensors' bytes, each padded with zeros to a multiple of 4
 
-Tensors that follow one another and whose sizes are multiples of `coalesce` count as one, and flat;
-where it is 0, each is for itself. A form is a way to write a tensor down, and `param` is what its
-size depends on besides the tensor's shape: a rank, a number of indices. So all sizes are known, and
-checked, before anything is allocated.
+Neighbouring tensors whose sizes are multiples of `coalesce` count as one flat tensor. Where
+`coalesce` is 0, every tensor counts by itself. A form is a way to write down a tensor. `param` is
+what the size depends on besides the tensor's shape: a rank, or a number of indices. So all sizes
+are known, and checked, before anything is allocated.
 
 Decoding uses elementwise operations that are rounded once (no fused multiply-add), and sums that
-are exact in whatever order: learners on different hardware get the same bits from the same
-bytes."""
+are exact in any order. Learners on different hardware get the same bits from the same bytes."""
 
 from __future__ import annotations
 
@@ -33,37 +35,38 @@ Shape = tuple[int, ...]
 Shapes = Sequence[Shape]
 Array = np.ndarray[Any, Any]
 
-MOST = 2.0**126  # no decoded value is greater: a convex combination of such values is finite
+#: No decoded value is larger, so a convex combination of decoded values is finite.
+MOST = 2.0**126
 RAW, PACKED = "none", "packed"
-# elements: as many decoded values stay in a cache, and the calls take less long than the numbers
+#: Elements decoded at a time: few enough to stay in a cache, enough that the calls take less time
+#: than the numbers.
 PART = 1 << 19
 
 
 class Form(Protocol):
-    """One way to write a tensor of a known shape down."""
+    """One way to write down a tensor of a known shape."""
 
     @property
     def code(self) -> int:
-        """Its number in a packet; never reused."""
+        """The form's number in a packet; never reused."""
 
     def nbytes(self, shape: Shape, param: int) -> int:
-        """The size of such a tensor. Raises `PeerError` for a `param` that cannot be."""
+        """The size of such a tensor, in bytes. Raises `PeerError` for an impossible `param`."""
 
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
-        """Raise `PeerError` unless every decoded value will be finite, and at most `MOST`. No
-        decoding."""
+        """Raise `PeerError` unless every decoded value will be finite and at most `MOST`. Decodes
+        nothing."""
 
     def decoded(
         self, data: memoryview, shape: Shape, param: int, scratch: Scratch
     ) -> Iterator[Tensor]:
-        """The values (flat float32) in their order, `PART` at a time at most, in memory of
-        `scratch` or that of the data. They are to be read only, and only until the next are asked
-        for."""
+        """The values (flat float32) in their order, at most `PART` at a time, in memory of
+        `scratch` or of the data. Callers only read a part, and only until they ask for the
+        next."""
 
 
 class Later(NamedTuple):
-    """Bytes that are made where they are to be, in the packet: `write` fills a tensor of them
-    (uint8)."""
+    """Bytes that are produced in place, in the packet: `write` fills a tensor of them (uint8)."""
 
     nbytes: int
     write: Callable[[Tensor], object]
@@ -71,8 +74,8 @@ class Later(NamedTuple):
 
 @dataclass(slots=True)
 class Piece:
-    """One encoded tensor: contiguous host tensors or arrays, or bytes to come, one after the
-    other."""
+    """One encoded tensor. Its parts follow one another in the packet: contiguous host tensors,
+    arrays, or bytes produced later."""
 
     form: Form
     param: int
@@ -84,27 +87,36 @@ class Piece:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous float32 host tensor, without a copy; they keep its storage
+    """The bytes of a contiguous float32 host tensor, without a copy. They keep its storage
     alive."""
     return tensor.numpy().view(np.uint8).data
 
 
 def view(data: memoryview, dtype: torch.dtype, offset: int = 0, count: int = -1) -> Tensor:
-    """`count` elements of `dtype` from byte `offset` of received bytes; without a copy, but for
-    read-only or unaligned memory. The offset must be even for 2-byte dtypes, and so on."""
+    """Received bytes as a tensor. Copies only read-only or unaligned memory.
+
+    Args:
+        data: the bytes.
+        dtype: the type of the elements.
+        offset: the first byte to use; even for 2-byte dtypes, and so on.
+        count: the number of elements; −1 for all that follow.
+    """
     nbytes = data.nbytes - offset if count < 0 else count * dtype.itemsize
     if nbytes == 0:
         return torch.empty(0, dtype=dtype)
     array = np.frombuffer(data, dtype=np.uint8, count=nbytes, offset=offset)
-    # torch warns about read-only memory
+    # torch warns about read-only memory.
     if not array.flags.writeable or array.ctypes.data % dtype.itemsize:
         array = array.copy()
     return torch.from_numpy(array).view(dtype)
 
 
 class Scratch:
-    """Memory for the decoded values of a fragment. `take(n)` is for the next n (flat float32): the
-    same for one part after another, which stays in a cache; or where each belongs, by `place`."""
+    """Memory for the decoded values of a fragment.
+
+    `take(n)` returns room for the next n values (flat float32). Without `place` it is the same
+    memory for every part, which stays in a cache. With `place` it is the memory where the part
+    belongs."""
 
     def __init__(self, numel: int, place: Callable[[int], Tensor] | None = None) -> None:
         size = min(PART, numel)
@@ -116,24 +128,22 @@ class Scratch:
         return self._place(n) if self._place else self._values[:n]
 
     def aside(self, n: int, dtype: torch.dtype) -> Tensor:
-        """Other memory, for what the values are made of: to allocate it for each tensor may cost as
-        much as a pass."""
+        """Other memory, for what the values are computed from: to allocate it for each tensor may
+        cost as much as a pass."""
         nbytes = n * dtype.itemsize
-        return (
-            self._aside[:nbytes].view(dtype)
-            if nbytes <= len(self._aside)
-            else torch.empty(n, dtype=dtype)
-        )
+        if nbytes > len(self._aside):
+            return torch.empty(n, dtype=dtype)
+        return self._aside[:nbytes].view(dtype)
 
 
 def as_floats(values: Tensor, scratch: Scratch) -> Iterator[Tensor]:
-    """As float32, some at a time; without a copy where that is what they are."""
+    """The values as float32, part by part. float32 values are not copied."""
     for part in torch.split(values, PART):
         yield part if part.dtype == torch.float32 else scratch.take(len(part)).copy_(part)
 
 
 def placed(parts: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-    """Consecutive parts, and where each belongs."""
+    """Consecutive parts, each with the slice where it belongs."""
     at = 0
     for part in parts:
         yield slice(at, at + len(part)), part
@@ -141,7 +151,7 @@ def placed(parts: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
 
 
 def fill(out: Tensor, decoded: Callable[[Scratch], Iterable[Tensor]]) -> Tensor:
-    """What is decoded as one: made where it is to be, if it can."""
+    """All decoded parts in one tensor. Forms that can decode in place write straight into it."""
     at = 0
 
     def place(n: int) -> Tensor:
@@ -156,7 +166,7 @@ def fill(out: Tensor, decoded: Callable[[Scratch], Iterable[Tensor]]) -> Tensor:
 
 
 def bounded(values: Tensor) -> bool:
-    """Whether every value is a number of magnitude `MOST` at most."""
+    """Whether every value is a number of magnitude at most `MOST`."""
     if values.numel() == 0:
         return True
     low, high = torch.aminmax(values)
@@ -164,22 +174,24 @@ def bounded(values: Tensor) -> bool:
 
 
 def require_bounded(values: Tensor) -> None:
+    """Raise `PeerError` unless every value is a number of magnitude at most `MOST`."""
     if not bounded(values):
-        raise PeerError("not finite, or too great to be merged")
+        raise PeerError("Values are not finite, or too large to be merged")
 
 
 # ── the two plain forms ───────────────────────────────────────────────────────────────────────────
 
 
 class PlainForm:
-    """Every element in some floating point type. There is no `param`."""
+    """Every element in one floating point type. `param` is 0."""
 
     def __init__(self, code: int, dtype: torch.dtype) -> None:
-        self.code, self.dtype = code, dtype
+        self.code = code
+        self.dtype = dtype
 
     def nbytes(self, shape: Shape, param: int) -> int:
         if param:
-            raise PeerError(f"a form that takes no parameter has {param}")
+            raise PeerError(f"Form parameter is {param}; this form takes none")
         return self.dtype.itemsize * math.prod(shape)
 
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
@@ -191,15 +203,17 @@ class PlainForm:
         return as_floats(view(data, self.dtype), scratch)
 
 
-DENSE, BF16 = PlainForm(0, torch.float32), PlainForm(1, torch.bfloat16)
+DENSE = PlainForm(0, torch.float32)
+BF16 = PlainForm(1, torch.bfloat16)
 
 
 def dense(values: Tensor) -> Piece:
+    """The values as float32."""
     return Piece(DENSE, 0, (values,))
 
 
 def bf16(values: Tensor) -> Piece:
-    """Relative error at most 2⁻⁸."""
+    """The values as bfloat16, with a relative error of at most 2⁻⁸."""
 
     def write(out: Tensor) -> None:
         out.view(torch.bfloat16).copy_(values.reshape(-1))
@@ -214,28 +228,29 @@ _RECORD = 8
 
 
 def padded(nbytes: int) -> int:
+    """`nbytes` rounded up to a multiple of 4."""
     return -(-nbytes // 4) * 4
 
 
 def raw(values: Tensor) -> Packet:
-    """Flat float32, as it is and without a copy."""
+    """Flat float32 values as a packet, without a copy."""
     return Packet(RAW, values.numel(), as_bytes(values))
 
 
 def packed_nbytes(sizes: Sequence[int]) -> int:
-    """The size of a packed packet whose tensors have so many bytes."""
+    """The size of a packed packet whose tensors have these sizes, in bytes."""
     return _HEAD + _RECORD * len(sizes) + sum(map(padded, sizes))
 
 
 def fresh(nbytes: int) -> memoryview:
-    """A writable buffer of its own, with arbitrary content: zeroing it would take about as long as
+    """A new writable buffer with arbitrary content: zeroing it would take about as long as
     receiving it."""
     return np.empty(nbytes, dtype=np.uint8).data
 
 
 def coalesced(shapes: Shapes, coalesce: int) -> Shapes:
-    """Neighbours whose numbers of elements are multiples of `coalesce` as one flat shape; 0: each
-    as it is."""
+    """The shapes, with neighbours whose sizes are multiples of `coalesce` joined to one flat shape.
+    With `coalesce` 0, the shapes as they are."""
     if not coalesce:
         return shapes
     found: list[Shape] = []
@@ -251,8 +266,14 @@ def pack(
     allocate: Callable[[int], memoryview] = fresh,
     coalesce: int = 0,
 ) -> Packet:
-    """One packet of the pieces, one for every tensor of a fragment of `numel` elements, `coalesced`
-    by `coalesce`."""
+    """One packed packet.
+
+    Args:
+        pieces: one for every tensor of the fragment, `coalesced` by `coalesce`.
+        numel: the fragment's number of elements.
+        allocate: returns a writable buffer of so many bytes.
+        coalesce: as the module docstring says; 0 joins nothing.
+    """
     sizes = [piece.nbytes for piece in pieces]
     data = np.frombuffer(allocate(packed_nbytes(sizes)), dtype=np.uint8)
     head = data[: _HEAD + _RECORD * len(pieces)].view("<u4")
@@ -266,7 +287,7 @@ def pack(
             if not isinstance(part, Later):
                 array = part.numpy() if isinstance(part, Tensor) else part
                 data[at:end] = array.reshape(-1).view(np.uint8)
-            elif end > at:  # torch takes no empty memory
+            elif end > at:  # torch cannot wrap empty memory
                 part.write(torch.from_numpy(data[at:end]))
             at = end
         if padded(size) > size:
@@ -276,7 +297,8 @@ def pack(
 
 
 class Unpacked(NamedTuple):
-    """One tensor of a received packet, its size checked."""
+    """One tensor of a received packet, its size checked. `start` and `stop` bound its elements in
+    the flat fragment."""
 
     form: Form
     param: int
@@ -289,34 +311,43 @@ class Unpacked(NamedTuple):
 def unpack(
     packet: Packet, shapes: Shapes, forms: Mapping[int, Form], coalesces: bool = True
 ) -> list[Unpacked]:
-    """The tensors of a packed packet, `coalesced` as it says (where it `coalesces` any), where the
-    header, every size and their sum are as they must be. Raises `PeerError`."""
+    """The tensors of a packed packet, after a check of the header, of every size, and of their sum.
+
+    Args:
+        packet: the packet as received.
+        shapes: those of the fragment's tensors.
+        forms: the allowed forms, by their codes.
+        coalesces: whether the packet may join neighbours.
+
+    Raises:
+        PeerError: the packet does not fit the fragment.
+    """
     data = packet.data.cast("B") if packet.nbytes else memoryview(b"")
     coalesce = int.from_bytes(data[4:_HEAD], "little") if coalesces else 0
     shapes = coalesced(shapes, coalesce)
     begin = _HEAD + _RECORD * len(shapes)
     if len(data) < begin:
         raise PeerError(
-            f"a packet of {len(data)} bytes, expected at least {begin} for {len(shapes)} tensors"
+            f"Packet is {len(data)} bytes; at least {begin} are needed for {len(shapes)} tensors"
         )
     head = np.frombuffer(data[:begin], dtype="<u4").tolist()
     if head[:2] != [len(shapes), coalesce]:
-        raise PeerError(f"a packet with the head {head[:2]}, expected {[len(shapes), coalesce]}")
+        raise PeerError(f"Packet header is {head[:2]}; {[len(shapes), coalesce]} is needed")
     ends = list(accumulate((math.prod(shape) for shape in shapes), initial=0))
-    found, at = [], begin
+    found = []
+    at = begin
     for i, shape in enumerate(shapes):
         code, param = head[2 + 2 * i : 4 + 2 * i]
         if code not in forms:
-            raise PeerError(f"tensor {i} has the unknown form {code}")
-        size, most = forms[code].nbytes(shape, param), 4 * math.prod(shape)
+            raise PeerError(f"Tensor {i} has the unknown form {code}")
+        size = forms[code].nbytes(shape, param)
+        most = 4 * math.prod(shape)
         if size > most or at + size > len(data):
-            raise PeerError(
-                f"tensor {i} of {size} bytes, expected at most {min(most, len(data) - at)}"
-            )
+            raise PeerError(f"Tensor {i} is {size} bytes; the limit is {min(most, len(data) - at)}")
         found.append(
             Unpacked(forms[code], param, shape, data[at : at + size], ends[i], ends[i + 1])
         )
         at += padded(size)
     if at != len(data):
-        raise PeerError(f"a packet of {len(data)} bytes, expected {at}")
+        raise PeerError(f"Packet is {len(data)} bytes; its tensors need {at}")
     return found

@@ -1,8 +1,8 @@
-"""The codecs by name, and the way back from any packet.
+"""The codecs by name, and the decoding of any packet.
 
-A codec says, for each tensor of a fragment, in which form it travels. What a lossy codec loses
-stays with the learner that lost it (error feedback, `feedback.py`). Whatever is not smaller than
-float32 travels as float32."""
+A codec chooses, for each tensor of a fragment, the form in which it travels. What a lossy codec
+loses stays with the learner that lost it (error feedback, `feedback.py`). A tensor that a codec
+does not make smaller than float32 travels as float32."""
 
 from __future__ import annotations
 
@@ -45,31 +45,38 @@ from mend_optim.protocol.messages import Packet
 
 
 class Codec(Protocol):
-    """How the tensors of a fragment are encoded. `exact` codecs lose nothing and need no residual,
-    which `residual_in_weights` in the weights or is kept beside them; `back` says whether what was
-    merged comes back without further loss ("exact") or encoded once more ("same"). At rest what
-    stays in the weights travels, too, by `FLUSH_CODEC`. Tensors that follow one another and whose
-    sizes are multiples of `coalesce` are encoded as one: it is the same, and takes fewer calls."""
+    """How the tensors of a fragment are encoded."""
 
     @property
-    def exact(self) -> bool: ...
+    def exact(self) -> bool:
+        """Whether the codec loses nothing, and so needs no residual."""
+
     @property
-    def residual_in_weights(self) -> bool: ...
+    def residual_in_weights(self) -> bool:
+        """Whether the residual stays in the weights, instead of beside them. At rest it travels
+        too, encoded by `FLUSH_CODEC`."""
+
     @property
-    def back(self) -> str: ...
+    def back(self) -> str:
+        """How a merged delta comes back: "exact" loses nothing more, "same" encodes it once
+        more."""
+
     @property
-    def coalesce(self) -> int: ...
+    def coalesce(self) -> int:
+        """Neighbouring tensors whose sizes are multiples of this number are encoded as one. The
+        result is the same, in fewer calls. 0 joins nothing."""
+
     def pieces(
         self, tensors: Sequence[Tensor], memory: Tensor | None
     ) -> tuple[list[Piece], Tensor | None]:
-        """A piece for each tensor (float32, on the host, not to be changed), and what to remember
-        of them until the next encoding: `memory` is what was remembered after the last one whose
-        result was merged."""
+        """Encode the tensors (float32, on the host, not to be changed). Returns a piece for each of
+        them, and what the codec remembers until the next encoding. `memory` is what it remembered
+        after the last encoding whose result was merged."""
 
 
 @dataclass(frozen=True)
 class Dense:
-    """float32 as it is, 4 bytes an element."""
+    """float32 unchanged, 4 bytes an element."""
 
     exact = True
     residual_in_weights = False
@@ -84,7 +91,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class BFloat16:
-    """Rounded to bfloat16, 2 bytes an element, relative error at most 2⁻⁸."""
+    """Rounded to bfloat16, 2 bytes an element, with a relative error of at most 2⁻⁸."""
 
     exact = False
     residual_in_weights = False
@@ -106,9 +113,11 @@ CODECS: dict[str, Codec] = {
     "sparse": Sparse(),
     "powersgd": PowerSGD(),
 }
-FLOATS = (Dense, BFloat16)  # the codecs that send every number as a float
+#: The codecs that send every number as a float.
+FLOATS = (Dense, BFloat16)
 LOSSLESS: Codec = Sparse(density=1.0)
-FLUSH_CODEC: Codec = Int8()  # how a learner at rest sends what stayed in its weights
+#: Encodes what stayed in the weights of a learner at rest.
+FLUSH_CODEC: Codec = Int8()
 _FORMS: tuple[Form, ...] = (DENSE, BF16, INT8, INT4, FLOAT4, SPARSE, *FACTORS.values())
 FORMS = {form.code: form for form in _FORMS}
 
@@ -119,13 +128,15 @@ def find_codec(spec: str | Codec) -> Codec:
         return CODECS[spec]
     if isinstance(spec, str) or not isinstance(spec, tuple(map(type, CODECS.values()))):
         raise UsageError(
-            f"codec must be one of {sorted(CODECS)} or a codec such as PowerSGD(rank=4), got {spec!r}"
+            f"codec must be one of {sorted(CODECS)} or a codec such as PowerSGD(rank=4), "
+            f"got {spec!r}"
         )
     return spec
 
 
 def codec_name(spec: Codec) -> str:
-    """What learners compare: the name, where there is one for just these settings."""
+    """The text by which learners compare codecs: the name of exactly these settings, if they have
+    one, or else their repr."""
     return next((name for name, known in CODECS.items() if known == spec), repr(spec))
 
 
@@ -145,27 +156,38 @@ def encode_packet(
     memory: Tensor | None = None,
     allocate: Callable[[int], memoryview] = fresh,
 ) -> tuple[Packet, Tensor | None]:
-    """`values` (flat float32, finite) as a packet, never larger than float32, and the codec's
-    memory after it."""
+    """Encode a flat fragment.
+
+    Args:
+        codec: how to encode.
+        values: flat float32, finite.
+        shapes: those of the fragment's tensors.
+        memory: what the codec remembered after its last merged encoding.
+        allocate: returns a writable buffer of so many bytes.
+
+    Returns:
+        The packet, never larger than float32, and what the codec remembers now.
+    """
     tensors = split(values, coalesced(shapes, codec.coalesce))
     pieces, memory = codec.pieces(tensors, memory)
-    least = [
+    smallest = [
         p if p.nbytes < 4 * t.numel() else dense(t) for p, t in zip(pieces, tensors, strict=True)
     ]
-    if packed_nbytes([piece.nbytes for piece in least]) >= values.nbytes:
+    if packed_nbytes([piece.nbytes for piece in smallest]) >= values.nbytes:
         return raw(values), memory
-    return pack(least, values.numel(), allocate, codec.coalesce), memory
+    return pack(smallest, values.numel(), allocate, codec.coalesce), memory
 
 
 def check_packet(packet: Packet, shapes: Shapes) -> None:
-    """Raise `PeerError` unless the packet decodes to a fragment of these shapes in which every
-    value is a number of reasonable size. Decodes nothing."""
+    """Raise `PeerError` unless the packet decodes to a fragment of these shapes whose values are
+    all finite and not too large. Decodes nothing."""
     if packet.codec not in (RAW, PACKED):
-        raise PeerError(f"unknown codec {packet.codec!r}")
+        raise PeerError(f"Codec {packet.codec!r} is unknown")
     numel = sum(map(prod, shapes))
     if packet.numel != numel or (packet.codec == RAW and packet.nbytes != 4 * numel):
         raise PeerError(
-            f"packet of {packet.numel} elements in {packet.nbytes} bytes, expected {numel} in {4 * numel} at most"
+            f"Packet has {packet.numel} elements in {packet.nbytes} bytes; "
+            f"{numel} elements in at most {4 * numel} bytes are needed"
         )
     if packet.codec == RAW:
         require_bounded(view(packet.data, torch.float32))
@@ -175,7 +197,8 @@ def check_packet(packet: Packet, shapes: Shapes) -> None:
 
 
 def decoded(packet: Packet, shapes: Shapes, scratch: Scratch | None = None) -> Iterator[Tensor]:
-    """The values of a checked packet (flat float32), some at a time: see `Form`."""
+    """The values of a checked packet (flat float32), part by part, as `Form.decoded` returns
+    them."""
     scratch = scratch or Scratch(packet.numel)
     if packet.codec == RAW:
         yield from as_floats(view(packet.data, torch.float32), scratch)
@@ -185,8 +208,8 @@ def decoded(packet: Packet, shapes: Shapes, scratch: Scratch | None = None) -> I
 
 
 def decode_packet(packet: Packet, shapes: Shapes, out: Tensor | None = None) -> Tensor:
-    """A checked packet as a flat float32 tensor: a view of its bytes where they are float32, else
-    `out`, or a new one."""
+    """A checked packet as a flat float32 tensor: a view of its bytes if they are float32, or else
+    `out`, or a new tensor."""
     if packet.codec == RAW:
         return view(packet.data, torch.float32)
     out = torch.empty(packet.numel, dtype=torch.float32) if out is None else out

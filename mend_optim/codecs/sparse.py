@@ -1,9 +1,9 @@
-"""The largest values and where they are: top-k within chunks (SparseLoCo, arXiv 2508.15706), or
+"""The largest values and their positions: top-k within chunks (SparseLoCo, arXiv 2508.15706), or
 every non-zero value.
 
-Of every 4096 consecutive elements, the k = ⌈density · 4096⌉ of greatest magnitude travel, exactly;
-the rest stay with the learner that has them. So ‖x − decoded‖² ≤ (1 − density) ‖x‖². At density 1
-nothing is lost, to the bit."""
+Of every 4096 consecutive elements, the k = ⌈density · 4096⌉ of greatest magnitude travel, exactly.
+The learner keeps the others. So ‖x − decoded‖² ≤ (1 − density) ‖x‖². At density 1 nothing is lost,
+to the bit."""
 
 from __future__ import annotations
 
@@ -28,41 +28,48 @@ from mend_optim.codecs.packing import (
 )
 from mend_optim.errors import PeerError, is_number, require
 
-CHUNK = 4096  # elements among which the largest are chosen
-ROWS = 32  # chunks at once: all that is computed of them stays in the second-level cache
-# elements looked at at once: all indices, of eight bytes each, would be twice the tensor
+#: Elements among which the largest are chosen.
+CHUNK = 4096
+#: Chunks processed at once: all that is computed from them stays in the second-level cache.
+ROWS = 32
+#: Elements processed at once: indices of the whole tensor, eight bytes each, would take twice its
+#: memory.
 SPAN = ROWS * CHUNK
-LOW = 256  # a listed position is a multiple of this and a byte
+#: A listed position is a multiple of this number, plus a byte.
+LOW = 256
 
 
 def bitmap_nbytes(numel: int) -> int:
+    """The size of a bitmap of `numel` positions, in bytes."""
     return -(-numel // 8)
 
 
 def list_nbytes(numel: int, count: int) -> int:
+    """The size of a list of `count` positions below `numel`, in bytes."""
     return count + -(-(count + -(-numel // LOW)) // 8)
 
 
 def has_bitmap(numel: int, count: int) -> bool:
+    """Whether the positions travel as a bitmap."""
     return bitmap_nbytes(numel) <= list_nbytes(numel, count)
 
 
 class SparseForm:
-    """Values (float32), then their positions, which increase. `param` is their number K, of N
-    elements.
+    """Values (float32), then their positions, which increase. `param` is K, the number of values of
+    a tensor of N elements.
 
-    The positions are a bitmap of N bits where that is not larger than a list. A list is Elias's and
-    Fano's: p mod 256 of every position, a byte each; then K + ⌈N / 256⌉ bits, where bit i + ⌊p /
-    256⌋ is set for the i-th position (from 0). That is 9.25 bits a position at density 1/64, where
-    7.4 would be the least. Bits count from the lowest of a byte; those after the end are 0. Of
-    nothing there is nothing, not even a bitmap."""
+    The positions are a bitmap of N bits if that is not larger than a list. A list is in the
+    Elias–Fano code: p mod 256 of every position p, a byte each; then K + ⌈N / 256⌉ bits, in which
+    bit i + ⌊p / 256⌋ is set for the i-th position (from 0). At density 1/64 that is 9.25 bits a
+    position, where 7.4 is the minimum. Bits count from the lowest of a byte. Bits after the end
+    are 0. Where K = 0 there are no bytes, not even a bitmap."""
 
     code = 5
 
     def nbytes(self, shape: Shape, param: int) -> int:
         numel = math.prod(shape)
         if param > numel:
-            raise PeerError(f"{param} values of a tensor of {numel} elements")
+            raise PeerError(f"Tensor has {param} values but only {numel} elements")
         if not param:
             return 0
         return 4 * param + min(bitmap_nbytes(numel), list_nbytes(numel, param))
@@ -75,9 +82,10 @@ class SparseForm:
     def decoded(
         self, data: memoryview, shape: Shape, param: int, scratch: Scratch
     ) -> Iterator[Tensor]:
-        numel, at = math.prod(shape), 0
+        numel = math.prod(shape)
         places = _positions(data, numel, param) if param else np.empty(0, dtype=np.intp)
         values = view(data, torch.float32, 0, param).numpy()
+        at = 0
         for start in range(0, numel, SPAN):
             some = scratch.take(min(SPAN, numel - start)).zero_()
             here = _among(places, start, start + SPAN)
@@ -90,28 +98,27 @@ SPARSE = SparseForm()
 
 
 def _positions(data: memoryview, numel: int, count: int) -> Array:
-    """Where the values belong: a mask if there is a bitmap, else indices. Raises `PeerError` unless
-    they are `count` different elements of the tensor, in order. Takes less memory than the
-    tensor."""
+    """Where the values belong: a mask if they travel as a bitmap, or else indices. Takes less
+    memory than the tensor. Raises `PeerError` unless they are `count` different elements of the
+    tensor, in order."""
     raw = np.frombuffer(data, dtype=np.uint8, offset=4 * count)
     if has_bitmap(numel, count):
         mask = np.unpackbits(raw, bitorder="little").view(np.bool_)
-        if np.count_nonzero(mask) != count or mask[numel:].any():
-            raise PeerError(
-                f"a bitmap of {np.count_nonzero(mask)} positions, expected {count} below {numel}"
-            )
+        marked = np.count_nonzero(mask)
+        if marked != count or mask[numel:].any():
+            raise PeerError(f"Bitmap has {marked} positions; {count} below {numel} are needed")
         return mask[:numel]
     ones = np.flatnonzero(np.unpackbits(raw[count:], bitorder="little"))
     if len(ones) != count:
-        raise PeerError(f"a list of {len(ones)} positions, expected {count}")
+        raise PeerError(f"Position list has {len(ones)} entries; {count} are needed")
     places = (ones - np.arange(count)) * LOW + raw[:count]
     if places[-1] >= numel or not (places[1:] > places[:-1]).all():
-        raise PeerError(f"positions that do not increase to one below {numel}")
+        raise PeerError(f"Positions do not increase, or do not stay below {numel}")
     return places
 
 
 def _among(positions: Array, start: int, stop: int) -> Array:
-    """Those of them that are among these elements, as indices from `start`."""
+    """The positions from `start` up to `stop`, as indices relative to `start`."""
     if positions.dtype == np.bool_:
         return np.flatnonzero(positions[start:stop])
     low, high = np.searchsorted(positions, (start, stop))
@@ -137,8 +144,8 @@ def _piece(values: Array, mask: Array) -> Piece:
 
 
 def lossless(tensor: Tensor) -> Piece:
-    """Every value whose bits are not all zero (a negative zero's are not), or the tensor as it is
-    if that is smaller."""
+    """Every value whose bits are not all zero (those of a negative zero are not), or the whole
+    tensor if that is smaller."""
     values = tensor.reshape(-1).numpy()
     bits = values.view(np.int32)
     nbytes = SPARSE.nbytes(tuple(tensor.shape), int(np.count_nonzero(bits)))
@@ -146,9 +153,9 @@ def lossless(tensor: Tensor) -> Piece:
 
 
 def largest(magnitudes: Array, k: int, out: Array) -> None:
-    """Set the mask `out` at the k greatest of every row, the first of those that are equal, but at
-    no zeros."""
-    # Partitioning plain integers is several times as fast as any search that returns indices.
+    """Set the mask `out` at the k greatest of every row, at the first of those that are equal, and
+    never at a zero."""
+    # To partition plain integers is several times as fast as any search that returns indices.
     least = np.partition(magnitudes, -k, axis=1)[:, -k, None]
     np.greater_equal(magnitudes, np.maximum(least, 1), out=out)
     if least.all() and np.count_nonzero(out) == k * len(out):
@@ -161,9 +168,10 @@ def largest(magnitudes: Array, k: int, out: Array) -> None:
 
 def top(values: Array, density: float) -> Array:
     """A mask of the ⌈density · chunk⌉ largest of every chunk, the last of which may be short."""
-    # The bits without the sign are in the order of the magnitudes, whatever the processor does with
+    # The bits without the sign are ordered like the magnitudes, whatever the processor does with
     # tiny numbers.
-    bits, mask = values.view(np.int32), np.empty(len(values), dtype=np.bool_)
+    bits = values.view(np.int32)
+    mask = np.empty(len(values), dtype=np.bool_)
     whole = len(values) // CHUNK * CHUNK
     starts = [*range(0, whole, ROWS * CHUNK), *range(whole, len(values), CHUNK)]
     for start, stop in pairwise([*starts, len(values)]):
@@ -174,18 +182,26 @@ def top(values: Array, density: float) -> Array:
 
 
 def top_count(numel: int, density: float) -> int:
-    """How many those are, at most: of what has zeros there may be fewer."""
+    """The largest number of values that `top` marks. Where there are zeros it may mark fewer."""
     return numel // CHUNK * math.ceil(density * CHUNK) + math.ceil(density * (numel % CHUNK))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse:
-    """The largest `density` of every tensor's values, chunk by chunk; 1.0: every value that is not
-    zero, and so without loss. What is not smaller so travels as float32.
+    """The largest values of every tensor, chunk by chunk. A tensor that gets no smaller travels as
+    float32.
 
-    Wire: 5.2 bytes a value at density 1/64, instead of 4 for every element. `back="same"`: of the
-    merged result the largest values again, with the sealer's error feedback; else all members'
-    values. Raises `UsageError`."""
+    On the wire: 5.2 bytes a value at density 1/64, instead of 4 for every element.
+
+    Args:
+        density: the share of the values that travel, in (0, 1]. 1.0 sends every value that is not
+            zero, and so loses nothing.
+        back: "exact" returns the values of all members. "same" returns the largest values of the
+            merged result, with error feedback at the sealer.
+
+    Raises:
+        UsageError: an argument is out of bounds.
+    """
 
     density: float = 1 / 64
     back: str = "exact"
@@ -196,7 +212,7 @@ class Sparse:
         within = is_number(self.density) and 0 < self.density <= 1
         require(within, "density", self.density, "a number in (0, 1]")
         require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
-        # learners compare the text of all this
+        # Learners compare the codec's repr: 1 must read 1.0.
         object.__setattr__(self, "density", float(self.density))
 
     @property

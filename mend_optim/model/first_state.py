@@ -1,5 +1,5 @@
-"""The state that an inner optimizer does not have yet: made as its first step would, and counted as
-after many."""
+"""State that an inner optimizer does not have yet: created by the optimizer's own step, with its
+counters set as after many updates."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from torch.optim import Optimizer
 
 
 def first_state(inner: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """What a step on a zero gradient makes of state for the parameter, of whatever kind this
-    optimizer keeps. Empty for an optimizer that cannot step so.
+    """The state that this optimizer creates for the parameter in a step on a zero gradient. Empty
+    if the optimizer cannot take such a step.
 
-    A stand-in of zeros takes the step. With the parameter itself and a learning rate of 0, as
-    torch.distributed.checkpoint has it, the step would be 0/0 where ε = 0, and all of the parameter
-    NaN."""
+    A tensor of zeros takes the step in place of the parameter. torch.distributed.checkpoint steps
+    the parameter itself with a learning rate of 0; where ε = 0, that step is 0/0 and turns the
+    whole parameter into NaN."""
     stand_in = torch.zeros_like(parameter.detach())
     stand_in.grad = torch.zeros_like(stand_in)
-    step: Any = type(inner).step  # not the instance's, which schedulers count
-    step = step.__wrapped__ if getattr(step, "hooked", False) else step
-    with suppress(Exception), _alone({**group, "params": [stand_in]}, inner):
+    # The class's step, unwrapped: schedulers count calls of the instance's.
+    step: Any = type(inner).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    with suppress(Exception), _only({**group, "params": [stand_in]}, inner):
         step(inner)
     made: dict[str, Any] = inner.state.pop(stand_in, {})
     return made
 
 
 @contextmanager
-def _alone(group: dict[str, Any], inner: Any) -> Iterator[None]:
-    """With this group only, and no hooks: a class that calls its base's step() runs them there."""
-    groups, hooks = (
-        inner.param_groups,
-        (inner._optimizer_step_pre_hooks, inner._optimizer_step_post_hooks),
-    )
-    all_groups, all_hooks = list(groups), [dict(each) for each in hooks]
+def _only(group: dict[str, Any], inner: Any) -> Iterator[None]:
+    """Leave the optimizer with this group only and without hooks: a class that calls its base's
+    step() would run them."""
+    groups = inner.param_groups
+    hooks = (inner._optimizer_step_pre_hooks, inner._optimizer_step_post_hooks)
+    all_groups = list(groups)
+    all_hooks = [dict(registered) for registered in hooks]
     groups[:] = [group]
-    for each in hooks:
-        each.clear()
+    for registered in hooks:
+        registered.clear()
     try:
         yield
     finally:
         groups[:] = all_groups
-        for each, those in zip(hooks, all_hooks, strict=True):
-            each.update(those)
+        for registered, saved in zip(hooks, all_hooks, strict=True):
+            registered.update(saved)
 
 
 def count(state: dict[str, Any], group: Mapping[str, Any], updates: int) -> None:
-    """Let the state's counters be what they are after so many updates."""
+    """Set the state's counters to what they are after `updates` updates."""
     counters: dict[str, float] = {"step": updates}
     if "mu_product" in state:  # NAdam's
         counters["mu_product"] = _mu_product(
@@ -70,6 +72,7 @@ def _mu_product(beta: float, momentum_decay: float, updates: int) -> float:
     product = 1.0
     for i in range(1, updates + 1):
         product *= beta * (1 - 0.5 * 0.96 ** (i * momentum_decay))
-        if product < 1e-60:  # none in float32
+        # float32 has no number this small.
+        if product < 1e-60:
             return 0.0
     return product

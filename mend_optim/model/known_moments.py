@@ -1,5 +1,4 @@
-"""Which state tensors of the optimizers that are known here are moments, and how fast they
-decay."""
+"""Which state tensors of the optimizers known here are moments, and how fast they decay."""
 
 from __future__ import annotations
 
@@ -12,6 +11,8 @@ from torch.optim import Optimizer
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule
 from mend_optim.errors import require
 
+_Find = Callable[[Optimizer], tuple[Moment, ...]]
+
 
 def _adam(inner: Optimizer) -> tuple[Moment, ...]:
     return (
@@ -23,7 +24,8 @@ def _adam(inner: Optimizer) -> tuple[Moment, ...]:
 
 
 def _adamax(inner: Optimizer) -> tuple[Moment, ...]:
-    return _adam(inner)[:1]  # exp_inf is a maximum
+    """Only the first moment: exp_inf is a maximum."""
+    return _adam(inner)[:1]
 
 
 def _momentum(inner: Optimizer) -> tuple[Moment, ...]:
@@ -33,8 +35,8 @@ def _momentum(inner: Optimizer) -> tuple[Moment, ...]:
 
 
 def _rmsprop(inner: Optimizer) -> tuple[Moment, ...]:
-    """Centered, it divides by the root of square_avg − grad_avg²: both must come from the same
-    round, unrounded, or that is negative."""
+    """Centered RMSprop divides by the root of square_avg − grad_avg². Both must come from the same
+    round, unrounded, or that difference is negative."""
     centered = any(group["centered"] for group in inner.param_groups)
     average = Moment(name="grad_avg", order="second", decay="alpha", exact=True)
     square = Moment(
@@ -47,9 +49,9 @@ def _lion(inner: Optimizer) -> tuple[Moment, ...]:
     return (Moment(name="exp_avg", order="first", decay="betas.1"),)
 
 
-# The maximum that AMSGrad keeps is no average: it stays local. SparseAdam is not here: rows without
-# a gradient keep their moments as they are, and do not decay.
-_KNOWN: dict[type, Callable[[Optimizer], tuple[Moment, ...]]] = {
+# The maximum that AMSGrad keeps is not an average, so it stays local. SparseAdam is missing: rows
+# without a gradient keep their moments as they are, without decay.
+_KNOWN: dict[type, _Find] = {
     optim.Adam: _adam,
     optim.AdamW: _adam,
     optim.NAdam: _adam,
@@ -58,32 +60,36 @@ _KNOWN: dict[type, Callable[[Optimizer], tuple[Moment, ...]]] = {
     optim.SGD: _momentum,
     optim.RMSprop: _rmsprop,
 }
+if hasattr(optim, "Muon"):  # since torch 2.9
+    _KNOWN[optim.Muon] = _momentum
 
-
-_NAMED = {"Lion": _lion}  # in many packages, in none of torch
+# Many packages have a Lion; torch has none.
+_NAMED: dict[str, _Find] = {"Lion": _lion}
 
 
 def known_moments(inner: Optimizer, schedule: MomentSchedule) -> tuple[Moment, ...]:
-    """The moments of this optimizer: those that the schedule names, else by its class and the
-    classes it is derived from; none of one that is not known. Raises `UsageError`."""
+    """The moments of this optimizer: those that the schedule names, or else those known for its
+    class or a base class. An optimizer that is not known has none.
+
+    Raises `UsageError` for a decay that no parameter group has."""
     for state in schedule.states:
-        found = any(_decay(state, group) is not None for group in inner.param_groups)
+        found = any(decay_of(state, group) is not None for group in inner.param_groups)
         bound = f"where a parameter group of {type(inner).__name__} has a number in [0, 1]"
         require(found, f"moments.states: decay of {state.name!r}", state.decay, bound)
     if schedule.states:
         return schedule.states
-    of = _of(inner)
-    return of(inner) if of else ()
+    find = _finder(inner)
+    return find(inner) if find else ()
 
 
 def is_unknown_optimizer(inner: Optimizer, schedule: MomentSchedule) -> bool:
-    """Whether nobody knows what its moments are."""
-    return not schedule.states and _of(inner) is None
+    """Whether neither the schedule nor the table here says what the optimizer's moments are."""
+    return not schedule.states and _finder(inner) is None
 
 
-def _of(inner: Optimizer) -> Callable[[Optimizer], tuple[Moment, ...]] | None:
+def _finder(inner: Optimizer) -> _Find | None:
     kinds = (_KNOWN.get(kind) or _NAMED.get(kind.__name__) for kind in type(inner).__mro__)
-    return next((of for of in kinds if of), None)
+    return next((find for find in kinds if find), None)
 
 
 def decays(moments: Sequence[Moment], inner: Optimizer) -> dict[str, float]:
@@ -91,14 +97,15 @@ def decays(moments: Sequence[Moment], inner: Optimizer) -> dict[str, float]:
     largest: dict[str, float] = {}
     for moment in moments:
         for group in inner.param_groups:
-            decay = _decay(moment, group)
+            decay = decay_of(moment, group)
             if decay is not None:
                 largest[moment.order] = max(decay, largest.get(moment.order, 0.0))
     return largest
 
 
-def _decay(moment: Moment, group: Mapping[str, Any]) -> float | None:
-    """The group's β of today; None where it has none, or none that forgets."""
+def decay_of(moment: Moment, group: Mapping[str, Any]) -> float | None:
+    """The present β of the moment in a parameter group. None if the group has no such number, or
+    one with which an average makes no sense."""
     if not isinstance(moment.decay, str):
         return float(moment.decay)
     value: Any = group
@@ -108,4 +115,5 @@ def _decay(moment: Moment, group: Mapping[str, Any]) -> float | None:
         decay = float(value.detach() if isinstance(value, Tensor) else value)
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
         return None
+    # With β = 1, a corrected moment would be divided by 1 − β^t = 0.
     return decay if 0 <= decay < 1 or (decay == 1 and not moment.corrected) else None

@@ -31,7 +31,8 @@ from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
 from mend_optim.errors import ClosedError, MendError
-from mend_optim.model.layout import Layout, Ready
+from mend_optim.model.copies import Ready
+from mend_optim.model.layout import Layout
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message

@@ -69,8 +69,8 @@ OLD = {
     "int4": Old(adam, (190, 190), {**HALVES, "codec": Int4(back="same")}),
     "powersgd": Old(adam, (190, 190), {**HALVES, "codec": STAYS_BACK}),
     "rounding": Old(narrow, (14,), {"sync_every": 3, "adopt_after": 2}),
-    # From here on not in lockstep: after a rest, a seal that was missed, or a group that one learner
-    # has yet to fetch, their boundaries are at different steps, and one would wait for the other.
+    # From here on not in lockstep: after a rest, a seal that was missed, or a group that a learner
+    # has yet to fetch, boundaries are at different steps, and one would wait for the other.
     "closing": Old(adam, (22,), {"sync_every": 8, "codec": STAYS}),
     "missed": Old(plain, (14,), {"sync_every": 2}),
     "added": Old(plain, (14, 10, 0), {"sync_every": 2}, groups=(2, 1)),

@@ -16,8 +16,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule, half_life
 from mend_optim.errors import UsageError
 from mend_optim.model.known_moments import decays, known_moments
-from mend_optim.model.layout import Fragment, Layout
-from mend_optim.model.moment_state import clip_first_moment, correct, install, read
+from mend_optim.model.layout import Layout
+from mend_optim.model.moment_state import (
+    FragmentState,
+    clip_first_moment,
+    correct,
+    install,
+    read,
+)
 from tests import reference
 
 Make = Callable[[Any], Optimizer]
@@ -119,10 +125,14 @@ class Learner:
 
     def read(self, moment: Moment) -> tuple[Tensor, tuple[int, ...]]:
         out = torch.full((self.fragment.numel,), math.nan)
-        return out, read(moment, self.fragment, self.parameters, self.inner, self.steps, out)
+        return out, read(moment, self.fragment_state, out)
 
     def correct(self, moment: Moment, values: Tensor, then: tuple[int, ...]) -> None:
-        correct(moment, self.fragment, self.parameters, self.inner, self.steps, values, then)
+        correct(moment, self.fragment_state, values, then)
+
+    @property
+    def fragment_state(self) -> FragmentState:
+        return FragmentState(self.fragment, self.parameters, self.inner, self.steps)
 
     def state(self, name: str, i: int = 0) -> Tensor:
         found: Tensor = self.inner.state[self.parameters[i]][name]
@@ -653,7 +663,8 @@ def test_a_state_that_is_not_as_expected_is_left_alone(instead: Callable[[Tensor
     assert updates == (0, 2)
     assert values[:6].tolist() == [0] * 6
     learner.correct(moment, torch.ones(14), (2, 2))
-    clip_first_moment(learner.fragment, learner.parameters, learner.inner, 2)
+    learner.steps = 2
+    clip_first_moment(learner.fragment_state)
     assert state["exp_avg"] is put
     assert not isinstance(put, Tensor) or torch.equal(put.to_dense(), before.to_dense())
 
@@ -718,7 +729,7 @@ def test_nobody_is_thrown_away_by_a_first_moment_that_comes_without_a_second(
 ) -> None:
     learner = rare(name)
     if held:
-        clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
+        clip_first_moment(learner.fragment_state)
     before = learner.parameters[0].detach().clone()
     learner.step([torch.zeros(3, 2), torch.ones(2, 4)])
     moved = float((learner.parameters[0].detach() - before).abs().max()) / LR
@@ -740,7 +751,7 @@ def test_nobody_alone_is_restrained(name: str, gradients: list[float], narrow: b
             ]
         )
     before = bits(learner.everything())
-    clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
+    clip_first_moment(learner.fragment_state)
     assert bits(learner.everything()) == before
 
 
@@ -761,7 +772,7 @@ def test_nobody_is_restrained_whose_moments_are_both_averaged(
             learner.correct(moment, mean - reading[k][0], reading[k][1])
     for learner in learners:
         before = bits(learner.everything())
-        clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
+        clip_first_moment(learner.fragment_state)
         assert bits(learner.everything()) == before
 
 
@@ -780,7 +791,7 @@ def test_the_bound_is_twice_the_most_that_adam_gets(betas: tuple[float, float], 
         learner = Learner(lambda p, kind=kind: kind(p, betas=betas)).train(t)
         for i in range(2):
             learner.state("exp_avg", i).fill_(1e9)
-        clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
+        clip_first_moment(learner.fragment_state)
         for i in range(2):
             v = (
                 learner.state("exp_avg_sq", i).sqrt()
@@ -796,7 +807,7 @@ def test_other_moments_are_not_restrained() -> None:
         for state in learner.everything():
             state.fill_(1e9)
         before = bits(learner.everything())
-        clip_first_moment(learner.fragment, learner.parameters, learner.inner, learner.steps)
+        clip_first_moment(learner.fragment_state)
         assert bits(learner.everything()) == before
 
 
@@ -809,9 +820,7 @@ def taken_over(
     moments = veteran.moments if moments is None else moments
     readings = {moment.name: veteran.read(moment) for moment in moments}
     values, updates = {n: r[0] for n, r in readings.items()}, {n: r[1] for n, r in readings.items()}
-    install(
-        newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates
-    )
+    install(newcomer.moments, newcomer.fragment_state, values, updates)
 
 
 def next_to(veteran: Learner, newcomer: Learner) -> None:
@@ -870,9 +879,7 @@ def test_moments_of_different_rounds_are_held_together() -> None:
     v[:6] = 0
     updates = {"exp_avg": (25, 25), "exp_avg_sq": (13, 13)}
     values = {"exp_avg": m, "exp_avg_sq": v}
-    install(
-        newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates
-    )
+    install(newcomer.moments, newcomer.fragment_state, values, updates)
     assert newcomer.count(0) == 25
     assert newcomer.state("exp_avg", 0).abs().max() == 0
     assert torch.allclose(newcomer.read(newcomer.moments[0])[0][6:], m[6:])
@@ -971,9 +978,7 @@ def test_an_optimizer_that_cannot_make_its_state_starts_without() -> None:
     newcomer.moments = (Moment(name="m", order="first", decay=0.9),)
     groups = newcomer.inner.param_groups
     values, updates = {"m": torch.ones(14)}, {"m": (1, 1)}
-    install(
-        newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates
-    )
+    install(newcomer.moments, newcomer.fragment_state, values, updates)
     assert not newcomer.inner.state
     assert newcomer.inner.param_groups is groups
     assert groups[0]["params"] == newcomer.parameters
@@ -1020,9 +1025,7 @@ def test_the_counters_of_a_peer_that_lies_do_no_harm() -> None:
     most = 2**32 - 1
     values = {"exp_avg": torch.ones(14), "exp_avg_sq": torch.ones(14)}
     updates = {"exp_avg": (most, 1), "exp_avg_sq": (1, most)}
-    install(
-        newcomer.moments, newcomer.fragment, newcomer.parameters, newcomer.inner, values, updates
-    )
+    install(newcomer.moments, newcomer.fragment_state, values, updates)
     before = [p.detach().clone() for p in newcomer.parameters]
     newcomer.train(3)
     moved = [p.detach() - q for p, q in zip(newcomer.parameters, before, strict=True)]
@@ -1049,8 +1052,7 @@ def test_on_a_gpu_it_is_the_same(options: dict[str, bool]) -> None:
         device.step([g.to("cuda") for g in gradients])
     for moment in host.moments:
         out = torch.empty(14).pin_memory()
-        fragment: Fragment = device.fragment
-        updates = read(moment, fragment, device.parameters, device.inner, 3, out)
+        updates = read(moment, device.fragment_state, out)
         torch.cuda.synchronize()
         values, then = host.read(moment)
         assert updates == then == (3, 3)

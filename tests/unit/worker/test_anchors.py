@@ -31,7 +31,8 @@ from mend_optim.engine.effects import (
 from mend_optim.engine.policies import weights
 from mend_optim.engine.round import Round
 from mend_optim.engine.schedule import Schedule
-from mend_optim.model.layout import Layout, gather, scatter
+from mend_optim.model.copies import gather, scatter
+from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Lineage, PeerId, content_digest
 from mend_optim.protocol.messages import Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors

@@ -26,10 +26,10 @@ from mend_optim.worker.checkpoint import (
     TENSORS,
     Checkpoint,
     Kept,
-    _content,
-    from_state,
+    state_digest,
     to_state,
 )
+from mend_optim.worker.checkpoint_reader import from_state
 from tests.support.checkpoints import adam, assert_alike, load, newcomer, progress, save, stored
 from tests.support.learners import Watch, cluster, descent, drive, parameters, until, weights
 from tests.support.strategies import lineages, peers
@@ -124,7 +124,7 @@ def of_former_versions(state: dict[str, Any], *keys: str) -> dict[str, Any]:
         for holder in (entry, entry["pending"] or {}):
             for key in keys:
                 holder.pop(key, None)
-    return {**state, "content": _content(state)}
+    return {**state, "content": state_digest(state)}
 
 
 @given(checkpoints)

@@ -1,0 +1,138 @@
+"""Copies between a model's parameters and flat host buffers.
+
+Only the training thread calls these functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from mend_optim.model.layout import Fragment, Layout
+from mend_optim.protocol.lineage import content_digest
+
+Ready = Callable[[], None]
+"""Waits until an asynchronous copy is complete."""
+
+
+def copied(device: torch.device | None) -> Ready:
+    """A function that waits for the copies just enqueued on the device's current stream. On the
+    host (`None`) there is nothing to wait for."""
+    if device is None:
+        return lambda: None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event.synchronize
+
+
+def _real(parameter: Tensor) -> Tensor:
+    """The parameter without autograd; a complex one as real, with a last dimension of 2."""
+    plain = parameter.detach()
+    return torch.view_as_real(plain) if plain.is_complex() else plain
+
+
+def narrow(tensor: Tensor) -> bool:
+    """Whether the tensor's dtype holds less than float32 does, so that an anchor written to it is
+    rounded."""
+    return torch.finfo(tensor.dtype).bits < 32
+
+
+@torch.no_grad()
+def gather(
+    fragment: Fragment, parameters: Sequence[Tensor], out: Tensor, rounding: Tensor | None = None
+) -> None:
+    """Copy the fragment's parameters into a flat buffer.
+
+    From a GPU into pinned memory the copies are asynchronous: wait for the device's current stream
+    before you read `out`.
+
+    Args:
+        fragment: which of the parameters to copy.
+        parameters: all parameters of the model.
+        out: receives the copy; float32, on the host, `fragment.numel` elements.
+        rounding: what `scatter` had to round away; it is added to narrow parameters.
+    """
+    for place, index in enumerate(fragment.tensors):
+        here = fragment.span(place)
+        source = _real(parameters[index])
+        if rounding is not None and narrow(source):
+            lost = rounding[here].view(source.shape)
+            source = source.float().add_(lost.to(source.device, non_blocking=True))
+        elif source.is_cuda:
+            # Cast on the device: a cast during the copy would make the copy synchronous.
+            source = source.to(torch.float32)
+        out[here].view(source.shape).copy_(source, non_blocking=True)
+
+
+def flat(fragment: Fragment, parameters: Sequence[Tensor]) -> Tensor:
+    """A copy of the fragment's parameters in a new flat buffer."""
+    out = torch.empty(fragment.numel, dtype=torch.float32)
+    gather(fragment, parameters, out)
+    return out
+
+
+@torch.no_grad()
+def scatter(
+    fragment: Fragment,
+    values: Tensor,
+    parameters: Sequence[Tensor],
+    replace: bool,
+    rounding: Tensor | None = None,
+) -> None:
+    """Add flat values to the fragment's parameters in place, or overwrite them.
+
+    The sum is rounded once, to the parameter's dtype. `rounding` keeps what a narrow dtype loses: a
+    narrow parameter stands for its own value plus that. Otherwise the next delta would take the
+    lost part back from the anchor, and no merge finer than the dtype would ever add up.
+
+    Args:
+        fragment: which of the parameters to write.
+        values: float32, on the host, `fragment.numel` elements.
+        parameters: all parameters of the model.
+        replace: whether the parameters become `values`, instead of growing by them.
+        rounding: updated with what narrow parameters lose; float32, on the host.
+    """
+    for place, index in enumerate(fragment.tensors):
+        here = fragment.span(place)
+        target = _real(parameters[index])
+        source = values[here].view(target.shape).to(target.device, non_blocking=True)
+        if rounding is not None and narrow(target):
+            lost = rounding[here].view(target.shape)
+            if replace:
+                exact = source
+            else:
+                before = target.float().add_(lost.to(target.device, non_blocking=True))
+                exact = before.add_(source)
+            target.copy_(exact)
+            lost.copy_(exact - target.float(), non_blocking=True)
+        elif replace:
+            target.copy_(source)
+        else:
+            # torch adds in the wider of both dtypes.
+            target.add_(source)
+
+
+#: A sketch covers at least this many elements of each tensor that has them.
+SAMPLES = 64
+
+
+@torch.no_grad()
+def sketch(parameters: Sequence[Tensor]) -> str:
+    """A digest, in hex, of some elements of every parameter."""
+    samples = []
+    for parameter in parameters:
+        values = _real(parameter).reshape(-1)
+        sample = values[:: max(1, values.numel() // SAMPLES)].contiguous().cpu()
+        samples.append(sample.view(torch.uint8).numpy().data)
+    return content_digest(*samples).hex()
+
+
+def sketches(layout: Layout, parameters: Sequence[Tensor]) -> str:
+    """The sketch of the wrapped groups, then that of each added group.
+
+    That is enough to tell whether these are the weights that a checkpoint belongs to, without a
+    copy of the model."""
+    wrapped = len(parameters) - sum(map(len, layout.added))
+    parts = [parameters[:wrapped], *([parameters[i] for i in group] for group in layout.added)]
+    return " ".join(map(sketch, parts))

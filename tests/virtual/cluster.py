@@ -34,6 +34,8 @@ class Cluster:
     """N learners, and the network between them. `learners` are the newest process of each name;
     `twins`, older ones that still run."""
 
+    learner_type: type[Learner] = Learner
+
     def __init__(
         self,
         n: int,
@@ -128,7 +130,7 @@ class Cluster:
         """A new process of that name, beside an older one if there is one."""
         id = PeerId(name, next(self.incarnations))
         address = name if name not in self.listening else str(id)
-        learner = Learner(self, id, address if self.dialable[name] else "", saved)
+        learner = self.learner_type(self, id, address if self.dialable[name] else "", saved)
         self.processes[id] = self.learners[name] = learner
         if learner.address:
             self.listening[address] = learner

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mend_optim.engine.effects import EXCHANGE, Extend, Merge, Send, Work
+from mend_optim.engine.effects import EXCHANGE, Extend, Job, Merge, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.progress import Totals
@@ -81,6 +81,11 @@ class Learner:
         """What its clock shows."""
         return self.cluster.now + self.ahead_s
 
+    @property
+    def trains(self) -> bool:
+        """Whether its training loop takes inner steps now."""
+        return self.cluster.training
+
     # the training thread
 
     def begin(self) -> None:
@@ -142,7 +147,7 @@ class Learner:
             return
         if not self.engine.state.totals.step:
             self.hand_over()  # what joining brought, before the first inner step
-        if self.cluster.training and not self.copying:
+        if self.trains and not self.copying:
             self.engine.boundaries.stepped(1, self.step_s)
             self.cluster.trained += 1
             if self.cluster.oracle.counts:
@@ -163,8 +168,11 @@ class Learner:
         for p in [p for p in self.mailbox if not self.engine.boundaries.holds_back(p)]:
             self._apply(p, self.mailbox.pop(p))
         wanted = self.engine.boundaries.fragments_to_copy()
-        if not wanted:
-            return
+        if wanted:
+            self.copy(wanted)
+
+    def copy(self, wanted: list[int]) -> None:
+        """Begin to copy these fragments: for an offer, or all of them to found an anchor."""
         self.copying = True
         copies = {p: dict(self.weights[p]) for p in wanted}
         if self.engine.boundaries.founding:
@@ -204,9 +212,7 @@ class Learner:
             if isinstance(effect, Send):
                 self.send(effect)
             elif isinstance(effect, Work):
-                if isinstance(effect.job, Merge):
-                    self.cluster.oracle.check_quorum(self, effect.job)
-                self.queue.append(effect.job)
+                self.assign(effect.job)
             else:
                 self.cluster.note(self, effect)
         if self.dead:
@@ -219,6 +225,12 @@ class Learner:
             self.woken_at = wake
             self.cluster.after(max(0.0, wake - self.now), self, self.wake)
         self.cluster.oracle.check(self)
+
+    def assign(self, job: Job) -> None:
+        """The worker is to perform this job after those it has."""
+        if isinstance(job, Merge):
+            self.cluster.oracle.check_quorum(self, job)
+        self.queue.append(job)
 
     def send(self, effect: Send) -> None:
         """A message leaves, unless the sender dies just before it, or just after."""

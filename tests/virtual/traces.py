@@ -5,7 +5,8 @@
     python -m tests.virtual.traces --write      write all files again
 
 Each file begins with the docstring of its scenario. `test_traces.py` compares the files with what
-the scenarios print now: after a change of the protocol, write them again and read the difference."""
+the scenarios print now. After a change of the protocol, write them again and read the
+difference."""
 
 from __future__ import annotations
 

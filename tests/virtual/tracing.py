@@ -396,7 +396,7 @@ def _round(record: RoundRecord) -> str:
     """What the learner's ledger says of an anchor."""
     anchor = f"version {record.version} of fragment {record.fragment} ({_work(record.tokens)})"
     came = {"founded": "founds", "restored": "restores", "pulled": "installs"}
-    text = f"{came.get(record.reason, 'outer step to')} {anchor}"
+    text = f"{came.get(record.reason, 'moves to')} {anchor}"
     if record.mine and record.reason != "founded":
         text += ", own offer in it"
     if record.superseded:

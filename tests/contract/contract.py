@@ -314,7 +314,8 @@ def render(table: str, rows: dict[str, dict[str, str]]) -> list[str]:
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     first = max(map(len, [table, *rows]))
     cells = [mark for row in rows.values() for mark in row.values()]
-    count = f"{cells.count('ok')} ok, {cells.count('FAIL')} FAIL, {sum(c.startswith('-') for c in cells)} -"
+    absent = sum(cell.startswith("-") for cell in cells)
+    count = f"{cells.count('ok')} ok, {cells.count('FAIL')} FAIL, {absent} -"
     body = [
         "  ".join(
             [name.ljust(first), *(row.get(column, "").ljust(len(column)) for column in columns)]

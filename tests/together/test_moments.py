@@ -486,9 +486,7 @@ def round_bytes(told: MomentSchedule | None, every: int = 1) -> float:
     return sum(offered[0]) / ROUNDS
 
 
-def test_half_the_bytes_of_averaging_all_in_every_round_and_170_times_fewer_than_all_reducing_gradients() -> (
-    None
-):
+def test_bytes_are_half_of_averaging_in_every_round_and_a_170th_of_all_reducing_gradients() -> None:
     """1/H + 1/3H + 1/6H against 3/H and against 1, in parameters a step, at H = 256; a round has as
     many bytes at any H."""
     often, rarely, never = (

@@ -384,9 +384,7 @@ def test_whom_a_restored_learner_expects_and_does_not_find_is_not_merged_with() 
         assert (new.status().joined, new.status().unmerged_tokens) == (True, 3)
 
 
-def test_weights_that_never_were_trained_do_not_win_by_the_tokens_of_a_checkpoint_of_one_alone() -> (
-    None
-):
+def test_untrained_weights_do_not_win_by_the_tokens_of_a_checkpoint_of_one_alone() -> None:
     """Saved without peers it has no anchor to take: random weights must not pass for trained
     ones."""
     alone = MendOptimizer(descent(500.0), name="a")

@@ -1,5 +1,5 @@
-"""Misuse by the local user is refused at once, named with its value, bound and remedy, and leaves
-nothing behind."""
+"""A bad argument of the local user is refused at once. The error names it, its value, the bound and
+the remedy, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 
 def refused(message: str, value: Any, *, inner: Any = None, **arguments: Any) -> None:
-    """Construction raises `UsageError` with that message, both on its own and as the ValueError it
-    is."""
+    """Construction raises `UsageError` with that message, and it can be caught as ValueError
+    too."""
     with pytest.raises(UsageError) as error:
         MendOptimizer(descent(1.0, 2.0) if inner is None else inner, **arguments)
     assert isinstance(error.value, ValueError)

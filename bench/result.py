@@ -1,4 +1,4 @@
-"""What a bench found: one JSON line per number, with the machine it was found on."""
+"""What a bench measured: one JSON line per number, with the machine it was measured on."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ DIGITS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One number. `value` is the median, in `unit`; `ratio` the median over n pairs of measurement
-    and floor.
+    """One number. `value` is its median, in `unit`. `ratio` is the median of value over floor, over
+    n pairs that were measured side by side.
 
-    `min`, `median` and `max` are the spread of the ratio; of the value, where there is nothing to
-    compare it with. `met` says whether the ratio keeps to the goal; both are null for what is only
-    there to be seen.
-    """
+    `min`, `median` and `max` describe the spread of the ratio, or of the value where there is no
+    floor. `met` says whether the ratio reaches the goal. `ratio`, `goal` and `met` are null for
+    numbers that have no goal."""
 
     bench: str
     what: str
@@ -45,7 +44,7 @@ class Result:
 
 
 def plain(bench: str, what: str, unit: str, values: Sequence[float], notes: str = "") -> Result:
-    """A number by itself."""
+    """A number without a floor."""
     middle = median(values)
     return Result(
         bench=bench,
@@ -63,7 +62,7 @@ def plain(bench: str, what: str, unit: str, values: Sequence[float], notes: str 
     )
 
 
-def beside(
+def compared(
     bench: str,
     what: str,
     unit: str,
@@ -72,8 +71,8 @@ def beside(
     goal: str = "",
     notes: str = "",
 ) -> Result:
-    """A number over its floor; the i-th of both were measured side by side. `goal`: "<= 1.5" or ">=
-    0.98"."""
+    """A number over its floor; the i-th value and the i-th floor were measured side by side.
+    `goal`: "<= 1.5" or ">= 0.98"."""
     ratios = [value / floor for value, floor in zip(values, floors, strict=True)]
     middle = median(ratios)
     floor = f"floor {_short(median(floors))} {unit}"
@@ -111,7 +110,7 @@ def _short(value: Any) -> Any:
 
 
 def environment() -> dict[str, Any]:
-    """Where and of what this was measured."""
+    """The machine and the versions that this was measured with."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -134,7 +133,7 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    """The commit, with a plus if anything differs from it; empty outside a repository."""
+    """The commit, with a plus if the working tree differs from it; empty outside a repository."""
     root = Path(__file__).parent.parent
     ask = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:

@@ -1,4 +1,4 @@
-"""When functions of mend_optim began and ended, in this process, without a change to them."""
+"""Records when functions of mend_optim began and ended in this process, without changing them."""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ class Child:
             ) from None
         if status:
             raise DemoError(
-                f"learner {self.name} failed while leaving, with exit status {status}; see {self.log}"
+                f"learner {self.name} failed while leaving, with exit status {status}; "
+                f"see {self.log}"
             )
 
     def stop(self) -> None:
@@ -255,20 +256,23 @@ def tokens_merged(folder: Path) -> Counter[str]:
 
 def print_result(children: list[Child], merged: Counter[str]) -> None:
     print(
-        f"\n{'':<6}{'steps':>7}{'tokens':>12}{'of them merged':>16}{'rounds':>8}{'held-out loss':>15}"
+        f"\n{'':<6}{'steps':>7}{'tokens':>12}{'of them merged':>16}{'rounds':>8}"
+        f"{'held-out loss':>15}"
     )
     for child in children:
         report = child.report
         rounds = (
             ("-", "-") if child.name == ALONE else (f"{merged[child.name]:,}", report["rounds"])
         )
-        row = f"{child.name:<6}{report['step']:>7}{report['tokens']:>12,}{rounds[0]:>16}{rounds[1]:>8}"
+        row = f"{child.name:<6}{report['step']:>7}{report['tokens']:>12,}"
+        row += f"{rounds[0]:>16}{rounds[1]:>8}"
         print(f"{row}{report['held_out_loss']:>15.4f}")
     first = children[0].report
     print(f"\nAfter synchronize() {', '.join(LEARNERS)} hold the same anchor, bit for bit:")
     for fragment, tokens, version, digest in first["lineages"]:
         print(
-            f"  fragment {fragment}: version {version}, {tokens:,} tokens, lineage digest {digest[:16]}"
+            f"  fragment {fragment}: version {version}, {tokens:,} tokens, "
+            f"lineage digest {digest[:16]}"
         )
     print(f"  all weights: SHA-256 {first['weights'][:16]}")
 
@@ -276,7 +280,8 @@ def print_result(children: list[Child], merged: Counter[str]) -> None:
 def judge(children: list[Child]) -> str:
     loss = {child.name: child.report["held_out_loss"] for child in children}
     together, alone = max(loss[name] for name in LEARNERS), loss[ALONE]
-    compared = f"held-out loss {together:.4f} together, {alone:.4f} alone, after the same number of steps each"
+    losses = f"held-out loss {together:.4f} together, {alone:.4f} alone"
+    compared = f"{losses}, after the same number of steps each"
     if not together < alone:
         raise DemoError(f"merging did not beat training alone: {compared}")
     return f"Merging helped: {compared}."

@@ -1,2 +1,2 @@
-"""Several learners, on slow links or with slow members: what training keeps, and what it comes
-to."""
+"""Benches with several learners, on slow links or with slow members: the throughput they keep, and
+the loss they reach."""

@@ -1,8 +1,8 @@
-"""The text example with two learners and every codec: what the same steps come to, beside
-float32's.
+"""The text example with two learners and every codec: the loss after equal steps, compared with
+float32.
 
 The learners are threads in lockstep (`adopt_after=0`), and their batches depend on seed and step
-alone, so two runs of one seed differ in nothing but the codec: moments are not averaged."""
+alone. Moments are not averaged. So two runs of one seed differ in nothing but the codec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from bench.result import Result, beside
+from bench.result import Result, compared
 from examples.train_text import CONTEXT, TextModel, content_digest, evaluate, read_corpus, windows
 from mend_optim import Int8, MendOptimizer, PowerSGD
 from mend_optim.codecs.registry import CODECS, Codec
@@ -24,7 +24,7 @@ LEARNERS, STEPS, SYNC_EVERY, BATCH, LR, WARMUP = 2, 320, 16, 8, 1e-3, 50
 SEEDS = (0, 1, 2)
 LIMIT_S = 600.0
 
-TOLD: dict[str, Codec] = {
+MEASURED: dict[str, Codec] = {
     "bf16": CODECS["bf16"],
     "int8": CODECS["int8"],
     "int4": CODECS["int4"],
@@ -37,7 +37,8 @@ TOLD: dict[str, Codec] = {
     "int8, both ways": Int8(back="same"),
     "powersgd r16, both ways": PowerSGD(rank=16, back="same"),
 }
-LONG = 4 * STEPS  # for who loses most: what it lags behind must not grow
+# For the codecs that lose most: their distance to float32 must not grow with more steps.
+LONG = 4 * STEPS
 GOALS = {
     "bf16": "<= 1.005",
     "int8": "<= 1.005",
@@ -51,32 +52,35 @@ def run() -> Iterator[Result]:
     torch.set_num_threads(1)
     texts = [read_corpus(i, LEARNERS) for i in range(LEARNERS)]
     floors = [final_losses(CODECS["none"], seed, texts, moments=None) for seed in SEEDS]
-    notes = f"{LEARNERS} learners, {STEPS} steps of AdamW each, {SYNC_EVERY} between rounds; a pair for each seed"
-    for name, codec in TOLD.items():
+    notes = (
+        f"{LEARNERS} learners, {STEPS} steps of AdamW each, {SYNC_EVERY} between rounds; "
+        "a pair for each seed"
+    )
+    for name, codec in MEASURED.items():
         losses = [final_losses(codec, seed, texts, moments=None) for seed in SEEDS]
-        yield from _beside(name, codec, losses, floors, notes)
+        yield from _compared(name, codec, losses, floors, notes)
     floors = [final_losses(CODECS["none"], 0, texts, LONG, moments=None)]
     for name in ("sparse", "powersgd r8", "powersgd r16"):
-        losses = [final_losses(TOLD[name], 0, texts, LONG, moments=None)]
-        yield from _beside(f"{name}, {LONG} steps", TOLD[name], losses, floors, "one seed")
+        losses = [final_losses(MEASURED[name], 0, texts, LONG, moments=None)]
+        yield from _compared(f"{name}, {LONG} steps", MEASURED[name], losses, floors, "one seed")
 
 
 class Losses(NamedTuple):
-    """After the last step, which is a boundary; and after `synchronize()`."""
+    """Held-out losses after the last step, which is a boundary; and after `synchronize()`."""
 
     trained: float
     closed: float
 
 
-def _beside(
+def _compared(
     name: str, codec: Codec, losses: Sequence[Losses], floors: Sequence[Losses], notes: str
 ) -> Iterator[Result]:
     what, goal = f"{name}: held-out loss over float32's", GOALS.get(name.partition(",")[0], "")
     own, floor = ([each.closed for each in some] for some in (losses, floors))
-    yield beside("convergence", what, "nats/byte", own, floor, goal, notes)
+    yield compared("convergence", what, "nats/byte", own, floor, goal, notes)
     if codec.residual_in_weights:
         own = [each.trained for each in losses]
-        yield beside(
+        yield compared(
             "convergence", f"{what}, before synchronize()", "nats/byte", own, floor, "", notes
         )
 
@@ -84,8 +88,8 @@ def _beside(
 def final_losses(
     codec: Codec, seed: int, texts: list[tuple[Tensor, Tensor]], steps: int = STEPS, **settings: Any
 ) -> Losses:
-    """The held-out losses of the global weights in the end, one learner on each text. Raises if the
-    learners do not agree on them."""
+    """The held-out losses of the global weights at the end, with one learner on each text. Raises
+    if the learners do not agree on the weights."""
     torch.manual_seed(seed)
     first, learners = TextModel(), len(texts)
     models = [first, *(copy.deepcopy(first) for _ in range(learners - 1))]

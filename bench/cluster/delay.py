@@ -1,9 +1,8 @@
-"""How much throughput is kept when the network is slow: every offer reaches its sealer late.
+"""How much throughput remains on a slow network: every offer reaches its sealer late.
 
-All settings run at the same time, each a cluster of two learners, one in either process; a step is
-a sleep and `step()`. A window has one boundary; its floor is the same window of the overlapped
-learner whose offers are on time.
-"""
+All settings run at the same time. Each is a cluster of two learners, one in either process. A step
+is a sleep and `step()`. A window has one boundary; its floor is the same window of the overlapped
+learner whose offers are on time."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
-from bench.result import Result, beside
+from bench.result import Result, compared
 from mend_optim import MendOptimizer
 from mend_optim.protocol.messages import Message, Offer
 
@@ -43,7 +42,7 @@ def _delay_offers(optimizer: MendOptimizer, delay_ms: int) -> None:
 
 
 def _windows(optimizer: MendOptimizer, out: list[float]) -> None:
-    """Seconds of every window; the first begins one step before the first boundary."""
+    """The seconds of every window; the first begins one step before the first boundary."""
     marks = []
     for step in range(2, SYNC_EVERY * (WINDOWS + 1)):
         time.sleep(STEP_S)
@@ -54,7 +53,7 @@ def _windows(optimizer: MendOptimizer, out: list[float]) -> None:
 
 
 def _learn(seat: Seat) -> list[list[float]]:
-    """The windows of every setting, and of a learner alone."""
+    """The windows of every setting, and those of a learner alone."""
     learners = []
     for cluster, setting in enumerate(SETTINGS):
         inner = Still(transformer(WIDTH, LAYERS))
@@ -89,7 +88,7 @@ def run() -> Iterator[Result]:
     learners = run_learners(_learn, 2, clusters=len(SETTINGS))
     in_time, alone = _rates(learners, 0), _rates(learners, len(SETTINGS))
     notes = "floor = alone; 0.4 M float32, 128 steps of 20 ms between boundaries"
-    yield beside(
+    yield compared(
         "delay", "throughput, offers in time, overlapped", "1/s", in_time, alone, notes=notes
     )
     for index, (delay_ms, adopt_after) in enumerate(SETTINGS[1:], start=1):
@@ -97,7 +96,7 @@ def run() -> Iterator[Result]:
         lag = f"{delay_ms} ms late" if delay_ms else "in time"
         what = f"throughput, offers {lag}, " + ("overlapped" if overlapped else "synchronous")
         floor = "floor = in time, overlapped" + ("" if overlapped else "; adopt_after=0")
-        yield beside(
+        yield compared(
             "delay",
             what,
             "1/s",

@@ -1,12 +1,12 @@
-"""Who has become slow: what it costs to watch, and how our rule compares with two others on the
-same durations.
+"""Finding learners that become slow: the cost of watching, and our rule compared with two others on
+the same durations.
 
-Four learners on equal hardware, and where noted on unequal; rounds of 16 inner steps; 10 % of
-log-normal jitter, one step in a hundred 3 to 10 times as long, and a pause of 20 steps at every
-50th. A verdict counts as false in every round at whose end it stands; a slowdown counts as found if
-there is a verdict at the end of one of its first five rounds. The other rules see one number a
-round: its mean, as is usual, or its median, which spares them the pauses. Our thresholds begin
-above 1.1: what is less than 10 % is no change.
+There are four learners on equal hardware, or on unequal hardware where noted. Rounds have 16 inner
+steps. Durations have 10 % of log-normal jitter, one step in a hundred takes 3 to 10 times as long,
+and every 50th step is followed by a pause of 20 steps. A verdict counts as false in every round at
+whose end it stands. A slowdown counts as found if there is a verdict at the end of one of its first
+five rounds. The other rules see one number a round: its mean, as is usual, or its median, which
+spares them the pauses. Our thresholds begin above 1.1, because less than 10 % counts as no change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.result import Result, beside, plain
+from bench.result import Result, compared, plain
 from mend_optim.membership.failslow import FailSlow, Pace, Watch
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Level
@@ -33,7 +33,7 @@ BEFORE, WITHIN, TRIALS = 30, 5, 300  # rounds before a slowdown; rounds to find 
 FACTORS = (1.5, 2.0)
 WINDOW = 20
 SEED = 1
-COSTS_US = 20.0  # what an inner step may pay
+COSTS_US = 20.0  # the most that watching may add to an inner step
 REPEATS, ADDS = 15, 2000
 
 Durations = NDArray[np.float64]  # (learners, steps)
@@ -53,7 +53,7 @@ def _durations(rng: np.random.Generator, rounds: int) -> Durations:
 
 
 def _ours(seconds: Durations) -> Flags:
-    """Judged at every block, as if each sent a beat."""
+    """Our rule, judged at every block, as if each learner sent a beat there."""
     paces, watches = [Pace() for _ in PEERS], [Watch(FailSlow(threshold=t)) for t in THRESHOLDS]
     flags = np.zeros((len(THRESHOLDS), LEARNERS, seconds.shape[1] // STEPS), bool)
     for step in range(0, seconds.shape[1], BLOCK):
@@ -87,7 +87,7 @@ def _ratio(rounds: Durations) -> Flags:
 
 
 def _rules() -> dict[str, tuple[tuple[float, ...], float, Callable[[Durations], Flags]]]:
-    """By name: the limits, the one that is usual, and the rule."""
+    """For each name: the limits, the usual limit, and the rule."""
     return {
         "ours, threshold": (THRESHOLDS, 1.2, _ours),
         "z of round means": (SCORES, 3.0, lambda seconds: _score(_by_round(np.mean, seconds))),
@@ -106,7 +106,7 @@ def _rules() -> dict[str, tuple[tuple[float, ...], float, Callable[[Durations], 
 
 
 def _false(rule: Callable[[Durations], Flags], hardware: Sequence[float], runs: int) -> Durations:
-    """By limit, the share of learner-rounds with a verdict where nobody became slow."""
+    """For each limit, the share of learner-rounds with a verdict although nobody became slow."""
     rng, slowness = np.random.default_rng(SEED), np.array(hardware)[:, None]
     return np.mean(
         [rule(slowness * _durations(rng, STEADY)).mean(axis=(1, 2)) for _ in range(runs)], axis=0
@@ -114,7 +114,7 @@ def _false(rule: Callable[[Durations], Flags], hardware: Sequence[float], runs: 
 
 
 def _found(rule: Callable[[Durations], Flags], factor: float) -> Durations:
-    """By limit, the share of slowdowns with a verdict within five rounds."""
+    """For each limit, the share of slowdowns with a verdict within five rounds."""
     rng, found = np.random.default_rng(SEED + 1), []
     for _ in range(TRIALS):
         seconds = _durations(rng, BEFORE + WITHIN)
@@ -129,7 +129,8 @@ def _roc() -> Iterator[Result]:
         found = {factor: _found(rule, factor) for factor in FACTORS}
         for i, limit in enumerate(limits):
             shares = ", ".join(f"{share[i]:.3f} of {factor:g}x" for factor, share in found.items())
-            notes = f"found within {WITHIN} rounds: {shares}; false on unequal hardware: {unequal[i]:.2g}"
+            notes = f"found within {WITHIN} rounds: {shares}; "
+            notes += f"false on unequal hardware: {unequal[i]:.2g}"
             notes += "; the usual limit" if limit == usual else ""
             yield plain(
                 "failslow",
@@ -141,7 +142,8 @@ def _roc() -> Iterator[Result]:
 
 
 def _add_us(rng: np.random.Generator) -> float:
-    """Of one inner step, over many: most add to a block, one in four ends it."""
+    """Microseconds of one inner step, over many: most only add to a block, and one in four ends
+    it."""
     pace, seconds = Pace(), np.exp(rng.normal(0, CV, ADDS)).tolist()
     started = time.perf_counter()
     for value in seconds:
@@ -160,7 +162,7 @@ def _costs() -> Iterator[Result]:
     rng = np.random.default_rng(SEED)
     adds = [_add_us(rng) for _ in range(REPEATS)]
     notes = f"floor = what it may cost; {ADDS} steps a repeat"
-    yield beside(
+    yield compared(
         "failslow", "to time an inner step", "us", adds, [COSTS_US] * REPEATS, "<= 1", notes
     )
     steady, slow = Level(1.0, 1.0, 0.02, 30), Level(2.0, 1.0, 0.02, 30)

@@ -1,4 +1,4 @@
-"""Learners in processes of their own, on loopback, and what they train."""
+"""Learners in processes of their own, on loopback, and the model that they train."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEET_S = 60.0
 
 
 class Still(Optimizer):
-    """An inner optimizer that does nothing: what is left of `step()` is mend_optim."""
+    """An inner optimizer that does nothing, so all the time of `step()` is spent in mend_optim."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__(parameters, {})
@@ -33,8 +33,8 @@ class Still(Optimizer):
 
 
 def transformer(width: int, layers: int) -> list[nn.Parameter]:
-    """The parameters of a transformer's blocks, twelve tensors each: 12 · width² · layers elements,
-    and a little."""
+    """The parameters of the blocks of a transformer, twelve tensors each: 12 · width² · layers
+    elements, and a few more."""
     shapes = [
         (width,),
         (width,),
@@ -55,7 +55,8 @@ def transformer(width: int, layers: int) -> list[nn.Parameter]:
 
 @dataclass(frozen=True)
 class Seat:
-    """One process's place among `count`; `meeting` lets all of them start something at once."""
+    """One process among `count`, by its rank; `meeting` lets all of them start something at
+    once."""
 
     rank: int
     addresses: tuple[tuple[str, ...], ...]  # of every cluster: one for every rank
@@ -65,7 +66,7 @@ class Seat:
         self.meeting.wait(MEET_S)
 
     def join(self, inner: Optimizer, cluster: int = 0, **options: Any) -> MendOptimizer:
-        """This rank's learner of that cluster. Its first `step()` waits for the others'."""
+        """This rank's learner in that cluster. Its first `step()` waits for the others."""
         addresses = self.addresses[cluster]
         peers = [address for address in addresses if address != addresses[self.rank]]
         return MendOptimizer(
@@ -74,8 +75,7 @@ class Seat:
 
 
 def run_learners(work: Callable[[Seat], Any], count: int, clusters: int = 1) -> list[Any]:
-    """What `work(seat)` returns in each of `count` processes, in rank order. None of them is left
-    behind."""
+    """The results of `work(seat)` in `count` processes, in rank order. Ends all of them."""
     os.environ["OMP_NUM_THREADS"] = "1"  # inherited: a learner has one core for its tensor work
     context = multiprocessing.get_context("spawn")
     meeting = context.Barrier(count)
@@ -96,7 +96,8 @@ def run_learners(work: Callable[[Seat], Any], count: int, clusters: int = 1) -> 
 
 
 def _collect(pipes: list[Connection]) -> list[Any]:
-    """The answers of all. Raises as soon as one of them failed: the others may wait for it."""
+    """The answers of all processes. Raises as soon as one of them fails, because the others may
+    wait for it."""
     answers: dict[Connection, Any] = {}
     while len(answers) < len(pipes):
         ready = wait([pipe for pipe in pipes if pipe not in answers], LIMIT_S)
@@ -129,8 +130,7 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 def _free_addresses(count: int, clusters: int) -> tuple[tuple[str, ...], ...]:
-    """Addresses the system has free. All are held until the last is known, so that no two are the
-    same."""
+    """Addresses that are free. All are held until the last is known, so no two are the same."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count * clusters)]
     addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
     for server in sockets:

@@ -1,16 +1,16 @@
-"""What slow links cost: two learners in two network namespaces, on a wire that the kernel keeps at
-10 or 1 Mbit/s.
+"""The cost of slow links: two learners in two network namespaces, on a wire that the kernel limits
+to 10 or 1 Mbit/s.
 
-They train the example's model at a fixed pace: some seconds on the bare wire, some at 10 Mbit/s,
-some at 1 Mbit/s. What is kept is over the bare wire's part. After each part the wire is freed and
-all is merged, so that no part inherits another's work. Parts begin and end at a boundary, and their
-clock starts a round later, when all is in full swing; what is still on its way at the end is not
-merged. Bytes are the kernel's, over what the ledgers say was sent.
+The learners train the example's model at a fixed pace: for some seconds on the bare wire, then at
+10 Mbit/s, then at 1 Mbit/s. A ratio compares each part with the bare wire. After each part the wire
+is freed and everything is merged, so no part inherits work from another. Parts begin and end at a
+boundary, and their clock starts a round later, when rounds are in full swing. Work that is still on
+its way at the end of a part is not counted as merged in it. Bytes are counted by the kernel, and
+compared with the bytes that the ledgers report.
 
-"overlapped" adopts an anchor when it is ready: training never waits, a slow link makes rounds rarer
-and anchors older. "in lockstep" adopts `OVERLAP` steps after each boundary: a round that takes
-longer stops training until it is there.
-"""
+"overlapped" adopts an anchor when it is ready: training never waits, and a slow link makes rounds
+rarer and anchors older. "in lockstep" adopts `OVERLAP` steps after each boundary: a round that
+takes longer stops training until it is there."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ from torch.optim import AdamW
 
 from bench.cluster.learners import Seat, run_learners
 from bench.cluster.namespaces import End, joined
-from bench.result import Result, beside
+from bench.result import Result, compared
 from examples.train_text import CONTEXT, TextModel, windows
 from mend_optim import Event, MendOptimizer, RoundRecord, Status
 
 CODECS = ("none", "int8", "powersgd")
-# a boundary each 0.8 s, and 0.4 s of it to hide a round in
+# A boundary comes every 0.8 s, and a round has 0.4 s of overlap.
 SYNC_EVERY, OVERLAP, STEP_S = 32, 16, 0.025
-BATCH = 2  # small: the pace, not the cores, says how long a step takes
+BATCH = 2  # small, so the pace and not the cores determines how long a step takes
 FREE, MIDDLING, SLOW = "", "10mbit", "1mbit"
 LEAST_S = {FREE: 4.0, MIDDLING: 4.0, SLOW: 8.0}
-CAP_S = 30.0  # of a part whose rounds do not come
+CAP_S = 30.0  # the longest that a part waits for its rounds
 GOALS = {("powersgd", MIDDLING): ">= 0.97"}
-OVERHEAD = "<= 1.25"  # of headers, acknowledgements and beats: more than that is sent twice
-NEVER, LEAD = 2**62, 8  # steps between the decision to stop and the stop, at least
+# Headers, acknowledgements and beats cost less than this. More means that something is sent twice.
+OVERHEAD = "<= 1.25"
+NEVER, LEAD = 2**62, 8  # LEAD: fewest steps between the decision to stop and the stop
 PORT, LOOK_S, SETTLE_S = 51900, 0.1, 30.0
 
 
 class Part(NamedTuple):
-    """How fast the wire is, and how long they train: at least so long, and so many rounds."""
+    """The speed of the wire, and how long to train on it: at least so many seconds and so many
+    rounds."""
 
     rate: str
     least_s: float
@@ -61,7 +63,7 @@ class Setting(NamedTuple):
 
 
 class Board(NamedTuple):
-    """What both learners read and write: the step to stop at, and the newest version that either
+    """Shared by both learners: the step to stop at, and the newest version that either of them
     has."""
 
     goal: Any
@@ -69,12 +71,12 @@ class Board(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What learner `name` did in one part: in `seconds` it trained on `trained` tokens and adopted
-    `adopted` anchors with `merged` more tokens, of both learners.
+    """The results of learner `name` in one part: in `seconds` it trained on `trained` tokens and
+    adopted `adopted` anchors with `merged` more tokens, of both learners.
 
-    All else is of the whole part, with the merging of what was left: its rounds, the bytes that its
-    interface sent and received, how many of so many `looks` at its roster showed the peer alive,
-    the anchor that it ended on, and whom it found slow, by name and cause."""
+    The other fields are of the whole part, with the merging of the rest: its rounds, the bytes that
+    its interface sent and received, how many of how many `looks` at its roster showed the peer
+    alive, the anchor at the end, and which learners it found slow, by name and cause."""
 
     name: str
     seconds: float
@@ -97,7 +99,7 @@ Pair = tuple[Outcome, Outcome]
 
 
 class Watch:
-    """Looks at the roster now and then, on a thread of its own: the training thread may be
+    """Looks at the roster now and then, on a thread of its own, because the training thread may be
     waiting."""
 
     def __init__(self, optimizer: MendOptimizer) -> None:
@@ -120,7 +122,7 @@ class Watch:
 
 
 class Trainer:
-    """The example's model on some text, a step each `step_s`."""
+    """The example's model on some text, with a step every `step_s`."""
 
     def __init__(self, seat: Seat, ends: Sequence[End], setting: Setting, port: int) -> None:
         torch.manual_seed(seat.rank)
@@ -151,11 +153,11 @@ class Trainer:
         self.optimizer.step()
 
     def train(self, part: Part, goal: Any) -> tuple[float, Status, Status]:
-        """Step until the common goal. For how long the clock ran, and where this learner stood
-        before and after.
+        """Step until the common goal. Returns for how long the clock ran, and the status of this
+        learner before and after.
 
-        The first learner sets the goal, a boundary some steps ahead: in lockstep nobody has passed
-        it."""
+        The first learner sets the goal: a boundary some steps ahead, which nobody has passed in
+        lockstep."""
         begun = clock = time.monotonic()
         status = before = start = self.optimizer.status()
         first = self._boundary(status.step + 1)
@@ -173,12 +175,12 @@ class Trainer:
         return time.monotonic() - clock, before, status
 
     def _boundary(self, step: int) -> int:
-        """The first from that step on."""
+        """The first boundary from that step on."""
         return -(-step // self.setting.sync_every) * self.setting.sync_every
 
     def settle(self, newest: Any) -> Status:
-        """Merge all, and wait for the last anchor: who has nothing left to offer may not have heard
-        of it yet."""
+        """Merge everything, and wait for the last anchor: a learner with nothing left to offer may
+        not have heard of it yet."""
         if not self.optimizer.synchronize(SETTLE_S):
             raise TimeoutError(f"not all was merged within {SETTLE_S:g} s on the bare wire")
         with newest.get_lock():
@@ -200,7 +202,7 @@ class Trainer:
         return self.optimizer.status().fragments[0].version
 
     def play(self, part: Part, board: Board) -> Outcome:
-        """One part, on a wire that is as slow as the part says; then merge what is left."""
+        """Play one part, on a wire as slow as the part says; then merge what is left."""
         board.goal.value, board.newest.value = NEVER, 0
         heard = len(self.events)
         self.end.limit(part.rate)
@@ -208,10 +210,11 @@ class Trainer:
         version, counted = self.version, self.end.counters()
         with Watch(self.optimizer) as watch:
             seconds, before, after = self.train(part, board.goal)
-        self.seat.meet()  # what the other still waits for must come over the slow wire
+        # The other learner may still wait for bytes: these must come over the slow wire.
+        self.seat.meet()
         self.end.limit(FREE)
         settled, recount = self.settle(board.newest), self.end.counters()
-        self.seat.meet()  # before anybody goes on
+        self.seat.meet()
         return Outcome(
             self.optimizer.name,
             seconds,
@@ -245,7 +248,7 @@ def _learn(
     return outcomes
 
 
-# ── in the bench's own ────────────────────────────────────────────────────────────────────────────
+# ── in the bench's own process ────────────────────────────────────────────────────────────────────
 
 
 def measure(settings: Sequence[Setting], parts: Sequence[Part]) -> list[list[Pair]]:
@@ -258,22 +261,23 @@ def measure(settings: Sequence[Setting], parts: Sequence[Part]) -> list[list[Pai
 
 
 def ledger_bytes(sender: Outcome, receiver: Outcome) -> int:
-    """What went from the one to the other, by their ledgers: its offers that the other sealed, and
-    back what it sealed."""
+    """The bytes from one learner to the other, by their ledgers: its offers that the other sealed,
+    and the seals that it made."""
     offers = sum(r.offer_bytes for r in sender.rounds if r.sealer == receiver.name)
     return offers + sum(r.merged_bytes for r in receiver.rounds if r.sealer == sender.name)
 
 
 def by_sealer(pair: Pair) -> tuple[Outcome, Outcome]:
-    """Who offers, then who seals: with two learners that all know of, it is always the same."""
+    """The learner that offers, then the learner that seals. With two learners that know each other
+    the sealer is always the same."""
     one, other = pair
-    # none: it was pulled whole
+    # A record without a sealer is of an anchor that was pulled whole.
     sealers = [record.sealer for record in one.rounds + other.rounds if record.sealer]
     return (one, other) if sealers[-1] == other.name else (other, one)
 
 
 def per_s(pair: Pair, counts: Sequence[float]) -> list[float]:
-    """Of both learners, by the clock of who took longer: in lockstep the other goes no further
+    """A rate of both learners, by the clock of the slower one: in lockstep the other cannot go on
     without it."""
     seconds = max(outcome.seconds for outcome in pair)
     return [count / seconds for count in counts]
@@ -285,17 +289,17 @@ def _parts(setting: Setting) -> list[Part]:
 
 
 def _kept(what: str, setting: Setting, slow: Pair, free: Pair, goal: str) -> Iterator[Result]:
-    """Tokens and rounds per second over the bare wire's."""
+    """Tokens and rounds per second, over those on the bare wire."""
     rounds = f"{min(x.adopted for x in slow)} rounds in {max(x.seconds for x in slow):.0f} s"
     pace = f"a boundary each {setting.sync_every} steps of {1e3 * setting.step_s:.0f} ms"
     trained, floor = (per_s(pair, [x.trained for x in pair]) for pair in (slow, free))
-    yield beside(
+    yield compared(
         "link", f"tokens trained, {what}", "1/s", trained, floor, goal, f"{rounds}; {pace}"
     )
     both, floor = (per_s(pair, [x.merged for x in pair]) for pair in (slow, free))
-    # else the last round may come just before the end, or just after it
+    # Without lockstep the last round may come just before the end or just after it.
     exact = setting.adopt_after is not None
-    yield beside(
+    yield compared(
         "link",
         f"tokens merged, {what}",
         "1/s",
@@ -305,11 +309,12 @@ def _kept(what: str, setting: Setting, slow: Pair, free: Pair, goal: str) -> Ite
         f"of both; {rounds}",
     )
     often, floor = (per_s(pair, [x.adopted for x in pair]) for pair in (slow, free))
-    yield beside("link", f"rounds, {what}", "1/s", often, floor)
+    yield compared("link", f"rounds, {what}", "1/s", often, floor)
 
 
 def _bytes(what: str, pair: Pair) -> Iterator[Result]:
-    """What a round costs in either direction, by the kernel, over the ledgers' bytes."""
+    """The bytes of a round in either direction, counted by the kernel, over the bytes in the
+    ledgers."""
     offers, seals = by_sealer(pair)
     for way, sender, receiver in (("to", offers, seals), ("from", seals, offers)):
         n = len(sender.rounds)
@@ -318,15 +323,16 @@ def _bytes(what: str, pair: Pair) -> Iterator[Result]:
         notes = (
             f"the ledgers' bytes, these are the kernel's; {n} rounds, {pulled} anchors pulled whole"
         )
-        yield beside(
+        yield compared(
             "link", f"bytes a round {way} the sealer, {what}", "B", kernel, ledger, OVERHEAD, notes
         )
 
 
 def _alive(what: str, pair: Pair) -> Result:
     looks, alive = [x.looks for x in pair], [x.alive for x in pair]
-    notes = f"{sum(looks) - sum(alive)} of {sum(looks)} looks at the roster found the peer suspected or gone"
-    return beside(
+    missed = sum(looks) - sum(alive)
+    notes = f"{missed} of {sum(looks)} looks at the roster found the peer suspected or gone"
+    return compared(
         "link", f"looks that find the peer alive, {what}", "1", alive, looks, ">= 1", notes
     )
 

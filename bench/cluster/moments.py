@@ -1,8 +1,8 @@
-"""Averaging Adam's moments, or not: what the same steps of the text example come to, and what it
-costs in bytes.
+"""Averaging Adam's moments, or not: the loss after equal steps of the text example, and the cost in
+bytes.
 
-As in `convergence.py` the learners are threads in lockstep, and two runs of one seed differ in the
-periods alone."""
+As in `convergence.py` the learners are threads in lockstep, and two runs of one seed differ only in
+the periods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from bench.cluster.convergence import SEEDS, STEPS, SYNC_EVERY, final_losses
-from bench.result import Result, beside
+from bench.result import Result, compared
 from examples.train_text import read_corpus
 from mend_optim import MomentSchedule
 from mend_optim.codecs.registry import CODECS
@@ -31,5 +31,6 @@ def run() -> Iterator[Result]:
             notes = (
                 f"{STEPS} steps of AdamW each, {SYNC_EVERY} between rounds; a pair for each seed"
             )
-            what = f"{learners} learners, moments every {name} rounds: held-out loss over that of local moments"
-            yield beside("moments", what, "nats/byte", losses, floors, notes=notes)
+            setting = f"{learners} learners, moments every {name} rounds"
+            what = f"{setting}: held-out loss over that of local moments"
+            yield compared("moments", what, "nats/byte", losses, floors, notes=notes)

@@ -1,10 +1,9 @@
-"""Two Linux network namespaces, joined by one wire that the kernel keeps as slow as it is told, and
-counts.
+"""Two Linux network namespaces, joined by one wire. The kernel limits its speed, and counts its
+bytes.
 
-A namespace here has no name: it lives as long as a process is in it, and the wire as long as its
-namespaces. Its keeper is a `cat` that ends when its input does. So nothing is left of them, however
-their maker ends, and no two runs can meet.
-"""
+The namespaces have no names: a namespace lives as long as a process is in it, and the wire as long
+as its namespaces. The process that keeps one alive is a `cat`, which ends when its input does. So
+nothing is left behind, however the bench ends, and two runs cannot meet."""
 
 from __future__ import annotations
 
@@ -28,21 +27,22 @@ CLONE_NEWNET = 0x40000000
 
 
 class Counters(NamedTuple):
-    """Bytes that an interface has received and sent, Ethernet's headers included."""
+    """Bytes that an interface has received and sent, including Ethernet's headers."""
 
     received: int
     sent: int
 
 
 class End(NamedTuple):
-    """One end of the wire: the namespace of process `keeper`, where `address` is. Any process may
-    be told of it."""
+    """One end of the wire: the network namespace of process `keeper`, with `address`. Any process
+    may use it."""
 
     keeper: int
     address: str
 
     def enter(self) -> None:
-        """Move the calling thread there for good, and with it all that it will start."""
+        """Move the calling thread into this namespace for good, with every thread and process that
+        it starts."""
         libc = ctypes.CDLL(None, use_errno=True)
         with open(f"/proc/{self.keeper}/ns/net") as namespace:
             if libc.setns(namespace.fileno(), CLONE_NEWNET):
@@ -55,7 +55,7 @@ class End(NamedTuple):
         self.run("tc", "qdisc", "replace", "dev", WIRE, "root", *(slow if rate else ("pfifo",)))
 
     def counters(self) -> Counters:
-        """The kernel's own, from /proc: /sys shows the namespace in which it was mounted."""
+        """The kernel's counters, from /proc: /sys shows the namespace in which it was mounted."""
         for line in Path(f"/proc/{self.keeper}/net/dev").read_text().splitlines():
             name, _, figures = line.partition(":")
             if name.strip() == WIRE:
@@ -64,7 +64,7 @@ class End(NamedTuple):
         raise RuntimeError(f"{WIRE!r} is gone")
 
     def run(self, *command: str) -> None:
-        """Run a command there. Raises with what it complained of."""
+        """Run a command in this namespace. Raises with its error output."""
         there = ["nsenter", f"--net=/proc/{self.keeper}/ns/net", *command]
         ended = subprocess.run(there, capture_output=True, text=True, timeout=PATIENCE_S)
         if ended.returncode:
@@ -90,8 +90,7 @@ def absent() -> str:
 
 @contextmanager
 def joined() -> Iterator[tuple[End, End]]:
-    """Two ends that reach each other and nothing else, as fast as the machine can, until the block
-    ends."""
+    """Two ends that reach only each other, as fast as the machine can, until the block ends."""
     with ExitStack() as stack:
         one, other = (End(stack.enter_context(_kept()), address) for address in ADDRESSES)
         one.run(
@@ -119,7 +118,7 @@ def joined() -> Iterator[tuple[End, End]]:
 
 @contextmanager
 def _kept() -> Iterator[int]:
-    """A process in a network namespace of its own. It says a line once it is there."""
+    """A process in a network namespace of its own. It prints a line once it is there."""
     pipe = subprocess.PIPE
     command = ["unshare", "--net", "sh", "-c", "echo there && exec cat"]
     keeper = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)

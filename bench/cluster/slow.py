@@ -1,10 +1,9 @@
-"""Two fast learners and one three times slower: what the slow one costs the fast ones, and how
+"""Two fast learners and one three times slower: the cost of the slow one for the others, and how
 often it takes part.
 
-One cluster, in phases that all three enter by the clock: nobody syncs, all are fast, one is slow;
-then again. A step is a sleep and `step()`, so that cores that are short do not count against the
-library.
-"""
+One cluster goes through phases that all three enter by the clock: no syncs, all fast, one slow;
+then again. A step is a sleep and `step()`, so a shortage of cores does not count against the
+library."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
-from bench.result import Result, beside, plain
+from bench.result import Result, compared, plain
 from mend_optim import MendOptimizer
 from mend_optim.engine.ledger import Event, RoundRecord
 
@@ -26,7 +25,7 @@ SLOW = 2
 
 
 class Phase(NamedTuple):
-    """What one learner did in one phase."""
+    """The results of one learner in one phase."""
 
     kind: str
     steps_per_s: float
@@ -34,7 +33,7 @@ class Phase(NamedTuple):
 
 
 def _phase(optimizer: MendOptimizer, kind: str, pace_s: float, until: float) -> float:
-    """Train until the phase ends; steps per second."""
+    """Train until the phase ends; returns steps per second."""
     steps, started = 0, time.monotonic()
     while (now := time.monotonic()) < until:
         time.sleep(pace_s)
@@ -70,7 +69,7 @@ def _rates(phases: list[Phase], kind: str) -> list[float]:
 
 
 def _shares(phases: list[Phase]) -> tuple[list[float], list[float]]:
-    """In what part of the seals the slow learner was, and what part of their tokens was its."""
+    """The share of the seals that contain the slow learner, and its share of their tokens."""
     name = f"learner{SLOW}"
     uneven = [phase.rounds for phase in phases if phase.kind == UNEVEN and phase.rounds]
     took_part = [
@@ -94,7 +93,7 @@ def run() -> Iterator[Result]:
     }
     setting = f"1.6 M float32, sync_every={SYNC_EVERY}, steps of 20 ms, the slow one's 60 ms"
     with_slow = "a fast learner's steps beside a slow one"
-    yield beside(
+    yield compared(
         "slow",
         with_slow,
         "1/s",
@@ -103,7 +102,9 @@ def run() -> Iterator[Result]:
         ">= 0.98",
         f"floor = all are fast; {setting}",
     )
-    yield beside("slow", with_slow, "1/s", rates[UNEVEN], rates[OFF], notes="floor = nobody syncs")
+    yield compared(
+        "slow", with_slow, "1/s", rates[UNEVEN], rates[OFF], notes="floor = nobody syncs"
+    )
     took_part, tokens = _shares(learners[0])
     seals = sum(len(phase.rounds) for phase in learners[0] if phase.kind == UNEVEN)
     yield plain(

@@ -1,9 +1,9 @@
-"""Three learners, one of which becomes twice as slow in mid-run: what the others keep, and what
-they all come to.
+"""Three learners, one of which becomes twice as slow during the run: the throughput of the others,
+and the loss of all.
 
-The text example, a step in 60 ms or, from a third of the time on, in 120 ms by a sleep; every
-policy for as long. In lockstep (`adopt_after`) a round waits for whoever it is to wait for; without
-it, nobody's training waits at all."""
+They train the text example, with a step every 60 ms, or every 120 ms for the slow learner after a
+third of the time. Each policy runs for as long. In lockstep (`adopt_after`) a round waits for every
+learner that it expects; without it, no learner's training waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from torch.optim import AdamW
 
 from bench.cluster.learners import Seat, run_learners
-from bench.result import Result, beside, plain
+from bench.result import Result, compared, plain
 from examples.train_text import CONTEXT, TextModel, evaluate, read_corpus, windows
 from mend_optim import FailSlow, Grace, MendOptimizer
 from mend_optim.engine.ledger import Event, RoundRecord
@@ -38,8 +38,8 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Run:
-    """One learner's: steps/s while all were alike and while one was slow, the rounds of the latter,
-    and the end."""
+    """One learner's results: steps/s while all were alike and while one was slow, the rounds while
+    one was slow, and the end."""
 
     before: float = 0.0
     after: float = 0.0
@@ -53,7 +53,7 @@ class Run:
 def _train(
     optimizer: MendOptimizer, model: TextModel, text: Any, step_s: float, until: float, draws: Any
 ) -> float:
-    """Steps per second, until then."""
+    """Train until then; returns steps per second."""
     steps, began = 0, time.monotonic()
     while time.monotonic() < until:
         due = time.monotonic() + step_s
@@ -114,7 +114,7 @@ def _figures(name: str, runs: list[Run]) -> Iterator[Result]:
     goal = ">= 0.99" if "fail-slow" in name or name == "as it comes" else ""
     said = sorted({text for run in runs for text in run.slow_said})
     notes = f"a learner is {SLOWER:g} times slower; {'; '.join(said) or 'nobody is called slow'}"
-    yield beside(
+    yield compared(
         "straggler",
         f"{name}: a fast learner's steps beside the slow one",
         "1/s",

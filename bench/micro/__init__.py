@@ -1,2 +1,2 @@
-"""One learner or two on one machine: what a single operation costs, beside the least that it can
-cost."""
+"""Benches with one or two learners on one machine: the cost of a single operation, compared with
+the least that it can cost."""

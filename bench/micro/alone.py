@@ -1,8 +1,6 @@
-"""What MendOptimizer costs where there is nobody to train with: its `step()` beside the inner
-optimizer's own.
+"""The cost of MendOptimizer without peers: its `step()` compared with the inner optimizer's own.
 
-Both take steps with the same AdamW on the same tensors, in turns.
-"""
+Both take steps with the same AdamW on the same tensors, in turns."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import torch
 from torch.optim import AdamW, Optimizer
 
 from bench.cluster.learners import transformer
-from bench.result import Result, beside
+from bench.result import Result, compared
 from mend_optim import MendOptimizer
 
 WIDTH, LAYERS = 64, 8  # 0.4 M elements in 96 tensors
@@ -21,7 +19,7 @@ STEPS, REPEATS, WARM = 5, 200, 10
 
 
 def _step_s(optimizer: Optimizer) -> float:
-    """Seconds of one step, over a few."""
+    """The seconds of one step, averaged over a few."""
     started = time.perf_counter()
     for _ in range(STEPS):
         optimizer.step()
@@ -42,6 +40,6 @@ def run() -> Iterator[Result]:
         steps.append(1e6 * took[wrapped])
         floors.append(1e6 * took[bare])
     notes = f"AdamW, 0.4 M float32 in 96 tensors, {STEPS} steps a repeat"
-    yield beside(
+    yield compared(
         "alone", "step() without peers", "us", steps[WARM:], floors[WARM:], "<= 1.02", notes
     )

@@ -1,7 +1,7 @@
-"""What `state_dict()` takes with peers: over one copy and one SHA-256 of the anchor, which is the
-least it holds.
+"""The time of `state_dict()` with peers, over one copy and one SHA-256 of the anchor, which is the
+least work it contains.
 
-Two learners of 25 M parameters. At rest nothing else happens; in training every step saves, while
+Two learners of 25 M parameters. At rest nothing else happens; in training every step saves while
 rounds go on."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
-from bench.result import Result, beside, plain
+from bench.result import Result, compared, plain
 
 LEARNERS = 2
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
@@ -62,6 +62,6 @@ def run() -> Iterator[Result]:
     floors = [1e3 * s for times in learners for s in times.floor]
     setting = "25.2 M float32, 2 learners; floor = one copy + one SHA-256 of them, at rest"
     rest = [1e3 * s for times in learners for s in times.at_rest]
-    yield beside("checkpoint", "state_dict() at rest", "ms", rest, floors, "", setting)
+    yield compared("checkpoint", "state_dict() at rest", "ms", rest, floors, "", setting)
     busy = [1e3 * s for times in learners for s in times.in_training]
     yield plain("checkpoint", "state_dict() after every step", "ms", busy, "while rounds go on")

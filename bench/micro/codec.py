@@ -1,6 +1,6 @@
-"""Every codec on a transformer of 25 M parameters: bytes each way, time beside memory passes and
-matrix products measured in the same run, memory; and what is lost of a real delta, of the text
-example."""
+"""Every codec on a transformer of 25 M parameters: bytes in both directions, memory, and time
+compared with memory passes and matrix products of the same run; and the relative error on real
+deltas of the text example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
-from bench.result import Result, beside, plain
+from bench.result import Result, compared, plain
 from examples.train_text import CONTEXT, TextModel, read_corpus, windows
 from mend_optim import Float4, Int4, Int8, PowerSGD, Sparse
 from mend_optim.codecs.buffers import Buffers
@@ -49,7 +49,7 @@ LAYER = [
 SHAPES: list[tuple[int, ...]] = [(WORDS, WIDTH), (PLACES, WIDTH), *LAYER * LAYERS]
 NUMEL = sum(map(math.prod, SHAPES))
 
-TOLD: dict[str, Codec] = {
+MEASURED: dict[str, Codec] = {
     "bf16": CODECS["bf16"],
     "int8": Int8(),
     "int4": Int4(),
@@ -68,7 +68,7 @@ STEPS, ROUNDS, BATCH = 32, 8, 16  # of the text example
 def run() -> Iterator[Result]:
     torch.set_num_threads(1)
     values = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)) * 1e-3
-    for name, codec in TOLD.items():
+    for name, codec in MEASURED.items():
         yield from sizes(name, codec, values)
         yield from times(name, codec, values)
         yield plain(
@@ -81,10 +81,10 @@ def run() -> Iterator[Result]:
 
 
 def sizes(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
-    """How many times smaller than float32, up, and down with two members."""
+    """How many times smaller than float32: the offer, and the seal of two members."""
     up = [4 * NUMEL / encode_packet(codec, values, SHAPES)[0].nbytes]
     notes = f"{NUMEL / 1e6:.1f} M elements in {len(SHAPES)} tensors"
-    yield beside(
+    yield compared(
         "codec", f"{name}: float32's bytes over an offer's", "", up, [1.0], _least(name), notes
     )
     if isinstance(codec, PowerSGD):
@@ -98,7 +98,7 @@ def sizes(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
             codec, torch.cat([t for t, _ in large]), [shape for _, shape in large]
         )
         goal = ">= 60" if codec.rank == 4 else ""
-        yield beside(
+        yield compared(
             "codec", f"{name}: the same, of its matrices", "", [raw / packed.nbytes], [1.0], goal
         )
     seal = sealed(codec, [values, values.flip(0)])
@@ -179,20 +179,20 @@ def times(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
     if isinstance(codec, PowerSGD):
         yield from _products(name, codec, values, memory)
     else:
-        allocate = buffers.take_bytes  # as in training: memory that was used before
+        allocate = buffers.take_bytes  # as in training, which reuses memory
         one = pairs(
             lambda: encode_packet(codec, values, SHAPES, allocate=allocate),
             lambda: out.copy_(values),
         )
-        yield beside("codec", f"{name}: encode over a copy", "s", *one, PASSES.get(name, ""))
+        yield compared("codec", f"{name}: encode over a copy", "s", *one, PASSES.get(name, ""))
         one = pairs(lambda: decode_packet(packet, SHAPES, out), lambda: out.copy_(values))
-        yield beside("codec", f"{name}: decode over a copy", "s", *one)
+        yield compared("codec", f"{name}: decode over a copy", "s", *one)
     deltas = [values, values.flip(0)]
     seal, way_back = sealed(codec, deltas), SealPayload(codec, "mean", fragment(), Buffers())
     merged = pairs(
         lambda: way_back.merged(seal, False, out), lambda: weighted_mean(deltas, seal.weights, out)
     )
-    yield beside(
+    yield compared(
         "codec", f"{name}: two members decoded and merged, over merging float32", "s", *merged
     )
 
@@ -200,8 +200,7 @@ def times(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
 def _products(
     name: str, codec: PowerSGD, values: Tensor, memory: Tensor | None
 ) -> Iterator[Result]:
-    """Encode and decode over the matrix products and the QR that they cannot do without: A Qᵀ, QR,
-    Pᵀ A, P Q."""
+    """Encode and decode over the matrix products and the QR that they need: A Qᵀ, QR, Pᵀ A, P Q."""
     out = torch.empty(NUMEL)
     large = [
         (t, codec.rank_of(tuple(t.shape)))
@@ -221,7 +220,7 @@ def _products(
         packet, _ = encode_packet(codec, values, SHAPES, memory)
         decode_packet(packet, SHAPES, out)
 
-    yield beside(
+    yield compared(
         "codec",
         f"{name}: encode and decode over products and QR",
         "s",
@@ -234,13 +233,12 @@ def _products(
 
 
 def peak(codec: Codec, values: Tensor) -> float:
-    """Bytes of memory that an encoding takes at its peak, for each element; the packet is part of
-    it."""
-    # what is loaded at the first call is no codec's memory
+    """Peak memory of an encoding in bytes per element, including the packet."""
+    # Memory that the first call loads is not the codec's.
     encode_packet(codec, torch.zeros(64 * 64), [(64, 64)])
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    # the peak is counted from now on
+    # The peak is counted from here on.
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = _resident("VmRSS")
     encode_packet(codec, values, SHAPES)
@@ -253,18 +251,19 @@ def _resident(what: str) -> int:
 
 
 def errors() -> Iterator[Result]:
-    """‖A − decode(encode(A))‖ / ‖A‖ of the text example's own deltas: of one, and of Δ + residual
-    after some rounds."""
-    found: dict[str, list[float]] = {name: [] for name in TOLD}
+    """‖A − decode(encode(A))‖ / ‖A‖ on the text example's own deltas: of the first, and of Δ +
+    residual after some rounds."""
+    found: dict[str, list[float]] = {name: [] for name in MEASURED}
     deltas, shapes = text_deltas()
-    for name, codec in TOLD.items():
+    for name, codec in MEASURED.items():
         feedback = Feedback(codec, shapes, Buffers())
         for change in deltas:
             whole = change if feedback.residual is None else change + feedback.residual
             packet = feedback.encode(change)
             found[name].append(float((whole - decode_packet(packet, shapes)).norm() / whole.norm()))
             feedback.commit()
-        notes = f"text example, {STEPS} steps of AdamW each; with error feedback, the last: {found[name][-1]:.3g}"
+        last = f"with error feedback, the last: {found[name][-1]:.3g}"
+        notes = f"text example, {STEPS} steps of AdamW each; {last}"
         yield plain("codec", f"{name}: relative error", "", found[name], notes)
 
 

@@ -1,10 +1,9 @@
-"""From the boundary to the correction: a dense exchange of 25 M parameters between two learners,
-beside gloo.
+"""A dense exchange of 25 M parameters between two learners, from the boundary to the correction,
+compared with gloo.
 
     boundary ─snapshot─▶ ─prepare─▶ ─upload─▶ ─inspect─▶ ─merge─▶ ─download─▶ ─advance─▶ adoptable
 
-Rounds alternate with gloo's all-reduce of as many bytes between the same two processes.
-"""
+Rounds alternate with gloo's all-reduce of as many bytes between the same two processes."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
-from bench.result import Result, beside
+from bench.result import Result, compared
 from bench.watch import Span, Spans, Watch, seconds
 from mend_optim import MendOptimizer
 from mend_optim.engine.effects import Advance
 from mend_optim.handover import Handover
 from mend_optim.runtime.learner import Learner
-from mend_optim.worker import seal_payload as way_back
+from mend_optim.worker import seal_payload
 from mend_optim.worker.anchors import Anchors
 
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
@@ -45,14 +44,14 @@ def _instrument() -> Watch:
     watch = Watch()
     watch.on(Handover, "_copy", "snapshot")
     watch.on(Anchors, "perform", lambda _, job: type(job).__name__.lower())
-    watch.on(way_back, "content_digest", "digest")
+    watch.on(seal_payload, "content_digest", "digest")
     watch.on(Learner, "receive", lambda _, message: f"got {type(message).__name__.lower()}")
     watch.on(Learner, "_perform", lambda _, job: ADOPTABLE if isinstance(job, Advance) else "")
     return watch
 
 
 def _step_to_boundary(optimizer: MendOptimizer, watch: Watch) -> float:
-    """Steps up to the one that copies the parameters; when that began."""
+    """Step up to the step that copies the parameters; returns when it began."""
     while True:
         began = time.monotonic()
         optimizer.step()
@@ -62,13 +61,13 @@ def _step_to_boundary(optimizer: MendOptimizer, watch: Watch) -> float:
 
 
 def _round(optimizer: MendOptimizer, watch: Watch) -> tuple[float, Spans]:
-    """Steps up to the boundary, the wait for the correction, and the step that adopts it."""
+    """Step up to the boundary, wait for the correction, and take the step that adopts it."""
     boundary = _step_to_boundary(optimizer, watch)
     given_up = boundary + LIMIT_S
     while not watch.count(ADOPTABLE):
         if time.monotonic() > given_up:
             raise TimeoutError(f"no correction came within {LIMIT_S:g} s")
-        time.sleep(POLL_S)  # the span says when it came
+        time.sleep(POLL_S)  # the span records the exact time
     spans = watch.take()
     optimizer.step()
     return boundary, spans
@@ -88,7 +87,7 @@ def _begin_gloo(seat: Seat) -> None:
 
 @torch.no_grad()
 def _train(parameters: list[nn.Parameter], rank: int) -> None:
-    """What has not changed would come back in no bytes."""
+    """Change the parameters: unchanged ones would come back in no bytes."""
     for parameter in parameters:
         parameter.add_(1e-3 * (rank + 1))
 
@@ -114,12 +113,12 @@ def _learn(seat: Seat) -> list[Lap]:
 
 
 def _took(spans: list[Span]) -> float:
-    """From when both had begun to when both had ended."""
+    """Seconds from when both had begun to when both had ended."""
     return max(end for _, end in spans) - max(start for start, _ in spans)
 
 
 def _parts(sealer: Lap, other: Lap) -> dict[str, float]:
-    """Where the time of a round goes, along the path of the offer that travels."""
+    """The times of the parts of a round, along the path of the offer that travels."""
     mine, theirs = sealer.spans, other.spans
     return {
         "snapshot": seconds(theirs["snapshot"]),
@@ -139,9 +138,12 @@ def run() -> Iterator[Result]:
     whole = [
         1e3 * _took([(lap.boundary, lap.spans[ADOPTABLE][-1][1]) for lap in pair]) for pair in laps
     ]
-    setting = "25.2 M float32, 2 learners, from the later boundary to the later correction; floor = gloo all-reduce"
-    yield beside("exchange", "boundary to adoptable", "ms", whole, gloo, "<= 2.5", setting)
+    setting = (
+        "25.2 M float32, 2 learners, from the later boundary to the later correction; "
+        "floor = gloo all-reduce"
+    )
+    yield compared("exchange", "boundary to adoptable", "ms", whole, gloo, "<= 2.5", setting)
     ordered = [sorted(pair, key=lambda lap: "merge" not in lap.spans) for pair in laps]
     parts = [_parts(*pair) for pair in ordered]
     for part in parts[0]:
-        yield beside("exchange", f"of it: {part}", "ms", [1e3 * lap[part] for lap in parts], gloo)
+        yield compared("exchange", f"of it: {part}", "ms", [1e3 * lap[part] for lap in parts], gloo)

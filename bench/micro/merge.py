@@ -1,4 +1,5 @@
-"""Merging four offers of 10 M parameters, beside the same arithmetic on whole vectors in place."""
+"""Merging four offers of 10 M parameters, compared with the same arithmetic on whole vectors in
+place."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from bench.result import Result, beside
+from bench.result import Result, compared
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import raw
 from mend_optim.codecs.registry import Dense
@@ -77,7 +78,7 @@ def run() -> Iterator[Result]:
             for _ in range(WARM + REPEATS[name])
         ]
         took, floors = ([1e3 * s for s in column] for column in zip(*turns[WARM:], strict=True))
-        return beside("merge", f"{name}, 4 x 10 M", "ms", took, floors, goal, notes)
+        return compared("merge", f"{name}, 4 x 10 M", "ms", took, floors, goal, notes)
 
     yield measure(
         "mean",

@@ -1,11 +1,10 @@
-"""What one outer sync costs the training thread: one copy of the parameters, one addition, and
-whatever else there is.
+"""The cost of one outer sync for the training thread, compared with one copy of the parameters and
+one addition.
 
-Two learners of 25 M parameters, real rounds over loopback. After every round each measures the
-floor while the other waits: the copy and the addition alone, on the same tensors, and each after a
-pause, as in a round: what comes straight after the other finds its code and data in the caches. In
-a round the background threads of both want the cores, too.
-"""
+Two learners of 25 M parameters run real rounds over loopback. After every round each measures the
+floor while the other waits: the copy and the addition alone, on the same tensors. Each is measured
+after a pause, as in a round, because an operation straight after another finds its code and data in
+the caches. In a round the background threads of both learners compete for the cores."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
-from bench.result import Result, beside, plain
+from bench.result import Result, compared, plain
 from bench.watch import Spans, Watch, seconds
 from mend_optim import MendOptimizer
 from mend_optim.handover import Handover
@@ -32,7 +31,7 @@ EVERY_STEP = ("stepped", "take")
 
 
 class Round(NamedTuple):
-    """Seconds of one round on one learner."""
+    """The seconds of one round on one learner."""
 
     sync: float
     floor: float
@@ -41,7 +40,7 @@ class Round(NamedTuple):
 
 
 class Floor:
-    """One copy of all parameters to buffers that are there already, one addition of others in
+    """One copy of all parameters into existing buffers, and one addition of other tensors in
     place."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -64,7 +63,7 @@ class Floor:
 
 
 def _after_a_pause(work: Callable[[], object]) -> float:
-    """Seconds it takes, as long after anything else as an inner step is."""
+    """The seconds that it takes, after a pause as long as an inner step."""
     time.sleep(STEP_S)
     started = time.perf_counter()
     work()
@@ -81,7 +80,7 @@ def _instrument() -> Watch:
 
 
 def _train_a_round(optimizer: MendOptimizer, watch: Watch) -> list[float]:
-    """Steps until a correction was applied: how long each took."""
+    """Step until a correction was applied; returns how long each step took."""
     times = []
     while not watch.count("apply"):
         times.append(_after_a_pause(optimizer.step))
@@ -89,8 +88,8 @@ def _train_a_round(optimizer: MendOptimizer, watch: Watch) -> list[float]:
 
 
 def _parts(sync: float, spans: Spans) -> dict[str, float]:
-    """Where a sync's time went. Of the engine, under its mutex: what its calls took beyond their
-    usual time."""
+    """The parts of a sync's time. For the engine, under its mutex: the time of its calls beyond
+    their usual time."""
     usual = [
         median(end - start for start, end in spans[name]) * len(spans[name]) for name in EVERY_STEP
     ]
@@ -131,9 +130,11 @@ def run() -> Iterator[Result]:
     floors = [1e3 * r.floor for r in rounds]
     setting = "25.2 M float32 in 96 tensors, 2 learners; floor = one copy + one in-place add"
     sync = [1e3 * r.sync for r in rounds]
-    yield beside("sync", "training thread per outer sync", "ms", sync, floors, "<= 1.5", setting)
+    yield compared("sync", "training thread per outer sync", "ms", sync, floors, "<= 1.5", setting)
     for part in rounds[0].parts:
-        yield beside("sync", f"of it: {part}", "ms", [1e3 * r.parts[part] for r in rounds], floors)
+        yield compared(
+            "sync", f"of it: {part}", "ms", [1e3 * r.parts[part] for r in rounds], floors
+        )
     idle = [1e6 * r.idle for r in rounds]
     yield plain(
         "sync",

@@ -1,1 +1,1 @@
-"""mend_optim and torchft side by side: the same model, pace and faults, in one run."""
+"""Benches of mend_optim next to other libraries: the same model, pace and faults, in one run."""

@@ -1,12 +1,11 @@
-"""What a death costs who is left, beside torchft: one of two trainers is killed and started again,
-then the server.
+"""The cost of a death for the trainers that are left, with mend_optim and with torchft: one of two
+trainers is killed and started again, then the server is killed.
 
 Scenes alternate between the libraries. In each, two trainers of the same small model step at the
-same pace; when both have merged together, one dies by SIGKILL at some point of its cycle (with
-mend_optim always the sealer, whose loss is the worst) and is started again `AWAY_S` later. Last
-dies what everybody depends on: torchft's lighthouse; mend_optim has none, so there dies the learner
-that was there from the start, with its anchors and its sealing.
-"""
+same pace. When both have merged together, one dies by SIGKILL at some point of its cycle and is
+started again `AWAY_S` later. With mend_optim it is always the sealer, whose loss costs most. At the
+end the process that the others depend on dies: torchft's lighthouse. mend_optim has none, so the
+learner dies that was there from the start, with its anchors and its role as sealer."""
 
 from __future__ import annotations
 
@@ -21,16 +20,17 @@ from bench.peers.trainer import QUORUM_S, STEP_S, SYNC_EVERY
 from bench.result import Result, plain
 
 TIMES, AWAY_S, AFTER_S = 3, 9.0, QUORUM_S + 5.0
-PAUSE = 10  # steps' time without a step
+PAUSE = 10  # a gap of more than so many steps' time is a pause
 WARM = 8  # common merges before anybody dies
-PHASES = (4, 16, 28)  # of SYNC_EVERY: steps since the last merge when the victim dies
+# Steps since the last merge when the victim dies, of SYNC_EVERY.
+PHASES = (4, 16, 28)
 OURS, THEIRS = "mend_optim", "torchft"
 SETTING = f"2 trainers, 66 k float32, sync_every={SYNC_EVERY}, steps of {1e3 * STEP_S:g} ms"
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What one scene showed. Seconds and steps."""
+    """The results of one scene, in seconds and steps."""
 
     survivor_gap: float
     survivor_lost: float
@@ -48,11 +48,12 @@ def absent() -> str:
     try:
         import torchft.local_sgd  # noqa: F401
     except Exception as error:  # whatever a wheel for another machine may raise
-        return f"torchft cannot be imported ({type(error).__name__}: {error}); pip install 'mend-optim[bench]'"
+        reason = f"{type(error).__name__}: {error}"
+        return f"torchft cannot be imported ({reason}); pip install 'mend-optim[bench]'"
     return ""
 
 
-# ── the two casts ─────────────────────────────────────────────────────────────────────────────────
+# ── the two clusters ──────────────────────────────────────────────────────────────────────────────
 
 
 def _ours(here: Stage) -> tuple[Callable[..., Trainer], None]:
@@ -74,7 +75,7 @@ def _theirs(here: Stage) -> tuple[Callable[..., Trainer], Process]:
     return start, lighthouse
 
 
-CASTS: dict[str, Callable[[Stage], tuple[Callable[..., Trainer], Any]]] = {
+CLUSTERS: dict[str, Callable[[Stage], tuple[Callable[..., Trainer], Any]]] = {
     OURS: _ours,
     THEIRS: _theirs,
 }
@@ -85,7 +86,7 @@ CASTS: dict[str, Callable[[Stage], tuple[Callable[..., Trainer], Any]]] = {
 
 def _play(library: str, phase: int) -> Scene:
     with stage() as here:
-        start, server = CASTS[library](here)
+        start, server = CLUSTERS[library](here)
         pair = [start("a", 1), start("b", 2)]
         merge = [trainer.await_event("merge", count=WARM, parties=2) for trainer in pair][-1]
         sealer = merge.facts.get("sealer", "b")
@@ -121,8 +122,8 @@ def _play(library: str, phase: int) -> Scene:
 
 
 def _longest_gap(trainer: Trainer, since: float, until: float) -> float:
-    """The longest time between two of its steps, of those that end or would have ended in the
-    span."""
+    """The longest time between two of its steps, of the gaps that lie in the span or reach into
+    it."""
     steps = trainer.seen("step")
     first = max(step.at for step in steps if step.at <= since)
     marks = [first, *(step.at for step in steps if since < step.at <= until)]
@@ -131,8 +132,9 @@ def _longest_gap(trainer: Trainer, since: float, until: float) -> float:
 
 
 def _lost(trainer: Trainer, before: list[Event], since: float, until: float) -> float:
-    """Steps that it threw away in the span, and those that its pauses cost it at its pace before.
-    Shorter pauses are no loss by the fault: there is a sync in every cycle."""
+    """Steps that it threw away in the span, and steps that its pauses cost at its earlier pace.
+
+    Shorter pauses do not count: there is a sync in every cycle."""
     pace = median(b.at - a.at for a, b in itertools.pairwise(before))
     steps = trainer.seen("step", since - pace, until)
     gaps = [b.at - a.at for a, b in itertools.pairwise(steps)]
@@ -143,9 +145,9 @@ def _thrown(steps: list[Event]) -> float:
     return sum(step.facts["thrown"] for step in steps)
 
 
-# ── what is told ──────────────────────────────────────────────────────────────────────────────────
+# ── results ──────────────────────────────────────────────────────────────────────────────────
 
-TOLD: list[tuple[str, str, Callable[[Scene], float | None], str]] = [
+ROWS: list[tuple[str, str, Callable[[Scene], float | None], str]] = [
     (
         "survivor's longest gap between steps",
         "s",
@@ -171,10 +173,11 @@ TOLD: list[tuple[str, str, Callable[[Scene], float | None], str]] = [
 ]
 
 
-def _tell(library: str, scenes: list[Scene]) -> Iterator[Result]:
-    for what, unit, value, notes in TOLD:
+def _results(library: str, scenes: list[Scene]) -> Iterator[Result]:
+    for what, unit, value, notes in ROWS:
         values = [v for v in map(value, scenes) if v is not None]
-        if values:  # mend_optim merges nothing while it is alone: its weights are the anchor
+        # mend_optim merges nothing while it is alone, because its weights are the anchor.
+        if values:
             yield plain(
                 "torchft",
                 f"{library}: {what}",
@@ -184,7 +187,10 @@ def _tell(library: str, scenes: list[Scene]) -> Iterator[Result]:
             )
     going_on = [scene.going_on / scene.left for scene in scenes]
     died = "the lighthouse" if library == THEIRS else "the other learner"
-    notes = f"share of those left, {AFTER_S:g} s after {died} was killed; torchft's quorum_timeout {QUORUM_S:g} s"
+    notes = (
+        f"share of those left, {AFTER_S:g} s after {died} was killed; "
+        f"torchft's quorum_timeout {QUORUM_S:g} s"
+    )
     yield plain(
         "torchft",
         f"{library}: who trains on when what all depend on dies",
@@ -202,4 +208,4 @@ def run() -> Iterator[Result]:
         for library in (OURS, THEIRS):
             scenes[library].append(_play(library, PHASES[i % len(PHASES)]))
     for library, seen in scenes.items():
-        yield from _tell(library, seen)
+        yield from _results(library, seen)

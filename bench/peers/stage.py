@@ -86,7 +86,7 @@ class Process:
         return self.popen.poll() is not None
 
     def kill(self) -> float:
-        """SIGKILL; when. Safe to repeat."""
+        """Send SIGKILL; returns when. Safe to repeat."""
         at = time.monotonic()
         if not self.ended:
             self.popen.send_signal(signal.SIGKILL)
@@ -97,7 +97,7 @@ class Process:
 
 
 class Trainer(Process):
-    """A training process; what it says are events."""
+    """A training process; its output is events."""
 
     def __init__(self, stage: Stage, name: str, **facts: Any) -> None:
         self.events: list[Event] = []
@@ -128,7 +128,7 @@ class Trainer(Process):
 
 
 class Stage:
-    """Where the processes of one scene are."""
+    """The processes of one scene."""
 
     def __init__(self) -> None:
         self.news = threading.Condition()
@@ -163,7 +163,7 @@ class Stage:
                 self.news.wait(0.1)
 
     def watch(self, trainers: list[Trainer], seconds: float) -> None:
-        """Let them go on for so long, or until all have ended."""
+        """Let them run for so long, or until all have ended."""
         deadline = time.monotonic() + seconds
         with self.news:
             while time.monotonic() < deadline and not all(trainer.ended for trainer in trainers):
@@ -176,7 +176,7 @@ class Stage:
 
 @contextmanager
 def stage() -> Iterator[Stage]:
-    """A stage, empty at the end."""
+    """A stage whose processes end with the block."""
     empty = Stage()
     try:
         yield empty

@@ -3,13 +3,14 @@
 Both train the same small model at the same pace and print one JSON event a line, with the time on
 the clock that all processes of a machine share:
 
-    imported (torch's optimizers too, which import much at the first one), ready
-    step: `thrown`, how many steps of this process it made worthless     merge: `parties`
+    imported   all imports are done, those of torch's first optimizer included
+    ready      training begins
+    step       `thrown`: how many steps of this process it made worthless
+    merge      `parties`: how many learners were merged
 
-torchft is set up as its README and examples do: DiLoCo with one fragment, without overlap, gloo, a
+torchft is set up as in its README and examples: DiLoCo with one fragment, without overlap, gloo, a
 Manager that may commit alone. Its outer optimizer is SGD(lr=1), plain averaging, which is also
-mend_optim's default.
-"""
+mend_optim's default."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ Facts = dict[str, Any]
 
 
 def say(event: str, **facts: Any) -> None:
-    """One line at one go, for two threads speak."""
+    """Print one event in one write, because two threads print."""
     os.write(1, json.dumps({"event": event, "at": time.monotonic(), **facts}).encode() + b"\n")
 
 
 class Task:
-    """The model and its data. `backward` is one micro-batch, made as long as a step is to be."""
+    """The model and its data. `backward` is one micro-batch that takes as long as a step should."""
 
     def __init__(self, seed: int) -> None:
         import torch
@@ -135,7 +136,7 @@ def train_with_torchft(facts: Facts) -> None:
 
 
 def _end_with_the_bench() -> None:
-    """However the bench ends, the pipe from it does, too."""
+    """End this process when the bench ends and its pipe closes."""
     sys.stdin.read()
     os._exit(1)
 

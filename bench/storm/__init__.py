@@ -1,12 +1,12 @@
-"""Real learners in bad weather: `make storm`, or `python -m bench.storm`.
+"""Real learners under faults: `make storm`, or `python -m bench.storm`.
 
-A supervisor (asyncio, no torch) keeps N learner processes alive and does them harm on a seeded
-schedule: SIGKILL, SIGSTOP, links cut in both directions or in one. Whatever happens is a line of
-JSON in one journal; all figures are computed from it afterwards.
+A supervisor (asyncio, no torch) keeps N learner processes alive and injects faults on a seeded
+schedule: SIGKILL, SIGSTOP, links cut in both directions or in one. Every event is a line of JSON in
+one journal. All figures are computed from the journal afterwards.
 
-    supervisor ─ orders ─▶ nursery (has imported torch, never starts a thread) ─ fork ─▶ learner ─ journal
-        └─ roads: one relay in front of every learner; all links between learners go through them
+    supervisor ─ orders ─▶ prefork process ─ fork ─▶ learner ─▶ journal
+        │                  (has imported torch, never starts a thread)
+        └─ relays: one in front of every learner; all links between learners go through them
 
-Every fault must be seen to have happened: an exit status, a state in /proc, bytes that a road held
-back.
-"""
+Every fault must be proved to have happened: by an exit status, by a state in /proc, or by bytes
+that a relay held back."""

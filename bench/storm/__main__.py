@@ -1,5 +1,5 @@
-"""`python -m bench.storm [--scenario storm|partition|soak]`: run it, then print what the journal
-says."""
+"""`python -m bench.storm [--scenario storm|partition|soak]`: run the scenario, then print the
+figures from its journal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.storm.report import report
 from bench.storm.scenarios import SCENARIOS
-from bench.storm.supervisor import Crew
+from bench.storm.supervisor import Supervisor
 
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
@@ -76,7 +76,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def crew_of(options: argparse.Namespace, out: Path) -> Crew:
+def supervisor_of(options: argparse.Namespace, out: Path) -> Supervisor:
     own: dict[str, Any] = {"sync_every": options.sync_every}
     if options.quorum is not None:
         own["quorum"] = options.quorum
@@ -84,25 +84,25 @@ def crew_of(options: argparse.Namespace, out: Path) -> Crew:
         own["grace"] = options.grace_s
     timing = {"beat_s": options.beat_s, "evict_after_s": options.evict_after_s}
     names = NAMES[: options.learners + (options.scenario == "soak")]
-    return Crew(names, out, options.seed, options.pace_ms / 1e3, own, timing)
+    return Supervisor(names, out, options.seed, options.pace_ms / 1e3, own, timing)
 
 
 async def run(options: argparse.Namespace, out: Path) -> None:
-    """The scenario, until it is over, something fails, or a signal ends us; then nothing of it is
-    left."""
+    """Run the scenario until it is over, something fails, or a signal arrives. All its processes
+    are ended."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with crew_of(options, out) as crew:
+    async with supervisor_of(options, out) as supervisor:
         shown = {
             key: str(value) if isinstance(value, Path) else value
             for key, value in vars(options).items()
         }
-        crew.journal.say("run", options=shown, environment=crew.environment)
-        work = asyncio.ensure_future(SCENARIOS[options.scenario](crew, options))
+        supervisor.journal.say("run", options=shown, environment=supervisor.environment)
+        work = asyncio.ensure_future(SCENARIOS[options.scenario](supervisor, options))
         try:
-            await asyncio.wait({work, crew.failed}, return_when=asyncio.FIRST_COMPLETED)
-            (work if work.done() else crew.failed).result()
+            await asyncio.wait({work, supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
+            (work if work.done() else supervisor.failed).result()
         finally:
             work.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -110,8 +110,8 @@ async def run(options: argparse.Namespace, out: Path) -> None:
 
 
 def attempt(options: argparse.Namespace, out: Path) -> str:
-    """Run; why it did not come to its end, or nothing. What was seen until then is in the
-    journal."""
+    """Run; returns why the run did not reach its end, or an empty text. The journal holds
+    everything up to then."""
     try:
         asyncio.run(run(options, out.absolute()))
     except (KeyboardInterrupt, asyncio.CancelledError):

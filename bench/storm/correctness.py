@@ -1,4 +1,4 @@
-"""Whether what was adopted was right: by the losses, by the order of the anchors, by their
+"""Checks that every adopted anchor was right: by the losses, by the order of the anchors, by their
 digests."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from statistics import mean, median, pvariance
 from bench.storm.figure import Figure, none_of, spread
 from bench.storm.log import NEVER, Adoption, Log, Process
 
-GROUP = 8  # steps whose mean loss tells trained weights from random ones
-LEARNED = 0.5  # nats: before the cluster has learned so much, nobody could tell
-WINDOW = 10  # rounds whose mean loss must fall
-DOUBT = 3.0  # standard errors by which it may rise by chance
+GROUP = 8  # the mean loss of so many steps tells trained weights from random ones
+LEARNED = 0.5  # nats: with less progress the losses cannot tell
+WINDOW = 10  # rounds; the mean loss must fall from one window to the next
+DOUBT = 3.0  # standard errors; a smaller rise may be chance
 
 
-def truth_figures(log: Log) -> Iterator[Figure]:
+def correctness_figures(log: Log) -> Iterator[Figure]:
     lives = len(log.steps)
     yield none_of(
         "wrong adoptions: losses back towards random weights", wrong_adoptions(log), lives
@@ -54,8 +54,7 @@ def groups(steps: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 class Course:
-    """How far the cluster had come: by second, the median over the learners, and never more than
-    before."""
+    """How far training had come: by second, the lowest median loss over the learners so far."""
 
     def __init__(self, log: Log) -> None:
         seconds: defaultdict[int, list[float]] = defaultdict(list)
@@ -74,15 +73,18 @@ class Course:
             self._seconds[second] = best
 
     def limit(self, t: float) -> float:
-        """Half way back to random weights; infinite before there is a way."""
+        """Half way back to the loss of random weights; infinite while training has not come far
+        enough to tell."""
         reached = self._seconds.get(int(t) - 1, self.random)
         return (reached + self.random) / 2 if self.random - reached >= LEARNED else math.inf
 
 
 def wrong_adoptions(log: Log) -> list[str]:
     """Lives whose loss, after they had taken the others' weights, was ever back half way to that of
-    random ones, and had not been there all along (as that of one who slept while the others
-    learned)."""
+    random weights.
+
+    A life whose loss had been there all along does not count: that learner may have been stopped
+    while the others learned."""
     course, found = Course(log), []
     for process in log.processes:
         life, best, begin = (
@@ -101,7 +103,8 @@ def wrong_adoptions(log: Log) -> list[str]:
 
 
 def _shares_weights_from(log: Log, process: Process) -> float:
-    """When it has the others' weights: joined, or, where it began alone, with its first anchor."""
+    """When the process has the others' weights: when it joined, or, if it began alone, with its
+    first anchor."""
     if not process.alone:
         return process.ready
     own = (
@@ -148,7 +151,7 @@ def by_life(log: Log) -> dict[tuple[str, int, int], list[Adoption]]:
 
 
 def went_back(log: Log) -> list[str]:
-    """Within one life, anchors only grow."""
+    """Anchors that were not greater than the one before, in the same life."""
     pairs = [(a, b) for listed in by_life(log).values() for a, b in pairwise(listed)]
     return [
         f"{b.who}{b.life} at version {b.version}"
@@ -158,8 +161,10 @@ def went_back(log: Log) -> list[str]:
 
 
 def disagreements(log: Log) -> list[str]:
-    """Two anchors of equal tokens and version. That alone is a split brain: wrong only if those who
-    held them never held one anchor again, although both went on."""
+    """Two anchors of equal tokens and version, but with other digests.
+
+    That alone is a split brain. It is wrong only if their holders never held one common anchor
+    again, although both went on."""
     same: defaultdict[tuple[int, int, int], defaultdict[str, list[Adoption]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -176,7 +181,7 @@ def disagreements(log: Log) -> list[str]:
 
 
 def _parted(lives: dict[tuple[str, int, int], list[Adoption]], a: Adoption, b: Adoption) -> bool:
-    """Whether both adopted something later, and never the same."""
+    """Whether both adopted something later, and never the same anchor."""
     later = [[x for x in lives[y.who, y.life, y.fragment] if x.key > y.key] for y in (a, b)]
     digests = [{x.digest for x in listed} for listed in later]
     return bool(digests[0] and digests[1]) and not digests[0] & digests[1]

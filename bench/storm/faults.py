@@ -1,4 +1,4 @@
-"""The weather: which faults come when, how each is done, and how it is seen to have happened."""
+"""The faults: when each one comes, how it is injected, and how it is proved to have happened."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from bench.storm import proc
 from bench.storm.relays import Direction, all_ways
-from bench.storm.supervisor import Crew, Seat
+from bench.storm.supervisor import Seat, Supervisor
 
-# and how often
+# kinds of fault, and how often each one comes relative to the others
 KINDS = {"kill": 2, "stop": 2, "cut both ways": 1, "cut outward": 0.5, "cut inward": 0.5}
 SHORTEST_S, LONGEST_S = 2.0, 20.0
 LOOK_S = 0.2  # after a signal was sent
@@ -22,8 +22,8 @@ LOOK_S = 0.2  # after a signal was sent
 
 @dataclass(frozen=True)
 class Planned:
-    """One fault: when, of what kind, how long (a kill needs no time), and which of the healthy it
-    takes (0 to 1)."""
+    """One fault: when, of what kind, how long (a kill takes no time), and which of the healthy
+    learners it hits (0 to 1)."""
 
     at_s: float
     kind: str
@@ -32,7 +32,7 @@ class Planned:
 
 
 def plan(seed: int, minutes: float, per_hour: float) -> list[Planned]:
-    """A Poisson process: the same seed, the same weather."""
+    """Draw faults as a Poisson process; the same seed gives the same faults."""
     chance, faults, at_s = random.Random(seed), list[Planned](), 0.0
     while per_hour > 0 and (at_s := at_s + chance.expovariate(per_hour / 3600)) < 60 * minutes:
         (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
@@ -41,23 +41,23 @@ def plan(seed: int, minutes: float, per_hour: float) -> list[Planned]:
 
 
 class Weather:
-    """Does the planned faults to a crew. Never more than `at_most` learners at a time: who is left
-    is a majority."""
+    """Injects the planned faults into a supervisor's learners. Never more than `at_most` at a time:
+    the others are a majority."""
 
-    def __init__(self, crew: Crew) -> None:
-        self.crew, self.at_most = crew, (len(crew.seats) - 1) // 2
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor, self.at_most = supervisor, (len(supervisor.seats) - 1) // 2
         self._count = 0
         self._under: set[str] = set()
 
     async def blow(self, faults: list[Planned]) -> None:
-        """All of them, each in its time; returns when the last is over."""
+        """Inject all faults, each at its time; return when the last is over."""
         started, strikes = time.monotonic(), list[asyncio.Task[None]]()
         try:
             for fault in faults:
                 await asyncio.sleep(max(0.0, started + fault.at_s - time.monotonic()))
                 seat = self._victim(fault.pick)
                 if seat is None:
-                    self.crew.journal.say("spared", kind=fault.kind)
+                    self.supervisor.journal.say("spared", kind=fault.kind)
                     continue
                 self._under.add(seat.name)
                 strikes.append(asyncio.create_task(self._strike(fault, seat)))
@@ -67,23 +67,25 @@ class Weather:
                 strike.cancel()
 
     def _victim(self, pick: float) -> Seat | None:
-        healthy = [s for s in self.crew.seats.values() if s.ready and s.name not in self._under]
-        down = len(self.crew.seats) - len(healthy)
+        healthy = [
+            s for s in self.supervisor.seats.values() if s.ready and s.name not in self._under
+        ]
+        down = len(self.supervisor.seats) - len(healthy)
         return healthy[int(pick * len(healthy))] if healthy and down < self.at_most else None
 
     async def _strike(self, fault: Planned, seat: Seat) -> None:
         self._count += 1
         about = {"id": self._count, "kind": fault.kind, "who": seat.name, "life": seat.life}
         do = {"kill": self._kill, "stop": self._stop}.get(fault.kind, self._cut)
-        self.crew.journal.say("strike", **about, lasts_s=round(fault.lasts_s, 3))
+        self.supervisor.journal.say("strike", **about, lasts_s=round(fault.lasts_s, 3))
         try:
             evidence = await do(seat, fault)
         finally:
             self._under.discard(seat.name)
-        self.crew.journal.say("relief", **about, **evidence)
+        self.supervisor.journal.say("relief", **about, **evidence)
 
     async def _kill(self, seat: Seat, fault: Planned) -> dict[str, Any]:
-        status = await self.crew.kill(seat)
+        status = await self.supervisor.kill(seat)
         return {"seen": status == -signal.SIGKILL, "status": status}
 
     async def _stop(self, seat: Seat, fault: Planned) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class Weather:
         return {"seen": early == late == "T", "states": [early, late]}
 
     async def _cut(self, seat: Seat, fault: Planned) -> dict[str, Any]:
-        others = [name for name in self.crew.seats if name != seat.name]
+        others = [name for name in self.supervisor.seats if name != seat.name]
         ways = {
             "cut both ways": all_ways([seat.name], others),
             "cut outward": [(seat.name, other) for other in others],
@@ -110,12 +112,12 @@ class Weather:
         return {"seen": held > 0, "held": held}
 
     async def cut(self, ways: list[Direction], seconds: float) -> int:
-        """Cut these directions for so long. How many chunks were held back."""
-        lines = self.crew.lines
-        before = sum(lines.held[way] for way in ways)
-        lines.cut(ways)
+        """Cut these directions for so long; returns how many chunks were held back."""
+        links = self.supervisor.links
+        before = sum(links.held[way] for way in ways)
+        links.cut(ways)
         try:
             await asyncio.sleep(seconds)
         finally:
-            lines.mend(ways)
-        return sum(lines.held[way] for way in ways) - before
+            links.mend(ways)
+        return sum(links.held[way] for way in ways) - before

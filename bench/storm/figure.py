@@ -13,8 +13,8 @@ Statistic = Callable[[Sequence[float]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """`value` is what the goal is about: the median, unless the notes say otherwise. `met` is None
-    without a goal, or with nothing to judge by."""
+    """`value` is compared with the goal: the median, unless the notes say otherwise. `met` is None
+    without a goal, or without values."""
 
     what: str
     unit: str
@@ -36,7 +36,7 @@ def spread(
     notes: str = "",
     value: Statistic = median,
 ) -> Figure:
-    """A figure of many values. `goal`: "<= 1" or ">= 0.99"."""
+    """A figure made of many values. `goal`: "<= 1" or ">= 0.99"."""
     if not values:
         return Figure(
             what=what,
@@ -66,7 +66,7 @@ def spread(
 
 
 def none_of(what: str, found: Sequence[str], n: int, notes: str = "") -> Figure:
-    """A count that should be 0, of `n` occasions; the first found are named."""
+    """A count that should be 0, of `n` occasions; the notes name the first ones found."""
     named = "; ".join([notes, *found[:3]] if notes else found[:3])
     k = float(len(found))
     return Figure(
@@ -95,7 +95,7 @@ def _short(value: float | None) -> str:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Aligned columns; a goal that is missed stands out."""
+    """Aligned columns; a missed goal stands out."""
     verdicts = {True: "yes", False: "NO", None: ""}
     head = ("", "value", "unit", "goal", "met", "n", "median", "min", "max", "notes")
     rows = [

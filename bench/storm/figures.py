@@ -12,9 +12,10 @@ from bench.storm.figure import Figure, none_of, spread
 from bench.storm.log import NEVER, Fault, Log, Seal
 from bench.storm.spans import Spans, common, count, length, without
 
-SETTLING_S = 5.0  # after a fault is over, what others do may still be due to it
-FEWEST_STEPS = 100  # a pace from fewer says little
-AROUND_S = 20.0  # before and after a span of trouble; or as long as it lasted
+SETTLING_S = 5.0  # for so long after a fault, others may still feel its effects
+FEWEST_STEPS = 100  # fewer give no reliable pace
+# How much calm to look at before and after a span of trouble; or as long as the span, if longer.
+AROUND_S = 20.0
 BACK_S = 2.0
 
 
@@ -30,13 +31,13 @@ def storm_figures(log: Log) -> Iterator[Figure]:
 
 
 def pace(log: Log, who: str, spans: Spans) -> float | None:
-    """Steps per second of that learner in these spans; None if there are too few to tell."""
+    """Steps per second of that learner in these spans; None if there are too few steps to tell."""
     steps = count(log.step_times[who], spans)
     return steps / length(spans) if steps >= FEWEST_STEPS else None
 
 
 def windows(log: Log) -> dict[str, Spans]:
-    """The warm-up; what is free of faults after it; and the storm: all else until the end."""
+    """The warm-up; the time without faults after it; and the storm: all the rest until the end."""
     begin, storm = log.phases.get("warm-up", log.began), log.phases.get("storm", log.ended)
     wide = [(a, b + SETTLING_S) for a, b in log.troubled]
     after: Spans = [(storm, log.ended)]
@@ -45,15 +46,16 @@ def windows(log: Log) -> dict[str, Spans]:
 
 
 def throughput(log: Log) -> Iterator[Figure]:
-    """Survivors: learners while nothing is wrong with them, and something with somebody else."""
+    """Steps of the survivors: learners without a fault of their own while another has one."""
     spans, ratios = windows(log), []
     for who in log.learners:
         stormy = pace(log, who, common(log.live[who], spans["storm"]))
         floor = pace(log, who, common(log.live[who], spans["calm"]))
         ratios += [stormy / floor] if stormy and floor else []
-    notes = f"by learner; {length(spans['storm']):.0f} s of storm, {length(spans['calm']):.0f} s of calm"
+    stormy_s, calm_s = length(spans["storm"]), length(spans["calm"])
+    notes = f"by learner; {stormy_s:.0f} s of storm, {calm_s:.0f} s of calm"
     yield spread("survivors' steps/s, storm over fault-free windows", "", ratios, ">= 0.99", notes)
-    kept = list(spans_beside(log))
+    kept = list(steps_around_trouble(log))
     expected, taken = sum(e for e, _ in kept), sum(t for _, t in kept)
     found = [t / e for e, t in kept]
     error = (
@@ -64,10 +66,11 @@ def throughput(log: Log) -> Iterator[Figure]:
     yield spread(what, "", found, ">= 0.99", notes, lambda _: taken / expected)
 
 
-def spans_beside(log: Log) -> Iterator[tuple[float, int]]:
-    """Of each span of trouble, the steps of its survivors: how many there would be at their paces
-    around it, and how many there are. A machine that is faster in one minute than in another tells
-    nothing here."""
+def steps_around_trouble(log: Log) -> Iterator[tuple[float, int]]:
+    """For each span of trouble, the expected and the actual steps of its survivors.
+
+    The expected steps follow from each survivor's own pace in the calm around the span, so a
+    machine that is faster in one minute than in another does not change the ratio."""
     spans = windows(log)
     calm = [*spans["warm-up"], *spans["calm"]]
     for begin, end in spans["storm"]:
@@ -138,8 +141,8 @@ def interval(log: Log) -> float | None:
 
 
 def delay(log: Log, fault: Fault, usual_s: float) -> float | None:
-    """How much later than usual the first seal after a fault's begin is, in usual intervals; 0 if
-    it is in time."""
+    """How much later than usual the first seal after the begin of a fault is, in usual intervals; 0
+    if it is in time."""
     before = [seal.t for seal in log.seals if seal.t <= fault.begin]
     after = [seal.t for seal in log.seals if seal.t > fault.begin]
     if not before or (not after and log.ended - before[-1] < 2 * usual_s):

@@ -11,12 +11,12 @@ from bench.storm.figure import Figure, none_of, spread
 from bench.storm.journal import Line
 from bench.storm.log import Log
 
-SETTLED = 1 / 3  # of the samples are left out: buffers fill, caches warm
+SETTLED = 1 / 3  # the first third of the samples is left out: buffers fill, caches warm up
 HOUR_S = 3600.0
 GROW = (
     ("rss_kb", "resident memory", "MB/h", 1024),
     ("anon_kb", "anonymous memory", "MB/h", 1024),
-    # some are open for moments: whoever is away is dialled again and again
+    # some are open only for moments: an absent learner is dialled again and again
     ("fds", "open files", "1/h", 1),
 )
 
@@ -48,8 +48,8 @@ def soak_figures(log: Log) -> Iterator[Figure]:
 
 
 def _pool(sample: Line) -> int:
-    """gRPC adds a thread to its pool when work has waited there, and takes it away when it was idle
-    for long."""
+    """Threads in gRPC's own pool: gRPC adds one when work has waited there, and removes it after a
+    long idle time."""
     return int(sample["names"].get("event_engine", 0))
 
 
@@ -81,7 +81,7 @@ def _line(lines: Sequence[Line], key: str) -> tuple[float, float, float]:
 
 
 def slope(lines: Sequence[Line], key: str) -> float:
-    """By how much it grows in an hour."""
+    """The growth per hour."""
     return HOUR_S * _line(lines, key)[0]
 
 
@@ -97,7 +97,7 @@ def _visits(log: Log) -> int:
 
 
 def endings(log: Log) -> Iterator[Figure]:
-    """How learners end when they are told to, in each of the ways that there are."""
+    """How learners end when told to, in each of the possible ways."""
     for line in log.of("ending"):
         gone = line["status"] is not None and not line["left"]
         notes = (

@@ -1,5 +1,5 @@
-"""The journal of a run: one JSON object a line, appended by all processes, on the clock that they
-share."""
+"""The journal of a run: one JSON object a line. All processes append to it, with the time on the
+clock that they share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Line = dict[str, Any]
 
 
 class Journal:
-    """Appends lines, each in one write: those of other processes never mix with them, and SIGKILL
-    loses none."""
+    """Appends lines, each in one write, so lines of several processes never mix and SIGKILL loses
+    none."""
 
     def __init__(self, path: Path, **always: Any) -> None:
         self.path, self._always = path, always
@@ -30,8 +30,7 @@ class Journal:
 
 
 def objects(path: Path) -> Iterator[Line]:
-    """The JSON objects in a file of lines. A line that a dying process left unfinished is passed
-    over."""
+    """The JSON objects in a file of lines. Skips a line that a dying process left unfinished."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             try:

@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from bench.storm.journal import Journal
-from bench.storm.task import BATCH, Lesson
+from bench.storm.task import BATCH, Task
 from mend_optim import Event, MendOptimizer, Timing
 
 LEARNING_RATE = 3e-4
-LEAVE = signal.SIGUSR1  # leave as you were told at birth
+LEAVE = signal.SIGUSR1  # leave in the way that the order names
 Order = dict[str, Any]
 
 
 class PlannedFailure(Exception):
-    """What a training loop may raise."""
+    """The exception that the training loop raises on order."""
 
 
 class Learner:
@@ -35,9 +35,9 @@ class Learner:
         self.journal.say("born", pid=os.getpid(), step_tokens=BATCH)
         self.order, self.leaving = order, False
         signal.signal(LEAVE, self._leave)
-        self.lesson = Lesson(corpus, order["seed"])
+        self.task = Task(corpus, order["seed"])
         self.optimizer = MendOptimizer(
-            AdamW(self.lesson.model.parameters(), lr=LEARNING_RATE),
+            AdamW(self.task.model.parameters(), lr=LEARNING_RATE),
             name=order["who"],
             tokens_per_step=BATCH,
             timing=Timing(**order["timing"]),
@@ -76,7 +76,7 @@ class Learner:
 
     def _train(self) -> None:
         time.sleep(self.order["pace_s"])
-        loss = self.lesson.loss()
+        loss = self.task.loss()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()

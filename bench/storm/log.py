@@ -1,4 +1,4 @@
-"""A journal as what it tells of: lives, steps, anchors adopted, seals, faults."""
+"""A journal as records: lives, steps, adopted anchors, seals, faults."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from bench.storm.spans import Spans, union, without
 
 SEALED = ("all_present", "grace_expired")
 NEVER = float("inf")
-Life = tuple[str, int]  # learner, the how-manieth of its processes
+Life = tuple[str, int]  # learner, and the number of its process, from 1
 
 
 @dataclass(frozen=True)
 class Process:
-    """One life of a learner, in moments."""
+    """One life of a learner, as moments."""
 
     who: str
     life: int
     ordered: float = NEVER
-    born: float = NEVER  # the first line of the learner's own
+    born: float = NEVER  # the learner's own first line
     ready: float = NEVER
     ended: float = NEVER
     status: int | None = None
-    meant: bool = True  # to end
+    meant: bool = True  # whether its end was intended
     alone: bool = False  # it found nobody to join
 
 
@@ -65,8 +65,8 @@ class Seal:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something done to a learner. `end`: when its cause was gone (of a kill: when the process
-    was)."""
+    """One fault on a learner. `end`: when its cause was gone (for a kill: when the process was
+    gone)."""
 
     id: int
     kind: str
@@ -79,7 +79,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Log:
-    """Everything, in the order of time."""
+    """All lines, in the order of time."""
 
     lines: list[Line] = field(repr=False)
 
@@ -186,12 +186,11 @@ class Log:
         return sorted({process.who for process in self.processes})
 
     def up(self, who: str) -> Spans:
-        """When a process of that learner had joined and not yet ended."""
+        """When a process of that learner had joined and not ended yet."""
         return union((p.ready, min(p.ended, self.ended)) for p in self.processes if p.who == who)
 
     def struck(self, who: str) -> Spans:
-        """When a fault was upon that learner. A kill is upon it until its next process has
-        joined."""
+        """When that learner had a fault. A kill lasts until its next process has joined."""
         return union((fault.begin, self.over(fault)) for fault in self.faults if fault.who == who)
 
     def over(self, fault: Fault) -> float:
@@ -204,11 +203,11 @@ class Log:
 
     @cached_property
     def live(self) -> dict[str, Spans]:
-        """When each learner had joined and nothing was wrong with it."""
+        """When each learner had joined and had no fault."""
         return {who: without(self.up(who), self.struck(who)) for who in self.learners}
 
     @cached_property
     def troubled(self) -> Spans:
-        """When a fault was upon anybody, or somebody was on the way to join."""
+        """When any learner had a fault, or was on its way to join."""
         absent = [(p.ordered, p.ready) for p in self.processes if p.ready < NEVER]
         return union([*absent, *(span for who in self.learners for span in self.struck(who))])

@@ -57,7 +57,7 @@ def _bar(axis: Any, row: int, spans: Sequence[Span], kind: str, began: float) ->
 
 
 def _states(log: Log, axis: Any) -> None:
-    """A row for every learner: what it does, and what is done to it."""
+    """A row for every learner: its state, and its faults."""
     shown = ["training", "joining", *dict.fromkeys(fault.kind for fault in log.faults)]
     for row, who in enumerate(log.learners):
         _bar(axis, row, log.up(who), "training", log.began)

@@ -1,11 +1,11 @@
-"""A process that has imported all that a learner needs, and forks one at every order.
+"""A process that has imported everything a learner needs, and forks a learner at every order.
 
-It never starts a thread, so that its forks are sound, and it ends with its supervisor: as the
-supervisor closes the pipe, and by the kernel's own hand should it die without. One JSON object a
-line, orders on stdin, news on stdout:
+It never starts a thread, so its forks are safe. It ends with its supervisor: the supervisor closes
+the pipe, and if the supervisor dies first, the kernel kills this process. Orders come on stdin and
+news go to stdout, one JSON object a line:
 
     ready  environment               the imports are done
-    forked who, life, pid            a learner's process is there
+    forked who, life, pid            a learner's process exists
     ended  pid, status               it is gone; a negative status is the signal that ended it
 """
 
@@ -32,9 +32,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the parent dies, whatever it dies of."""
+    """Ask the kernel to kill this process when its parent dies."""
     _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it was faster
+    if os.getppid() != parent:  # the parent died before this call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -42,8 +42,8 @@ def tell(event: str, **facts: Any) -> None:
     os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
 
 
-class Nursery:
-    """Forks, and buries."""
+class Prefork:
+    """Forks learners, and reaps them when they have ended."""
 
     def __init__(self) -> None:
         self.corpus = read_corpus()
@@ -53,7 +53,7 @@ class Nursery:
         os.set_blocking(self._wake, False)
 
     def run(self) -> Learner | None:
-        """Serve until the orders end. In a new process: its learner."""
+        """Serve until there are no more orders. In a forked process: return its learner."""
         signal.set_wakeup_fd(self._waker)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         tell("ready", environment=environment())
@@ -61,7 +61,7 @@ class Nursery:
             ready = select.select([0, self._wake], [], [])[0]
             if self._wake in ready:
                 os.read(self._wake, 4096)
-                self._bury()
+                self._reap()
             if 0 not in ready:
                 continue
             chunk = os.read(0, 65536)
@@ -85,12 +85,11 @@ class Nursery:
             tell("forked", who=order["who"], life=order["life"], pid=child)
             return None
         die_with(parent)
-        self._grow_up(order["stderr"])
+        self._become_ordinary(order["stderr"])
         return Learner(order, self.corpus)
 
-    def _grow_up(self, stderr: str) -> None:
-        """Be an ordinary process: Ctrl-C raises, nothing on stdin, complaints in a file of its
-        own."""
+    def _become_ordinary(self, stderr: str) -> None:
+        """Become an ordinary process: Ctrl-C raises, stdin is empty, stderr goes to a file."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -102,7 +101,7 @@ class Nursery:
             os.close(file)
 
     @staticmethod
-    def _bury() -> None:
+    def _reap() -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -117,10 +116,12 @@ def main() -> None:
     die_with(int(sys.argv[1]))
     torch.set_num_threads(1)
     torch.optim.AdamW([torch.zeros(1)])  # torch imports much at the first optimizer
-    nursery = Nursery()
+    prefork = Prefork()
     gc.collect()
-    gc.freeze()  # else every learner searches all of torch for garbage, and copies it for that
-    learner = nursery.run()
+    # Otherwise the garbage collector of every learner walks through all of torch, and so copies
+    # its pages.
+    gc.freeze()
+    learner = prefork.run()
     if learner:
         learner.live()
 

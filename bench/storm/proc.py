@@ -1,4 +1,4 @@
-"""What /proc tells about processes and their sockets."""
+"""What /proc says about processes and their sockets."""
 
 from __future__ import annotations
 

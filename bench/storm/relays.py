@@ -1,10 +1,9 @@
-"""The links between learners: a relay in front of each, that knows who calls, and can hold back
-what passes.
+"""The links between learners: a relay in front of each learner, which knows the caller and can hold
+back traffic.
 
-A cut link loses nothing and says nothing, as a dead line under TCP: bytes stand still, new
-connections open and never answer, and when the line is back all goes on. Each direction can be cut
-by itself. Whoever calls is known by its socket, from /proc.
-"""
+A cut link loses nothing and reports nothing, like a dead line under TCP: bytes stop, new
+connections open and never answer, and everything continues when the link is back. Each direction
+can be cut by itself. The relay identifies a caller by its socket, from /proc."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from bench.storm.proc import socket_owner
 
 CHUNK = 65536
 LOOK_UPS, LOOK_AGAIN_S = 5, 0.02
-STRANGER = ""
+UNKNOWN = ""
 Direction = tuple[str, str]  # (from, to)
 
 
-class Lines:
-    """Which directions are cut, and what was held back in each since the start: chunks of at most
-    64 KiB."""
+class Links:
+    """Which directions are cut, and how many chunks of at most 64 KiB were held back in each since
+    the start."""
 
     def __init__(self) -> None:
         self.held: Counter[Direction] = Counter()
@@ -40,7 +39,7 @@ class Lines:
         self._changed = asyncio.Event()
 
     async def travel(self, direction: Direction, size: int) -> None:
-        """Return when a chunk of that size may go on."""
+        """Return when a chunk of that size may pass."""
         if self._cut[direction] > 0:
             self.held[direction] += 1
         while self._cut[direction] > 0:
@@ -48,15 +47,15 @@ class Lines:
         self.passed[direction] += size
 
 
-class Road:
-    """The relay in front of one learner. Its address stays, whatever port the learner's present
-    life listens on."""
+class Relay:
+    """The relay in front of one learner. Its address stays the same, whichever port the learner's
+    present process listens on."""
 
-    def __init__(self, name: str, lines: Lines, pids: Callable[[], dict[int, str]]) -> None:
+    def __init__(self, name: str, links: Links, pids: Callable[[], dict[int, str]]) -> None:
         self.name, self.target = name, 0
-        self._lines, self._pids = lines, pids
+        self._links, self._pids = links, pids
         self._travels: set[asyncio.Task[None]] = set()
-        self.strangers = self.refused = 0
+        self.unknown_callers = self.refused = 0
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -76,7 +75,7 @@ class Road:
         try:
             await self._join_ends(reader, writer)
         except (OSError, asyncio.CancelledError):
-            pass  # a connection that breaks is what this is about
+            pass  # broken connections are expected here
         finally:
             self._travels.discard(task)
             writer.transport.abort()
@@ -84,43 +83,43 @@ class Road:
     async def _join_ends(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         caller = await self._caller(writer.get_extra_info("peername")[1])
         out, back = (caller, self.name), (self.name, caller)
-        await self._lines.travel(out, 0)
+        await self._links.travel(out, 0)
         try:
             there, onward = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:  # nobody is there at present
+        except OSError:  # the learner has no process at present
             self.refused += 1
             return
-        ways = self._relay(out, reader, onward), self._relay(back, there, writer)
-        relays = [asyncio.ensure_future(way) for way in ways]
+        ways = self._forward(out, reader, onward), self._forward(back, there, writer)
+        tasks = [asyncio.ensure_future(way) for way in ways]
         try:
-            await asyncio.wait(relays)
+            await asyncio.wait(tasks)
         finally:
-            for relay in relays:
-                relay.cancel()
+            for task in tasks:
+                task.cancel()
             onward.transport.abort()
 
-    async def _relay(
+    async def _forward(
         self, direction: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter
     ) -> None:
-        """Until the source ends; its end is news that travels, too."""
+        """Forward chunks until the source ends; then pass the end on, too."""
         with suppress(OSError):
             while chunk := await source.read(CHUNK):
-                await self._lines.travel(direction, len(chunk))
+                await self._links.travel(direction, len(chunk))
                 sink.write(chunk)
                 await sink.drain()
-        await self._lines.travel(direction, 0)
+        await self._links.travel(direction, 0)
         sink.close()
 
     async def _caller(self, port: int) -> str:
-        """The learner whose socket that is."""
+        """The learner that owns the socket at this port."""
         for _ in range(LOOK_UPS):
             pids = self._pids()
             pid = socket_owner(port, self.port, pids)
             if pid is not None:
                 return pids[pid]
             await asyncio.sleep(LOOK_AGAIN_S)
-        self.strangers += 1
-        return STRANGER
+        self.unknown_callers += 1
+        return UNKNOWN
 
 
 def all_ways(some: Iterable[str], others: Iterable[str]) -> list[Direction]:

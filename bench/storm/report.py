@@ -1,4 +1,4 @@
-"""What a journal comes to: a table for people, figures as JSON lines, a picture."""
+"""The report on a journal: a table for people, figures as JSON lines, a picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.storm.correctness import truth_figures
+from bench.storm.correctness import correctness_figures
 from bench.storm.figure import Figure, none_of, table
 from bench.storm.figures import storm_figures
 from bench.storm.growth import endings, soak_figures
@@ -17,14 +17,14 @@ from bench.storm.log import Log
 from bench.storm.splits import partition_figures
 
 PARTS: dict[str, tuple[Callable[[Log], Iterable[Figure]], ...]] = {
-    "storm": (storm_figures, truth_figures, endings),
-    "partition": (partition_figures, truth_figures, endings),
-    "soak": (soak_figures, truth_figures),
+    "storm": (storm_figures, correctness_figures, endings),
+    "partition": (partition_figures, correctness_figures, endings),
+    "soak": (soak_figures, correctness_figures),
 }
 
 
 def figures(log: Log) -> list[Figure]:
-    """All that the run's scenario is about."""
+    """All figures of the run's scenario."""
     scenario = log.of("run")[0]["options"]["scenario"]
     return [figure for part in PARTS[scenario] for figure in part(log)]
 
@@ -36,7 +36,7 @@ def ledgers(out: Path) -> dict[str, set[str]]:
 
 
 def ledger_gaps(log: Log, digests: Mapping[str, set[str]]) -> list[str]:
-    """Anchors that a learner told of in an event, and not in its ledger."""
+    """Anchors that a learner reported in an event but did not write to its ledger."""
     return [
         f"{a.who} at version {a.version}"
         for a in log.adoptions
@@ -45,10 +45,10 @@ def ledger_gaps(log: Log, digests: Mapping[str, set[str]]) -> list[str]:
 
 
 def report(out: Path) -> None:
-    """Print the table; leave figures.jsonl, table.txt and storm.png beside the journal."""
+    """Print the table; write figures.jsonl, table.txt and storm.png next to the journal."""
     log = Log(read(out / "journal.jsonl"))
     if not log.of("run"):
-        sys.exit(f"the run in {out} never began")
+        sys.exit(f"the run in {out} did not begin")
     run = log.of("run")[0]
     found = [
         *figures(log),

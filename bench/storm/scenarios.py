@@ -1,5 +1,5 @@
-"""What is done to a crew: a storm, a partition, a soak. Each notes its phases in the journal;
-nothing is computed."""
+"""The scenarios: a storm, a partition, a soak. Each writes its phases to the journal; the figures
+are computed later."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from bench.storm import proc
 from bench.storm.faults import Weather, plan
 from bench.storm.relays import all_ways
-from bench.storm.supervisor import Crew, Seat
+from bench.storm.supervisor import Seat, Supervisor
 
-CALM_S = 15.0  # after the storm, for the last ones to come back
+CALM_S = 15.0  # after the storm, until all learners are back
 SAMPLE_S = 5.0
 GUEST_AWAY_S, GUEST_STAYS_S = 40.0, 20.0  # in a soak
 ENDINGS: tuple[tuple[str, str, int], ...] = (
@@ -25,95 +25,97 @@ ENDINGS: tuple[tuple[str, str, int], ...] = (
 )
 
 
-async def _begin(crew: Crew, names: str, warm_up_s: float) -> None:
-    """These learners start together, and train undisturbed for a while."""
+async def _begin(supervisor: Supervisor, names: str, warm_up_s: float) -> None:
+    """Start these learners together, and let them train undisturbed for a while."""
     for name in names:
-        crew.start(crew.seats[name])
-    await crew.until(lambda: all(crew.seats[name].ready for name in names), "all learners to join")
-    crew.journal.say("phase", phase="warm-up")
+        supervisor.start(supervisor.seats[name])
+    await supervisor.until(
+        lambda: all(supervisor.seats[name].ready for name in names), "all learners to join"
+    )
+    supervisor.journal.say("phase", phase="warm-up")
     await asyncio.sleep(warm_up_s)
 
 
-async def storm(crew: Crew, options: argparse.Namespace) -> None:
-    await _begin(crew, "".join(crew.seats), options.warm_up_s)
-    crew.journal.say("phase", phase="storm")
+async def storm(supervisor: Supervisor, options: argparse.Namespace) -> None:
+    await _begin(supervisor, "".join(supervisor.seats), options.warm_up_s)
+    supervisor.journal.say("phase", phase="storm")
     faults = plan(options.seed, options.minutes, options.faults_per_hour)
     ends_at = time.monotonic() + 60 * options.minutes
-    await Weather(crew).blow(faults)
+    await Weather(supervisor).blow(faults)
     await asyncio.sleep(max(0.0, ends_at - time.monotonic()))
-    crew.journal.say("phase", phase="calm")
+    supervisor.journal.say("phase", phase="calm")
     await asyncio.sleep(CALM_S)
-    await crew.until_all_ready()
-    crew.journal.say("phase", phase="end")
-    await crew.leave_all()
+    await supervisor.until_all_ready()
+    supervisor.journal.say("phase", phase="end")
+    await supervisor.leave_all()
 
 
-async def partition(crew: Crew, options: argparse.Namespace) -> None:
-    """Half of them cannot reach the other half for a while."""
-    names = list(crew.seats)
+async def partition(supervisor: Supervisor, options: argparse.Namespace) -> None:
+    """Half of the learners cannot reach the other half for a while."""
+    names = list(supervisor.seats)
     sides = names[: len(names) // 2], names[len(names) // 2 :]
-    await _begin(crew, "".join(names), options.warm_up_s)
-    crew.journal.say("phase", phase="partition", sides=sides)
-    held = await Weather(crew).cut(all_ways(*sides), options.partition_s)
-    crew.journal.say("phase", phase="healed", held=held)
+    await _begin(supervisor, "".join(names), options.warm_up_s)
+    supervisor.journal.say("phase", phase="partition", sides=sides)
+    held = await Weather(supervisor).cut(all_ways(*sides), options.partition_s)
+    supervisor.journal.say("phase", phase="healed", held=held)
     await asyncio.sleep(options.settle_s)
-    crew.journal.say("phase", phase="end")
-    await crew.leave_all()
+    supervisor.journal.say("phase", phase="end")
+    await supervisor.leave_all()
 
 
-async def soak(crew: Crew, options: argparse.Namespace) -> None:
-    """Nothing is killed; the last learner is a guest that comes and goes. The others leave in one
-    way each."""
-    *staying, guest = crew.seats.values()
+async def soak(supervisor: Supervisor, options: argparse.Namespace) -> None:
+    """No learner is killed; the last one is a guest that comes and goes. At the end each of the
+    others leaves in another way."""
+    *staying, guest = supervisor.seats.values()
     for seat, (_, how, _) in zip(staying, ENDINGS, strict=False):
         seat.how = how
-    await _begin(crew, "".join(seat.name for seat in staying), 0.0)
-    crew.journal.say("phase", phase="soak")
+    await _begin(supervisor, "".join(seat.name for seat in staying), 0.0)
+    supervisor.journal.say("phase", phase="soak")
     until = time.monotonic() + 60 * options.minutes
     tasks = [
         asyncio.create_task(work)
-        for work in (_sample(crew, staying, until), _visit(crew, guest, until))
+        for work in (_sample(supervisor, staying, until), _visit(supervisor, guest, until))
     ]
     try:
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-    crew.journal.say("phase", phase="end")
+    supervisor.journal.say("phase", phase="end")
     for seat, (name, _, number) in zip(staying, ENDINGS, strict=False):
-        await _watch_the_end(crew, seat, name, number)
-    await crew.leave_all()
+        await _watch_the_end(supervisor, seat, name, number)
+    await supervisor.leave_all()
 
 
-async def _sample(crew: Crew, seats: list[Seat], until: float) -> None:
+async def _sample(supervisor: Supervisor, seats: list[Seat], until: float) -> None:
     while time.monotonic() < until:
         for seat in seats:
             names = proc.thread_names(seat.pid)
-            crew.journal.say(
+            supervisor.journal.say(
                 "sample", who=seat.name, life=seat.life, names=names, **proc.sample(seat.pid)
             )
         await asyncio.sleep(SAMPLE_S)
 
 
-async def _visit(crew: Crew, guest: Seat, until: float) -> None:
+async def _visit(supervisor: Supervisor, guest: Seat, until: float) -> None:
     while time.monotonic() + GUEST_AWAY_S + GUEST_STAYS_S < until:
         await asyncio.sleep(GUEST_AWAY_S)
-        crew.start(guest, residual_in_weights=True)
-        await crew.until(lambda: guest.ready, "the guest to join")
+        supervisor.start(guest, restarts=True)
+        await supervisor.until(lambda: guest.ready, "the guest to join")
         await asyncio.sleep(GUEST_STAYS_S)
-        await crew.leave(guest)
+        await supervisor.leave(guest)
 
 
-async def _watch_the_end(crew: Crew, seat: Seat, name: str, number: int) -> None:
+async def _watch_the_end(supervisor: Supervisor, seat: Seat, name: str, number: int) -> None:
     pid, began = seat.pid, time.monotonic()
-    status = await crew.leave(seat, number)
+    status = await supervisor.leave(seat, number)
     took_s = round(time.monotonic() - began, 3)
-    crew.journal.say(
+    supervisor.journal.say(
         "ending", who=seat.name, by=name, status=status, took_s=took_s, left=proc.state(pid)
     )
 
 
-SCENARIOS: dict[str, Callable[[Crew, argparse.Namespace], Awaitable[None]]] = {
+SCENARIOS: dict[str, Callable[[Supervisor, argparse.Namespace], Awaitable[None]]] = {
     "storm": storm,
     "partition": partition,
     "soak": soak,

@@ -1,4 +1,5 @@
-"""The figures of a partition: what each side did, how they became one again, and what that cost."""
+"""The figures of a partition: what each side did, how the sides became one again, and what that
+cost."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def one_lineage(log: Log, since: float) -> float:
 
 
 def _cost(log: Log, sides: list[Side], cut: float, healed: float) -> Iterator[Figure]:
-    """Merged work of the side that lost, and unmerged work that could not be kept."""
+    """Merged work of the side that lost, and unmerged work that was dropped."""
     common = max((a.tokens for a in holdings(log, cut).values()), default=0)
     held = holdings(log, healed)
     ends = {

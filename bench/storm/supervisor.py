@@ -1,5 +1,4 @@
-"""The learners of a run, as their supervisor has them: started, restarted when they die, and all
-gone in the end."""
+"""Supervises the learners of a run: starts them, restarts them when they die, and ends them all."""
 
 from __future__ import annotations
 
@@ -16,36 +15,37 @@ from typing import Any
 
 from bench.storm import proc
 from bench.storm.journal import Journal
-from bench.storm.relays import Lines, Road
+from bench.storm.relays import Links, Relay
 
 PATIENCE_S = 90.0
 FAREWELL_S = 15.0  # for a learner that was told to leave
-FALLS_LIMIT = 5  # deaths of one learner that nobody meant: more are a defect, not weather
+# More unexpected deaths of one learner than this are a defect, not the effect of a fault.
+UNEXPECTED_LIMIT = 5
 Facts = dict[str, Any]
 
 
 @dataclass(eq=False)
 class Seat:
-    """A learner's place: its name and road stay; its process and port are those of its present
-    life."""
+    """A learner's place in the run. Its name and relay stay the same; process and port change with
+    each life."""
 
     name: str
-    road: Road
+    relay: Relay
     life: int = 0
     pid: int = 0
     ready: bool = False
-    falls: int = 0
-    meant: bool = False  # to end
-    stays: bool = True  # is started again when it dies
+    unexpected_ends: int = 0
+    meant: bool = False  # whether its end is intended
+    restarts: bool = True  # whether it is started again when it dies
     how: str = "close"
     ended: asyncio.Future[int] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
 
-class Crew:
-    """`async with Crew(...)`: nothing of it outlives the block. `options` are MendOptimizer's,
-    `timing` Timing's."""
+class Supervisor:
+    """`async with Supervisor(...)`: all its processes end with the block. `options` are
+    MendOptimizer's, `timing` Timing's."""
 
     def __init__(
         self, names: str, out: Path, seed: int, pace_s: float, options: Facts, timing: Facts
@@ -58,8 +58,8 @@ class Crew:
             timing,
         )
         self.journal = Journal(out / "journal.jsonl")
-        self.lines = Lines()
-        self.seats = {name: Seat(name, Road(name, self.lines, self.pids)) for name in names}
+        self.links = Links()
+        self.seats = {name: Seat(name, Relay(name, self.links, self.pids)) for name in names}
         self.environment: Facts = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._news = asyncio.Condition()
@@ -68,20 +68,20 @@ class Crew:
     def pids(self) -> dict[int, str]:
         return {pid: seat.name for pid, seat in self._by_pid.items()}
 
-    async def __aenter__(self) -> Crew:
+    async def __aenter__(self) -> Supervisor:
         try:
             for seat in self.seats.values():
-                await seat.road.open()
-            await self._open_nursery()
+                await seat.relay.open()
+            await self._open_prefork()
         except BaseException:
             await self.__aexit__()
             raise
         return self
 
-    async def _open_nursery(self) -> None:
+    async def _open_prefork(self) -> None:
         pipe = asyncio.subprocess.PIPE
         env = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
-        self._nursery = await asyncio.create_subprocess_exec(
+        self._prefork = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "bench.storm.prefork",
@@ -94,41 +94,41 @@ class Crew:
             start_new_session=True,
         )
         self._listening = asyncio.create_task(self._listen())
-        await self.until(lambda: self.environment, "the nursery to import torch")
+        await self.until(lambda: self.environment, "the prefork process to import torch")
 
     async def __aexit__(self, *exception: object) -> None:
-        """End every process, by its number, and see that it is gone."""
-        nursery = getattr(self, "_nursery", None)
-        if nursery:
+        """End every process, by its number, and check that it is gone."""
+        prefork = getattr(self, "_prefork", None)
+        if prefork:
             self._listening.cancel()
-            for pid in [p for p in proc.session_members(nursery.pid) if p != nursery.pid]:
+            for pid in [p for p in proc.session_members(prefork.pid) if p != prefork.pid]:
                 _signal(pid, signal.SIGKILL)
-            nursery.stdin.close()
+            prefork.stdin.close()
             try:
-                await asyncio.wait_for(nursery.wait(), FAREWELL_S)
+                await asyncio.wait_for(prefork.wait(), FAREWELL_S)
             except (TimeoutError, asyncio.TimeoutError):
-                nursery.kill()
-                await nursery.wait()
-            self.journal.say("orphans", pids=proc.session_members(nursery.pid))
+                prefork.kill()
+                await prefork.wait()
+            self.journal.say("orphans", pids=proc.session_members(prefork.pid))
         for seat in self.seats.values():
-            if hasattr(seat.road, "address"):
-                await seat.road.close()
-        roads = [seat.road for seat in self.seats.values()]
+            if hasattr(seat.relay, "address"):
+                await seat.relay.close()
+        relays = [seat.relay for seat in self.seats.values()]
         self.journal.say(
-            "roads",
-            strangers=sum(r.strangers for r in roads),
-            refused=sum(r.refused for r in roads),
+            "relays",
+            unknown_callers=sum(r.unknown_callers for r in relays),
+            refused=sum(r.refused for r in relays),
         )
 
-    # ── what the nursery and the learners tell ────────────────────────────────────────────────────
+    # ── news from the prefork process and the learners ────────────────────────────────────────────
 
     async def _listen(self) -> None:
         try:
-            while line := await self._nursery.stdout.readline():  # type: ignore[union-attr]
+            while line := await self._prefork.stdout.readline():  # type: ignore[union-attr]
                 self._note(json.loads(line))
                 async with self._news:
                     self._news.notify_all()
-            raise RuntimeError("the nursery ended")
+            raise RuntimeError("the prefork process ended")
         except Exception as error:
             if not self.failed.done():
                 self.failed.set_exception(error)
@@ -150,32 +150,33 @@ class Crew:
     def _ended(self, seat: Seat, status: int) -> None:
         self.journal.say("ended", who=seat.name, life=seat.life, status=status, meant=seat.meant)
         seat.ready, seat.pid = False, 0
-        seat.falls += not seat.meant
-        if seat.falls > FALLS_LIMIT:
+        seat.unexpected_ends += not seat.meant
+        if seat.unexpected_ends > UNEXPECTED_LIMIT:
             raise RuntimeError(
-                f"learner {seat.name} ended unbidden {seat.falls} times, the last time with {status}"
+                f"learner {seat.name} ended unexpectedly {seat.unexpected_ends} times, "
+                f"the last time with status {status}"
             )
         if not seat.ended.done():
             seat.ended.set_result(status)
-        if seat.residual_in_weights:
+        if seat.restarts:
             self.start(seat)
 
-    # ── what the supervisor does ──────────────────────────────────────────────────────────────────
+    # ── actions ───────────────────────────────────────────────────────────────────────────────────
 
     def start(self, seat: Seat, **special: Any) -> None:
-        """Begin the seat's next life. `special`: stays, how."""
+        """Begin the seat's next life. `special` may set `restarts` and `how`."""
         seat.life, seat.meant, seat.ready = seat.life + 1, False, False
-        seat.residual_in_weights, seat.how = (
-            special.get("stays", seat.residual_in_weights),
+        seat.restarts, seat.how = (
+            special.get("restarts", seat.restarts),
             special.get("how", seat.how),
         )
         seat.ended = asyncio.get_running_loop().create_future()
-        seat.road.target = port = free_port()
+        seat.relay.target = port = free_port()
         options = {
             **self.options,
             "listen": f"127.0.0.1:{port}",
-            "advertise": seat.road.address,
-            "peers": [other.road.address for other in self.seats.values() if other is not seat],
+            "advertise": seat.relay.address,
+            "peers": [other.relay.address for other in self.seats.values() if other is not seat],
             "ledger": str(self.out / f"ledger-{seat.name}.jsonl"),
         }
         order = {
@@ -190,18 +191,19 @@ class Crew:
             "timing": self.timing,
         }
         self.journal.say("start", who=seat.name, life=seat.life)
-        self._nursery.stdin.write(json.dumps(order).encode() + b"\n")  # type: ignore[union-attr]
+        self._prefork.stdin.write(json.dumps(order).encode() + b"\n")  # type: ignore[union-attr]
 
     async def kill(self, seat: Seat) -> int:
-        """SIGKILL; the status it ends with. A seat that stays is occupied again at once."""
+        """Send SIGKILL; returns the exit status. A seat that `restarts` gets its next process at
+        once."""
         ended, seat.meant = seat.ended, True
         _signal(seat.pid, signal.SIGKILL)
         return await ended
 
     async def leave(self, seat: Seat, number: int = signal.SIGUSR1) -> int | None:
-        """Let it end as it was told at birth, or by another signal; its status, None if it had to
-        be killed."""
-        ended, seat.meant, seat.residual_in_weights = seat.ended, True, False
+        """Let the learner end, in the way that its order names or by another signal. Returns its
+        exit status, or None if it had to be killed."""
+        ended, seat.meant, seat.restarts = seat.ended, True, False
         _signal(seat.pid, number)
         with suppress(TimeoutError, asyncio.TimeoutError):
             return await asyncio.wait_for(asyncio.shield(ended), FAREWELL_S)
@@ -213,8 +215,8 @@ class Crew:
         await asyncio.gather(*(self.leave(seat) for seat in self.seats.values() if seat.pid))
 
     async def until(self, condition: Any, what: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait for news that make the condition true. Raises if they do not come, or the nursery
-        fails."""
+        """Wait for news that make the condition true. Raises if they do not come, or if the prefork
+        process fails."""
 
         async def wait() -> None:
             async with self._news:
@@ -233,7 +235,7 @@ class Crew:
 
     async def until_all_ready(self) -> None:
         await self.until(
-            lambda: all(seat.ready for seat in self.seats.values() if seat.residual_in_weights),
+            lambda: all(seat.ready for seat in self.seats.values() if seat.restarts),
             "all to be ready",
         )
 
@@ -245,6 +247,6 @@ def _signal(pid: int, number: int) -> None:
 
 
 def free_port() -> int:
-    """A port that the system has free at this moment."""
+    """A port that is free at this moment."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

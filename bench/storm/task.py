@@ -1,5 +1,5 @@
-"""What the learners learn: the next byte of Python's own standard library, from the eight before
-it."""
+"""The learners' task: predict the next byte of Python's own standard library from the eight bytes
+before it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ WIDTH, HIDDEN = 16, 96
 
 
 def read_corpus() -> Tensor:
-    """The first bytes of the library's modules, in an order that has nothing to do with their
-    names."""
+    """The first bytes of the library's modules, in an order that does not depend on their names'
+    alphabet."""
     root = Path(sysconfig.get_paths()["stdlib"])
     modules = sorted(
         root.glob("*.py"), key=lambda path: hashlib.sha256(path.name.encode()).digest()
@@ -40,8 +40,8 @@ def network(seed: int) -> nn.Sequential:
     )
 
 
-class Lesson:
-    """A model and its batches. Each life of a learner draws its own."""
+class Task:
+    """A model and its batches. Each life of a learner draws batches of its own."""
 
     def __init__(self, corpus: Tensor, seed: int) -> None:
         self.model = network(seed)

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: a loop over what it prepared, gradients accumulated and clipped, and its
+"""Hugging Face Accelerate: a loop over prepared objects, gradients accumulated and clipped, and its
 checkpoints."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MICRO_BATCHES = 2  # of one step
 
 
 class Run:
-    """One accelerator, and what it prepared."""
+    """One accelerator, and the objects that it prepared."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -78,8 +78,8 @@ class Run:
 
 
 def loop(session: Session) -> Facts:
-    """An epoch; the state saved with the weights that are everybody's; loaded anew, and one epoch
-    more."""
+    """Train an epoch, save the state with the global weights, load it into a new run, and train one
+    more epoch."""
     first = Run(session)
     first.epoch()
     settled = session.settle()

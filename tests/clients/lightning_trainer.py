@@ -31,7 +31,7 @@ MICRO_BATCHES = 2  # of one step
 
 
 class Regression(LightningModule):
-    """Makes its optimizer where Lightning asks for it: the wrapped one of a session, else a plain
+    """Makes its optimizer where Lightning asks for it: the wrapped one of a session, or a plain
     one."""
 
     def __init__(self, session: Session | None) -> None:
@@ -74,7 +74,7 @@ class Manual(Regression):
 
 
 class Diary(Callback):
-    """What a callback sees."""
+    """Records what a callback sees."""
 
     def __init__(self) -> None:
         self.batches = self.steps = self.epochs = 0
@@ -101,7 +101,8 @@ def fit(
     resume: str = "",
     **options: Any,
 ) -> Facts:
-    """A run up to step number `steps`, from one's own checkpoint `resume`, and what came of it."""
+    """Run up to step number `steps`, from the learner's own checkpoint `resume`; returns the
+    results."""
     place = session.folder / folder
     diary = Diary()
     keeper = ModelCheckpoint(place, "{step}", every_n_train_steps=STEPS // 2, save_top_k=-1)
@@ -136,8 +137,8 @@ def fit(
 
 
 def automatic(session: Session) -> Facts:
-    """Train, clipped and with gradients accumulated; then go on from the checkpoint in a new
-    trainer and optimizer. Before that, the same alone with a plain optimizer: all that is seen from
+    """Train with clipped and accumulated gradients, then go on from the checkpoint in a new trainer
+    and optimizer. Before that, do the same alone with a plain optimizer: everything visible from
     outside must be the same."""
     options = {"accumulate_grad_batches": MICRO_BATCHES, "gradient_clip_val": 0.1}
     plain = fit(session, Regression(None), "plain", **options)
@@ -157,8 +158,8 @@ def manual(session: Session) -> Facts:
 
 
 def newcomer(session: Session) -> Facts:
-    """One starts from other weights, which the first step replaces: the gradient of those must not
-    be used."""
+    """A learner starts from other weights, which its first step replaces: the gradient of those
+    weights must not be used."""
     module = Manual(session)
     if session.me:
         torch.nn.init.zeros_(module.net[0].weight)

@@ -1,4 +1,4 @@
-"""The test's side: two processes that run one client's script as learners of one model, driven over
+"""The test's side: two processes run one client's script as learners of one model, driven over
 pipes."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Facts = dict[str, Any]
 
 
 class Learner:
-    """One process, and the lines it says."""
+    """One process, and the lines that it prints."""
 
     def __init__(self, script: str, complaints: Path) -> None:
         self.complaints = complaints
@@ -56,7 +56,7 @@ class Learner:
         return self._popen.stdout.fileno()
 
     def read(self) -> None:
-        """Take what is there to be read; at the end of the output, nothing is."""
+        """Read the output that is there; at the end of the output there is none."""
         chunk = os.read(self.output, 65536)
         self.over = not chunk
         *lines, self._unread = (self._unread + chunk).split(b"\n")
@@ -68,8 +68,8 @@ class Learner:
 
 
 class Pair:
-    """Two learners that play the same scenes at the same time. After a scene that failed, two new
-    ones are needed."""
+    """Two learners that play the same scenes at the same time. After a failed scene two new ones
+    are needed."""
 
     def __init__(self, script: str, folder: Path) -> None:
         self._script, self._folder = script, folder
@@ -77,8 +77,8 @@ class Pair:
         self._started = 0
 
     def play(self, scene: str) -> list[Facts]:
-        """What both learners report of this scene. Fails with a learner's traceback, or what it
-        wrote to stderr."""
+        """The reports of both learners on this scene. Fails with a learner's traceback, or its
+        output on stderr."""
         folder, addresses = self._folder / scene, free_addresses(2)
         try:
             if not self._learners:
@@ -101,7 +101,8 @@ class Pair:
         self._hear("ready")
 
     def _hear(self, scene: str) -> list[Facts]:
-        """The next line of each, which must be of one kind. Fails as soon as either fails."""
+        """The next line of each learner, which must be of one kind. Fails as soon as either
+        fails."""
         deadline = time.monotonic() + PATIENCE_S
         while silent := [learner for learner in self._learners if not learner.said]:
             readable, _, _ = select.select(
@@ -139,7 +140,7 @@ class Pair:
 
 
 class Stage:
-    """One pair at a time: that of the script that was played last. A scene that went well is played
+    """Runs one pair at a time: the one for the last script. A scene that succeeded is played only
     once."""
 
     def __init__(self, folder: Path) -> None:
@@ -148,7 +149,7 @@ class Stage:
         self._played: dict[tuple[str, str], list[Facts]] = {}
 
     def play(self, script: str, scene: str) -> list[Facts]:
-        """What both learners report, and the folder of each."""
+        """The reports of both learners, and the folder of each."""
         if (script, scene) not in self._played:
             folder = self._folder / script
             if script not in self._pairs:

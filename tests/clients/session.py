@@ -1,10 +1,9 @@
-"""A learner's side of the tests with client libraries: a process that plays scenes, each with an
+"""The learner's side of the tests with client libraries: a process that plays scenes, each with an
 optimizer of its own.
 
-One JSON order a line on stdin names a scene; one JSON line on stdout answers it, with what the
-scene returns or how it failed. In between, `Session.meet` tells that a point is reached, and waits
-for a line that says that both have. Whatever the libraries print goes to stderr.
-"""
+One JSON order a line on stdin names a scene. One JSON line on stdout answers it, with the scene's
+result or its failure. In between, `Session.meet` reports that a point is reached, and waits for a
+line that says that both learners have reached it. The libraries' own output goes to stderr."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ Facts = dict[str, Any]
 
 
 class Session:
-    """One scene of one of two learners."""
+    """One scene of one of the two learners."""
 
     def __init__(self, answers: TextIO, me: int, addresses: list[str], folder: str) -> None:
         self._answers = answers
@@ -44,8 +43,8 @@ class Session:
         print(json.dumps({"event": event, **facts}), file=self._answers, flush=True)
 
     def wrap(self, inner: Optimizer, **options: Any) -> MendOptimizer:
-        """The line that the user adds. Anchors come in a step of which both know: as many rounds at
-        every run."""
+        """The line that the user adds. Anchors arrive at a step that both learners know, so every
+        run has the same rounds."""
         others = [address for address in self.addresses if address != self.addresses[self.me]]
         common = {"sync_every": SYNC_EVERY, "adopt_after": 2, "timing": TIMING}
         self.optimizer = MendOptimizer(
@@ -63,13 +62,13 @@ class Session:
         self.taken += bool(gradients(optimizer))
 
     def meet(self) -> None:
-        """Wait until the other is here too."""
+        """Wait until the other learner is here too."""
         self.say("reached")
         if not sys.stdin.readline():
             raise EOFError("nobody is waiting for this learner any more")
 
     def settle(self) -> bool:
-        """Merge everything, twice: who synchronizes later moves the anchor once more."""
+        """Merge everything, twice: the second learner to synchronize moves the anchor once more."""
         assert self.optimizer is not None
         first = self.optimizer.synchronize(PATIENCE_S)
         self.meet()
@@ -78,16 +77,16 @@ class Session:
         return first and second
 
     def leave(self) -> None:
-        """Close the optimizer, when the other needs it no more, and wait until the other has done
-        the same."""
+        """Close the optimizer when the other learner no longer needs it, and wait until the other
+        has done the same."""
         assert self.optimizer is not None
         self.meet()
         self.optimizer.close()
         self.meet()
 
     def outcome(self, model: nn.Module, **facts: Any) -> Facts:
-        """What a settled learner has done: the rounds that merged something, and the weights that
-        are everybody's."""
+        """The result of a learner with nothing unmerged: the rounds that merged something, and the
+        global weights."""
         assert self.optimizer is not None
         status = self.optimizer.status()
         with self.optimizer.global_weights():
@@ -125,7 +124,7 @@ def network() -> nn.Module:
 
 
 def examples(session: Session, count: int) -> tuple[Tensor, Tensor]:
-    """Inputs of this learner's own, and a function of them that both are to learn."""
+    """This learner's own inputs, and the function of them that both learn."""
     draws = torch.Generator().manual_seed(100 + session.me)
     inputs = torch.randn(count, 8, generator=draws)
     return inputs, inputs.sum(1, keepdim=True).sin()
@@ -148,15 +147,14 @@ def largest_gradient(optimizer: Optimizer) -> float:
 
 
 def watch(optimizer: Optimizer, measure: Callable[[Optimizer], float]) -> list[float]:
-    """A list that grows by one measurement with every step, of the gradients that it used, whoever
-    computed them."""
+    """A list that gets one measurement with every step, of the gradients that the step used."""
     seen: list[float] = []
     optimizer.register_step_post_hook(lambda hooked, *_: seen.append(measure(hooked)))
     return seen
 
 
 def serve(*scenes: Callable[[Session], Facts]) -> None:
-    """Play scenes as they are ordered, until nobody orders any more."""
+    """Play scenes until there are no more orders."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)

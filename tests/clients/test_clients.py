@@ -1,8 +1,8 @@
-"""Client libraries, the real ones: two processes train one model inside each, and the client's own
-outputs are right.
+"""Real client libraries: two processes train one model inside each, and the client's own outputs
+are right.
 
-Those that come with torch run always; the others where they are installed: `make test-clients`.
-"""
+The clients that come with torch always run. The others run where they are installed: `make
+test-clients`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def check_merged(
     reports: Sequence[Facts], taken: Sequence[int] = (STEPS, STEPS), before: int = 0
 ) -> None:
-    """Rounds had both as members; the steps that each took are counted, and merged once; they agree
-    to the bit.
-
-    `taken`: in this run, in any order. `before`: what each had counted when it began."""
+    """Rounds had both learners as members. The steps of each are counted, and merged once. Both
+    agree to the bit. `taken`: the steps of each in this run, in any order. `before`: what each had
+    counted when it began."""
     assert sorted(report["taken"] for report in reports) == sorted(taken)
     for report in reports:
         assert report["settled"]
@@ -53,22 +52,22 @@ def check_merged(
 
 
 def check_untouched(report: Facts) -> None:
-    """Loading has run no round."""
+    """Loading a checkpoint has run no round."""
     assert (report["rounds_adopted"], report["seals"]) == (0, [])
 
 
 def check_clipped(norms: Sequence[float], limit: float) -> None:
-    """Gradients that were longer, all of them, came to the optimizer at the limit."""
+    """Every gradient that was longer than the limit reached the optimizer at the limit."""
     assert norms == pytest.approx([limit] * STEPS, rel=1e-4)
 
 
 def hyperbola(first: int, last: int) -> Any:
-    """The rates of the schedule that the scripts use, from one step to before another."""
+    """The rates of the scripts' schedule, from one step to before another."""
     return pytest.approx([LR / (1 + step) for step in range(first, last)])
 
 
 def load(path: Path) -> Any:
-    """What a file holds, read without trust."""
+    """The contents of a file, read without trusting it."""
     return torch.load(path, weights_only=True)
 
 

@@ -1,4 +1,4 @@
-"""What comes with torch itself: checkpoints of `torch.distributed.checkpoint`, `torch.compile`,
+"""Tools that come with torch: checkpoints of `torch.distributed.checkpoint`, `torch.compile`,
 averaged weights and clipped gradients."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LR, BATCH = 0.01, 4
 
 
 def backward(session: Session, model: nn.Module, step: int) -> None:
-    """The gradients of one batch, in place of what was there."""
+    """Compute the gradients of one batch, in place of the previous ones."""
     inputs, targets = (part[step * BATCH :][:BATCH] for part in examples(session, STEPS * BATCH))
     model.zero_grad()
     F.mse_loss(model(inputs), targets).backward()
@@ -70,7 +70,7 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def checkpoint(session: Session) -> Facts:
-    """Train, save what is everybody's, train on from there in a new optimizer, without a process
+    """Train, save the global state, and train on from there in a new optimizer, without a process
     group."""
     model = network()
     optimizer = session.wrap(AdamW(model.parameters(), lr=LR))
@@ -98,8 +98,8 @@ def checkpoint(session: Session) -> Facts:
 
 
 def phantom(session: Session) -> Facts:
-    """The state of a fresh optimizer is made by a step on gradients of zero at a learning rate of
-    zero: no training."""
+    """The state of a fresh optimizer is made by a step with zero gradients at a learning rate of
+    zero, which is no training."""
     model = network()
     before = digest(model.parameters())
     optimizer = session.wrap(AdamW(model.parameters(), lr=LR))
@@ -121,7 +121,7 @@ def phantom(session: Session) -> Facts:
 
 
 def plain(session: Session) -> Facts:
-    """What a compiled step is compared with."""
+    """The plain loop that a compiled step is compared with."""
     model = network()
     train(session, model, session.wrap(AdamW(model.parameters(), lr=LR)))
     settled = session.settle()

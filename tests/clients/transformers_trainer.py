@@ -1,5 +1,5 @@
-"""The Trainer of transformers: a tiny model with random weights, checkpoints, and going on from
-one."""
+"""The Trainer of transformers: a tiny model with random weights, checkpoints, and going on from a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MICRO_BATCHES, TOKENS, LR, WARMUP = 2, 8, 0.01, 4
 
 
 class Diary(TrainerCallback):  # type: ignore[misc]
-    """What a callback sees."""
+    """Records what a callback sees."""
 
     def __init__(self) -> None:
         self.steps = self.micro_batches = 0
@@ -48,15 +48,15 @@ def model(seed: int) -> GPT2LMHeadModel:
 
 
 def texts(session: Session) -> list[dict[str, torch.Tensor]]:
-    """Numbers that count up, from a place of this learner's own."""
+    """Numbers that count up, from this learner's own starting point."""
     starts = torch.randint(0, 24, (64,), generator=torch.Generator().manual_seed(session.me))
     rows = [(start + torch.arange(TOKENS)) % 32 for start in starts]
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
 def run(session: Session, net: GPT2LMHeadModel, steps: int, resume: Path | None = None) -> Facts:
-    """Train up to step number `steps` of a schedule for twice `STEPS`; two runs of a scene have one
-    folder."""
+    """Train up to step number `steps` of a schedule for twice `STEPS`; two runs of a scene share
+    one folder."""
     wrapped = session.wrap(AdamW(net.parameters(), lr=LR))
     clipped, diary = watch(wrapped, gradient_norm), Diary()
     trainer = Trainer(
@@ -93,8 +93,8 @@ def run(session: Session, net: GPT2LMHeadModel, steps: int, resume: Path | None 
 
 
 def train(session: Session) -> Facts:
-    """Train; then go on from one's own last checkpoint, whose weights are those of a moment between
-    two merges."""
+    """Train, then go on from the learner's own last checkpoint, whose weights are those of a moment
+    between two merges."""
     first = run(session, model(0), STEPS)
     session.leave()
     resumed = run(session, model(1), 2 * STEPS, session.folder / f"checkpoint-{STEPS}")

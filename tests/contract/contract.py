@@ -1,11 +1,10 @@
-"""The drop-in contract: every optimizer of torch with each documented option set, training without
-chance, the table.
+"""The drop-in contract: every optimizer of torch with each documented option set, deterministic
+training, and the table of results.
 
-A check is a function that trains once over the bare optimizer and once over the wrapper and returns
-all it has seen: `agree` demands that both have seen the same. What torch itself refuses is a dash
-in the table, if the wrapper refuses it with the same kind of error, or does better, and the refusal
-is one of `REFUSALS`.
-"""
+A check is a function that trains once over the bare optimizer and once over the wrapper, and
+returns everything it has seen. `agree` demands that both have seen the same. If torch itself
+refuses a case, the table shows a dash, provided that the wrapper refuses it with the same kind of
+error or does better, and that the refusal is one of `REFUSALS`."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class TorchRefuses(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """An optimizer class with its options, and how its parameters must look."""
+    """An optimizer class with its options, and the kind of parameters that it needs."""
 
     optimizer: type[Optimizer]
     options: str = "default"
@@ -67,11 +66,11 @@ class Case:
         return f"{self.optimizer.__name__}/{self.options}/{self.variant}"
 
     def lr(self) -> Any:
-        """Of the second group; a tensor where the first one's is."""
+        """The second group's learning rate; a tensor if the first group's is one."""
         return torch.tensor(OTHER_LR) if isinstance(self.kwargs.get("lr"), Tensor) else OTHER_LR
 
     def parameters(self) -> list[Tensor]:
-        """Of several shapes and dtypes. The steps of a differentiable optimizer need leaves without
+        """Parameters of several shapes and dtypes. A differentiable optimizer needs leaves without
         a gradient."""
         draws = torch.Generator().manual_seed(1)
         shapes = MATRICES if self.matrices else SHAPES
@@ -80,7 +79,7 @@ class Case:
         return [p.requires_grad_(not self.kwargs.get("differentiable", False)) for p in made]
 
     def make(self, parameters: list[Tensor]) -> Optimizer:
-        """With two groups of different learning rates, if the optimizer knows groups."""
+        """An optimizer with two groups of different learning rates, if it supports groups."""
         several = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": self.lr()}]
         make: Callable[..., Optimizer] = self.optimizer
         return make(several if self.groups else parameters, **copy.deepcopy(self.kwargs))
@@ -92,7 +91,7 @@ class Case:
             parameters[i].grad = without_row(grad, step % 4) if self.sparse else grad
 
     def loss(self, parameters: Sequence[Tensor], step: int) -> Tensor:
-        """What a closure does: it gives the gradients too."""
+        """The work of a closure, which also computes the gradients."""
         self.fill(parameters, step)
         away = distances(parameters, step)
         return sum((0.5 * (1 + i) * a.square().sum() for i, a in enumerate(away)), torch.zeros(()))
@@ -113,7 +112,7 @@ def without_row(grad: Tensor, missing: int) -> Tensor:
 
 
 class Terse(Optimizer):
-    """An optimizer whose `step` takes nothing, as many outside torch are written."""
+    """An optimizer whose `step` takes no argument, like many outside torch."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -151,7 +150,7 @@ def catalogue() -> list[Any]:
 
 
 def variants(info: Any, options: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The implementations that can be asked for. A CPU has no capturable one: one row says so."""
+    """The implementations that can be requested. A CPU has no capturable one: one row says so."""
     yield "plain", {}
     if "foreach" in info.supported_impls:
         yield from ((("for-loop", {"foreach": False}),) if options == "default" else ())
@@ -214,7 +213,7 @@ def trained(case: Case, wrap: Wrap, steps: int) -> tuple[list[Tensor], Any]:
 
 
 def snapshot(tree: Any) -> Any:
-    """A copy that further steps leave alone."""
+    """A copy that further steps do not change."""
     if isinstance(tree, dict):
         return {key: snapshot(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -230,12 +229,12 @@ def saved(optimizer: Any) -> dict[str, Any]:
 
 
 def seen(optimizer: Optimizer) -> dict[str, Any]:
-    """All that a step may change."""
+    """Everything that a step may change."""
     return {"params": snapshot(held(optimizer)), **snapshot(saved(optimizer))}
 
 
 def options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Those of each group, learning rate and all."""
+    """The options of each group, learning rate included."""
     return [
         snapshot({key: v for key, v in group.items() if key != "params"})
         for group in optimizer.param_groups
@@ -243,7 +242,7 @@ def options(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
-    """Where two snapshots are not the same to the bit."""
+    """The places where two snapshots differ in any bit."""
     if type(a) is not type(b):
         return [f"{path}: {a!r} is not {b!r}"]
     if isinstance(a, dict):
@@ -260,8 +259,7 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
 
 
 def agree(run: Callable[[Wrap], Any]) -> Any:
-    """What `run` sees over the wrapper is what it sees over the bare optimizer; so is what it may
-    not do."""
+    """`run` sees the same over the wrapper as over the bare optimizer, refusals included."""
     try:
         expected = run(bare)
     except Exception as error:
@@ -314,7 +312,8 @@ def render(table: str, rows: dict[str, dict[str, str]]) -> list[str]:
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     first = max(map(len, [table, *rows]))
     cells = [mark for row in rows.values() for mark in row.values()]
-    count = f"{cells.count('ok')} ok, {cells.count('FAIL')} FAIL, {sum(c.startswith('-') for c in cells)} -"
+    absent = sum(cell.startswith("-") for cell in cells)
+    count = f"{cells.count('ok')} ok, {cells.count('FAIL')} FAIL, {absent} -"
     body = [
         "  ".join(
             [name.ljust(first), *(row.get(column, "").ljust(len(column)) for column in columns)]

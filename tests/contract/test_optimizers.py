@@ -109,7 +109,7 @@ def check_into_bare(case: Case) -> None:
 
 
 def check_weights_only(case: Case) -> None:
-    """The state passes through a file that may hold nothing but tensors and plain data."""
+    """The state survives a file that may hold only tensors and plain data."""
 
     def run(wrap: Wrap) -> Any:
         parameters, optimizer = trained(case, wrap, 5)
@@ -123,7 +123,7 @@ def check_weights_only(case: Case) -> None:
 
 
 def check_duplicates(case: Case, *duplicates: Duplicate) -> None:
-    """Each copy trains the copied parameters, and the original knows nothing of it."""
+    """Each copy trains the copied parameters and leaves the original alone."""
 
     def run(wrap: Wrap) -> Any:
         parameters, optimizer = trained(case, wrap, 5)
@@ -229,8 +229,8 @@ def faster(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_closure(case: Case) -> None:
-    """As often called, in the same grad mode; what it returns is returned, what it raises is
-    raised, and is no step."""
+    """The closure is called as often and in the same grad mode. Its result is returned, its
+    exception is raised, and a raised exception is no step."""
 
     def run(wrap: Wrap) -> Any:
         optimizer = wrap(case.make(case.parameters()))
@@ -255,7 +255,7 @@ def check_closure(case: Case) -> None:
 
 
 def check_zero_grad(case: Case) -> None:
-    """To None, to zeros, and by default."""
+    """Gradients set to None, set to zero, and by default."""
 
     def run(wrap: Wrap) -> Any:
         _, optimizer = trained(case, wrap, 1)
@@ -273,7 +273,7 @@ def check_zero_grad(case: Case) -> None:
 
 
 def check_add_group(case: Case) -> None:
-    """A group added between steps trains from then on; one that is there already is refused."""
+    """A group added between steps trains from then on; a group that is already there is refused."""
 
     def run(wrap: Wrap) -> Any:
         _, optimizer = trained(case, wrap, 3)
@@ -366,7 +366,7 @@ def test_contract(case: Case, check: str, record_property: Record) -> None:
     "case", [c for c in CASES if c.variant == "differentiable"], ids=lambda case: case.name
 )
 def test_contract_differentiable(case: Case, record_property: Record) -> None:
-    """Through the steps flows back the gradient of what the gradients depend on."""
+    """Gradients flow back through the steps, to everything that they depend on."""
 
     def run(wrap: Wrap) -> Any:
         parameters = case.parameters()

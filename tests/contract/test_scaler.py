@@ -1,8 +1,8 @@
-"""Alone, a MendOptimizer is the optimizer it wraps to GradScaler and to distributed checkpoints;
-what those do without training is no step, and what was counted for it is forgotten.
+"""Alone, a MendOptimizer behaves like the optimizer it wraps with GradScaler and distributed
+checkpoints. Their calls that don't train are no steps, and the tokens counted for them are
+forgotten.
 
-Prints the tables of what holds at the end of the run: `pytest -k contract`.
-"""
+Prints the tables of results at the end of the run: `pytest -k contract`."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def check_scaled(make: Make, clip: bool) -> None:
 
 
 def check_skips(make: Make) -> None:
-    """A skipped step changes no parameter and counts neither itself nor a token, be it the first
-    one or a later one."""
+    """A skipped step, the first one or a later one, changes no parameter and counts neither a step
+    nor a token."""
     model = network()
     optimizer = MendOptimizer(make(model.parameters()), tokens_per_step=5)
     scaler, counted = torch.amp.GradScaler("cpu", init_scale=1024.0), 0
@@ -126,8 +126,8 @@ ORDERS = {
 
 
 def check_tokens(order: str, kind: str, to_none: bool, by_hand: bool) -> None:
-    """What was counted for gradients that zero_grad() discards is not counted with the next ones;
-    also where the loop itself leaves out a step."""
+    """Tokens counted for gradients that zero_grad() discards are not counted with the next ones,
+    even if the loop itself leaves out a step."""
     model = network()
     optimizer = MendOptimizer(SCALED[kind](model.parameters()))
     scaler, expected, n = torch.amp.GradScaler("cpu", init_scale=1024.0), 0, 1
@@ -191,7 +191,7 @@ def counts(optimizer: Any) -> tuple[int, int]:
 
 
 def check_get(make: Make, flat: bool) -> None:
-    """To ask for the state of a fresh optimizer is not to train."""
+    """Asking for the state of a fresh optimizer is no training."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
     def run(wrap: Wrap) -> Any:
@@ -209,7 +209,7 @@ def check_get(make: Make, flat: bool) -> None:
 
 
 def check_get_and_set(make: Make, flat: bool) -> None:
-    """A fresh optimizer takes over the state, has counted nothing, has its learning rate, and
+    """A fresh optimizer that takes over the state has counted nothing, has that learning rate, and
     trains on."""
     from torch.distributed.checkpoint import state_dict as dcp
 
@@ -257,7 +257,7 @@ def test_contract_checkpoint(kind: str, check: str, record_property: Record) -> 
 
 @pytest.mark.parametrize("kind", SCALED)
 def test_contract_a_step_at_no_learning_rate_counts(kind: str) -> None:
-    """A warm-up begins like this; only the checkpoint's own step does not count."""
+    """A warm-up begins with such a step. Only the checkpoint's own step does not count."""
     model, optimizer = learned(MendOptimizer, SCALED[kind], 0)
     lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
     learn(model, optimizer, 10, 11)

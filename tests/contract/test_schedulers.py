@@ -1,7 +1,6 @@
-"""Alone, a MendOptimizer is the optimizer it wraps to every LR scheduler of torch.
+"""Alone, a MendOptimizer behaves like the optimizer it wraps with every LR scheduler of torch.
 
-Prints the table of what holds at the end of the run: `pytest -k contract`.
-"""
+Prints the table of results at the end of the run: `pytest -k contract`."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ DRIVEN = (Case(SGD, kwargs={"lr": 0.1, "momentum": 0.9}), Case(Adam, kwargs={"lr
 
 
 def decay(step: int) -> float:
-    """Not a lambda, which could not be pickled."""
+    """A function, because a lambda cannot be pickled."""
     return 0.9**step
 
 
@@ -81,7 +80,8 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 
 def drive(case: Case, optimizer: Any, scheduler: Any, start: int, stop: int) -> list[Any]:
-    """Train, the scheduler after each step. All that it may change in the groups, at each step."""
+    """Train, with the scheduler after each step. Returns everything that it may change in the
+    groups, at each step."""
     rates = []
     for step in range(start, stop):
         advance(case, optimizer, step)
@@ -95,7 +95,7 @@ def schedule(scheduler: Any) -> None:
 
 
 def agree_aloud(run: Callable[[Wrap], Any]) -> None:
-    """What is seen, and the warnings that are heard, are those of the bare optimizer."""
+    """The results and the warnings are those of the bare optimizer."""
 
     def listen(wrap: Wrap) -> Any:
         with warnings.catch_warnings(record=True) as heard:
@@ -107,7 +107,8 @@ def agree_aloud(run: Callable[[Wrap], Any]) -> None:
 
 
 def check_rates(case: Case, make: Callable[[Any], Any]) -> None:
-    """Created with the optimizer: the same rates at every step, and they do change."""
+    """A scheduler created with the optimizer gives the same rates at every step, and they do
+    change."""
 
     def run(wrap: Wrap) -> Any:
         optimizer = wrap(case.make(case.parameters()))
@@ -119,7 +120,7 @@ def check_rates(case: Case, make: Callable[[Any], Any]) -> None:
 
 
 def check_on_inner(case: Case, make: Callable[[Any], Any]) -> None:
-    """Created over the inner optimizer, before or after it was wrapped."""
+    """A scheduler created over the inner optimizer, before or after it was wrapped."""
 
     def run(wrap: Wrap) -> Any:
         inner = case.make(case.parameters())
@@ -134,7 +135,7 @@ def check_on_inner(case: Case, make: Callable[[Any], Any]) -> None:
 
 
 def check_after_load(case: Case, make: Callable[[Any], Any]) -> None:
-    """Created after the state of a scheduled optimizer was loaded, and before."""
+    """A scheduler created before and after the state of a scheduled optimizer was loaded."""
 
     def run(wrap: Wrap) -> Any:
         parameters, runs = case.parameters(), []
@@ -151,7 +152,7 @@ def check_after_load(case: Case, make: Callable[[Any], Any]) -> None:
 
 
 def check_resumed(case: Case, make: Callable[[Any], Any]) -> None:
-    """Both saved, both loaded: goes on as if it had never stopped."""
+    """Optimizer and scheduler are saved and loaded, and go on as if training had never stopped."""
 
     def run(wrap: Wrap) -> Any:
         parameters = case.parameters()
@@ -169,7 +170,7 @@ def check_resumed(case: Case, make: Callable[[Any], Any]) -> None:
 
 
 def check_wrong_order(case: Case, make: Callable[[Any], Any]) -> None:
-    """A scheduler that steps before the optimizer says so, as over the bare one."""
+    """A scheduler that steps before the optimizer warns, as over the bare one."""
 
     def run(wrap: Wrap) -> Any:
         optimizer = wrap(case.make(case.parameters()))
@@ -186,7 +187,7 @@ def check_wrong_order(case: Case, make: Callable[[Any], Any]) -> None:
 
 
 def check_copied(case: Case, make: Callable[[Any], Any], duplicate: Callable[[Any], Any]) -> None:
-    """The copies of both go on together, and apart from the originals."""
+    """Copies of both go on together, separate from the originals."""
 
     def run(wrap: Wrap) -> Any:
         optimizer = wrap(case.make(case.parameters()))

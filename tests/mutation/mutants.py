@@ -1,11 +1,11 @@
-"""Mutation check: break the engine on purpose, one rule at a time, and demand that a test notices.
+"""Mutation check: break the engine on purpose, one rule at a time; a test must fail each time.
 
     python -m tests.mutation.mutants [NAME...] [--law 5] [--jobs 2] [--timeout 180]
 
-The mutants are in `mutant_list.py`. Each is made in a copy of the sources and tried on its own
-small selection of tests, which the unchanged copy must pass first: else a failure would prove
-nothing. Caught is what makes a test fail, or hang; what cannot be collected is not caught but
-broken. Exit status 1 if one survives or is broken."""
+The mutants are in `mutant_list.py`. Each is made in a copy of the sources and runs its own small
+selection of tests. The unchanged copy must pass that selection first, because otherwise a failure
+would prove nothing. A mutant is caught if a test fails or hangs. If the tests cannot be collected,
+the mutant is not caught but broken. The exit status is 1 if a mutant survives or is broken."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if Path(mend_optim.__file__).parent.parent != Path(__file__).parent:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run of a selection: `status` is "passed", "caught", "hung" or "broken"."""
+    """The result of one run of a selection: `status` is "passed", "caught", "hung" or "broken"."""
 
     status: str
     by: str
@@ -69,7 +69,7 @@ def mutated(source: str, mutant: Mutant) -> str:
 
 
 def copy(source: Path, target: Path) -> Path:
-    """A copy of the tree at `source`, as far as the tests need it."""
+    """Copy the parts of the tree at `source` that the tests need."""
     for name in COPIED:
         if (source / name).is_dir():
             shutil.copytree(
@@ -122,8 +122,7 @@ def pytest_in(folder: Path, selection: Sequence[str], timeout_s: float) -> Outco
 
 
 def verdict(status: int, output: str) -> tuple[str, str]:
-    """What pytest's exit status and its report say: what became of the run, and the first test that
-    failed."""
+    """The result of a run, from pytest's exit status and report, and the first test that failed."""
     if status == 0:
         return "passed", ""
     failed = re.search(r"^FAILED tests/(.+?)( - .*)?$", output, re.MULTILINE)
@@ -163,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
         tempfile.TemporaryDirectory(prefix="mutants-") as folder,
         ThreadPoolExecutor(given.jobs) as pool,
     ):
-        # so that nobody who edits the files meanwhile confuses the results
+        # A copy, so that edits during the run do not change the results.
         source = copy(ROOT, Path(folder))
         selections = list(dict.fromkeys(mutant.tests for mutant in mutants))
         for selection, outcome in zip(
@@ -174,26 +173,29 @@ def main(arguments: Sequence[str]) -> int:
             if outcome.status != "passed":
                 pool.shutdown(cancel_futures=True)
                 print(
-                    f"the unchanged sources fail {' '.join(selection)}: {outcome.status}, {outcome.by}"
+                    f"the unchanged sources fail {' '.join(selection)}: "
+                    f"{outcome.status}, {outcome.by}"
                 )
                 return 1
         print(
-            f"the unchanged sources pass {len(selections)} selections\n\n{'mutant':44} law  seconds  caught by"
+            f"the unchanged sources pass {len(selections)} selections\n\n"
+            f"{'mutant':44} law  seconds  caught by"
         )
         outcomes = pool.map(lambda m: attempt(source, m.tests, given.timeout, m), mutants)
         survivors = [
             m.name
             for m, outcome in zip(mutants, outcomes, strict=True)
-            if not told(m, outcome).caught
+            if not printed(m, outcome).caught
         ]
     print(
-        f"\n{len(mutants) - len(survivors)} of {len(mutants)} caught; not caught: {', '.join(survivors) or 'none'}"
+        f"\n{len(mutants) - len(survivors)} of {len(mutants)} caught; "
+        f"not caught: {', '.join(survivors) or 'none'}"
     )
     return 1 if survivors else 0
 
 
-def told(mutant: Mutant, outcome: Outcome) -> Outcome:
-    """A line of the table."""
+def printed(mutant: Mutant, outcome: Outcome) -> Outcome:
+    """The same outcome, printed as one line of the table."""
     by = {"passed": "SURVIVED", "broken": f"BROKEN: {outcome.by}"}.get(outcome.status, outcome.by)
     print(f"{mutant.name:44} {mutant.law:3}  {outcome.seconds:7.1f}  {by}", flush=True)
     return outcome

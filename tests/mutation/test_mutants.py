@@ -60,8 +60,9 @@ def test_a_text_that_does_not_occur_once_is_refused(text: str, times: int) -> No
         mutated("twice twice once", Mutant("rotten", 1, "room", text, "", ()))
 
 
-FAILURE = "F\n==== short test summary info ====\nFAILED tests/test_round.py::test_one[a b] - assert 1 == 2\n"
-ERROR = "E\n==== short test summary info ====\nERROR tests/test_round.py - ImportError: no\n"
+SUMMARY = "\n==== short test summary info ====\n"
+FAILURE = f"F{SUMMARY}FAILED tests/test_round.py::test_one[a b] - assert 1 == 2\n"
+ERROR = f"E{SUMMARY}ERROR tests/test_round.py - ImportError: no\n"
 
 
 @pytest.mark.parametrize(

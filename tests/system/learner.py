@@ -1,19 +1,22 @@
-"""A learner that does as it is told: one JSON order a line on stdin, one JSON event a line on
-stdout.
+"""A learner for the tests: it reads orders from stdin and writes events to stdout, one JSON object
+a line.
 
-    learn      fork a process that is a learner, and wait for its end; the other orders are for that process
-    run        take steps, up to number `steps` (null: until told to pause)         pause    take no more
-    report     say where it stands                                                  synchronize
-    save       write model, optimizer and place in the data to `path`; "learn" with `restore` goes on from there
+    learn      fork a process that is a learner, and wait for its end; it takes the other orders
+    run        take steps, up to number `steps` (null: until told to pause)
+    pause      take no more steps
+    report     print a status report
+    synchronize
+    save       write model, optimizer and place in the data to `path`; "learn" with `restore` goes
+               on from there
     cut        die by SIGKILL when the next seal of its own making has reached some peers
     leave      end: by "close", by the end of a "with" block, or "plain", without either
-    fail       raise in the training loop            exit       end at the next round, out of `on_event`: see ENDINGS
+    fail       raise in the training loop
+    exit       end at the next round, out of `on_event`: see ENDINGS
     children   name the processes that it has forked
 
-Importing torch takes longer than most tests do: so the first process only imports, and every
+Importing torch takes longer than most tests do. So the first process only imports, and every
 learner is a fork of it, made before there is any thread. Learners train a small network on a fixed
-problem: their losses can be compared.
-"""
+problem, so their losses can be compared."""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ Order = dict[str, Any]
 
 
 class Console:
-    """Orders in, events out. Awaiting an order is also what paces the training."""
+    """Orders in, events out. Waiting for an order also paces the training."""
 
     def __init__(self) -> None:
         self.over = False
@@ -88,14 +91,14 @@ def digest(model: nn.Module) -> str:
 
 
 def problem() -> TensorDataset:
-    """What everyone learns: a fixed random function."""
+    """The problem that all learners train on: a fixed random function."""
     draws = torch.Generator().manual_seed(7)
     inputs = torch.randn(EXAMPLES, INPUTS, generator=draws)
     return TensorDataset(inputs, inputs @ torch.randn(INPUTS, 4, generator=draws))
 
 
 def batches(seed: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches for ever; with `workers`, an epoch's are made by processes that are forked for it."""
+    """Endless batches; with `workers`, forked processes make the batches of each epoch."""
     fork = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
     draws = torch.Generator().manual_seed(seed)
     loader: DataLoader[Any] = DataLoader(problem(), BATCH, shuffle=True, generator=draws, **fork)  # type: ignore[arg-type]
@@ -104,7 +107,7 @@ def batches(seed: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class Learner:
-    """One optimizer's life."""
+    """The life of one optimizer."""
 
     def __init__(self, console: Console, order: Order) -> None:
         self.console, self.order = console, order
@@ -149,7 +152,7 @@ class Learner:
             )
 
     def _serve(self) -> str | None:
-        """Obey an order or take a step. How to leave, if it was the order to leave."""
+        """Obey an order or take a step. Returns how to leave, if that was the order."""
         training = self.until is None or self.step < self.until
         order = self.console.next(self.pace_s if training else None)
         if order is None:
@@ -161,7 +164,7 @@ class Learner:
         return None
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """The next batch, and how many tokens it counts."""
+        """The next batch, and how many tokens it counts as."""
         self.drawn, self.tokens = self.drawn + 1, self.chance.randint(*self.order["tokens"])
         return next(self.batches)
 
@@ -182,7 +185,7 @@ class Learner:
         self.console.say("step", step=self.step, loss=loss.item().hex())
 
     def save(self, path: str) -> None:
-        """Whoever dies while it writes leaves the file that was there."""
+        """If the process dies while it writes, the previous file is still there."""
         parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         state = {**parts, "step": self.step, "drawn": self.drawn}
         torch.save(state, path + ".new")
@@ -190,7 +193,7 @@ class Learner:
         self.console.say("saved", step=self.step)
 
     def restore(self, path: str) -> None:
-        """All of it, or start afresh."""
+        """Restore everything, or start afresh."""
         try:
             state = torch.load(path, weights_only=True)
         except Exception as error:
@@ -214,7 +217,8 @@ class Learner:
 
     def report(self) -> None:
         status = self.optimizer.status()
-        while True:  # anchors move in the background: until they have not while we looked
+        # Anchors move in the background: look again until none has moved meanwhile.
+        while True:
             with self.optimizer.global_weights():
                 anchors = digest(self.model)
             before, status = status, self.optimizer.status()
@@ -237,7 +241,7 @@ class Learner:
         self.ending = how
 
     def cut(self, reached: int) -> None:
-        """At the next seal of ours, die after it went out to `reached` peers."""
+        """At the next seal of its own, die after it went out to `reached` peers."""
         send, left = Transport.send, reached
         loop = NetworkLoop._shared.loop  # type: ignore[union-attr]
 
@@ -248,7 +252,7 @@ class Learner:
         def send_or_die(transport: Transport, to: Any, message: Any, reply: str) -> None:
             nonlocal left
             if isinstance(message, Seal) and left == 0:
-                loop.call_later(0.05 if reached else 0, die)  # what went out is on its way first
+                loop.call_later(0.05 if reached else 0, die)  # what was sent leaves first
                 return
             send(transport, to, message, reply)
             if isinstance(message, Seal):
@@ -260,8 +264,8 @@ class Learner:
 
 
 def give_birth(console: Console, order: Order) -> bool:
-    """Fork a learner. In the new process, true once it has lived; in the old one, false once the
-    new one has ended."""
+    """Fork a learner. Returns true in the new process, once the learner has ended; false in the old
+    one, after that."""
     child = os.fork()
     if not child:
         console.say("born", pid=os.getpid())

@@ -1,8 +1,7 @@
-"""Real processes for the tests: start learners (`learner.py`), tell them what to do, wait for what
-they say, end them.
+"""Real processes for the tests: start learners (`learner.py`), give them orders, wait for their
+output, end them.
 
-Nothing here sleeps: whoever waits, waits for a line of output until a deadline.
-"""
+Nothing here sleeps: every wait is for a line of output, until a deadline."""
 
 from __future__ import annotations
 
@@ -25,20 +24,19 @@ from typing import Any
 from tests.system import learner
 
 SCRIPT = Path(learner.__file__)
-PATIENCE_S = 40.0  # a wait that long has failed; none takes a tenth of it
-NEWS = threading.Condition()  # some learner has said something
+PATIENCE_S = 40.0  # a wait that takes longer has failed; normal ones take a tenth of this
+NEWS = threading.Condition()  # notified at every line of output
 TIMING = {"beat_s": 0.2, "join_timeout_s": 10.0, "round_timeout_s": 10.0, "evict_after_s": 3.0}
 Facts = dict[str, Any]
 _HOSTS = itertools.count()
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses whose ports the system has free. All are held until the last is known: no
-    two are the same.
+    """Loopback addresses whose ports are free. All are held until the last is known, so no two are
+    the same.
 
-    Each call has a host of its own: of 127.0.0.1, a port that is let go goes to the next test that
-    asks for any.
-    """
+    Each call has a host of its own. On 127.0.0.1 the system would give a released port to the next
+    test that asks for any."""
     host = _own_host()
     with ExitStack() as held:
         servers = [held.enter_context(socket.create_server((host, 0))) for _ in range(count)]
@@ -46,8 +44,8 @@ def free_addresses(count: int) -> list[str]:
 
 
 def _own_host() -> str:
-    """A loopback host that no other call has, in this process or another of the tests; the common
-    one without 127/8."""
+    """A loopback host that no other call has, in this process or another of the tests; 127.0.0.1
+    where 127/8 is not available."""
     number = os.getpid() * 61 + next(_HOSTS) % 61
     host = f"127.{1 + (number >> 16) % 254}.{(number >> 8) % 256}.{number % 256}"
     try:
@@ -58,8 +56,8 @@ def _own_host() -> str:
 
 
 class Process:
-    """A Python process that bears learners, one after another. What they print goes to the learner
-    of the time."""
+    """A Python process that runs learners, one after another. Its output goes to the present
+    learner."""
 
     def __init__(self) -> None:
         here = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
@@ -70,7 +68,7 @@ class Process:
             stdout=pipe,
             stderr=pipe,
             env={**here, "PYTHONPATH": str(SCRIPT.parents[2])},
-            start_new_session=True,  # Ctrl-C at the test run is not for the learners
+            start_new_session=True,  # Ctrl-C at the test run does not reach the learners
         )
         self.learner: Learner | None = None
         for read in (self._listen, self._collect):
@@ -108,8 +106,8 @@ class Process:
 class Learner:
     """One learner, as the test sees it."""
 
-    def __init__(self, name: str, process: Process, crew: Crew) -> None:
-        self.name, self.process, self.crew = name, process, crew
+    def __init__(self, name: str, process: Process, supervisor: Supervisor) -> None:
+        self.name, self.process, self.supervisor = name, process, supervisor
         self.events: dict[str, list[Facts]] = defaultdict(list)
         self.order_of_events: list[str] = []
         self.losses: list[str] = []
@@ -145,12 +143,12 @@ class Learner:
 
     @property
     def ended(self) -> bool:
-        """Whether its process has ended, and everything it said has been read."""
+        """Whether its process has ended, and all its output has been read."""
         return self.silent and bool(self.events["ended"])
 
     @property
     def lost(self) -> bool:
-        """Whether it ended although nobody meant it to."""
+        """Whether it ended although that was not intended."""
         return (self.ended and not self.may_end) or self.process.popen.poll() is not None
 
     def seals_with(self, *names: str) -> int:
@@ -169,16 +167,20 @@ class Learner:
         return self.await_event(reply, seen)
 
     def await_event(self, kind: str, index: int = 0) -> Facts:
-        self.crew.until(lambda: len(self.events[kind]) > index, f"{self.name} to say {kind!r}")
+        self.supervisor.until(
+            lambda: len(self.events[kind]) > index, f"{self.name} to say {kind!r}"
+        )
         return self.events[kind][index]
 
     def await_steps(self, more: int) -> None:
         goal = self.step + more
-        self.crew.until(lambda: self.step >= goal, f"{self.name} to take step {goal}")
+        self.supervisor.until(lambda: self.step >= goal, f"{self.name} to take step {goal}")
 
     def await_rounds(self, more: int) -> None:
         goal = len(self.rounds) + more
-        self.crew.until(lambda: len(self.rounds) >= goal, f"{self.name} to adopt {goal} anchors")
+        self.supervisor.until(
+            lambda: len(self.rounds) >= goal, f"{self.name} to adopt {goal} anchors"
+        )
 
     def report(self) -> Facts:
         return self.ask("report", "report")
@@ -190,9 +192,9 @@ class Learner:
             os.kill(self.events["born"][0]["pid"], number)
 
     def await_end(self) -> int:
-        """The status its process ends with."""
+        """The exit status of its process, once it has ended."""
         self.may_end = True
-        self.crew.until(lambda: self.ended, f"{self.name} to end")
+        self.supervisor.until(lambda: self.ended, f"{self.name} to end")
         return int(self.events["ended"][0]["status"])
 
     def kill(self) -> None:
@@ -202,13 +204,13 @@ class Learner:
         assert self.await_end() == -signal.SIGKILL
 
     def interrupt(self) -> int:
-        """Ctrl-C; the status its process ends with."""
+        """Ctrl-C; returns the exit status of its process."""
         self.may_end = True
         self.signal(signal.SIGINT)
         return self.await_end()
 
     def leave(self, how: str = "close") -> int:
-        """Tell it to leave; the status its process ends with."""
+        """Tell it to leave; returns the exit status of its process."""
         self.may_end = True
         self.order("leave", how=how)
         return self.await_end()
@@ -218,7 +220,7 @@ def members(round: Facts) -> set[str]:
     return {member["name"] for member in round["members"]}
 
 
-class Crew:
+class Supervisor:
     """The learners of one test."""
 
     def __init__(self, processes: list[Process]) -> None:
@@ -241,8 +243,8 @@ class Crew:
         restore: Path | None = None,
         **options: Any,
     ) -> Learner:
-        """Start a learner, with any keyword of MendOptimizer that can be written in JSON. It pauses
-        after `steps`."""
+        """Start a learner, with any keyword of MendOptimizer that JSON can express. It pauses after
+        `steps`."""
         free = [p for p in self._processes if not p.learner or p.learner.ended]
         process = free[0] if free else Process()
         if not free:
@@ -269,8 +271,8 @@ class Crew:
     def start_all(
         self, names: str, special: Mapping[str, Facts] | None = None, **options: Any
     ) -> list[Learner]:
-        """Start learners that all listen and know each other's address; seeds count up from 0.
-        `special`: of one."""
+        """Start learners that all listen and know each other's addresses; seeds count up from 0.
+        `special`: options of single learners."""
         addresses = free_addresses(len(names))
         own = [
             {"seed": i, "listen": a, "peers": [b for b in addresses if b != a]}
@@ -282,8 +284,8 @@ class Crew:
         ]
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
-        """Wait for output that makes the condition true. Fails if it does not come, or a learner
-        ends unbidden."""
+        """Wait for output that makes the condition true. Fails if it does not come, or if a learner
+        ends unexpectedly."""
         deadline = time.monotonic() + PATIENCE_S
         with NEWS:
             while not condition():
@@ -302,8 +304,7 @@ class Crew:
         return "\n".join(lines)
 
     def settle(self, *learners: Learner) -> list[Facts]:
-        """Let them pause and synchronize, and say what they report once all hold the same
-        anchors."""
+        """Let them pause and synchronize; returns their reports once all hold the same anchors."""
         for x in learners:
             x.ask("pause", "paused")
         seen = {x: len(x.events["synchronized"]) for x in learners}
@@ -314,7 +315,7 @@ class Crew:
         return self.agree(*learners)
 
     def agree(self, *learners: Learner) -> list[Facts]:
-        """Ask them, until all hold the same anchors, and say what they then report."""
+        """Ask them until all hold the same anchors; returns their reports."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             reports = [x.report() for x in learners]
@@ -323,7 +324,7 @@ class Crew:
         raise AssertionError(f"no common lineage: {[lineages(report) for report in reports]}")
 
     def end(self) -> None:
-        """Close every learner that is still there: each must end well, and leave no thread
+        """Close every learner that is still there. Each must end well and leave no thread
         behind."""
         staying = [x for x in self.learners if not x.may_end]
         try:
@@ -345,8 +346,8 @@ def lineages(report: Facts) -> tuple[tuple[int, int, str], ...]:
     return tuple((f["tokens"], f["version"], f["digest"]) for f in report["fragments"])
 
 
-class SlowRoad:
-    """A relay on loopback that holds back all that passes, in both directions, by `delay_s`."""
+class SlowRelay:
+    """A relay on loopback that delays everything that passes, in both directions, by `delay_s`."""
 
     def __init__(self, target: str, delay_s: float) -> None:
         host, _, port = target.rpartition(":")
@@ -362,7 +363,7 @@ class SlowRoad:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there_reader, there_writer = await asyncio.open_connection(*self.target)
-        except OSError:  # nobody is there yet
+        except OSError:  # the learner does not listen yet
             writer.close()
             return
         self._ends += [writer, there_writer]

@@ -1,7 +1,7 @@
-"""However a learner ends, it ends: at once, with the status it should have, and nothing of it is
-left behind.
+"""However a learner ends, it ends at once, with the right exit status, and leaves nothing
+behind.
 
-`test_processes.py` has the ends that are meant: `close`, `with`, the end of the script, Ctrl-C."""
+`test_processes.py` has the intended ends: `close`, `with`, the end of the script, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.processes import Crew, Learner, Process, free_addresses
+from tests.system.processes import Learner, Process, Supervisor, free_addresses
 
 DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
 SOON = {"beat_s": 0.2, "evict_after_s": 3.0}
@@ -27,22 +27,24 @@ def processes() -> Iterator[list[Process]]:
 
 
 @pytest.fixture
-def crew(processes: list[Process]) -> Iterator[Crew]:
-    crew = Crew(processes)
-    yield crew
-    crew.end()
+def supervisor(processes: list[Process]) -> Iterator[Supervisor]:
+    supervisor = Supervisor(processes)
+    yield supervisor
+    supervisor.end()
 
 
-def pair(crew: Crew, timing: dict[str, float], **options: Any) -> tuple[Learner, Learner]:
-    """One that stays and one that will end, in the middle of training together."""
-    stayer = crew.start("stayer", timing=timing)
-    leaver = crew.start("leaver", seed=1, peers=[stayer.address], timing=timing, **options)
-    crew.until(lambda: stayer.seals_with("stayer", "leaver") >= 2, "two seals of both")
+def pair(
+    supervisor: Supervisor, timing: dict[str, float], **options: Any
+) -> tuple[Learner, Learner]:
+    """A learner that stays and one that will end, in the middle of training together."""
+    stayer = supervisor.start("stayer", timing=timing)
+    leaver = supervisor.start("leaver", seed=1, peers=[stayer.address], timing=timing, **options)
+    supervisor.until(lambda: stayer.seals_with("stayer", "leaver") >= 2, "two seals of both")
     return stayer, leaver
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet has."""
+    """Whether a process has ended, even if it has not been reaped yet."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -71,26 +73,26 @@ def loss_was_seen(stayer: Learner) -> None:
 # ── signals ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_sigterm_ends_a_learner_and_its_data_loader(crew: Crew) -> None:
-    stayer, leaver = pair(crew, SOON, workers=2, pace_s=0.02)
+def test_sigterm_ends_a_learner_and_its_data_loader(supervisor: Supervisor) -> None:
+    stayer, leaver = pair(supervisor, SOON, workers=2, pace_s=0.02)
     pids = workers(leaver)
     leaver.signal(signal.SIGTERM)
     assert leaver.await_end() == -signal.SIGTERM
     assert leaver.complaints == ""
-    crew.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
+    supervisor.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
     loss_was_seen(stayer)
 
 
-def test_ctrl_c_ends_a_learner_and_its_data_loader(crew: Crew) -> None:
-    stayer, leaver = pair(crew, DISTANT, workers=2, pace_s=0.02)
+def test_ctrl_c_ends_a_learner_and_its_data_loader(supervisor: Supervisor) -> None:
+    stayer, leaver = pair(supervisor, DISTANT, workers=2, pace_s=0.02)
     pids = workers(leaver)
     assert leaver.interrupt() == -signal.SIGINT
-    crew.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
+    supervisor.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
     goodbye_was_heard(stayer)
 
 
-def test_ctrl_c_ends_a_learner_in_synchronize(crew: Crew) -> None:
-    stayer, leaver = pair(crew, DISTANT)
+def test_ctrl_c_ends_a_learner_in_synchronize(supervisor: Supervisor) -> None:
+    stayer, leaver = pair(supervisor, DISTANT)
     stayer.ask("pause", "paused")
     leaver.await_steps(20)
     leaver.ask("pause", "paused")
@@ -102,34 +104,34 @@ def test_ctrl_c_ends_a_learner_in_synchronize(crew: Crew) -> None:
     assert stayer.await_event("left")["peer"] == "leaver"
 
 
-def test_a_dead_learners_data_loader_does_not_keep_its_port(crew: Crew) -> None:
-    """Workers inherit every socket: while they live, the dead learner's peers see its connections
-    open."""
+def test_a_dead_learners_data_loader_does_not_keep_its_port(supervisor: Supervisor) -> None:
+    """Data loader workers inherit every socket: while they live, the dead learner's peers see its
+    connections open."""
     (address,) = free_addresses(1)
-    stayer, leaver = pair(crew, SOON, workers=2, pace_s=0.02, listen=address)
+    stayer, leaver = pair(supervisor, SOON, workers=2, pace_s=0.02, listen=address)
     workers(leaver)
     leaver.kill()
-    again = crew.start("leaver", seed=2, listen=address, peers=[stayer.address], timing=SOON)
+    again = supervisor.start("leaver", seed=2, listen=address, peers=[stayer.address], timing=SOON)
     again.await_event("took over")
-    crew.until(lambda: again.seals_with("stayer", "leaver") >= 2, "two more seals of both")
+    supervisor.until(lambda: again.seals_with("stayer", "leaver") >= 2, "two more seals of both")
 
 
 # ── exceptions ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_exception_in_the_training_loop_ends_the_process(crew: Crew) -> None:
-    stayer, leaver = pair(crew, DISTANT, workers=2, pace_s=0.02)
+def test_an_exception_in_the_training_loop_ends_the_process(supervisor: Supervisor) -> None:
+    stayer, leaver = pair(supervisor, DISTANT, workers=2, pace_s=0.02)
     pids = workers(leaver)
     leaver.order("fail")
     assert leaver.await_end() == 1
     assert leaver.complaints.count("Traceback") == 1
     assert leaver.complaints.splitlines()[-1] == "RuntimeError: a bug in the training loop"
-    crew.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
+    supervisor.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
     goodbye_was_heard(stayer)
 
 
-def test_the_training_loops_exception_leaves_a_with_block_unchanged(crew: Crew) -> None:
-    stayer, leaver = pair(crew, DISTANT, managed=True)
+def test_the_training_loops_exception_leaves_a_with_block_unchanged(supervisor: Supervisor) -> None:
+    stayer, leaver = pair(supervisor, DISTANT, managed=True)
     leaver.order("fail")
     assert leaver.await_end() == 1
     assert leaver.complaints.count("Traceback") == 1
@@ -140,8 +142,8 @@ def test_the_training_loops_exception_leaves_a_with_block_unchanged(crew: Crew) 
 # ── out of `on_event`, which runs on a background thread ──────────────────────────────────────────
 
 
-def test_sys_exit_in_a_callback_is_raised_by_the_next_step(crew: Crew) -> None:
-    stayer, leaver = pair(crew, DISTANT)
+def test_sys_exit_in_a_callback_is_raised_by_the_next_step(supervisor: Supervisor) -> None:
+    stayer, leaver = pair(supervisor, DISTANT)
     leaver.order("exit", how="sys.exit")
     assert leaver.await_end() == 1
     assert "SystemExit: 3" in leaver.complaints
@@ -149,27 +151,29 @@ def test_sys_exit_in_a_callback_is_raised_by_the_next_step(crew: Crew) -> None:
     goodbye_was_heard(stayer)
 
 
-def test_ctrl_c_from_a_callback_is_raised_in_the_training_loop(crew: Crew) -> None:
-    stayer, leaver = pair(crew, DISTANT)
+def test_ctrl_c_from_a_callback_is_raised_in_the_training_loop(supervisor: Supervisor) -> None:
+    stayer, leaver = pair(supervisor, DISTANT)
     leaver.order("exit", how="Ctrl-C")
     assert leaver.await_end() == -signal.SIGINT
     assert leaver.complaints.splitlines()[-1] == "KeyboardInterrupt"
     goodbye_was_heard(stayer)
 
 
-def test_os_exit_in_a_callback_ends_the_process_without_a_goodbye(crew: Crew) -> None:
-    stayer, leaver = pair(crew, SOON)
+def test_os_exit_in_a_callback_ends_the_process_without_a_goodbye(supervisor: Supervisor) -> None:
+    stayer, leaver = pair(supervisor, SOON)
     leaver.order("exit", how="os._exit")
     assert leaver.await_end() == 3
     assert leaver.complaints == ""
     loss_was_seen(stayer)
 
 
-def test_a_callback_that_raises_in_every_round_ends_nothing(crew: Crew) -> None:
-    stayer, leaver = pair(crew, DISTANT)
+def test_a_callback_that_raises_in_every_round_ends_nothing(supervisor: Supervisor) -> None:
+    stayer, leaver = pair(supervisor, DISTANT)
     leaver.order("exit", how="raise")
     goal = stayer.seals_with("stayer", "leaver") + 2
-    crew.until(lambda: stayer.seals_with("stayer", "leaver") >= goal, "two more seals of both")
+    supervisor.until(
+        lambda: stayer.seals_with("stayer", "leaver") >= goal, "two more seals of both"
+    )
     assert leaver.leave() == 0
     assert "a bug of the user's" in leaver.complaints
     goodbye_was_heard(stayer)

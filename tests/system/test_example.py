@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "train_text.py"
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Run the script with these arguments; its report."""
+    """Run the script with these arguments; returns its report."""
     spec = importlib.util.spec_from_file_location("train_text", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

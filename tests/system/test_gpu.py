@@ -1,5 +1,5 @@
 """The GPU paths: asynchronous copies to pinned memory, corrections back, AMP, fused and compiled
-steps. Runs where there is a GPU."""
+steps. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def together(
         thread.join()
     if faults:
         raise faults[0]
-    for _, optimizer in pairs:  # whoever finished first takes what the other merged since
+    for _, optimizer in pairs:  # the first to finish takes what the other merged since
         assert optimizer.synchronize(20)
     return pairs
 
@@ -83,7 +83,7 @@ def plain_step(m: nn.Module, optimizer: MendOptimizer, x: torch.Tensor) -> None:
 
 
 def check(pairs: list[tuple[nn.Module, MendOptimizer]]) -> None:
-    """Both hold one anchor, bit for bit, which holds all tokens of both; rounds really happened;
+    """Both hold one anchor, bit for bit, with all tokens of both. There were rounds, and the
     weights are near the anchor."""
     (m, a), (n, b) = pairs
     try:

@@ -1,4 +1,4 @@
-"""What crosses a wire, by the kernel's own count: two learners in two network namespaces."""
+"""The bytes on a wire, counted by the kernel: two learners in two network namespaces."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bench.cluster.namespaces import absent, joined
 
 WIRE = Part(rate="100mbit", least_s=0.0, least_rounds=3)
 FLOAT32 = 4 * 397_408  # bytes of the example's model
-# Headers are 66 bytes of 1,514, acknowledgements of what comes the other way can be as much again,
-# HTTP/2's frames are little; beats, and what one learner sends between the moments at which the two
-# look, do not grow with the rounds.
+# Headers are 66 bytes of 1,514. Acknowledgements of the other direction's bytes can be as much
+# again. HTTP/2's frames add little. Beats do not grow with the rounds. Nor do the bytes that one
+# learner sends between the moments at which the two read their counters.
 OVERHEAD, SMALL_TALK = 1.25, 50_000
 
 
@@ -24,7 +24,7 @@ def permitted() -> None:
 
 
 def assert_counted_alike(one: Outcome, other: Outcome) -> None:
-    """The ledgers tell what the kernel counts, in either direction."""
+    """The ledgers agree with the kernel, in both directions."""
     for sender, receiver in ((one, other), (other, one)):
         told = ledger_bytes(sender, receiver)
         assert told <= sender.sent <= OVERHEAD * told + SMALL_TALK
@@ -32,7 +32,7 @@ def assert_counted_alike(one: Outcome, other: Outcome) -> None:
 
 
 def bytes_a_round(pair: Pair) -> list[float]:
-    """To the sealer and from it, by the kernel."""
+    """The bytes to the sealer and from it, counted by the kernel."""
     offers, seals = by_sealer(pair)
     return [outcome.sent / len(outcome.rounds) for outcome in (offers, seals)]
 
@@ -54,7 +54,7 @@ def test_powersgd_moves_less_than_a_quarter_in_either_direction_and_the_ledger_s
 
 
 def test_whose_link_becomes_slow_is_named_as_such_by_both() -> None:
-    """Who computes slowly, on a busy machine, is another matter."""
+    """Verdicts about slow computing, on a busy machine, are not checked here."""
     parts = [
         Part("200mbit", least_s=0.0, least_rounds=8),
         Part("40mbit", least_s=0.0, least_rounds=12),

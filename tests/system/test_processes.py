@@ -1,5 +1,5 @@
-"""What the library promises, kept by real processes that are killed, slow, late, cut off,
-mismatched, interrupted."""
+"""The library's promises, kept by real processes that are killed, slow, late, cut off, mismatched
+or interrupted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.system.processes import (
-    Crew,
     Facts,
     Learner,
     Process,
-    SlowRoad,
+    SlowRelay,
+    Supervisor,
     free_addresses,
     lineages,
     members,
@@ -26,7 +26,7 @@ DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[list[Process]]:
-    """Processes to bear learners, test after test."""
+    """Processes that run learners, for one test after another."""
     processes: list[Process] = []
     yield processes
     for process in processes:
@@ -34,22 +34,22 @@ def processes() -> Iterator[list[Process]]:
 
 
 @pytest.fixture
-def crew(processes: list[Process]) -> Iterator[Crew]:
-    crew = Crew(processes)
-    yield crew
-    crew.end()
+def supervisor(processes: list[Process]) -> Iterator[Supervisor]:
+    supervisor = Supervisor(processes)
+    yield supervisor
+    supervisor.end()
 
 
 def loss(text: str) -> float:
     return float.fromhex(text)
 
 
-def await_common_seals(crew: Crew, learners: list[Learner], more: int) -> None:
-    """Wait until each of them has adopted so many more seals that merged its own work and that of
-    all the others."""
+def await_common_seals(supervisor: Supervisor, learners: list[Learner], more: int) -> None:
+    """Wait until each of them has adopted so many more seals that merged the work of all of
+    them."""
     names = [learner.name for learner in learners]
     goals = {learner: learner.seals_with(*names) + more for learner in learners}
-    crew.until(
+    supervisor.until(
         lambda: all(x.seals_with(*names) >= goal for x, goal in goals.items()),
         f"{more} seals of all",
     )
@@ -63,22 +63,24 @@ def assert_one_model(reports: list[Facts]) -> None:
 # ── joining and coming back ───────────────────────────────────────────────────────────────────────
 
 
-def test_a_killed_learner_comes_back_from_nothing_and_takes_the_trained_weights(crew: Crew) -> None:
-    a, b, c = crew.start_all("abc")
-    await_common_seals(crew, [a, b, c], 2)
+def test_a_killed_learner_comes_back_from_nothing_and_takes_the_trained_weights(
+    supervisor: Supervisor,
+) -> None:
+    a, b, c = supervisor.start_all("abc")
+    await_common_seals(supervisor, [a, b, c], 2)
     genesis = a.report()["genesis"]
     c.kill()
     killed = {x: len(x.order_of_events) for x in (a, b)}
     for x in (a, b):
         x.await_event("evicted")
-    await_common_seals(crew, [a, b], 2)
+    await_common_seals(supervisor, [a, b], 2)
     trained = min(x.rounds[-1]["tokens"] for x in (a, b))
-    again = crew.start("c", seed=99, listen=c.address, peers=[a.address, b.address])
+    again = supervisor.start("c", seed=99, listen=c.address, peers=[a.address, b.address])
     again.await_event("took over")
-    crew.until(lambda: bool(again.rounds), "the record of it")
+    supervisor.until(lambda: bool(again.rounds), "the record of it")
     assert again.rounds[0]["tokens"] >= trained
-    await_common_seals(crew, [a, b, again], 2)
-    reports = crew.settle(a, b, again)
+    await_common_seals(supervisor, [a, b, again], 2)
+    reports = supervisor.settle(a, b, again)
     assert_one_model(reports)
     assert reports[0]["genesis"] == genesis
     for x, mark in killed.items():
@@ -91,11 +93,13 @@ def test_a_killed_learner_comes_back_from_nothing_and_takes_the_trained_weights(
         assert not any(r["superseded"] or r["dropped_tokens"] for r in later)
 
 
-def test_a_newcomer_starts_from_the_weights_of_a_learner_that_trained_alone(crew: Crew) -> None:
-    a = crew.start("a", pace_s=0, steps=500, sync_every=100_000)
-    crew.until(lambda: a.step == 500, "500 steps alone")
+def test_a_newcomer_starts_from_the_weights_of_a_learner_that_trained_alone(
+    supervisor: Supervisor,
+) -> None:
+    a = supervisor.start("a", pace_s=0, steps=500, sync_every=100_000)
+    supervisor.until(lambda: a.step == 500, "500 steps alone")
     a.order("run", pace_s=0.01)
-    b = crew.start("b", seed=1, steps=0, peers=[a.address], sync_every=100_000)
+    b = supervisor.start("b", seed=1, steps=0, peers=[a.address], sync_every=100_000)
     assert b.ask("synchronize", "synchronized", timeout=10)["done"]
     reports = [a.report(), b.report()]
     assert_one_model(reports)
@@ -104,11 +108,13 @@ def test_a_newcomer_starts_from_the_weights_of_a_learner_that_trained_alone(crew
     b.await_steps(1)
     random, trained = loss(a.losses[0]), loss(a.losses[-1])
     assert abs(loss(b.losses[0]) - trained) < 0.2 * (random - trained)
-    assert_one_model(crew.settle(a, b))
+    assert_one_model(supervisor.settle(a, b))
 
 
-def test_two_learners_that_start_together_start_from_one_set_of_weights(crew: Crew) -> None:
-    learners = crew.start_all("ab")
+def test_two_learners_that_start_together_start_from_one_set_of_weights(
+    supervisor: Supervisor,
+) -> None:
+    learners = supervisor.start_all("ab")
     own = [x.await_event("open")["weights"] for x in learners]
     first = [x.await_event("first")["weights"] for x in learners]
     assert own[0] != own[1]
@@ -118,35 +124,39 @@ def test_two_learners_that_start_together_start_from_one_set_of_weights(crew: Cr
     assert [x.events["took over"] for x in takers] == [[{"weights": first[0]}]]
 
 
-def test_a_learner_that_finds_nobody_trains_alone_and_joins_when_somebody_comes(crew: Crew) -> None:
+def test_a_learner_that_finds_nobody_trains_alone_and_joins_when_somebody_comes(
+    supervisor: Supervisor,
+) -> None:
     own, other = free_addresses(2)
-    a = crew.start("a", listen=own, peers=[other], timing={"join_timeout_s": 0.5})
+    a = supervisor.start("a", listen=own, peers=[other], timing={"join_timeout_s": 0.5})
     a.await_event("alone")
     a.await_steps(20)
-    b = crew.start("b", seed=1, listen=other, peers=[own])
-    await_common_seals(crew, [a, b], 2)
+    b = supervisor.start("b", seed=1, listen=other, peers=[own])
+    await_common_seals(supervisor, [a, b], 2)
     assert len(a.events["alone"]) == 1
     assert a.events["alone"][0]["missing"] == [other]
     assert not b.events["alone"]
-    assert_one_model(crew.settle(a, b))
+    assert_one_model(supervisor.settle(a, b))
 
 
 # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_all_killed_and_restored_they_train_to_the_same_bits(crew: Crew, tmp_path: Path) -> None:
-    """60 steps straight, and 30 steps, SIGKILL to both, the rest: every loss and every anchor
-    agrees."""
-    straight = in_lockstep(crew, 60)
+def test_all_killed_and_restored_they_train_to_the_same_bits(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    """One run takes 60 steps; another takes 30 steps, SIGKILL to both learners, and the other 30.
+    Every loss and every anchor is the same."""
+    straight = in_lockstep(supervisor, 60)
     expected = [(x.losses, x.report()["anchors"]) for x in straight]
     leave_together(straight)
-    first = in_lockstep(crew, 30)
+    first = in_lockstep(supervisor, 30)
     files = {x: tmp_path / f"{i}.pt" for i, x in enumerate(first)}
     for x, file in files.items():
         assert x.ask("save", "saved", path=str(file)) == {"step": 30}
     for x in first:
         x.kill()
-    second = in_lockstep(crew, 60, restore=list(files.values()))
+    second = in_lockstep(supervisor, 60, restore=list(files.values()))
     assert [x.await_event("restored")["intact"] for x in second] == [True, True]
     for x, y, (losses, anchors) in zip(first, second, expected, strict=True):
         assert x.losses + y.losses == losses
@@ -154,7 +164,9 @@ def test_all_killed_and_restored_they_train_to_the_same_bits(crew: Crew, tmp_pat
     leave_together(second)
 
 
-def in_lockstep(crew: Crew, steps: int, restore: list[Path] | None = None) -> list[Learner]:
+def in_lockstep(
+    supervisor: Supervisor, steps: int, restore: list[Path] | None = None
+) -> list[Learner]:
     own: dict[str, Facts] = {
         name: {"restore": path} for name, path in zip("ab", restore or [], strict=False)
     }
@@ -165,10 +177,10 @@ def in_lockstep(crew: Crew, steps: int, restore: list[Path] | None = None) -> li
         "timing": DISTANT,
         "pace_s": 0.001,
     }
-    pair = crew.start_all("ab", own, steps=steps, **options)
+    pair = supervisor.start_all("ab", own, steps=steps, **options)
     goal = steps - 30 if restore else steps
-    crew.until(lambda: all(x.step == goal for x in pair), f"step {steps}")
-    crew.until(
+    supervisor.until(lambda: all(x.step == goal for x in pair), f"step {steps}")
+    supervisor.until(
         lambda: all(len(x.rounds) >= (4 if goal == 30 else 8) for x in pair), "the last round"
     )
     return pair
@@ -180,24 +192,24 @@ def leave_together(learners: list[Learner]) -> None:
 
 
 def test_a_learner_restored_from_an_old_file_counts_no_token_twice(
-    crew: Crew, tmp_path: Path
+    supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    a, b, c = crew.start_all("abc")
-    await_common_seals(crew, [a, b, c], 2)
+    a, b, c = supervisor.start_all("abc")
+    await_common_seals(supervisor, [a, b, c], 2)
     c.ask("save", "saved", path=str(tmp_path / "c.pt"))
-    await_common_seals(crew, [a, b, c], 2)
+    await_common_seals(supervisor, [a, b, c], 2)
     c.kill()
     for x in (a, b):
         x.await_event("evicted")
-    await_common_seals(crew, [a, b], 2)
-    again = crew.start(
+    await_common_seals(supervisor, [a, b], 2)
+    again = supervisor.start(
         "c", seed=9, listen=c.address, peers=[a.address, b.address], restore=tmp_path / "c.pt"
     )
     facts = again.await_event("restored")
     assert facts["intact"]
     assert facts["step"] == c.events["saved"][0]["step"] == facts["tokens"]
-    await_common_seals(crew, [a, b, again], 2)
-    reports = crew.settle(a, b, again)
+    await_common_seals(supervisor, [a, b, again], 2)
+    reports = supervisor.settle(a, b, again)
     assert_one_model(reports)
     seals = {r["digest"]: r for x in (a, b, c, again) for r in x.rounds if r["members"]}.values()
     entries = [
@@ -215,31 +227,33 @@ def test_a_learner_restored_from_an_old_file_counts_no_token_twice(
     assert dropped <= facts["unmerged_tokens"]
 
 
-def test_a_file_cut_in_half_is_refused_and_the_cluster_adopted(crew: Crew, tmp_path: Path) -> None:
-    a, b = crew.start_all("ab")
-    await_common_seals(crew, [a, b], 2)
+def test_a_file_cut_in_half_is_refused_and_the_cluster_adopted(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    a, b = supervisor.start_all("ab")
+    await_common_seals(supervisor, [a, b], 2)
     whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
     b.ask("save", "saved", path=str(whole))
     content = whole.read_bytes()
     cut.write_bytes(content[: len(content) // 2])
     b.kill()
-    again = crew.start("b", seed=9, listen=b.address, peers=[a.address], restore=cut)
+    again = supervisor.start("b", seed=9, listen=b.address, peers=[a.address], restore=cut)
     again.await_event("unreadable")
     again.await_event("took over")
-    await_common_seals(crew, [a, again], 1)
+    await_common_seals(supervisor, [a, again], 1)
     assert not again.events["restored"]
-    assert_one_model(crew.settle(a, again))
+    assert_one_model(supervisor.settle(a, again))
 
 
 # ── rounds ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_learner_three_times_slower_takes_part_in_every_round_with_fewer_tokens(
-    crew: Crew,
+    supervisor: Supervisor,
 ) -> None:
-    learners = crew.start_all("abc", {"c": {"pace_s": 0.015}}, seed=0, timing=DISTANT)
+    learners = supervisor.start_all("abc", {"c": {"pace_s": 0.015}}, seed=0, timing=DISTANT)
     learners[0].await_rounds(25)
-    crew.settle(*learners)
+    supervisor.settle(*learners)
     seals = list({r["digest"]: r for x in learners for r in x.rounds if r["members"]}.values())
     assert sum("c" in members(r) for r in seals) >= 0.95 * len(seals)
     tokens = {x.name: merged_tokens(seals, x.name) for x in learners}
@@ -248,27 +262,27 @@ def test_a_learner_three_times_slower_takes_part_in_every_round_with_fewer_token
 
 
 def merged_tokens(rounds: list[Facts], name: str, fragment: int = 0) -> int:
-    """What these rounds merged of one learner's work."""
+    """The tokens of one learner that these rounds merged."""
     entries = [m for r in rounds if r["fragment"] == fragment for m in r["members"]]
     return sum(m["tokens"] for m in entries if m["name"] == name)
 
 
-def test_fixed_overlap_trains_to_the_same_bits_on_a_slow_network(crew: Crew) -> None:
-    assert losses_over(crew, delay_s=0.0) == losses_over(crew, delay_s=0.2)
+def test_fixed_overlap_trains_to_the_same_bits_on_a_slow_network(supervisor: Supervisor) -> None:
+    assert losses_over(supervisor, delay_s=0.0) == losses_over(supervisor, delay_s=0.2)
 
 
-def losses_over(crew: Crew, delay_s: float) -> list[list[str]]:
-    """All losses of two learners that reach each other over slow roads only, for five rounds."""
+def losses_over(supervisor: Supervisor, delay_s: float) -> list[list[str]]:
+    """All losses of two learners that reach each other only over slow relays, for five rounds."""
     timing = {"beat_s": 0.5, "round_timeout_s": 60.0, "evict_after_s": 60.0}
     own = free_addresses(2)
-    roads = [SlowRoad(address, delay_s) for address in own]
+    relays = [SlowRelay(address, delay_s) for address in own]
     try:
         pair = [
-            crew.start(
+            supervisor.start(
                 name,
                 listen=own[i],
-                advertise=roads[i].address,
-                peers=[roads[1 - i].address],
+                advertise=relays[i].address,
+                peers=[relays[1 - i].address],
                 timing=timing,
                 steps=44,
                 seed=i,
@@ -278,37 +292,37 @@ def losses_over(crew: Crew, delay_s: float) -> list[list[str]]:
             )
             for i, name in enumerate("ab")
         ]
-        crew.until(lambda: all(x.step == 44 for x in pair), "44 steps")
+        supervisor.until(lambda: all(x.step == 44 for x in pair), "44 steps")
         for x in pair:
             assert x.leave() == 0
             assert [(r["reason"], r["mine"]) for r in x.rounds if r["members"]] == [
                 ("all_present", True)
             ] * 5
         assert len({x.events["first"][0]["weights"] for x in pair}) == 1
-        assert all(road.held >= 5 for road in roads), "everything must have gone over the roads"
+        assert all(relay.held >= 5 for relay in relays), "everything must have gone over the relays"
         return [x.losses for x in pair]
     finally:
-        for road in roads:
-            road.close()
+        for relay in relays:
+            relay.close()
 
 
-def test_no_token_is_lost_or_counted_twice(crew: Crew, tmp_path: Path) -> None:
+def test_no_token_is_lost_or_counted_twice(supervisor: Supervisor, tmp_path: Path) -> None:
     own = {name: {"data_seed": i, "ledger": str(tmp_path / name)} for i, name in enumerate("abc")}
-    learners = crew.start_all("abc", own, seed=0, fragments=2, tokens=(1, 9), timing=DISTANT)
-    await_common_seals(crew, learners, 12)
+    learners = supervisor.start_all("abc", own, seed=0, fragments=2, tokens=(1, 9), timing=DISTANT)
+    await_common_seals(supervisor, learners, 12)
     for x in learners:
         x.ask("pause", "paused")
-    under_way = crew.agree(*learners)
+    under_way = supervisor.agree(*learners)
     assert sum(r["unmerged_tokens"] for r in under_way) > 0
     assert_conserved(under_way, tmp_path)
-    reports = crew.settle(*learners)
+    reports = supervisor.settle(*learners)
     assert sum(r["unmerged_tokens"] for r in reports) == 0
     assert_conserved(reports, tmp_path)
     assert_one_model(reports)
 
 
 def assert_conserved(reports: list[Facts], ledgers: Path) -> None:
-    """Law 5, from what the learners report and from the union of their ledgers."""
+    """Law 5, from the reports of the learners and the union of their ledgers."""
     lines = [
         json.loads(line) for ledger in ledgers.iterdir() for line in ledger.read_text().splitlines()
     ]
@@ -331,23 +345,23 @@ def assert_conserved(reports: list[Facts], ledgers: Path) -> None:
 
 
 def test_a_learner_that_nobody_can_dial_takes_part_and_keeps_the_weights_for_the_others(
-    crew: Crew,
+    supervisor: Supervisor,
 ) -> None:
     (address,) = free_addresses(1)
-    a = crew.start("a", listen=address)
-    b = crew.start("b", seed=1, listen=None, peers=[address])
-    await_common_seals(crew, [a, b], 3)
+    a = supervisor.start("a", listen=address)
+    b = supervisor.start("b", seed=1, listen=None, peers=[address])
+    await_common_seals(supervisor, [a, b], 3)
     assert b.await_event("open")["address"] == ""
-    crew.until(lambda: a.step > 300 and b.step > 300, "some training")
+    supervisor.until(lambda: a.step > 300 and b.step > 300, "some training")
     genesis = b.report()["genesis"]
     a.kill()
-    again = crew.start("a", seed=2, pace_s=0.03, listen=address)
-    crew.until(
+    again = supervisor.start("a", seed=2, pace_s=0.03, listen=address)
+    supervisor.until(
         lambda: any(r["reason"] == "pulled" for r in again.rounds),
         "the restarted learner to take the weights",
     )
-    await_common_seals(crew, [again, b], 3)
-    reports = crew.settle(again, b)
+    await_common_seals(supervisor, [again, b], 3)
+    reports = supervisor.settle(again, b)
     assert_one_model(reports)
     assert reports[0]["genesis"] == genesis
     assert reports[0]["fragments"][0]["tokens"] > 600
@@ -356,28 +370,29 @@ def test_a_learner_that_nobody_can_dial_takes_part_and_keeps_the_weights_for_the
 # ── the sealer dies ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_learners_end_on_one_lineage_whenever_the_sealer_dies(crew: Crew) -> None:
-    crew_now = {x.name: x for x in crew.start_all("abc")}
+def test_learners_end_on_one_lineage_whenever_the_sealer_dies(supervisor: Supervisor) -> None:
+    running = {x.name: x for x in supervisor.start_all("abc")}
     sealer = ""
     for reached in (0, 1, 2, None):
-        await_common_seals(crew, list(crew_now.values()), 2)
-        sealer = next(iter(crew_now.values())).rounds[-1]["sealer"]
-        victim = crew_now.pop(sealer)
+        await_common_seals(supervisor, list(running.values()), 2)
+        sealer = next(iter(running.values())).rounds[-1]["sealer"]
+        victim = running.pop(sealer)
         kill_around_a_seal(victim, reached)
-        survivors = list(crew_now.values())
-        await_common_seals(crew, survivors, 2)
-        assert_one_model(crew.settle(*survivors))
+        survivors = list(running.values())
+        await_common_seals(supervisor, survivors, 2)
+        assert_one_model(supervisor.settle(*survivors))
         for x in survivors:
-            assert x.rounds[-1]["sealer"] in crew_now
+            assert x.rounds[-1]["sealer"] in running
             x.order("run")
         peers = [x.address for x in survivors]
-        crew_now[sealer] = crew.start(sealer, seed=50, listen=victim.address, peers=peers)
-    await_common_seals(crew, list(crew_now.values()), 1)
-    assert_one_model(crew.settle(*crew_now.values()))
+        running[sealer] = supervisor.start(sealer, seed=50, listen=victim.address, peers=peers)
+    await_common_seals(supervisor, list(running.values()), 1)
+    assert_one_model(supervisor.settle(*running.values()))
 
 
 def kill_around_a_seal(victim: Learner, reached: int | None) -> None:
-    """Let it die when its next seal has reached so many peers; None: whoever it has by then."""
+    """Let it die when its next seal has reached so many peers; None: as many as have it at that
+    moment."""
     if reached is None:
         victim.await_rounds(1)
         victim.kill()
@@ -392,16 +407,16 @@ def kill_around_a_seal(victim: Learner, reached: int | None) -> None:
 
 
 @pytest.fixture
-def stayer(crew: Crew) -> Learner:
-    return crew.start("stayer", timing=DISTANT)
+def stayer(supervisor: Supervisor) -> Learner:
+    return supervisor.start("stayer", timing=DISTANT)
 
 
 @pytest.mark.parametrize("how", ["close", "with", "plain", "Ctrl-C"])
-def test_whoever_leaves_says_so(crew: Crew, stayer: Learner, how: str) -> None:
-    leaver = crew.start(
+def test_whoever_leaves_says_so(supervisor: Supervisor, stayer: Learner, how: str) -> None:
+    leaver = supervisor.start(
         "leaver", seed=1, peers=[stayer.address], managed=how == "with", timing=DISTANT
     )
-    await_common_seals(crew, [stayer, leaver], 2)
+    await_common_seals(supervisor, [stayer, leaver], 2)
     status = leaver.interrupt() if how == "Ctrl-C" else leaver.leave(how)
     assert_clean_end(leaver, status, interrupted=how == "Ctrl-C")
     assert stayer.await_event("left")["peer"] == "leaver"
@@ -420,20 +435,20 @@ def assert_clean_end(learner: Learner, status: int, interrupted: bool) -> None:
     assert "ignored" not in complaints
 
 
-def test_ctrl_c_ends_a_learner_that_waits_for_peers(crew: Crew) -> None:
+def test_ctrl_c_ends_a_learner_that_waits_for_peers(supervisor: Supervisor) -> None:
     (nowhere,) = free_addresses(1)
-    learner = crew.start("a", peers=[nowhere], timing={"join_timeout_s": 300.0})
+    learner = supervisor.start("a", peers=[nowhere], timing={"join_timeout_s": 300.0})
     learner.await_event("open")
     assert_clean_end(learner, learner.interrupt(), interrupted=True)
     assert not learner.step
 
 
-def test_ctrl_c_ends_a_learner_that_waits_for_a_round(crew: Crew) -> None:
+def test_ctrl_c_ends_a_learner_that_waits_for_a_round(supervisor: Supervisor) -> None:
     timing = {**DISTANT, "round_timeout_s": 300.0}
-    waiting, paused = crew.start_all(
+    waiting, paused = supervisor.start_all(
         "ab", {"b": {"steps": 5}}, seed=0, adopt_after=0, timing=timing
     )
-    crew.until(
+    supervisor.until(
         lambda: (waiting.step, paused.step) == (9, 5),
         "a step that waits for the other learner's offer",
     )
@@ -445,13 +460,15 @@ def test_ctrl_c_ends_a_learner_that_waits_for_a_round(crew: Crew) -> None:
 # ── misfits and forks ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_another_model_or_policy_is_refused_on_both_sides_and_training_goes_on(crew: Crew) -> None:
-    a = crew.start("a")
-    model = crew.start("model", peers=[a.address], width=32)
-    policy = crew.start("policy", peers=[a.address], sync_every=16)
+def test_another_model_or_policy_is_refused_on_both_sides_and_training_goes_on(
+    supervisor: Supervisor,
+) -> None:
+    a = supervisor.start("a")
+    model = supervisor.start("model", peers=[a.address], width=32)
+    policy = supervisor.start("policy", peers=[a.address], sync_every=16)
     model.await_event("refused")
     policy.await_event("refused")
-    crew.until(lambda: len(a.events["refused"]) >= 2, "both refusals")
+    supervisor.until(lambda: len(a.events["refused"]) >= 2, "both refusals")
     other_model = "parameter 0: here [{}, 16] torch.float32, there [{}, 16] torch.float32"
     other_policy = "sync_every: here {}, there {}"
     assert reasons(a) == {other_model.format(48, 32), other_policy.format(10, 16)}
@@ -466,9 +483,9 @@ def reasons(learner: Learner) -> set[str]:
     return {event["reason"] for event in learner.events["refused"]}
 
 
-def test_data_loaders_may_fork_beside_live_rounds(crew: Crew) -> None:
-    a, b = crew.start_all("ab", workers=2, pace_s=0.002, sync_every=8, timing=DISTANT)
-    await_common_seals(crew, [a, b], 10)
-    crew.until(lambda: min(a.step, b.step) > 3 * 32, "three epochs")
+def test_data_loaders_may_fork_beside_live_rounds(supervisor: Supervisor) -> None:
+    a, b = supervisor.start_all("ab", workers=2, pace_s=0.002, sync_every=8, timing=DISTANT)
+    await_common_seals(supervisor, [a, b], 10)
+    supervisor.until(lambda: min(a.step, b.step) > 3 * 32, "three epochs")
     for learner in (a, b):
         assert_clean_end(learner, learner.leave("close"), interrupted=False)

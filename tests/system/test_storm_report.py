@@ -1,4 +1,5 @@
-"""The storm's figures, from journals small enough to know the answers by hand."""
+"""The figures of the storm bench, from journals that are small enough to compute the answers by
+hand."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def say(t: float, event: str, who: str = "", life: int = 1, **facts: Any) -> Lin
 
 
 def birth(t: float, who: str, life: int = 1) -> list[Line]:
-    """Ordered at t, first line half a second later, joined at t + 1."""
+    """A process: ordered at t, its first line half a second later, joined at t + 1."""
     names = {"start": 0.0, "born": 0.5, "ready": 1.0}
     return [say(t + later, event, who, life, step_tokens=1) for event, later in names.items()]
 
@@ -109,9 +110,9 @@ def test_weather_is_as_bad_as_it_was_ordered() -> None:
 
 
 def storm() -> Log:
-    """Three learners seal every 10 s from 10 s on. From 100 s on, b is stopped for 20 s; at 150 s c
-    is killed, and comes back in a second. While b is stopped, a and c take 19 steps a second, else
-    20."""
+    """Three learners seal every 10 s from 10 s on. At 100 s b is stopped for 20 s. At 150 s c is
+    killed, and comes back in a second. While b is stopped, a and c take 19 steps a second, else 20.
+    """
     seals = [t for t in range(10, 200, 10) if t not in (110,)]
     return log(
         say(0, "run"),
@@ -160,7 +161,7 @@ def test_throughput_of_survivors() -> None:
 
 
 def test_throughput_beside_the_calm_around_it() -> None:
-    """A machine that becomes slower by and by does not count."""
+    """A machine that becomes slower gradually does not count."""
     found = figure(storm_figures(storm()), "survivors' steps, trouble")
     # from 100 s to 125 s: a and c at 19/s, b 5 s at 20/s; from 150.5 s to 157 s: a and b, and c
     # from 152 s on
@@ -219,7 +220,8 @@ def test_who_ends_unbidden_is_named() -> None:
 
 
 def course(rejoined_at: float) -> Log:
-    """a and b fall from 4 to 2; b dies at 40 s; its second life has that loss."""
+    """The losses of a and b fall from 4 to 2. b dies at 40 s; its second life begins with that
+    loss."""
     return log(
         say(0, "run"),
         *(birth(0, who) for who in "ab"),
@@ -266,7 +268,7 @@ def test_lineages_only_grow() -> None:
 def test_rivals_must_come_together() -> None:
     rivals = [adoption(1, "a", 1), adoption(1, "b", 1, digest="x1")]
     parted = [*rivals, adoption(2, "a", 2), adoption(2, "b", 2, digest="x2")]
-    assert disagreements(log(rivals)) == []  # nobody has gone on
+    assert disagreements(log(rivals)) == []  # neither has adopted anything later
     assert len(disagreements(log(parted))) == 1
     assert disagreements(log(parted, adoption(3, "a", 3), adoption(3, "b", 3))) == []
 
@@ -333,7 +335,7 @@ def test_a_partition() -> None:
 
 
 def samples(per_hour_kb: float, threads: int = 5) -> list[Line]:
-    """Every 5 s for an hour; the first third is far above."""
+    """A sample every 5 s for an hour; the first third is far above the rest."""
     warm = [5000.0] * 240 + [0.0] * 480
     others = [
         {

@@ -1,5 +1,5 @@
-"""Misuse by the local user is refused at once, named with its value, bound and remedy, and leaves
-nothing behind."""
+"""A bad argument of the local user is refused at once. The error names it, its value, the bound and
+the remedy, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ ALWAYS: list[tuple[str, Any, str]] = [
     (
         "fragments",
         3,
-        "fragments must be at most the number of parameter tensors (2), got {}; a fragment holds whole",
+        "fragments must be at most the number of parameter tensors (2), got {}; a fragment holds",
     ),
     (
         "fragments",
         200,
-        "fragments must be at most sync_every=128, got {}; each fragment needs an inner step of its",
+        "fragments must be at most sync_every=128, got {}; each fragment needs an inner step",
     ),
     (
         "adopt_after",
@@ -121,7 +121,7 @@ ONE_PEER: list[tuple[Any, str]] = [
     (["b:1"], "peers must be an address 'host:port', got {}"),
     (
         "b:0",
-        "peers must be an address with a port >= 1, got {}; give the host and port that the other learner",
+        "peers must be an address with a port >= 1, got {}; give the host and port that the other",
     ),
     ("0.0.0.0:51900", "peers must be an address with the host to dial, got {}"),
     (":51900", "peers must be an address with the host to dial, got {}"),
@@ -147,8 +147,8 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 
 def refused(message: str, value: Any, *, inner: Any = None, **arguments: Any) -> None:
-    """Construction raises `UsageError` with that message, both on its own and as the ValueError it
-    is."""
+    """Construction raises `UsageError` with that message, and it can be caught as ValueError
+    too."""
     with pytest.raises(UsageError) as error:
         MendOptimizer(descent(1.0, 2.0) if inner is None else inner, **arguments)
     assert isinstance(error.value, ValueError)
@@ -199,7 +199,8 @@ def test_an_advertised_address_needs_one_to_listen_on() -> None:
 def test_a_port_in_use_is_refused_and_stays_free_for_its_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        message = "listen must be an address of this machine with a free port, got {}; another process may use the port"
+        message = "listen must be an address of this machine with a free port, got {}; "
+        message += "another process may use the port"
         refused(message, address, listen=address)
     with MendOptimizer(descent(1.0), listen=address, timing=TIMING) as optimizer:
         assert optimizer.status().address == address

@@ -1,5 +1,5 @@
-"""Two sealers that could not hear each other have both sealed: what of a learner's own work the
-lesser branch had, it counts, to the token."""
+"""Two sealers that could not hear each other have both sealed. A learner counts, to the token, the
+work of its own that only the lesser branch had merged."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SOMEBODY = PeerId("somebody", 1)
 
 
 class Merged(DrivenEngine):
-    """A learner whose offer of 40 tokens is in its anchor, by the seal of a peer; after `BASE`,
-    nothing else is."""
+    """A learner whose offer of 40 tokens is in its anchor, by the seal of a peer. After `BASE`
+    nothing else was merged."""
 
     def __init__(self) -> None:
         super().__init__(seals=False)
@@ -36,7 +36,7 @@ class Merged(DrivenEngine):
         self.ours = self.lineage
 
     def install(self, lineage: Lineage) -> RoundRecord:
-        """A whole anchor is taken; its record."""
+        """Install a whole anchor; returns its record."""
         self.receive(state_of(lineage))
         (install,) = self.jobs(Install)
         self.done(install)
@@ -107,7 +107,7 @@ def test_a_founder_counts_what_it_founded() -> None:
 
 
 def test_a_founder_counts_what_it_had_offered_apart() -> None:
-    """Another branch may have merged just that."""
+    """Another branch may have merged exactly that offer."""
     engine = DrivenEngine(seals=False)
     engine.beat()
     offer = engine.offer()
@@ -131,7 +131,7 @@ def superseded(optimizers: Sequence[MendOptimizer]) -> list[int]:
 
 
 def test_two_learners_whose_branch_was_superseded_count_it_exactly(tmp_path: Path) -> None:
-    """One checkpoint, two clusters that do not know of each other, and then a learner that knows
+    """One checkpoint starts two clusters that do not know of each other; then a learner knows
     both."""
     still: dict[str, Any] = {"sync_every": 1000}  # nothing is merged but by `settle`
     ledgers = [{"ledger": tmp_path / name} for name in "ab"]

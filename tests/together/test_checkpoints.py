@@ -1,5 +1,5 @@
-"""Checkpoints: what they hold, going on from them to the bit, meeting a cluster that has moved on,
-what is refused."""
+"""Checkpoints: their contents, going on from them to the bit, meeting a cluster that has moved on,
+and refusals."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def straight(case: str) -> list[tuple[list[Tensor], list[Tensor], dict[str, Any]
 @pytest.mark.parametrize("at", [28, 29, 30, 32])
 @pytest.mark.parametrize("case", CASES)
 def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at: int) -> None:
-    """60 steps straight, and `at` steps, both learners gone, then the rest: weights, anchors and
-    state agree."""
+    """One run takes 60 steps. Another takes `at` steps, both learners end, and restored ones take
+    the rest. Weights, anchors and state agree."""
     make, options = CASES[case]
     options = {"sync_every": 7, **options}  # the last round is adopted at step 60 at the latest
     with cluster(make(), make(), **options) as first:

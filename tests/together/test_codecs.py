@@ -1,5 +1,5 @@
-"""Two learners and every codec: the same anchor to the bit, nothing lost for good, and the bytes
-that were promised."""
+"""Two learners and every codec: the same anchor to the bit, nothing lost for good, and the promised
+number of bytes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def gradients(learner: int, step: int) -> list[Tensor]:
 
 
 def held_back(optimizer: MendOptimizer) -> Tensor:
-    """What this learner's codec has lost so far, and will offer again: it is beside the weights, or
-    in them."""
+    """The values that this learner's codec has lost so far and will offer again: beside the
+    weights, or in them."""
     assert optimizer._learner is not None
     assert optimizer._learner._anchors is not None
     feedback = optimizer._learner._anchors.feedback[0]
@@ -57,7 +57,7 @@ def flat(optimizer: MendOptimizer) -> Tensor:
 
 
 def returned(optimizer: MendOptimizer) -> Tensor:
-    """What the way back has lost so far, where this learner sealed."""
+    """The values that the way back has lost so far, if this learner sealed."""
     assert optimizer._learner is not None
     assert optimizer._learner._anchors is not None
     feedback = optimizer._learner._anchors.way_back[0].feedback
@@ -113,7 +113,8 @@ STAYS = [codec for codec in TOLD if codec.residual_in_weights]
 def train_and_rest(
     models: list[list[Parameter]], optimizers: list[MendOptimizer], steps: int
 ) -> None:
-    """Each on gradients of its own; then all synchronize until nothing is left to merge."""
+    """Each learner trains on gradients of its own; then all synchronize until nothing is left to
+    merge."""
 
     def loop(i: int) -> None:
         for step in range(steps):
@@ -161,8 +162,8 @@ def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
 
 @pytest.mark.parametrize("told", STAYS, ids=codec_name)
 def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
-    """Steps that no round had merged yet are, and no later round takes along what the way back
-    would lose of them."""
+    """Unmerged steps are merged at rest, and no later round could carry what the way back would
+    lose of them."""
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
     settings = {"sync_every": 4, "adopt_after": 0, "codec": told}
     with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
@@ -181,8 +182,8 @@ def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
 
 
 def test_what_stayed_of_many_steps_weighs_as_many_at_rest_whatever_it_goes_with() -> None:
-    """One learner has a step left, the other five, which are of nothing: half of what the first did
-    is in the mean."""
+    """One learner has one more step, the other five more whose progress is zero: half of the first
+    learner's progress is in the mean."""
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
     settings = {"sync_every": 8, "adopt_after": 0, "codec": PowerSGD(rank=2)}
     with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
@@ -226,8 +227,8 @@ def test_where_a_merge_knows_no_shares_what_stayed_stays_at_rest_too() -> None:
 def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again(
     told: Codec,
 ) -> None:
-    """Saved with nothing unmerged, but with what the codec had lost; the process that saved it went
-    on."""
+    """The checkpoint holds nothing unmerged, but it holds what the codec had lost. The process that
+    saved it went on."""
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
     with cluster(*(SGD(model, lr=1.0) for model in models[:2]), codec=told, **LOCKSTEP) as (
         old,
@@ -257,7 +258,8 @@ def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again
 
 @pytest.mark.parametrize("offered", [True, False])
 def test_what_stayed_in_the_weights_of_a_checkpoint_is_closed_once(offered: bool) -> None:
-    """By the offer that its process left at a sealer, or by who goes on from it."""
+    """Either by the offer that its process left at a sealer, or by the process that goes on from
+    it."""
     told = PowerSGD(rank=2)
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(4)]
     with cluster(

@@ -1,5 +1,5 @@
-"""Checkpoints taken and loaded beside live rounds: in mid-run, on any thread, while the network is
-dead; copies."""
+"""Checkpoints taken and loaded during live rounds: on any thread, while the network is dead; and
+copies of optimizers."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ def test_nobody_elses_lock_is_waited_for(held: str) -> None:
 
 @pytest.fixture
 def halted() -> Iterator[Callable[[MendOptimizer], threading.Event]]:
-    """Stops a learner's worker before its next job, until told to go on (at the test's end at the
-    latest)."""
+    """Stops a learner's worker before its next job until released, at the latest at the end of the
+    test."""
     events: list[threading.Event] = []
 
     def halt(optimizer: MendOptimizer) -> threading.Event:
@@ -201,8 +201,8 @@ def halted() -> Iterator[Callable[[MendOptimizer], threading.Event]]:
 def test_a_copy_that_is_no_offer_yet_counts_as_not_begun_or_as_offered(
     halted: Callable[[MendOptimizer], threading.Event],
 ) -> None:
-    """Taken while the worker has jobs in its queue, it is of one moment: what it holds counts
-    once."""
+    """A checkpoint taken while the worker has jobs in its queue describes one moment: its work
+    counts once."""
     with cluster(descent(500.0), descent(500.0), **FREE) as made:
         go = halted(made[0])
         train(made[:1], 5)  # the job of the boundary at step 4 waits for the worker
@@ -251,7 +251,7 @@ def test_while_a_merge_is_in_the_queue_it_is_as_before_or_after_the_merge(
 
 @pytest.mark.parametrize("kind", ["round", "joined"])
 def test_on_event_may_take_one(kind: str) -> None:
-    """On the worker's own thread, between its jobs."""
+    """The callback runs on the worker's own thread, between its jobs."""
     taken: list[dict[str, Any]] = []
     learners: list[MendOptimizer] = []
     told = threading.Event()
@@ -288,7 +288,7 @@ def test_inside_global_weights_it_is_of_the_learners_own() -> None:
 
 
 def test_narrow_weights_come_back_to_the_bit_with_what_their_rounding_lost() -> None:
-    """Over many rounds: the anchor shown in between changes nothing of what follows."""
+    """Over many rounds. Showing the anchor in between changes nothing later."""
 
     def run(look: bool) -> Any:
         odd = [SGD([Parameter((torch.arange(5) / 7).bfloat16())], lr=0.01) for _ in range(2)]
@@ -321,8 +321,8 @@ def advance(optimizer: MendOptimizer, scheduler: LambdaLR, steps: int) -> None:
 
 
 def test_who_comes_back_late_takes_its_learning_rate_from_the_clusters_position() -> None:
-    """Merges never touch it: the scheduler is the user's, and `status()` says how far to wind
-    it."""
+    """Merges never touch the learning rate: the scheduler is the user's, and `status()` says how
+    far to advance it."""
     with cluster(descent(500.0), descent(500.0), **STILL) as made:
         schedulers = [scheduled(o) for o in made]
         together(
@@ -367,7 +367,7 @@ def test_who_comes_back_late_takes_its_learning_rate_from_the_clusters_position(
 
 
 def test_names_and_places_are_not_in_a_checkpoint() -> None:
-    """It may be loaded under another name, elsewhere."""
+    """A checkpoint may be loaded under another name and address."""
     with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as made:
         drive(made, 2, lambda i, s: 1.0)
         saved = save(made[0])

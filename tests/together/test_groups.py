@@ -1,4 +1,4 @@
-"""Groups that are added to an optimizer that was already wrapped: each is a fragment of its own."""
+"""Groups added to an optimizer after it was wrapped: each is a fragment of its own."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def add(optimizer: MendOptimizer, value: float, **options: Any) -> None:
 
 
 def until_all_have_it(optimizers: list[MendOptimizer]) -> None:
-    """Steps of a test are faster than beats: until each knows that the others have added the group,
-    and begin with the same of it. Who still fetches that at a boundary offers a step later, with a
-    step more."""
+    """Steps of a test are faster than beats. Wait until each learner knows that the others have
+    added the group and begin with the same values. A learner that still fetches it at a boundary
+    would offer a step later, with a step more."""
 
     def agreed(engine_state: EngineState) -> bool:
         beats = [peer.beat for peer in engine_state.roster.peers.values()]
@@ -68,8 +68,8 @@ def until_all_have_it(optimizers: list[MendOptimizer]) -> None:
 
 
 def join(newcomer: MendOptimizer, trainer: MendOptimizer) -> None:
-    """The newcomer's first call, while another trains on: it has been alone, so its weights are yet
-    to be an anchor."""
+    """The newcomer's first call, while another learner trains on: that one was alone, so its
+    weights must first become an anchor."""
     learner = newcomer._learner
     assert learner is not None
     engine_state = learner.engine.state
@@ -127,7 +127,7 @@ def test_until_the_others_add_it_too_the_rest_is_merged_on() -> None:
 
 
 def test_a_group_that_is_another_elsewhere_is_not_merged_with_it() -> None:
-    """Of the same size: only what is in it tells."""
+    """The groups have the same size; only the digest of their contents differs."""
     watch = Watch()
     with cluster(descent(1.0), descent(1.0), each=[{"on_event": watch}, {}], **LOCKSTEP) as (a, b):
         drive([a, b], 2, lambda i, s: 0.0)

@@ -1,5 +1,5 @@
-"""Learners that average their moments (DES-LOC, arXiv 2505.22549): against Local Adam by hand;
-bytes; who joins; who fails."""
+"""Learners that average their moments (DES-LOC, arXiv 2505.22549): compared with Local Adam by
+hand; bytes; joining; failures."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def fresh(seed: int = 0) -> list[Parameter]:
 
 
 def noise(learner: int, step: int, parameter: Tensor) -> Tensor:
-    """Gradients that do not depend on the parameters: of another size for each learner, and more of
-    one sign. None is less than half of another, so that no mean of first moments is too great for
-    anybody's second ones."""
+    """Gradients that do not depend on the parameters: of another size for each learner, and mostly
+    of one sign. None is less than half of another, so no mean of first moments is too great for a
+    learner's second moments."""
     generator = torch.Generator().manual_seed(10_000 * learner + 10 * step + parameter.ndim)
     chance, size = torch.rand(2, *parameter.shape, generator=generator)
     signs = torch.where(chance < 0.5 + 0.1 * learner, 1.0, -1.0)
@@ -62,19 +62,19 @@ def noise(learner: int, step: int, parameter: Tensor) -> Tensor:
 
 
 def pull(learner: int, step: int, parameter: Tensor) -> Tensor:
-    """Gradients of a bowl whose bottom is elsewhere for each learner."""
+    """Gradients of a quadratic bowl whose minimum is elsewhere for each learner."""
     return parameter.detach() - learner + 0.1 * noise(learner, step, parameter)
 
 
 def state(optimizer: Optimizer, i: int = 0) -> dict[str, Any]:
-    """What the optimizer keeps of its i-th parameter."""
+    """The state that the optimizer keeps for its i-th parameter."""
     each = [p for group in optimizer.param_groups for p in group["params"]]
     found: dict[str, Any] = optimizer.state[each[i]]
     return found
 
 
 def near(a: Tensor, b: Tensor, rel: float = 1e-5) -> bool:
-    """But for rounding, of whatever size they are."""
+    """Equal except for rounding, of any size."""
     return bool(((a.double() - b.double()).abs() <= rel * max(float(b.abs().max()), 1e-12)).all())
 
 
@@ -101,7 +101,8 @@ def look(optimizer: Optimizer) -> Seen:
 def train(
     optimizers: Sequence[Optimizer], steps: int, grad: Grad, first: int = 0
 ) -> list[list[Seen]]:
-    """All step, each in a thread of its own; what each was after every step."""
+    """All learners step, each in a thread of its own; returns the state of each after every
+    step."""
 
     def loop(i: int) -> list[Seen]:
         seen = []
@@ -160,7 +161,7 @@ def by_hand(
     grad: Grad,
     periods: tuple[int, int] = (1, 1),
 ) -> list[list[Seen]]:
-    """In float64: every so many steps all have the mean of the parameters, and of the moments that
+    """In float64: every so many steps, all take the mean of the parameters and of the moments that
     are due."""
     weights = [[p.detach().double() for p in fresh()] for _ in range(learners)]
     held: list[list[dict[str, Tensor]]] = [[{} for _ in SHAPES] for _ in range(learners)]
@@ -232,8 +233,8 @@ def test_what_is_adopted_late_is_what_averaging_back_then_would_have_left(name: 
 
 
 def agreeing(found: Sequence[Sequence[Seen]], moment: str) -> list[int]:
-    """The steps after which all learners have the same moment; where they have not, they differ by
-    far."""
+    """The steps after which all learners have the same moment; after the others they differ
+    clearly."""
     same_at = []
     for count, (one, *others) in enumerate(zip(*found, strict=True), 1):
         pairs = [
@@ -304,7 +305,7 @@ def test_fragments_bring_their_moments_in_their_own_rounds() -> None:
 
 @pytest.mark.parametrize("coding", [name for name in CODECS if name != "none"])
 def test_with_a_codec_moments_agree_but_for_rounding_and_squares_stay_positive(coding: str) -> None:
-    """What all take is one rounded mean: they agree better than it is exact."""
+    """All take one rounded mean, so they agree with each other better than with the exact mean."""
     with cluster(
         adamw(fresh()), adamw(fresh()), codec=coding, moments=EACH_ROUND, **LOCKSTEP
     ) as made:
@@ -318,7 +319,7 @@ def test_with_a_codec_moments_agree_but_for_rounding_and_squares_stay_positive(c
 
 
 def test_everybody_counts_once_whatever_its_tokens() -> None:
-    """Weights go by tokens, moments do not."""
+    """Weights are averaged by tokens, moments are not."""
     each = [{"tokens_per_step": 1}, {"tokens_per_step": 9}]
     with cluster(
         adamw(fresh()), adamw(fresh()), each=each, sync_every=3, adopt_after=0, moments=EACH_ROUND
@@ -414,8 +415,8 @@ class Tap:
 
 
 def test_never_means_never() -> None:
-    """Not by offers, not by seals, not for who joins; the state of the inner optimizer is what it
-    would be alone."""
+    """No moments in offers or seals, nor for a learner that joins; the state of the inner optimizer
+    is what it would be alone."""
     bare = [adamw(fresh()) for _ in range(2)]
     with cluster(adamw(fresh()), adamw(fresh()), moments=None, **LOCKSTEP) as made:
         taps = [Tap(o) for o in made]
@@ -486,9 +487,7 @@ def round_bytes(told: MomentSchedule | None, every: int = 1) -> float:
     return sum(offered[0]) / ROUNDS
 
 
-def test_half_the_bytes_of_averaging_all_in_every_round_and_170_times_fewer_than_all_reducing_gradients() -> (
-    None
-):
+def test_bytes_are_half_of_averaging_in_every_round_and_a_170th_of_all_reducing_gradients() -> None:
     """1/H + 1/3H + 1/6H against 3/H and against 1, in parameters a step, at H = 256; a round has as
     many bytes at any H."""
     often, rarely, never = (
@@ -616,7 +615,8 @@ def saved_after(rounds: int) -> Any:
 
 
 def test_who_comes_from_another_cluster_is_averaged_as_the_others_are() -> None:
-    """There more rounds had been, here more tokens: what was averaged there does not count here."""
+    """Its old cluster had more rounds, this one has more tokens: what was averaged there does not
+    count here."""
     saved, rich = (
         saved_after(9),
         {"tokens_per_step": 1000, "moments": EACH_ROUND, "sync_every": 1000},
@@ -648,7 +648,7 @@ def squares(optimizer: Optimizer) -> Tensor:
 
 
 class Signs(Optimizer):
-    """A kind that nobody knows: it follows the sign of an average that it keeps."""
+    """An optimizer of an unknown kind: it follows the sign of an average that it keeps."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"decay": 0.75})
@@ -932,7 +932,8 @@ def test_going_on_where_one_has_the_mean_and_the_others_seal_never_came(
 
 @contextmanager
 def spoiled(name: str, value: float, watch: Watch, **options: Any) -> Iterator[list[MendOptimizer]]:
-    """Three that have trained; the last has this among its moments since its second step."""
+    """Three trained learners; the last one has had this value among its moments since its second
+    step."""
     each = [{}, {}, {"on_event": watch}]
     with cluster(
         *(adamw(fresh()) for _ in range(3)), each=each, moments=EACH_ROUND, **options

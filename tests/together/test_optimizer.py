@@ -1,4 +1,4 @@
-"""The face of a learner with peers: status, global weights, synchronize, close."""
+"""The public face of a learner with peers: status, global weights, synchronize, close."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_the_environment_can_say_who_and_where(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Timed(SGD):
-    """Takes two seconds a step, by the clock that it is given."""
+    """An inner optimizer whose step takes two seconds by the given clock."""
 
     clock: list[float]
 
@@ -195,7 +195,8 @@ class Timed(SGD):
 def test_a_step_takes_what_the_script_and_the_inner_optimizer_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever waits here for the others, or has just synchronized, is not slow for that."""
+    """A learner that waits in this library, or has just synchronized, does not count as slow for
+    that."""
     clock, seen = [0.0], list[float | None]()
     monkeypatch.setattr("mend_optim.optimizer.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     inner = Timed([nn.Parameter(torch.ones(1))], lr=0.1)
@@ -223,7 +224,7 @@ def test_a_step_takes_what_the_script_and_the_inner_optimizer_take(
 
 
 class Strange(Optimizer):
-    """Keeps state that nobody knows."""
+    """An optimizer with state of an unknown kind."""
 
     def __init__(self) -> None:
         super().__init__([nn.Parameter(torch.ones(1))], {})
@@ -235,7 +236,7 @@ class Strange(Optimizer):
 
 
 def said(kind: str, inner: Optimizer, **options: Any) -> list[str]:
-    """The texts of the events of this kind until a learner has joined, and a little later."""
+    """The texts of the events of this kind until a learner has joined, and shortly after."""
     watch = Watch()
     with MendOptimizer(inner, listen="127.0.0.1:0", on_event=watch, **options) as optimizer:
         for _ in range(3):

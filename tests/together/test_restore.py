@@ -1,5 +1,5 @@
-"""A learner that goes on from a checkpoint among others that have moved on: whatever it held counts
-once, or is dropped and counted."""
+"""A learner goes on from a checkpoint among others that have moved on: its work counts once, or is
+dropped and counted as dropped."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def train(optimizers: Sequence[MendOptimizer], steps: int) -> None:
 
 
 def seals(*optimizers: MendOptimizer) -> list[RoundRecord]:
-    """All that any of them adopted, each once."""
+    """All seals that any of them adopted, each once."""
     return list({r.digest: r for o in optimizers for r in o.status().rounds if r.members}.values())
 
 
 def merged(rounds: Iterable[RoundRecord]) -> Counter[PeerId]:
-    """Tokens by author; a round that several tell of counts once."""
+    """Merged tokens by author; a round in several ledgers counts once."""
     counts: Counter[PeerId] = Counter()
     for member in (m for record in {r.digest: r for r in rounds}.values() for m in record.members):
         counts[PeerId(member.name, member.incarnation)] += member.tokens
@@ -55,14 +55,14 @@ def merged(rounds: Iterable[RoundRecord]) -> Counter[PeerId]:
 
 
 def assert_sum(optimizer: MendOptimizer, first: float, rounds: Iterable[RoundRecord]) -> None:
-    """The anchor is the first weights and all that was merged, by the weights on record, and
-    nothing else."""
+    """The anchor is the first weights plus all merged work, by the recorded weights, and nothing
+    else."""
     moved = sum(m.weight * m.steps * PULL[m.name] for record in rounds for m in record.members)
     assert anchors(optimizer)[0][0].item() == pytest.approx(first - moved, rel=1e-5)
 
 
 def assert_settled(optimizers: Sequence[MendOptimizer], tokens: int) -> None:
-    """All hold one anchor, with so many tokens in it, and nothing is left to merge."""
+    """All hold one anchor with so many tokens, and nothing is left to merge."""
     statuses = [o.status() for o in optimizers]
     assert len({s.fragments[0].digest for s in statuses}) == 1
     assert [(s.fragments[0].tokens, s.unmerged_tokens) for s in statuses] == [(tokens, 0)] * len(
@@ -75,8 +75,8 @@ def take_out(made: list[MendOptimizer], victim: int) -> tuple[MendOptimizer, lis
 
 
 def show(optimizer: MendOptimizer) -> None:
-    """Until it has met a learner of another origin; then a step, by which it can make its weights
-    an anchor."""
+    """Wait until it has met a learner of another genesis; then take a step, at which it can make
+    its weights an anchor."""
     assert optimizer._learner
     optimizer._ensure_joined(optimizer._learner)
     state = optimizer._learner.engine.state
@@ -164,8 +164,8 @@ def test_an_offer_that_was_merged_after_the_checkpoint_is_not_offered_again_and_
 @pytest.mark.parametrize("alone", [3, 5])
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_what_nobody_merged_is_kept_and_merged_once(victim: int, alone: int) -> None:
-    """Whether it was offered already or not; a sealer may hold the offer of the process that is
-    gone."""
+    """The work may have been offered before or not; a sealer may hold the offer of the dead
+    process."""
     with cluster(*(descent(500.0) for _ in range(3)), **FREE) as made:
         old, others = take_out(made, victim)
         train([old], alone)
@@ -262,8 +262,8 @@ CLONES = [{"name": name} for name in "xyz"]
 
 
 def one_checkpoint(unmerged: int) -> tuple[PeerId, Saved]:
-    """Of a learner with so much unmerged work (up to 5), four steps of it on their way in an offer,
-    if that many."""
+    """The checkpoint of a learner with so much unmerged work (up to 5 steps); four steps of it are
+    in an offer, if there are that many."""
     overlap = 3 if unmerged else 0
     with cluster(descent(500.0), descent(500.0), **FREE, adopt_after=overlap) as made:
         train(made, 8 + overlap)
@@ -286,7 +286,7 @@ def anchor_in(saved: Saved) -> float:
 def test_a_whole_cluster_may_start_from_the_checkpoint_of_one(
     unmerged: int, options: dict[str, Any]
 ) -> None:
-    """Its unmerged work is in all their weights, and in one anchor once."""
+    """The checkpoint's unmerged work is in the weights of all, and once in the one anchor."""
     author, saved = one_checkpoint(unmerged)
     with resumed([lambda: descent(0.0)] * 3, [saved] * 3, each=CLONES, **options) as made:
         train(made, 12)
@@ -308,8 +308,8 @@ def test_a_whole_cluster_may_start_from_the_checkpoint_of_one(
 def assert_sum_of_clones(
     made: Sequence[MendOptimizer], first: float, author: PeerId, rounds: Iterable[RoundRecord]
 ) -> None:
-    """What carries the author's work may also hold steps of who offered it: of those the gradient
-    is only bounded."""
+    """An offer with the author's work may also hold steps of its sender: for those, only the bound
+    of the gradient is known."""
     least = most = 0.0
     for member in (m for record in rounds for m in record.members):
         known = member.incarnation != author.incarnation
@@ -384,10 +384,8 @@ def test_whom_a_restored_learner_expects_and_does_not_find_is_not_merged_with() 
         assert (new.status().joined, new.status().unmerged_tokens) == (True, 3)
 
 
-def test_weights_that_never_were_trained_do_not_win_by_the_tokens_of_a_checkpoint_of_one_alone() -> (
-    None
-):
-    """Saved without peers it has no anchor to take: random weights must not pass for trained
+def test_untrained_weights_do_not_win_by_the_tokens_of_a_checkpoint_of_one_alone() -> None:
+    """A checkpoint saved without peers holds no anchor. Random weights must not pass for trained
     ones."""
     alone = MendOptimizer(descent(500.0), name="a")
     train([alone], 1000)
@@ -409,7 +407,7 @@ def test_weights_that_never_were_trained_do_not_win_by_the_tokens_of_a_checkpoin
 
 
 def alone(first: float, steps: int, saved: Saved | None = None) -> Saved:
-    """The checkpoint of one without peers."""
+    """The checkpoint of a learner without peers."""
     optimizer = MendOptimizer(descent(first), name="a")
     if saved:
         load(optimizer, saved)

@@ -1,5 +1,4 @@
-"""Rounds as they happen, with threads and a network: arithmetic that is done by hand, and the life
-of threads."""
+"""Real rounds, with threads and a network: arithmetic checked by hand, and the life of threads."""
 
 from __future__ import annotations
 
@@ -101,8 +100,8 @@ def all_merged(optimizers: list[MendOptimizer]) -> None:
 
 
 def falling(adopt_after: int) -> list[list[float]]:
-    """Weights that fall from 1 by 2 a step, in two fragments, outer steps twice as long; after each
-    step."""
+    """Weights that fall from 1 by 2 a step, in two fragments, with outer steps twice as long;
+    returns them after each step."""
     outer, seen = Nesterov(lr=2.0), [[1.0, 1.0]]
     pair = [descent(1.0, 1.0, lr=2.0) for _ in range(2)]
     with cluster(
@@ -270,7 +269,7 @@ def test_a_ledger_that_cannot_be_written_is_reported_once(
 
 
 def break_worker(optimizer: MendOptimizer) -> None:
-    """As a bug or a lack of memory would: the worker's next job raises."""
+    """Make the worker's next job raise, as a bug or a lack of memory would."""
 
     def job() -> None:
         raise MemoryError("no memory for a merge")
@@ -390,8 +389,8 @@ def test_a_joiner_takes_over_the_trained_weights() -> None:
 
 
 def test_a_correction_not_yet_taken_is_added_to_the_next() -> None:
-    """Anchors come while a learner's training thread is busy elsewhere: its weights then move by
-    all at once."""
+    """Anchors arrive while a learner's training thread is busy elsewhere: its weights then move by
+    all of them at once."""
     with cluster(*(descent(0.0) for _ in range(3)), sync_every=1, quorum=2, grace=0.0) as (a, b, c):
         for _ in range(3):
             drive([a, b], 1, lambda i, s: 1.0)

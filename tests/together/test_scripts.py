@@ -1,4 +1,4 @@
-"""What real training scripts do, with peers at work: parameters of all kinds, loops, helpers."""
+"""Real training scripts with peers at work: parameters of all kinds, loops, helpers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def anchor(optimizer: MendOptimizer) -> list[Tensor]:
 
 
 def agreement(make: Callable[[], list[Parameter]], **options: Any) -> list[Tensor]:
-    """Two learners descend differently on such parameters, in lockstep, and agree to the bit on
-    what comes out."""
+    """Two learners descend differently on such parameters, in lockstep, and agree on the result to
+    the bit."""
     with cluster(SGD(make(), lr=1.0), SGD(make(), lr=1.0), **{**LOCKSTEP, **options}) as optimizers:
         drive(optimizers, 4, lambda i, s: float(i + s))
         settle(optimizers)
@@ -82,8 +82,8 @@ def test_scalars() -> None:
 
 @pytest.mark.parametrize("adopt_after", [0, 1])
 def test_merges_finer_than_bfloat16_add_up(adopt_after: int) -> None:
-    """Below 256 a bfloat16 moves by 1. One learner falls by 2, one with thrice its weight stays:
-    half a unit a turn."""
+    """Below 256 a bfloat16 moves by 1. One learner falls by 2 and another, with three times its
+    weight, stays: half a unit a round."""
     each = [{"tokens_per_step": 1}, {"tokens_per_step": 3}]
     pair = [descent(256.0, dtype=torch.bfloat16) for _ in range(2)]
     with cluster(*pair, each=each, sync_every=1, adopt_after=adopt_after) as optimizers:
@@ -123,7 +123,7 @@ def test_several_groups_keep_their_own_settings() -> None:
 
 
 class Tied(nn.Module):
-    """Embedding and head share their weight; the middle is frozen; a buffer counts."""
+    """Embedding and head share their weight, the middle is frozen, and a buffer counts."""
 
     def __init__(self, frozen: float) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ def test_sparse_gradients() -> None:
 
 
 def test_state_of_the_inner_optimizer_stays_its_own() -> None:
-    """Without averaging of moments; with it, `test_moments_together.py` says what becomes of it."""
+    """Without averaging of moments; `test_moments.py` covers it with averaging."""
     with cluster(*(AdamW(weights(1.0)) for _ in range(2)), moments=None, **LOCKSTEP) as optimizers:
         drive(optimizers, 3, lambda i, s: float(i + 1))
         first, second = (o.inner.state[o.param_groups[0]["params"][0]] for o in optimizers)
@@ -315,7 +315,7 @@ def test_a_model_that_changed_is_refused(change: str) -> None:
 
 
 def load(workers: int) -> Iterator[float]:
-    """One epoch of batches of a data set, from worker processes that are forked here."""
+    """One epoch of batches of a data set, made by worker processes that are forked here."""
     data = TensorDataset(torch.arange(32.0))
     fork = {"multiprocessing_context": "fork", "timeout": PATIENCE_S}
     for (batch,) in DataLoader(data, batch_size=4, num_workers=workers, **fork):

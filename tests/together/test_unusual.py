@@ -1,4 +1,4 @@
-"""Optimizers whose state or step is unusual, with two learners: what a merge does to them, and what
+"""Optimizers with unusual state or steps, and two learners: what a merge changes for them, and what
 it leaves alone."""
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ TOKENS = (1, 3)
 
 
 class Odd(Optimizer):
-    """State of lists, ints and nested dicts; it puts new tensors behind its parameters."""
+    """An optimizer whose state is lists, ints and nested dicts; it replaces the tensors behind its
+    parameters."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -145,9 +146,9 @@ def train(
     steps: int,
     forget: bool = False,
 ) -> list[list[list[Tensor]]]:
-    """All take `steps` steps, each in a thread of its own. Per learner, its parameters after every
-    step. `forget`: the inner state is thrown away whenever the parameters were moved by more than
-    the inner step."""
+    """All learners take `steps` steps, each in a thread of its own. Returns the parameters of each
+    after every step. `forget`: throw the inner state away whenever more than the inner step moved
+    the parameters."""
 
     def loop(i: int) -> list[list[Tensor]]:
         path: list[list[Tensor]] = []

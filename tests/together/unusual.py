@@ -1,4 +1,5 @@
-"""Small problems for two learners, and their twins: the same optimizers bare, merged by hand."""
+"""Small problems for two learners, and their twins: the same optimizers without the wrapper, merged
+by hand."""
 
 from __future__ import annotations
 
@@ -53,8 +54,7 @@ class Tied(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A layer that does not learn, under one that does and one without a gradient at every second
-    step."""
+    """A frozen layer under one that trains and one that has no gradient at every second step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def mean(learners: Sequence[Sequence[Tensor]], tokens: Sequence[int]) -> list[Te
 
 
 def leaves(tree: Any) -> list[Any]:
-    """What is in a nest of dicts, lists and tuples, in order."""
+    """The values in nested dicts, lists and tuples, in order."""
     if isinstance(tree, dict):
         return [leaf for key in tree for leaf in leaves(tree[key])]
     if isinstance(tree, list | tuple):
@@ -178,7 +178,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def alike(these: Any, those: Any) -> bool:
-    """Whether two such nests hold the same, tensors to the bit."""
+    """Whether two such nests hold the same values, tensors to the bit."""
     left, right = leaves(these), leaves(those)
 
     def equal(a: Any, b: Any) -> bool:

@@ -1,9 +1,9 @@
-"""A whole cluster in virtual time: N engines and a faulty network, with DESIGN's laws checked after
-every event (`oracle.py`). What befalls it is scheduled by tests, or drawn from a seed
-(`storms.py`).
+"""A whole cluster in virtual time: N engines and a faulty network. The oracle (`oracle.py`) checks
+DESIGN's laws after every event.
 
-Nothing here sleeps or reads a clock. `Cluster.at` puts an event on the heap, `run` plays it. The
-same seed plays the same events."""
+Tests schedule the faults, or `storms.py` draws them from a seed. Nothing here sleeps or reads a
+clock: `Cluster.at` puts an event on the heap, and `run` plays it. The same seed plays the same
+events."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from tests.virtual.process import Learner, Saved
 
 Pair = tuple[str, str]
 
-# a message on its way stays as slow when its link has recovered: it must arrive before a storm is
-# over
+# A message on its way stays slow even if its link recovers. This bound makes it arrive before the
+# storm is over.
 SLOWEST = 30.0
 
 
 class Cluster:
-    """N learners, and the network between them. `learners` are the newest process of each name;
-    `twins`, older ones that still run."""
+    """N learners, and the network between them. `learners` holds the newest process of each name;
+    `twins` are older processes that still run."""
+
+    learner_type: type[Learner] = Learner
 
     def __init__(
         self,
@@ -59,16 +61,16 @@ class Cluster:
         self.cuts: Counter[Pair] = Counter()
         self.slowness: defaultdict[Pair, float] = defaultdict(lambda: 1.0)
         self.links: set[frozenset[PeerId]] = set()
-        self.heirs: dict[PeerId, frozenset[PeerId]] = {}  # whose checkpoint a process went on from
+        self.heirs: dict[PeerId, frozenset[PeerId]] = {}  # authors of its checkpoint
         self.training, self.trained = True, 0
-        # faults injected and decisions taken: a test asserts that they happened
+        # Faults injected and decisions taken; tests assert that they happened.
         self.seen: Counter[str] = Counter()
         self.saved: list[Saved] = []
-        self.traps: list[str] = []  # points of a round at which its sealer is to die
+        self.traps: list[str] = []  # points of a round at which the sealer shall die
         self.oracle = Oracle(self)
 
     def step_s(self, name: str) -> float:
-        """How long the learner's next inner step takes."""
+        """The duration of the learner's next inner step."""
         return self.speed[name] * (0.8 + 0.4 * self.random.random())
 
     # virtual time
@@ -79,8 +81,8 @@ class Cluster:
     def after(
         self, delay: float, learner: Learner, action: Callable[..., None], *args: Any
     ) -> None:
-        """The same for something that happens to a learner: it never does to a dead one, and waits
-        for a frozen one."""
+        """Schedule an action of a learner. It is dropped if the learner is dead by then, and waits
+        while the learner is frozen."""
         self.at(delay, self.happen, learner, action, args)
 
     def happen(self, learner: Learner, action: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -97,8 +99,8 @@ class Cluster:
         self.now = end
 
     def until(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Play until the condition holds, which is looked at five times in a virtual second; False
-        if it does not within `limit` of these."""
+        """Play until the condition holds, checking it five times in a virtual second. False if it
+        does not hold within `limit` seconds."""
         end = self.now + limit
         while not condition():
             if not self.heap or self.now >= end:
@@ -125,10 +127,10 @@ class Cluster:
             self.launch(name, begin_after, saved)
 
     def launch(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> Learner:
-        """A new process of that name, beside an older one if there is one."""
+        """Start a new process of that name, even if an older one still runs."""
         id = PeerId(name, next(self.incarnations))
         address = name if name not in self.listening else str(id)
-        learner = Learner(self, id, address if self.dialable[name] else "", saved)
+        learner = self.learner_type(self, id, address if self.dialable[name] else "", saved)
         self.processes[id] = self.learners[name] = learner
         if learner.address:
             self.listening[address] = learner
@@ -138,7 +140,7 @@ class Cluster:
         return learner
 
     def duplicate(self, name: str, duration: float, younger: bool) -> None:
-        """A second process of the same name, for a while; then one of the two dies."""
+        """A second process of the same name runs for a while; then one of the two dies."""
         older = self.learners.get(name)
         if older:
             self.seen["duplicated"] += 1
@@ -168,7 +170,7 @@ class Cluster:
         self.unlink(lambda link: learner.id in link)
 
     def leave(self, name: str) -> None:
-        """A clean close: the goodbye goes out, then the learner is gone."""
+        """A clean close: the learner says goodbye and ends."""
         learner = self.learners.get(name)
         if learner and not learner.frozen:
             learner.engine.leave(learner.now)
@@ -176,8 +178,8 @@ class Cluster:
             self.kill(learner)
 
     def freeze(self, name: str, duration: float, breaks: bool) -> None:
-        """SIGSTOP, and SIGCONT after a while: nothing happens to the learner, then all of it at
-        once. `breaks`: its links do not outlive that."""
+        """SIGSTOP, and SIGCONT after a while: nothing happens to the learner, then everything at
+        once. `breaks`: its links break meanwhile."""
         learner = self.learners.get(name)
         if learner and not learner.frozen:
             self.seen["frozen"] += 1
@@ -205,7 +207,7 @@ class Cluster:
             learner.pump()
 
     def jump(self, name: str, seconds: float) -> None:
-        """The learner's clock leaps ahead, as over a suspended machine. A monotonic clock never
+        """The learner's clock jumps ahead, as after a suspended machine. A monotonic clock never
         goes back."""
         learner = self.learners.get(name)
         if learner and not learner.frozen:
@@ -235,8 +237,8 @@ class Cluster:
             learner.extend()
 
     def trap(self, point: str) -> None:
-        """The next sealer that comes to that point of a round dies there: "collecting", "merging",
-        "sealed" (before anyone heard) or "told" (after somebody was)."""
+        """The next sealer that reaches that point of a round dies there: "collecting", "merging",
+        "sealed" (before any peer has the seal) or "told" (after one has it)."""
         self.traps.append(point)
 
     def caught(self, learner: Learner, point: str) -> bool:
@@ -266,7 +268,7 @@ class Cluster:
         )
 
     def slow(self, a: str, b: str, factor: float, duration: float) -> None:
-        """Everything from a to b takes that much longer, for a while."""
+        """Everything from a to b takes that many times longer, for a while."""
         self.seen["slowed"] += 1
         self.slowness[a, b] *= factor
 
@@ -293,7 +295,7 @@ class Cluster:
             self.happen(learner, learner.linked, (there, up))
 
     def dial(self, learner: Learner) -> None:
-        """Dial every address known and not linked, now and then."""
+        """Dial every address that is known and not linked, once a second."""
         contacts = {p.address for p in learner.engine.state.roster.peers.values() if p.address}
         for address in sorted(contacts | set(learner.engine.state.seeds.found)):
             there = self.listening.get(address)
@@ -348,8 +350,8 @@ class Cluster:
             self.after(0.05, sender, sender.report, "delivered", to, message)
 
     def fail(self, sender: Learner, effect: Send) -> None:
-        """What a real transport reports when a stream breaks: to the sender of an offer or want,
-        and to who waits for an answer."""
+        """Report what a real transport reports when a stream breaks: to the sender of an offer or
+        want, and to the peer that waits for an answer."""
         message, later = effect.message, 0.5 + self.random.random()
         if isinstance(message, Offer | Want):
             self.after(later, sender, sender.report, "undelivered", effect.to, message)
@@ -386,7 +388,8 @@ class Cluster:
         }
 
     def heal(self) -> None:
-        """End all faults: messages arrive, nobody stands still, one process of each name."""
+        """End all faults: messages arrive, no learner is frozen, and there is one process of each
+        name."""
         self.loss, self.training = 0.0, False
         self.cuts.clear()
         self.slowness.clear()
@@ -396,14 +399,14 @@ class Cluster:
         for twin in self.twins:
             self.kill(twin)
         for learner in list(self.learners.values()):
-            if learner.address not in ("", learner.name):  # where nobody would look for it
+            if learner.address not in ("", learner.name):  # no peer would dial that address
                 self.kill(learner)
         for name in self.names:
             self.start(name)
 
     def settle(self, limit: float = 200.0) -> bool:
-        """Stop faults and training, let everybody offer the rest; True once all are on one lineage
-        with nothing unmerged."""
+        """Stop faults and training, and let every learner offer the rest. True once all are on one
+        lineage with nothing unmerged."""
         self.heal()
         self.until(lambda: all(x.engine.state.joined for x in self.learners.values()), 100)
 
@@ -423,7 +426,8 @@ class Cluster:
         return True
 
     def settled(self) -> bool:
-        """All on one lineage, together, with nothing left to merge or to apply."""
+        """Whether all learners are on one lineage, know each other, and have nothing left to merge
+        or to apply."""
         state = [x.engine.state for x in self.learners.values()]
         together = len(self.keys()) == 1 and all(b.joined and not b.alone for b in state)
         done = (x.engine.boundaries.settled() and not x.mailbox for x in self.learners.values())
@@ -437,8 +441,8 @@ class Cluster:
         return together and all(done) and not any(self._awaits(*each) for each in held)
 
     def _awaits(self, state: EngineState, p: int, offer: Offer) -> bool:
-        """Whether a held offer is still to be merged, or handed to who can: not one that its living
-        author has given up, at somebody who does not seal."""
+        """Whether a held offer will still be merged here or passed on. An offer at a learner that
+        does not seal, whose living author has given it up, will not."""
         return state.roster.sealer(p) == state.me or offer.peer not in (
             state.me,
             *state.roster.alive(),

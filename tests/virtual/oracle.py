@@ -1,8 +1,10 @@
-"""DESIGN's laws 3 to 6 as assertions over a virtual cluster, and an account of every unit of work.
+"""DESIGN's laws 3 to 6 as assertions over a virtual cluster, and an account of every unit of
+work.
 
-A unit leaves a learner's weights only in ways that its learner counts: dropped (`dropped_tokens`),
-superseded (the ledger names whose merged work a newer anchor lacks), or with the process. So
-whatever is missing in the end was lost by the last that held it, and that one said so or died."""
+A unit leaves a learner's weights only in ways that the learner counts: it is dropped
+(`dropped_tokens`), or superseded (the ledger names the peers whose merged work a newer anchor
+lacks), or it dies with the process. So if a unit is missing at the end, then the last learner that
+held it either reported the loss or died."""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
     from tests.virtual.cluster import Cluster
     from tests.virtual.process import Learner
 
-Unit = tuple[int, Any]  # (fragment, (who, step))
+Unit = tuple[int, Any]  # (fragment, (author, step))
 
 
 class Oracle:
-    """What it has seen so far: of every learner since it started, and of the whole cluster."""
+    """What it has seen so far of every learner and of the whole cluster."""
 
-    counts = True  # every unit of work; a long run without faults can do without
+    counts = True  # every unit of work; a long run without faults may turn this off
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -34,19 +36,19 @@ class Oracle:
         self.checked: dict[tuple[PeerId, int], tuple[Any, ...]] = {}
         self.superseded: defaultdict[tuple[PeerId, int], set[str]] = defaultdict(set)
         self.trained: defaultdict[int, set[Any]] = defaultdict(set)
-        self.dropped: set[Unit] = set()  # by a living learner that said so
-        self.named: set[tuple[int, str]] = set()  # whose work some ledger says was superseded
-        self.origins: dict[PeerId, set[bytes]] = {}  # of whose first weights the dead were
-        # models that somebody gave up for another; a checkpoint may bring them back
+        self.dropped: set[Unit] = set()  # by a living learner that reported it
+        self.named: set[tuple[int, str]] = set()  # authors that some ledger names as superseded
+        self.origins: dict[PeerId, set[bytes]] = {}  # of the dead: the models they had
+        # Models that a learner gave up for another; a checkpoint may bring them back.
         self.left: set[bytes] = set()
-        # those its weights still are of
+        # Former models that are still in its weights.
         self.former: defaultdict[tuple[PeerId, int], set[bytes]] = defaultdict(set)
         self.at_death: set[Unit] = set()  # in a process that died, and in no other
 
     # after every event
 
     def check(self, learner: Learner) -> None:
-        """Laws 3, 4 and 5 for the learner that something just happened to."""
+        """Check laws 3, 4 and 5 for the learner of the last event."""
         if not self.counts:
             return
         state = learner.engine.state
@@ -96,8 +98,8 @@ class Oracle:
         self.last_keys[learner.id, p] = (lineage.genesis, lineage.key)
 
     def check_quorum(self, learner: Learner, job: Merge) -> None:
-        """Laws 3 and 6: who seals is the sealer, by its own roster, on its own anchor, with a
-        quorum of that roster."""
+        """Laws 3 and 6: the learner that seals is the sealer by its own roster, merges on its own
+        anchor, and has a quorum of that roster."""
         state = learner.engine.state
         assert state.roster.sealer(job.fragment) == learner.id, ("sealed by another", learner.id)
         assert len(job.offers) >= self.cluster.policies.quorum.needed(state.roster.size), (
@@ -109,7 +111,8 @@ class Oracle:
     # the account of every unit
 
     def recorded(self, learner: Learner, record: RoundRecord) -> None:
-        """The ledger of this learner says whose merged work it gives up for a newer anchor."""
+        """This learner's ledger names the peers whose merged work it gives up for a newer
+        anchor."""
         self.superseded[learner.id, record.fragment] |= set(record.superseded)
         self.named |= {(record.fragment, name) for name in record.superseded}
 
@@ -120,10 +123,13 @@ class Oracle:
     def moved(
         self, learner: Learner, p: int, before: Vector, after: Vector, dropped_tokens: int
     ) -> None:
-        """A correction was applied: what is gone from the weights was counted, or is named in the
-        ledger, or its author has given it up before: an anchor with later work of its author does
-        not show that. Nor does it where somebody else went on from the author's checkpoint, and
-        there are two histories in one name."""
+        """A correction was applied. Each unit that left the weights must be accounted for:
+
+        - it was counted as dropped,
+        - or the ledger names its author,
+        - or its author had given it up before, which an anchor with later work of it does not show,
+        - or another process went on from its author's checkpoint, so one name has two histories.
+        """
         self.former.pop((learner.id, p), None)
         gone = [unit for unit in before if unit not in after and unit[0] != "init"]
         named = self.superseded.pop((learner.id, p), set())
@@ -150,11 +156,11 @@ class Oracle:
         self.dropped |= {(p, unit) for unit in gone}
 
     def _claimants(self, author: PeerId) -> set[str]:
-        """In whose name a seal may have merged this author's work."""
+        """The names under which a seal may have merged this author's work."""
         return {author.name, *(heir.name for heir in self.cluster.heirs.get(author, ()))}
 
     def died(self, learner: Learner) -> None:
-        """What only this process held dies with it."""
+        """Work that only this process held dies with it."""
         state = learner.engine.state
         former = (self.former[learner.id, p] for p in learner.mailbox)
         # it may have died before it let go of a former model
@@ -171,8 +177,8 @@ class Oracle:
             self.at_death |= {(p, unit) for unit in everything - held if unit[0] != "init"}
 
     def _held(self, learners: list[Learner], p: int) -> set[Any]:
-        """In the weights of any of them, in an anchor not applied yet, or in an offer that has
-        arrived."""
+        """Units in the weights of any of these learners, in an anchor not applied yet, or in an
+        offer that has arrived."""
         held: set[Any] = set()
         for learner in [x for x in learners if p < len(x.weights)]:
             held |= {*learner.weights[p], *self._anchor(learner, p), *self._offered(learner, p)}
@@ -183,8 +189,8 @@ class Oracle:
         return thetas[p] if p < len(thetas) else {}
 
     def _offered(self, learner: Learner, p: int, safe: bool = True) -> set[Any]:
-        """The units in the offers that a sealer holds, or with `safe=False` anybody. What went on
-        from a checkpoint is not safe there: another process may have offered the same work."""
+        """The units in the offers that a sealer holds, or with `safe=False` any learner. An offer
+        of work from a checkpoint is not safe: another process may have offered the same work."""
         state = learner.engine.state
         if p >= len(state.rounds) or (safe and state.roster.sealer(p) != learner.id):
             return set()
@@ -194,10 +200,14 @@ class Oracle:
         return {unit for offer in offers for unit in offer.sections.get("delta", {})}
 
     def check_accounts(self) -> None:
-        """At the end: whatever is missing died with the last process that held it, or was given up
-        by a learner that said so, or followed in a dead learner's offer what was superseded; and
-        every learner that lives, began with nothing, and has had no heir, can say how much of its
-        own that is."""
+        """At the end, every missing unit must be accounted for:
+
+        - it died with the last process that held it,
+        - or a learner reported that it gave the unit up,
+        - or it was in a dead learner's offer that followed superseded work.
+
+        Every living learner that began with nothing, and from whose checkpoint no process went on,
+        must report exactly how much of its own work is missing."""
         missing = self.missing()
         lost = {
             unit for unit in missing - self.at_death - self.dropped if not self._followed(*unit)
@@ -222,8 +232,8 @@ class Oracle:
                 )
 
     def _followed(self, p: int, unit: Any) -> bool:
-        """Also what lost against a checkpoint of its author, which somebody went on from and
-        offered first; and what was offered to who took another model whole."""
+        """Further ways to lose a unit: another process offered it first, from a checkpoint of its
+        author; or it was offered to a learner that then took another model whole."""
         author, final = unit[0], {x.engine.state.genesis for x in self.cluster.learners.values()}
         named = any((p, name) in self.named for name in self._claimants(author))
         if named or author in self._forked or author not in self.origins:
@@ -236,13 +246,13 @@ class Oracle:
 
     @property
     def _forked_twice(self) -> frozenset[PeerId]:
-        """From whose checkpoint two went on: each may have offered its work, on a branch of its
-        own."""
+        """Authors from whose checkpoint two processes went on. Each may have offered their work, on
+        a branch of its own."""
         heirs = Counter(author for authors in self.cluster.heirs.values() for author in authors)
         return frozenset(author for author, count in heirs.items() if count > 1)
 
     def missing(self) -> set[Unit]:
-        """Work that was done and is not in the model that all ended on."""
+        """Work that was done and is not in the final model."""
         thetas = next(iter(self.cluster.learners.values())).units.theta
         return {
             (p, unit)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mend_optim.engine.accounts import Totals
-from mend_optim.engine.effects import EXCHANGE, Extend, Merge, Send, Work
+from mend_optim.engine.effects import EXCHANGE, Extend, Job, Merge, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.protocol.lineage import PeerId
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint; `heirs`: whose unmerged work may be in its weights."""
+    """A checkpoint. `heirs`: the authors whose unmerged work may be in its weights."""
 
     resumed: Resumed
     weights: list[Vector]
@@ -32,7 +32,8 @@ class Saved:
     groups: tuple[bytes, ...]
 
     def beside_other_weights(self) -> Saved:
-        """The same, found to belong to other weights: they become the anchor."""
+        """The same checkpoint, restored with other weights than it was saved with: these become the
+        anchor."""
         gone = {
             "pending": None,
             "correction_pending": True,
@@ -47,7 +48,7 @@ class Saved:
 
 
 class Learner:
-    """One incarnation of a learner. `frozen`: what happens to it is held until it thaws."""
+    """One incarnation of a learner. While it is `frozen`, its events are held until it thaws."""
 
     def __init__(
         self, cluster: Cluster, id: PeerId, address: str, saved: Saved | None = None
@@ -60,7 +61,7 @@ class Learner:
             saved,
         )
         self.heirs: frozenset[PeerId] = frozenset()
-        self.ahead_s = 0.0  # of its clock
+        self.ahead_s = 0.0  # how far its clock is ahead
         seeds = [n for n in cluster.names if n != self.name and cluster.dialable[n]]
         self.engine = Engine(id, address, seeds, cluster.policies, self.now)
         fragments = cluster.policies.schedule.fragments
@@ -78,8 +79,13 @@ class Learner:
 
     @property
     def now(self) -> float:
-        """What its clock shows."""
+        """The time on its own clock."""
         return self.cluster.now + self.ahead_s
+
+    @property
+    def trains(self) -> bool:
+        """Whether its training loop takes inner steps now."""
+        return self.cluster.training
 
     # the training thread
 
@@ -99,7 +105,7 @@ class Learner:
         self.cluster.after(0.1, self, self.step)
 
     def extend(self) -> None:
-        """Add a group, with first weights of its own, between two steps; not twice."""
+        """Add a group with first weights of its own, between two steps; only once."""
         engine = self.engine
         if (
             self.dead
@@ -118,8 +124,7 @@ class Learner:
         self.pump()
 
     def save(self) -> Saved | None:
-        """A checkpoint, as the training thread takes one between two steps; none while it
-        copies."""
+        """A checkpoint, taken by the training thread between two steps; none while it copies."""
         if self.dead or self.frozen or self.copying or not self.engine.state.joined:
             return None
         if len(self.engine.state.fragments) < len(self.weights):
@@ -141,8 +146,8 @@ class Learner:
             self.pump()
             return
         if not self.engine.state.totals.step:
-            self.hand_over()  # what joining brought, before the first inner step
-        if self.cluster.training and not self.copying:
+            self.hand_over()  # apply the anchor that joining brought, before the first inner step
+        if self.trains and not self.copying:
             self.engine.boundaries.stepped(1, self.step_s)
             self.cluster.trained += 1
             if self.cluster.oracle.counts:
@@ -156,15 +161,19 @@ class Learner:
         self.cluster.after(self.step_s, self, self.step)
 
     def hand_over(self) -> None:
-        """What `step()` does after the inner step: apply corrections, then copy what is wanted."""
+        """The part of `step()` after the inner step: apply corrections, then copy the fragments
+        that the engine wants."""
         if self.copying or not self.engine.state.fragments:
             return
         self.waiting = self.engine.boundaries.must_wait() and self.cluster.now < self.waits_until
         for p in [p for p in self.mailbox if not self.engine.boundaries.holds_back(p)]:
             self._apply(p, self.mailbox.pop(p))
         wanted = self.engine.boundaries.fragments_to_copy()
-        if not wanted:
-            return
+        if wanted:
+            self.copy(wanted)
+
+    def copy(self, wanted: list[int]) -> None:
+        """Begin to copy these fragments: for an offer, or all of them to found an anchor."""
         self.copying = True
         copies = {p: dict(self.weights[p]) for p in wanted}
         if self.engine.boundaries.founding:
@@ -204,9 +213,7 @@ class Learner:
             if isinstance(effect, Send):
                 self.send(effect)
             elif isinstance(effect, Work):
-                if isinstance(effect.job, Merge):
-                    self.cluster.oracle.check_quorum(self, effect.job)
-                self.queue.append(effect.job)
+                self.assign(effect.job)
             else:
                 self.cluster.note(self, effect)
         if self.dead:
@@ -219,6 +226,12 @@ class Learner:
             self.woken_at = wake
             self.cluster.after(max(0.0, wake - self.now), self, self.wake)
         self.cluster.oracle.check(self)
+
+    def assign(self, job: Job) -> None:
+        """The worker is to perform this job after those it has."""
+        if isinstance(job, Merge):
+            self.cluster.oracle.check_quorum(self, job)
+        self.queue.append(job)
 
     def send(self, effect: Send) -> None:
         """A message leaves, unless the sender dies just before it, or just after."""
@@ -240,7 +253,7 @@ class Learner:
         self.pump()
 
     def report(self, what: str, to: PeerId, message: Message) -> None:
-        """What became of a message: "delivered" or "undelivered"."""
+        """Tell the engine that a message was "delivered" or "undelivered"."""
         getattr(self.engine, what)(self.now, to, message)
         self.pump()
 

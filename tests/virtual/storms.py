@@ -1,11 +1,13 @@
 """Storms in virtual time: a cluster and its faults, drawn from a seed, as plain data that can be
 replayed and made smaller.
 
-    python -m tests.virtual.storms --seeds 0:20000 --wide 100 --jobs 2      play them all; what failed is shrunk and printed
-    python -m tests.virtual.storms --replay "Storm(...)"         play one that was printed
+    play many; failures are made smaller and printed:
+        python -m tests.virtual.storms --seeds 0:20000 --wide 100 --jobs 2
+    play one that was printed:
+        python -m tests.virtual.storms --replay "Storm(...)"
 
-DESIGN's laws 3 to 6 are checked after every event. When the last fault is over, everybody must end
-on one model within `LIMIT_S` of virtual time, and every unit of work must be accounted for."""
+DESIGN's laws 3 to 6 are checked after every event. When the last fault is over, all learners must
+end on one model within `LIMIT_S` of virtual time, and every unit of work must be accounted for."""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def policies(
 
 @dataclass(frozen=True)
 class Fault:
-    """At a moment, a method of `Cluster`, and what it is called with."""
+    """A method of `Cluster` to call at a moment, with its arguments."""
 
     at: float
     kind: str
@@ -62,8 +64,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Storm:
-    """A cluster of `n` and what befalls it in its first `seconds`. `seed` draws the network's
-    whims."""
+    """A cluster of `n` learners and the faults in its first `seconds`. `seed` determines the
+    network's random delays and losses."""
 
     seed: int
     n: int
@@ -77,7 +79,7 @@ class Storm:
     faults: tuple[Fault, ...] = ()
 
     def play(self) -> Cluster:
-        """Raises `AssertionError` where a law is broken."""
+        """Play it. Raises `AssertionError` if a law is broken."""
         schedule = {
             "sync_every": 3 + self.fragments,
             "fragments": self.fragments,
@@ -99,7 +101,8 @@ class Storm:
 
 
 def draw(seed: int, wide: bool = False) -> Storm:
-    """Few learners, where faults meet in all ways; or `wide`: up to 64, or 24 fragments."""
+    """A few learners, where faults combine in all ways; or, if `wide`, up to 64 learners or 24
+    fragments."""
     r = random.Random(seed)
     n = r.choice([2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5, 5, r.choice([6, 7, 8])])
     fragments = r.choice([1, 1, 1, 2, 2, 3])
@@ -171,8 +174,8 @@ def _draw_fault(r: random.Random, names: list[str], seconds: float) -> Iterator[
 
 
 def _draw_heir(r: random.Random, names: list[str]) -> Iterator[Fault]:
-    """Both sides of a partition seal, and one restarts on the lesser: what its checkpoint held, in
-    an offer and beside it, moves to the other branch."""
+    """Both sides of a partition seal, and a learner on the lesser side restarts: the offer in its
+    checkpoint, and the work next to it, move to the other branch."""
     name, other = r.sample(names, 2)
     at = 4 + 3 * r.random()
     saved = at + 5 + 4 * r.random()
@@ -191,7 +194,7 @@ def _return(r: random.Random, at: float, name: str) -> Fault:
 
 
 def failure(storm: Storm) -> str:
-    """What went wrong in it; empty if nothing did."""
+    """The traceback of what went wrong in this storm; empty if nothing did."""
     try:
         storm.play()
     except Exception:
@@ -200,7 +203,8 @@ def failure(storm: Storm) -> str:
 
 
 def shrunk(storm: Storm) -> Storm:
-    """The same with no fault, no fragment and no learner that it can do without and still fail."""
+    """The smallest storm that still fails: without every fault, fragment and learner that is not
+    needed for that."""
     smaller = True
     while smaller:
         smaller = next((s for s in _smaller(storm) if failure(s)), None)
@@ -229,13 +233,14 @@ def _smaller(storm: Storm) -> Iterator[Storm]:
 
 
 def check(storm: Storm) -> Cluster:
-    """Play it; what fails is shrunk, and the error says how to play that."""
+    """Play a storm. If it fails, make it smaller and raise an error that says how to replay
+    that."""
     try:
         return storm.play()
     except Exception:
         least = shrunk(storm)
-        text = f"{failure(least)}\nto play it again: python -m tests.virtual.storms --replay '{least!r}'"
-        raise AssertionError(text) from None
+        again = f"python -m tests.virtual.storms --replay '{least!r}'"
+        raise AssertionError(f"{failure(least)}\nto play it again: {again}") from None
 
 
 def seen_in(seeds: range, wide: bool = False) -> tuple[Counter[str], list[str]]:

@@ -1,10 +1,10 @@
-"""Learners that become slow, and fast again, in virtual time: how soon the others stop waiting, and
-start again.
+"""Learners that become slow, and fast again, in virtual time: how soon the others stop waiting for
+them, and start again.
 
     python -m tests.virtual.stragglers --seeds 0:2000
 
-Inner steps vary by 10 % (log-normal); now and then one takes five times as long, and all pause each
-50 steps."""
+Inner steps vary by 10 % (log-normal). Now and then one takes five times as long, and every 50 steps
+all learners pause."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ JITTER = 0.1
 EVALUATES_EACH, EVALUATION = 50, 8.0  # steps; how many steps it takes
 SPIKES, SPIKE = 0.005, 5.0
 WARM, SLOW, AFTER = 12, 8, 12  # rounds before, during and after
-AT_MOST = 5  # rounds until it is found, and until it is taken back
+AT_MOST = 5  # rounds until the slow learner is found, and until it is expected again
 STEP_S = 0.5
 
 
 class Paced(Cluster):
-    """`factor`: how much slower than the others a learner is."""
+    """A cluster with one slow learner. `factor`: how many times slower than the others a learner
+    is."""
 
     def __init__(self, straggler: Straggler) -> None:
         plan = policies(
@@ -42,7 +43,7 @@ class Paced(Cluster):
         self.speed = dict(zip(self.names, straggler.speeds, strict=True))
         self.factor = dict.fromkeys(self.names, 1.0)
         self.victim = self.names[straggler.seed % straggler.n]
-        # by rounds: how often a learner was wrongly waited for no more
+        # In how many rounds a learner was wrongly left out.
         self.accused: Counter[str] = Counter()
 
     def step_s(self, name: str) -> float:
@@ -59,15 +60,15 @@ class Paced(Cluster):
         return max((lineage.version for lineage in anchors), default=0)
 
     def left_out(self, name: str) -> bool:
-        """Whether whoever seals waits for that learner no more."""
+        """Whether the sealer no longer waits for that learner."""
         sealers = (x for x in self.learners.values() if x.engine.state.roster.sealer(0) == x.id)
         return any(name in {id.name for id in x.engine.stragglers.failing} for x in sealers)
 
     def rounds(
         self, count: int, done: Callable[[], bool] = lambda: False, innocent: bool = True
     ) -> int:
-        """Play so many rounds, or until `done`; how many there were. Counts wrong verdicts with
-        each."""
+        """Play so many rounds, or until `done`; returns how many there were. Counts the wrong
+        verdicts of each."""
         start = seen = self.version
         while self.version - start < count and not done():
             assert self.until(lambda last=seen: self.version > last or done(), 600), (
@@ -102,7 +103,7 @@ class Straggler:
         )
 
     def play(self) -> tuple[Paced, int, int]:
-        """Rounds until the slow one is waited for no more, and until it is waited for again."""
+        """Rounds until the sealer stops waiting for the slow learner, and until it waits again."""
         cluster = Paced(self)
         cluster.start_all()
         cluster.rounds(WARM)
@@ -130,13 +131,11 @@ def main() -> None:
             back[later] += 1
             accused, rounds = accused + wrong, rounds + played
             if late > AT_MOST or later > AT_MOST or wrong:
-                print(
-                    f"{Straggler.drawn(seed)}: found after {late}, back after {later}, {wrong} wrong",
-                    flush=True,
-                )
+                verdict = f"found after {late}, back after {later}, {wrong} wrong"
+                print(f"{Straggler.drawn(seed)}: {verdict}", flush=True)
     print(
-        f"{len(seeds)} stragglers; rounds until found {sorted(found.items())}, until back {sorted(back.items())}; "
-        f"{accused} wrong verdicts in {rounds} learner-rounds"
+        f"{len(seeds)} stragglers; rounds until found {sorted(found.items())}, "
+        f"until back {sorted(back.items())}; {accused} wrong verdicts in {rounds} learner-rounds"
     )
     late = sum(
         count for counts in (found, back) for rounds_, count in counts.items() if rounds_ > AT_MOST

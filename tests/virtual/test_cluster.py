@@ -1,5 +1,5 @@
-"""The protocol under faults, in virtual time: DESIGN's laws 3 to 6 hold after every event, and
-everybody ends on one lineage."""
+"""The protocol under faults, in virtual time: DESIGN's laws 3 to 6 hold after every event, and all
+learners end on one lineage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.virtual.storms import TIMING, policies
 
 @pytest.mark.parametrize("seed", range(20))
 def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
-    """Law 5: tokens in the lineage + tokens not yet merged = tokens trained, although messages are
+    """Law 5: tokens in the lineage + tokens not merged yet = tokens trained, although messages are
     lost, doubled and reordered."""
     patient = replace(TIMING, join_timeout_s=60)
     cluster = Cluster(
@@ -33,8 +33,8 @@ def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_fresh_process_adopts_trained_weights(seed: int) -> None:
-    """A restart from nothing beside one survivor: the survivor's units are in the newcomer's
-    weights, never the reverse."""
+    """A learner restarts from nothing while another lives on: the survivor's units are in the
+    newcomer's weights, never the reverse."""
     cluster = Cluster(2, seed, policies())
     cluster.start_all()
     cluster.run(40)
@@ -53,8 +53,8 @@ def test_fresh_process_adopts_trained_weights(seed: int) -> None:
 
 
 def with_a_slow_learner(seed: int, grace_s: float) -> tuple[Cluster, float]:
-    """Three learners, one three times slower; the share of the rounds that it took part in, with
-    tokens."""
+    """Three learners, one of them three times slower; and the share of the rounds that merged
+    tokens of the slow one."""
     cluster = Cluster(3, seed, policies(grace_s=grace_s, sync_every=10), loss=0.0, duplicates=0.0)
     cluster.speed = {"learner-0": 1.0, "learner-1": 1.0, "learner-2": 3.0}
     cluster.start_all()
@@ -68,15 +68,15 @@ def with_a_slow_learner(seed: int, grace_s: float) -> tuple[Cluster, float]:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_slow_learner_takes_part_in_every_round(seed: int) -> None:
-    """DESIGN §3: rounds are called, so a learner three times slower is never missed while its step
-    fits into the grace window."""
+    """DESIGN §3: rounds are called, so a learner three times slower is in every round as long as
+    its step fits into the grace window."""
     _, share = with_a_slow_learner(seed, grace_s=5)
     assert share == 1.0
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_learner_slower_than_grace_does_not_starve(seed: int) -> None:
-    """Its late offer is the first of the next round; not a token of it is lost."""
+    """Its late offer is the first of the next round, and no token of it is lost."""
     cluster, share = with_a_slow_learner(seed, grace_s=0.2)
     assert share >= 0.4
     assert cluster.settle()
@@ -87,7 +87,7 @@ def test_learner_slower_than_grace_does_not_starve(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_twins_of_one_checkpoint_merge_its_work_once(seed: int) -> None:
-    """Even where every learner there is, its sealer too, has to drop its share of it."""
+    """This holds even if every learner, the sealer included, has to drop its copy of the work."""
     cluster = Cluster(2, seed, policies(adopt_after=2), loss=0.0, duplicates=0.0)
     cluster.start_all()
     alone = cluster.learners["learner-0"]

@@ -1,5 +1,5 @@
-"""Who becomes slow is waited for no more, and nobody else: whole clusters in virtual time
-(`stragglers.py`)."""
+"""Rounds stop waiting for a learner that becomes slow, and for no other: whole clusters in virtual
+time (`stragglers.py`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.virtual.stragglers import AT_MOST, Paced, Straggler
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_straggler_is_left_out_within_5_rounds_and_taken_back_within_5(seed: int) -> None:
-    """1.5, 2 or 5 times slower among learners of unequal speed, which jitter, pause and have
-    spikes; all the while nobody is left out who should not be, and no seal is below quorum."""
+    """The straggler becomes 1.5, 2 or 5 times slower, among learners of unequal speed with jitter,
+    pauses and spikes. No other learner is left out, and no seal is below quorum."""
     cluster, found, back = Straggler.drawn(seed).play()
     assert found <= AT_MOST
     assert back <= AT_MOST
@@ -33,7 +33,7 @@ def test_steady_slower_hardware_is_never_left_out() -> None:
 
 
 def test_all_together_are_not_slow() -> None:
-    """Longer sequences, say: everybody takes twice as long from some step on."""
+    """For example with longer sequences: all learners take twice as long from some step on."""
     cluster = Paced(Straggler(2, n=3, sync_every=16))
     cluster.start_all()
     cluster.rounds(12)
@@ -43,7 +43,7 @@ def test_all_together_are_not_slow() -> None:
 
 
 def test_seals_come_as_often_as_without_the_straggler() -> None:
-    """In lockstep every round would take as long as its slowest learner."""
+    """In lockstep every round would otherwise take as long as its slowest learner."""
 
     def lasted(straggler: Straggler, factor: float) -> float:
         cluster = Paced(straggler)
@@ -61,8 +61,8 @@ def test_seals_come_as_often_as_without_the_straggler() -> None:
 
 @pytest.mark.parametrize("adopt_after", [None, 4])
 def test_what_the_straggler_does_is_merged_all_the_while(adopt_after: int | None) -> None:
-    """It is waited for no more, and every second round or so has what it did: nobody starves, in
-    lockstep neither."""
+    """Rounds no longer wait for it, but about every second round merges its work: no learner
+    starves, in lockstep neither."""
     straggler = Straggler(7, adopt_after=adopt_after)
     cluster = Paced(straggler)
     cluster.start_all()

@@ -13,7 +13,7 @@ from tests.virtual.oracle import Oracle
 from tests.virtual.process import Learner
 from tests.virtual.storms import POINTS, Fault, Storm, check, draw, failure, seen_in, shrunk
 
-STORMS, BATCHES = 2000, 10  # each batch in some process of pytest's
+STORMS, BATCHES = 2000, 10  # pytest may play each batch in another process
 SEEN = (
     "crash",
     "cut",
@@ -64,7 +64,7 @@ def test_laws_hold_where_there_are_many(seed: int) -> None:
 
 
 def test_a_seed_plays_the_same_storm_in_every_process() -> None:
-    """Not by the order of a set of strings, which is another in each process."""
+    """Nothing depends on the order of a set of strings, which differs between processes."""
     played = {
         subprocess.run(
             [sys.executable, "-c", REPLAY, *sys.path],
@@ -87,7 +87,7 @@ def test_what_is_printed_of_a_storm_plays_it_again() -> None:
 
 
 def test_a_storm_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A law that is broken as soon as anybody dies: all that is left is one death in the smallest
+    """The broken law here is that a learner died: the smallest storm is one death in the smallest
     cluster."""
 
     def deny(oracle: Oracle, learner: Learner) -> None:
@@ -125,8 +125,8 @@ def test_laws_hold_in_storms_that_once_seemed_to_break_them(seed: int) -> None:
 
 
 def test_progress_that_was_dropped_is_not_taken_from_the_weights_again() -> None:
-    """In doubt a learner drops it, and before its training thread has done so the other branch
-    wins, which has it."""
+    """A learner in doubt drops progress. Before its training thread has done so, the other branch
+    wins, which contains it."""
     sides = ("learner-2", "learner-3")
     storm = Storm(
         482,

@@ -1,6 +1,6 @@
-"""A twin of `anchor.Anchors` in set algebra: units of work stand for tensors.
+"""A twin of `worker.anchors.Anchors` in set algebra: units of work stand for tensors.
 
-A vector is a dict from unit to integer coefficient; weights are the anchor's units plus the
+A vector is a dict from unit to integer coefficient. Weights are the anchor's units plus the
 learner's own. A merge is a plain sum. Since adoption is linear, the engine must keep every
 coefficient of every anchor and of all weights at exactly 1: a unit merged twice shows as 2, a lost
 correction as 0 or -1."""
@@ -28,7 +28,7 @@ Vector = dict[Any, int]
 
 
 class Section(dict[Any, int]):
-    """A vector in a message: it has a size, as packets have."""
+    """A vector in a message. It has a size, as packets do."""
 
     @property
     def nbytes(self) -> int:
@@ -40,7 +40,7 @@ class Section(dict[Any, int]):
 
 
 class Correction(NamedTuple):
-    """What training must add to its weights, or become."""
+    """The values to add to the weights, or to replace them with."""
 
     fragment: int
     values: Vector
@@ -109,7 +109,7 @@ class Units:
         values = dict(new) if replace else add(new, self.theta[p], -1)
         if mine and not replace:
             values = add(values, self.progress[p], -1)
-        if mine or replace:  # settled, or dropped
+        if mine or replace:  # the progress was merged, or is dropped
             self.progress[p] = {}
         self.theta[p] = dict(new)
         return Correction(p, values, replace)

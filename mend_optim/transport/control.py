@@ -20,7 +20,8 @@ from mend_optim.protocol.handshake import Hello, refusal
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Seal, State
 from mend_optim.transport.address import seen_from
-from mend_optim.transport.link import Handler, Link, Outbox
+from mend_optim.transport.handler import Handler
+from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.stream import Stream
 from mend_optim.transport.transfers import Transfers
 from mend_optim.transport.wire import decode_control, encode_control

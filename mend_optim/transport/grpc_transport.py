@@ -37,11 +37,12 @@ from mend_optim.transport.address import (
 )
 from mend_optim.transport.control import Links
 from mend_optim.transport.forked_sockets import PORTS
-from mend_optim.transport.link import Handler, Link
+from mend_optim.transport.handler import Handler
+from mend_optim.transport.limits import MESSAGE_LIMIT
+from mend_optim.transport.link import Link
 from mend_optim.transport.stream import Counter, Dialled, Served, within
 from mend_optim.transport.transfers import Transfers
 from mend_optim.transport.wire import (
-    MESSAGE_LIMIT,
     decode_hello,
     decode_id,
     encode_hello,
@@ -62,8 +63,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc  # noqa: E402
 import grpc.aio  # noqa: E402
-
-__all__ = ["Handler", "Transport", "parse_address", "parse_dialable"]
 
 log = logging.getLogger("mend_optim.peer")
 

@@ -5,50 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Message, Want
 
 OUTBOX_LIMIT = 256
-
-
-class Handler(Protocol):
-    """Whom the transport tells what happened. Every method is cheap, never raises, and is called on
-    the loop thread."""
-
-    def hello(self) -> Hello:
-        """Ours, as of now."""
-
-    def met(self, id: PeerId, address: str, seed: str) -> bool:
-        """A peer and we agreed; we dialled it at `seed`, if that is not empty. False: it is a past
-        incarnation."""
-
-    def linked(self, id: PeerId, up: bool) -> None:
-        """The first control stream with a peer opened, or the last one closed."""
-
-    def heard(self, id: PeerId) -> None:
-        """A part of a bulky message arrived."""
-
-    def refused(self, address: str, reason: str) -> None:
-        """A hello was refused, by us or by the learner at `address`."""
-
-    def itself(self, address: str) -> None:
-        """The learner at this seed is ourselves."""
-
-    def receive(self, message: Message) -> None:
-        """A message arrived whole."""
-
-    def delivered(self, to: PeerId, message: Message) -> None:
-        """The peer has the whole of an offer."""
-
-    def undelivered(self, to: PeerId, message: Message) -> None:
-        """An offer or a want did not arrive, or its stream broke before the answer."""
-
-    def contacts(self) -> Sequence[tuple[PeerId, str]]:
-        """The peers that should be dialled, and where."""
 
 
 class Outbox:

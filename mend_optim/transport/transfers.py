@@ -21,17 +21,11 @@ from typing import Any
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Bulk, Message, Offer, Seal, State, Want
-from mend_optim.transport.link import Handler, Link, Outbox
+from mend_optim.transport.frames import ACK, Assembler, check_fragment, sender, to_frames
+from mend_optim.transport.handler import Handler
+from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.stream import Stream
-from mend_optim.transport.wire import (
-    ACK,
-    Assembler,
-    check_fragment,
-    decode_want,
-    encode_want,
-    frames,
-    sender,
-)
+from mend_optim.transport.wire import decode_want, encode_want
 
 log = logging.getLogger("mend_optim.peer")
 
@@ -251,7 +245,7 @@ class Transfers:
     # ── both ──────────────────────────────────────────────────────────────────────────────────────
 
     async def _upload(self, stream: Stream, message: Bulk) -> None:
-        for frame in frames(message):
+        for frame in to_frames(message):
             await stream.write(frame)
 
     async def _download(

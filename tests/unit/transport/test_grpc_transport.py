@@ -38,8 +38,9 @@ from mend_optim.protocol.messages import (
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport import grpc_transport as room
 from mend_optim.transport import wire
-from mend_optim.transport.address import host_of, seen_from
-from mend_optim.transport.grpc_transport import Transport, parse_address, parse_dialable
+from mend_optim.transport.address import host_of, parse_address, parse_dialable, seen_from
+from mend_optim.transport.frames import ACK, to_frames
+from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.transfers import Transfers
 
@@ -976,7 +977,7 @@ async def test_only_offers_are_passed_on_and_nobody_offers_for_another_otherwise
     foreign = replace(offer_of(a), peer=PeerId("gone", 1))
     async with grpc.aio.insecure_channel(b.address) as channel:
         for method, message in (("PassOn", state_of(a)), ("Exchange", foreign)):
-            code = await status_of(channel, method, a.id, *wire.frames(message))
+            code = await status_of(channel, method, a.id, *to_frames(message))
             assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert b.messages(Offer) == b.messages(State) == []
 
@@ -1007,12 +1008,12 @@ def answers_of(other: Learner) -> dict[str, list[bytes]]:
     return {
         "nothing": [],
         "garbage": [b"garbage"],
-        "an offer": [wire.ACK, *wire.frames(offer_of(other))],
-        "an offer at once": [*wire.frames(offer_of(other))],
-        "another fragment's": [wire.ACK, *wire.frames(replace(seal, fragment=1))],
-        "another fragment's at once": [*wire.frames(replace(state, fragment=1))],
-        "somebody else's": [wire.ACK, *wire.frames(replace(seal, sealer=PeerId("c", 1)))],
-        "the half of it": [*wire.frames(state)][:2],
+        "an offer": [ACK, *to_frames(offer_of(other))],
+        "an offer at once": [*to_frames(offer_of(other))],
+        "another fragment's": [ACK, *to_frames(replace(seal, fragment=1))],
+        "another fragment's at once": [*to_frames(replace(state, fragment=1))],
+        "somebody else's": [ACK, *to_frames(replace(seal, sealer=PeerId("c", 1)))],
+        "the half of it": [*to_frames(state)][:2],
     }
 
 
@@ -1046,18 +1047,18 @@ def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothin
         link.streams.append(Outbox())
         transfers.ask(link, first)
         transfers.ask(link, second)  # instead
-        for frames in ([*wire.frames(state_of(b))][:2], [*wire.frames(offer_of(b))]):
+        for frames in ([*to_frames(state_of(b))][:2], [*to_frames(offer_of(b))]):
             with pytest.raises(PeerError):
                 await transfers.serve_push(link, Script(*frames))
             await a.until(lambda: a.of("undelivered")[-1] == (b.id, second))
             transfers.ask(link, second)
-        stream = Script(*wire.frames(state_of(b)))
+        stream = Script(*to_frames(state_of(b)))
         await transfers.serve_push(link, stream)
         assert a.messages(State) == [state_of(b)]
-        assert stream.written == [wire.ACK]
+        assert stream.written == [ACK]
         assert len(a.of("undelivered")) == 3
         with pytest.raises(PeerError, match="nobody asked"):
-            await transfers.serve_push(link, Script(*wire.frames(state_of(b))))
+            await transfers.serve_push(link, Script(*to_frames(state_of(b))))
 
     asyncio.run(run())
 
@@ -1094,12 +1095,12 @@ async def test_strangers_and_garbage_are_refused_and_survived(crew):
                 [],
                 [b""],
                 [b"garbage"],
-                [wire.ACK],
+                [ACK],
                 [b"\x12\xff\xff"],
-                list(wire.frames(state_of(a))),
+                list(to_frames(state_of(a))),
             ):
                 assert await status_of(channel, method, a.id, *frames) in refused
-        with pytest.raises(grpc.aio.AioRpcError, match="not a Hello"):
+        with pytest.raises(grpc.aio.AioRpcError, match="the bytes are not a Hello"):
             await channel.unary_unary(f"/{room.SERVICE}/Hello")(b"garbage")
         # its stream ends
         assert await status_of(channel, "Control", a.id, b"garbage") is grpc.StatusCode.OK

@@ -40,6 +40,12 @@ def sender(message: Message) -> PeerId:
     return message.sealer if isinstance(message, Seal) else message.peer
 
 
+def check_sender(message: Message, peer: PeerId) -> None:
+    """Raise `PeerError` unless the message names the peer that sent it."""
+    named = sender(message)
+    check(named == peer, f"peer {peer} sent a message that claims to be from {named}")
+
+
 def to_frames(message: Bulk) -> Iterator[bytes]:
     """Yield the frames of a bulky message.
 

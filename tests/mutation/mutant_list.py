@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant("passed-on-all-the-time", 5, "engine/sealer",
            "            round.pass_on_at = now + self.state.policies.timing.suspect_after_s", "            pass", SEALING),
     Mutant("passed-on-instead-of-ones-own", 5, "transport/grpc_transport",
-           "self._transfers.pass_on if reply else self._transfers.exchange", "self._transfers.exchange", PASSED_ON),
+           "self._transfers.pass_on(link, offer)", "self._transfers.exchange(link, offer)", PASSED_ON),
     Mutant("what-came-too-early-is-not-offered-again", 5, "engine/engine",
            (("            elif (\n"
 "                pending\n"

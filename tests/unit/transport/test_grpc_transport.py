@@ -39,6 +39,7 @@ from mend_optim.protocol.timing import Timing
 from mend_optim.transport import grpc_transport as room
 from mend_optim.transport import wire
 from mend_optim.transport.address import host_of, parse_address, parse_dialable, seen_from
+from mend_optim.transport.connection import CALLER, SERVICE
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.link import Link, Outbox
@@ -633,14 +634,15 @@ async def test_a_connection_that_failed_is_gone_at_once(crew):
     b = await crew("b")
     await b.transport.stop()
     a = Learner("a", b.address, timing=replace(TIMING, beat_s=0.01))
-    enough, channel, visits = asyncio.Event(), a.transport._channel, itertools.count(1)
+    enough, visits = asyncio.Event(), itertools.count(1)
+    connect = a.transport._dialler._connect
 
     def counted(*arguments: Any) -> Any:
         if next(visits) == 6:
             enough.set()
-        return channel(*arguments)
+        return connect(*arguments)
 
-    a.transport._channel = counted
+    a.transport._dialler._connect = counted
     crew.learners.append(a)
     gc.collect()
     gc.disable()
@@ -1024,7 +1026,11 @@ def test_a_wrong_answer_is_none(kind, answer):
         a, b = Learner("a"), Learner("b")
         stream = Script(*answers_of(b)[answer])
         transfers = Transfers(
-            a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: stream
+            a,
+            limit=[LIMIT, LIMIT].__getitem__,
+            allocate=fresh,
+            patience_s=1.0,
+            dial=lambda link, method: stream,
         )
         message = offer_of(a) if kind == "offer" else Want(a.id, 0, b"")
         (transfers.exchange if kind == "offer" else transfers.pull)(Link(b.id), message)
@@ -1038,7 +1044,11 @@ def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothin
     async def run() -> None:
         a, b = Learner("a"), Learner("b")
         transfers = Transfers(
-            a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: Script()
+            a,
+            limit=[LIMIT, LIMIT].__getitem__,
+            allocate=fresh,
+            patience_s=1.0,
+            dial=lambda link, method: Script(),
         )
         link, first, second = Link(b.id), Want(a.id, 0, b"first"), Want(a.id, 0, b"second")
         transfers.ask(link, first)
@@ -1057,7 +1067,7 @@ def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothin
         assert a.messages(State) == [state_of(b)]
         assert stream.written == [ACK]
         assert len(a.of("undelivered")) == 3
-        with pytest.raises(PeerError, match="nobody asked"):
+        with pytest.raises(PeerError, match="which nobody asked it for"):
             await transfers.serve_push(link, Script(*to_frames(state_of(b))))
 
     asyncio.run(run())
@@ -1069,8 +1079,8 @@ def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothin
 async def status_of(
     channel: grpc.aio.Channel, method: str, caller: PeerId | None, *frames: bytes
 ) -> grpc.StatusCode:
-    metadata = ((room.CALLER, wire.encode_id(caller)),) if caller else ()
-    call = channel.stream_stream(f"/{room.SERVICE}/{method}")(metadata=metadata)
+    metadata = ((CALLER, wire.encode_id(caller)),) if caller else ()
+    call = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
     with suppress(Exception):
         for frame in frames:
             await call.write(frame)
@@ -1101,7 +1111,7 @@ async def test_strangers_and_garbage_are_refused_and_survived(crew):
             ):
                 assert await status_of(channel, method, a.id, *frames) in refused
         with pytest.raises(grpc.aio.AioRpcError, match="the bytes are not a Hello"):
-            await channel.unary_unary(f"/{room.SERVICE}/Hello")(b"garbage")
+            await channel.unary_unary(f"/{SERVICE}/Hello")(b"garbage")
         # its stream ends
         assert await status_of(channel, "Control", a.id, b"garbage") is grpc.StatusCode.OK
     a.transport.send(b.id, offer_of(a), "")

@@ -16,7 +16,7 @@ from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler
 from mend_optim.transport.limits import COUNT_LIMIT, MESSAGE_LIMIT, PACE_LIMIT
-from tests.unit.transport.generated import BULK, CONTROL, HELLO, ID, WANT
+from tests.unit.transport.generated import CONTROL, HELLO, ID, OFFER, SEAL, STATE, WANT
 
 ME = PeerId("a", 2**64 - 1)
 
@@ -34,9 +34,13 @@ def test_control_round_trip(message):
     assert again(message) == message
 
 
-@given(BULK)
-def test_header_round_trip(message):
-    assert wire.message_from(wire.header_of(message), message.sections) == message
+@pytest.mark.parametrize("messages", [OFFER, SEAL, STATE], ids=["offer", "seal", "state"])
+def test_header_round_trip(messages):
+    @given(messages)
+    def holds(message):
+        assert wire.message_from(wire.header_of(message), message.sections) == message
+
+    holds()
 
 
 @given(HELLO)

@@ -302,9 +302,8 @@ MUTANTS = (
            "            self._total -= oldest[0].tokens\n", "", SHARE),
     Mutant("deaf-ears-are-believed", 7, "membership/roster", "return self.silent or self.deaf", "return self.silent", ROSTER),
     Mutant("who-was-silent-finds-all-deaf", 7, "membership/roster",
-           ("            peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= min(\n"
-"                patience, 2 * DEAF\n"
-"            )"), "            peer.deaf = peer.knows == 0 or not min(patience, 2 * DEAF)", ROSTER),
+           "peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= patience",
+           "peer.deaf = peer.knows == 0 or not patience", ROSTER),
     Mutant("wait-for-the-silent", 7, "engine/adoption", (("            p: (peer, until)\n"
 "            for p, (peer, until) in self.state.wants.items()\n"
 "            if now < until and peer in alive")), "            p: (peer, until) for p, (peer, until) in self.state.wants.items() if now < until", ADOPTING),

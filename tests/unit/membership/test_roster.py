@@ -480,7 +480,8 @@ def test_everybody_hears_a_beat_in_turn(others: int, first: int) -> None:
         ({"evict_after_s": "30"}, "timing.evict_after_s .* got '30'"),
         (
             {"beat_s": 10},
-            r"timing.evict_after_s must be more than three beats \(30 s\), got 30.0; a peer is suspected",
+            r"timing.evict_after_s must be more than three beats \(30 s\), got 30.0; "
+            "a peer is suspected",
         ),
     ],
 )

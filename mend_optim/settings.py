@@ -32,7 +32,8 @@ from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
-from mend_optim.transport.grpc_transport import Transport, parse_dialable
+from mend_optim.transport.address import parse_dialable
+from mend_optim.transport.grpc_transport import Transport
 from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
 from mend_optim.worker.outer import Nesterov

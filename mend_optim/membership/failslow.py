@@ -1,15 +1,18 @@
-"""Who has become slow: seconds per token, and per byte, to verdicts with reasons.
+"""Which learners have become slow: from seconds per token, and per byte, to verdicts with reasons.
 
-A learner keeps a `Pace` of each of its streams of durations, and tells the others its `Level` with
-every beat. A `Watch` judges them all: failing is who has become slower than it was, by more than
-the others have, and is now slower than they are. Steady hardware is never failing, however slow;
-nor is anybody when all become slower alike."""
+A learner keeps one `Pace` per stream of durations: its inner steps, per token, and its uploads, per
+byte. It tells the others its `Level` of each with every beat. A `Watch` judges all learners by
+these levels. A learner is failing if it has become slower than it was, by more than the others
+have, and is now slower than they are. Steady hardware never fails, however slow. Nor does any
+learner fail when all become slower alike.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import NamedTuple
 
 from mend_optim.errors import is_number, require
@@ -17,28 +20,49 @@ from mend_optim.membership.changepoint import LONGEST, NOISE, RunLengths
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Level
 
-LEAST, MOST = 1e-50, 1e50  # of seconds and amounts: what is beyond is not a measurement
-STEADY = 3  # blocks that make a level: one or two are a stall
-RECENT = 8  # blocks that a level is taken from
-# blocks within which a change is looked for: as many are left to compare it with
+#: Seconds and amounts are between these two; anything beyond is not a measurement.
+LEAST = 1e-50
+MOST = 1e50
+#: Blocks that make a level; one or two are a stall.
+STEADY = 3
+#: Blocks that a level is taken from, the newest.
+RECENT = 8
+#: A change is looked for within this many blocks, so that as many are left to compare it with.
 OLDEST = LONGEST // 2
-CHANGE = math.log(1.1)  # the least that a verified change is
-PRIOR = 8  # blocks that the jitter known of earlier levels counts for
-DRAGGED = 2  # usual blocks that a block may take
-SETTLE = 2  # times that a suspect, and the others, tell of later blocks before there is a verdict
+#: The least that a level must move, as a logarithm, to count as a change: 10 %.
+CHANGE = math.log(1.1)
+#: The jitter known of earlier levels counts for this many blocks.
+PRIOR = 8
+#: A block ends early once it takes as long as this many usual blocks.
+DRAGGED = 2
+#: A suspect, and more than half of the others, must report later blocks this often before there is
+#: a verdict.
+SETTLE = 2
+#: The least doubt, so that nothing is divided by 0.
 TINY = 1e-9
 
-Stream = tuple[PeerId, str]  # whose, and by what cause
+Stream = tuple[PeerId, str]
+"""Whose durations, and their cause: "compute" or "link"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailSlow:
-    """When a learner is failing: `threshold` times slower than it was, and than the others are; by
-    `score` robust standard deviations; for `patience` blocks of steps. It is over below `recover`.
-    Raises `UsageError`.
+    """When a learner counts as failing. Rounds don't wait for a failing learner.
 
-    `restart_s` are the seconds of its work that replacing a learner costs: once it has lost as
-    many, the user is told (the ski-rental rule, as in FALCON, arXiv 2410.12588)."""
+    Args:
+        threshold: How many times slower the learner must be than it was, and than the others are;
+            > 1.1.
+        score: By how many robust standard deviations; > 0.
+        patience: For how many blocks of steps; an int >= 1.
+        recover: The learner is failing no more once it is less than this many times slower; > 1,
+            and at most `threshold`.
+        restart_s: The seconds of its work that replacing a learner costs; > 0. Once a failing
+            learner has lost as many, you get an event (the ski-rental rule, as in FALCON, arXiv
+            2410.12588).
+
+    Raises:
+        UsageError: An argument is out of its bounds.
+    """
 
     threshold: float = 1.2
     score: float = 3.5
@@ -63,38 +87,60 @@ class FailSlow:
             "failslow.recover",
             self.recover,
             f"at most threshold={self.threshold}",
-            "else a learner would be failing and recovered at once",
+            "otherwise a learner would be failing and recovered at once",
         )
 
 
 def is_sound(level: Level) -> bool:
-    """Whether this can be the level of a `Pace`: what a peer says need not be."""
+    """Return whether this can be the level of a `Pace`. A level that a peer sent need not be."""
     return 1 / MOST**2 < level.before <= level.now < MOST**2 and 0 <= level.spread < math.inf
 
 
 class Pace:
-    """The level of one stream of durations. Every `block` of them count as one, their median: one
-    spike in a block, a data stall or a pause to evaluate, is not seen at all. Two or three are
-    enough if they are so slow that as many of the fastest among them would take as long as
-    `DRAGGED` blocks at the fastest level: rounds do not become longer with a straggler's steps. The
-    first `skip` blocks, in which much is compiled, are left out.
+    """The level of one stream of durations.
 
-    A change is what is certain to have begun 3 or more blocks ago, makes 10 % of difference, and
-    goes on."""
+    The median of every `block` of them counts as one observation, so one spike in a block, such as
+    a data stall or a pause to evaluate, is not seen at all. Two or three make a block if they are
+    so slow that as many of the fastest among them would take as long as `DRAGGED` blocks at the
+    fastest level. So the time until a verdict doesn't grow with the length of a straggler's steps.
+
+    The level changes when it is certain that something changed 3 or more blocks ago, that the
+    change makes 10 % of difference, and that it goes on.
+
+    Args:
+        block: Durations in a block.
+        skip: The first blocks that are left out, because much is compiled in them.
+    """
 
     def __init__(self, block: int = 4, skip: int = 2) -> None:
-        self._block, self._skip = block, skip
+        self._block = block
+        self._skip = skip
+        #: Seconds per token or byte of the present block. Invariant: fewer than `block`.
         self._rates: list[float] = []
-        self._unit = 0.0  # the first block's rate; all others are logarithms of ratios to it
+        #: The first block's rate; 0 until there is one. Every other rate is kept as the logarithm
+        #: of its ratio to this one.
+        self._unit = 0.0
+        #: How long the present level has held, as a distribution.
         self._runs = RunLengths()
+        #: Blocks of the present level.
         self._run = 0
-        self._recent: list[float] = []  # the present level's
+        #: The present level's last `LONGEST` blocks.
+        self._recent: list[float] = []
+        #: The last `RECENT` earlier levels that held for `STEADY` blocks or more.
         self._steady: list[float] = []
+        #: The standard deviation of a block about its level.
         self._noise = NOISE
-        self._usual = math.inf  # the rate of the fastest level
+        #: The rate of the fastest level; infinite until there is a level.
+        self._usual = math.inf
 
     def add(self, seconds: float, amount: float) -> None:
-        """One duration, of so many tokens or bytes. What is not finite and positive is ignored."""
+        """Take in one duration.
+
+        Args:
+            seconds: How long it took.
+            amount: Tokens or bytes that it was spent on. Both must be finite and positive; the
+                duration is ignored otherwise.
+        """
         if not (LEAST < seconds < MOST and LEAST < amount < MOST):
             return
         self._rates.append(seconds / amount)
@@ -107,10 +153,12 @@ class Pace:
                 self._observe(rate)
 
     def _drags(self) -> bool:
+        """Return whether the present block is so slow that it ends early."""
         count = len(self._rates)
         return count >= 2 and count * min(self._rates) >= DRAGGED * self._block * self._usual
 
     def _observe(self, rate: float) -> None:
+        """Take in one block."""
         self._unit = self._unit or rate
         x = math.log(rate / self._unit)
         self._runs.add(x)
@@ -124,9 +172,10 @@ class Pace:
             self._usual = self._unit * math.exp(self._before)
 
     def _change(self, held: int) -> None:
-        """The present level has held for so many blocks, if it differs enough from the one
+        """Begin a new level with the last `held` blocks, if they differ enough from those
         before."""
-        past, present = self._recent[:-held], self._recent[-held:]
+        past = self._recent[:-held]
+        present = self._recent[-held:]
         level = median(past)
         step = median(present[-RECENT:]) - level
         # if the last block is back again, it was a stall
@@ -135,10 +184,12 @@ class Pace:
         if self._run - held >= STEADY:
             self._steady = [*self._steady[1 - RECENT :], level]
             self._noise = self._jitter(past)
-        self._recent, self._run = present, held
+        self._recent = present
+        self._run = held
 
     def _jitter(self, logs: Sequence[float]) -> float:
-        """The standard deviation of a block about its level: by MAD, and by what was known."""
+        """Return the standard deviation of a block about its level, by these blocks' MAD and by
+        what is known of earlier levels."""
         seen = deviation(logs) ** 2
         return math.sqrt((PRIOR * self._noise**2 + len(logs) * seen) / (PRIOR + len(logs)))
 
@@ -152,7 +203,7 @@ class Pace:
 
     @property
     def level(self) -> Level | None:
-        """None until there have been enough blocks to tell."""
+        """What to tell the others; None until there have been `STEADY` blocks."""
         if self._run < STEADY:
             return None
         error = math.sqrt(math.pi / 2 / min(len(self._recent), RECENT)) * self._jitter(self._recent)
@@ -163,39 +214,51 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A failing learner: since when, why ("compute" or "link"), how many times slower than before
-    (and than the others than before), the seconds of its work lost since, ∫ (1 − 1/ratio) dt, and
-    whether the user was told of them."""
+    """A learner that is failing."""
 
+    #: The learner.
     peer: PeerId
+    #: Which stream became slow: "compute" or "link".
     cause: str
+    #: When the verdict was given.
     since: float
+    #: How many times slower it is than it was, relative to how much slower the others became.
+    #: Invariant: > 1.
     ratio: float
+    #: The seconds of its work lost since: ∫ (1 − 1/ratio) dt. Never decreases.
     lost_s: float = 0.0
+    #: Whether `lost_s` has reached `FailSlow.restart_s`, so that the user was told.
     costly: bool = False
 
     @property
     def lost_per_hour_s(self) -> float:
+        """Seconds of its work that it loses in an hour at this ratio."""
         return 3600 * (1 - 1 / self.ratio)
 
     def after(self, seconds: float) -> Verdict:
-        """The same verdict so much later."""
+        """Return the same verdict so many seconds later."""
         return replace(self, lost_s=self.lost_s + seconds * (1 - 1 / self.ratio))
 
 
 class Slower(NamedTuple):
-    """How one learner compares with the others: `ratio`, how many times slower than before, and
-    than the others than before; `than_others`, how many times slower now; `doubt`, one standard
-    deviation of log(ratio)."""
+    """How one learner compares with the others."""
 
+    #: How many times slower it is than before, relative to the others' median of the same.
     ratio: float
+    #: How many times slower than the others' median it is now; infinite if there are no others.
     than_others: float
+    #: One standard deviation of log(ratio). Invariant: > 0.
     doubt: float
 
 
 def compare(own: Level, others: Sequence[Level]) -> Slower:
-    """With rᵢ = nowᵢ / beforeᵢ: log ratio = log rᵢ − median log rⱼ, doubt = max(1.4826 MAD log rⱼ,
-    spreadᵢ), j ≠ i."""
+    """Compare a learner i with the others j ≠ i.
+
+    With r = now / before:
+
+        log ratio = log rᵢ − median log rⱼ
+        doubt = max(1.4826 MAD log rⱼ, spreadᵢ)
+    """
     change = math.log(own.now / own.before)
     if not others:
         return Slower(math.exp(change), math.inf, max(own.spread, TINY))
@@ -207,23 +270,27 @@ def compare(own: Level, others: Sequence[Level]) -> Slower:
 
 
 class Watch:
-    """Verdicts on all learners, oneself included. Failing is only a verdict: nobody is banned for
-    it.
+    """Verdicts on all learners, this one included. A verdict bans no learner; rounds only don't
+    wait for it.
 
-    Who fails by the policy is a suspect first: when all become slower alike, somebody finds it, or
-    is heard of, before the others. It is failing if it still is once it, and more than half of the
-    others, told twice of later blocks."""
+    A learner that fails by the policy is a suspect first. When all become slower alike, one of them
+    notices, or is heard of, before the others. The suspect is failing if it still fails once it,
+    and more than half of the others, have reported later blocks twice.
+    """
 
     def __init__(self, policy: FailSlow) -> None:
         self.policy = policy
+        #: The learners that are failing, by stream.
         self._verdicts: dict[Stream, Verdict] = {}
-        # each one's `run`, and its changes since
+        #: The learners that may be. By stream and reporting learner, that learner's last `run`, and
+        #: how often its `run` has changed since the suspicion. No stream is in both tables.
         self._suspects: dict[Stream, dict[PeerId, tuple[int, int]]] = {}
+        #: When `judge` was last called.
         self._at = -math.inf
 
     @property
     def failing(self) -> dict[PeerId, Verdict]:
-        """Of each failing learner the worst verdict."""
+        """The worst verdict on each failing learner."""
         ascending = sorted(
             self._verdicts.values(), key=lambda verdict: (verdict.ratio, verdict.cause)
         )
@@ -232,16 +299,25 @@ class Watch:
     def judge(
         self, now: float, levels: Mapping[PeerId, Mapping[str, Level]]
     ) -> list[tuple[str, Verdict]]:
-        """What has changed, in the learners' order: "slow" when one begins to fail, "costly" when
-        it has lost what replacing it would cost, "recovered" when it is over. Who is not in
-        `levels` is forgotten; nobody is failing by a cause of which there is no level."""
+        """Judge all learners.
+
+        Args:
+            now: The time.
+            levels: What each learner says of itself, by cause. A learner that is not listed is
+                forgotten. A learner cannot fail by a cause for which it gives no level.
+
+        Returns:
+            What has changed, in the learners' order: "slow" when a learner begins to fail, "costly"
+            when it has lost what replacing it would cost, "recovered" when it fails no more.
+        """
         streams: dict[str, dict[PeerId, Level]] = {}
         for peer, causes in levels.items():
             for cause, level in causes.items():
                 if is_sound(level):
                     streams.setdefault(cause, {})[peer] = level
         observed = {(peer, cause) for cause, stream in streams.items() for peer in stream}
-        passed, self._at = max(0.0, now - self._at), now
+        passed = max(0.0, now - self._at)
+        self._at = now
         self._verdicts = {
             key: verdict.after(passed)
             for key, verdict in self._verdicts.items()
@@ -257,31 +333,35 @@ class Watch:
     def _turn(
         self, now: float, key: Stream, stream: Mapping[PeerId, Level]
     ) -> tuple[str, Verdict] | None:
-        slower, verdict = self._slower(key[0], stream), self._verdicts.get(key)
+        """Judge one learner by one cause; return what has changed."""
+        peer, cause = key
+        slower = self._slower(peer, stream)
+        verdict = self._verdicts.get(key)
         if verdict is None:
-            if not slower or not self._fails(stream[key[0]], slower):
+            if not slower or not self._fails(stream[peer], slower):
                 self._suspects.pop(key, None)
                 return None
-            if not self._stays(key, stream):
+            if not self._persists(key, stream):
                 return None
             del self._suspects[key]
-            self._verdicts[key] = Verdict(peer=key[0], cause=key[1], since=now, ratio=slower.ratio)
+            self._verdicts[key] = Verdict(peer=peer, cause=cause, since=now, ratio=slower.ratio)
             return "slow", self._verdicts[key]
         if not slower or slower.ratio < self.policy.recover:
             return "recovered", self._verdicts.pop(key)
-        observed, costly = verdict.costly, verdict.lost_s >= self.policy.restart_s
+        costly = verdict.lost_s >= self.policy.restart_s
         self._verdicts[key] = replace(verdict, ratio=slower.ratio, costly=costly)
-        return ("costly", self._verdicts[key]) if costly and not observed else None
+        return ("costly", self._verdicts[key]) if costly and not verdict.costly else None
 
     def _slower(self, peer: PeerId, stream: Mapping[PeerId, Level]) -> Slower | None:
-        """None if there is nothing to say of the peer, or if it has not become slower: then
-        whatever the others did."""
+        """Compare a learner with the others. None if it gives no level, or if it has not become
+        slower itself; then it doesn't matter what the others did."""
         own = stream.get(peer)
         if own is None or own.now < self.policy.recover * own.before:
             return None
         return compare(own, [level for other, level in stream.items() if other != peer])
 
     def _fails(self, own: Level, slower: Slower) -> bool:
+        """Return whether a learner fails by the policy."""
         policy = self.policy
         return (
             own.run >= policy.patience
@@ -290,22 +370,18 @@ class Watch:
             and math.log(slower.ratio) >= policy.score * slower.doubt
         )
 
-    def _stays(self, key: Stream, stream: Mapping[PeerId, Level]) -> bool:
-        """Whether the suspect, and more than half of the others, have told enough since."""
+    def _persists(self, key: Stream, stream: Mapping[PeerId, Level]) -> bool:
+        """Return whether the suspect, and more than half of the others, have reported enough later
+        blocks since the suspicion."""
         heard = self._suspects.setdefault(key, {})
         for peer, level in stream.items():
-            run, news = heard.get(peer, (level.run, 0))
-            heard[peer] = level.run, news + (level.run != run)
+            run, changes = heard.get(peer, (level.run, 0))
+            heard[peer] = (level.run, changes + (level.run != run))
         behind = [peer for peer in stream if heard[peer][1] < SETTLE]
         return key[0] not in behind and 2 * len(behind) < max(1, len(stream) - 1)
 
 
-def median(values: Sequence[float]) -> float:
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation by the median absolute deviation: 1.4826 MAD."""
+    """Return the standard deviation by the median absolute deviation: 1.4826 MAD."""
     middle = median(values)
     return 1.4826 * median([abs(value - middle) for value in values])

@@ -1,19 +1,23 @@
-"""Who is known, alive, suspected, evicted; and who seals.
+"""Which peers a learner knows, which of them are alive, and which learner seals.
 
-    alive ──silence or a broken link──▶ suspected ──evict_after_s of silence──▶ (evicted: forgotten but for a tombstone)
-      ▲                                     │
-      └────────── any sign of life ─────────┘          a goodbye evicts at once
+    alive ──silence, deafness or a broken link──▶ suspected ──evict_after_s of silence──▶ evicted
+      ▲                                               │
+      └─────────────── any sign of life ──────────────┘        a goodbye evicts at once
 
-A peer's beat count grows with every beat; hearing of a greater count from anybody is a sign of
-life, so liveness spreads by gossip. A peer whose own beats show that it has not heard of us for a
-while, from anybody, is suspected, too: it is deaf, and nothing that we send it arrives. A greater
-incarnation replaces a smaller one of the same name."""
+Liveness spreads by gossip: a peer's beat count grows with every beat, and hearing of a greater
+count from anybody is a sign of life. A peer is deaf if its own beats show that it has not heard of
+this learner for a while, from anybody. A deaf peer is suspected, because nothing that is sent to it
+arrives.
+
+A name has one incarnation on the roster: a greater one replaces a smaller one. Of an evicted peer
+only a tombstone stays, which keeps old gossip from bringing the peer back.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,64 +25,117 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
 from mend_optim.protocol.timing import Timing
 
+#: Peers that one beat is sent to at most.
 FANOUT = 16
-DEAF = 6  # beats of ours that a peer may not have heard of: twice what makes a suspect
-# the last tombstones are kept, the last goodbyes passed on: every start may bring a name
-GRAVES, GOODBYES = 1024, 64
-LEFT = 2**62  # the beat count of a peer that said goodbye: no news can be newer
+#: Beats of this learner that a peer may not have heard of before it is deaf. In a big roster, where
+#: not every beat goes to everyone, up to twice as many. Silence makes a suspect after half as long.
+DEAF = 6
+#: Tombstones kept; the oldest go first. Every start of a process may bring a new name.
+GRAVES = 1024
+#: Goodbyes passed on in one beat, the newest.
+GOODBYES = 64
+#: The beat count of a peer that said goodbye. No news of that incarnation can be newer.
+LEFT = 2**62
 
 
 @dataclass(slots=True, kw_only=True)
 class Peer:
-    """A learner as seen over the network. `knows`: our beat count, as it last told us; `fresh`:
-    there were no steps behind it when it was first heard, nor behind its checkpoint."""
+    """A learner as seen over the network. Only `Roster` writes its fields, `beat` excepted: the
+    engine takes reports out of the beat that cannot be compared."""
 
+    #: The peer. On the roster, no other peer has the same name.
     id: PeerId
+    #: Where to dial the peer; empty if nobody can, and then it never seals.
     address: str
+    #: The greatest beat count of this incarnation that anybody told of. Never decreases;
+    #: `beat.count <= count`, because gossip may overtake a beat.
     count: int
+    #: When this incarnation came to the roster.
     met_at: float
+    #: When the last sign of life came. Invariant: met_at <= heard_at.
     heard_at: float
+    #: The greatest beat count of this learner that the peer has shown to know, or that had been
+    #: sent when the peer was met. Never decreases.
     knows: int
+    #: Whether no steps lay behind the peer when it was first heard, in this process or before its
+    #: checkpoint. Such a peer cannot have sealed anything before.
     fresh: bool = False
+    #: Whether a control stream with the peer is open.
     linked: bool = False
+    #: Whether it has been silent for `suspect_after_s`, or its last control stream broke. Any sign
+    #: of life clears this.
     silent: bool = False
+    #: Whether it has not heard of this learner for a while, by its own last beat.
     deaf: bool = False
+    #: Its newest beat; None until there is one.
     beat: Beat | None = None
 
     @property
     def suspected(self) -> bool:
+        """Whether the peer may be dead or cut off. Rounds don't wait for it, and it doesn't seal,
+        but it counts for the quorum until it is evicted."""
         return self.silent or self.deaf
 
     def has(self, fragment: int) -> bool:
-        """Whether the peer has that fragment, for all we know: not everybody adds a group at the
-        same moment."""
+        """Return whether the peer has that fragment, as far as is known. Learners need not add a
+        parameter group at the same moment."""
         return self.beat is None or not self.beat.reports or fragment < len(self.beat.reports)
 
     @property
     def training(self) -> bool:
+        """Whether the peer has joined, by its last beat."""
         return self.beat is not None and self.beat.training
 
 
 class Roster:
-    """The peers this learner knows. `hear` and `gossip` feed it, `expire` ages it; all take the
-    time as an argument."""
+    """The peers that one learner knows, itself not included.
+
+    `meet`, `hear` and `gossip` feed it, `expire` ages it. Time is always an argument.
+
+    Args:
+        me: This learner.
+        address: Where others can dial this learner; empty if nobody can, and then it never seals.
+        timing: When silence makes a suspect, and when it evicts.
+    """
 
     def __init__(self, me: PeerId, address: str, timing: Timing) -> None:
-        self.me, self.address, self.timing = me, address, timing
+        self.me = me
+        self.address = address
+        self.timing = timing
+        #: By name. Invariant: peers[name].id.name == name != me.name.
         self.peers: dict[str, Peer] = {}
-        # name: (incarnation, last count; LEFT after a goodbye)
+        #: By name, the incarnation that was evicted, and its last beat count; `LEFT` after a
+        #: goodbye. The oldest comes first.
         self._tombstones: dict[str, tuple[int, int]] = {}
-        # counts of our last beats to all
+        #: The counts of this learner's last beats to all, in ascending order.
         self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)
 
+    def __iter__(self) -> Iterator[Peer]:
+        """Iterate over all peers, in the order in which they came. Don't add or remove peers
+        meanwhile."""
+        return iter(self.peers.values())
+
+    def beats(self, genesis: bytes | None = None) -> list[Beat]:
+        """Return the last beat of every peer that has sent one, suspects included.
+
+        Args:
+            genesis: Only the beats of peers with these first weights; None: all.
+        """
+        known = [peer.beat for peer in self if peer.beat]
+        return [beat for beat in known if genesis is None or beat.genesis == genesis]
+
     def find(self, id: PeerId) -> Peer | None:
-        """The peer of exactly this incarnation, if it is on the roster."""
+        """Return the peer of exactly this incarnation, if it is on the roster."""
         peer = self.peers.get(id.name)
         return peer if peer and peer.id == id else None
 
     def meet(self, now: float, id: PeerId, address: str) -> Peer | None:
-        """A peer that said hello: direct news, so it lifts a tombstone of its own incarnation. None
-        for ourselves or a past incarnation."""
+        """Take note of a peer that said hello. This is direct news, so it lifts a tombstone of the
+        same incarnation, unless that said goodbye.
+
+        Returns:
+            The peer; None if it is this learner or a past incarnation.
+        """
         known = self.peers.get(id.name)
         if id.name == self.me.name or (known and known.id.incarnation > id.incarnation):
             return None
@@ -89,38 +146,42 @@ class Roster:
             self._tombstones.pop(id.name, None)
             count = buried[1] if buried[0] == id.incarnation else 0
             known = self._add(now, id, address, count)
-        known.heard_at, known.silent = now, False
-        known.knows, known.deaf = self._broadcasts[-1], False
+        known.heard_at = now
+        known.silent = False
+        # what it missed before they met doesn't make it deaf
+        known.knows = self._broadcasts[-1]
+        known.deaf = False
         known.address = address or known.address
         return known
 
     def hear(self, now: float, beat: Beat) -> Peer | None:
-        """A beat from the peer itself. None if it is of the past (an older beat or incarnation) or
-        our own."""
+        """Take in a beat from the peer itself.
+
+        Returns:
+            The peer; None if the beat is older than a known one, of a past incarnation, or this
+            learner's own.
+        """
         known = self.find(beat.peer)
         if known and known.beat and beat.count <= known.beat.count:
             return None
-        # gossip may have been faster
+        # if gossip was faster than the beat, `_learn` finds nothing new in it
         peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count)) or known
         if peer:
             peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
             peer.beat = beat
-            peer.knows = max(
-                [peer.knows, *(rumor.count for rumor in beat.roster if rumor.peer == self.me)]
-            )
-            patience = DEAF * (1 + self.size // FANOUT)
-            peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= min(
-                patience, 2 * DEAF
-            )
+            counts = [rumor.count for rumor in beat.roster if rumor.peer == self.me]
+            peer.knows = max([peer.knows, *counts])
+            patience = min(DEAF * (1 + self.size // FANOUT), 2 * DEAF)
+            peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= patience
         return peer
 
     def broadcast(self, count: int) -> None:
-        """A beat of ours, number `count`, goes out to all."""
+        """Take note that this learner sends beat number `count` to all."""
         self._broadcasts.append(count)
 
     def gossip(self, now: float, rumors: Iterable[Rumor]) -> None:
-        """What a peer says of others: a greater count is a sign of life, `left` is a goodbye passed
-        on."""
+        """Take in what a peer says of others: a greater count is a sign of life, and `left` passes
+        a goodbye on."""
         for rumor in rumors:
             if rumor.left:
                 self.leave(rumor.peer)
@@ -128,6 +189,7 @@ class Roster:
                 self._learn(now, rumor)
 
     def _learn(self, now: float, rumor: Rumor) -> Peer | None:
+        """Take in a sign of life. Return the peer, or None if the rumor brings nothing new."""
         name, incarnation = rumor.peer
         known = self.peers.get(name)
         last = (known.id.incarnation, known.count) if known else self._tombstones.get(name, (0, -1))
@@ -136,12 +198,14 @@ class Roster:
         if known is None or known.id != rumor.peer:
             self._tombstones.pop(name, None)
             known = self._add(now, rumor.peer, rumor.address, rumor.count)
-        known.count, known.heard_at, known.silent = rumor.count, now, False
+        known.count = rumor.count
+        known.heard_at = now
+        known.silent = False
         known.address = rumor.address or known.address
         return known
 
     def _add(self, now: float, id: PeerId, address: str, count: int) -> Peer:
-        self.peers[id.name] = Peer(
+        peer = Peer(
             id=id,
             address=address,
             count=count,
@@ -149,17 +213,19 @@ class Roster:
             heard_at=now,
             knows=self._broadcasts[-1],
         )
-        return self.peers[id.name]
+        self.peers[id.name] = peer
+        return peer
 
     def touch(self, now: float, id: PeerId) -> None:
-        """Bytes arrived from the peer: a sign of life, too."""
+        """Take note that bytes arrived from a peer, which is a sign of life, too."""
         peer = self.find(id)
         if peer:
-            peer.heard_at, peer.silent = now, False
+            peer.heard_at = now
+            peer.silent = False
 
     def link(self, now: float, id: PeerId, up: bool) -> None:
-        """The control stream with the peer opened, or broke: a broken one makes a suspect at
-        once."""
+        """Take note that the first control stream with a peer opened, or the last one broke. A
+        peer without one is suspected at once."""
         peer = self.find(id)
         if peer:
             peer.linked = up
@@ -168,8 +234,11 @@ class Roster:
                 peer.heard_at = now
 
     def leave(self, id: PeerId) -> bool:
-        """The peer said goodbye: this incarnation never comes back. False if that changes
-        nothing."""
+        """Evict a peer that said goodbye. That incarnation never comes back.
+
+        Returns:
+            Whether the peer was on the roster.
+        """
         if id.name == self.me.name or self._tombstones.get(id.name, (0, 0)) >= (
             id.incarnation,
             LEFT,
@@ -189,70 +258,81 @@ class Roster:
             del self._tombstones[next(iter(self._tombstones))]
 
     def expire(self, now: float) -> list[PeerId]:
-        """Suspect the silent, evict the long silent; returns the evicted."""
-        for peer in self.peers.values():
-            if now >= peer.heard_at + self.timing.suspect_after_s:  # as `wake_at` rounds it
+        """Suspect the silent peers, and evict those that have been silent for long.
+
+        Returns:
+            The evicted.
+        """
+        # These sums must be those of `wake_at`. Rounded in another way, they could let a learner
+        # wake up and find nothing to do, again and again.
+        for peer in self:
+            if now >= peer.heard_at + self.timing.suspect_after_s:
                 peer.silent = True
-        silent = [p for p in self.peers.values() if now >= p.heard_at + self.timing.evict_after_s]
+        silent = [p for p in self if now >= p.heard_at + self.timing.evict_after_s]
         for peer in silent:
             del self.peers[peer.id.name]
             self._bury(peer.id, peer.count)
         return [peer.id for peer in silent]
 
     def wake_at(self) -> float:
-        """When somebody becomes suspect or evicted if nothing is heard."""
+        """Return when the next peer is to be suspected or evicted, if nothing is heard of it."""
         limit = self.timing
-        waits = (
-            p.heard_at + (limit.evict_after_s if p.silent else limit.suspect_after_s)
-            for p in self.peers.values()
+        times = (
+            p.heard_at + (limit.evict_after_s if p.silent else limit.suspect_after_s) for p in self
         )
-        return min(waits, default=float("inf"))
+        return min(times, default=float("inf"))
 
     @property
     def alone(self) -> bool:
+        """Whether there is no peer, suspects included."""
         return not self.peers
 
     @property
     def size(self) -> int:
-        """Learners on the roster, this one included."""
+        """The number of learners on the roster, this one included."""
         return 1 + len(self.peers)
 
     def alive(self) -> list[PeerId]:
-        """Peers that are not suspected, in name order."""
-        return sorted(p.id for p in self.peers.values() if not p.suspected)
+        """Return the peers that are not suspected, in name order."""
+        return sorted(p.id for p in self if not p.suspected)
 
     def sealer(self, fragment: int) -> PeerId | None:
-        """Who runs the fragment's rounds: the greatest hash of (fragment, name) over the live
-        learners that can be dialled."""
-        candidates = [
-            p.id for p in self.peers.values() if p.address and not p.suspected and p.has(fragment)
-        ]
+        """Return the learner that runs a fragment's rounds: the one with the greatest hash of
+        (fragment, name) among the live learners that can be dialled. None if there is none.
+
+        Learners with the same roster agree without a word. When one comes or goes, only its own
+        fragments change hands.
+        """
+        candidates = [p.id for p in self if p.address and not p.suspected and p.has(fragment)]
         if self.address:
             candidates.append(self.me)
         return max(candidates, key=lambda id: _rendezvous(fragment, id.name), default=None)
 
     def known_at(self, started: bool) -> float:
-        """When all know each other: a beat after somebody was met that may know others, or seal for
-        some. Who began with nothing seals for nobody: once there have been rounds here, it is not
-        waited for."""
-        met = (p.met_at for p in self.peers.values() if not (started and p.fresh))
+        """Return from when on all learners know each other: a beat after the last peer was met
+        that may know others, or seal for some.
+
+        Args:
+            started: Whether there have been rounds here. If so, fresh peers don't count: a peer
+                that began with nothing seals for nobody.
+        """
+        met = (p.met_at for p in self if not (started and p.fresh))
         return max(met, default=float("-inf")) + self.timing.beat_s
 
     def rumors(self) -> tuple[Rumor, ...]:
-        """What this learner passes on: everyone it knows, not those it only suspects, and the
-        goodbyes."""
-        known = [Rumor(p.id, p.address, p.count) for p in self.peers.values() if not p.silent]
+        """Return what this learner passes on: every peer that is not silent, and the goodbyes."""
+        known = [Rumor(p.id, p.address, p.count) for p in self if not p.silent]
         left = [
-            Rumor(PeerId(n, i), "", c, left=True)
-            for n, (i, c) in self._tombstones.items()
-            if c == LEFT
+            Rumor(PeerId(name, incarnation), "", count, left=True)
+            for name, (incarnation, count) in self._tombstones.items()
+            if count == LEFT
         ]
         return (*known, *left[-GOODBYES:])
 
     def audience(self, count: int) -> list[PeerId]:
-        """Whom to send beat number `count`: everybody, or in a big roster a window that moves round
-        it."""
-        everyone = sorted(p.id for p in self.peers.values())
+        """Return the peers to send beat number `count` to: all of them, or in a big roster a window
+        of `FANOUT`, which moves on with every beat."""
+        everyone = sorted(p.id for p in self)
         if len(everyone) <= FANOUT:
             return everyone
         start = count * FANOUT % len(everyone)
@@ -265,28 +345,35 @@ def _rendezvous(fragment: int, name: str) -> bytes:
 
 
 class Seeds:
-    """The addresses the user gave, and what became of each: a peer, ourselves, or a refusal."""
+    """The addresses that the user gave, and what became of each: a peer, this learner itself, or a
+    refusal."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
+        #: By address, the peer that was last met there; None: none yet. Addresses of this learner
+        #: itself are taken out.
         self.found: dict[str, PeerId | None] = dict.fromkeys(addresses)
+        #: The addresses of learners that must not train with this one. A subset of `found`.
         self.refused: set[str] = set()
 
     def resolve(self, address: str, peer: PeerId) -> None:
+        """Take note that a peer was met at an address, be it a seed's or not."""
         if address in self.found:
             self.found[address] = peer
             self.refused.discard(address)
 
     def discard(self, address: str) -> None:
-        """The address is our own: nothing to wait for."""
+        """Forget an address that is this learner's own: there is nothing to wait for."""
         self.found.pop(address, None)
 
     def refuse(self, address: str) -> None:
-        """The learner there and we must not train together: nothing to wait for, either."""
+        """Take note that the learner at an address must not train with this one: there is nothing
+        to wait for, either."""
         if address in self.found:
             self.refused.add(address)
 
     @property
     def missing(self) -> list[str]:
+        """The addresses where a peer may still turn up."""
         return [
             address
             for address, peer in self.found.items()
@@ -294,4 +381,5 @@ class Seeds:
         ]
 
     def peers(self) -> list[PeerId]:
+        """Return the peers that were met at the addresses."""
         return [peer for peer in self.found.values() if peer is not None]

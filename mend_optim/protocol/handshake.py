@@ -1,4 +1,9 @@
-"""What two learners must agree on before they exchange anything else."""
+"""What two learners must agree on before they exchange anything else.
+
+The learner that dials sends its hello, and the other answers with its own. Each side compares the
+two. If they differ in anything that matters, `refusal` names the first field that differs, with the
+values on both sides. Then the two don't train together.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +11,45 @@ from dataclasses import dataclass
 
 from mend_optim.protocol.lineage import PeerId
 
-# 2: packets with a form for every tensor, seals that relay them; 3: closing offers; 4: tensors that
-# are coalesced, and nobody's own packet comes back.
+#: The version of the protocol. Raise it when the meaning of a message changes; a new field or
+#: section needs no new version, because receivers ignore those that they don't know.
+#:
+#: - 2: packets have a form for every tensor; seals relay packets
+#: - 3: offers that bring only what encodings lost
+#: - 4: tensors are coalesced; no learner's own packet comes back to it
 PROTOCOL = 4
+
+#: What the names of the model's fields begin with that describe an added parameter group. Learners
+#: need not add a group at the same moment, so these must agree only where both sides have them.
+ADDED = "added group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What two learners must agree on before they exchange anything else; also the answer to it.
+    """A learner's side of the comparison; also the answer to a hello."""
 
-    `model` and `policy` are (field, value) pairs in a fixed order. `refusal` is empty in a request
-    and in a welcome."""
-
+    #: The sender.
     peer: PeerId
+    #: Where others can dial the sender; empty if nobody can.
     address: str
+    #: The model: (field, value) pairs, in an order in which the first difference tells the most.
     model: tuple[tuple[str, str], ...]
+    #: The settings that all learners must share, as (field, value) pairs.
     policy: tuple[tuple[str, str], ...]
+    #: The sender's version of the protocol.
     protocol: int = PROTOCOL
+    #: In an answer, why the sender refuses the receiver; empty in a welcome and in a request.
     refusal: str = ""
 
 
 def first_difference(
     mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]
 ) -> str | None:
-    """ "field: here …, there …" for the first field in which two fingerprints differ; None if they
-    agree."""
+    """Compare two fingerprints, whatever the order of their fields.
+
+    Returns:
+        "field: here …, there …" for the first field that differs; None if they agree.
+    """
     here, there = dict(mine), dict(theirs)
     for name in [*here, *(name for name in there if name not in here)]:
         if here.get(name) != there.get(name):
@@ -39,10 +58,13 @@ def first_difference(
 
 
 def refusal(mine: Hello, theirs: Hello) -> str:
-    """Why these two must not train together, naming the first differing field on both sides; "" if
-    they may."""
+    """Return why two learners must not train together, naming the first field that differs; empty
+    if they may."""
     if mine.protocol != theirs.protocol:
-        return f"protocol version: here {mine.protocol}, there {theirs.protocol}; install the same mend-optim on both"
+        return (
+            f"protocol version: here {mine.protocol}, there {theirs.protocol};"
+            " install the same mend-optim on both"
+        )
     if mine.peer.name == theirs.peer.name:
         return f"name: {mine.peer.name!r} on both sides; give every learner a name of its own"
     models = _without_extras(mine.model, theirs.model)
@@ -50,11 +72,8 @@ def refusal(mine: Hello, theirs: Hello) -> str:
 
 
 def _without_extras(*models: tuple[tuple[str, str], ...]) -> list[tuple[tuple[str, str], ...]]:
-    """Two models' fields, without the added groups that one of them does not have (yet)."""
+    """Return two models' fields without the added groups that only one of them has so far."""
     shared = set.intersection(*({name for name, _ in model} for model in models))
     return [
         tuple(f for f in model if f[0] in shared or not f[0].startswith(ADDED)) for model in models
     ]
-
-
-ADDED = "added group"

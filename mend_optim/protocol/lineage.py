@@ -1,10 +1,24 @@
-"""Where an anchor comes from: the ordered identity that makes anchors a max-register.
+"""The identity of an anchor: where it comes from, and which of two anchors wins.
 
-    lineage ℓ = (tokens, version, digest) + genesis + merged {peer: last merged sequence number}
+An anchor is the global parameters of one fragment. Its lineage is
 
-Lineages of one genesis are totally ordered by `(tokens, version, digest)`; a learner that meets a
-greater one adopts it. The digest is a chain, digest' = H(digest, members, payload), so equal
-digests mean equal histories."""
+    (tokens, version, digest) + genesis + merged {peer: last merged sequence number}
+
+tokens   how much training is in the anchor
+version  how many seals and foundings led to it
+digest   a chain, digest' = H(digest, payload, members), so equal digests mean equal histories
+genesis  the digest of the first weights; anchors of different genesis are different models
+merged   which offers are in the anchor
+
+Two rules of the protocol live here:
+
+- *The greater anchor wins.* Lineages of one genesis are totally ordered by (tokens, version,
+  digest). A learner that meets a greater one adopts it. This one rule serves the late joiner, the
+  restarted process, the missed seal, and the partition that heals. First weights have 0 tokens, so
+  they never overwrite a trained anchor.
+- *Every offer is merged at most once.* An offer claims its author's work after a certain sequence
+  number. An anchor admits the offer only if `merged` shows that none of that work is in it.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +28,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+#: Length of every digest.
 DIGEST_BYTES = 16
 
 
 class PeerId(NamedTuple):
-    """A learner's name and its incarnation, new at every process start: the key of exactly-once."""
+    """One process of one learner. A new process of the same learner is another peer."""
 
+    #: The learner's name. Unique among the learners that train together.
     name: str
+    #: The time of the process's start in nanoseconds: new at every start, and greater than before.
     incarnation: int
 
     def __str__(self) -> str:
@@ -28,36 +45,47 @@ class PeerId(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The total order of lineages: tokens first, then version, then the digest to break ties."""
+    """The order of lineages: by tokens, then version, then digest, which only breaks ties."""
 
+    #: Tokens in the anchor.
     tokens: int
+    #: Seals and foundings that led to it.
     version: int
+    #: Its history.
     digest: bytes
 
 
 class Entry(NamedTuple):
-    """One member of a seal: whose offer, which one, how much work it carried."""
+    """One member of a seal."""
 
+    #: The author of the offer's work; not always the peer that sent the offer, see `Claim`.
     peer: PeerId
+    #: The offer's number.
     seq: int
+    #: The tokens that it carried, or that it weighs by.
     tokens: int
+    #: The inner steps that it carried, or that it weighs by.
     steps: int
 
 
 class Claim(NamedTuple):
     """Whose work an offer carries: everything of `author` after its offer number `settled`.
 
-    The author is not always the sender: work that a checkpoint held unmerged stays its author's
-    when another process goes on with it, since the old process, or a second one with the same
-    checkpoint, may have offered it as well."""
+    The author is not always the sender. If a process goes on from a checkpoint that held unmerged
+    work, that work stays its author's, because the old process, or a second one with the same
+    checkpoint, may have offered it as well.
+    """
 
+    #: The process that trained.
     author: PeerId
+    #: The number of the author's last offer that is not part of the claim.
+    #: Invariant: settled < the offer's `seq`.
     settled: int
 
 
 def content_digest(*parts: bytes | memoryview) -> bytes:
-    """A 128-bit digest of the parts' bytes, in order (SHA-256, truncated: the fastest strong hash
-    in the standard library)."""
+    """Return a 128-bit digest of the parts' bytes, in order: SHA-256, truncated, which is the
+    fastest strong hash in the standard library."""
     state = hashlib.sha256()
     for part in parts:
         state.update(part)
@@ -69,10 +97,16 @@ class Lineage:
     """The identity of one fragment's anchor. Immutable; `seal` and `found` return its
     successors."""
 
+    #: Tokens of all offers merged into the anchor. A successor has at least as many.
     tokens: int
+    #: Seals and foundings that led to it. A successor has one more.
     version: int
+    #: The chain over its history.
     digest: bytes
+    #: The digest of the first weights. A successor has the same.
     genesis: bytes
+    #: For each author, the number of its last offer in the anchor. Read-only; a number never
+    #: decreases from an anchor to its successor.
     merged: Mapping[PeerId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,27 +114,34 @@ class Lineage:
 
     @classmethod
     def fresh(cls, genesis: bytes) -> Lineage:
-        """The lineage of first weights: no tokens, so it can never overwrite a trained one."""
+        """Return the lineage of first weights: without tokens, so that they never overwrite a
+        trained anchor."""
         return cls(tokens=0, version=0, digest=genesis, genesis=genesis)
 
     @property
     def key(self) -> Key:
+        """Its place in the order of lineages."""
         return Key(self.tokens, self.version, self.digest)
 
     def last_merged(self, peer: PeerId) -> int:
-        """The sequence number of the last offer of `peer` in this anchor; 0 if it has none."""
+        """Return the number of the last offer of `peer` in this anchor; 0 if it has none."""
         return self.merged.get(peer, 0)
 
     def admits(self, claim: Claim) -> bool:
-        """Whether none of the claimed work is in this anchor: the rule that makes every merge the
-        only one."""
+        """Return whether none of the claimed work is in this anchor. Because of this rule, no work
+        is merged twice."""
         return self.last_merged(claim.author) <= claim.settled
 
     def seal(self, members: Iterable[Entry], payload: bytes) -> Lineage:
-        """The successor after merging `members`, whose merged bytes have the digest `payload`.
+        """Return the successor after merging `members`.
 
-        tokens' = tokens + Σ member tokens, version' = version + 1, digest' = H(digest, members,
-        payload).
+            tokens' = tokens + Σ member tokens
+            version' = version + 1
+            digest' = H(digest, payload, members)
+
+        Args:
+            members: The merged offers, in any order; they are hashed in ascending order.
+            payload: The digest of the merged bytes.
         """
         members = sorted(members)
         chain = [self.digest, payload, *(repr(tuple(entry)).encode() for entry in members)]
@@ -116,12 +157,15 @@ class Lineage:
         )
 
     def found(self, merged: Mapping[PeerId, int], tokens: int, model: bytes) -> Lineage:
-        """The successor when a learner, alone, takes its own weights as the anchor; `merged` names
-        all work in them that may also be in offers.
+        """Return the successor when a learner that is alone takes its own weights as the anchor.
 
-        The digest depends on the whole model (`model`) but not on the fragment, so that all
-        fragments of two founders that trained equally many tokens are ordered alike and no learner
-        ends with a mixture of both models."""
+        Args:
+            merged: All work in the weights that may also be in offers.
+            tokens: What the learner trained since this anchor.
+            model: The digest of the whole model. The new digest depends on this, but not on the
+                fragment. So if two founders trained equally many tokens, all their fragments are
+                ordered alike, and no learner ends with a mixture of both models.
+        """
         digest = content_digest(self.genesis, model)
         later = {peer: max(seq, self.last_merged(peer)) for peer, seq in merged.items()}
         return Lineage(
@@ -134,15 +178,20 @@ class Lineage:
 
 
 class ModelKey(NamedTuple):
-    """The order of whole models. `started` breaks the tie before the first seal: what somebody
-    trains is worth more than first weights."""
+    """The order of whole models of different genesis: a learner gives up the lesser model."""
 
+    #: Tokens in all anchors of the model.
     tokens: int
+    #: Whether a learner trains it. Breaks the tie before the first seal: a model in training is
+    #: worth more than first weights.
     started: bool
+    #: The sum of the anchors' versions.
     version: int
+    #: The first weights, which break the last tie.
     genesis: bytes
 
 
 def model_key(keys: Iterable[Key], genesis: bytes, started: bool) -> ModelKey:
+    """Return a model's place in the order of models, from its anchors' keys."""
     listed = list(keys)
     return ModelKey(sum(k.tokens for k in listed), started, sum(k.version for k in listed), genesis)

@@ -1,7 +1,24 @@
-"""Every message that learners exchange, as plain data. `wire.py` turns them into protobuf and back.
+"""Every message that learners send each other, as plain data.
 
-Bulky messages (Offer, Seal, State) carry *sections*: named packets. A later kind of content is one
-more section, not another message."""
+*Control messages* are small. They travel on the control stream that two peers keep open:
+
+    Beat      a sign of life, with everything small that others need to know
+    Call      the sealer asks for an offer
+    Want      a peer asks for an anchor
+    Goodbye   the sender leaves
+
+*Bulky messages* carry tensors. Each travels on a stream of its own:
+
+    Offer     a learner's progress on one fragment, for the sealer
+    Seal      the sealer's decision: which offers are merged, with which weights, and the result
+    State     a whole anchor, for a learner that missed seals
+
+In a round without faults the sealer sends a call to each learner, takes one offer from each, and
+sends each of them the seal. All else serves learners that come late, miss something, or leave.
+
+The bytes of a bulky message are its *sections*, named packets. If a later version has more to say,
+it adds a section, not another message. `transport/wire.py` turns messages into protobuf and back.
+"""
 
 from __future__ import annotations
 
@@ -12,149 +29,278 @@ from typing import NamedTuple
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
 
-# the codec of a packet that is left out: the receiver has it, for it is of its own offer
+#: The codec of a packet that is left out of a seal, because it is that of the receiver's own offer.
 YOURS = "yours"
+#: The section that holds the merged delta in a seal.
+MERGED = "merged"
+#: What the names of all sections that hold moments begin with.
+MOMENT_PREFIX = "moment."
+
+
+# ── sections ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One encoded fragment."""
+
+    #: How it is encoded: "none" or "packed", or `YOURS` if it is left out.
+    codec: str
+    #: Elements of the fragment.
+    numel: int
+    #: The bytes: any contiguous buffer.
+    data: memoryview
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return self.data.nbytes
+
+
+Sections = Mapping[str, Packet]
+"""The tensors of one message by name.
+
+"delta" in an offer; "merged" or the members' deltas, by their index among the members, in a seal;
+"anchor" and "velocity" in a state. "moment." and a moment's name in any of them.
+"""
+
+
+def section(sections: Sections, name: str) -> Packet:
+    """Return the packet of that name. Raises `PeerError`."""
+    if name not in sections:
+        raise PeerError(f"section {name!r} is missing")
+    return sections[name]
+
+
+def nbytes(sections: Sections) -> int:
+    """Return the payload of a bulky message, in bytes."""
+    return sum(packet.nbytes for packet in sections.values())
+
+
+def moment_names(sections: Iterable[str]) -> frozenset[str]:
+    """Return the moments among the names of a message's sections."""
+    return frozenset(
+        name.removeprefix(MOMENT_PREFIX) for name in sections if name.startswith(MOMENT_PREFIX)
+    )
+
+
+# ── control messages ──────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Rumor:
-    """What a peer says of a third: the greatest beat count it has seen. `left` spreads a
-    goodbye."""
+    """What a peer says of another."""
 
+    #: The peer that the rumor is about.
     peer: PeerId
+    #: Where to dial it; empty if nobody can.
     address: str
+    #: Its greatest beat count that the sender has heard of.
     count: int
+    #: Whether it said goodbye. Then `address` is empty.
     left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One fragment in a beat: the sender's anchor, and the offers it holds as a sealer; for an
-    added group, a digest of what is in it, which a hello may have come too early to say."""
+    """One fragment in a beat."""
 
+    #: The sender's anchor.
     key: Key
+    #: The offers that the sender holds for the fragment's rounds: (sending peer, seq).
     held: tuple[tuple[PeerId, int], ...] = ()
+    #: For a fragment that is an added parameter group, a digest of the group's names, shapes and
+    #: dtypes; empty for the others. The hello may have come too early to compare the group.
     group: bytes = b""
+
+
+class Level(NamedTuple):
+    """How fast one stream of a learner's durations is, in seconds per token or byte."""
+
+    #: The present level. Invariant: > 0.
+    now: float
+    #: The fastest level that it has held; `now` if no other was faster.
+    #: Invariant: 0 < before <= now.
+    before: float
+    #: The standard error of log(now). Invariant: >= 0.
+    spread: float
+    #: Blocks of durations since the level last changed.
+    run: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A sign of life, with everything that is small: roster, lineages, counters.
+    """A sign of life, with everything that is small: roster, lineages, counters."""
 
-    `genesis` is empty until the sender has weights to show. `training` is false until it has
-    joined. `seconds_per_step` is the sender's running median of an inner step, 0 if unknown. `ping`
-    asks for a beat in answer at once, whose `pong` repeats it. `position` counts the inner steps
-    from the first weights to the sender's, its own and those before. `paces` say how fast it is, by
-    what would be to blame if it failed: "compute" (per token), "link" (per byte)."""
-
+    #: The sender.
     peer: PeerId
+    #: Where others can dial the sender; empty if nobody can.
     address: str
+    #: The number of this beat. Grows with every beat of an incarnation, whoever it goes to.
     count: int
+    #: Inner steps that this process has taken.
     step: int = 0
+    #: Tokens that this process has trained.
     tokens: int = 0
+    #: The sender's running median of an inner step; 0 if unknown.
     seconds_per_step: float = 0.0
+    #: Whether the sender has joined. Before, it neither offers nor seals.
     training: bool = False
+    #: The digest of the sender's first weights; empty until it has weights to show.
     genesis: bytes = b""
+    #: One report per fragment, in their order; empty until the sender has weights to show.
     reports: tuple[Report, ...] = ()
+    #: The peers that the sender believes to be alive, and the last goodbyes.
     roster: tuple[Rumor, ...] = ()
+    #: Asks for a beat in answer, at once, if it is greater than 0.
     ping: int = 0
+    #: The `ping` that this beat answers; 0 if it answers none.
     pong: int = 0
+    #: Inner steps from the first weights to the sender's: its own and those that lie before it.
     position: int = 0
+    #: How fast the sender is, by what would be to blame if it slowed down: ("compute", per token),
+    #: ("link", per byte). Only what is known.
     paces: tuple[tuple[str, Level], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The sender leaves: nobody need wait for it."""
+    """The sender leaves, so no learner needs to wait for it."""
 
+    #: The sender. This incarnation never comes back.
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The sealer asks a peer for its offer: what it has done since it last offered, at the end of
-    its current inner step."""
+    """The sealer asks a peer for its offer: what the peer has done since it last offered, at the
+    end of its current inner step."""
 
+    #: The sealer.
     peer: PeerId
+    #: The fragment of the round.
     fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Ask for the newest anchor of a fragment. The answer is a state, or a seal where one
+    suffices."""
+
+    #: The sender.
+    peer: PeerId
+    #: The fragment.
+    fragment: int
+    #: The digest of the sender's anchor; a seal on this base suffices. Empty: only a state will do.
+    have: bytes
+
+
+# ── bulky messages ────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A learner's progress Δ on one fragment. Resent, it is the same offer: same `seq`, same bytes.
+    """A learner's progress Δ on one fragment. Sent again, it is the same offer: same `seq`, same
+    bytes."""
 
-    `key` is the sender's anchor when it was sent. `due` is true at the sender's own boundary: such
-    an offer launches a round. `inherited` says whose work it is where that is not all of the
-    sender's since its last offer: it came, unmerged, from a checkpoint, or has another number on
-    another branch. `follows` is the last offer of the same author in that anchor: only an anchor
-    that has it, too, may merge this one. `again`: (tokens, steps) of the sender's last offer, where
-    this one brings what that one's encoding lost and less of its own (no tokens, and the same
-    steps, if nothing), or nothing at all."""
-
+    #: The peer that made the offer. If the offer is passed on, another peer sends it.
     peer: PeerId
+    #: The fragment.
     fragment: int
+    #: Its number. Every number of an author stands for one history of work; 0 in an offer of
+    #: nothing, with which a learner at rest answers a call.
     seq: int
+    #: Tokens trained in it.
     tokens: int
+    #: Inner steps in it; 0 exactly if it is an offer of nothing.
     steps: int
+    #: The first weights of the sender's model. An anchor of another genesis never merges it.
     genesis: bytes
+    #: The sender's anchor when it was sent. The sealer catches up if this is greater than its own.
     key: Key
+    #: Whether it was made at the sender's own boundary: such an offer launches a round.
     due: bool
+    #: "delta", and the moments that are due. Neither compared nor printed: they may be large, and
+    #: on their way.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
+    #: Whose work it is, unless it is all of the sender's since its last offer: work that came
+    #: unmerged from a checkpoint, or that has another number on another branch.
     inherited: Claim | None = None
+    #: The number of the same author's last offer in the sender's anchor; 0 if there is none. Only
+    #: an anchor with the same last offer of the author may merge this one.
+    #: Invariant: follows <= claim.settled.
     follows: int = 0
+    #: (tokens, steps) of the sender's last merged offer, if this one brings nothing, or what that
+    #: one's encoding lost and less work of its own. (0, 0) otherwise. If it brings what was lost
+    #: and no work of its own, `tokens` is 0 and `steps` is that of the last offer.
     again: tuple[int, int] = (0, 0)
 
     @property
     def claim(self) -> Claim:
-        """The work it carries."""
+        """The work that it carries."""
         return self.inherited or Claim(self.peer, self.seq - 1)
 
     @property
     def entry(self) -> Entry:
+        """Its entry in the seal that merges it."""
         return Entry(self.claim.author, self.seq, self.tokens, self.steps)
 
     def weighed(self, alone: bool) -> Entry:
-        """The entry to weigh it by. What an encoding lost weighs as much as what it sent; and where
-        nobody brings more than that (`alone`), so does who brings nothing: it has its share in the
-        mean."""
+        """Return the entry to weigh it by.
+
+        What an encoding lost weighs as much as the offer that lost it. An offer of nothing weighs
+        as much as its sender's last one if all others bring nothing either, because the sender has
+        its share in the mean.
+
+        Args:
+            alone: Whether no offer of the round brings tokens.
+        """
         counted = any(self.again) and (alone or self.steps > 0)
-        return (
-            self.entry._replace(tokens=self.again[0], steps=self.again[1])
-            if counted
-            else self.entry
-        )
+        if not counted:
+            return self.entry
+        tokens, steps = self.again
+        return self.entry._replace(tokens=tokens, steps=steps)
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Among the offers of one sender: first those of others' work."""
+        """Its place among the offers of one sender: those of other authors' work come first."""
         return self.claim.author == self.peer, self.seq
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """The sealer's decision: exactly which offers, which weights, why; and the merged bytes.
+    """The sealer's decision: exactly which offers, with which weights, and why; and the merged
+    bytes."""
 
-    `payload` is the digest of the merged bytes, so `base.seal(members, payload).key == key`.
-    """
-
+    #: The sender.
     sealer: PeerId
+    #: The fragment.
     fragment: int
+    #: The digest of the anchor that it is merged on.
     base: bytes
+    #: The new anchor. Invariant: key == base.seal(members, payload).key, for the base's lineage.
     key: Key
+    #: The merged offers, in the order of their senders' names, in which they are summed.
     members: tuple[Entry, ...]
+    #: One weight per member. Each >= 0; they sum to 1 unless nothing was merged.
     weights: tuple[float, ...]
+    #: The names of the learners that took part in rounds but missed this one, sorted.
     absent: tuple[str, ...]
+    #: Why the round was sealed: "all_present", "grace_expired" or "slow_left_out".
     reason: str
+    #: The digest of all that the merged delta and the means of moments depend on.
     payload: bytes
+    #: "merged", or each member's delta under its index; and the means of moments. Not compared.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, author: PeerId, seq: int) -> int | None:
-        """Which member this offer is; None: it is not in it."""
+        """Return the index of an offer among the members; None if it was not merged."""
         entries = [(entry.peer, entry.seq) for entry in self.members]
         return entries.index((author, seq)) if (author, seq) in entries else None
 
     def without(self, author: PeerId, seq: int) -> Seal:
-        """What to send to the author of this offer: if its packet is relayed, that is left out."""
+        """Return what to send to the author of an offer: the seal without that offer's packet, if
+        packets are relayed."""
         name = str(self.place(author, seq))
         if name not in self.sections:
             return self
@@ -162,8 +308,10 @@ class Seal:
         return replace(self, sections={**self.sections, name: left_out})
 
     def completed(self, offer: Offer) -> Seal:
-        """The inverse, by who made the offer. (That the bytes are those that were merged, `payload`
-        proves.)"""
+        """Return the seal with the packet of its receiver's own offer, the inverse of `without`.
+
+        That these bytes are those that were merged is not checked here; `payload` proves it.
+        """
         if "delta" not in offer.sections:
             return self
         own = {
@@ -174,83 +322,22 @@ class Seal:
         return replace(self, sections={**self.sections, **own})
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
-    """Ask for a fragment's newest anchor; `have` is the digest of the asker's, so that a seal can
-    answer where one suffices."""
-
-    peer: PeerId
-    fragment: int
-    have: bytes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A whole anchor: sections "anchor" and, with outer momentum, "velocity". `content` is the
-    digest of their bytes."""
+    """A whole anchor."""
 
+    #: The sender.
     peer: PeerId
+    #: The fragment.
     fragment: int
+    #: Where the anchor comes from.
     lineage: Lineage
+    #: The digest of the sections' bytes, in the order of their names.
     content: bytes
+    #: "anchor"; with outer momentum, "velocity"; and moments. Not compared.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
 
 
 Control = Beat | Goodbye | Call | Want
 Bulk = Offer | Seal | State
 Message = Control | Bulk
-
-
-def nbytes(sections: Mapping[str, Packet]) -> int:
-    """Payload bytes of a bulky message."""
-    return sum(packet.nbytes for packet in sections.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Packet:
-    """One encoded fragment: how ("none" or "packed"), the number of elements, the bytes. `data` is
-    any contiguous buffer."""
-
-    codec: str
-    numel: int
-    data: memoryview
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
-
-
-Sections = Mapping[str, Packet]
-"""The tensors of one message by name: "delta" in an offer, "merged" or members' deltas in a seal,
-"anchor" and "velocity" in a state."""
-
-
-def section(sections: Sections, name: str) -> Packet:
-    """The packet of that name. Raises `PeerError`."""
-    if name not in sections:
-        raise PeerError(f"section {name!r} is missing")
-    return sections[name]
-
-
-class Level(NamedTuple):
-    """What a beat says of one stream of a learner. `now` and `before` in seconds per token or byte:
-    its present level, and the fastest that it has held (`now`, if no other was faster); `spread`,
-    the standard error of log(now); `run`, blocks since the last change."""
-
-    now: float
-    before: float
-    spread: float
-    run: int
-
-
-MOMENT_PREFIX = "moment."
-
-
-def moment_names(sections: Iterable[str]) -> frozenset[str]:
-    """The moments among the names of a message's sections."""
-    return frozenset(
-        name.removeprefix(MOMENT_PREFIX) for name in sections if name.startswith(MOMENT_PREFIX)
-    )
-
-
-MERGED = "merged"

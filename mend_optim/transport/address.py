@@ -15,8 +15,15 @@ _ANY = ("", "0.0.0.0", "::")
 
 
 def parse_address(argument: str, text: str) -> tuple[str, int]:
-    """Host and port of an address; the host is empty in ":port". Raises `UsageError` naming the
-    argument."""
+    """Split an address into host and port; the host of ":port" is empty.
+
+    Args:
+        argument: The name of the user's argument, for the error.
+        text: The address.
+
+    Raises:
+        UsageError: The text is not an address, or its port is greater than 65535.
+    """
     match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
     remedy = "write '10.0.0.5:51900', 'trainer.example:51900', '[fd00::5]:51900' or ':51900'"
     require(match is not None, argument, text, "an address 'host:port'", remedy)
@@ -32,7 +39,11 @@ def parse_address(argument: str, text: str) -> tuple[str, int]:
 
 
 def parse_dialable(argument: str, text: str) -> tuple[str, int]:
-    """Host and port of an address that somebody else is to be reached at. Raises `UsageError`."""
+    """Split an address that this learner is to dial into host and port.
+
+    Raises:
+        UsageError: The text is not an address, or has no port >= 1 or no host to dial.
+    """
     host, port = parse_address(argument, text)
     remedy = "give the host and port that the other learner listens on"
     require(port > 0, argument, text, "an address with a port >= 1", remedy)
@@ -41,21 +52,33 @@ def parse_dialable(argument: str, text: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
+    """Return the address of a host and port, the inverse of `parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def advertised(listen: str, port: int) -> str:
-    """What a learner that listens there tells others: no host if it listens on any; each fills in
-    what it sees."""
+    """Return the address that a learner tells others.
+
+    It has no host if the learner listens on all of its machine's addresses; each peer fills in the
+    host that it sees.
+
+    Args:
+        listen: Where the learner was told to listen.
+        port: Where it does.
+    """
     host, _ = parse_address("listen", listen)
     return format_address("" if host in _ANY else host, port)
 
 
 def seen_from(address: str, host: str) -> str:
-    """An address told by somebody at `host`, as we must dial it; empty if nobody can.
+    """Return an address that a peer told, as this learner must dial it; empty if nobody can.
 
-    A host left open is the teller's. So is a loopback one, unless the teller is on our own machine:
-    "localhost" there is not here.
+    If the address leaves its host open, it means the peer's own host. So does a loopback address,
+    because the peer's "localhost" is not this machine, unless the peer runs here, too.
+
+    Args:
+        address: What the peer told.
+        host: The peer's host, as this learner sees it.
     """
     try:
         there, port = parse_address("address", address)
@@ -67,11 +90,12 @@ def seen_from(address: str, host: str) -> str:
 
 
 def host_of(transport_peer: str) -> str:
-    """The host in what gRPC says of a connection: "ipv4:10.0.0.5:40312", "ipv6:%5B::1%5D:40312"."""
+    """Return the host of a connection, from gRPC's name for it: "ipv4:10.0.0.5:40312" or
+    "ipv6:%5B::1%5D:40312". Empty if there is none."""
     try:
         host, _ = parse_address("connection", unquote(transport_peer).partition(":")[2])
         mapped = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
-    except ValueError:  # also a `UsageError`
+    except ValueError:  # a `UsageError` is one, too
         return ""
     return str(mapped or host)
 

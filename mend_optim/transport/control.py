@@ -1,11 +1,11 @@
-"""Who agreed to train with us, and the control streams with them.
+"""The peers that agreed to train with this learner, and the control streams with them.
 
-    stranger ──hello, and we agree──▶ link ──first stream──▶ linked ──last stream closed──▶ link
-       ▲                               │
-       └── a newer incarnation came, or no stream for long
+    stranger ──hello, both agree──▶ link ──first stream opens──▶ linked ──last one closes──▶ link
+       ▲                             │
+       └── a newer incarnation comes, or no stream is open for long
 
-Only links may open streams. Either side may dial, or both: a message goes out on the newest stream
-there is.
+Only a peer with a link may open streams. Either side may dial, or both: a message goes out on the
+newest stream there is.
 """
 
 from __future__ import annotations
@@ -20,80 +20,112 @@ from mend_optim.protocol.handshake import Hello, refusal
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Seal, State
 from mend_optim.transport.address import seen_from
-from mend_optim.transport.link import Handler, Link, Outbox
+from mend_optim.transport.frames import check_sender
+from mend_optim.transport.handler import Handler
+from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.stream import Stream
 from mend_optim.transport.transfers import Transfers
 from mend_optim.transport.wire import decode_control, encode_control
 
-log = logging.getLogger("mend_optim.peer")
+log = logging.getLogger("mend_optim.transport")
 
-LINGER_S = 1.0  # how long the one that ends a stream waits for the other end to have read it
-REASONS = 1000  # refusals remembered, so that each is reported once
+#: Seconds that the side that ends a control stream waits until the other has read all of it.
+LINGER_S = 1.0
+#: Refusals remembered, so that each is reported once. Further ones are not reported.
+REASONS = 1000
 
 
 class Links:
-    """Everybody who agreed, by incarnation."""
+    """All links of one learner, by incarnation."""
 
     def __init__(self, handler: Handler, transfers: Transfers) -> None:
-        self._handler, self._transfers = handler, transfers
+        self._handler = handler
+        self._transfers = transfers
+        #: At most one incarnation of each name, the greatest that agreed.
         self._links: dict[PeerId, Link] = {}
+        #: (peer name, reason) of every refusal that the handler was told.
         self._reported: set[tuple[str, str]] = set()
+        #: The learner is leaving: it accepts no hello and no stream, and dials nobody any more.
+        #: Only `Transport.stop` sets this.
+        self.closing = False
 
     def __iter__(self) -> Iterator[Link]:
         return iter(list(self._links.values()))
 
     def get(self, id: PeerId) -> Link | None:
-        """The link with exactly this incarnation."""
+        """Return the link with exactly this incarnation."""
         return self._links.get(id)
 
     # ── agreeing ──────────────────────────────────────────────────────────────────────────────────
 
     def agree(self, mine: Hello, theirs: Hello, address: str, seed: str = "") -> str:
-        """Why we must not train together; empty if we may, and then the handler has met the
-        peer."""
+        """Compare two hellos.
+
+        Args:
+            mine: This learner's hello.
+            theirs: The peer's hello, or its answer to this learner's.
+            address: Where to dial the peer; empty if nobody can.
+            seed: The configured address at which the peer was reached, if that is how.
+
+        Returns:
+            Why the two must not train together. Empty if they may; then the handler has met the
+            peer.
+        """
         reason = refusal(mine, theirs) or theirs.refusal
         if not reason and not self._handler.met(theirs.peer, address, seed):
-            reason = f"incarnation: {theirs.peer} has left, or was replaced by a newer process of that name"
-        if (
-            reason
-            and (theirs.peer.name, reason) not in self._reported
-            and len(self._reported) < REASONS
-        ):
-            # reported once: the two will try again and again
-            self._reported.add((theirs.peer.name, reason))
-            self._handler.refused(address or theirs.peer.name, reason)
+            reason = (
+                f"incarnation: {theirs.peer} has left, or was replaced by a newer process of that"
+                " name"
+            )
+        if reason:
+            self._report(theirs.peer, address, reason)
         return reason
 
+    def _report(self, peer: PeerId, address: str, reason: str) -> None:
+        """Tell the handler of a refusal, once: the two will try again and again."""
+        refused = (peer.name, reason)
+        if refused not in self._reported and len(self._reported) < REASONS:
+            self._reported.add(refused)
+            self._handler.refused(address or peer.name, reason)
+
     def admit(self, id: PeerId, address: str, host: str, dialled: bool = False) -> Link:
-        """From now on the peer may open streams, and its past incarnations may not."""
+        """Let a peer open streams from now on, and its past incarnations no more.
+
+        Args:
+            id: The peer.
+            address: Where to dial it; empty if nobody can.
+            host: Where its connections come from, or where it was dialled.
+            dialled: Whether this learner reached it at `address`.
+        """
         for past in self:
             if past.id.name == id.name and past.id != id:
                 self.dismiss(past)
         link = self._links.setdefault(id, Link(id))
-        if dialled or not link.dialled:  # where we reached it is better than where it says it is
+        # the address at which this learner reached a peer is better than the one the peer tells
+        if dialled or not link.dialled:
             link.reach(address, host)
             link.dialled = dialled
         link.down_since = asyncio.get_running_loop().time()
         return link
 
     def dismiss(self, link: Link) -> None:
-        """The peer is a stranger again."""
+        """Make the peer a stranger again."""
         self._links.pop(link.id, None)
         self._drop(link)
         for outbox in link.streams:
             outbox.close()
-        link.close_channel()
+        link.close_connection()
 
     def tidy(self, patience_s: float) -> None:
-        """Dismiss the peers that have been gone for so long; a transfer under way has its own
-        patience."""
+        """Dismiss the peers without a control stream for `patience_s`. A transfer under way has its
+        own patience, so its peer stays."""
         now = asyncio.get_running_loop().time()
         for link in self:
             if not link.streams and not link.busy and now - link.down_since > patience_s:
                 self.dismiss(link)
 
     def _drop(self, link: Link) -> None:
-        """The peer is gone, or says so: end what waits for it, and what it waits for."""
+        """End what waits for the peer, and what the peer waits for: it is gone, or says so."""
         self._transfers.drop(link)
         for kind, fragment in list(link.requests):
             link.close_request(kind, fragment)
@@ -101,8 +133,14 @@ class Links:
     # ── control streams ───────────────────────────────────────────────────────────────────────────
 
     async def converse(self, link: Link, stream: Stream, linger: bool = False) -> None:
-        """Run a control stream until either end ends it; `linger`: then wait until the other has
-        read all of it."""
+        """Run a control stream until either side ends it.
+
+        Args:
+            link: The peer at the other end.
+            stream: The stream.
+            linger: Whether to wait at the end until the peer has read everything. The side that
+                dialled must, because leaving breaks the stream.
+        """
         outbox = Outbox()
         link.streams.append(outbox)
         if len(link.streams) == 1:
@@ -124,6 +162,7 @@ class Links:
                 self._handler.linked(link.id, False)
 
     async def _listen(self, link: Link, stream: Stream, outbox: Outbox) -> None:
+        """Take what the peer sends until the stream ends, then end this side of it."""
         try:
             while (data := await stream.read(patient=True)) is not None:
                 self._take(link, decode_control(data))
@@ -133,13 +172,15 @@ class Links:
             outbox.close()
 
     def _take(self, link: Link, message: Control) -> None:
-        if message.peer != link.id:
-            raise PeerError(f"a message of {message.peer} from {link.id}")
+        check_sender(message, link.id)
         if isinstance(message, Beat):
-            roster = tuple(
-                replace(r, address=seen_from(r.address, link.host)) for r in message.roster
-            )
-            message = replace(message, address=seen_from(message.address, link.host), roster=roster)
+            message = _as_seen_here(message, link.host)
         self._handler.receive(message)
         if isinstance(message, Goodbye):
             self._drop(link)
+
+
+def _as_seen_here(beat: Beat, host: str) -> Beat:
+    """Return the beat with all addresses as this learner must dial them; `host` is the sender's."""
+    roster = tuple(replace(r, address=seen_from(r.address, host)) for r in beat.roster)
+    return replace(beat, address=seen_from(beat.address, host), roster=roster)

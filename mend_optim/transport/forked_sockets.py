@@ -1,7 +1,9 @@
-"""What forked children inherit: every socket of a learner's server.
+"""Closes a learner's sockets in forked children, which inherit them.
 
-The workers of a `DataLoader` outlive a killed learner by seconds. Until then its port would be
-taken, so that it could not be started again, and its peers' connections would look alive."""
+The workers of a `DataLoader` outlive a killed learner by seconds. As long as they held its sockets,
+its port would be taken, so it could not be started again, and its peers' connections would look
+alive.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,19 @@ import socket
 from contextlib import suppress
 from stat import S_ISSOCK
 
-PORTS: set[int] = set()  # that learners of this process listen on
-OPEN_FILES = "/proc/self/fd"  # Linux, where forking is the default
+#: The ports that learners of this process listen on.
+PORTS: set[int] = set()
+#: Where Linux lists a process's open files. On other systems nothing is closed; there forking is
+#: not the default.
+OPEN_FILES = "/proc/self/fd"
 
 
 def let_go() -> None:
-    """In a forked child: give up all sockets at these ports. Their numbers stay taken, by nothing:
-    gRPC's leftovers in the child must never close a file that came to have the same number."""
+    """In a forked child: close all sockets at these ports.
+
+    Their file numbers stay taken, by /dev/null. Otherwise gRPC's leftovers in the child could close
+    a file that was opened later and got one of these numbers.
+    """
     if not PORTS or not os.path.isdir(OPEN_FILES):
         return
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -29,7 +37,7 @@ def let_go() -> None:
 
 
 def _port(number: int) -> int:
-    """The local port of a socket, 0 if it has none."""
+    """Return the local port of a socket; 0 if it has none."""
     seen = socket.socket(fileno=number)
     try:
         return int(seen.getsockname()[1]) if seen.family in (socket.AF_INET, socket.AF_INET6) else 0

@@ -1,69 +1,42 @@
-"""What a learner shares with one peer, and what waits to be sent to it. All of it belongs to the
-loop thread."""
+"""What a learner shares with one peer, and what waits to be sent to it.
+
+Only the loop thread touches any of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
-from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Message, Want
+from mend_optim.transport.connection import Connection
 
+#: Messages that wait in one outbox at most; one more drops the oldest.
 OUTBOX_LIMIT = 256
 
 
-class Handler(Protocol):
-    """Whom the transport tells what happened. Every method is cheap, never raises, and is called on
-    the loop thread."""
-
-    def hello(self) -> Hello:
-        """Ours, as of now."""
-
-    def met(self, id: PeerId, address: str, seed: str) -> bool:
-        """A peer and we agreed; we dialled it at `seed`, if that is not empty. False: it is a past
-        incarnation."""
-
-    def linked(self, id: PeerId, up: bool) -> None:
-        """The first control stream with a peer opened, or the last one closed."""
-
-    def heard(self, id: PeerId) -> None:
-        """A part of a bulky message arrived."""
-
-    def refused(self, address: str, reason: str) -> None:
-        """A hello was refused, by us or by the learner at `address`."""
-
-    def itself(self, address: str) -> None:
-        """The learner at this seed is ourselves."""
-
-    def receive(self, message: Message) -> None:
-        """A message arrived whole."""
-
-    def delivered(self, to: PeerId, message: Message) -> None:
-        """The peer has the whole of an offer."""
-
-    def undelivered(self, to: PeerId, message: Message) -> None:
-        """An offer or a want did not arrive, or its stream broke before the answer."""
-
-    def contacts(self) -> Sequence[tuple[PeerId, str]]:
-        """The peers that should be dialled, and where."""
-
-
 class Outbox:
-    """Messages waiting for one stream. Putting never blocks; what takes them learns when there will
-    be no more."""
+    """Messages that wait for one stream.
+
+    Putting a message never blocks. The task that takes them learns when there will be no more.
+    """
 
     def __init__(self) -> None:
-        self.finished = asyncio.Event()  # set by what takes the messages, when it has sent the last
+        #: Set by the task that takes the messages, once it has sent the last one.
+        self.finished = asyncio.Event()
         self._waiting: deque[Message] = deque()
+        #: Set when a message was put or the outbox was closed.
         self._changed = asyncio.Event()
         self._closed = False
 
     def put(self, message: Message) -> None:
-        """Queue a message. A beat replaces one that still waits, unless that asks or answers: on a
-        slow link only the newest is worth sending."""
+        """Queue a message.
+
+        A beat replaces one that still waits, because on a slow link only the newest is worth
+        sending. A beat that asks for an answer or is one (`ping`, `pong`) is never replaced.
+        """
         if isinstance(message, Beat):
             self._waiting = deque(
                 m for m in self._waiting if not isinstance(m, Beat) or m.ping or m.pong
@@ -74,12 +47,12 @@ class Outbox:
         self._changed.set()
 
     def close(self) -> None:
-        """No more messages; those that wait are still taken."""
+        """Announce that no more messages come. Those that wait are still taken."""
         self._closed = True
         self._changed.set()
 
     async def get(self) -> Message | None:
-        """The next message; None if there will be no more."""
+        """Return the next message; None if there will be no more."""
         while not self._waiting and not self._closed:
             self._changed.clear()
             await self._changed.wait()
@@ -87,51 +60,76 @@ class Outbox:
 
 
 class Link:
-    """One peer that agreed to train with us."""
+    """One peer that agreed to train with this learner."""
 
     def __init__(self, id: PeerId) -> None:
+        #: The peer. A newer incarnation gets a new link.
         self.id = id
-        self.address = ""  # where to dial it; empty if nobody can
-        self.host = ""  # where its connections come from, or where we dialled it
-        self.dialled = False  # a control stream of our own dialling is open
-        self.busy = 0  # transfers under way, either way
-        self.down_since = 0.0  # when the last control stream closed
-        self.streams: list[Outbox] = []  # its open control streams, newest last
-        # its open streams that wait for replies: (kind, fragment)
+        #: Where to dial the peer; empty if nobody can.
+        self.address = ""
+        #: Where its connections come from, or where this learner dialled it.
+        self.host = ""
+        #: Whether a control stream of this learner's dialling is open, or about to be.
+        #: Then `address` is the one that was dialled.
+        self.dialled = False
+        #: Transfers under way, in either direction. While there are some, the link stays.
+        self.busy = 0
+        #: When the last control stream closed, or the peer was admitted, by the loop's clock.
+        self.down_since = 0.0
+        #: Outboxes of the open control streams, the newest last.
+        self.streams: list[Outbox] = []
+        #: The peer's open requests, which wait for replies: (kind, fragment), where the kind is
+        #: "exchange" or "pull". At most one of each; a newer one closes the older.
         self.requests: dict[tuple[str, int], Outbox] = {}
-        # what it should push to us, by fragment
+        #: By fragment, the want that this learner sent over the control stream, and the timer that
+        #: gives it up. The peer may push exactly these fragments.
         self.asked: dict[int, tuple[Want, asyncio.TimerHandle]] = {}
-        self.channel: Any = None  # for bulky messages to it, once there was one
-        self.hang_up: Callable[[], object] | None = None  # closes the channel
+        #: The connection for bulky messages to the peer. None until the first one, and after
+        #: `address` has changed.
+        self.connection: Connection | None = None
+        #: Closes `connection` without waiting. Set exactly while there is a connection.
+        self.hang_up: Callable[[], object] | None = None
 
     def reach(self, address: str, host: str) -> None:
-        """It is to be dialled there from now on; an empty address tells nothing new."""
+        """Dial the peer at `address` from now on. An empty address tells nothing new."""
         if address and address != self.address:
-            self.close_channel()
+            self.close_connection()
             self.address = address
         self.host = host
 
-    def close_channel(self) -> None:
-        """End the bulky messages to it."""
+    def close_connection(self) -> None:
+        """End the bulky messages to the peer."""
         if self.hang_up:
             self.hang_up()
-        self.channel = self.hang_up = None
+        self.connection = None
+        self.hang_up = None
 
     def post(self, message: Message) -> bool:
-        """Queue a control message on the newest stream; an older one may be half dead. False if
-        there is none."""
+        """Queue a control message on the newest stream, because an older one may be half dead.
+
+        Returns:
+            False if no control stream is open.
+        """
         if self.streams:
             self.streams[-1].put(message)
         return bool(self.streams)
 
     def open_request(self, kind: str, fragment: int) -> Outbox:
-        """The peer waits for replies of this kind; its previous request is over."""
+        """Open a request of the peer, which waits for replies of this kind, and close its previous
+        one."""
         self.close_request(kind, fragment)
-        outbox = self.requests[kind, fragment] = Outbox()
+        outbox = Outbox()
+        self.requests[kind, fragment] = outbox
         return outbox
 
     def close_request(self, kind: str, fragment: int, outbox: Outbox | None = None) -> None:
-        """The request is over; a given `outbox` only if it is still the newest."""
+        """Close a request of the peer.
+
+        Args:
+            kind: "exchange" or "pull".
+            fragment: The fragment.
+            outbox: The request's own outbox, if its stream has ended. A newer request stays open.
+        """
         current = self.requests.get((kind, fragment))
         if current and outbox in (None, current):
             del self.requests[kind, fragment]
@@ -140,5 +138,5 @@ class Link:
             outbox.finished.set()
 
     def outboxes(self) -> list[Outbox]:
-        """Everything that is open."""
+        """Return the outboxes of everything that is open."""
         return [*self.streams, *self.requests.values()]

@@ -1,5 +1,8 @@
-"""One end of an open RPC: frames in, frames out, nothing standing still for too long, every fault a
-`PeerError`."""
+"""One end of an open RPC: frames in, frames out.
+
+No operation stands still for longer than the stream's patience, and every fault is a `PeerError`.
+This module doesn't import gRPC; it wraps the objects that gRPC hands out.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,37 @@ from mend_optim.errors import PeerError
 
 
 class Stream(Protocol):
-    """One end of an open stream. Both methods raise `PeerError`, also when nothing moves for too
-    long."""
+    """One end of an open stream. Every method raises `PeerError` if the stream is broken, or if
+    nothing moves for too long."""
 
     async def read(self, patient: bool = False) -> bytes | None:
-        """The next frame, None at the end; `patient`: however long it takes."""
+        """Return the next frame; None at the end. `patient`: wait however long it takes."""
 
-    async def write(self, frame: bytes) -> None: ...
+    async def write(self, frame: bytes) -> None:
+        """Send a frame; return once the stream takes more."""
 
     async def finish(self) -> None:
-        """Nothing else will be written."""
+        """Announce that nothing else will be written."""
 
 
 class Counter:
-    """Bytes of all frames: handed over to be sent, and received."""
+    """Counts the bytes of all frames of a learner's streams."""
 
     def __init__(self) -> None:
-        self.sent = self.received = 0
+        #: Bytes handed over to be sent. Never decreases.
+        self.sent = 0
+        #: Bytes that arrived. Never decreases.
+        self.received = 0
 
 
 async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
-    """The operation's result, in time; its faults as `PeerError`.
+    """Return the operation's result, or raise `PeerError` if it fails or takes too long.
 
-    Not `asyncio.wait_for`, which before Python 3.12 swallows a cancellation that comes together
-    with the result.
+    This is not `asyncio.wait_for`, which before Python 3.12 swallows a cancellation that comes
+    together with the result.
     """
     task = asyncio.ensure_future(operation)
-    # retrieved even if nobody waits any more
+    # retrieves the exception even if the waiting task was cancelled, or asyncio would log it
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         await asyncio.wait({task}, timeout=seconds)
@@ -50,55 +57,66 @@ async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
         raise PeerError(_describe(fault)) from fault
     finally:
         task.cancel()
-        # A fault leads by its traceback to this frame: from here back to it, and the RPC with its
-        # connection would stay until the garbage collector came by.
+        # The exception's traceback refers to this frame. If the frame referred to the task, which
+        # refers to the exception, that circle would keep the RPC and its connection until the
+        # garbage collector runs.
         del task, operation
 
 
 def _describe(fault: Any) -> str:
-    status = hasattr(fault, "code") and hasattr(fault, "details")
-    return (
-        f"{fault.code().name}: {fault.details()}" if status else f"{type(fault).__name__}: {fault}"
-    )
+    """Describe a fault in one line: a status of gRPC's by its code and details."""
+    if hasattr(fault, "code") and hasattr(fault, "details"):
+        return f"{fault.code().name}: {fault.details()}"
+    return f"{type(fault).__name__}: {fault}"
 
 
 class Rpc:
-    """One end of an RPC, as a `Stream`."""
+    """One end of an RPC, as a `Stream`.
+
+    Args:
+        rpc: gRPC's object for this end.
+        counter: Counts the frames' bytes.
+        patience_s: Seconds that an operation may take.
+    """
 
     def __init__(self, rpc: Any, counter: Counter, patience_s: float) -> None:
-        self._rpc, self._counter, self._patience_s = rpc, counter, patience_s
+        self._rpc = rpc
+        self._counter = counter
+        self._patience_s = patience_s
 
     async def read(self, patient: bool = False) -> bytes | None:
         frame = await within(self._rpc.read(), None if patient else self._patience_s)
-        if not isinstance(frame, bytes):  # gRPC's end-of-file object
+        # at the end of a stream gRPC returns an object of its own
+        if not isinstance(frame, bytes):
             return None
         self._counter.received += len(frame)
         return frame
 
     async def write(self, frame: bytes) -> None:
-        self._counter.sent += len(frame)  # it may arrive though nobody waits until it has
+        # counted first: the frame may arrive although this task is cancelled while it waits
+        self._counter.sent += len(frame)
         await within(self._rpc.write(frame), self._patience_s)
 
 
 class Served(Rpc):
-    """The server's end: it is over when its handler returns."""
+    """The server's end. It is over when its handler returns."""
 
     async def accept(self) -> None:
         """Let the caller know at once that the stream is open."""
         await within(self._rpc.send_initial_metadata(()), self._patience_s)
 
     async def finish(self) -> None:
-        """That the handler returns says so."""
+        """Do nothing: the handler announces the end when it returns."""
 
 
 class Dialled(Rpc):
-    """The caller's end: it is over, whatever happens, when its context is left."""
+    """The caller's end. Use it as a context: leaving it ends the RPC, whatever happened."""
 
     async def accepted(self) -> None:
         """Wait until the other end has opened the stream, too."""
         await within(self._rpc.initial_metadata(), self._patience_s)
         if self._rpc.done():
-            raise PeerError(f"not accepted: {await self._rpc.details()}")
+            raise PeerError(f"the peer did not accept the stream: {await self._rpc.details()}")
 
     async def finish(self) -> None:
         await within(self._rpc.done_writing(), self._patience_s)

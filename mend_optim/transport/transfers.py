@@ -1,12 +1,18 @@
 """Bulky messages between two peers: both ends of four RPCs, over whatever stream they are given.
 
-    Exchange   learner ──offer──▶ sealer, ◀──ack──, ◀──seals── until one holds the offer, and lacks its bytes
-    Pull       asker ──want──▶ peer, ◀──state or seal──
-    Push       peer ──state or seal──▶ asker, which asked over the control stream because it cannot dial the peer
+    Exchange   learner ──offer──▶ sealer
+                       ◀──ack──
+                       ◀──seals── until one holds the offer; that one lacks the offer's bytes
+    Pull       asker ──want──▶ peer
+                     ◀──state or seal──
+    Push       peer ──state or seal──▶ asker
+                    ◀──ack──
+               The asker had sent its want over the control stream, because it cannot dial the peer.
     PassOn     holder ──offer of a learner that is gone──▶ sealer
+                      ◀──ack──
 
-Whatever goes wrong is `PeerError` here, and `undelivered` to the handler: the engine decides what
-to do again.
+Every fault becomes a `PeerError` here, and `undelivered` for the handler. Nothing is tried again:
+the engine decides that.
 """
 
 from __future__ import annotations
@@ -21,76 +27,81 @@ from typing import Any
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Bulk, Message, Offer, Seal, State, Want
-from mend_optim.transport.link import Handler, Link, Outbox
+from mend_optim.transport.frames import ACK, Assembler, check_fragment, check_sender, to_frames
+from mend_optim.transport.handler import Handler
+from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.stream import Stream
-from mend_optim.transport.wire import (
-    ACK,
-    Assembler,
-    check_fragment,
-    decode_want,
-    encode_want,
-    frames,
-    sender,
-)
+from mend_optim.transport.wire import decode_want, encode_want
 
-log = logging.getLogger("mend_optim.peer")
+log = logging.getLogger("mend_optim.transport")
 
 
 class Transfers:
-    """The transfers of one learner. `start` runs one that we begin; the `serve_*` methods are the
-    other ends."""
+    """The transfers of one learner. Some methods begin one; the `serve_*` methods are the other
+    ends.
+
+    Args:
+        handler: The learner.
+        limit: Returns the greatest payload, in bytes, of a message for a fragment. Raises
+            `LookupError` if there is no such fragment.
+        allocate: Returns a writable buffer of that many bytes, for one section.
+        patience_s: Seconds that a want may go without an answer.
+        dial: Opens a stream to a peer for one of the four RPCs.
+    """
 
     def __init__(
         self,
         handler: Handler,
+        *,
         limit: Callable[[int], int],
         allocate: Callable[[int], memoryview],
         patience_s: float,
         dial: Callable[[Link, str], AbstractContextManager[Stream]],
     ) -> None:
-        self._handler, self._limit, self._allocate, self._patience_s = (
-            handler,
-            limit,
-            allocate,
-            patience_s,
-        )
+        self._handler = handler
+        self._limit = limit
+        self._allocate = allocate
+        self._patience_s = patience_s
         self._dial = dial
+        #: The transfers that this learner began, by what makes two of them one: the newer takes the
+        #: place of the older.
         self._running: dict[Hashable, tuple[Link, asyncio.Task[None]]] = {}
 
-    # ── those we begin ────────────────────────────────────────────────────────────────────────────
+    # ── transfers that this learner begins ────────────────────────────────────────────────────────
 
     def exchange(self, link: Link, offer: Offer) -> None:
-        """Send an offer; one for the same fragment that is still open is superseded, to whomever it
-        went."""
+        """Send an offer, and take the seals that answer it. The offer takes the place of an open
+        one for the same fragment, whichever peer that went to."""
         self._start(("exchange", offer.fragment), link, offer, self._exchange(link, offer))
 
     def pull(self, link: Link, want: Want) -> None:
-        """Ask a peer that we can dial for an anchor."""
+        """Ask a peer that can be dialled for an anchor."""
         self._start(("pull", link.id, want.fragment), link, want, self._pull(link, want))
 
     def push(self, link: Link, message: Bulk) -> None:
         """Answer a want that came over the control stream."""
-        self._start(("push", link.id, message.fragment), link, message, self._push(link, message))
+        work = self._push(link, message, "Push")
+        self._start(("push", link.id, message.fragment), link, message, work)
 
     def pass_on(self, link: Link, offer: Offer) -> None:
-        """Give the offer of somebody who is gone to who seals now."""
+        """Give the offer of a learner that is gone to the fragment's present sealer."""
         work = self._push(link, offer, "PassOn")
         self._start(("pass on", link.id, offer.peer, offer.fragment), link, offer, work)
 
     def ask(self, link: Link, want: Want) -> None:
-        """Ask a peer that we cannot dial over its control stream; it answers with a push."""
+        """Ask a peer that cannot be dialled over its control stream; it answers with a push."""
         previous = link.asked.pop(want.fragment, None)
         if previous:
-            previous[1].cancel()
-        timer = asyncio.get_running_loop().call_later(
-            self._patience_s, self._unanswered, link, want
-        )
+            _, timer = previous
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._patience_s, self._unanswered, link, want)
         link.asked[want.fragment] = (want, timer)
         if not link.post(want):
-            asyncio.get_running_loop().call_soon(self._unanswered, link, want)
+            loop.call_soon(self._unanswered, link, want)
 
     def drop(self, link: Link) -> None:
-        """The peer is gone: so is everything that waited for it."""
+        """End everything that waits for a peer, because the peer is gone."""
         for to, task in list(self._running.values()):
             if to is link:
                 task.cancel()
@@ -98,8 +109,9 @@ class Transfers:
             self._unanswered(link, want)
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Cancel everything, telling nobody."""
+        """Cancel everything, and tell the handler nothing; return the tasks."""
         tasks = [task for _, task in self._running.values()]
+        # first: a task that is not listed ends without a word
         self._running.clear()
         for task in tasks:
             task.cancel()
@@ -121,7 +133,8 @@ class Transfers:
         fault = asyncio.CancelledError("cancelled") if task.cancelled() else task.exception()
         if fault:
             log.debug("%s to %s: %s", type(message).__name__, to.id, fault)
-        if self._running.get(key) == (to, task):  # else superseded, or stopped: nobody waits for it
+        # otherwise it was superseded or stopped, and the learner waits for it no more
+        if self._running.get(key) == (to, task):
             del self._running[key]
             if fault:
                 self._handler.undelivered(to.id, message)
@@ -131,17 +144,22 @@ class Transfers:
             await self._upload(stream, offer)
             await stream.finish()
             if await stream.read() != ACK:
-                raise PeerError("the offer was not acknowledged")
+                raise PeerError(f"peer {link.id} did not acknowledge the offer")
             self._handler.delivered(link.id, offer)
             while not await self._take_seal(link, stream, offer):
                 pass
 
     async def _take_seal(self, link: Link, stream: Stream, offer: Offer) -> bool:
-        """Take the next seal; whether it was the last one. (A function, so that nothing holds its
-        bytes afterwards.)"""
+        """Take the next seal; return whether it holds the offer, which makes it the last.
+
+        This is a function so that no variable keeps the seal's bytes while the next one is awaited.
+        """
         seal = await self._download(link, stream, self._limit, patient=True)
         if not isinstance(seal, Seal) or seal.fragment != offer.fragment:
-            raise PeerError("an offer is answered by seals of its fragment")
+            raise PeerError(
+                f"peer {link.id} answered an offer for fragment {offer.fragment} with a"
+                f" {_described(seal)}"
+            )
         self._handler.receive(seal.completed(offer))
         return seal.place(offer.claim.author, offer.seq) is not None
 
@@ -151,28 +169,32 @@ class Transfers:
             await stream.finish()
             message = await self._download(link, stream, self._limit)
         if isinstance(message, Offer) or message.fragment != want.fragment:
-            raise PeerError("a want is answered by a state or a seal of its fragment")
+            raise PeerError(
+                f"peer {link.id} answered a want for fragment {want.fragment} with a"
+                f" {_described(message)}"
+            )
         self._handler.receive(message)
 
-    async def _push(self, link: Link, message: Bulk, method: str = "Push") -> None:
+    async def _push(self, link: Link, message: Bulk, method: str) -> None:
         with self._dial(link, method) as stream:
             await self._upload(stream, message)
             await stream.finish()
             if await stream.read() != ACK:
-                raise PeerError(f"the {method} was not acknowledged")
+                raise PeerError(f"peer {link.id} did not acknowledge the {method}")
 
     def _unanswered(self, link: Link, want: Want) -> None:
+        """Give a want up, if it is still the newest of its fragment."""
         asked = link.asked.get(want.fragment)
         if asked and asked[0] is want:
             del link.asked[want.fragment]
             asked[1].cancel()
             self._handler.undelivered(link.id, want)
 
-    # ── those the peer begins ─────────────────────────────────────────────────────────────────────
+    # ── transfers that the peer begins ────────────────────────────────────────────────────────────
 
     async def serve_exchange(self, link: Link, stream: Stream) -> None:
-        """Take an offer, then send the fragment's seals until one holds it or the learner offers
-        anew."""
+        """Take an offer, then send the fragment's seals until one holds it or the learner sends a
+        newer offer."""
         fragment, seq = await self._take_offer(link, stream)
         outbox = link.requests["exchange", fragment]
         try:
@@ -182,16 +204,18 @@ class Transfers:
             link.close_request("exchange", fragment, outbox)
 
     async def _take_offer(self, link: Link, stream: Stream) -> tuple[int, int]:
+        """Take an offer; return its fragment and number. No variable keeps its bytes afterwards."""
         offer = await self._download(link, stream, self._limit)
         if not isinstance(offer, Offer):
-            raise PeerError("an exchange begins with an offer")
+            raise PeerError(f"peer {link.id} began an exchange with a {_described(offer)}")
         await stream.write(ACK)
-        link.open_request("exchange", offer.fragment)  # first: the handler may answer at once
+        # before `receive`, because the handler may answer at once
+        link.open_request("exchange", offer.fragment)
         self._handler.receive(offer)
         return offer.fragment, offer.seq
 
     async def _send_seal(self, stream: Stream, outbox: Outbox, peer: PeerId, seq: int) -> bool:
-        """Send the next seal; whether it was the last one."""
+        """Send the next seal; return whether it was the last."""
         seal = await outbox.get()
         if not isinstance(seal, Seal):
             return True
@@ -199,12 +223,11 @@ class Transfers:
         return seal.place(peer, seq) is not None
 
     async def serve_pull(self, link: Link, stream: Stream) -> None:
-        """Take a want, and send what answers it; nothing if nothing does in time."""
+        """Take a want, and send the answer. If there is none in time, end the stream without."""
         request = await stream.read()
         want = decode_want(request or b"")
-        if want.peer != link.id:
-            raise PeerError(f"a want of {want.peer} from {link.id}")
-        # nobody will answer it: better to say so now than in a minute
+        check_sender(want, link.id)
+        # nobody will answer a want for no fragment: better to say so now than in a minute
         check_fragment(self._limit, want.fragment)
         outbox = link.open_request("pull", want.fragment)
         timer = asyncio.get_running_loop().call_later(self._patience_s, outbox.close)
@@ -218,13 +241,17 @@ class Transfers:
             link.close_request("pull", want.fragment, outbox)
 
     async def serve_push(self, link: Link, stream: Stream) -> None:
-        """Take what we asked for over the control stream, and nothing else."""
+        """Take the answer to a want that this learner sent over the control stream, and nothing
+        else."""
         answered: list[Want] = []
 
         def limit(fragment: int) -> int:
+            # called once the header has arrived: from here on the push is the answer
             want, timer = link.asked.pop(fragment, (None, None))
             if want is None or timer is None:
-                raise PeerError(f"nobody asked {link.id} for fragment {fragment}")
+                raise PeerError(
+                    f"peer {link.id} pushed fragment {fragment}, which nobody asked it for"
+                )
             timer.cancel()
             answered.append(want)
             return self._limit(fragment)
@@ -232,7 +259,7 @@ class Transfers:
         try:
             message = await self._download(link, stream, limit)
             if isinstance(message, Offer):
-                raise PeerError("a want is answered by a state or a seal")
+                raise PeerError(f"peer {link.id} answered a want with a {_described(message)}")
             self._handler.receive(message)
             answered.clear()
         finally:
@@ -241,17 +268,17 @@ class Transfers:
         await stream.write(ACK)
 
     async def serve_pass_on(self, link: Link, stream: Stream) -> None:
-        """Take the offer of somebody else."""
+        """Take the offer of another learner, which is gone."""
         offer = await self._download(link, stream, self._limit, passed_on=True)
         if not isinstance(offer, Offer):
-            raise PeerError("only offers are passed on")
+            raise PeerError(f"peer {link.id} passed on a {_described(offer)}")
         self._handler.receive(offer)
         await stream.write(ACK)
 
-    # ── both ──────────────────────────────────────────────────────────────────────────────────────
+    # ── both ends ─────────────────────────────────────────────────────────────────────────────────
 
     async def _upload(self, stream: Stream, message: Bulk) -> None:
-        for frame in frames(message):
+        for frame in to_frames(message):
             await stream.write(frame)
 
     async def _download(
@@ -259,17 +286,33 @@ class Transfers:
         link: Link,
         stream: Stream,
         limit: Callable[[int], int],
+        *,
         patient: bool = False,
         passed_on: bool = False,
     ) -> Bulk:
-        """One whole message. `patient`: it may take long to begin, though not to arrive;
-        `passed_on`: it may be somebody else's."""
+        """Read one whole message.
+
+        Args:
+            link: The peer at the other end.
+            stream: The stream.
+            limit: See `Assembler`.
+            patient: Whether the message may take as long as it likes to begin. Once it has begun,
+                the stream's patience holds.
+            passed_on: Whether the message may name another sender than the peer.
+
+        Raises:
+            PeerError: The stream broke or ended, or brought something else.
+        """
         inbox = Assembler(limit, self._allocate)
         while (frame := await stream.read(patient and not inbox.busy)) is not None:
             self._handler.heard(link.id)
             message = inbox.feed(frame)
             if message is not None:
-                if sender(message) != link.id and not passed_on:
-                    raise PeerError(f"a message of {sender(message)} from {link.id}")
+                if not passed_on:
+                    check_sender(message, link.id)
                 return message
-        raise PeerError("the stream ended before the message did")
+        raise PeerError(f"the stream of peer {link.id} ended before the message did")
+
+
+def _described(message: Bulk) -> str:
+    return f"{type(message).__name__} for fragment {message.fragment}"

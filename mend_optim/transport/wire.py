@@ -1,21 +1,21 @@
-"""Messages to bytes and back. What a peer sent that is not a message becomes `PeerError`, and
-nothing else does.
+"""Messages to protobuf and back.
 
-A control message, a hello, a want or a peer's id is one protobuf message. A bulky message is a
-stream of frames: a header that lists the sections, then their bytes in chunks. A header is checked
-whole, and its sizes against the fragment's limit, before anything is allocated for it. Sections
-nobody here knows are carried like any other: what to make of them is not the wire's business."""
+Each decoder checks the names, lists and numbers that a peer sent. It raises `PeerError` for bytes
+that are not a message, and nothing else. `frames.py` carries the payload of bulky messages.
+
+To add a field, change `protos/peer.proto`, run `make proto`, then change the encoder and the
+decoder of its message here. They stand side by side.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
-from mend_optim.errors import PeerError
+from mend_optim.errors import PeerError, unreachable
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
 from mend_optim.protocol.messages import (
@@ -25,9 +25,7 @@ from mend_optim.protocol.messages import (
     Control,
     Goodbye,
     Level,
-    Message,
     Offer,
-    Packet,
     Report,
     Rumor,
     Seal,
@@ -36,65 +34,33 @@ from mend_optim.protocol.messages import (
     Want,
 )
 from mend_optim.transport._pb import peer_pb2 as pb
-
-# payload bytes in one frame; smaller costs throughput, greater costs fairness to beats
-CHUNK = 1 << 20
-MESSAGE_LIMIT = 4 << 20  # bytes of one protobuf message
-NAME_LIMIT = 256  # bytes of a learner's name, an address, a codec, a section
-DIGEST_LIMIT = 32  # bytes of a digest
-COUNT_LIMIT = 1 << 16  # entries of any list: peers, fragments, members, fields
-SECTION_LIMIT = 256  # sections of one message
-PACE_LIMIT = 8  # paces of one beat
-
-ACK: bytes = pb.Frame(ack=pb.Ack()).SerializeToString()
-"""The frame that tells a learner its offer arrived whole."""
-
-_CHUNK_TAG = 0x12  # protobuf: field 2, length-delimited
+from mend_optim.transport.limits import (
+    MESSAGE_LIMIT,
+    PACE_LIMIT,
+    check,
+    check_size,
+    checked_digest,
+    checked_list,
+    checked_name,
+    checked_number,
+)
 
 _P = TypeVar("_P", bound=Proto)
 
 
-def _check(holds: bool, what: str) -> None:
-    if not holds:
-        raise PeerError(what)
-
-
-def _parse(kind: type[_P], data: bytes) -> _P:
-    _check(
-        len(data) <= MESSAGE_LIMIT, f"{kind.__name__} of {len(data)} bytes, at most {MESSAGE_LIMIT}"
-    )
+def parse(kind: type[_P], data: bytes) -> _P:
+    """Parse one protobuf message. Raises `PeerError`."""
+    check_size(kind.__name__, len(data), MESSAGE_LIMIT)
     try:
         message: _P = kind.FromString(data)
     except (DecodeError, ValueError) as fault:
-        raise PeerError(f"not a {kind.__name__}: {fault}") from fault
+        raise PeerError(f"the bytes are not a {kind.__name__}: {fault}") from fault
     return message
 
 
 def _bytes(message: Proto) -> bytes:
     data: bytes = message.SerializeToString()
     return data
-
-
-def _name(what: str, text: str, empty: bool = False) -> str:
-    _check(bool(text) or empty, f"{what} is empty")
-    size = len(text.encode())
-    _check(size <= NAME_LIMIT, f"{what} of {size} bytes, at most {NAME_LIMIT}")
-    return text
-
-
-def _digest(what: str, data: bytes) -> bytes:
-    _check(len(data) <= DIGEST_LIMIT, f"{what} of {len(data)} bytes, at most {DIGEST_LIMIT}")
-    return data
-
-
-def _list(what: str, entries: Any, limit: int = COUNT_LIMIT) -> Any:
-    _check(len(entries) <= limit, f"{len(entries)} {what}, at most {limit}")
-    return entries
-
-
-def _number(what: str, value: float) -> float:
-    _check(math.isfinite(value) and value >= 0, f"{what} of {value}, expected a finite number >= 0")
-    return value
 
 
 # ── small parts ───────────────────────────────────────────────────────────────────────────────────
@@ -105,16 +71,16 @@ def _id(peer: PeerId) -> pb.PeerId:
 
 
 def _to_id(peer: pb.PeerId) -> PeerId:
-    return PeerId(_name("peer name", peer.name), peer.incarnation)
+    return PeerId(checked_name("peer name", peer.name), peer.incarnation)
 
 
 def _key(key: Key) -> pb.Key:
-    return pb.Key(**key._asdict())
+    return pb.Key(tokens=key.tokens, version=key.version, digest=key.digest)
 
 
 def _to_key(owner: pb.Report | pb.Offer | pb.Seal | pb.Lineage) -> Key:
-    _check(owner.HasField("key"), f"{type(owner).__name__} without a key")
-    return Key(owner.key.tokens, owner.key.version, _digest("digest", owner.key.digest))
+    check(owner.HasField("key"), f"the {type(owner).__name__} has no key")
+    return Key(owner.key.tokens, owner.key.version, checked_digest("digest", owner.key.digest))
 
 
 def _merged(pairs: Iterable[tuple[PeerId, int]]) -> list[pb.Merged]:
@@ -122,37 +88,38 @@ def _merged(pairs: Iterable[tuple[PeerId, int]]) -> list[pb.Merged]:
 
 
 def _to_merged(what: str, pairs: Any) -> tuple[tuple[PeerId, int], ...]:
-    return tuple((_to_id(pair.peer), pair.seq) for pair in _list(what, pairs))
+    return tuple((_to_id(pair.peer), pair.seq) for pair in checked_list(what, pairs))
+
+
+def _fields(pairs: Iterable[tuple[str, str]]) -> list[pb.Field]:
+    return [pb.Field(name=name, value=value) for name, value in pairs]
 
 
 def _to_fields(fields: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((field.name, field.value) for field in _list("fields", fields))
+    return tuple((field.name, field.value) for field in checked_list("fields", fields))
 
 
 # ── hello and control ─────────────────────────────────────────────────────────────────────────────
 
 
 def encode_id(peer: PeerId) -> bytes:
-    """Who calls, for an RPC's metadata."""
+    """Encode the caller of an RPC, for the RPC's metadata."""
     return _bytes(_id(peer))
 
 
 def decode_id(data: bytes) -> PeerId:
-    """The inverse. Raises `PeerError`."""
-    return _to_id(_parse(pb.PeerId, data))
+    """Decode the caller of an RPC. Raises `PeerError`."""
+    return _to_id(parse(pb.PeerId, data))
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """A hello, or the answer to one."""
-    model, policy = (
-        [pb.Field(name=n, value=v) for n, v in pairs] for pairs in (hello.model, hello.policy)
-    )
+    """Encode a hello, or the answer to one."""
     return _bytes(
         pb.Hello(
             peer=_id(hello.peer),
             address=hello.address,
-            model=model,
-            policy=policy,
+            model=_fields(hello.model),
+            policy=_fields(hello.policy),
             protocol=hello.protocol,
             refusal=hello.refusal,
         )
@@ -160,11 +127,11 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(data: bytes) -> Hello:
-    """Raises `PeerError`."""
-    hello = _parse(pb.Hello, data)
+    """Decode a hello. Raises `PeerError`."""
+    hello = parse(pb.Hello, data)
     return Hello(
         peer=_to_id(hello.peer),
-        address=_name("address", hello.address, empty=True),
+        address=checked_name("address", hello.address, may_be_empty=True),
         model=_to_fields(hello.model),
         policy=_to_fields(hello.policy),
         protocol=hello.protocol,
@@ -173,40 +140,45 @@ def decode_hello(data: bytes) -> Hello:
 
 
 def encode_want(want: Want) -> bytes:
-    """The request of a pull."""
+    """Encode a want, as the request of a pull."""
     return _bytes(_want(want))
 
 
 def decode_want(data: bytes) -> Want:
-    """Raises `PeerError`."""
-    return _to_want(_parse(pb.Want, data))
+    """Decode the request of a pull. Raises `PeerError`."""
+    return _to_want(parse(pb.Want, data))
 
 
 def encode_control(message: Control) -> bytes:
-    """A message of a control stream."""
-    if isinstance(message, Beat):
-        control = pb.Control(beat=_beat(message))
-    elif isinstance(message, Goodbye):
-        control = pb.Control(goodbye=pb.Goodbye(peer=_id(message.peer)))
-    elif isinstance(message, Call):
-        control = pb.Control(call=pb.Call(peer=_id(message.peer), fragment=message.fragment))
-    else:
-        control = pb.Control(want=_want(message))
+    """Encode a message for a control stream."""
+    match message:
+        case Beat():
+            control = pb.Control(beat=_beat(message))
+        case Goodbye():
+            control = pb.Control(goodbye=pb.Goodbye(peer=_id(message.peer)))
+        case Call():
+            control = pb.Control(call=pb.Call(peer=_id(message.peer), fragment=message.fragment))
+        case Want():
+            control = pb.Control(want=_want(message))
+        case _:
+            unreachable(message)
     return _bytes(control)
 
 
 def decode_control(data: bytes) -> Control:
-    """The message of a control stream. Raises `PeerError`."""
-    control = _parse(pb.Control, data)
-    kind = control.WhichOneof("kind")
-    if kind == "beat":
-        return _to_beat(control.beat)
-    if kind == "goodbye":
-        return Goodbye(_to_id(control.goodbye.peer))
-    if kind == "call":
-        return Call(_to_id(control.call.peer), control.call.fragment)
-    _check(kind == "want", "a control message of an unknown kind")
-    return _to_want(control.want)
+    """Decode a message of a control stream. Raises `PeerError`."""
+    control = parse(pb.Control, data)
+    match control.WhichOneof("kind"):
+        case "beat":
+            return _to_beat(control.beat)
+        case "goodbye":
+            return Goodbye(_to_id(control.goodbye.peer))
+        case "call":
+            return Call(_to_id(control.call.peer), control.call.fragment)
+        case "want":
+            return _to_want(control.want)
+        case _:
+            raise PeerError("the control message is of an unknown kind")
 
 
 def _want(want: Want) -> pb.Want:
@@ -214,7 +186,7 @@ def _want(want: Want) -> pb.Want:
 
 
 def _to_want(want: pb.Want) -> Want:
-    return Want(_to_id(want.peer), want.fragment, _digest("digest", want.have))
+    return Want(_to_id(want.peer), want.fragment, checked_digest("digest", want.have))
 
 
 def _beat(beat: Beat) -> pb.Beat:
@@ -227,110 +199,117 @@ def _beat(beat: Beat) -> pb.Beat:
         seconds_per_step=beat.seconds_per_step,
         training=beat.training,
         genesis=beat.genesis,
-        reports=[
-            pb.Report(key=_key(r.key), held=_merged(r.held), group=r.group) for r in beat.reports
-        ],
-        roster=[
-            pb.Rumor(peer=_id(r.peer), address=r.address, count=r.count, left=r.left)
-            for r in beat.roster
-        ],
+        reports=[_report(report) for report in beat.reports],
+        roster=[_rumor(rumor) for rumor in beat.roster],
         ping=beat.ping,
         pong=beat.pong,
         position=beat.position,
-        paces=[pb.Pace(cause=cause, **level._asdict()) for cause, level in beat.paces],
+        paces=[_pace(cause, level) for cause, level in beat.paces],
     )
 
 
 def _to_beat(beat: pb.Beat) -> Beat:
     return Beat(
         peer=_to_id(beat.peer),
-        address=_name("address", beat.address, empty=True),
+        address=checked_name("address", beat.address, may_be_empty=True),
         count=beat.count,
         step=beat.step,
         tokens=beat.tokens,
-        seconds_per_step=_number("seconds per step", beat.seconds_per_step),
+        seconds_per_step=checked_number("seconds per step", beat.seconds_per_step),
         training=beat.training,
-        genesis=_digest("genesis", beat.genesis),
-        reports=tuple(map(_to_report, _list("reports", beat.reports))),
-        roster=tuple(_to_rumor(rumor) for rumor in _list("rumors", beat.roster)),
+        genesis=checked_digest("genesis", beat.genesis),
+        reports=tuple(_to_report(report) for report in checked_list("reports", beat.reports)),
+        roster=tuple(_to_rumor(rumor) for rumor in checked_list("rumors", beat.roster)),
         ping=beat.ping,
         pong=beat.pong,
         position=beat.position,
-        paces=tuple(map(_to_pace, _list("paces", beat.paces, PACE_LIMIT))),
+        paces=tuple(_to_pace(pace) for pace in checked_list("paces", beat.paces, PACE_LIMIT)),
     )
+
+
+def _report(report: Report) -> pb.Report:
+    return pb.Report(key=_key(report.key), held=_merged(report.held), group=report.group)
 
 
 def _to_report(report: pb.Report) -> Report:
     return Report(
-        _to_key(report), _to_merged("offers held", report.held), _digest("group", report.group)
+        key=_to_key(report),
+        held=_to_merged("offers held", report.held),
+        group=checked_digest("group", report.group),
     )
+
+
+def _rumor(rumor: Rumor) -> pb.Rumor:
+    return pb.Rumor(peer=_id(rumor.peer), address=rumor.address, count=rumor.count, left=rumor.left)
 
 
 def _to_rumor(rumor: pb.Rumor) -> Rumor:
     return Rumor(
-        _to_id(rumor.peer), _name("address", rumor.address, empty=True), rumor.count, rumor.left
+        peer=_to_id(rumor.peer),
+        address=checked_name("address", rumor.address, may_be_empty=True),
+        count=rumor.count,
+        left=rumor.left,
+    )
+
+
+def _pace(cause: str, level: Level) -> pb.Pace:
+    return pb.Pace(
+        cause=cause, now=level.now, before=level.before, spread=level.spread, run=level.run
     )
 
 
 def _to_pace(pace: pb.Pace) -> tuple[str, Level]:
-    now, before = _number("pace", pace.now), _number("pace", pace.before)
-    _check(now > 0 and before > 0, "a pace of 0")
-    return _name("cause", pace.cause), Level(now, before, _number("spread", pace.spread), pace.run)
+    level = Level(
+        now=checked_number("pace", pace.now),
+        before=checked_number("pace", pace.before),
+        spread=checked_number("spread", pace.spread),
+        run=pace.run,
+    )
+    check(level.now > 0 and level.before > 0, "a pace is 0; it must be greater")
+    return checked_name("cause", pace.cause), level
 
 
 # ── bulky messages ────────────────────────────────────────────────────────────────────────────────
 
 
-def sender(message: Message) -> PeerId:
-    """Who a message says it is from."""
-    return message.sealer if isinstance(message, Seal) else message.peer
-
-
-def frames(message: Bulk) -> Iterator[bytes]:
-    """The frames of a bulky message, each made when it is asked for: a message of 100 MB never
-    exists twice."""
-    yield _bytes(pb.Frame(header=_header(message)))
-    for packet in message.sections.values():
-        # an empty view cannot be cast
-        payload = memoryview(packet.data).cast("B") if packet.nbytes else b""
-        for at in range(0, len(payload), CHUNK):
-            yield _frame(payload[at : at + CHUNK])
-
-
-def _frame(chunk: memoryview | bytes) -> bytes:
-    """What `pb.Frame(chunk=chunk).SerializeToString()` gives, with one copy of the chunk instead of
-    three."""
-    size, prefix = len(chunk), bytearray([_CHUNK_TAG])
-    while size >= 0x80:
-        prefix.append(size & 0x7F | 0x80)
-        size >>= 7
-    prefix.append(size)
-    return b"".join((prefix, chunk))
-
-
-def _chunk(frame: bytes, size: int = 0) -> memoryview:
-    """The chunk in a frame that begins with its tag, in place: the inverse of `_frame`."""
-    for at in range(1, min(len(frame), 6)):
-        size |= (frame[at] & 0x7F) << 7 * (at - 1)
-        if frame[at] < 0x80:
-            _check(
-                0 < size == len(frame) - at - 1,
-                f"a chunk of {size} bytes in a frame of {len(frame)}",
-            )
-            return memoryview(frame)[at + 1 :]
-    raise PeerError("a chunk without a size")
-
-
-def _header(message: Bulk) -> pb.Header:
+def header_of(message: Bulk) -> pb.Header:
+    """Return the header of a bulky message: everything but its sections' bytes."""
     sections = [
         pb.Section(name=name, codec=packet.codec, numel=packet.numel, nbytes=packet.nbytes)
         for name, packet in message.sections.items()
     ]
-    if isinstance(message, Offer):
-        return pb.Header(offer=_offer(message), sections=sections)
-    if isinstance(message, Seal):
-        return pb.Header(seal=_seal(message), sections=sections)
-    return pb.Header(state=_state(message), sections=sections)
+    match message:
+        case Offer():
+            return pb.Header(offer=_offer(message), sections=sections)
+        case Seal():
+            return pb.Header(seal=_seal(message), sections=sections)
+        case State():
+            return pb.Header(state=_state(message), sections=sections)
+        case _:
+            unreachable(message)
+
+
+def message_from(header: pb.Header, sections: Sections) -> Bulk:
+    """Return the message of a header, with these sections. Raises `PeerError`.
+
+    The caller checks the sections; see `Assembler`."""
+    match header.WhichOneof("kind"):
+        case "offer":
+            return _to_offer(header.offer, sections)
+        case "seal":
+            return _to_seal(header.seal, sections)
+        case "state":
+            return _to_state(header.state, sections)
+        case _:
+            raise PeerError("the header is of an unknown kind")
+
+
+def _claim(claim: Claim) -> pb.Merged:
+    return pb.Merged(peer=_id(claim.author), seq=claim.settled)
+
+
+def _to_claim(claim: pb.Merged) -> Claim:
+    return Claim(_to_id(claim.peer), claim.seq)
 
 
 def _offer(offer: Offer) -> pb.Offer:
@@ -346,19 +325,15 @@ def _offer(offer: Offer) -> pb.Offer:
         follows=offer.follows,
         again_tokens=offer.again[0],
         again_steps=offer.again[1],
-        inherited=_merged([offer.inherited])[0] if offer.inherited else None,
+        inherited=_claim(offer.inherited) if offer.inherited else None,
     )
 
 
 def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
-    inherited = (
-        Claim(_to_id(offer.inherited.peer), offer.inherited.seq)
-        if offer.HasField("inherited")
-        else None
-    )
-    _check(
+    inherited = _to_claim(offer.inherited) if offer.HasField("inherited") else None
+    check(
         inherited is None or inherited.settled < offer.seq,
-        "an offer that claims what comes after it",
+        "the offer claims work that comes after it",
     )
     return Offer(
         peer=_to_id(offer.peer),
@@ -366,7 +341,7 @@ def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
         seq=offer.seq,
         tokens=offer.tokens,
         steps=offer.steps,
-        genesis=_digest("genesis", offer.genesis),
+        genesis=checked_digest("genesis", offer.genesis),
         key=_to_key(offer),
         due=offer.due,
         sections=sections,
@@ -400,132 +375,57 @@ def _seal(seal: Seal) -> pb.Seal:
 
 
 def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
-    members = _list("members", seal.members)
+    members = checked_list("members", seal.members)
     return Seal(
         sealer=_to_id(seal.sealer),
         fragment=seal.fragment,
-        base=_digest("digest", seal.base),
+        base=checked_digest("digest", seal.base),
         key=_to_key(seal),
         members=tuple(Entry(_to_id(m.peer), m.seq, m.tokens, m.steps) for m in members),
-        weights=tuple(_number("weight", m.weight) for m in members),
-        absent=tuple(_name("peer name", name) for name in _list("absent peers", seal.absent)),
-        reason=_name("reason", seal.reason, empty=True),
-        payload=_digest("digest", seal.payload),
+        weights=tuple(checked_number("weight", m.weight) for m in members),
+        absent=tuple(
+            checked_name("peer name", name) for name in checked_list("absent peers", seal.absent)
+        ),
+        reason=checked_name("reason", seal.reason, may_be_empty=True),
+        payload=checked_digest("digest", seal.payload),
         sections=sections,
     )
 
 
 def _state(state: State) -> pb.State:
-    own = state.lineage
-    lineage = pb.Lineage(key=_key(own.key), genesis=own.genesis, merged=_merged(own.merged.items()))
     return pb.State(
-        peer=_id(state.peer), fragment=state.fragment, lineage=lineage, content=state.content
+        peer=_id(state.peer),
+        fragment=state.fragment,
+        lineage=_lineage(state.lineage),
+        content=state.content,
     )
 
 
 def _to_state(state: pb.State, sections: Sections) -> State:
-    key = _to_key(state.lineage)
-    merged = _to_merged("merged peers", state.lineage.merged)
-    _check(len(dict(merged)) == len(merged), "a peer is merged twice in one lineage")
-    lineage = Lineage(
-        tokens=key.tokens,
-        version=key.version,
-        digest=key.digest,
-        genesis=_digest("genesis", state.lineage.genesis),
-        merged=dict(merged),
-    )
     return State(
         peer=_to_id(state.peer),
         fragment=state.fragment,
-        lineage=lineage,
-        content=_digest("content", state.content),
+        lineage=_to_lineage(state.lineage),
+        content=checked_digest("content", state.content),
         sections=sections,
     )
 
 
-def _to_bulk(header: pb.Header, sections: Sections) -> Bulk:
-    kind = header.WhichOneof("kind")
-    if kind == "offer":
-        return _to_offer(header.offer, sections)
-    if kind == "seal":
-        return _to_seal(header.seal, sections)
-    _check(kind == "state", "a bulky message of an unknown kind")
-    return _to_state(header.state, sections)
+def _lineage(lineage: Lineage) -> pb.Lineage:
+    return pb.Lineage(
+        key=_key(lineage.key), genesis=lineage.genesis, merged=_merged(lineage.merged.items())
+    )
 
 
-def check_fragment(limit: Callable[[int], int], fragment: int) -> int:
-    """`limit(fragment)`. Raises `PeerError` if there is no such fragment."""
-    try:
-        return limit(fragment)
-    except LookupError as fault:
-        raise PeerError(f"there is no fragment {fragment}") from fault
-
-
-class Assembler:
-    """Frames in, bulky messages out; one after the other from one stream.
-
-    `limit(fragment)` is the greatest payload of a message of that fragment; it raises `LookupError`
-    or `PeerError` for a fragment there is not. `allocate(nbytes)` gives the writable buffer of one
-    section: one for each, so that each can be viewed as float32.
-    """
-
-    def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview]) -> None:
-        self._limit, self._allocate = limit, allocate
-        self._message: Bulk | None = None
-        self._unfilled: list[memoryview] = []  # what is still to be filled, first one first
-
-    @property
-    def busy(self) -> bool:
-        """Whether a message has begun and is not whole yet."""
-        return self._message is not None
-
-    def feed(self, frame: bytes) -> Bulk | None:
-        """The message that this frame completes, if it does. Raises `PeerError`; then the stream is
-        lost."""
-        if frame[:1] == bytes([_CHUNK_TAG]):
-            self._fill(_chunk(frame))
-        else:
-            self._begin(frame)
-        if self._unfilled:
-            return None
-        whole, self._message = self._message, None
-        return whole
-
-    def _begin(self, frame: bytes) -> None:
-        _check(self._message is None, "a header within a message")
-        parsed = _parse(pb.Frame, frame)
-        _check(parsed.WhichOneof("kind") == "header", "a frame that is neither header nor chunk")
-        header, bare = parsed.header, _to_bulk(parsed.header, {})
-        sections = _list("sections", header.sections, SECTION_LIMIT)
-        _check(
-            len({section.name for section in sections}) == len(sections), "two sections of one name"
-        )
-        for section in sections:
-            _name("section name", section.name)
-            _name("codec", section.codec)
-        nbytes, most = (
-            sum(section.nbytes for section in sections),
-            check_fragment(self._limit, bare.fragment),
-        )
-        _check(
-            nbytes <= most,
-            f"a message of {nbytes} bytes for fragment {bare.fragment}, at most {most}",
-        )
-        buffer = {
-            s.name: self._allocate(s.nbytes) if s.nbytes else memoryview(b"") for s in sections
-        }
-        packets = {s.name: Packet(s.codec, s.numel, buffer[s.name]) for s in sections}
-        self._message = _to_bulk(header, packets)
-        self._unfilled = [packet.data for packet in packets.values() if packet.nbytes]
-
-    def _fill(self, chunk: memoryview) -> None:
-        _check(self._message is not None, "a chunk outside a message")
-        while chunk and self._unfilled:
-            buffer = self._unfilled[0]
-            size = min(len(buffer), len(chunk))
-            buffer[:size], chunk = chunk[:size], chunk[size:]
-            if size == len(buffer):
-                self._unfilled.pop(0)
-            else:
-                self._unfilled[0] = buffer[size:]
-        _check(not chunk, "more bytes than the header announced")
+def _to_lineage(lineage: pb.Lineage) -> Lineage:
+    key = _to_key(lineage)
+    pairs = _to_merged("merged peers", lineage.merged)
+    merged = dict(pairs)
+    check(len(merged) == len(pairs), "a peer is merged twice in one lineage")
+    return Lineage(
+        tokens=key.tokens,
+        version=key.version,
+        digest=key.digest,
+        genesis=checked_digest("genesis", lineage.genesis),
+        merged=merged,
+    )

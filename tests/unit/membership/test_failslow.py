@@ -660,7 +660,7 @@ def test_when_all_slow_down_and_recover_at_once_nobody_fails(learners: int, beat
         ({"recover": 1.0}, "failslow.recover must be a number > 1, got 1.0"),
         (
             {"recover": 1.3},
-            "failslow.recover must be at most threshold=1.2, got 1.3; else .* at once",
+            "failslow.recover must be at most threshold=1.2, got 1.3; otherwise .* at once",
         ),
         ({"restart_s": 0.0}, "failslow.restart_s must be a number > 0, got 0.0"),
         ({"restart_s": True}, "failslow.restart_s .* got True"),

@@ -96,6 +96,16 @@ def test_a_greater_incarnation_replaces_and_a_smaller_one_is_ignored() -> None:
     assert roster.find(B) is None
 
 
+def test_a_roster_is_its_peers_and_their_last_beats() -> None:
+    roster = new("b", "c")
+    roster.hear(1, beat("b", 2, genesis=b"g"))
+    roster.gossip(1, [rumor("d", 1)])  # nobody has heard d itself
+    assert [peer.id.name for peer in roster] == ["b", "c", "d"]
+    assert roster.beats() == [beat("b", 2, genesis=b"g"), beat("c", 1)]
+    assert roster.beats(genesis=b"g") == [beat("b", 2, genesis=b"g")]
+    assert roster.beats(genesis=b"") == [beat("c", 1)]
+
+
 # Who can send, but hears nothing of us
 
 
@@ -470,7 +480,8 @@ def test_everybody_hears_a_beat_in_turn(others: int, first: int) -> None:
         ({"evict_after_s": "30"}, "timing.evict_after_s .* got '30'"),
         (
             {"beat_s": 10},
-            r"timing.evict_after_s must be more than three beats \(30 s\), got 30.0; a peer is suspected",
+            r"timing.evict_after_s must be more than three beats \(30 s\), got 30.0; "
+            "a peer is suspected",
         ),
     ],
 )

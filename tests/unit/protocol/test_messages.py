@@ -45,7 +45,8 @@ def test_learners_of_one_model_and_policy_may_train_together() -> None:
 def test_another_protocol_is_refused_before_anything_else() -> None:
     theirs = replace(THERE, protocol=PROTOCOL + 1, model=())
     assert refusal(HERE, theirs) == (
-        f"protocol version: here {PROTOCOL}, there {PROTOCOL + 1}; install the same mend-optim on both"
+        f"protocol version: here {PROTOCOL}, there {PROTOCOL + 1};"
+        " install the same mend-optim on both"
     )
 
 

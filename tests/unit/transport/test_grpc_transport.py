@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +20,13 @@ from typing import Any
 import pytest
 
 from mend_optim.codecs.packing import fresh
-from mend_optim.errors import PeerError, UsageError
-from mend_optim.protocol.handshake import Hello
-from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.errors import UsageError
+from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import (
     Beat,
     Call,
     Goodbye,
-    Message,
     Offer,
-    Packet,
     Rumor,
     Seal,
     State,
@@ -38,21 +35,29 @@ from mend_optim.protocol.messages import (
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport import grpc_transport as room
 from mend_optim.transport import wire
-from mend_optim.transport.address import host_of, seen_from
-from mend_optim.transport.grpc_transport import Transport, parse_address, parse_dialable
-from mend_optim.transport.link import Link, Outbox
-from mend_optim.transport.transfers import Transfers
+from mend_optim.transport.address import parse_address
+from mend_optim.transport.connection import CALLER, SERVICE
+from mend_optim.transport.frames import ACK, to_frames
+from mend_optim.transport.grpc_transport import Transport
+from tests.unit.transport.recorder import (
+    LIMIT,
+    PATIENCE_S,
+    Recorder,
+    contents,
+    offer_of,
+    packet,
+    seal_of,
+    state_of,
+)
 
 grpc = room.grpc  # not imported here: whoever imports it first decides about its fork handlers
 LOOPBACK = "127.0.0.1:0"
 TIMING = Timing(beat_s=0.1, round_timeout_s=5.0, evict_after_s=3.0)
 HASTY = Timing(beat_s=0.1, round_timeout_s=0.3, evict_after_s=3.0)
-PATIENCE_S = 15.0
-LIMIT = 1 << 20
 
 
-class Learner:
-    """A handler that writes down what it is told, with the transport that tells it."""
+class Learner(Recorder):
+    """A recorder with the transport that tells it."""
 
     def __init__(
         self,
@@ -62,12 +67,7 @@ class Learner:
         incarnation: int = 1,
         **options: Any,
     ) -> None:
-        self.id, self.policy = PeerId(name, incarnation), (("sync_every", "128"),)
-        self.events: list[tuple[Any, ...]] = []
-        self.known: list[tuple[PeerId, str]] = []
-        self.newest: dict[str, int] = {}
-        self.answer: Callable[[Message], None] = lambda message: None
-        self._changed = asyncio.Event()
+        super().__init__(name, incarnation)
         options = {
             "advertise": None,
             "timing": TIMING,
@@ -77,68 +77,6 @@ class Learner:
         }
         self.transport = Transport(self, listen=listen, seeds=seeds, **options)
         self.address = ""
-
-    def _note(self, *event: Any) -> None:
-        self.events.append(event)
-        self._changed.set()
-
-    def hello(self) -> Hello:
-        return Hello(peer=self.id, address="stale", model=(("model", "same"),), policy=self.policy)
-
-    def met(self, id: PeerId, address: str, seed: str) -> bool:
-        if id.incarnation < self.newest.get(id.name, 0):
-            return False
-        self.newest[id.name] = id.incarnation
-        self._note("met", id, address, seed)
-        return True
-
-    def linked(self, id: PeerId, up: bool) -> None:
-        self._note("linked", id, up)
-
-    def heard(self, id: PeerId) -> None:
-        self._note("heard", id)
-
-    def refused(self, address: str, reason: str) -> None:
-        self._note("refused", address, reason)
-
-    def itself(self, address: str) -> None:
-        self._note("itself", address)
-
-    def receive(self, message: Message) -> None:
-        self._note("received", message)
-        self.answer(message)
-
-    def delivered(self, to: PeerId, message: Message) -> None:
-        self._note("delivered", to, message)
-
-    def undelivered(self, to: PeerId, message: Message) -> None:
-        self._note("undelivered", to, message)
-
-    def contacts(self) -> Sequence[tuple[PeerId, str]]:
-        return self.known
-
-    def of(self, kind: str) -> list[tuple[Any, ...]]:
-        return [event[1:] for event in self.events if event[0] == kind]
-
-    def messages(self, kind: type) -> list[Any]:
-        return [message for (message,) in self.of("received") if isinstance(message, kind)]
-
-    @property
-    def up(self) -> dict[PeerId, bool]:
-        return dict(self.of("linked"))
-
-    async def until(self, condition: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
-        """Wait for something this learner is told to make the condition true."""
-        end = time.monotonic() + within_s
-        while not (result := condition()):
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), end - time.monotonic())
-            except asyncio.TimeoutError:
-                raise AssertionError(
-                    f"{self.id} waits in vain; it was told {self.events[-20:]}"
-                ) from None
-        return result
 
     async def gone(self, other: Learner) -> None:
         await self.until(lambda: self.up.get(other.id) is False)
@@ -243,124 +181,6 @@ class Cable:
         await self._server.wait_closed()
 
 
-def packet(data: bytes) -> Packet:
-    return Packet("none", len(data) // 4, memoryview(data))
-
-
-def offer_of(learner: Learner, seq: int = 1, size: int = 12, fragment: int = 0) -> Offer:
-    data = bytes(i % 251 for i in range(997)) * (size // 997 + 1)
-    key = Key(0, 0, b"base")
-    return Offer(
-        peer=learner.id,
-        fragment=fragment,
-        seq=seq,
-        tokens=10,
-        steps=2,
-        genesis=b"genesis",
-        key=key,
-        due=True,
-        sections={"delta": packet(data[:size])},
-    )
-
-
-def seal_of(learner: Learner, *offers: Offer, version: int = 1, fragment: int = 0) -> Seal:
-    key = Key(10 * version, version, b"digest %d" % version)
-    entries = tuple(offer.entry for offer in offers)
-    merged = {"merged": packet(b"m" * 40)}
-    return Seal(
-        sealer=learner.id,
-        fragment=fragment,
-        base=b"base",
-        key=key,
-        members=entries,
-        weights=(1.0,) * len(entries),
-        absent=(),
-        reason="all_present",
-        payload=b"payload",
-        sections=merged,
-    )
-
-
-def state_of(learner: Learner, size: int = 40, fragment: int = 0) -> State:
-    lineage = Lineage(
-        tokens=5, version=1, digest=b"digest", genesis=b"genesis", merged={PeerId("c", 3): 4}
-    )
-    sections = {"anchor": packet(b"a" * size), "velocity": packet(b"v" * size)}
-    return State(
-        peer=learner.id, fragment=fragment, lineage=lineage, content=b"content", sections=sections
-    )
-
-
-def contents(message: Any) -> dict[str, bytes]:
-    return {name: bytes(section.data) for name, section in message.sections.items()}
-
-
-# ── addresses ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("10.0.0.5:51900", ("10.0.0.5", 51900)),
-        ("trainer-1.example.org:1", ("trainer-1.example.org", 1)),
-        ("[::1]:65535", ("::1", 65535)),
-        (":0", ("", 0)),
-    ],
-)
-def test_addresses_are_parsed(text, parsed):
-    assert parse_address("listen", text) == parsed
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "host", "host:", "host:port", "::1:80", "a b:1", "unix:/x:1", "h:65536", "h:-1", None],
-)
-def test_what_is_no_address_is_the_users_error(text):
-    with pytest.raises(
-        UsageError, match=r"^peers\[1\] must be an address .*, got .*; write '10.0.0.5:51900'"
-    ):
-        parse_address("peers[1]", text)
-
-
-@pytest.mark.parametrize("text", [":51900", "host:0", "0.0.0.0:51900", "[::]:51900"])
-def test_an_address_to_dial_has_host_and_port(text):
-    with pytest.raises(UsageError, match="peers must be an address with"):
-        parse_dialable("peers", text)
-
-
-@pytest.mark.parametrize(
-    ("told", "by", "dial"),
-    [
-        ("10.0.0.9:5", "10.0.0.1", "10.0.0.9:5"),
-        (":5", "10.0.0.1", "10.0.0.1:5"),
-        ("0.0.0.0:5", "fd00::1", "[fd00::1]:5"),
-        # two learners on the other machine know each other so
-        ("127.0.0.1:5", "10.0.0.1", "10.0.0.1:5"),
-        ("127.0.0.1:5", "127.0.0.1", "127.0.0.1:5"),
-        ("localhost:5", "::1", "localhost:5"),
-        (":5", "", ""),
-        ("", "10.0.0.1", ""),
-        ("nonsense", "10.0.0.1", ""),
-        ("host:0", "10.0.0.1", ""),
-    ],
-)
-def test_an_address_means_what_its_teller_means(told, by, dial):
-    assert seen_from(told, by) == dial
-
-
-@pytest.mark.parametrize(
-    ("seen", "host"),
-    [
-        ("ipv4:10.0.0.5:40312", "10.0.0.5"),
-        ("ipv6:%5B::1%5D:9", "::1"),
-        ("ipv6:[::ffff:10.0.0.5]:9", "10.0.0.5"),
-        ("unix:", ""),
-    ],
-)
-def test_where_a_connection_comes_from(seen, host):
-    assert host_of(seen) == host
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -375,45 +195,6 @@ def test_bad_addresses_are_refused_at_construction(options):
     seeds = options.pop("seeds", ())
     with pytest.raises(UsageError, match="must be an address"):
         Learner("a", *seeds, **options)
-
-
-# ── outboxes ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_outbox_keeps_the_newest_beat_and_is_bounded():
-    async def drained(box: Outbox) -> list[Any]:
-        box.close()
-        return [message async for message in _all(box)]
-
-    async def _all(box: Outbox) -> Any:
-        while (message := await box.get()) is not None:
-            yield message
-
-    me = PeerId("a", 1)
-    box = Outbox()
-    asks, answers = (
-        Beat(peer=me, address="", count=2, ping=1),
-        Beat(peer=me, address="", count=3, pong=1),
-    )  # somebody waits for these two
-    for message in (
-        Beat(peer=me, address="", count=1),
-        Goodbye(me),
-        asks,
-        answers,
-        Beat(peer=me, address="", count=4),
-        Beat(peer=me, address="", count=5),
-    ):
-        box.put(message)
-    assert asyncio.run(drained(box)) == [
-        Goodbye(me),
-        asks,
-        answers,
-        Beat(peer=me, address="", count=5),
-    ]
-    box = Outbox()
-    for fragment in range(300):
-        box.put(Call(me, fragment))
-    assert [call.fragment for call in asyncio.run(drained(box))] == list(range(44, 300))
 
 
 # ── hello ─────────────────────────────────────────────────────────────────────────────────────────
@@ -632,14 +413,15 @@ async def test_a_connection_that_failed_is_gone_at_once(crew):
     b = await crew("b")
     await b.transport.stop()
     a = Learner("a", b.address, timing=replace(TIMING, beat_s=0.01))
-    enough, channel, visits = asyncio.Event(), a.transport._channel, itertools.count(1)
+    enough, visits = asyncio.Event(), itertools.count(1)
+    connect = a.transport._dialler._connect
 
     def counted(*arguments: Any) -> Any:
         if next(visits) == 6:
             enough.set()
-        return channel(*arguments)
+        return connect(*arguments)
 
-    a.transport._channel = counted
+    a.transport._dialler._connect = counted
     crew.learners.append(a)
     gc.collect()
     gc.disable()
@@ -706,23 +488,6 @@ async def test_an_offer_goes_up_and_seals_come_down_until_one_holds_it(crew):
     b.transport.send(a.id, last, "exchange")  # nobody waits for it any more: dropped
     assert a.of("undelivered") == []
     assert a.transport.bytes_sent > offer.sections["delta"].nbytes < b.transport.bytes_received
-
-
-@scenario
-async def test_nobodys_own_packet_comes_back(crew):
-    a, b = await crew.pair()
-    own, other = offer_of(a, size=1 << 20), offer_of(b, size=1 << 10)
-    a.transport.send(b.id, own, "")
-    await a.until(lambda: a.of("delivered"))
-    seal = replace(
-        seal_of(b, own, other), sections={"0": own.sections["delta"], "1": other.sections["delta"]}
-    )
-    b.transport.send(a.id, seal, "exchange")
-    await a.until(lambda: a.messages(Seal))
-    (found,) = a.messages(Seal)
-    assert contents(found) == contents(seal)
-    assert found.sections["0"] is own.sections["delta"]
-    assert (1 << 10) < b.transport.bytes_sent < 1 << 18
 
 
 async def settled(server: Learner, client: Learner) -> None:
@@ -976,90 +741,9 @@ async def test_only_offers_are_passed_on_and_nobody_offers_for_another_otherwise
     foreign = replace(offer_of(a), peer=PeerId("gone", 1))
     async with grpc.aio.insecure_channel(b.address) as channel:
         for method, message in (("PassOn", state_of(a)), ("Exchange", foreign)):
-            code = await status_of(channel, method, a.id, *wire.frames(message))
+            code = await status_of(channel, method, a.id, *to_frames(message))
             assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert b.messages(Offer) == b.messages(State) == []
-
-
-class Script:
-    """A stream whose other end says what is written here."""
-
-    def __init__(self, *frames: bytes) -> None:
-        self.frames, self.written = list(frames), []
-
-    async def read(self, patient: bool = False) -> bytes | None:
-        return self.frames.pop(0) if self.frames else None
-
-    async def write(self, frame: bytes) -> None:
-        self.written.append(frame)
-
-    async def finish(self) -> None: ...
-
-    def __enter__(self) -> Script:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def answers_of(other: Learner) -> dict[str, list[bytes]]:
-    """What no offer and no want may be answered with."""
-    state, seal = state_of(other), seal_of(other)
-    return {
-        "nothing": [],
-        "garbage": [b"garbage"],
-        "an offer": [wire.ACK, *wire.frames(offer_of(other))],
-        "an offer at once": [*wire.frames(offer_of(other))],
-        "another fragment's": [wire.ACK, *wire.frames(replace(seal, fragment=1))],
-        "another fragment's at once": [*wire.frames(replace(state, fragment=1))],
-        "somebody else's": [wire.ACK, *wire.frames(replace(seal, sealer=PeerId("c", 1)))],
-        "the half of it": [*wire.frames(state)][:2],
-    }
-
-
-@pytest.mark.parametrize("answer", answers_of(Learner("b")))
-@pytest.mark.parametrize("kind", ["offer", "want"])
-def test_a_wrong_answer_is_none(kind, answer):
-    async def run() -> None:
-        a, b = Learner("a"), Learner("b")
-        stream = Script(*answers_of(b)[answer])
-        transfers = Transfers(
-            a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: stream
-        )
-        message = offer_of(a) if kind == "offer" else Want(a.id, 0, b"")
-        (transfers.exchange if kind == "offer" else transfers.pull)(Link(b.id), message)
-        await a.until(lambda: a.of("undelivered") == [(b.id, message)])
-        assert a.of("received") == []
-
-    asyncio.run(run())
-
-
-def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothing():
-    async def run() -> None:
-        a, b = Learner("a"), Learner("b")
-        transfers = Transfers(
-            a, [LIMIT, LIMIT].__getitem__, fresh, 1.0, lambda link, method: Script()
-        )
-        link, first, second = Link(b.id), Want(a.id, 0, b"first"), Want(a.id, 0, b"second")
-        transfers.ask(link, first)
-        # no control stream to ask over
-        await a.until(lambda: a.of("undelivered") == [(b.id, first)])
-        link.streams.append(Outbox())
-        transfers.ask(link, first)
-        transfers.ask(link, second)  # instead
-        for frames in ([*wire.frames(state_of(b))][:2], [*wire.frames(offer_of(b))]):
-            with pytest.raises(PeerError):
-                await transfers.serve_push(link, Script(*frames))
-            await a.until(lambda: a.of("undelivered")[-1] == (b.id, second))
-            transfers.ask(link, second)
-        stream = Script(*wire.frames(state_of(b)))
-        await transfers.serve_push(link, stream)
-        assert a.messages(State) == [state_of(b)]
-        assert stream.written == [wire.ACK]
-        assert len(a.of("undelivered")) == 3
-        with pytest.raises(PeerError, match="nobody asked"):
-            await transfers.serve_push(link, Script(*wire.frames(state_of(b))))
-
-    asyncio.run(run())
 
 
 # ── strangers and garbage ─────────────────────────────────────────────────────────────────────────
@@ -1068,8 +752,8 @@ def test_a_want_is_asked_again_and_a_push_that_breaks_off_answers_it_with_nothin
 async def status_of(
     channel: grpc.aio.Channel, method: str, caller: PeerId | None, *frames: bytes
 ) -> grpc.StatusCode:
-    metadata = ((room.CALLER, wire.encode_id(caller)),) if caller else ()
-    call = channel.stream_stream(f"/{room.SERVICE}/{method}")(metadata=metadata)
+    metadata = ((CALLER, wire.encode_id(caller)),) if caller else ()
+    call = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
     with suppress(Exception):
         for frame in frames:
             await call.write(frame)
@@ -1094,13 +778,13 @@ async def test_strangers_and_garbage_are_refused_and_survived(crew):
                 [],
                 [b""],
                 [b"garbage"],
-                [wire.ACK],
+                [ACK],
                 [b"\x12\xff\xff"],
-                list(wire.frames(state_of(a))),
+                list(to_frames(state_of(a))),
             ):
                 assert await status_of(channel, method, a.id, *frames) in refused
-        with pytest.raises(grpc.aio.AioRpcError, match="not a Hello"):
-            await channel.unary_unary(f"/{room.SERVICE}/Hello")(b"garbage")
+        with pytest.raises(grpc.aio.AioRpcError, match="the bytes are not a Hello"):
+            await channel.unary_unary(f"/{SERVICE}/Hello")(b"garbage")
         # its stream ends
         assert await status_of(channel, "Control", a.id, b"garbage") is grpc.StatusCode.OK
     a.transport.send(b.id, offer_of(a), "")
@@ -1140,7 +824,8 @@ async def test_beats_go_on_while_bulky_messages_do(crew):
 FORK = """
 import asyncio, threading
 from torch.utils.data import DataLoader, Dataset
-from tests.unit.transport.test_grpc_transport import Learner, offer_of, seal_of
+from tests.unit.transport.recorder import offer_of, seal_of
+from tests.unit.transport.test_grpc_transport import Learner
 from mend_optim.protocol.messages import Beat, Offer, Seal
 
 class Numbers(Dataset):
@@ -1173,7 +858,8 @@ if __name__ == "__main__":
     assert ready.wait(20)
     batches = 0
     for epoch in range(4):
-        batches += sum(1 for _ in DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork"))
+        loader = DataLoader(Numbers(), batch_size=8, num_workers=2, multiprocessing_context="fork")
+        batches += sum(1 for _ in loader)
     stop.set()
     thread.join(20)
     print("batches", batches)

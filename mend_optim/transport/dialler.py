@@ -1,0 +1,178 @@
+"""Keeps a control stream to every peer that this learner can dial.
+
+    address ──visit──▶ hello ──both agree──▶ control stream ──breaks──▶ visit again after a while
+
+A seed, an address that the user gave, is dialled for as long as the learner lives. A contact, a
+peer that gossip told of, is dialled only while the handler lists it and no control stream of this
+learner's dialling is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from mend_optim.errors import PeerError
+from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.timing import Timing
+from mend_optim.transport.address import parse_address
+from mend_optim.transport.connection import Connection
+from mend_optim.transport.control import Links
+from mend_optim.transport.handler import Handler
+
+log = logging.getLogger("mend_optim.transport")
+
+#: Failures in a row beyond this many don't lengthen the pause any more (2**10 beats).
+FAILURES = 10
+
+
+class VisitOutcome(Enum):
+    """How a visit to an address ended."""
+
+    LINKED = "there was a control stream, and it broke"
+    FAILED = "nobody answered"
+    DUPLICATE = "the peer is already dialled at another address"
+    REFUSED = "the two learners must not train together"
+    OURSELVES = "this learner itself is there"
+
+
+#: Beats until the next visit to an address. After a failure, the pause grows from that of `LINKED`
+#: up to this.
+NEXT_VISIT = {
+    VisitOutcome.LINKED: 0.2,
+    VisitOutcome.FAILED: 10.0,
+    VisitOutcome.DUPLICATE: 10.0,
+    VisitOutcome.REFUSED: 30.0,
+}
+
+
+class Dialler:
+    """Visits seeds and contacts, one task per address.
+
+    Args:
+        handler: Is told which seed is this learner itself, and lists the contacts.
+        links: Admits the peers that agree, and runs the control streams with them.
+        timing: The beat is the unit of all pauses.
+        connect: Opens a connection to an address; `patience_s` is how long the connection may be
+            dead before it fails.
+        hello: Returns this learner's hello, with its address.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        links: Links,
+        timing: Timing,
+        *,
+        connect: Callable[[str, float], Connection],
+        hello: Callable[[], Hello],
+    ) -> None:
+        self._handler = handler
+        self._links = links
+        self._timing = timing
+        self._connect = connect
+        self._hello = hello
+        self._random = random.Random()
+        #: The task that visits each address, while it runs.
+        self._dials: dict[str, asyncio.Task[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self, seeds: Sequence[str]) -> None:
+        """Begin to dial the seeds, and whatever contacts the handler lists."""
+        for seed in seeds:
+            self._begin(seed, seed, None)
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Cancel all visits; return their tasks."""
+        tasks = list(self._dials.values())
+        if self._watching:
+            tasks.append(self._watching)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _begin(self, address: str, seed: str, contact: PeerId | None) -> None:
+        if address not in self._dials:
+            task = asyncio.get_running_loop().create_task(self._dial(address, seed, contact))
+            self._dials[address] = task
+            task.add_done_callback(partial(self._ended, address))
+
+    def _ended(self, address: str, task: asyncio.Task[Any]) -> None:
+        self._dials.pop(address, None)
+
+    async def _watch(self) -> None:
+        """Every beat: dial the contacts, and dismiss the peers that are long gone."""
+        while True:
+            for id, address in self._handler.contacts():
+                if not self._is_dialled(id):
+                    self._begin(address, "", id)
+            self._links.tidy(self._timing.evict_after_s)
+            await asyncio.sleep(self._timing.beat_s)
+
+    def _is_dialled(self, id: PeerId) -> bool:
+        link = self._links.get(id)
+        return link is not None and link.dialled
+
+    def _is_wanted(self, contact: PeerId | None) -> bool:
+        """Whether to visit again: a seed always, a contact only while somebody has to."""
+        if contact is None:
+            return True
+        return not self._is_dialled(contact) and contact in dict(self._handler.contacts())
+
+    async def _dial(self, address: str, seed: str, contact: PeerId | None) -> None:
+        """Visit an address again and again."""
+        failures = 0
+        while self._is_wanted(contact):
+            outcome = await self._visit(address, seed)
+            if outcome is VisitOutcome.OURSELVES or self._links.closing:
+                return
+            beats = NEXT_VISIT[outcome]
+            if outcome is VisitOutcome.FAILED:
+                beats = min(beats, NEXT_VISIT[VisitOutcome.LINKED] * 2**failures)
+                failures = min(failures + 1, FAILURES)
+            else:
+                failures = 0
+            # random, so that learners that lost each other don't all dial at the same moment
+            await asyncio.sleep(self._timing.beat_s * beats * self._random.uniform(0.5, 1.0))
+
+    async def _visit(self, address: str, seed: str) -> VisitOutcome:
+        # A control stream that died silently must fail, and be dialled again, before the peer is
+        # evicted.
+        connection = self._connect(address, self._timing.evict_after_s / 6)
+        try:
+            return await self._greet(connection, address, seed)
+        except PeerError as fault:
+            log.debug("%s: %s", address, fault)
+        except Exception:
+            log.debug("%s", address, exc_info=True)
+        finally:
+            await connection.close()
+        return VisitOutcome.FAILED
+
+    async def _greet(self, connection: Connection, address: str, seed: str) -> VisitOutcome:
+        mine = self._hello()
+        theirs = await connection.hello(mine, self._timing.evict_after_s)
+        if theirs.peer == mine.peer:
+            if seed:
+                self._handler.itself(seed)
+            return VisitOutcome.OURSELVES
+        if self._links.agree(mine, theirs, address, seed):
+            return VisitOutcome.REFUSED
+        if self._is_dialled(theirs.peer):
+            return VisitOutcome.DUPLICATE
+        host, _ = parse_address("address", address)
+        link = self._links.admit(theirs.peer, address, host, dialled=True)
+        try:
+            with connection.stream("Control") as stream:
+                await stream.accepted()
+                await self._links.converse(link, stream, linger=True)
+        finally:
+            link.dialled = False
+        return VisitOutcome.LINKED

@@ -1,0 +1,174 @@
+"""Bulky messages as streams of frames.
+
+    header     the message without its bytes, and a list of its sections (name, codec, sizes)
+    chunk …    the sections' bytes in the header's order, at most `CHUNK` bytes in each frame
+
+The receiver checks a header whole, and its sizes against the fragment's limit, before it allocates
+anything. It carries sections that it doesn't know like any other, so a later version may add some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mend_optim.errors import PeerError
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Bulk, Message, Packet, Seal
+from mend_optim.transport._pb import peer_pb2 as pb
+from mend_optim.transport.limits import (
+    SECTION_LIMIT,
+    check,
+    check_size,
+    checked_list,
+    checked_name,
+)
+from mend_optim.transport.wire import header_of, message_from, parse
+
+#: Payload bytes in one frame. Smaller chunks cost throughput; greater ones delay other streams.
+CHUNK = 1 << 20
+#: The frame that tells the sender that its message arrived whole.
+ACK: bytes = pb.Frame(ack=pb.Ack()).SerializeToString()
+
+# protobuf's tag of `Frame.chunk`: field 2, length-delimited
+_CHUNK_TAG = 0x12
+# bytes of a tag and a length: a varint of five bytes holds any length that gRPC can deliver
+_PREFIX_LIMIT = 6
+
+
+def sender(message: Message) -> PeerId:
+    """Return the peer that a message names as its sender."""
+    return message.sealer if isinstance(message, Seal) else message.peer
+
+
+def check_sender(message: Message, peer: PeerId) -> None:
+    """Raise `PeerError` unless the message names the peer that sent it."""
+    named = sender(message)
+    check(named == peer, f"peer {peer} sent a message that claims to be from {named}")
+
+
+def to_frames(message: Bulk) -> Iterator[bytes]:
+    """Yield the frames of a bulky message.
+
+    Each frame is made when it is asked for, so a message of 100 MB never exists twice.
+    """
+    header: bytes = pb.Frame(header=header_of(message)).SerializeToString()
+    yield header
+    for packet in message.sections.values():
+        # an empty view cannot be cast
+        payload = memoryview(packet.data).cast("B") if packet.nbytes else b""
+        for at in range(0, len(payload), CHUNK):
+            yield _chunk_frame(payload[at : at + CHUNK])
+
+
+def _chunk_frame(chunk: memoryview | bytes) -> bytes:
+    """Encode a chunk as `pb.Frame(chunk=chunk)` would, copying the chunk once instead of three
+    times."""
+    size = len(chunk)
+    prefix = bytearray([_CHUNK_TAG])
+    while size >= 0x80:
+        prefix.append(size & 0x7F | 0x80)
+        size >>= 7
+    prefix.append(size)
+    return b"".join((prefix, chunk))
+
+
+def _chunk_in(frame: bytes) -> memoryview:
+    """Return a view of the chunk in a frame that begins with `_CHUNK_TAG`: the inverse of
+    `_chunk_frame`."""
+    size = 0
+    for at in range(1, min(len(frame), _PREFIX_LIMIT)):
+        size |= (frame[at] & 0x7F) << 7 * (at - 1)
+        if frame[at] < 0x80:
+            held = len(frame) - at - 1
+            check(
+                0 < size == held,
+                f"a frame announces a chunk of {size} bytes and holds {held} bytes",
+            )
+            return memoryview(frame)[at + 1 :]
+    raise PeerError("a chunk has no size")
+
+
+def check_fragment(limit: Callable[[int], int], fragment: int) -> int:
+    """Return `limit(fragment)`, or raise `PeerError` if there is no such fragment."""
+    try:
+        return limit(fragment)
+    except LookupError as fault:
+        raise PeerError(f"there is no fragment {fragment}") from fault
+
+
+class Assembler:
+    """Puts the frames of one stream together to bulky messages, one after the other.
+
+    Args:
+        limit: Returns the greatest payload, in bytes, of a message for a fragment. Raises
+            `LookupError` or `PeerError` if there is no such fragment.
+        allocate: Returns a writable buffer of that many bytes. The assembler asks for one per
+            section, so that each section can be viewed as float32.
+    """
+
+    def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview]) -> None:
+        self._limit = limit
+        self._allocate = allocate
+        #: The message whose header has arrived; its sections' buffers fill up one after the other.
+        self._message: Bulk | None = None
+        #: What is still to be filled of these buffers, in the header's order. Not empty only while
+        #: there is a message.
+        self._unfilled: list[memoryview] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a message has begun and is not whole yet."""
+        return self._message is not None
+
+    def feed(self, frame: bytes) -> Bulk | None:
+        """Take the next frame; return the message that it completes, if it completes one.
+
+        Raises:
+            PeerError: The frame is not valid here. Give the stream up; it cannot go on.
+        """
+        if frame[:1] == bytes([_CHUNK_TAG]):
+            self._fill(_chunk_in(frame))
+        else:
+            self._begin(frame)
+        if self._unfilled:
+            return None
+        whole = self._message
+        self._message = None
+        return whole
+
+    def _begin(self, frame: bytes) -> None:
+        """Check a header, then allocate what it announces."""
+        check(self._message is None, "a header arrived within a message")
+        parsed = parse(pb.Frame, frame)
+        check(parsed.WhichOneof("kind") == "header", "the frame is neither a header nor a chunk")
+        header = parsed.header
+        bare = message_from(header, {})
+        sections = checked_list("sections", header.sections, SECTION_LIMIT)
+        names = {section.name for section in sections}
+        check(len(names) == len(sections), "two sections have the same name")
+        for section in sections:
+            checked_name("section name", section.name)
+            checked_name("codec", section.codec)
+        nbytes = sum(section.nbytes for section in sections)
+        limit = check_fragment(self._limit, bare.fragment)
+        check_size(f"the payload for fragment {bare.fragment}", nbytes, limit)
+        packets = {s.name: Packet(s.codec, s.numel, self._buffer(s.nbytes)) for s in sections}
+        self._message = message_from(header, packets)
+        self._unfilled = [packet.data for packet in packets.values() if packet.nbytes]
+
+    def _buffer(self, nbytes: int) -> memoryview:
+        return self._allocate(nbytes) if nbytes else memoryview(b"")
+
+    def _fill(self, chunk: memoryview) -> None:
+        """Copy a chunk to the buffers; it may end one section and begin the next."""
+        check(self._message is not None, "a chunk arrived outside a message")
+        while chunk and self._unfilled:
+            buffer = self._unfilled[0]
+            size = min(len(buffer), len(chunk))
+            buffer[:size] = chunk[:size]
+            chunk = chunk[size:]
+            if size == len(buffer):
+                self._unfilled.pop(0)
+            else:
+                self._unfilled[0] = buffer[size:]
+        check(not chunk, "more bytes arrived than the header announced")

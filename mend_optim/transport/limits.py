@@ -1,0 +1,62 @@
+"""What a peer may send at most, and the checks that hold a peer to it.
+
+Every check raises `PeerError` with a text that names the thing, its size and the limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TypeVar
+
+from mend_optim.errors import PeerError
+
+#: Bytes of one protobuf message.
+MESSAGE_LIMIT = 4 << 20
+#: Bytes of a learner's name, an address, a codec's or a section's name.
+NAME_LIMIT = 256
+#: Bytes of a digest.
+DIGEST_LIMIT = 32
+#: Entries of any list: peers, fragments, members, fields.
+COUNT_LIMIT = 1 << 16
+#: Sections of one bulky message.
+SECTION_LIMIT = 256
+#: Paces in one beat.
+PACE_LIMIT = 8
+
+_C = TypeVar("_C", bound=Collection[object])
+
+
+def check(holds: bool, fault: str) -> None:
+    """Raise `PeerError(fault)` unless `holds`."""
+    if not holds:
+        raise PeerError(fault)
+
+
+def check_size(what: str, nbytes: int, limit: int) -> None:
+    """Raise unless `what`, of `nbytes` bytes, is within `limit`."""
+    check(nbytes <= limit, f"{what} is {nbytes} bytes; the limit is {limit}")
+
+
+def checked_name(what: str, text: str, *, may_be_empty: bool = False) -> str:
+    """Return a name, or raise if it is too long, or empty where it must not be."""
+    check(bool(text) or may_be_empty, f"{what} is empty")
+    check_size(what, len(text.encode()), NAME_LIMIT)
+    return text
+
+
+def checked_digest(what: str, digest: bytes) -> bytes:
+    """Return a digest, or raise if it is too long."""
+    check_size(what, len(digest), DIGEST_LIMIT)
+    return digest
+
+
+def checked_list(what: str, entries: _C, limit: int = COUNT_LIMIT) -> _C:
+    """Return a list, or raise if it has too many entries."""
+    check(len(entries) <= limit, f"the message has {len(entries)} {what}; the limit is {limit}")
+    return entries
+
+
+def checked_number(what: str, value: float) -> float:
+    """Return a number, or raise unless it is finite and at least 0."""
+    check(math.isfinite(value) and value >= 0, f"{what} is {value}; it must be finite and >= 0")
+    return value

@@ -1,0 +1,120 @@
+"""Messages as Hypothesis makes them up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
+from mend_optim.protocol.messages import (
+    Beat,
+    Call,
+    Goodbye,
+    Level,
+    Offer,
+    Packet,
+    Report,
+    Rumor,
+    Seal,
+    State,
+    Want,
+)
+from mend_optim.transport.limits import DIGEST_LIMIT
+
+U64 = st.integers(0, 2**64 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
+DIGEST = st.binary(max_size=DIGEST_LIMIT)
+NUMBER = st.floats(0, allow_infinity=False, allow_nan=False)
+POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
+LEVEL = st.builds(Level, POSITIVE, POSITIVE, NUMBER, st.integers(0, 2**32 - 1))
+FRAGMENT = st.integers(0, 2**32 - 1)
+ID = st.builds(PeerId, NAME, U64)
+KEY = st.builds(Key, U64, U64, DIGEST)
+HELD = st.lists(st.tuples(ID, U64), max_size=3).map(tuple)
+FIELDS = st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple)
+PACKET = st.builds(
+    lambda codec, numel, data: Packet(codec, numel, memoryview(data)),
+    NAME,
+    U64,
+    st.binary(max_size=64),
+)
+SECTIONS = st.dictionaries(NAME, PACKET, max_size=4)
+MEMBERS = st.lists(st.tuples(st.builds(Entry, ID, U64, U64, U64), NUMBER), max_size=4)
+
+HELLO = st.builds(
+    Hello,
+    peer=ID,
+    address=TEXT,
+    model=FIELDS,
+    policy=FIELDS,
+    protocol=st.integers(0, 2**32 - 1),
+    refusal=TEXT,
+)
+BEAT = st.builds(
+    Beat,
+    peer=ID,
+    address=TEXT,
+    count=U64,
+    step=U64,
+    tokens=U64,
+    seconds_per_step=NUMBER,
+    training=st.booleans(),
+    genesis=DIGEST,
+    reports=st.lists(st.builds(Report, KEY, HELD, DIGEST), max_size=3).map(tuple),
+    roster=st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple),
+    ping=U64,
+    pong=U64,
+    position=U64,
+    paces=st.lists(st.tuples(NAME, LEVEL), max_size=3).map(tuple),
+)
+WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
+CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT), WANT)
+OFFER = st.builds(
+    lambda offer, claim: replace(
+        offer, seq=max(offer.seq, claim.settled + 1) if claim else offer.seq, inherited=claim
+    ),
+    st.builds(
+        Offer,
+        peer=ID,
+        fragment=FRAGMENT,
+        seq=U64,
+        tokens=U64,
+        steps=U64,
+        genesis=DIGEST,
+        key=KEY,
+        due=st.booleans(),
+        sections=SECTIONS,
+        follows=U64,
+        again=st.tuples(U64, U64),
+    ),
+    st.none() | st.builds(Claim, ID, st.integers(0, 2**64 - 2)),
+)
+SEAL = st.builds(
+    lambda of, **rest: Seal(
+        members=tuple(m for m, _ in of), weights=tuple(w for _, w in of), **rest
+    ),
+    MEMBERS,
+    sealer=ID,
+    fragment=FRAGMENT,
+    base=DIGEST,
+    key=KEY,
+    absent=st.lists(NAME, max_size=3).map(tuple),
+    reason=TEXT,
+    payload=DIGEST,
+    sections=SECTIONS,
+)
+LINEAGE = st.builds(
+    Lineage,
+    tokens=U64,
+    version=U64,
+    digest=DIGEST,
+    genesis=DIGEST,
+    merged=st.dictionaries(ID, U64, max_size=4),
+)
+STATE = st.builds(
+    State, peer=ID, fragment=FRAGMENT, lineage=LINEAGE, content=DIGEST, sections=SECTIONS
+)
+BULK = st.one_of(OFFER, SEAL, STATE)

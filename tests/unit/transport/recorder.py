@@ -1,0 +1,142 @@
+"""A learner that only writes down what its transport tells it, and messages in its name."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.messages import Message, Offer, Packet, Seal, State
+
+PATIENCE_S = 15.0
+LIMIT = 1 << 20
+
+
+class Recorder:
+    """A handler that writes down what it is told."""
+
+    def __init__(self, name: str, incarnation: int = 1) -> None:
+        self.id = PeerId(name, incarnation)
+        self.policy = (("sync_every", "128"),)
+        self.events: list[tuple[Any, ...]] = []
+        self.known: list[tuple[PeerId, str]] = []
+        self.newest: dict[str, int] = {}
+        self.answer: Callable[[Message], None] = lambda message: None
+        self._changed = asyncio.Event()
+
+    def _note(self, *event: Any) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    def hello(self) -> Hello:
+        return Hello(peer=self.id, address="stale", model=(("model", "same"),), policy=self.policy)
+
+    def met(self, id: PeerId, address: str, seed: str) -> bool:
+        if id.incarnation < self.newest.get(id.name, 0):
+            return False
+        self.newest[id.name] = id.incarnation
+        self._note("met", id, address, seed)
+        return True
+
+    def linked(self, id: PeerId, up: bool) -> None:
+        self._note("linked", id, up)
+
+    def heard(self, id: PeerId) -> None:
+        self._note("heard", id)
+
+    def refused(self, address: str, reason: str) -> None:
+        self._note("refused", address, reason)
+
+    def itself(self, address: str) -> None:
+        self._note("itself", address)
+
+    def receive(self, message: Message) -> None:
+        self._note("received", message)
+        self.answer(message)
+
+    def delivered(self, to: PeerId, message: Message) -> None:
+        self._note("delivered", to, message)
+
+    def undelivered(self, to: PeerId, message: Message) -> None:
+        self._note("undelivered", to, message)
+
+    def contacts(self) -> Sequence[tuple[PeerId, str]]:
+        return self.known
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [event[1:] for event in self.events if event[0] == kind]
+
+    def messages(self, kind: type) -> list[Any]:
+        return [message for (message,) in self.of("received") if isinstance(message, kind)]
+
+    @property
+    def up(self) -> dict[PeerId, bool]:
+        return dict(self.of("linked"))
+
+    async def until(self, condition: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
+        """Wait for something this learner is told to make the condition true."""
+        end = time.monotonic() + within_s
+        while not (result := condition()):
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), end - time.monotonic())
+            except asyncio.TimeoutError:
+                raise AssertionError(
+                    f"{self.id} waits in vain; it was told {self.events[-20:]}"
+                ) from None
+        return result
+
+
+def packet(data: bytes) -> Packet:
+    return Packet("none", len(data) // 4, memoryview(data))
+
+
+def offer_of(by: Recorder, seq: int = 1, size: int = 12, fragment: int = 0) -> Offer:
+    data = bytes(i % 251 for i in range(997)) * (size // 997 + 1)
+    key = Key(0, 0, b"base")
+    return Offer(
+        peer=by.id,
+        fragment=fragment,
+        seq=seq,
+        tokens=10,
+        steps=2,
+        genesis=b"genesis",
+        key=key,
+        due=True,
+        sections={"delta": packet(data[:size])},
+    )
+
+
+def seal_of(by: Recorder, *offers: Offer, version: int = 1, fragment: int = 0) -> Seal:
+    key = Key(10 * version, version, b"digest %d" % version)
+    entries = tuple(offer.entry for offer in offers)
+    merged = {"merged": packet(b"m" * 40)}
+    return Seal(
+        sealer=by.id,
+        fragment=fragment,
+        base=b"base",
+        key=key,
+        members=entries,
+        weights=(1.0,) * len(entries),
+        absent=(),
+        reason="all_present",
+        payload=b"payload",
+        sections=merged,
+    )
+
+
+def state_of(by: Recorder, size: int = 40, fragment: int = 0) -> State:
+    lineage = Lineage(
+        tokens=5, version=1, digest=b"digest", genesis=b"genesis", merged={PeerId("c", 3): 4}
+    )
+    sections = {"anchor": packet(b"a" * size), "velocity": packet(b"v" * size)}
+    return State(
+        peer=by.id, fragment=fragment, lineage=lineage, content=b"content", sections=sections
+    )
+
+
+def contents(message: Any) -> dict[str, bytes]:
+    return {name: bytes(section.data) for name, section in message.sections.items()}

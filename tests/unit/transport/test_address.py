@@ -1,0 +1,71 @@
+"""Addresses: what the user wrote, what a peer told, what gRPC says."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend_optim.errors import UsageError
+from mend_optim.transport.address import host_of, parse_address, parse_dialable, seen_from
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("10.0.0.5:51900", ("10.0.0.5", 51900)),
+        ("trainer-1.example.org:1", ("trainer-1.example.org", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+        (":0", ("", 0)),
+    ],
+)
+def test_addresses_are_parsed(text, parsed):
+    assert parse_address("listen", text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", "host:", "host:port", "::1:80", "a b:1", "unix:/x:1", "h:65536", "h:-1", None],
+)
+def test_what_is_no_address_is_the_users_error(text):
+    with pytest.raises(
+        UsageError, match=r"^peers\[1\] must be an address .*, got .*; write '10.0.0.5:51900'"
+    ):
+        parse_address("peers[1]", text)
+
+
+@pytest.mark.parametrize("text", [":51900", "host:0", "0.0.0.0:51900", "[::]:51900"])
+def test_an_address_to_dial_has_host_and_port(text):
+    with pytest.raises(UsageError, match="peers must be an address with"):
+        parse_dialable("peers", text)
+
+
+@pytest.mark.parametrize(
+    ("told", "by", "dial"),
+    [
+        ("10.0.0.9:5", "10.0.0.1", "10.0.0.9:5"),
+        (":5", "10.0.0.1", "10.0.0.1:5"),
+        ("0.0.0.0:5", "fd00::1", "[fd00::1]:5"),
+        # two learners on the other machine know each other so
+        ("127.0.0.1:5", "10.0.0.1", "10.0.0.1:5"),
+        ("127.0.0.1:5", "127.0.0.1", "127.0.0.1:5"),
+        ("localhost:5", "::1", "localhost:5"),
+        (":5", "", ""),
+        ("", "10.0.0.1", ""),
+        ("nonsense", "10.0.0.1", ""),
+        ("host:0", "10.0.0.1", ""),
+    ],
+)
+def test_an_address_means_what_its_teller_means(told, by, dial):
+    assert seen_from(told, by) == dial
+
+
+@pytest.mark.parametrize(
+    ("seen", "host"),
+    [
+        ("ipv4:10.0.0.5:40312", "10.0.0.5"),
+        ("ipv6:%5B::1%5D:9", "::1"),
+        ("ipv6:[::ffff:10.0.0.5]:9", "10.0.0.5"),
+        ("unix:", ""),
+    ],
+)
+def test_where_a_connection_comes_from(seen, host):
+    assert host_of(seen) == host

@@ -1,0 +1,226 @@
+"""Frames: what goes in comes out, and what is not a message is a PeerError and nothing else."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mend_optim.codecs.packing import fresh
+from mend_optim.errors import PeerError
+from mend_optim.protocol.lineage import Key, PeerId
+from mend_optim.protocol.messages import Bulk, Offer, Packet, Seal
+from mend_optim.transport._pb import peer_pb2 as pb
+from mend_optim.transport.frames import ACK, CHUNK, Assembler, sender, to_frames
+from tests.unit.transport.generated import BULK, CONTROL
+
+LIMIT = 5 << 20
+
+ME = PeerId("a", 2**64 - 1)
+
+FRAME = pb.Frame(chunk=b"abcd").SerializeToString()
+
+GOOD = Offer(
+    peer=ME,
+    fragment=0,
+    seq=7,
+    tokens=2**63,
+    steps=5,
+    genesis=b"genesis",
+    key=Key(2**64 - 1, 3, b"digest"),
+    due=True,
+)
+
+
+def assembled(frames: list[bytes], limit: int = LIMIT) -> list[Bulk]:
+    assembler = Assembler(lambda fragment: limit, fresh)
+    return [message for message in map(assembler.feed, frames) if message is not None]
+
+
+def contents(message: Bulk) -> list[tuple[str, str, int, bytes]]:
+    return [(name, p.codec, p.numel, bytes(p.data)) for name, p in message.sections.items()]
+
+
+def packet(data: bytes) -> Packet:
+    return Packet("none", len(data) // 4, memoryview(data))
+
+
+def header(**header: object) -> bytes:
+    return pb.Frame(header=pb.Header(**header)).SerializeToString()  # type: ignore[arg-type]
+
+
+def offer_with(sections: Sequence[pb.Section] = (), **changed: object) -> bytes:
+    fields = {"peer": pb.PeerId(name="a", incarnation=1), "key": pb.Key(digest=b"d"), **changed}
+    return header(offer=pb.Offer(**fields), sections=sections)  # type: ignore[arg-type]
+
+
+@given(st.lists(BULK, max_size=3))
+def test_bulky_messages_round_trip_one_after_the_other(messages):
+    out = assembled([frame for message in messages for frame in to_frames(message)])
+    assert out == messages
+    assert list(map(contents, out)) == list(map(contents, messages))
+
+
+@settings(max_examples=300)
+@given(BULK, st.data())
+def test_mutated_frames_give_messages_or_a_peer_error(message, data):
+    frames = list(to_frames(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        i = data.draw(st.integers(0, len(frames) - 1))
+        at = data.draw(st.integers(0, len(frames[i])))
+        change = data.draw(st.binary(max_size=3))
+        frames[i] = frames[i][:at] + change + frames[i][at + data.draw(st.integers(0, 3)) :]
+        frames.insert(data.draw(st.integers(0, len(frames))), data.draw(st.sampled_from(frames)))
+    with suppress(PeerError):
+        assembled(frames, 1 << 10)
+
+
+@given(st.integers(1, 3 * CHUNK + 5))
+@settings(max_examples=20)
+def test_a_chunk_frame_is_what_protobuf_would_write(size):
+    data = bytes(size)
+    message = replace(GOOD, sections={"delta": packet(data)})
+    for frame in list(to_frames(message))[1:]:
+        assert frame == pb.Frame(chunk=pb.Frame.FromString(frame).chunk).SerializeToString()
+
+
+def test_sections_of_any_size_are_chunked_and_put_together_again():
+    sizes = [0, 4, CHUNK - 4, CHUNK, 0, CHUNK + 4, 8]
+    sections = {str(i): packet(bytes([i]) * size) for i, size in enumerate(sizes)}
+    frames = list(to_frames(replace(GOOD, sections=sections)))
+    assert [len(frame) for frame in frames[1:]] == [
+        6,
+        CHUNK,
+        CHUNK + 4,
+        CHUNK + 4,
+        6,
+        10,
+    ]
+    (out,) = assembled(frames)
+    assert contents(out) == contents(replace(GOOD, sections=sections))
+
+
+def test_chunks_may_span_sections():
+    sections = {"one": packet(b"aaaa"), "two": packet(b"bbbb")}
+    frames = list(to_frames(replace(GOOD, sections=sections)))
+    (out,) = assembled(
+        [
+            frames[0],
+            pb.Frame(chunk=b"aaaabb").SerializeToString(),
+            pb.Frame(chunk=b"bb").SerializeToString(),
+        ]
+    )
+    assert contents(out) == contents(replace(GOOD, sections=sections))
+
+
+def test_frames_are_lazy_and_the_payload_is_not_copied():
+    assembler = Assembler(lambda fragment: 1 << 40, fresh)
+    iterator = to_frames(replace(GOOD, sections={"delta": packet(bytes(10))}))
+    assert assembler.feed(next(iterator)) is None
+    assert assembler.busy
+    assert assembler.feed(next(iterator)) is not None
+    assert not assembler.busy
+
+
+def test_every_section_has_a_writable_buffer_of_its_own():
+    given = []
+
+    def allocate(nbytes: int) -> memoryview:
+        given.append(memoryview(bytearray(nbytes)))
+        return given[-1]
+
+    assembler = Assembler(lambda fragment: 12, allocate)
+    first, *rest = to_frames(
+        replace(
+            GOOD,
+            sections={"a": packet(b"1"), "none": packet(b""), "b": packet(struct.pack("<f", 1.5))},
+        )
+    )
+    assert assembler.feed(first) is None
+    out = [assembler.feed(frame) for frame in rest][-1]
+    assert [len(view) for view in given] == [1, 4]
+    assert out.sections["b"].data.obj is given[1].obj
+    assert out.sections["none"].nbytes == 0
+
+
+def test_sizes_are_checked_before_anything_is_allocated():
+    def never(nbytes: int) -> memoryview:
+        raise AssertionError("allocated")
+
+    frame, *_ = to_frames(replace(GOOD, sections={"a": packet(b"1" * 8), "b": packet(b"2" * 8)}))
+    with pytest.raises(PeerError, match="the payload for fragment 0 is 16 bytes; the limit is 15"):
+        Assembler(lambda fragment: 15, never).feed(frame)
+
+
+@pytest.mark.parametrize("limits", [[], {}])
+def test_an_unknown_fragment_is_refused(limits):
+    with pytest.raises(PeerError, match="no fragment 0"):
+        Assembler(limits.__getitem__, fresh).feed(next(to_frames(GOOD)))
+
+
+def test_unknown_sections_and_fields_are_carried_or_ignored():
+    section = pb.Section(name="exp_avg_sq", codec="from the future", numel=3, nbytes=2)
+    offer = pb.Offer(peer=pb.PeerId(name="a", incarnation=1), key=pb.Key(digest=b"d"))
+    offer.MergeFromString(b"\xa2\x06\x03new")  # field 100
+    out = assembled(
+        [header(offer=offer, sections=[section]), pb.Frame(chunk=b"xy").SerializeToString()]
+    )
+    assert contents(out[0]) == [("exp_avg_sq", "from the future", 3, b"xy")]
+
+
+BEGUN = next(to_frames(replace(GOOD, sections={"a": packet(b"1234")})))
+
+GARBAGE = {
+    "nothing": ([b""], "neither a header nor a chunk"),
+    "an ack": ([ACK], "neither a header nor a chunk"),
+    "a frame of no kind": ([b"\xa2\x06\x03new"], "neither a header nor a chunk"),
+    "not protobuf": ([b"\x0a\xff"], "the bytes are not a Frame"),
+    "a header of no kind": ([header(sections=[])], "unknown kind"),
+    "a chunk outside a message": ([FRAME], "outside a message"),
+    "an empty chunk": ([BEGUN, b"\x12\x00"], "announces a chunk of 0 bytes and holds 0"),
+    "a chunk with something behind it": (
+        [BEGUN, FRAME + b"efgh"],
+        "announces a chunk of 4 bytes and holds 8",
+    ),
+    "a chunk without an end": ([BEGUN, b"\x12\xff\xff\xff\xff\xff\xff\xff"], "has no size"),
+    "a chunk cut short": ([BEGUN, FRAME[:-1]], "announces a chunk of 4 bytes and holds 3"),
+    "more than announced": ([BEGUN, pb.Frame(chunk=b"12345").SerializeToString()], "more bytes"),
+    "a chunk too many": ([BEGUN, FRAME, FRAME], "outside a message"),
+    "a header within a message": ([BEGUN, BEGUN], "a header arrived within a message"),
+    "two sections of one name": (
+        [offer_with([pb.Section(name="a", codec="none")] * 2)],
+        "two sections have the same name",
+    ),
+    "a section without a name": ([offer_with([pb.Section(codec="none")])], "section name is empty"),
+    "a section without a codec": ([offer_with([pb.Section(name="a")])], "codec is empty"),
+    "too many sections": (
+        [offer_with([pb.Section(name=str(i), codec="none") for i in range(257)])],
+        "257 sections; the limit is 256",
+    ),
+    "no peer": ([offer_with(peer=None)], "peer name is empty"),
+    "no name": ([offer_with(peer=pb.PeerId(incarnation=1))], "peer name is empty"),
+    "a long name": (
+        [offer_with(peer=pb.PeerId(name="a" * 257))],
+        "peer name is 257 bytes; the limit is 256",
+    ),
+    "no key": ([offer_with(key=None)], "the Offer has no key"),
+    "a long digest": ([offer_with(genesis=b"g" * 33)], "genesis is 33 bytes; the limit is 32"),
+    "no lineage": ([header(state=pb.State(peer=pb.PeerId(name="a")))], "the Lineage has no key"),
+    "bad unicode": ([b"\x0a\x08\x0a\x06\x0a\x04\x0a\x02\xff\xfe"], "the bytes are not a Frame"),
+}
+
+
+@pytest.mark.parametrize(("frames", "reason"), GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_is_refused(frames, reason):
+    with pytest.raises(PeerError, match=reason):
+        assembled(frames)
+
+
+@given(st.one_of(BULK, CONTROL))
+def test_the_sender_is_whom_the_message_names(message):
+    assert sender(message) == (message.sealer if isinstance(message, Seal) else message.peer)

@@ -1,0 +1,624 @@
+"""Both ends of the four RPCs, over streams in memory and in virtual time: what arrives, and what is
+told when something does not."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mend_optim.codecs.packing import fresh
+from mend_optim.errors import PeerError
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
+from mend_optim.transport import wire
+from mend_optim.transport.frames import ACK, to_frames
+from mend_optim.transport.link import Link, Outbox
+from mend_optim.transport.stream import within
+from mend_optim.transport.transfers import Transfers
+from tests.unit.transport.recorder import (
+    LIMIT,
+    Recorder,
+    contents,
+    offer_of,
+    packet,
+    seal_of,
+    state_of,
+)
+
+PATIENCE_S = 60.0
+TICK_S = 2**-6  # between two looks: exact in binary, so that sums of it are
+GONE = PeerId("gone", 1)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock jumps to the next timer instead of waiting for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._look = self._selector.select  # type: ignore[attr-defined]
+        self._selector.select = self._jump  # type: ignore[attr-defined]
+
+    def _jump(self, timeout: float | None) -> Any:
+        assert timeout is not None, "everybody waits, and no timer will wake anybody"
+        self._now += timeout
+        return self._look(0)
+
+    def time(self) -> float:
+        return self._now
+
+
+class Broken:
+    """What the end of a stream reads when the stream has broken."""
+
+
+class Cable:
+    """Carries the frames of a stream both ways; breaks, or swallows what comes, after so many."""
+
+    def __init__(self) -> None:
+        self.breaks_after: float = float("inf")
+        self.swallows_after: float = float("inf")
+        self.passed = 0
+        self.nbytes = {"up": 0, "down": 0}
+        self.inboxes: dict[str, asyncio.Queue[Any]] = {
+            "up": asyncio.Queue(),
+            "down": asyncio.Queue(),
+        }
+
+    async def carry(self, way: str, frame: bytes | None) -> None:
+        if self.passed >= self.breaks_after:
+            self.tear()
+            await asyncio.sleep(TICK_S)  # the other end notices first
+            raise PeerError("the stream broke")
+        self.passed += 1
+        self.nbytes[way] += len(frame or b"")
+        if self.passed <= self.swallows_after:
+            self.inboxes[way].put_nowait(frame)
+        await asyncio.sleep(0)
+
+    def tear(self) -> None:
+        for inbox in self.inboxes.values():
+            inbox.put_nowait(Broken())
+
+
+class End:
+    """One end of a cable, as a stream."""
+
+    def __init__(self, cable: Cable, reads: str, writes: str) -> None:
+        self.cable, self.reads, self.writes = cable, reads, writes
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        frame = await within(self.cable.inboxes[self.reads].get(), None if patient else PATIENCE_S)
+        if isinstance(frame, Broken):
+            raise PeerError("the stream broke")
+        return frame
+
+    async def write(self, frame: bytes) -> None:
+        await self.cable.carry(self.writes, frame)
+
+    async def finish(self) -> None:
+        await self.cable.carry(self.writes, None)
+
+
+class Script:
+    """A stream whose other end says what is written here, whatever it hears."""
+
+    def __init__(self, *frames: bytes) -> None:
+        self.frames = list(frames)
+        self.written: list[bytes] = []
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        return self.frames.pop(0) if self.frames else None
+
+    async def write(self, frame: bytes) -> None:
+        self.written.append(frame)
+
+    async def finish(self) -> None: ...
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Side(Recorder):
+    """One learner: a recorder, its transfers, and its link to the other."""
+
+    def __init__(self, name: str, other: str) -> None:
+        super().__init__(name)
+        self.link = Link(PeerId(other, 1))
+        self.other: Side
+        self.cable = Cable()
+        self.script: Script | None = None
+        self.faults: list[str] = []  # of the streams that this side served
+        self.transfers = Transfers(
+            self,
+            limit=[LIMIT, LIMIT].__getitem__,
+            allocate=fresh,
+            patience_s=PATIENCE_S,
+            dial=self._dial,
+        )
+
+    @contextmanager
+    def _open(self, method: str) -> Iterator[End]:
+        """A stream to the other side, which serves it until this side leaves."""
+        cable, self.cable = self.cable, Cable()
+        serving = asyncio.ensure_future(self.other.serve(method, cable))
+        try:
+            yield End(cable, "down", "up")
+        finally:
+            serving.cancel()
+
+    def _dial(self, link: Link, method: str) -> Any:
+        assert link is self.link
+        return self.script or self._open(method)
+
+    async def serve(self, method: str, cable: Cable) -> None:
+        ends: dict[str, Callable[..., Awaitable[None]]] = {
+            "Exchange": self.transfers.serve_exchange,
+            "Pull": self.transfers.serve_pull,
+            "Push": self.transfers.serve_push,
+            "PassOn": self.transfers.serve_pass_on,
+        }
+        try:
+            await ends[method](self.link, End(cable, "up", "down"))
+            cable.inboxes["down"].put_nowait(None)
+        except PeerError as fault:
+            self.faults.append(str(fault))
+            cable.tear()
+
+    def reply(self, kind: str, message: Message) -> None:
+        """As the transport does: on the other side's open request."""
+        self.link.requests[kind, message.fragment].put(message)  # type: ignore[union-attr]
+
+    def replies(self, kind: str, *messages: Message) -> None:
+        """Answer whatever comes next with these."""
+        self.answer = lambda _: [self.reply(kind, message) for message in messages]  # type: ignore
+
+    async def comes_to_rest(self, within_s: float = PATIENCE_S / 2) -> None:
+        """Wait until no transfer that this side began runs, and the other side has noticed."""
+        end = now() + within_s
+        while self.link.busy:
+            assert now() < end, f"{self.id} still transfers; it was told {self.events}"
+            await asyncio.sleep(TICK_S)
+        await asyncio.sleep(TICK_S)
+
+
+def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test with a pair of learners, in virtual time. No task may die of an exception."""
+    first, second, *others = inspect.signature(test).parameters.values()
+
+    def run(**parameters: Any) -> None:
+        loop = VirtualLoop()
+        faults: list[Any] = []
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+
+        async def body() -> None:
+            a, b = Side("a", "b"), Side("b", "a")
+            a.other, b.other = b, a
+            await test(a, b, **parameters)
+
+        try:
+            loop.run_until_complete(body())
+        finally:
+            loop.close()
+        assert faults == []
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    run.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+    assert (first.name, second.name) == ("a", "b")
+    return run
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# ── exchange ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario
+async def test_an_offer_is_acknowledged_and_seals_come_until_one_holds_it(a, b):
+    offer = offer_of(a, size=3000)
+    other, own = seal_of(b, version=1), seal_of(b, offer, version=2)
+    b.replies("exchange", other, own)
+    a.transfers.exchange(a.link, offer)
+    await a.comes_to_rest()
+    assert contents(b.messages(Offer)[0]) == contents(offer)
+    assert [event[0] for event in a.events if event[0] != "heard"] == [
+        "delivered",
+        "received",
+        "received",
+    ]
+    assert a.messages(Seal) == [other, own]
+    assert b.link.requests == {}
+    assert a.of("undelivered") == b.faults == []
+
+
+@scenario
+async def test_a_relayed_packet_does_not_travel_back_to_its_author(a, b):
+    offer = offer_of(a, size=1000)
+    relayed = {"0": offer.sections["delta"], "1": packet(b"other")}
+    seal = replace(seal_of(b, offer, offer_of(b)), sections=relayed)
+    b.replies("exchange", seal)
+    cable = a.cable
+    a.transfers.exchange(a.link, offer)
+    await a.comes_to_rest()
+    (found,) = a.messages(Seal)
+    assert found.sections["0"] is offer.sections["delta"]
+    assert contents(found) == contents(seal)
+    assert cable.nbytes["down"] < 500 < cable.nbytes["up"]
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2])
+@scenario
+async def test_an_offer_whose_stream_breaks_before_the_ack_is_undelivered(a, b, frames):
+    a.cable.breaks_after = frames
+    offer = offer_of(a)
+    a.transfers.exchange(a.link, offer)
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, offer)]
+    assert a.of("delivered") == b.messages(Offer) == []
+
+
+@scenario
+async def test_an_offer_whose_stream_breaks_after_the_ack_is_delivered_then_undelivered(a, b):
+    cable, offer = a.cable, offer_of(a)
+    a.transfers.exchange(a.link, offer)
+    await a.until(lambda: a.of("delivered") == [(b.id, offer)])
+    assert list(b.link.requests) == [("exchange", 0)]
+    cable.tear()
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, offer)]
+    assert b.link.requests == {}
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+@scenario
+async def test_an_offer_that_stands_still_is_undelivered_once_patience_ends(a, b, frames):
+    """Its frames vanish on the way up, or the ack on the way down."""
+    a.cable.swallows_after = frames
+    a.transfers.exchange(a.link, offer_of(a))
+    await a.comes_to_rest(2 * PATIENCE_S)
+    assert a.of("undelivered") == [(b.id, offer_of(a))]
+    assert PATIENCE_S <= now() < PATIENCE_S + 1
+
+
+@scenario
+async def test_a_seal_may_take_long_to_come(a, b):
+    offer = offer_of(a)
+    a.transfers.exchange(a.link, offer)
+    await a.until(lambda: a.of("delivered"))
+    await asyncio.sleep(10 * PATIENCE_S)
+    b.reply("exchange", seal_of(b, offer))
+    await a.comes_to_rest()
+    assert a.messages(Seal) == [seal_of(b, offer)]
+
+
+@scenario
+async def test_a_newer_offer_quietly_takes_the_place_of_one_that_waits(a, b):
+    first, second = offer_of(a, seq=1), offer_of(a, seq=2)
+    a.transfers.exchange(a.link, first)
+    await a.until(lambda: a.of("delivered"))
+    a.transfers.exchange(a.link, second)
+    b.replies("exchange", seal_of(b, second))
+    await a.until(lambda: a.messages(Seal))
+    await a.comes_to_rest()
+    assert b.messages(Offer) == [first, second]
+    assert a.of("undelivered") == b.faults == []
+    assert b.link.requests == {}
+
+
+@scenario
+async def test_offers_of_two_fragments_go_side_by_side(a, b):
+    offers = [offer_of(a, fragment=p) for p in (0, 1)]
+    for offer in offers:
+        a.transfers.exchange(a.link, offer)
+    await b.until(lambda: len(b.messages(Offer)) == 2)
+    for offer in offers:
+        b.reply("exchange", seal_of(b, offer, fragment=offer.fragment))
+    await a.comes_to_rest()
+    assert {seal.fragment for seal in a.messages(Seal)} == {0, 1}
+
+
+@scenario
+async def test_what_waits_for_a_peer_that_is_gone_is_undelivered(a, b):
+    offer, want = offer_of(a), Want(a.id, 1, b"")
+    a.transfers.exchange(a.link, offer)
+    a.transfers.pull(a.link, want)
+    await a.until(lambda: a.of("delivered"))
+    a.transfers.drop(a.link)
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, offer), (b.id, want)]
+
+
+@scenario
+async def test_stopping_tells_nothing(a, b):
+    a.transfers.exchange(a.link, offer_of(a))
+    await a.until(lambda: a.of("delivered"))
+    tasks = a.transfers.stop()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await a.comes_to_rest()
+    assert len(tasks) == 1
+    assert a.of("undelivered") == []
+
+
+# ── wrong answers, wrong beginnings ───────────────────────────────────────────────────────────────
+
+
+def answers_of(other: Recorder) -> dict[str, list[bytes]]:
+    """What no offer and no want may be answered with."""
+    state, seal = state_of(other), seal_of(other)
+    return {
+        "nothing": [],
+        "garbage": [b"garbage"],
+        "an offer": [ACK, *to_frames(offer_of(other))],
+        "an offer at once": [*to_frames(offer_of(other))],
+        "another fragment's": [ACK, *to_frames(replace(seal, fragment=1))],
+        "another fragment's at once": [*to_frames(replace(state, fragment=1))],
+        "somebody else's": [ACK, *to_frames(replace(seal, sealer=PeerId("c", 1)))],
+        "the half of it": [*to_frames(state)][:2],
+    }
+
+
+@pytest.mark.parametrize("answer", answers_of(Recorder("b")))
+@pytest.mark.parametrize("kind", ["offer", "want"])
+@scenario
+async def test_a_wrong_answer_is_none(a, b, kind, answer):
+    a.script = Script(*answers_of(b)[answer])
+    message = offer_of(a) if kind == "offer" else Want(a.id, 0, b"")
+    if kind == "offer":
+        a.transfers.exchange(a.link, message)
+    else:
+        a.transfers.pull(a.link, message)
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, message)]
+    assert a.of("received") == []
+
+
+BEGINNINGS = {
+    "Exchange": (state_of, "peer a#1 began an exchange with a State for fragment 0"),
+    "Push": (offer_of, "peer a#1 answered a want with a Offer for fragment 0"),
+    "PassOn": (seal_of, "peer a#1 passed on a Seal for fragment 0"),
+}
+
+
+@pytest.mark.parametrize("method", BEGINNINGS)
+@scenario
+async def test_a_stream_that_begins_with_the_wrong_kind_of_message_is_refused(a, b, method):
+    make, reason = BEGINNINGS[method]
+    b.link.streams.append(Outbox())
+    b.transfers.ask(b.link, Want(b.id, 0, b""))
+    cable = Cable()
+    for frame in to_frames(make(a)):
+        await cable.carry("up", frame)
+    await b.serve(method, cable)
+    assert b.faults == [reason]
+    assert b.of("received") == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"", "peer name is empty"),
+        (b"garbage", "the bytes are not a Want"),
+        (
+            wire.encode_want(Want(GONE, 0, b"")),
+            "peer a#1 sent a message that claims to be from gone#1",
+        ),
+        (wire.encode_want(Want(PeerId("a", 1), 2, b"")), "there is no fragment 2"),
+    ],
+)
+@scenario
+async def test_a_request_that_is_no_want_of_the_peer_is_refused_at_once(a, b, sent, reason):
+    cable = Cable()
+    await cable.carry("up", sent)
+    await b.serve("Pull", cable)
+    assert reason in b.faults[0]
+    assert b.of("received") == []
+    assert now() < 1
+
+
+# ── pull ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("make", [state_of, seal_of])
+@scenario
+async def test_a_want_is_answered_by_a_state_or_a_seal(a, b, make):
+    want, answer = Want(a.id, 0, b"have"), make(b)
+    b.replies("pull", answer)
+    a.transfers.pull(a.link, want)
+    await a.comes_to_rest()
+    assert b.messages(Want) == [want]
+    assert a.of("received") == [(answer,)]
+    assert contents(a.messages(type(answer))[0]) == contents(answer)
+    assert a.of("undelivered") == []
+    assert b.link.requests == {}
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2, 3])
+@scenario
+async def test_a_want_whose_stream_breaks_before_the_answer_is_whole_is_undelivered(a, b, frames):
+    a.cable.breaks_after = frames
+    want = Want(a.id, 0, b"")
+    b.replies("pull", state_of(b))
+    a.transfers.pull(a.link, want)
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, want)]
+    assert a.of("received") == []
+
+
+@scenario
+async def test_a_want_that_nobody_answers_is_undelivered_once_patience_ends(a, b):
+    want = Want(a.id, 0, b"")
+    a.transfers.pull(a.link, want)
+    await b.until(lambda: b.messages(Want) == [want])
+    await a.comes_to_rest(2 * PATIENCE_S)
+    assert a.of("undelivered") == [(b.id, want)]
+    assert PATIENCE_S <= now() < PATIENCE_S + 1
+    assert b.link.requests == {}
+
+
+@scenario
+async def test_a_newer_want_quietly_takes_the_place_of_an_older_one(a, b):
+    first, second = Want(a.id, 0, b"first"), Want(a.id, 0, b"second")
+    a.transfers.pull(a.link, first)
+    await b.until(lambda: b.messages(Want) == [first])
+    b.replies("pull", state_of(b))
+    a.transfers.pull(a.link, second)
+    await a.comes_to_rest()
+    assert a.messages(State) == [state_of(b)]
+    assert a.of("undelivered") == []
+
+
+# ── ask and push ──────────────────────────────────────────────────────────────────────────────────
+
+
+def control(side: Side) -> Outbox:
+    """A control stream between this side and the other."""
+    outbox = Outbox()
+    side.link.streams.append(outbox)
+    return outbox
+
+
+@pytest.mark.parametrize("make", [state_of, seal_of])
+@scenario
+async def test_a_want_over_the_control_stream_is_answered_by_a_push(a, b, make):
+    stream, want, answer = control(a), Want(a.id, 0, b""), make(b)
+    a.transfers.ask(a.link, want)
+    assert await stream.get() == want
+    b.transfers.push(b.link, answer)
+    await b.comes_to_rest()
+    assert a.of("received") == [(answer,)]
+    assert contents(a.messages(type(answer))[0]) == contents(answer)
+    await asyncio.sleep(2 * PATIENCE_S)  # no timer is left
+    assert a.of("undelivered") == b.of("undelivered") == a.faults == []
+
+
+@scenario
+async def test_a_want_that_nobody_pushes_for_is_undelivered_once_patience_ends(a, b):
+    control(a)
+    want = Want(a.id, 0, b"")
+    a.transfers.ask(a.link, want)
+    await asyncio.sleep(PATIENCE_S - 1)
+    assert a.of("undelivered") == []
+    await asyncio.sleep(2)
+    assert a.of("undelivered") == [(b.id, want)]
+    assert a.link.asked == {}
+
+
+@scenario
+async def test_a_want_is_undelivered_soon_where_there_is_no_control_stream(a, b):
+    want = Want(a.id, 0, b"")
+    a.transfers.ask(a.link, want)
+    assert a.of("undelivered") == []  # never from within the call
+    await asyncio.sleep(0)
+    assert a.of("undelivered") == [(b.id, want)]
+    assert now() < 1
+
+
+@scenario
+async def test_a_want_that_is_asked_again_waits_anew(a, b):
+    control(a)
+    first, second = Want(a.id, 0, b"first"), Want(a.id, 0, b"second")
+    a.transfers.ask(a.link, first)
+    await asyncio.sleep(PATIENCE_S / 2)
+    a.transfers.ask(a.link, second)
+    await asyncio.sleep(0.9 * PATIENCE_S)
+    assert a.of("undelivered") == []
+    await asyncio.sleep(PATIENCE_S)
+    assert a.of("undelivered") == [(b.id, second)]
+
+
+@scenario
+async def test_a_want_of_a_peer_that_is_gone_is_undelivered_at_once(a, b):
+    control(a)
+    want = Want(a.id, 0, b"")
+    a.transfers.ask(a.link, want)
+    a.transfers.drop(a.link)
+    assert a.of("undelivered") == [(b.id, want)]
+    await asyncio.sleep(2 * PATIENCE_S)
+    assert len(a.of("undelivered")) == 1
+
+
+@pytest.mark.parametrize("frames", [1, 2, 4])
+@scenario
+async def test_a_push_that_breaks_is_undelivered_and_so_is_the_want(a, b, frames):
+    """After the header, within the payload, and after it: the asker doesn't wait for patience's
+    end."""
+    control(a)
+    want, answer = Want(a.id, 0, b""), state_of(b)
+    a.transfers.ask(a.link, want)
+    b.cable.breaks_after = frames
+    b.transfers.push(b.link, answer)
+    await b.comes_to_rest()
+    await a.until(lambda: a.of("undelivered") or a.messages(State))
+    assert b.of("undelivered") == [(a.id, answer)]
+    # whole before the break: only the ack was lost
+    assert a.of("undelivered") == ([(b.id, want)] if frames < 4 else [])
+    assert now() < 1
+
+
+@scenario
+async def test_what_nobody_asked_for_cannot_be_pushed(a, b):
+    control(a)
+    a.transfers.ask(a.link, Want(a.id, 0, b""))
+    b.transfers.push(b.link, state_of(b, fragment=1))
+    await b.comes_to_rest()
+    assert a.faults == ["peer b#1 pushed fragment 1, which nobody asked it for"]
+    assert b.of("undelivered") == [(a.id, state_of(b, fragment=1))]
+    assert a.of("received") == a.of("undelivered") == []
+
+
+@scenario
+async def test_a_push_answers_a_want_once(a, b):
+    control(a)
+    a.transfers.ask(a.link, Want(a.id, 0, b""))
+    for _ in range(2):
+        b.transfers.push(b.link, state_of(b))
+        await b.comes_to_rest()
+    assert a.messages(State) == [state_of(b)]
+    assert b.of("undelivered") == [(a.id, state_of(b))]
+
+
+# ── pass on ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@scenario
+async def test_an_offer_is_passed_on_beside_ones_own(a, b):
+    own, orphan = offer_of(a), replace(offer_of(a, seq=7), peer=GONE)
+    a.transfers.exchange(a.link, own)
+    a.transfers.pass_on(a.link, orphan)
+    await b.until(lambda: len(b.messages(Offer)) == 2)
+    assert {(offer.peer, offer.seq) for offer in b.messages(Offer)} == {(a.id, 1), (GONE, 7)}
+    b.reply("exchange", seal_of(b, own))
+    await a.comes_to_rest()
+    assert a.of("delivered") == [(b.id, own)]  # of the other nothing is told
+    assert a.of("undelivered") == []
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2, 3])
+@scenario
+async def test_an_orphan_whose_stream_breaks_before_the_ack_is_undelivered(a, b, frames):
+    orphan = replace(offer_of(a), peer=GONE)
+    a.cable.breaks_after = frames
+    a.transfers.pass_on(a.link, orphan)
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, orphan)]
+
+
+@scenario
+async def test_nobody_offers_in_the_name_of_another_otherwise(a, b):
+    foreign = replace(offer_of(a), peer=GONE)
+    a.transfers.exchange(a.link, foreign)
+    await a.comes_to_rest()
+    assert b.faults == ["peer a#1 sent a message that claims to be from gone#1"]
+    assert a.of("undelivered") == [(b.id, foreign)]
+    assert b.messages(Offer) == []

@@ -217,6 +217,6 @@ def test_an_offer_of_before_a_checkpoint_loses_the_same_in_whatever_bytes(
 @pytest.mark.parametrize("value", [8e37, -8e37])
 def test_what_is_not_finite_once_it_is_encoded_is_refused_too(value: float) -> None:
     feedback = Feedback(PowerSGD(rank=1, min_ratio=1), SHAPES, Buffers())
-    with pytest.raises(PeerError, match="factors"):
+    with pytest.raises(PeerError, match="Factors"):
         feedback.encode(torch.full((NUMEL,), value))
     assert not feedback.held()

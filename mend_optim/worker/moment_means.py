@@ -175,8 +175,9 @@ class MomentMeans:
 
     def _decode(self, name: str) -> Reading:
         values = self._scratch()
-        moment, packet = self.moments[name], self.latest[name]
-        return Reading(values, decode_moment(moment, packet, self.fragment.shapes, values))
+        packet = self.latest[name]
+        updates = decode_moment(self.moments[name], packet, self.fragment.shapes, values)
+        return Reading(values, updates)
 
     def _scratch(self) -> Tensor:
         return self.buffers.take(self.fragment.numel)

@@ -268,8 +268,8 @@ def predicted(
 
 
 def run_lengths(observations: Vector, hazard: float = 0.01) -> list[float]:
-    """P(the present level has held for r observations) for r = 0, 1, …, straight from the definition
-    (Adams and MacKay)."""
+    """P(the present level has held for r observations) for r = 0, 1, …, from the definition (Adams
+    and MacKay)."""
     masses = [1.0]
     for t, x in enumerate(observations):
         grown = [mass * predicted(x, observations[t - r : t]) for r, mass in enumerate(masses)]

@@ -677,9 +677,9 @@ MUTANTS = (
     Mutant("any-number-is-relayed", 8, "worker/seal_payload",
            "len(packets) <= RELAYED", "True", of("unit/worker/test_seal_payload", "relayed")),
     Mutant("bytes-of-any-size-are-kept", 7, "codecs/buffers",
-           "1 << (-(-nbytes // 4) - 1).bit_length()", "-(-nbytes // 4)", of("unit/worker/test_anchors", "sizes")),
+           "1 << (-(-nbytes // 4) - 1).bit_length()", "-(-nbytes // 4)", of("unit/codecs/test_buffers", "sizes")),
     Mutant("bytes-are-lent-twice", 8, "codecs/buffers",
-           "return torch.from_numpy(lent)", "return torch.from_numpy(lent.view())", of("unit/worker/test_anchors", "reused")),
+           "return torch.from_numpy(lent)", "return torch.from_numpy(lent.view())", of("unit/codecs/test_buffers", "reused")),
     Mutant("drop-keeps-the-residual", 9, "worker/feedback",
            "        self.residual = None\n"
            "        self.weights_residual = None\n"

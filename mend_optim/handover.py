@@ -89,11 +89,11 @@ class Handover:
         return Anchors(
             self._layout,
             weights,
-            settings.codec,
-            settings.outer,
-            settings.merge,
-            self._buffers,
-            moments,
+            codec=settings.codec,
+            outer=settings.outer,
+            scheme=settings.merge,
+            buffers=self._buffers,
+            moments=moments,
         )
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:

@@ -23,7 +23,7 @@ def smallest_load(sizes: Sequence[int], fragments: int) -> int:
 
 
 def weights(scheme: str, work: Sequence[tuple[int, int]]) -> list[Fraction]:
-    """Exact weights of members that did (tokens, steps) of work, some of it not zero."""
+    """The exact weights of members whose work is (tokens, steps); some work is not zero."""
     formula = {
         "tokens": lambda tokens, steps: Fraction(tokens),
         "throughput": lambda tokens, steps: Fraction(tokens * tokens, steps),
@@ -52,7 +52,7 @@ def direction(x: Vector) -> list[float]:
 
 
 def radial_directional(deltas: Sequence[Vector], w: Sequence[float]) -> list[float]:
-    """R φ(Σ wᵢ φ(Δᵢ)) with R = Σ wᵢ ‖Δᵢ‖, of one tensor."""
+    """R φ(Σ wᵢ φ(Δᵢ)) with R = Σ wᵢ ‖Δᵢ‖, for one tensor."""
     radius = math.fsum(weight * norm(delta) for weight, delta in zip(w, deltas, strict=True))
     return [
         radius * value
@@ -61,7 +61,7 @@ def radial_directional(deltas: Sequence[Vector], w: Sequence[float]) -> list[flo
 
 
 def trimmed_mean(deltas: Sequence[Vector], cut: int) -> list[float]:
-    """Per coordinate, the mean without the `cut` smallest and the `cut` largest."""
+    """Per coordinate, the mean without the `cut` smallest and the `cut` largest values."""
     kept = [sorted(column)[cut : len(column) - cut] for column in zip(*deltas, strict=True)]
     return [math.fsum(column) / len(column) for column in kept]
 
@@ -69,7 +69,7 @@ def trimmed_mean(deltas: Sequence[Vector], cut: int) -> list[float]:
 def nesterov(
     lr: float, momentum: float, start: Vector, deltas: Sequence[Vector]
 ) -> Iterator[list[float]]:
-    """The anchors after each outer step, by the textbook: b ← μ b + Δ; Θ ← Θ - η (Δ + μ b)."""
+    """The anchor after each outer step, by the textbook: b ← μ b + Δ; Θ ← Θ - η (Δ + μ b)."""
     theta, b = list(start), [0.0] * len(start)
     for delta in deltas:
         for i, d in enumerate(delta):
@@ -97,12 +97,12 @@ def product(
 
 
 def projected(a: Matrix, onto: Matrix) -> list[list[float]]:
-    """A projected onto the columns of another matrix, which are independent: Gram-Schmidt, one
-    column after another."""
+    """A projected onto the columns of another matrix, by Gram-Schmidt, one column after another.
+    Those columns are independent."""
     basis: list[list[float]] = []
     for column in zip(*onto, strict=True):
         rest = list(column)
-        # twice: once leaves rounding errors that are as great as what is left
+        # Twice, because one pass leaves rounding errors as large as the rest itself.
         for unit in basis * 2:
             along = math.fsum(x * u for x, u in zip(rest, unit, strict=True))
             rest = [x - along * u for x, u in zip(rest, unit, strict=True)]
@@ -119,8 +119,8 @@ def projected(a: Matrix, onto: Matrix) -> list[list[float]]:
 
 
 def largest_of_chunks(x: Vector, density: float, chunk: int = 4096) -> list[float]:
-    """The ⌈density · length⌉ greatest magnitudes of every chunk, the first of those that are equal;
-    0 elsewhere."""
+    """The ⌈density · length⌉ greatest magnitudes of every chunk, and 0 elsewhere. Of equal ones the
+    first count."""
     kept = [0.0] * len(x)
     for start in range(0, len(x), chunk):
         places = range(start, min(start + chunk, len(x)))
@@ -131,7 +131,7 @@ def largest_of_chunks(x: Vector, density: float, chunk: int = 4096) -> list[floa
 
 
 def bits_to_bytes(ones: Sequence[int], count: int) -> bytes:
-    """So many bits, the lowest of a byte first, set at these places."""
+    """`count` bits, the lowest of a byte first, set at these places."""
     data = bytearray(math.ceil(count / 8))
     for one in set(ones):
         data[one // 8] += 1 << one % 8
@@ -139,8 +139,8 @@ def bits_to_bytes(ones: Sequence[int], count: int) -> bytes:
 
 
 def listed(places: Sequence[int], numel: int) -> bytes:
-    """Positions by Elias and Fano: of each the lowest byte, then the rest in unary, differences of
-    one to the next."""
+    """Positions in the Elias–Fano code: the lowest byte of each, then the rest in unary, as
+    differences to the one before."""
     upper = [place // 256 + i for i, place in enumerate(places)]
     return bytes(place % 256 for place in places) + bits_to_bytes(
         upper, len(places) + math.ceil(numel / 256)
@@ -148,7 +148,7 @@ def listed(places: Sequence[int], numel: int) -> bytes:
 
 
 def positions(places: Sequence[int], numel: int) -> bytes:
-    """As a bitmap, or listed if that is smaller; nothing of nothing."""
+    """Positions as a bitmap, or as a list if that is smaller. No positions take no bytes."""
     return min(bits_to_bytes(places, numel), listed(places, numel), key=len) if places else b""
 
 
@@ -168,7 +168,8 @@ def bfloat16(x: float) -> float:
 
 
 def coalesced(shapes: Sequence[tuple[int, ...]], coalesce: int) -> list[tuple[int, ...]]:
-    """Neighbours whose sizes are multiples of `coalesce` as one flat tensor; 0 coalesces none."""
+    """The shapes, with neighbours whose sizes are multiples of `coalesce` joined to one flat shape.
+    0 joins none."""
     found: list[tuple[int, ...]] = []
     before = False
     for shape in shapes:
@@ -186,8 +187,8 @@ def quantized(
     values: Vector, block: int, magnitudes: Sequence[int]
 ) -> tuple[list[float], list[int]]:
     """A scale for every block, and for every value the place of the magnitude nearest to |x| / s,
-    with its sign. Of two that are as near it is the even one where all are as far apart, else the
-    greater one."""
+    with the sign of x. Of two magnitudes that are equally near, it is the even one if all are
+    equally far apart, or else the greater one."""
     even = magnitudes[-1] == len(magnitudes) - 1
     scales, codes = [], []
     for start in range(0, len(values), block):
@@ -203,15 +204,15 @@ def quantized(
 def dequantized(
     scales: Vector, codes: Sequence[int], block: int, magnitudes: Sequence[int]
 ) -> list[float]:
-    """± magnitude × s."""
+    """± magnitude × s for every code."""
     return [math.copysign(magnitudes[abs(c)], c) * scales[i // block] for i, c in enumerate(codes)]
 
 
 def averaged(
     states: Sequence[Vector], counts: Sequence[int], decay: float, corrected: bool
 ) -> list[list[float]]:
-    """What averaging leaves in each member: all have the same moment, s / (1 - β^t) where the
-    optimizer corrects."""
+    """What averaging leaves in each member: the same moment, s, or s / (1 - β^t) if the optimizer
+    corrects."""
     seen = [1 - decay**t if corrected else 1.0 for t in counts]
     columns = zip(*states, strict=True)
     mean = [
@@ -222,6 +223,7 @@ def averaged(
 
 
 def mean_of_those_that_have_it(members: Sequence[Vector | None], numel: int) -> list[float]:
+    """The mean over the members that are not None; zeros if all are."""
     have = [member for member in members if member is not None]
     return [
         math.fsum(member[i] for member in have) / len(have) if have else 0.0 for i in range(numel)
@@ -229,7 +231,7 @@ def mean_of_those_that_have_it(members: Sequence[Vector | None], numel: int) -> 
 
 
 def rooted(x: float) -> float:
-    """A square by way of its root in bfloat16."""
+    """x after its root has been rounded to bfloat16 and squared."""
     return bfloat16(float32(math.sqrt(x))) ** 2
 
 
@@ -248,7 +250,7 @@ def adam_moments(beta1: float, beta2: float, gradients: Vector) -> tuple[float, 
 def predicted(
     x: float, seen: Vector, noise: float = 0.05, shape: float = 2.0, width: float = 0.7
 ) -> float:
-    """The density of the next observation of a normal law of which these were seen: Student's t, by
+    """The density of the next observation of a normal law after these observations: Student's t, by
     the conjugate prior μ ~ N(0, σ² (width / noise)²), 1/σ² ~ Gamma(shape, shape noise²)."""
     n, kappa0 = len(seen), (noise / width) ** 2
     kappa, alpha, average = kappa0 + n, shape + n / 2, math.fsum(seen) / max(1, len(seen))
@@ -266,8 +268,8 @@ def predicted(
 
 
 def run_lengths(observations: Vector, hazard: float = 0.01) -> list[float]:
-    """P(the present level has held for r observations), r = 0, 1, …: all of them, from the
-    definition (Adams and MacKay)."""
+    """P(the present level has held for r observations) for r = 0, 1, …, from the definition (Adams
+    and MacKay)."""
     masses = [1.0]
     for t, x in enumerate(observations):
         grown = [mass * predicted(x, observations[t - r : t]) for r, mass in enumerate(masses)]
@@ -278,7 +280,7 @@ def run_lengths(observations: Vector, hazard: float = 0.01) -> list[float]:
 def failing(
     levels: Sequence[tuple[float, float, float, int]], threshold: float, score: float, patience: int
 ) -> set[int]:
-    """Which of the learners fail: their (now, before, spread, run), by the four conditions."""
+    """The learners that fail by the four conditions, given (now, before, spread, run) of each."""
     found = set()
     for i, (now, before, spread, run) in enumerate(levels):
         others = [level for j, level in enumerate(levels) if j != i]

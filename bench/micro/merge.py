@@ -44,7 +44,12 @@ def _job(deltas: list[Tensor]) -> Callable[[], object]:
     """The whole job of a sealer's worker: read the packets, merge, digest the result."""
     model = [nn.Parameter(torch.empty(NUMEL))]
     anchors = Anchors(
-        Layout(["0"], model, 1), [torch.zeros(NUMEL)], Dense(), Nesterov(), "mean", Buffers()
+        Layout(["0"], model, 1),
+        [torch.zeros(NUMEL)],
+        codec=Dense(),
+        outer=Nesterov(),
+        scheme="mean",
+        buffers=Buffers(),
     )
     base = Lineage.fresh(anchors.genesis())
     offers = tuple(

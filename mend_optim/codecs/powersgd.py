@@ -134,11 +134,11 @@ class PowerSGD:
     Args:
         rank: r, the rank of the factors, from 1 to 1024.
         bits: the size of an integer in the factors, 8 or 16.
-        min_ratio: a matrix that factors would not make at least so many times fewer numbers travels
-            as bfloat16; at least 1.
+        min_ratio: how many times fewer numbers the factors must have than the matrix, at least 1.
+            Otherwise the matrix travels as bfloat16.
         back: "exact" returns the factors of all members where that is smaller than float32. "same"
             factors the merged result once more, with error feedback at the sealer.
-        seed: of the random first rows.
+        seed: seeds the random rows of the first power step.
 
     Raises:
         UsageError: an argument is out of bounds.

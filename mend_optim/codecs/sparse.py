@@ -127,7 +127,8 @@ def _among(positions: Array, start: int, stop: int) -> Array:
 
 def _piece(values: Array, mask: Array) -> Piece:
     """The values where the mask is set."""
-    numel, count = len(values), int(np.count_nonzero(mask))
+    numel = len(values)
+    count = int(np.count_nonzero(mask))
     if not count:
         return Piece(SPARSE, 0, ())
     if has_bitmap(numel, count):

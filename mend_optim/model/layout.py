@@ -184,6 +184,6 @@ def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
         if owner != i:
             raise UsageError(
                 f"parameter {names[i]} must have memory of its own, got that of parameter "
-                f"{names[owner]}; each correction would be added to it twice: give tied "
+                f"{names[owner]}; what others learned would be added to it twice: give tied "
                 "parameters to the inner optimizer once"
             )

@@ -1,12 +1,15 @@
-"""What a checkpoint holds of a learner, as tensors and plain containers, and back; what is damaged
-or another model's is refused before anything changes.
+"""What a checkpoint holds of a learner, and how it is written as tensors and plain containers.
+`checkpoint_reader.py` reads it.
 
-    {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …, "weights": hex, "history": […],
-     "fragments": [{"lineage": …, "claim": …, "pending": …, …, "tensors": {"anchor": …, …}}, …], "content": hex}
+    {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …,
+     "weights": hex, "history": […],
+     "fragments": [{"lineage": …, "claim": …, "pending": …, …, "tensors": {"anchor": …, …}}, …],
+     "content": hex}
 
 `fragments` is empty for a learner that has had no peers. `weights` are the `sketches` of the
-parameters that the rest belongs to: progress is the difference between an anchor and exactly
-those."""
+parameters that the rest belongs to: progress is the difference between an anchor and exactly those
+parameters. The keys are older than today's field names: old checkpoints must load, so keys don't
+change."""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from mend_optim.worker.correction import Correction, MomentCorrection, Reading
 from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, flat, unflat
 
 FORMAT = 1
+#: The names of a fragment's flat tensors.
 TENSORS = (
     "anchor",
     "velocity",
@@ -38,14 +42,17 @@ TENSORS = (
     "correction",
     "returned",
 )
-MEMORIES = ("memory", "returned_memory")  # a codec's, as long as it likes
-MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)  # and the moment's name
+#: What codecs remember; tensors of any size.
+MEMORIES = ("memory", "returned_memory")
+#: Prefixes of tensors of a moment; the moment's name follows.
+MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """One fragment in a checkpoint. `tensors`: flat float32, those of `TENSORS` and `MEMORIES` that
-    there are. `replace`: whether its correction, not yet applied, is to become the weights."""
+    """One fragment in a checkpoint. `tensors` are flat float32, those of `TENSORS`, `MEMORIES` and
+    `MOMENTS` that exist. `replace` says whether its correction, not yet applied, replaces the
+    weights."""
 
     standing: Standing
     tensors: Mapping[str, Tensor]
@@ -54,8 +61,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A learner between two steps. `history`: the incarnations it has gone through, oldest
-    first."""
+    """A learner between two steps. `history` lists its incarnations, oldest first."""
 
     step: int = 0
     tokens: int = 0
@@ -70,26 +76,31 @@ class Checkpoint:
 
 
 def keep(standing: Standing, tensors: dict[str, Tensor], correction: Correction | None) -> Kept:
-    """One fragment as the engine, the worker and the mailbox have it at one moment."""
+    """One fragment as the engine, the worker and the mailbox have it at one moment.
+
+    Args:
+        standing: the engine's part.
+        tensors: the worker's part.
+        correction: the one that the training thread has not applied yet, if any.
+    """
     if not standing.pending:
         tensors = {
-            n: t for n, t in tensors.items() if n not in ("delta", "lost") and not n.startswith(OWN)
+            name: tensor
+            for name, tensor in tensors.items()
+            if name not in ("delta", "lost") and not name.startswith(OWN)
         }
     if correction is None:
         return Kept(standing, tensors)
     moments = {
-        (NEWCOMER if m.newcomer else MEAN) + m.moment: flat(Reading(*m[1:3]))
+        (NEWCOMER if m.newcomer else MEAN) + m.moment: flat(Reading(m.values, m.updates))
         for m in correction.moments
     }
-    return Kept(
-        standing,
-        {**tensors, "correction": correction.values.clone(), **moments},
-        correction.replace,
-    )
+    tensors = {**tensors, "correction": correction.values.clone(), **moments}
+    return Kept(standing, tensors, correction.replace)
 
 
 def kept_correction(fragment: Fragment, kept: Kept, values: Tensor) -> Correction:
-    """The correction in there, with its values in `values`."""
+    """The saved correction, with its values copied into `values`."""
     moments = tuple(
         MomentCorrection(name.removeprefix(kind), *unflat(tensor, fragment.numel), kind == NEWCOMER)
         for name, tensor in kept.tensors.items()
@@ -102,8 +113,8 @@ def kept_correction(fragment: Fragment, kept: Kept, values: Tensor) -> Correctio
 
 
 def anchored(kept: Kept) -> Kept:
-    """The same for weights other than the saved ones: they are to become the anchor, and progress
-    is dropped."""
+    """The saved fragment for weights other than the saved ones: the anchor replaces those weights,
+    and progress is dropped."""
     standing = replace(
         kept.standing,
         pending=None,
@@ -116,8 +127,13 @@ def anchored(kept: Kept) -> Kept:
 
 
 def with_group(saved: Checkpoint, anchor: Tensor, sketch: str) -> Checkpoint:
-    """The same with one more fragment, of a group that was added since; `anchor`: its parameters as
-    they are."""
+    """The checkpoint with one more fragment, of a group that was added since.
+
+    Args:
+        saved: the checkpoint, with at least one fragment.
+        anchor: the group's parameters as they are.
+        sketch: the group's `sketch`.
+    """
     first = saved.fragments[0].standing
     lineage = Lineage(
         tokens=0, version=0, digest=content_digest(as_bytes(anchor)), genesis=first.lineage.genesis
@@ -138,9 +154,10 @@ def with_group(saved: Checkpoint, anchor: Tensor, sketch: str) -> Checkpoint:
 
 
 def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
-    """Tensors and plain containers, which `torch.load(weights_only=True)` accepts. `content` is a
-    digest of them all: what became of an anchor in a file must not pass for the anchor that others
-    have under its lineage."""
+    """The checkpoint as tensors and plain containers, for `torch.load(weights_only=True)`.
+
+    `content` is a digest of them all. An anchor that was damaged in a file must not pass for the
+    anchor that other learners have under the same lineage."""
     state = {
         "format": FORMAT,
         "model": [list(pair) for pair in layout.fingerprint()],
@@ -155,7 +172,8 @@ def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
 
 
 def state_digest(state: Mapping[str, Any]) -> str:
-    """A digest of all that is in there but of itself."""
+    """The digest of a whole state, without its own entry. Raises `TypeError` for anything but
+    tensors and plain containers."""
     tensors: list[memoryview] = []
 
     def stand_in(tensor: Any) -> str:

@@ -1,5 +1,7 @@
-"""A checkpoint out of plain containers: whatever is damaged, or another model's, is refused before
-anything changes. See `checkpoint.py` for the format."""
+"""Reads a checkpoint from plain containers. A checkpoint that is damaged, or of another model, is
+refused before anything changes. `checkpoint.py` describes the format.
+
+The keys are older than today's field names: old checkpoints must load, so keys don't change."""
 
 from __future__ import annotations
 
@@ -28,28 +30,35 @@ from mend_optim.worker.checkpoint import (
 )
 from mend_optim.worker.merge import finite
 
-LIMIT = 1 << 63  # of what fits a message
-REMEDY = "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner state alone"
+#: Numbers below this fit a message.
+LIMIT = 1 << 63
+REMEDY = (
+    "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner "
+    "state alone"
+)
 
 T = TypeVar("T")
 
 
 class _Reader:
-    """Takes values of the expected type out of a mapping that anybody may have written."""
+    """Takes values of the expected type from a mapping that anybody may have written. `where` names
+    the mapping in errors. All methods raise `UsageError`."""
 
     def __init__(self, where: str, values: object) -> None:
-        self._where, self._values = where, values
+        self._where = where
         if not isinstance(values, Mapping):
             raise self.fault("", values, "a dict")
+        self._values: Mapping[Any, Any] = values
 
     def fault(self, key: str, value: object, bound: str) -> UsageError:
+        """The error for a value that is not `bound`."""
         shown = repr(value)[:80]
         return UsageError(
             f"{self._where}{f'[{key!r}]' if key else ''} must be {bound}, got {shown}; {REMEDY}"
         )
 
     def take(self, key: str, kind: type[T], optional: bool = False) -> T:
-        assert isinstance(self._values, Mapping)
+        """The value at `key`; None is allowed if it is `optional`."""
         if key not in self._values:
             raise UsageError(
                 f"{self._where}[{key!r}] is missing: the checkpoint is damaged; {REMEDY}"
@@ -61,28 +70,31 @@ class _Reader:
         return cast(T, value)
 
     def __contains__(self, key: str) -> bool:
-        return isinstance(self._values, Mapping) and key in self._values
+        return key in self._values
 
     def inside(self, key: str) -> _Reader:
+        """A reader of the dict at `key`."""
         return _Reader(f"{self._where}[{key!r}]", self.take(key, dict))
 
     def flag(self, key: str) -> bool:
-        """One that the first checkpoints of this format do not have, and whose learners had no such
-        thing."""
+        """A bool that the first checkpoints of this format lack; False there."""
         return key in self and self.take(key, bool)
 
     def count(self, key: str) -> int:
+        """An int from 0 to 2⁶³ − 1."""
         value = self.take(key, int)
         if not 0 <= value < LIMIT:
             raise self.fault(key, value, "an int >= 0, in 63 bits")
         return value
 
     def pair(self, entry: object) -> Sequence[object]:
+        """An entry of the model's fingerprint."""
         if isinstance(entry, Sequence) and len(entry) == 2:
             return entry
         raise self.fault("model", entry, "a list of [field, value]")
 
     def digest(self, key: str) -> bytes:
+        """A digest that is written in hex."""
         text = self.take(key, str)
         try:
             digest = bytes.fromhex(text)
@@ -93,10 +105,11 @@ class _Reader:
         return digest
 
     def numbered(self, key: str) -> tuple[PeerId, int]:
-        """[name, incarnation, number]"""
+        """A peer and its number, from the list at `key`."""
         return self.peer(key, self.take(key, list))
 
     def peer(self, key: str, entry: object) -> tuple[PeerId, int]:
+        """A peer and its number, from [name, incarnation, number]."""
         if isinstance(entry, Sequence) and [type(part) for part in entry] == [str, int, int]:
             name, incarnation, number = entry
             if 0 <= incarnation < LIMIT and 0 <= number < LIMIT:
@@ -105,27 +118,13 @@ class _Reader:
 
 
 def from_state(state: object, layout: Layout) -> Checkpoint:
-    """The inverse of `to_state`, for the model of `layout`. Raises `UsageError` for what is damaged
-    or foreign."""
+    """The inverse of `to_state`, for the model of `layout`. Raises `UsageError` if the state is
+    damaged, or of another model."""
     read = _Reader("state_dict['mend']", state)
     form = read.take("format", int)
     if form != FORMAT:
         raise read.fault("format", form, f"{FORMAT}, the one that this version writes")
-    theirs = tuple(
-        (str(field), str(value)) for field, value in map(read.pair, read.take("model", list))
-    )
-    ours = layout.fingerprint()
-    here, there = (sum(name.startswith(ADDED) for name, _ in model) for model in (ours, theirs))
-    if here != there:
-        raise UsageError(
-            f"state_dict must have the groups that were added after wrapping, {here} here, got {there}: wrap what was "
-            f"wrapped, add the same groups with add_param_group(), then load; {REMEDY}"
-        )
-    different = first_difference(ours, theirs)
-    if different:
-        raise UsageError(
-            f"state_dict must be of the same model, got another one: {different}; {REMEDY}"
-        )
+    _check_model(read, layout)
     entries = read.take("fragments", list)
     if entries and len(entries) != len(layout.fragments):
         raise UsageError(
@@ -151,7 +150,27 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
     return checkpoint
 
 
+def _check_model(read: _Reader, layout: Layout) -> None:
+    """Raise `UsageError` unless the checkpoint is of the layout's model."""
+    entries = map(read.pair, read.take("model", list))
+    saved = tuple((str(field), str(value)) for field, value in entries)
+    present = layout.fingerprint()
+    here, there = (sum(name.startswith(ADDED) for name, _ in model) for model in (present, saved))
+    if here != there:
+        raise UsageError(
+            f"state_dict must have the groups that were added after wrapping, {here} here, "
+            f"got {there}: wrap what was wrapped, add the same groups with add_param_group(), "
+            f"then load; {REMEDY}"
+        )
+    different = first_difference(present, saved)
+    if different:
+        raise UsageError(
+            f"state_dict must be of the same model, got another one: {different}; {REMEDY}"
+        )
+
+
 def _check_content(read: _Reader, state: Mapping[str, Any]) -> None:
+    """Raise `UsageError` unless the state has the digest that it was saved with."""
     saved_content = read.take("content", str)
     try:
         found = state_digest(state)
@@ -164,36 +183,29 @@ def _check_content(read: _Reader, state: Mapping[str, Any]) -> None:
 
 
 def _numel(name: str, fragment: Fragment) -> int | None:
-    """Of a tensor of that name; a moment has one more for each of its tensors."""
+    """The number of elements of the saved tensor of that name; None for any. A moment also has an
+    update count for each of the fragment's tensors."""
     if name.startswith(MOMENTS):
         return fragment.numel + len(fragment.tensors)
     return None if name in MEMORIES else fragment.numel
 
 
 def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
-    origin = read.inside("lineage")
-    merged = dict(origin.peer("merged", entry) for entry in origin.take("merged", list))
-    lineage = Lineage(
-        tokens=origin.count("tokens"),
-        version=origin.count("version"),
-        digest=origin.digest("digest"),
-        genesis=origin.digest("genesis"),
-        merged=merged,
-    )
-    pending = read.take("pending", dict, optional=True)
+    lineage = _lineage(read.inside("lineage"))
+    has_pending = read.take("pending", dict, optional=True) is not None
     last = Totals(*_counts(read, "last", totals)) if "last" in read else Totals()
-    settled = _counts(read, "banked", totals)
+    settled = Totals(*_counts(read, "banked", totals))
     tensors = {
         name: _tensor(read, name, tensor, _numel(str(name), fragment))
         for name, tensor in read.take("tensors", dict).items()
         if name in (*TENSORS, *MEMORIES) or str(name).startswith(MOMENTS)
     }
     correction_pending = read.take("untaken", bool)
-    needed = {
-        "anchor",
-        *(["delta"] if pending is not None else []),
-        *(["correction"] if correction_pending else []),
-    }
+    needed = {"anchor"}
+    if has_pending:
+        needed.add("delta")
+    if correction_pending:
+        needed.add("correction")
     if needed - set(tensors):
         raise UsageError(
             f"state_dict lacks the tensor {min(needed - set(tensors))!r}: it is damaged; {REMEDY}"
@@ -202,11 +214,9 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         lineage=lineage,
         claim=Claim(*read.numbered("claim")),
         cycle_start=read.take("mark", int),
-        settled=Totals(*settled),
+        settled=settled,
         dropped_tokens=read.count("dropped_tokens"),
-        pending=_from_pending(read.inside("pending"), totals, last)
-        if pending is not None
-        else None,
+        pending=_from_pending(read.inside("pending"), totals, last) if has_pending else None,
         correction_pending=correction_pending,
         adopt_at=read.take("adopt_at", int, optional=True),
         averaged=_averaged(read.inside("averaged")),
@@ -216,7 +226,19 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     return Kept(standing, tensors, read.take("replace", bool))
 
 
+def _lineage(read: _Reader) -> Lineage:
+    merged = dict(read.peer("merged", entry) for entry in read.take("merged", list))
+    return Lineage(
+        tokens=read.count("tokens"),
+        version=read.count("version"),
+        digest=read.digest("digest"),
+        genesis=read.digest("genesis"),
+        merged=merged,
+    )
+
+
 def _counts(read: _Reader, key: str, totals: Totals) -> list[int]:
+    """[steps, tokens], no more than `totals`."""
     found = read.take(key, list)
     whole = [type(n) for n in found] == [int, int]
     if not whole or not (0 <= found[0] <= totals.step and 0 <= found[1] <= totals.tokens):
@@ -225,44 +247,43 @@ def _counts(read: _Reader, key: str, totals: Totals) -> list[int]:
 
 
 def _averaged(read: _Reader) -> dict[str, int]:
+    """The last averaged version of each order of moments."""
     return {order: read.count(order) for order in ORDERS if order in read}
 
 
 def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
     counts = ("seq", "step", "tokens", "steps", "follows")
     seq, step, tokens, steps, follows = (read.count(name) for name in counts)
-    claim, due = Claim(*read.numbered("claim")), read.take("due", bool)
-    missed, flush = read.take("missed", bool), read.flag("closing")
-    rest = (0, 0) if steps else (last.step, last.tokens)  # what it weighed by before that was kept
-    step_again, tokens_again = _counts(read, "again", totals) if "again" in read else rest
+    # The first checkpoints don't have "again". Their empty offers weighed by the last merged work.
+    weighed = (0, 0) if steps else (last.step, last.tokens)
+    step_again, tokens_again = _counts(read, "again", totals) if "again" in read else weighed
     return Pending(
-        claim=claim,
+        claim=Claim(*read.numbered("claim")),
         seq=seq,
         step=step,
         tokens=tokens,
         steps=steps,
-        due=due,
-        missed=missed,
-        flush=flush,
+        due=read.take("due", bool),
+        missed=read.take("missed", bool),
+        flush=read.flag("closing"),
         follows=follows,
         again=(tokens_again, step_again),
     )
 
 
 def _tensor(read: _Reader, name: str, value: object, numel: int | None) -> Tensor:
+    """A saved tensor, on the host."""
     bound = f"a dense float32 tensor of {'any number of' if numel is None else numel} elements"
     if not isinstance(value, Tensor):
         raise read.fault(name, value, bound)
     shape = (value.numel() if numel is None else numel,)
-    if (value.dtype, tuple(value.shape), value.layout) != (
-        torch.float32,
-        shape,
-        torch.strided,
-    ) or value.is_meta:
+    found = (value.dtype, tuple(value.shape), value.layout)
+    if found != (torch.float32, shape, torch.strided) or value.is_meta:
         raise read.fault(
             name, f"{value.dtype} {list(value.shape)} {value.layout} on {value.device}", bound
         )
-    values = value.detach().cpu()  # loaders move whatever is in a checkpoint to the model's device
+    # Loaders move all tensors of a checkpoint to the model's device.
+    values = value.detach().cpu()
     if not finite(values):
         raise read.fault(name, "NaN or infinity in it", "a tensor of finite values")
     return values

@@ -1,4 +1,4 @@
-"""What a new anchor means for the weights and moments of this learner."""
+"""What the training thread must do to a learner's weights and moments after a new anchor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mend_optim.engine.moment_schedule import Updates
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What the training thread must do to the fragment's parameters: add `values`, or become them
-    when `replace`; and to its moments."""
+    """What to do to one fragment: add `values` to its parameters, or replace them by `values`, and
+    correct its moments."""
 
     fragment: int
     values: Tensor = field(compare=False, repr=False)
@@ -22,7 +22,7 @@ class Correction:
 
 
 def stack(older: Correction | None, newer: Correction) -> Correction:
-    """One correction that does what `older`, not yet applied, and then `newer` would have done."""
+    """One correction that does what `older`, not yet applied, and then `newer` would do."""
     if older is None:
         return newer
     moments = (*older.moments, *newer.moments)
@@ -33,16 +33,16 @@ def stack(older: Correction | None, newer: Correction) -> Correction:
 
 
 class Reading(NamedTuple):
-    """One moment of a fragment as it was read: flat float32, and how many updates each tensor's had
-    seen."""
+    """One moment of a fragment as it was read: flat float32 values, and the number of updates that
+    each tensor's had seen."""
 
     values: Tensor
     updates: Updates
 
 
 class MomentCorrection(NamedTuple):
-    """What the training thread must do to a moment: add `values`, aged since `updates`; or, as a
-    newcomer, take them over."""
+    """What to do to one moment: add `values`, decayed since `updates`, or take them over as a
+    newcomer."""
 
     moment: str
     values: Tensor

@@ -1,8 +1,7 @@
-"""How offers become one delta: weights, and the merges. All float32, on the host, members in
-peer-name order.
+"""How offers become one delta. All tensors are float32, on the host, members in peer-name order.
 
-In-place and by blocks: a merge touches each offer once, holds no temporary of the model's size (the
-mean), and its result depends on nothing but the offers, their weights and their order."""
+Merges work in place and block by block. The mean touches each offer once and holds no temporary of
+the model's size. A result depends on nothing but the offers, their weights and their order."""
 
 from __future__ import annotations
 
@@ -16,12 +15,16 @@ from torch import Tensor
 from mend_optim.codecs.packing import PART, placed
 
 MERGES = ("mean", "rda", "trimmed_mean", "median")
-# the merges in which each member has a share: a median takes none of one learner's rest
+#: The merges in which each member has a share. A median would ignore the residual that a single
+#: learner flushes.
 SHARED = ("mean", "rda")
+#: The share of the members that a trimmed mean drops at each end.
 TRIM = 0.25
-# elements: a block of some operands stays in a cache, and the calls take less long than the numbers
+#: Elements of a block with few operands: it stays in a cache, and the calls take less time than the
+#: numbers.
 BLOCK = 1 << 18
-# the same of many operands; a norm in float32 of so many elements is right to the seventh digit
+#: Elements of a block with many operands. A float32 norm of so many elements is right to the
+#: seventh digit.
 FINE = 1 << 16
 
 
@@ -31,11 +34,13 @@ def blocks(numel: int, size: int = BLOCK) -> Iterator[slice]:
 
 
 def weighted_mean(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor) -> Tensor:
-    """Δ̄ = Σ wᵢ Δᵢ, summed in the given order, into `out` (float32, numel as every Δᵢ). Every
-    product and every sum is rounded once (no fused multiply-add), so that it is the same on all
-    hardware."""
+    """Δ̄ = Σ wᵢ Δᵢ, summed in the given order, in `out` (float32, as long as every Δᵢ).
+
+    Every product and every sum is rounded once (no fused multiply-add), so the result is the same
+    on all hardware."""
     scratch = torch.empty(min(2 * BLOCK, out.numel()), dtype=torch.float32)
-    for block in blocks(out.numel(), 2 * BLOCK):  # only `out` and `scratch` stay
+    # A double block: only `out` and `scratch` have to stay in the cache.
+    for block in blocks(out.numel(), 2 * BLOCK):
         for i, (delta, weight) in enumerate(zip(deltas, w, strict=True)):
             _add(delta[block], weight, out[block], scratch, first=i == 0)
     return out
@@ -44,8 +49,8 @@ def weighted_mean(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor) -> 
 def weighted_mean_by_parts(
     deltas: Iterable[Iterable[Tensor]], w: Sequence[float], out: Tensor
 ) -> Tensor:
-    """The same, to the bit, of deltas that come in parts (of `PART` elements at most): none is ever
-    whole."""
+    """The weighted mean, to the bit, of deltas that come in parts of at most `PART` elements. No
+    delta is ever held whole."""
     scratch = torch.empty(min(PART, out.numel()), dtype=torch.float32)
     for i, (parts, weight) in enumerate(zip(deltas, w, strict=True)):
         for here, part in placed(parts):
@@ -54,6 +59,7 @@ def weighted_mean_by_parts(
 
 
 def _add(delta: Tensor, weight: float, out: Tensor, scratch: Tensor, first: bool) -> None:
+    """Add weight · delta to `out`, or write it there as the first term."""
     if first:
         torch.mul(delta, weight, out=out)
     else:
@@ -61,8 +67,7 @@ def _add(delta: Tensor, weight: float, out: Tensor, scratch: Tensor, first: bool
 
 
 def _norm(values: Tensor) -> float:
-    """‖x‖₂, block by block: torch's float32 norm of a whole large tensor is off in the third
-    digit."""
+    """‖x‖₂, block by block: torch's float32 norm of a large tensor is off in the third digit."""
     norms = (
         float(torch.linalg.vector_norm(values[block])) for block in blocks(values.numel(), FINE)
     )
@@ -72,11 +77,12 @@ def _norm(values: Tensor) -> float:
 def radial_directional(
     deltas: Sequence[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]
 ) -> Tensor:
-    """RDA per tensor: Δ̄ = R φ(Σ wᵢ φ(Δᵢ)), R = Σ wᵢ ‖Δᵢ‖, φ(x) = x/‖x‖, φ(0) = 0 (arXiv
+    """RDA, tensor by tensor: Δ̄ = R φ(Σ wᵢ φ(Δᵢ)), R = Σ wᵢ ‖Δᵢ‖, φ(x) = x/‖x‖, φ(0) = 0 (arXiv
     2604.21428).
 
-    `offsets` bound the tensors in the flat buffers. Its norm does not shrink with the number of
-    nearly orthogonal members. Where directions cancel to rounding, the plain mean stands in."""
+    The norm of the result does not shrink with the number of nearly orthogonal members. Where
+    directions cancel up to rounding, the result is the plain mean. `offsets` bound the tensors in
+    the flat buffers."""
     for start, stop in itertools.pairwise(offsets):
         parts = [delta[start:stop] for delta in deltas]
         norms = [_norm(part) for part in parts]
@@ -91,9 +97,9 @@ def radial_directional(
 
 
 def _ordered(values: Sequence[Tensor]) -> list[Tensor]:
-    """Per coordinate, the smallest, the next, … By comparing neighbours, as often as there are
-    members (odd-even transposition): of few members, whole vectors are compared far faster than
-    `sort` goes down columns."""
+    """The values sorted coordinate by coordinate: the smallest first. Odd-even transposition
+    compares neighbours as often as there are members: with few members, to compare whole vectors is
+    far faster than `sort` along columns."""
     rows = [value.clone() for value in values]
     low = torch.empty_like(rows[0])
     for turn in range(len(rows)):
@@ -105,8 +111,8 @@ def _ordered(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def trimmed_mean(deltas: Sequence[Tensor], out: Tensor, trim: float = TRIM) -> Tensor:
-    """Per coordinate: drop the ⌊trim·n⌋ smallest and largest values, average the rest, unweighted.
-    Survives that many garbage members."""
+    """Per coordinate, the unweighted mean without the ⌊trim·n⌋ smallest and largest values. It
+    survives that many garbage members."""
     cut = int(trim * len(deltas))
     for block in blocks(out.numel(), FINE):
         ordered = _ordered([delta[block] for delta in deltas])
@@ -115,7 +121,7 @@ def trimmed_mean(deltas: Sequence[Tensor], out: Tensor, trim: float = TRIM) -> T
 
 
 def coordinate_median(deltas: Sequence[Tensor], out: Tensor) -> Tensor:
-    """Per coordinate median, unweighted; the mean of the middle two when their number is even."""
+    """Per coordinate, the unweighted median; of an even number, the mean of the middle two."""
     middle = (len(deltas) - 1) // 2
     for block in blocks(out.numel(), FINE):
         ordered = _ordered([delta[block] for delta in deltas])
@@ -127,16 +133,18 @@ def merge(
     scheme: str, deltas: Sequence[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]
 ) -> Tensor:
     """Merge `deltas` (flat float32, in peer-name order) into `out` by the named scheme."""
-    if scheme == "mean":
-        return weighted_mean(deltas, w, out)
-    if scheme == "rda":
-        return radial_directional(deltas, w, out, offsets)
-    if scheme == "trimmed_mean":
-        return trimmed_mean(deltas, out)
-    return coordinate_median(deltas, out)
+    match scheme:
+        case "mean":
+            return weighted_mean(deltas, w, out)
+        case "rda":
+            return radial_directional(deltas, w, out, offsets)
+        case "trimmed_mean":
+            return trimmed_mean(deltas, out)
+        case _:
+            return coordinate_median(deltas, out)
 
 
 def finite(values: Tensor) -> bool:
-    """Whether every element is finite. One pass: a sum carries any NaN or infinity (and a sum that
-    overflows is refused too)."""
+    """Whether every element is finite. One pass is enough: any NaN or infinity shows in the sum. A
+    sum that overflows counts as not finite too."""
     return bool(torch.isfinite(values.sum()))

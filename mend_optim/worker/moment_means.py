@@ -1,9 +1,9 @@
-"""One fragment's moments on their way (DES-LOC, arXiv 2505.22549): what this learner read of its
-own, what a round averaged, and what a newcomer is to begin with.
+"""One fragment's moments in rounds (DES-LOC, arXiv 2505.22549): what this learner read from its
+inner optimizer, what rounds averaged, and what a newcomer starts with.
 
-A member's moments travel as further sections of its offer, the mean as further sections of the
-seal. The mean is over the members that sent theirs, and only they are corrected by it, each by the
-difference to what it sent: so the mean over the learners is the same after as before."""
+A member's moments travel as further sections of its offer, and the mean as further sections of the
+seal. The mean is over the members that sent theirs. Only those members are corrected by it, each by
+the difference to what it sent. So the mean over the learners is the same after as before."""
 
 from __future__ import annotations
 
@@ -20,25 +20,33 @@ from mend_optim.protocol.messages import MOMENT_PREFIX, Offer, Packet, Sections,
 from mend_optim.worker.correction import MomentCorrection, Reading
 from mend_optim.worker.moment_packet import average, check_moment, decode_moment, encode_moment
 
-# how a checkpoint names what is here
+# How a checkpoint names the tensors here, followed by the moment's name. Old checkpoints have these
+# names, so they must not change.
 OWN, LATEST, MEAN, NEWCOMER = "own ", "latest ", "mean ", "newcomer "
 
 
 class MomentMeans:
-    """One thread at a time. `exact`: moments travel as float32, else rounded to bfloat16."""
+    """The moments of one fragment, used by one thread at a time. With `exact` they travel as
+    float32, otherwise as bfloat16."""
 
     def __init__(
         self, moments: Sequence[Moment], exact: bool, fragment: Fragment, buffers: Buffers
     ) -> None:
         self.moments = {moment.name: moment for moment in moments}
-        self.exact, self.fragment, self.buffers = exact, fragment, buffers
-        self.own: dict[str, Reading] = {}  # in the pending offer
-        self.latest: dict[str, Packet] = {}  # what rounds averaged last
+        self.exact = exact
+        self.fragment = fragment
+        self.buffers = buffers
+        #: What the pending offer says.
+        self.own: dict[str, Reading] = {}
+        #: The last mean of each moment.
+        self.latest: dict[str, Packet] = {}
 
     def offer(self, readings: Mapping[str, Reading]) -> tuple[dict[str, Packet], str]:
-        """Sections for an offer; what they say is kept until the offer is merged. And what is left
-        out, for it is not finite: that is no reason to keep the rest back."""
-        sections, wrong = dict[str, Packet](), []
+        """Sections for an offer. What they say is kept until the offer is merged. Also returns a
+        text about moments that are left out because they are not finite: the rest is offered
+        without them."""
+        sections: dict[str, Packet] = {}
+        wrong: list[str] = []
         for name, reading in readings.items():
             try:
                 sections[MOMENT_PREFIX + name] = self._encode(name, reading)
@@ -50,19 +58,19 @@ class MomentMeans:
         return sections, "; ".join(wrong)
 
     def again(self) -> dict[str, Packet]:
-        """The same sections for an offer that came with a checkpoint."""
+        """The same sections once more, for an offer that came with a checkpoint."""
         return {
             MOMENT_PREFIX + name: self._encode(name, reading) for name, reading in self.own.items()
         }
 
     def check(self, sections: Sections) -> None:
-        """Raise `PeerError` unless the moments that we know are as they must be."""
+        """Raise `PeerError` if a known moment in these sections is bad."""
         for name in self._known(sections):
             check_moment(self.moments[name], sections[MOMENT_PREFIX + name], self.fragment.shapes)
 
     def average(self, offers: Sequence[Offer], due: Collection[str]) -> dict[str, Packet]:
-        """Sections for a seal: the mean of each moment that is due, of those that sent it; nothing
-        to average, no section."""
+        """Sections for a seal: the mean of each moment that is due, over the members that sent it.
+        A moment that no member sent has no section."""
         sections = {}
         for name in sorted(set(due) & set(self.moments)):
             packets = [
@@ -71,14 +79,14 @@ class MomentMeans:
                 if o.steps and MOMENT_PREFIX + name in o.sections
             ]
             if packets:
-                moment, mean = self.moments[name], self._scratch()
-                updates = average(moment, packets, self.fragment.shapes, mean)
+                mean = self._scratch()
+                updates = average(self.moments[name], packets, self.fragment.shapes, mean)
                 sections[MOMENT_PREFIX + name] = self._encode(name, Reading(mean, updates))
         return sections
 
     def merged(self, sections: Sections, merged_own_offer: bool) -> tuple[MomentCorrection, ...]:
-        """A seal with these sections was taken; `merged_own_offer`: our offer is in it, with what
-        we sent."""
+        """Take a seal's moments. `merged_own_offer` says whether this learner's offer is in it,
+        with the moments that it sent."""
         found = [
             self._corrected(sections, name)
             for name in self._known(sections)
@@ -90,7 +98,9 @@ class MomentMeans:
         return tuple(found)
 
     def _corrected(self, sections: Sections, name: str) -> MomentCorrection:
-        values, (own, updates) = self._scratch(), self.own[name]
+        """The difference from what this learner sent to the mean."""
+        values = self._scratch()
+        own, updates = self.own[name]
         decode_moment(
             self.moments[name], sections[MOMENT_PREFIX + name], self.fragment.shapes, values
         )
@@ -103,9 +113,15 @@ class MomentMeans:
         merged_own_offer: bool = False,
         due: Collection[str] = (),
     ) -> tuple[MomentCorrection, ...]:
-        """A whole anchor came with these sections; a newcomer takes them for its own.
-        `merged_own_offer`: our offer is in it; and in the means of the moments that are `due`,
-        which correct ours as the seal would have."""
+        """Take the moments that came with a whole anchor.
+
+        Args:
+            sections: the anchor's sections.
+            newcomer: whether this learner takes them over as its own.
+            merged_own_offer: whether the anchor has merged this learner's offer.
+            due: the moments whose mean has this learner's offer in it, and so corrects its own as
+                the seal would have.
+        """
         sent = set(due) & set(self.own) if merged_own_offer else set()
         found = [self._corrected(sections, name) for name in self._known(sections) if name in sent]
         if newcomer:
@@ -121,12 +137,12 @@ class MomentMeans:
         )
 
     def founded(self, readings: Mapping[str, Reading]) -> None:
-        """Alone, this learner's own are everybody's."""
+        """Take this learner's own moments as the mean: it is alone."""
         sections, _ = self.offer(readings)
-        self.own, self.latest = (
-            {},
-            {name.removeprefix(MOMENT_PREFIX): packet for name, packet in sections.items()},
-        )
+        self.own = {}
+        self.latest = {
+            name.removeprefix(MOMENT_PREFIX): packet for name, packet in sections.items()
+        }
 
     def export(self) -> dict[str, Packet]:
         """Sections for a newcomer."""
@@ -137,11 +153,13 @@ class MomentMeans:
         self.own = {}
 
     def _keep(self, sections: Sections) -> None:
+        """Remember the means in these sections."""
         for name in self._known(sections):
             packet = sections[MOMENT_PREFIX + name]
-            scratch = self.buffers.take_bytes(packet.nbytes)  # else the whole message would stay
-            scratch[:] = packet.data.cast("B")
-            self.latest[name] = Packet(packet.codec, packet.numel, scratch)
+            # A copy: the packet itself would keep the whole message alive.
+            data = self.buffers.take_bytes(packet.nbytes)
+            data[:] = packet.data.cast("B")
+            self.latest[name] = Packet(packet.codec, packet.numel, data)
 
     def _known(self, sections: Sections) -> list[str]:
         return sorted(moment_names(sections) & set(self.moments))
@@ -157,10 +175,9 @@ class MomentMeans:
 
     def _decode(self, name: str) -> Reading:
         values = self._scratch()
-        return Reading(
-            values,
-            decode_moment(self.moments[name], self.latest[name], self.fragment.shapes, values),
-        )
+        packet = self.latest[name]
+        updates = decode_moment(self.moments[name], packet, self.fragment.shapes, values)
+        return Reading(values, updates)
 
     def _scratch(self) -> Tensor:
         return self.buffers.take(self.fragment.numel)
@@ -168,12 +185,12 @@ class MomentMeans:
     # ── checkpoints ───────────────────────────────────────────────────────────────────────────────
 
     def save(self) -> dict[str, Tensor]:
-        """All that there is, as flat float32 tensors: values, then updates."""
+        """All moments, by the names they have in a checkpoint, each as `flat` returns it."""
         own = {OWN + name: flat(reading) for name, reading in self.own.items()}
         return own | {LATEST + name: flat(self._decode(name)) for name in self.latest}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse; what belongs to moments that are none any more is left out."""
+        """Take copies of what `save` returned. Names that are no moments any more are ignored."""
         for name in self.moments:
             if OWN + name in tensors:
                 self.own[name] = self._reading(tensors[OWN + name])
@@ -185,10 +202,11 @@ class MomentMeans:
 
 
 def flat(reading: Reading) -> Tensor:
-    """As one tensor. Updates above 2²⁴ are rounded, which no decay can tell."""
+    """A reading as one float32 tensor: values, then updates. Updates above 2²⁴ are rounded, which
+    changes no decay."""
     return torch.cat((reading.values, torch.tensor(reading.updates, dtype=torch.float32)))
 
 
 def unflat(tensor: Tensor, numel: int) -> Reading:
-    """The inverse, with copies."""
+    """The reading of `numel` values that `flat` made one tensor; copied."""
     return Reading(tensor[:numel].clone(), tuple(map(int, tensor[numel:].tolist())))

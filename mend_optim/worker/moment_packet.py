@@ -1,8 +1,8 @@
-"""Moments on the wire: one packed packet for each moment of a fragment, whose `param` is the
+"""Moments on the wire: one packed packet for each moment of a fragment, in which `param` is the
 tensor's update count.
 
-A second moment travels as its root: v ≥ 0 whatever is lost, and since rounding keeps order, |m| ≤
-√v stays so, too."""
+A second moment travels as its root. So v ≥ 0 whatever is lost, and |m| ≤ √v still holds, because
+rounding keeps order."""
 
 from __future__ import annotations
 
@@ -42,21 +42,25 @@ MOST_UPDATES = 2**32 - 1
 
 
 class CountedForm:
-    """Every element in some floating point type, from `least` to `most`; `param` is the number of
+    """Every element in one floating point type, from `least` to `most`. `param` is the number of
     updates, at least 1."""
 
     def __init__(
         self, code: int, dtype: torch.dtype, least: float = -MOST, most: float = MOST
     ) -> None:
-        self.code, self.dtype, self.least, self.most = code, dtype, least, most
+        self.code = code
+        self.dtype = dtype
+        self.least = least
+        self.most = most
 
     def nbytes(self, shape: Shape, param: int) -> int:
         if param < 1:
-            raise PeerError("a moment without updates")
+            raise PeerError("Moment has values but 0 updates; at least 1 is needed")
         return self.dtype.itemsize * math.prod(shape)
 
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
-        require_between(view(data, self.dtype), self.least, self.most)
+        if not is_between(view(data, self.dtype), self.least, self.most):
+            raise PeerError("Moment is not finite, too large, or negative where it cannot be")
 
     def decoded(
         self, data: memoryview, shape: Shape, param: int, scratch: Scratch
@@ -68,12 +72,12 @@ class CountedForm:
 
 
 class RootForm(CountedForm):
-    """√v: of 8 bits, the relative error of v is at most 2⁻⁷."""
+    """√v. With 8 bits of it, the relative error of v is at most 2⁻⁷."""
 
     def decoded(
         self, data: memoryview, shape: Shape, param: int, scratch: Scratch
     ) -> Iterator[Tensor]:
-        # exact: 8 bits times 8 bits
+        # 8 bits times 8 bits: the product is exact.
         return (root.mul_(root) for root in super().decoded(data, shape, param, scratch))
 
     def write(self, values: Tensor, data: Tensor) -> None:
@@ -83,17 +87,17 @@ class RootForm(CountedForm):
 
 
 class AbsentForm:
-    """No such state: no bytes, no updates."""
+    """A tensor without this moment: no bytes, no updates."""
 
     code = 35
 
     def nbytes(self, shape: Shape, param: int) -> int:
         if param:
-            raise PeerError(f"a moment that is absent has {param} updates")
+            raise PeerError(f"Moment is absent but has {param} updates; 0 are needed")
         return 0
 
     def check(self, data: memoryview, shape: Shape, param: int) -> None:
-        """Whatever is decoded is 0."""
+        """Nothing to check: every decoded value is 0."""
 
     def decoded(
         self, data: memoryview, shape: Shape, param: int, scratch: Scratch
@@ -101,28 +105,28 @@ class AbsentForm:
         return as_floats(torch.zeros(1, dtype=torch.float32).expand(math.prod(shape)), scratch)
 
 
-def require_between(values: Tensor, least: float, most: float) -> None:
-    """Raise `PeerError` for anything else, NaN too."""
-    low, high = torch.aminmax(values) if values.numel() else (least, most)
-    if not (bool(low >= least) and bool(high <= most)):
-        raise PeerError("not finite, too great, or negative where it cannot be")
+def is_between(values: Tensor, least: float, most: float) -> bool:
+    """Whether every value is a number from `least` to `most`."""
+    if values.numel() == 0:
+        return True
+    low, high = torch.aminmax(values)
+    return bool(low >= least) and bool(high <= most)
 
 
-FLOATS, SQUARES = CountedForm(32, torch.float32), CountedForm(32, torch.float32, least=0)
-HALVES, ROOTS = (
-    CountedForm(33, torch.bfloat16),
-    RootForm(34, torch.bfloat16, least=0, most=math.sqrt(MOST)),
-)
+FLOATS = CountedForm(32, torch.float32)
+SQUARES = CountedForm(32, torch.float32, least=0)
+HALVES = CountedForm(33, torch.bfloat16)
+ROOTS = RootForm(34, torch.bfloat16, least=0, most=math.sqrt(MOST))
 ABSENT = AbsentForm()
 
 
 def _forms(moment: Moment) -> tuple[CountedForm, CountedForm]:
-    """The exact one, and the one of half the size."""
+    """The moment's exact form, and the form of half the size."""
     return (SQUARES, ROOTS) if moment.nonnegative else (FLOATS, HALVES)
 
 
 def dense_nbytes(shapes: Shapes) -> int:
-    """The size of the greatest packet."""
+    """The size of the largest packet of one moment, in bytes."""
     return packed_nbytes([4 * math.prod(shape) for shape in shapes])
 
 
@@ -131,30 +135,37 @@ def encode_moment(
     values: Tensor,
     updates: Updates,
     shapes: Shapes,
+    *,
     exact: bool,
     allocate: Callable[[int], memoryview] = fresh,
 ) -> Packet:
-    """`values` (flat float32) in float32, or else in bfloat16, of a second moment the root. Raises
-    `PeerError` for what is not finite, or negative and must not be."""
+    """Encode a moment of a fragment.
+
+    Args:
+        moment: which moment this is.
+        values: flat float32.
+        updates: one count for each tensor; 0 where the moment is absent.
+        shapes: those of the fragment's tensors.
+        exact: whether to send float32. Otherwise bfloat16 travels, of a second moment its root.
+        allocate: returns a writable buffer of so many bytes.
+
+    Raises:
+        PeerError: a value is not finite, or negative where it must not be.
+    """
     precise, half = _forms(moment)
     form = precise if exact or moment.exact else half
     pieces = []
     for part, count in zip(split(values, shapes), updates, strict=True):
-        if count:
-            try:
-                require_between(part, precise.least, precise.most)
-            except PeerError as wrong:
-                raise PeerError(f"its {moment.name} is {wrong}") from None
-            write = partial(form.write, part.view(-1))
-            pieces.append(
-                Piece(
-                    form,
-                    min(count, MOST_UPDATES),
-                    (Later(form.dtype.itemsize * part.numel(), write),),
-                )
-            )
-        else:
+        if not count:
             pieces.append(Piece(ABSENT, 0, ()))
+            continue
+        if not is_between(part, precise.least, precise.most):
+            raise PeerError(
+                f"its {moment.name} is not finite, too large, or negative where it cannot be"
+            )
+        write = partial(form.write, part.view(-1))
+        data = Later(form.dtype.itemsize * part.numel(), write)
+        pieces.append(Piece(form, min(count, MOST_UPDATES), (data,)))
     return pack(pieces, values.numel(), allocate)
 
 
@@ -164,13 +175,14 @@ def _unpack(moment: Moment, packet: Packet, shapes: Shapes) -> list[Unpacked]:
 
 
 def check_moment(moment: Moment, packet: Packet, shapes: Shapes) -> None:
-    """Raise `PeerError` unless the packet decodes to this moment of a fragment of these shapes:
-    sizes fit, every value is a number of reasonable size, and none negative where none may be.
-    Decodes nothing."""
+    """Raise `PeerError` unless the packet decodes to this moment of a fragment of these shapes. All
+    sizes must fit, every value must be finite and not too large, and none may be negative that must
+    not be. Decodes nothing."""
     numel = sum(map(math.prod, shapes))
     if packet.codec != PACKED or packet.numel != numel:
         raise PeerError(
-            f"{moment.name}: a packet {packet.codec!r} of {packet.numel} elements, expected {PACKED!r} of {numel}"
+            f"{moment.name}: Packet is {packet.codec!r} with {packet.numel} elements; "
+            f"{PACKED!r} with {numel} is needed"
         )
     try:
         for part in _unpack(moment, packet, shapes):
@@ -180,7 +192,8 @@ def check_moment(moment: Moment, packet: Packet, shapes: Shapes) -> None:
 
 
 def decode_moment(moment: Moment, packet: Packet, shapes: Shapes, out: Tensor) -> Updates:
-    """A checked packet into `out` (flat float32); zeros where it is absent."""
+    """Decode a checked packet into `out` (flat float32), zeros where the moment is absent. Returns
+    the update counts."""
     parts = _unpack(moment, packet, shapes)
     fill(out, lambda scratch: (values for part in parts for values in _decoded(part, scratch)))
     return tuple(part.param for part in parts)
@@ -191,16 +204,28 @@ def _decoded(part: Unpacked, scratch: Scratch) -> Iterator[Tensor]:
 
 
 def average(moment: Moment, packets: Sequence[Packet], shapes: Shapes, out: Tensor) -> Updates:
-    """Σ sᵢ / n, tensor by tensor, over the n checked packets that have it, in their order; n = 0:
-    absent. Updates are the greatest of them.
+    """Average a moment over its members: Σ sᵢ / n, tensor by tensor, over the n packets that have
+    the tensor, in their order.
 
-    `out` is flat float32 of the fragment's size. Every quotient and every sum is rounded once, so
-    that it is the same on all hardware; the quotients first, so that no sum is infinite."""
-    scratch, quotients = Scratch(out.numel()), Scratch(out.numel())
+    Every quotient and every sum is rounded once, so the result is the same on all hardware. The
+    quotients come first, so that no sum is infinite.
+
+    Args:
+        moment: which moment this is.
+        packets: checked packets.
+        shapes: those of the fragment's tensors.
+        out: receives the mean; flat float32, zeros where n = 0.
+
+    Returns:
+        For each tensor, the largest update count of any packet; 0 where n = 0.
+    """
+    scratch = Scratch(out.numel())
+    quotients = Scratch(out.numel())
     members = [_unpack(moment, packet, shapes) for packet in packets]
     updates = []
     for i, tensor in enumerate(split(out, shapes)):
-        mean, have = tensor.view(-1).zero_(), [parts[i] for parts in members if parts[i].param]
+        mean = tensor.view(-1).zero_()
+        have = [parts[i] for parts in members if parts[i].param]
         for part in have:
             for here, values in placed(_decoded(part, scratch)):
                 mean[here].add_(torch.div(values, len(have), out=quotients.take(len(values))))

@@ -1,7 +1,10 @@
-"""The outer optimizer, and the arithmetic of adoption. All tensors flat float32 on the host,
+"""The outer optimizer, and the arithmetic of adoption. All tensors are flat float32 on the host and
 updated in place.
 
-    b ← μ b + Δ̄            Θ ← Θ - η (Δ̄ + μ b)            (DiLoCo, arXiv 2311.08105; Nesterov as torch writes it)
+    b ← μ b + Δ̄
+    Θ ← Θ - η (Δ̄ + μ b)
+
+That is DiLoCo (arXiv 2311.08105), with Nesterov momentum as torch writes it.
 
 Progress Δ = Θ - θ does not change when an unmerged learner moves to another anchor of its genesis,
 because its weights move by the same step as the anchor. Both forms of late adoption are therefore
@@ -9,10 +12,9 @@ one formula, and need no snapshot:
 
     θ ← θ + C,    C = (Θ_new - Θ_old) + [my offer was merged] Δ
 
-With the offer merged, that is θ + (Θ_new - θ_t), θ_t = Θ_old - Δ being the snapshot; without, θ +
-(Θ_new - Θ_old). Of an encoded Δ whose loss stays in the weights (`feedback.py`), only what was
-merged counts here.
-"""
+With the offer merged, that is θ + (Θ_new - θ_t), where θ_t = Θ_old - Δ is the snapshot. Otherwise
+it is θ + (Θ_new - Θ_old). If the loss of an encoded Δ stays in the weights (`feedback.py`), Δ here
+is only the part that was merged."""
 
 from __future__ import annotations
 
@@ -27,11 +29,19 @@ from mend_optim.worker.merge import blocks
 
 @dataclass(frozen=True, kw_only=True)
 class Nesterov:
-    """Outer learning rate η > 0 and momentum 0 ≤ μ < 1. The default is plain averaging: Θ ← Θ - Δ̄.
+    """The outer optimizer: SGD with Nesterov momentum. The default is plain averaging, Θ ← Θ - Δ̄.
 
-    Under a constant Δ̄ the first step has gain η(1+μ), the steady state η/(1-μ). 0.7 / 0.9 is the
-    literature's choice for long runs; in short ones it was worse than training alone. Raises
-    `UsageError`."""
+    Under a constant Δ̄ the first step has gain η(1+μ), and the steady state has gain η/(1-μ). The
+    literature chooses lr=0.7 and momentum=0.9 for long runs. In short runs that was worse than
+    training alone.
+
+    Args:
+        lr: the outer learning rate η, in (0, 10].
+        momentum: μ, in [0, 1).
+
+    Raises:
+        UsageError: an argument is out of bounds.
+    """
 
     lr: float = 1.0
     momentum: float = 0.0
@@ -44,12 +54,13 @@ class Nesterov:
             self.momentum,
             "in [0, 1)",
         )
-        for name in ("lr", "momentum"):  # learners compare the text: 1 is 1.0
+        # Learners compare the repr: 1 must read 1.0.
+        for name in ("lr", "momentum"):
             object.__setattr__(self, name, float(getattr(self, name)))
 
 
 def delta(anchor: Tensor, snapshot: Tensor) -> Tensor:
-    """Δ = Θ - θ_t, written over the snapshot."""
+    """Δ = Θ - θ_t, written over the snapshot θ_t."""
     return torch.sub(anchor, snapshot, out=snapshot)
 
 
@@ -58,15 +69,23 @@ def outer_step(
     anchor: Tensor,
     velocity: Tensor | None,
     merged: Tensor,
+    *,
     own: Tensor | None,
     correction: Tensor,
 ) -> None:
-    """Move the anchor (and velocity) by the merged delta, and write the adoption's correction C for
-    this learner.
+    """Move the anchor and the velocity by the merged delta, and write this learner's correction C.
 
-    `own` is the learner's own Δ if its offer was merged. Scale and add are separate operations: a
-    fused one would round differently on machines that have it, and anchors must agree to the
-    bit."""
+    Scale and add are separate operations: a fused one would round differently on machines that have
+    it, and anchors must agree to the bit.
+
+    Args:
+        outer: η and μ.
+        anchor: Θ, updated.
+        velocity: b, updated; None without momentum.
+        merged: Δ̄.
+        own: the learner's own Δ if its offer was merged, or else None.
+        correction: receives C.
+    """
     for block in blocks(anchor.numel()):
         theta, change, update = anchor[block], correction[block], merged[block]
         change.copy_(theta)
@@ -80,7 +99,7 @@ def outer_step(
 
 
 def correction_between(old: Tensor, new: Tensor, own: Tensor | None, out: Tensor) -> Tensor:
-    """C = (Θ_new - Θ_old) + [merged] Δ, for a learner that took a whole anchor instead of a
-    seal."""
+    """C = (Θ_new - Θ_old) + [merged] Δ in `out`, for a learner that took a whole anchor instead of
+    a seal. `own` is Δ if the learner's offer was merged."""
     torch.sub(new, old, out=out)
     return out.add_(own) if own is not None else out

@@ -1,13 +1,12 @@
-"""How what was merged comes back to the learners: whatever is smallest and loses nothing more; or,
-where the codec says so, encoded once more.
+"""How a merged delta comes back to the learners: in the smallest form that loses nothing more, or
+encoded once more if the codec says so. The sections of a seal are either
 
-    "merged"          the merged delta, as one packet
-    "0", "1", …       the packets of the members with these numbers, as they came (the mean only): everybody merges
-                      them, and gets those of the others
+    "merged"        the merged delta, as one packet, or
+    "0", "1", …     the packets of the members with these numbers, as they came (the mean only)
 
-Relayed packets are decoded by the sealer no sooner than it advances itself. What is encoded once
-more has an error feedback of its own: what this seal lost, the sealer adds to what it merges
-next."""
+In the second form every learner merges the packets itself. The sealer decodes them no sooner than
+it advances. An encoding of the merged delta has error feedback of its own: what one seal loses, the
+sealer adds to its next merge."""
 
 from __future__ import annotations
 
@@ -41,12 +40,13 @@ from mend_optim.protocol.messages import (
 from mend_optim.worker import merge
 from mend_optim.worker.feedback import Feedback
 
-RELAYED = 128  # packets in one message, at most
+#: The largest number of packets in one seal.
+RELAYED = 128
 
 
 def payload_digest(sections: Sections, weights: Sequence[float]) -> bytes:
-    """Of all that the merged delta depends on: its bytes, or the members' packets and weights; and
-    of the moments."""
+    """The digest of all that the merged delta depends on: its bytes, or the members' packets and
+    weights. It covers the moments too."""
     moments = sorted(name for name in sections if name.startswith(MOMENT_PREFIX))
     if MERGED in sections:
         found = content_digest(sections[MERGED].data)
@@ -59,12 +59,16 @@ def payload_digest(sections: Sections, weights: Sequence[float]) -> bytes:
 
 
 class SealPayload:
-    """Of one fragment: sections out of offers (the sealer's side), and the merged delta out of
-    sections (everybody's)."""
+    """One fragment's seals: the sealer turns offers into sections, and every learner turns sections
+    into the merged delta."""
 
     def __init__(self, codec: Codec, scheme: str, fragment: Fragment, buffers: Buffers) -> None:
-        self.scheme, self.fragment, self.buffers = scheme, fragment, buffers
+        self.scheme = scheme
+        self.fragment = fragment
+        self.buffers = buffers
+        #: Whether members' packets may come back instead of the merged delta.
         self.relays = scheme == "mean" and codec.back == "exact"
+        #: What encodings of the merged delta lost; None if the codec does not encode it.
         self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back == "same" else None
 
     def sections(
@@ -74,8 +78,17 @@ class SealPayload:
         scratch: Tensor,
         flush: bool = False,
     ) -> Sections:
-        """What to send for these offers; `scratch` (flat float32) is for the merged delta; `flush`:
-        see `Merge`. Raises `PeerError` if it is not finite."""
+        """The sections of a seal.
+
+        Args:
+            offers: the members, in peer-name order.
+            weights: one for each member.
+            scratch: memory for the merged delta, flat float32.
+            flush: as in `Merge`.
+
+        Raises:
+            PeerError: the merged delta is not finite.
+        """
         packets = {
             str(i): section(offer.sections, "delta")
             for i, offer in enumerate(offers)
@@ -87,15 +100,22 @@ class SealPayload:
         merged = self._merge(packets, weights, scratch)
         if self.feedback:
             return {MERGED: self.feedback.encode(merged, flush)}
-        return {
-            MERGED: encode_packet(
-                LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes
-            )[0]
-        }
+        packet, _ = encode_packet(
+            LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes
+        )
+        return {MERGED: packet}
 
     def merged(self, seal: Seal, trusted: bool, scratch: Tensor) -> Tensor:
-        """The merged delta of a seal, in `scratch` or in the seal's own bytes. `trusted`: we made
-        it. Raises `PeerError` for sections that are missing, damaged, or not finite."""
+        """The merged delta of a seal, in `scratch` or in the seal's own bytes.
+
+        Args:
+            seal: the seal as received.
+            trusted: whether this learner made the seal, so that its bytes need no check.
+            scratch: memory for the merged delta, flat float32.
+
+        Raises:
+            PeerError: a section is missing, damaged, or not finite.
+        """
         if MERGED in seal.sections:
             packets = {MERGED: seal.sections[MERGED]}
         else:
@@ -111,7 +131,7 @@ class SealPayload:
                 if name.startswith(MOMENT_PREFIX)
             }
             if payload_digest({**packets, **moments}, seal.weights) != seal.payload:
-                raise PeerError("the merged bytes do not have the digest that was sealed")
+                raise PeerError("Merged bytes do not match the digest in the seal")
             for packet in packets.values():
                 check_packet(packet, self.fragment.shapes)
         if MERGED in packets:
@@ -119,7 +139,7 @@ class SealPayload:
         return self._merge(packets, seal.weights, scratch)
 
     def drop(self) -> None:
-        """What our seals lost is no more of our business."""
+        """Give up what this learner's seals lost: other learners went on without it."""
         if self.feedback:
             self.feedback.drop()
 
@@ -127,8 +147,9 @@ class SealPayload:
         self, packets: Mapping[str, Packet], weights: Sequence[float], scratch: Tensor
     ) -> Tensor:
         if not packets:
-            raise PeerError("a seal of nothing")
-        shapes, w = self.fragment.shapes, [weights[int(i)] for i in packets]
+            raise PeerError("Seal has no packet to merge")
+        shapes = self.fragment.shapes
+        w = [weights[int(i)] for i in packets]
         if self.scheme == "mean" and any(packet.codec != RAW for packet in packets.values()):
             merge.weighted_mean_by_parts(
                 (decoded(packet, shapes) for packet in packets.values()), w, scratch
@@ -137,9 +158,10 @@ class SealPayload:
             deltas = [self._whole(packet) for packet in packets.values()]
             merge.merge(self.scheme, deltas, w, scratch, self.fragment.offsets)
         if not merge.finite(scratch):
-            raise PeerError("the merged delta is not finite")
+            raise PeerError("Merged delta is not finite")
         return scratch
 
     def _whole(self, packet: Packet) -> Tensor:
+        """The packet's values as one tensor."""
         scratch = None if packet.codec == RAW else self.buffers.take(self.fragment.numel)
         return decode_packet(packet, self.fragment.shapes, scratch)

@@ -327,11 +327,11 @@ MUTANTS = (
            "            merged[self.inherited.author] = self._past(self.inherited)", "            pass", PROGRESS),
     Mutant("copy-counts-as-offered", 5, "engine/standing",
            ("progress.motion is Motion.SNAPSHOT:"), "False:", PROGRESS),
-    Mutant("seal-in-doubt-is-added", 5, "worker/anchors",
-           "            self._replace(p, values)\n", "            pass\n", ANCHOR),
-    Mutant("seal-in-doubt-keeps-the-progress", 5, "worker/anchors",
-           ("            if not job.merged_own_offer:\n"
-"                self._drop(p)\n"), "", ANCHOR),
+    Mutant("seal-in-doubt-is-added", 5, "worker/fragment_anchor",
+           ("            self.feedback.weights_on(self.theta, values)\n"), "            pass\n", ANCHOR),
+    Mutant("seal-in-doubt-keeps-the-progress", 5, "worker/fragment_anchor",
+           (("            if not job.merged_own_offer:\n"
+"                self.drop()\n")), "", ANCHOR),
     Mutant("left-out-steps-tokens-stay", 5, "model/token_count",
            ("            self._counts = [\n"
 "                (n, at) for n, at in self._counts if self._early and at == (self._clears, stamp)\n"
@@ -388,14 +388,14 @@ MUTANTS = (
     Mutant("failed-connections-stay", 7, "transport/stream", "        del task, operation\n", "", of("unit/transport/test_grpc_transport", "failed_is_gone")),
     Mutant("goodbyes-for-ever", 7, "membership/roster", "        if len(self._tombstones) > GRAVES:", "        if False:", ROSTER),
     # ── 8: bad input is refused ──────────────────────────────────────────────────────────────────────────────────────
-    Mutant("offers-need-not-be-good", 8, "worker/anchors",
-           "        check_packet(section(job.offer.sections", "        (section(job.offer.sections",
+    Mutant("offers-need-not-be-good", 8, "worker/fragment_anchor",
+           "        check_packet(section(offer.sections", "        (section(offer.sections",
            ANCHOR),
     Mutant("merges-need-not-be-finite", 8, "worker/seal_payload", "        if not merge.finite(scratch):", "        if False:",
            ANCHOR),
     Mutant("sections-need-not-be-good", 8, "worker/seal_payload",
            "            check_packet(packet, self.fragment.shapes)", "            pass", of("unit/worker/test_seal_payload", "bad_seal")),
-    Mutant("anchors-need-not-be-good", 8, "worker/anchors",
+    Mutant("anchors-need-not-be-good", 8, "worker/fragment_anchor",
            "            check_packet(section(state.sections", "            (section(state.sections", ANCHOR),
     Mutant("own-weights-need-not-be-finite", 8, "worker/feedback", "        if not bounded(whole):", "        if False:",
            ANCHOR),
@@ -404,7 +404,7 @@ MUTANTS = (
     Mutant("weights-are-no-payload", 8, "worker/seal_payload",
            'content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))',
            "content_digest(*packets)", of("unit/worker/test_seal_payload")),
-    Mutant("anchor-of-another-digest", 8, "worker/anchors",
+    Mutant("anchor-of-another-digest", 8, "worker/fragment_anchor",
            "        if content_digest(*sections) != state.content:", "        if False:", ANCHOR),
     Mutant("a-sum-hides-infinities", 8, "worker/merge",
            "torch.isfinite(values.sum())", "not torch.isnan(values.sum())", of("unit/worker/test_merge", "finite or infinit")),
@@ -440,46 +440,53 @@ MUTANTS = (
            "        intact = True\n        kept", of("together/test_restore", "not_loaded")),
     # ── 9: error feedback is local and transactional ─────────────────────────────────────────────────────────────────
     Mutant("residual-committed-when-offered", 9, "worker/feedback",
-           "        self.encoding_error, self._next, self._flush",
-           "        self.residual, self._next, self._flush", FEEDBACK),
-    Mutant("residual-committed-by-any-seal", 9, "worker/anchors",
-           ("        if not merged_own_offer:\n"
-"            return None\n"), "", ANCHOR),
+           ("        self.encoding_error = encoding_error\n"
+"        self._next_memory = self.memory if flush"),
+           ("        self.residual = encoding_error\n"
+"        self._next_memory = self.memory if flush"), FEEDBACK),
+    Mutant("residual-committed-by-any-seal", 9, "worker/fragment_anchor",
+           (("        if merged_own_offer:\n")), ("        if True:\n"), ANCHOR),
     Mutant("residual-never-committed", 9, "worker/feedback",
-           ("        self.residual, self.weights_residual = (\n"
-"            (None, encoding_error) if residual_in_weights else (encoding_error, None)\n"
-"        )\n"), "", FEEDBACK),
+           (("        self.residual = None\n"
+"        self.weights_residual = None\n"
+"        if self.residual_in_weights and not self._flush:\n"
+"            self.weights_residual = self.encoding_error\n"
+"        else:\n"
+"            self.residual = self.encoding_error\n")), "", FEEDBACK),
     Mutant("residual-not-offered", 9, "worker/feedback",
            "torch.add(values, self.residual, out=self.buffers.take(values.numel()))", "values", FEEDBACK),
     Mutant("residual-added-in-place", 9, "worker/feedback",
            "torch.add(values, self.residual, out=self.buffers.take(values.numel()))",
            "values.add_(self.residual)", FEEDBACK),
     Mutant("warm-start-of-a-lost-round", 9, "worker/feedback",
-           "self.encoding_error, self._next, self._flush",
-           "self.encoding_error, self.memory, self._flush", FEEDBACK),
+           "        self._next_memory = self.memory if flush else memory",
+           "        self.memory = self.memory if flush else memory", FEEDBACK),
     Mutant("offered-again-in-other-bytes", 9, "worker/feedback",
            "        if _alike(encoding_error, self.encoding_error):", "        if True:", FEEDBACK),
     Mutant("what-is-encoded-need-not-be-finite", 8, "worker/feedback",
            "            check_packet(packet, self.shapes)", "            pass", FEEDBACK),
-    Mutant("heir-keeps-what-was-offered-since", 9, "worker/anchors",
-           ("            way_back.drop()\n"
-"        gone = self._forget(p) if job.forget else None"), ("            way_back.drop()\n"
-"        gone = None"),
+    Mutant("heir-keeps-what-was-offered-since", 9, "worker/fragment_anchor",
+           (("        leaving = self._leaving(job.forget, job.merged_own_offer)\n"
+"        moments")), (("        leaving = self._leaving(False, job.merged_own_offer)\n"
+"        moments")),
            of("unit/worker/test_anchors", "outlived")),
-    Mutant("heir-keeps-what-an-anchor-has", 9, "worker/anchors",
-           "        gone = self._forget(p) if job.forget else None\n        self", "        gone = None\n        self",
+    Mutant("heir-keeps-what-an-anchor-has", 9, "worker/fragment_anchor",
+           ("            leaving = self._leaving(job.forget, job.merged_own_offer)\n"
+"            correction"), ("            leaving = self._leaving(False, job.merged_own_offer)\n"
+"            correction"),
            of("unit/worker/test_anchors", "outlived")),
-    Mutant("sealer-keeps-what-others-went-on-from", 9, "worker/anchors",
-           "        self.way_back[p].drop()  # whatever", "        pass  # whatever", of("unit/worker/test_anchors", "went_on")),
+    Mutant("sealer-keeps-what-others-went-on-from", 9, "worker/fragment_anchor",
+           ("        self.payload.drop()\n"
+"        anchor ="), "        anchor =", of("unit/worker/test_anchors", "went_on")),
     Mutant("heir-for-ever", 9, "engine/accounts", ("        if self.source_moved_on(lineage):\n"
 "            self.restored_from = None"), ("        if self.source_moved_on(lineage):\n"
 "            pass"), PROGRESS),
     Mutant("former-seals-take-what-was-lost", 9, "engine/adoption",
            "forget=not here and not merged and fragment.source_moved_on(lineage),",
            ("forget=predecessor or (not here and not merged and fragment.source_moved_on(lineage)),"), ADOPTING),
-    Mutant("way-back-outlives-its-process", 9, "worker/anchors",
-           ("        if job.sealed_by_predecessor:\n"
-"            way_back.drop()\n"), "", ANCHOR),
+    Mutant("way-back-outlives-its-process", 9, "worker/fragment_anchor",
+           (("        if job.sealed_by_predecessor:\n"
+"            self.payload.drop()\n")), "", ANCHOR),
     Mutant("unasked-answers", 8, "engine/beats", "0 < beat.pong == self", "beat.pong == self", of("unit/engine/test_offers", "asked")),
     Mutant("what-was-lost-is-not-owed", 9, "engine/residual_share", ("        self.unsent = not flush\n"), ("        pass\n"), PROGRESS),
     Mutant("what-was-closed-is-owed-still", 9, "engine/residual_share",
@@ -530,7 +537,7 @@ MUTANTS = (
     Mutant("former-checkpoints-are-damaged", 7, "worker/checkpoint_reader",
            "return key in self and self.take(key, bool)", "return self.take(key, bool)", of("unit/worker/test_checkpoint_reader", "before")),
     Mutant("former-closing-offer-weighs-nothing", 9, "worker/checkpoint_reader",
-           "(last.step, last.tokens)  # what", "(0, 0)  # what", of("unit/worker/test_checkpoint_reader", "weighs")),
+           "(0, 0) if steps else (last.step, last.tokens)", "(0, 0)", of("unit/worker/test_checkpoint_reader", "weighs")),
     Mutant("checkpoint-forgets-what-is-owed", 9, "engine/standing",
            (("        has_unsent_residual = has_unsent_residual or pending.flush\n")),
            "", PROGRESS),
@@ -568,17 +575,13 @@ MUTANTS = (
     Mutant("closing-offer-leaves-in-the-weights", 9, "worker/feedback",
            "self.residual_in_weights and not self._flush", "self.residual_in_weights", FEEDBACK),
     Mutant("closing-offer-forgets-the-start", 9, "worker/feedback",
-           ("        self.encoding_error, self._next, self._flush = (\n"
-"            encoding_error,\n"
-"            self.memory if flush else memory,\n"
-"            flush,\n"
-"        )"), "        self.encoding_error, self._next, self._flush = encoding_error, memory, flush", FEEDBACK),
+           ("self._next_memory = self.memory if flush else memory"), "self._next_memory = memory", FEEDBACK),
     Mutant("rests-with-nothing-before-it-closed", 9, "engine/state",
            "return residual or fragment.pending is not None or", "return fragment.pending is not None or",
            of("unit/engine/test_offers", "nothing")),
     Mutant("medians-close", 9, "settings", "encoded.residual_in_weights and merge in SHARED,", "encoded.residual_in_weights,",
            of("together/test_codecs", "shares")),
-    Mutant("way-back-starts-cold", 9, "worker/anchors",
+    Mutant("way-back-starts-cold", 9, "worker/fragment_anchor",
            ', "memory": "returned_memory"}', "}", of("unit/worker/test_anchors", "restored_sealer")),
     Mutant("heir-of-an-offer-made-before-it", 9, "engine/accounts",
            ("        if pending.claim.author == self.me:\n"
@@ -616,30 +619,30 @@ MUTANTS = (
     Mutant("any-number-is-relayed", 8, "worker/seal_payload",
            "len(packets) <= RELAYED", "True", of("unit/worker/test_seal_payload", "relayed")),
     Mutant("bytes-of-any-size-are-kept", 7, "codecs/buffers",
-           "1 << (-(-nbytes // 4) - 1).bit_length()", "-(-nbytes // 4)", of("unit/worker/test_anchors", "sizes")),
+           "1 << (-(-nbytes // 4) - 1).bit_length()", "-(-nbytes // 4)", of("unit/codecs/test_buffers", "sizes")),
     Mutant("bytes-are-lent-twice", 8, "codecs/buffers",
-           "return torch.from_numpy(lent)", "return torch.from_numpy(lent.view())", of("unit/worker/test_anchors", "reused")),
+           "return torch.from_numpy(lent)", "return torch.from_numpy(lent.view())", of("unit/codecs/test_buffers", "reused")),
     Mutant("drop-keeps-the-residual", 9, "worker/feedback",
-           ("        self.residual = self.weights_residual = self.encoding_error = self.memory = self._next = (\n"
-"            None\n"
-"        )"), "        self.encoding_error = None", FEEDBACK),
-    Mutant("what-stays-is-taken-for-merged", 9, "worker/anchors",
-           "           progress.sub_(feedback.weights_residual)", "           pass", ANCHOR),
-    Mutant("what-stays-leaves-with-a-replacement", 9, "worker/anchors",
-           (("        values.copy_(self.theta[p]) if weights_residual is None else torch.sub(\n"
-"            self.theta[p], weights_residual, out=values\n"
-"        )")),
-           "        values.copy_(self.theta[p])", ANCHOR),
-    Mutant("what-is-forgotten-stays-in-the-weights", 5, "worker/anchors",
-           "     return weights_residual if self.progress[fragment] is None else None", "     return None", ANCHOR),
-    Mutant("what-is-pending-leaves-the-weights", 9, "worker/anchors",
-           "weights_residual if self.progress[fragment] is None else None", "weights_residual", ANCHOR),
+           (("        self.residual = None\n"
+"        self.weights_residual = None\n"
+"        self.encoding_error = None\n"
+"        self.memory = None\n"
+"        self._next_memory = None\n")), ("        self.encoding_error = None\n"), FEEDBACK),
+    Mutant("what-stays-is-taken-for-merged", 9, "worker/feedback",
+           "            values.sub_(self.weights_residual)", "            pass", ANCHOR),
+    Mutant("what-stays-leaves-with-a-replacement", 9, "worker/feedback",
+           (("        return torch.sub(anchor, self.weights_residual, out=out)")),
+           "        return out.copy_(anchor)", ANCHOR),
+    Mutant("what-is-forgotten-stays-in-the-weights", 5, "worker/fragment_anchor",
+           "        return forgotten if self.progress is None else None", "        return None", ANCHOR),
+    Mutant("what-is-pending-leaves-the-weights", 9, "worker/fragment_anchor",
+           "return forgotten if self.progress is None else None", "return forgotten", ANCHOR),
     Mutant("what-was-beside-the-weights-is-left-behind", 9, "worker/feedback",
            "self.residual is None:", "self.residual is None or self.residual_in_weights:", ANCHOR),
-    Mutant("sealer-forgets-what-it-lost", 9, "worker/anchors",
-           "            way_back.feedback.commit()", "            pass", of("unit/worker/test_anchors", "once_more")),
-    Mutant("sealer-commits-what-others-sealed", 9, "worker/anchors",
-           "        if job.sealed_here and way_back.feedback", "        if way_back.feedback", of("unit/worker/test_anchors", "once_more")),
+    Mutant("sealer-forgets-what-it-lost", 9, "worker/fragment_anchor",
+           "            self.payload.feedback.commit()", "            pass", of("unit/worker/test_anchors", "once_more")),
+    Mutant("sealer-commits-what-others-sealed", 9, "worker/fragment_anchor",
+           "        if job.sealed_here and self.payload.feedback", "        if self.payload.feedback", of("unit/worker/test_anchors", "once_more")),
     Mutant("fused-products-in-a-mean", 3, "worker/merge",
            "   out.add_(torch.mul(delta, weight, out=scratch[: out.numel()]))",
            "   out.add_(delta, alpha=weight)", of("unit/worker/test_merge", "rounded")),
@@ -694,8 +697,8 @@ MUTANTS = (
 "            order: min(averaged.get(order, 0), max(0, version - 1))\n"
 "            for order, _ in self.periods.rounds\n"
 "        }"), "        since = {order: version - 1 for order, _ in self.periods.rounds}", of("unit/worker/test_moment_means")),
-    Mutant("velocity-stays-behind", 10, "worker/anchors",
-           '            velocity.copy_(decode_packet(state.sections["velocity"], self._shapes(p)))', "            pass",
+    Mutant("velocity-stays-behind", 10, "worker/fragment_anchor",
+           "            self.velocity.copy_(velocity)", "            pass",
            ANCHOR),
     Mutant("late-becomes-the-anchor", 10, "engine/adoption", (("return pending.step == self.state.totals.step")), "return True", ADOPTING),
     Mutant("adopt-before-the-overlap", 10, "engine/boundaries", "return self.state.totals.step < adopt_at", "return False", TRAINING),

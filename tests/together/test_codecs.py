@@ -46,7 +46,7 @@ def held_back(optimizer: MendOptimizer) -> Tensor:
     weights, or in them."""
     assert optimizer._learner is not None
     assert optimizer._learner._anchors is not None
-    feedback = optimizer._learner._anchors.feedback[0]
+    feedback = optimizer._learner._anchors.fragments[0].feedback
     assert feedback.weights_residual is None or feedback.residual is None
     residual = feedback.residual if feedback.weights_residual is None else feedback.weights_residual
     return torch.zeros(NUMEL) if residual is None else residual
@@ -60,7 +60,7 @@ def returned(optimizer: MendOptimizer) -> Tensor:
     """The values that the way back has lost so far, if this learner sealed."""
     assert optimizer._learner is not None
     assert optimizer._learner._anchors is not None
-    feedback = optimizer._learner._anchors.way_back[0].feedback
+    feedback = optimizer._learner._anchors.fragments[0].payload.feedback
     return (
         torch.zeros(NUMEL) if feedback is None or feedback.residual is None else feedback.residual
     )

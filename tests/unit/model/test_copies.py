@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mend_optim.model.copies import gather, scatter
+from mend_optim.model.copies import (
+    SAMPLES,
+    copied,
+    flat,
+    gather,
+    narrow,
+    scatter,
+    sketch,
+    sketches,
+)
 from mend_optim.model.layout import Layout
 
 
@@ -102,3 +111,89 @@ def test_fragments_cover_every_element_once(fragments: int, seed: int) -> None:
     made = layout(*parameters, fragments=fragments)
     everything = torch.cat(gathered(made, parameters))
     assert sorted(everything.tolist()) == sorted(torch.cat(parameters).tolist())
+
+
+# ── rounding ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_narrow_dtypes_are_those_that_hold_less_than_float32() -> None:
+    found = {dtype: narrow(torch.empty(0, dtype=dtype)) for dtype in DTYPES}
+    assert [dtype for dtype in DTYPES if found[dtype]] == [torch.bfloat16, torch.float16]
+
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64)
+
+
+def test_what_a_narrow_dtype_loses_is_kept_and_gathered_again() -> None:
+    """The fragment stands for its parameters plus the rounding, and nothing is lost."""
+    parameters = [torch.ones(4, dtype=torch.bfloat16), torch.ones(3)]
+    (fragment,) = layout(*parameters).fragments
+    rounding = torch.zeros(fragment.numel)
+    expected = torch.ones(fragment.numel)
+    for _ in range(5):
+        step = torch.full((fragment.numel,), 2.0**-12)
+        scatter(fragment, step, parameters, replace=False, rounding=rounding)
+        expected += step
+        out = torch.empty(fragment.numel)
+        gather(fragment, parameters, out, rounding)
+        assert torch.equal(out, expected)
+    assert parameters[0].tolist() == [1.0] * 4
+    assert rounding.tolist() == [5 * 2.0**-12] * 4 + [0.0] * 3
+
+
+def test_a_replacement_keeps_the_rounding_of_the_new_values_alone() -> None:
+    parameters = [torch.zeros(2, dtype=torch.bfloat16)]
+    (fragment,) = layout(*parameters).fragments
+    rounding = torch.full((2,), 7.0)
+    values = torch.tensor([1 + 2.0**-12, 3.0])
+    scatter(fragment, values, parameters, replace=True, rounding=rounding)
+    assert parameters[0].tolist() == [1.0, 3.0]
+    assert rounding.tolist() == [2.0**-12, 0.0]
+
+
+# ── whole copies ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_flat_is_a_copy() -> None:
+    parameter = torch.arange(4.0).view(2, 2)
+    (fragment,) = layout(parameter).fragments
+    found = flat(fragment, [parameter])
+    parameter.zero_()
+    assert found.tolist() == [0, 1, 2, 3]
+    assert found.dtype == torch.float32
+
+
+def test_on_the_host_there_is_nothing_to_wait_for() -> None:
+    assert copied(None)() is None
+
+
+# ── sketches ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_a_sketch_depends_on_values_and_not_on_the_object(kind: str) -> None:
+    parameter = TENSORS[kind]().detach()
+    assert sketch([parameter]) == sketch([parameter.clone()])
+    if parameter.numel():
+        assert sketch([parameter]) != sketch([parameter + 1])
+
+
+def test_every_tensor_and_its_place_count_in_a_sketch() -> None:
+    a, b = torch.zeros(3), torch.ones(3)
+    assert len({sketch([a, b]), sketch([b, a]), sketch([a]), sketch([b])}) == 4
+
+
+def test_a_sketch_covers_a_few_elements_of_a_large_tensor() -> None:
+    large = torch.zeros(100 * SAMPLES)
+    before = sketch([large])
+    large[1] = 1
+    assert sketch([large]) == before
+    large[100] = 1
+    assert sketch([large]) != before
+
+
+def test_wrapped_parameters_and_each_added_group_have_a_sketch_of_their_own() -> None:
+    parameters = [torch.full((2,), float(i)) for i in range(5)]
+    made = Layout([str(i) for i in range(5)], parameters, 1, added=(1, 2))
+    expected = [sketch(parameters[:2]), sketch(parameters[2:3]), sketch(parameters[3:])]
+    assert sketches(made, parameters).split() == expected

@@ -107,3 +107,24 @@ def test_check_accepts_the_same_parameters_with_other_values() -> None:
 def test_check_names_what_changed(now: list[Tensor], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         layout(torch.zeros(2), torch.zeros(3)).check(now)
+
+
+def test_a_span_is_where_a_tensor_lies() -> None:
+    (fragment,) = layout(torch.zeros(2), torch.zeros(0), torch.zeros(3)).fragments
+    assert [fragment.span(i) for i in range(3)] == [slice(0, 2), slice(2, 2), slice(2, 5)]
+
+
+def test_only_added_groups_have_a_digest_and_it_tells_them_apart() -> None:
+    tensors = [torch.zeros(2), torch.zeros(3), torch.zeros(3)]
+    first, second, third = Layout(["a", "b", "c"], tensors, 1, added=(1, 1)).groups()
+    assert first == b""
+    assert len({second, third}) == 2
+    assert Layout(["x", "b", "c"], tensors, 1, added=(1, 1)).groups() == (b"", second, third)
+
+
+def test_check_names_a_parameter_that_is_another_object() -> None:
+    before = [torch.zeros(2), torch.zeros(3)]
+    made = layout(*before)
+    made.check(before, before)
+    with pytest.raises(UsageError, match="parameter w1 must keep its tensor"):
+        made.check([before[0], before[1].clone()], before)

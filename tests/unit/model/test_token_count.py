@@ -6,10 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import Parameter
+from torch.optim import SGD
 
-from mend_optim.model.token_count import TokenCount
+from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
 
 DEFAULT = 1000
 
@@ -136,3 +139,52 @@ def test_gradients_that_are_cleared_before_the_first_step_belong_to_nothing() ->
     loop.say(3)
     loop.compute()
     assert loop.count.take(DEFAULT) == 3
+
+
+# ── gradients ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_gradient(value: float | None) -> Parameter:
+    parameter = Parameter(torch.zeros(2))
+    parameter.grad = None if value is None else torch.full((2,), value)
+    return parameter
+
+
+def test_zeros_are_no_gradient() -> None:
+    assert not any_gradient([])
+    assert not any_gradient([with_gradient(None), with_gradient(0.0)])
+    assert any_gradient([with_gradient(None), with_gradient(1.0)])
+
+
+def test_a_stamp_changes_whenever_gradients_do() -> None:
+    parameter = with_gradient(None)
+    empty = stamp([parameter])
+    parameter.sum().backward()
+    computed = stamp([parameter])
+    parameter.sum().backward()
+    accumulated = stamp([parameter])
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+    assert len({empty, computed, accumulated, stamp([parameter])}) == 4
+    assert stamp([parameter]) == stamp([parameter])
+
+
+@pytest.mark.parametrize(
+    ("lr", "gradient", "trained", "phantom"),
+    [
+        (0.0, None, False, True),
+        (0.0, 0.0, False, True),
+        (torch.tensor(0.0), None, False, True),
+        (0.0, 1.0, False, False),
+        (0.1, None, False, False),
+        (0.0, None, True, False),
+    ],
+)
+def test_a_phantom_step_has_no_rate_no_gradient_and_no_state(
+    lr: float, gradient: float | None, trained: bool, phantom: bool
+) -> None:
+    parameter = with_gradient(gradient)
+    inner = SGD([parameter], lr=lr, momentum=0.9)
+    if trained:
+        inner.state[parameter]["momentum_buffer"] = torch.zeros(2)
+    assert is_phantom(inner) is phantom

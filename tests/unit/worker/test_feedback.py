@@ -217,6 +217,54 @@ def test_an_offer_of_before_a_checkpoint_loses_the_same_in_whatever_bytes(
 @pytest.mark.parametrize("value", [8e37, -8e37])
 def test_what_is_not_finite_once_it_is_encoded_is_refused_too(value: float) -> None:
     feedback = Feedback(PowerSGD(rank=1, min_ratio=1), SHAPES, Buffers())
-    with pytest.raises(PeerError, match="factors"):
+    with pytest.raises(PeerError, match="Factors"):
         feedback.encode(torch.full((NUMEL,), value))
     assert not feedback.held()
+
+
+# ── a residual in the weights ─────────────────────────────────────────────────────────────────────
+
+
+SIZE = 16  # bfloat16 is smaller than float32 from here on
+LOST = 2.0**-12  # of the first value; nothing of the others
+
+
+def values(first: float, others: float = 1.0) -> Tensor:
+    return torch.tensor([first] + [others] * (SIZE - 1))
+
+
+def with_residual(in_weights: bool) -> Feedback:
+    """A feedback whose last packet lost something, and was merged."""
+    feedback = Feedback(CODECS["bf16"], [(SIZE,)], Buffers(), residual_in_weights=in_weights)
+    feedback.encode(values(1 + LOST))
+    feedback.commit()
+    return feedback
+
+
+def test_a_merge_takes_all_but_the_residual_that_stays_in_the_weights() -> None:
+    beside, inside = with_residual(False), with_residual(True)
+    assert torch.equal(beside.merged_part(values(1.0)), values(1.0))
+    assert torch.equal(inside.merged_part(values(1.0)), values(1.0 - LOST))
+
+
+def test_weights_on_an_anchor_keep_only_a_residual_that_is_in_them() -> None:
+    beside, inside = with_residual(False), with_residual(True)
+    anchor = values(1.0)
+    assert torch.equal(beside.weights_on(anchor, torch.empty(SIZE)), values(1.0))
+    assert torch.equal(inside.weights_on(anchor, torch.empty(SIZE)), values(1.0 - LOST))
+    assert torch.equal(anchor, values(1.0))
+
+
+@pytest.mark.parametrize("in_weights", [False, True])
+def test_a_forgotten_residual_leaves_the_last_packet_alone(in_weights: bool) -> None:
+    feedback = with_residual(in_weights)
+    feedback.encode(values(1 + 2.0**-11))
+    pending = feedback.encoding_error
+    assert pending is not None
+    leaves = feedback.forget()
+    assert (leaves is not None) == in_weights
+    assert leaves is None or torch.equal(leaves, values(LOST, 0.0))
+    assert feedback.residual is None
+    assert feedback.weights_residual is None
+    assert feedback.encoding_error is pending
+    assert feedback.forget() is None

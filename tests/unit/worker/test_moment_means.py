@@ -327,7 +327,7 @@ def test_moments_travel_as_float32_or_else_in_half_of_that(name: str) -> None:
         assert found.values.tolist() == expected
         assert found.updates == sent.updates
         # rounding is not its own
-        assert anchors.averaging[0].own[moment].values.tolist() == sent.values.tolist()
+        assert anchors.fragments[0].means.own[moment].values.tolist() == sent.values.tolist()
 
 
 @given(MEMBERS)
@@ -599,7 +599,15 @@ class Member:
         self.id, self.seq = PeerId(name, 1), 0
         theta = [torch.linspace(-1, 1, NUMEL)]
         outer = Nesterov(lr=0.7, momentum=0.9)
-        self.anchors = Anchors(LAYOUT, theta, find_codec(coding), outer, "mean", Buffers(), moments)
+        self.anchors = Anchors(
+            LAYOUT,
+            theta,
+            codec=find_codec(coding),
+            outer=outer,
+            scheme="mean",
+            buffers=Buffers(),
+            moments=moments,
+        )
 
     def offer(self, seed: int, sent: Sequence[str] = ALL) -> Offer:
         self.seq += 1
@@ -653,12 +661,12 @@ class Member:
 
     def contents(self) -> list[Any]:
         """All that there is, to the bit."""
-        anchors = self.anchors
-        feedback = [tensor for each in anchors.feedback for tensor in each.held().values()]
-        tensors = [*anchors.theta, *anchors.velocity, *anchors.progress, *feedback]
-        return [None if t is None else bytes(as_bytes(t)) for t in tensors] + [
-            held(a) for a in anchors.averaging
-        ]
+        found: list[Any] = []
+        for part in self.anchors.fragments:
+            tensors = [part.theta, part.velocity, part.progress, *part.feedback.held().values()]
+            found += [None if t is None else bytes(as_bytes(t)) for t in tensors]
+            found.append(held(part.means))
+        return found
 
 
 def member(coding: str = "none", name: str = "a") -> Member:
@@ -698,7 +706,7 @@ def test_a_round_of_offers_seals_and_corrections(name: str) -> None:
         bound = (1e-6 if name == "none" else 2.0**-6) * size
         assert bool(((own[0] + moved[0] - (own[0] + own[1]) / 2).abs() <= bound).all())
         assert bool(((own[0] + moved[0] - own[1] - moved[1]).abs() <= 1e-6 * size).all())
-    assert held(a.anchors.averaging[0]) == held(b.anchors.averaging[0])
+    assert held(a.anchors.fragments[0].means) == held(b.anchors.fragments[0].means)
 
 
 def test_what_a_merge_brings_of_moments_changes_nothing_about_the_weights() -> None:
@@ -709,7 +717,9 @@ def test_what_a_merge_brings_of_moments_changes_nothing_about_the_weights() -> N
         seal = a.seal(a.offer(21), b.offer(26), due=due)
         (correction,) = b.advance(seal).corrections
         assert {m.moment for m in correction.moments} == moment_names(seal.sections) == set(due)
-        found.append(bytes(as_bytes(correction.values)) + bytes(as_bytes(b.anchors.theta[0])))
+        found.append(
+            bytes(as_bytes(correction.values)) + bytes(as_bytes(b.anchors.fragments[0].theta))
+        )
     assert found[0] == found[1] == found[2]
 
 
@@ -736,7 +746,7 @@ def test_what_has_to_be_dropped_was_never_sent(whole: bool) -> None:
     else:
         job = Advance(seal=elsewhere, lineage=BASE, merged_own_offer=False, replace=True)
     (correction,) = perform(b.anchors, job).corrections
-    assert b.anchors.averaging[0].own == {}
+    assert b.anchors.fragments[0].means.own == {}
     assert {m.newcomer for m in correction.moments} == ({True} if whole else set())
 
 
@@ -838,22 +848,22 @@ def moment_of(values: Tensor, updates: Sequence[int], moment: Moment, numel: int
 BAD = {
     "NaN": (
         moment_of(torch.full((NUMEL,), math.nan), PRESENT, FIRST),
-        "exp_avg: not finite, too great",
+        "exp_avg: Moment is not finite, too large",
     ),
     "infinite": (
         moment_of(torch.full((NUMEL,), -math.inf), PRESENT, FIRST),
-        "exp_avg: not finite, too great",
+        "exp_avg: Moment is not finite, too large",
     ),
     "too great": (
         moment_of(torch.full((NUMEL,), 1e38), PRESENT, FIRST),
-        "exp_avg: not finite, too great",
+        "exp_avg: Moment is not finite, too large",
     ),
     "too long": (
         moment_of(torch.zeros(NUMEL + 1), (1,), FIRST, NUMEL + 1),
-        "exp_avg: a packet 'packed' of 24",
+        "exp_avg: Packet is 'packed' with 24 elements",
     ),
-    "of another kind": (raw(torch.zeros(NUMEL)), "exp_avg: a packet 'none'"),
-    "empty": (Packet("packed", NUMEL, memoryview(b"")), "exp_avg: a packet of 0 bytes"),
+    "of another kind": (raw(torch.zeros(NUMEL)), "exp_avg: Packet is 'none'"),
+    "empty": (Packet("packed", NUMEL, memoryview(b"")), "exp_avg: Packet is 0 bytes"),
 }
 NEGATIVE = moment_of(torch.full((NUMEL,), -1.0), PRESENT, SECOND)
 
@@ -870,7 +880,9 @@ def test_a_bad_moment_is_refused_with_the_offer_the_seal_and_the_anchor_it_came_
     kind: str,
 ) -> None:
     """Under a digest that fits."""
-    bad, fault = BAD.get(kind, (NEGATIVE, "exp_avg_sq: not finite, too great, or negative"))
+    bad, fault = BAD.get(
+        kind, (NEGATIVE, "exp_avg_sq: Moment is not finite, too large, or negative")
+    )
     name = MOMENT_PREFIX + ("exp_avg_sq" if kind == "negative" else "exp_avg")
     a, b, seal = busy()
     before, state = b.contents(), a.export()
@@ -919,7 +931,7 @@ def test_what_is_not_known_here_is_taken_for_no_reason_to_refuse() -> None:
         ).fault
         == ""
     )
-    assert set(b.anchors.averaging[0].latest) == set(ALL)
+    assert set(b.anchors.fragments[0].means.latest) == set(ALL)
 
 
 def spoiled(value: float, name: str = "exp_avg") -> dict[str, Reading]:
@@ -943,7 +955,7 @@ def test_a_moment_that_is_not_finite_is_left_out_of_the_offer_and_named(
     assert done.fault == ""
     assert done.warning.startswith(f"its {name} is not finite")
     assert done.sections.keys() == {"delta", MOMENT_PREFIX + other}
-    assert a.anchors.averaging[0].own.keys() == {other}
+    assert a.anchors.fragments[0].means.own.keys() == {other}
     seal = b.seal(offered(done.sections), b.offer(30))
     assert moment_names(seal.sections) == set(ALL)
     (correction,) = a.advance(seal).corrections
@@ -972,13 +984,21 @@ def test_who_is_alone_keeps_what_is_not_finite_from_newcomers() -> None:
     """Not the weights, nor what other fragments have of moments."""
     layout = Layout(["v", "w"], [torch.zeros(2), torch.zeros(2)], 2)
     start = [torch.ones(2), torch.ones(2)]
-    anchors = Anchors(layout, start, find_codec("none"), Nesterov(), "mean", Buffers(), BOTH)
+    anchors = Anchors(
+        layout,
+        start,
+        codec=find_codec("none"),
+        outer=Nesterov(),
+        scheme="mean",
+        buffers=Buffers(),
+        moments=BOTH,
+    )
     fine, bad = (Reading(torch.full((2,), value), (1,)) for value in (1.0, math.nan))
     tensors = (torch.full((2,), 3.0), torch.full((2,), 4.0))
     found = ({"exp_avg": fine, "exp_avg_sq": bad}, {"exp_avg": fine, "exp_avg_sq": fine})
     assert perform(anchors, Found(tensors, found)).fault == ""
-    assert [theta.tolist() for theta in anchors.theta] == [[3, 3], [4, 4]]
-    assert [sorted(each.export()) for each in anchors.averaging] == [
+    assert [part.theta.tolist() for part in anchors.fragments] == [[3, 3], [4, 4]]
+    assert [sorted(part.means.export()) for part in anchors.fragments] == [
         [MOMENT_PREFIX + "exp_avg"],
         [MOMENT_PREFIX + "exp_avg", MOMENT_PREFIX + "exp_avg_sq"],
     ]

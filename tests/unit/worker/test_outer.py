@@ -29,7 +29,7 @@ def stepped(
 ) -> tuple[Tensor, Tensor]:
     """The new anchor and the correction, of a first outer step."""
     new, correction = anchor.clone(), torch.full_like(anchor, torch.nan)
-    outer_step(policy, new, velocity(policy, anchor), merged, mine, correction)
+    outer_step(policy, new, velocity(policy, anchor), merged, own=mine, correction=correction)
     return new, correction
 
 
@@ -41,7 +41,7 @@ def trajectory(policy: Nesterov, deltas: list[Tensor], start: Tensor) -> list[li
     anchor, b = start.clone(), velocity(policy, start)
     found = []
     for merged in deltas:
-        outer_step(policy, anchor, b, merged, None, torch.empty_like(anchor))
+        outer_step(policy, anchor, b, merged, own=None, correction=torch.empty_like(anchor))
         found.append(anchor.tolist())
     return found
 

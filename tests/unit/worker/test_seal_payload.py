@@ -125,7 +125,7 @@ def test_a_seal_that_is_not_completed_with_what_was_merged_is_refused(own: int |
     members, whole = offers(how, drawn(0, 2)), sealed(how, drawn(0, 2), weights)
     sent = whole.without(members[0].peer, members[0].seq)
     assert torch.equal(taken(sent.completed(members[0]), how), taken(whole, how))
-    with pytest.raises(PeerError, match="do not have the digest"):
+    with pytest.raises(PeerError, match="do not match the digest"):
         taken(sent if own is None else sent.completed(members[own]), how)
 
 
@@ -283,7 +283,7 @@ def test_what_is_not_asked_for_is_not_read() -> None:
 def test_a_seal_of_nothing_is_refused() -> None:
     seal = relayed()
     idle = tuple(entry._replace(steps=0) for entry in seal.members)
-    with pytest.raises(PeerError, match="a seal of nothing"):
+    with pytest.raises(PeerError, match="Seal has no packet to merge"):
         taken(with_digest(replace(seal, members=idle, sections={})), PowerSGD(rank=4))
 
 

@@ -1,0 +1,226 @@
+"""One fragment's anchor, and all that a learner keeps beside it to take part in rounds.
+
+Nothing here touches a parameter. What training must add to its weights comes out as a
+`Correction`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.packing import raw
+from mend_optim.codecs.registry import Codec, check_packet, decode_packet
+from mend_optim.engine.effects import Advance, Done, Install, Merge, Prepare, Reoffer
+from mend_optim.engine.moment_schedule import Moment
+from mend_optim.errors import PeerError
+from mend_optim.model.layout import Fragment
+from mend_optim.protocol.lineage import content_digest
+from mend_optim.protocol.messages import Offer, State, section
+from mend_optim.worker.correction import Correction, Reading
+from mend_optim.worker.feedback import Feedback
+from mend_optim.worker.moment_means import MomentMeans
+from mend_optim.worker.outer import Nesterov, correction_between, delta, outer_step
+from mend_optim.worker.seal_payload import SealPayload, payload_digest
+
+#: How a checkpoint names the sealer's own feedback. It has no name for what an open seal lost: a
+#: checkpoint holds no open seal.
+RETURNED = {"residual": "returned", "memory": "returned_memory"}
+
+
+class FragmentAnchor:
+    """Θ, b, Δ, residuals and averaged moments of one fragment.
+
+    Args:
+        fragment: which parameters.
+        weights: becomes Θ: flat float32, owned by this object from now on.
+        codec: encodes offers and, if it says so, merged deltas.
+        outer: the outer optimizer.
+        scheme: how offers are merged, one of `MERGES`.
+        buffers: the pool for all other tensors.
+        moments: the inner optimizer's moments.
+    """
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        weights: Tensor,
+        *,
+        codec: Codec,
+        outer: Nesterov,
+        scheme: str,
+        buffers: Buffers,
+        moments: Sequence[Moment],
+    ) -> None:
+        self.fragment = fragment
+        self.outer = outer
+        self.buffers = buffers
+        self.theta = weights
+        self.velocity = torch.zeros_like(weights) if outer.momentum else None
+        #: The pending offer's Δ, until an anchor has merged it.
+        self.progress: Tensor | None = None
+        #: What this learner's own offers lost.
+        self.feedback = Feedback(codec, fragment.shapes, buffers, codec.residual_in_weights)
+        #: The merged delta on its way back, and what this learner's seals lost.
+        self.payload = SealPayload(codec, scheme, fragment, buffers)
+        self.means = MomentMeans(moments, codec.exact, fragment, buffers)
+
+    # ── offers and seals ──────────────────────────────────────────────────────────────────────────
+
+    def prepare(self, job: Prepare) -> Done:
+        progress = delta(self.theta, job.tensor)
+        packet = self.feedback.encode(progress, job.flush)
+        self.progress = progress
+        moments, wrong = self.means.offer(job.moments)
+        return Done(sections={"delta": packet, **moments}, warning=wrong)
+
+    def reoffer(self, job: Reoffer) -> Done:
+        assert self.progress is not None
+        packet = self.feedback.encode_again(self.progress, job.flush)
+        return Done(sections={"delta": packet, **self.means.again()})
+
+    def inspect(self, offer: Offer) -> Done:
+        check_packet(section(offer.sections, "delta"), self.fragment.shapes)
+        self.means.check(offer.sections)
+        return Done()
+
+    def merge(self, job: Merge) -> Done:
+        scratch = self.buffers.take(self.theta.numel())
+        merged = self.payload.sections(job.offers, job.weights, scratch, job.flush)
+        sections = {**merged, **self.means.average(job.offers, job.moments)}
+        return Done(sections=sections, digest=payload_digest(sections, job.weights))
+
+    # ── moving to another anchor ──────────────────────────────────────────────────────────────────
+
+    def advance(self, job: Advance) -> Correction:
+        """Take a seal's outer step. A seal that is refused changes nothing."""
+        seal = job.seal
+        if not job.sealed_here:
+            self.means.check(seal.sections)
+        merged = self.payload.merged(seal, job.sealed_here, self.buffers.take(self.theta.numel()))
+        if job.sealed_here and self.payload.feedback:
+            self.payload.feedback.commit()
+        if job.sealed_by_predecessor:
+            self.payload.drop()
+        leaving = self._leaving(job.forget, job.merged_own_offer)
+        moments = self.means.merged(seal.sections, job.merged_own_offer)
+        values = self.buffers.take(self.theta.numel())
+        outer_step(self.outer, self.theta, self.velocity, merged, own=leaving, correction=values)
+        if job.replace:
+            if not job.merged_own_offer:
+                self.drop()
+            self.feedback.weights_on(self.theta, values)
+        return Correction(self.fragment.index, values, job.replace, moments)
+
+    def verify(self, state: State) -> None:
+        """Raise `PeerError` unless this is a whole anchor of this fragment."""
+        sections = [state.sections[name].data for name in sorted(state.sections)]
+        if content_digest(*sections) != state.content:
+            raise PeerError("Anchor's bytes do not match the digest that came with them")
+        for name in ("anchor", "velocity") if self.outer.momentum else ("anchor",):
+            check_packet(section(state.sections, name), self.fragment.shapes)
+        self.means.check(state.sections)
+
+    def install(self, state: State, job: Install) -> Correction:
+        """Take a verified anchor as a whole."""
+        # This learner was not there for whatever was sealed meanwhile.
+        self.payload.drop()
+        anchor = decode_packet(state.sections["anchor"], self.fragment.shapes)
+        values = self.buffers.take(anchor.numel())
+        if job.replace:
+            self.drop()
+            values.copy_(anchor)
+        else:
+            leaving = self._leaving(job.forget, job.merged_own_offer)
+            correction_between(self.theta, anchor, leaving, values)
+        self.theta.copy_(anchor)
+        if self.velocity is not None:
+            velocity = decode_packet(state.sections["velocity"], self.fragment.shapes)
+            self.velocity.copy_(velocity)
+        moments = self.means.anchor_installed(
+            state.sections, job.replace, job.merged_own_offer, job.due
+        )
+        return Correction(self.fragment.index, values, job.replace, moments)
+
+    def found(self, weights: Tensor, moments: Mapping[str, Reading] | None) -> None:
+        """Take this learner's own weights as the anchor."""
+        self.theta.copy_(weights)
+        self.drop()
+        self.payload.drop()
+        if self.velocity is not None:
+            # The velocity belongs to rounds from before this learner was alone.
+            self.velocity.zero_()
+        if moments is not None:
+            self.means.founded(moments)
+
+    def _leaving(self, forget: bool, merged_own_offer: bool) -> Tensor | None:
+        """What has to leave the weights beside the step of the anchor, because the new anchor has
+        it: the merged part of Δ, or a residual that is forgotten.
+
+        Args:
+            forget: whether to give up the residual. It came with a checkpoint whose process went
+                on, so it is merged by now, or dropped.
+            merged_own_offer: whether the anchor has merged the pending offer. Then its loss is
+                committed, and Δ is not pending any more.
+        """
+        forgotten = None
+        if forget:
+            forgotten = self.feedback.forget()
+            self.payload.drop()
+        if merged_own_offer:
+            self.feedback.commit()
+            progress = self.progress
+            self.progress = None
+            return forgotten if progress is None else self.feedback.merged_part(progress)
+        # A pending Δ has the forgotten residual in it, and will take it out of the weights itself.
+        return forgotten if self.progress is None else None
+
+    def drop(self) -> None:
+        """Give up the pending offer and the residual."""
+        self.progress = None
+        self.feedback.drop()
+        self.means.drop()
+
+    # ── copies ────────────────────────────────────────────────────────────────────────────────────
+
+    def export(self) -> Done:
+        """The whole anchor, for a peer."""
+        sections = {"anchor": raw(self.copy()), **self.means.export()}
+        if self.velocity is not None:
+            sections["velocity"] = raw(self._copy(self.velocity))
+        parts = (sections[name].data for name in sorted(sections))
+        return Done(sections=sections, digest=content_digest(*parts))
+
+    def save(self) -> dict[str, Tensor]:
+        """Copies of all tensors, by the names they have in a checkpoint."""
+        own = {"anchor": self.theta, "velocity": self.velocity, "delta": self.progress}
+        returned = self.payload.feedback.held() if self.payload.feedback else {}
+        held = {
+            **own,
+            **self.feedback.held(),
+            **{saved: returned[name] for name, saved in RETURNED.items() if name in returned},
+        }
+        copies = {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
+        return copies | self.means.save()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take copies of what `save` returned."""
+        self.theta.copy_(tensors["anchor"])
+        if self.velocity is not None and "velocity" in tensors:
+            self.velocity.copy_(tensors["velocity"])
+        self.progress = self._copy(tensors["delta"]) if "delta" in tensors else None
+        self.feedback.restore(tensors)
+        self.means.load(tensors)
+        if self.payload.feedback:
+            self.payload.feedback.restore(
+                {name: tensors[saved] for name, saved in RETURNED.items() if saved in tensors}
+            )
+
+    def copy(self) -> Tensor:
+        """A copy of the anchor."""
+        return self._copy(self.theta)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        return self.buffers.take(tensor.numel()).copy_(tensor)

@@ -121,7 +121,8 @@ class Dialler:
         return link is not None and link.dialled
 
     def _is_wanted(self, contact: PeerId | None) -> bool:
-        """Whether to visit again: a seed always, a contact only while somebody has to."""
+        """Return whether to visit again: a seed always; a contact while the handler lists it and
+        it is not dialled."""
         if contact is None:
             return True
         return not self._is_dialled(contact) and contact in dict(self._handler.contacts())

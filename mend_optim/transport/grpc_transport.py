@@ -50,7 +50,7 @@ from mend_optim.transport.handler import Handler
 from mend_optim.transport.limits import MESSAGE_LIMIT
 from mend_optim.transport.link import Link
 from mend_optim.transport.stream import Counter, Dialled, Served
-from mend_optim.transport.transfers import Transfers
+from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
 from mend_optim.transport.wire import decode_hello, decode_id, encode_hello
 
 # With gRPC's fork handlers on, a `DataLoader(num_workers=2)` that forks beside live calls dies by a
@@ -145,7 +145,7 @@ class Server:
     def __init__(
         self,
         links: Links,
-        transfers: Transfers,
+        transfers: TransferServer,
         timing: Timing,
         counter: Counter,
         hello: Callable[[], Hello],
@@ -195,10 +195,10 @@ class Server:
         # is the same, and all streams can be handled alike.
         ends: dict[str, End] = {
             "Control": self._serve_control,
-            "Exchange": self._transfers.serve_exchange,
-            "Pull": self._transfers.serve_pull,
-            "Push": self._transfers.serve_push,
-            "PassOn": self._transfers.serve_pass_on,
+            "Exchange": self._transfers.exchange,
+            "Pull": self._transfers.pull,
+            "Push": self._transfers.push,
+            "PassOn": self._transfers.pass_on,
         }
         methods = {
             name: grpc.stream_stream_rpc_method_handler(partial(self._serve, end))
@@ -297,15 +297,17 @@ class Transport:
         self._advertise = advertise
         self._seeds = tuple(dict.fromkeys(seeds))
         self._counter = Counter()
-        self._transfers = Transfers(
-            handler,
-            limit=limit,
-            allocate=allocate,
-            patience_s=timing.round_timeout_s,
-            dial=self._open_bulk,
-        )
+        carrier = Carrier(handler, limit, allocate)
+        patience_s = timing.round_timeout_s
+        self._transfers = Transfers(handler, carrier, patience_s=patience_s, dial=self._open_bulk)
         self._links = Links(handler, self._transfers)
-        self._server = Server(self._links, self._transfers, timing, self._counter, self._hello)
+        self._server = Server(
+            self._links,
+            TransferServer(handler, carrier, patience_s=patience_s),
+            timing,
+            self._counter,
+            self._hello,
+        )
         self._dialler = Dialler(
             handler, self._links, timing, connect=self._connect, hello=self._hello
         )

@@ -36,38 +36,85 @@ from mend_optim.transport.wire import decode_want, encode_want
 log = logging.getLogger("mend_optim.transport")
 
 
-class Transfers:
-    """The transfers of one learner. Some methods begin one; the `serve_*` methods are the other
-    ends.
+class Carrier:
+    """Sends and reads whole messages, for both ends of a transfer.
 
     Args:
-        handler: The learner.
+        handler: Hears of every part that arrives.
         limit: Returns the greatest payload, in bytes, of a message for a fragment. Raises
             `LookupError` if there is no such fragment.
         allocate: Returns a writable buffer of that many bytes, for one section.
-        patience_s: Seconds that a want may go without an answer.
+    """
+
+    def __init__(
+        self, handler: Handler, limit: Callable[[int], int], allocate: Callable[[int], memoryview]
+    ) -> None:
+        self._handler = handler
+        self.limit = limit
+        self._allocate = allocate
+
+    async def upload(self, stream: Stream, message: Bulk) -> None:
+        """Send one whole message."""
+        for frame in to_frames(message):
+            await stream.write(frame)
+
+    async def download(
+        self,
+        link: Link,
+        stream: Stream,
+        *,
+        limit: Callable[[int], int] | None = None,
+        patient: bool = False,
+        passed_on: bool = False,
+    ) -> Bulk:
+        """Read one whole message.
+
+        Args:
+            link: The peer at the other end.
+            stream: The stream.
+            limit: Takes the place of the carrier's own limit.
+            patient: Whether the message may take as long as it likes to begin. Once it has begun,
+                the stream's patience holds.
+            passed_on: Whether the message may name another sender than the peer.
+
+        Raises:
+            PeerError: The stream broke or ended, or brought something else.
+        """
+        inbox = Assembler(limit or self.limit, self._allocate)
+        while (frame := await stream.read(patient and not inbox.busy)) is not None:
+            self._handler.heard(link.id)
+            message = inbox.feed(frame)
+            if message is not None:
+                if not passed_on:
+                    check_sender(message, link.id)
+                return message
+        raise PeerError(f"the stream of peer {link.id} ended before the message did")
+
+
+class Transfers:
+    """The transfers that this learner begins. A want over the control stream is one of them.
+
+    Args:
+        handler: The learner.
+        carrier: Sends and reads the messages.
+        patience_s: Seconds that a want over the control stream may go without an answer.
         dial: Opens a stream to a peer for one of the four RPCs.
     """
 
     def __init__(
         self,
         handler: Handler,
+        carrier: Carrier,
         *,
-        limit: Callable[[int], int],
-        allocate: Callable[[int], memoryview],
         patience_s: float,
         dial: Callable[[Link, str], AbstractContextManager[Stream]],
     ) -> None:
         self._handler = handler
-        self._limit = limit
-        self._allocate = allocate
+        self._carrier = carrier
         self._patience_s = patience_s
         self._dial = dial
-        #: The transfers that this learner began, by what makes two of them one: the newer takes the
-        #: place of the older.
+        #: By what makes two transfers one: the newer takes the place of the older.
         self._running: dict[Hashable, tuple[Link, asyncio.Task[None]]] = {}
-
-    # ── transfers that this learner begins ────────────────────────────────────────────────────────
 
     def exchange(self, link: Link, offer: Offer) -> None:
         """Send an offer, and take the seals that answer it. The offer takes the place of an open
@@ -141,7 +188,7 @@ class Transfers:
 
     async def _exchange(self, link: Link, offer: Offer) -> None:
         with self._dial(link, "Exchange") as stream:
-            await self._upload(stream, offer)
+            await self._carrier.upload(stream, offer)
             await stream.finish()
             if await stream.read() != ACK:
                 raise PeerError(f"peer {link.id} did not acknowledge the offer")
@@ -154,7 +201,7 @@ class Transfers:
 
         This is a function so that no variable keeps the seal's bytes while the next one is awaited.
         """
-        seal = await self._download(link, stream, self._limit, patient=True)
+        seal = await self._carrier.download(link, stream, patient=True)
         if not isinstance(seal, Seal) or seal.fragment != offer.fragment:
             raise PeerError(
                 f"peer {link.id} answered an offer for fragment {offer.fragment} with a"
@@ -167,7 +214,7 @@ class Transfers:
         with self._dial(link, "Pull") as stream:
             await stream.write(encode_want(want))
             await stream.finish()
-            message = await self._download(link, stream, self._limit)
+            message = await self._carrier.download(link, stream)
         if isinstance(message, Offer) or message.fragment != want.fragment:
             raise PeerError(
                 f"peer {link.id} answered a want for fragment {want.fragment} with a"
@@ -177,7 +224,7 @@ class Transfers:
 
     async def _push(self, link: Link, message: Bulk, method: str) -> None:
         with self._dial(link, method) as stream:
-            await self._upload(stream, message)
+            await self._carrier.upload(stream, message)
             await stream.finish()
             if await stream.read() != ACK:
                 raise PeerError(f"peer {link.id} did not acknowledge the {method}")
@@ -190,9 +237,22 @@ class Transfers:
             asked[1].cancel()
             self._handler.undelivered(link.id, want)
 
-    # ── transfers that the peer begins ────────────────────────────────────────────────────────────
 
-    async def serve_exchange(self, link: Link, stream: Stream) -> None:
+class TransferServer:
+    """The other ends: transfers that peers begin.
+
+    Args:
+        handler: The learner.
+        carrier: Sends and reads the messages.
+        patience_s: Seconds after which a pull ends without an answer.
+    """
+
+    def __init__(self, handler: Handler, carrier: Carrier, *, patience_s: float) -> None:
+        self._handler = handler
+        self._carrier = carrier
+        self._patience_s = patience_s
+
+    async def exchange(self, link: Link, stream: Stream) -> None:
         """Take an offer, then send the fragment's seals until one holds it or the learner sends a
         newer offer."""
         fragment, seq = await self._take_offer(link, stream)
@@ -205,7 +265,7 @@ class Transfers:
 
     async def _take_offer(self, link: Link, stream: Stream) -> tuple[int, int]:
         """Take an offer; return its fragment and number. No variable keeps its bytes afterwards."""
-        offer = await self._download(link, stream, self._limit)
+        offer = await self._carrier.download(link, stream)
         if not isinstance(offer, Offer):
             raise PeerError(f"peer {link.id} began an exchange with a {_described(offer)}")
         await stream.write(ACK)
@@ -219,28 +279,28 @@ class Transfers:
         seal = await outbox.get()
         if not isinstance(seal, Seal):
             return True
-        await self._upload(stream, seal.without(peer, seq))
+        await self._carrier.upload(stream, seal.without(peer, seq))
         return seal.place(peer, seq) is not None
 
-    async def serve_pull(self, link: Link, stream: Stream) -> None:
+    async def pull(self, link: Link, stream: Stream) -> None:
         """Take a want, and send the answer. If there is none in time, end the stream without."""
         request = await stream.read()
         want = decode_want(request or b"")
         check_sender(want, link.id)
         # nobody will answer a want for no fragment: better to say so now than in a minute
-        check_fragment(self._limit, want.fragment)
+        check_fragment(self._carrier.limit, want.fragment)
         outbox = link.open_request("pull", want.fragment)
         timer = asyncio.get_running_loop().call_later(self._patience_s, outbox.close)
         try:
             self._handler.receive(want)
             answer = await outbox.get()
             if isinstance(answer, (State, Seal)):
-                await self._upload(stream, answer)
+                await self._carrier.upload(stream, answer)
         finally:
             timer.cancel()
             link.close_request("pull", want.fragment, outbox)
 
-    async def serve_push(self, link: Link, stream: Stream) -> None:
+    async def push(self, link: Link, stream: Stream) -> None:
         """Take the answer to a want that this learner sent over the control stream, and nothing
         else."""
         answered: list[Want] = []
@@ -254,10 +314,10 @@ class Transfers:
                 )
             timer.cancel()
             answered.append(want)
-            return self._limit(fragment)
+            return self._carrier.limit(fragment)
 
         try:
-            message = await self._download(link, stream, limit)
+            message = await self._carrier.download(link, stream, limit=limit)
             if isinstance(message, Offer):
                 raise PeerError(f"peer {link.id} answered a want with a {_described(message)}")
             self._handler.receive(message)
@@ -267,51 +327,13 @@ class Transfers:
                 self._handler.undelivered(link.id, want)
         await stream.write(ACK)
 
-    async def serve_pass_on(self, link: Link, stream: Stream) -> None:
+    async def pass_on(self, link: Link, stream: Stream) -> None:
         """Take the offer of another learner, which is gone."""
-        offer = await self._download(link, stream, self._limit, passed_on=True)
+        offer = await self._carrier.download(link, stream, passed_on=True)
         if not isinstance(offer, Offer):
             raise PeerError(f"peer {link.id} passed on a {_described(offer)}")
         self._handler.receive(offer)
         await stream.write(ACK)
-
-    # ── both ends ─────────────────────────────────────────────────────────────────────────────────
-
-    async def _upload(self, stream: Stream, message: Bulk) -> None:
-        for frame in to_frames(message):
-            await stream.write(frame)
-
-    async def _download(
-        self,
-        link: Link,
-        stream: Stream,
-        limit: Callable[[int], int],
-        *,
-        patient: bool = False,
-        passed_on: bool = False,
-    ) -> Bulk:
-        """Read one whole message.
-
-        Args:
-            link: The peer at the other end.
-            stream: The stream.
-            limit: See `Assembler`.
-            patient: Whether the message may take as long as it likes to begin. Once it has begun,
-                the stream's patience holds.
-            passed_on: Whether the message may name another sender than the peer.
-
-        Raises:
-            PeerError: The stream broke or ended, or brought something else.
-        """
-        inbox = Assembler(limit, self._allocate)
-        while (frame := await stream.read(patient and not inbox.busy)) is not None:
-            self._handler.heard(link.id)
-            message = inbox.feed(frame)
-            if message is not None:
-                if not passed_on:
-                    check_sender(message, link.id)
-                return message
-        raise PeerError(f"the stream of peer {link.id} ended before the message did")
 
 
 def _described(message: Bulk) -> str:

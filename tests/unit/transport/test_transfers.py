@@ -20,7 +20,7 @@ from mend_optim.transport import wire
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.stream import within
-from mend_optim.transport.transfers import Transfers
+from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
 from tests.unit.transport.recorder import (
     LIMIT,
     Recorder,
@@ -137,13 +137,9 @@ class Side(Recorder):
         self.cable = Cable()
         self.script: Script | None = None
         self.faults: list[str] = []  # of the streams that this side served
-        self.transfers = Transfers(
-            self,
-            limit=[LIMIT, LIMIT].__getitem__,
-            allocate=fresh,
-            patience_s=PATIENCE_S,
-            dial=self._dial,
-        )
+        carrier = Carrier(self, [LIMIT, LIMIT].__getitem__, fresh)
+        self.transfers = Transfers(self, carrier, patience_s=PATIENCE_S, dial=self._dial)
+        self.server = TransferServer(self, carrier, patience_s=PATIENCE_S)
 
     @contextmanager
     def _open(self, method: str) -> Iterator[End]:
@@ -161,10 +157,10 @@ class Side(Recorder):
 
     async def serve(self, method: str, cable: Cable) -> None:
         ends: dict[str, Callable[..., Awaitable[None]]] = {
-            "Exchange": self.transfers.serve_exchange,
-            "Pull": self.transfers.serve_pull,
-            "Push": self.transfers.serve_push,
-            "PassOn": self.transfers.serve_pass_on,
+            "Exchange": self.server.exchange,
+            "Pull": self.server.pull,
+            "Push": self.server.push,
+            "PassOn": self.server.pass_on,
         }
         try:
             await ends[method](self.link, End(cable, "up", "down"))

@@ -135,7 +135,7 @@ class Handover:
                     raise
             if not todo.wait and not (todo.fragments_to_copy and self._synchronous):
                 return
-            if not self._learner.wait(self._learner.deliverable, deadline - time.monotonic()):
+            if not self._learner.wait_for_correction(deadline - time.monotonic()):
                 self._learner.give_up()
                 return
 
@@ -147,11 +147,11 @@ class Handover:
         while True:
             self.run(check)
             left = deadline - time.monotonic()
-            if learner.wait(learner.engine.boundaries.settled, 0.0) and not learner.closed:
+            if learner.is_settled():
                 return True
             if left <= 0 or learner.closed:
                 return False
-            learner.wait(learner.news, min(left, learner.engine.state.policies.timing.beat_s))
+            learner.wait_for_news(min(left, self._settings.policies.timing.beat_s))
 
     def extend(self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int]) -> None:
         """A group was added: it is the last fragment of `layout`."""
@@ -192,7 +192,7 @@ class Handover:
     def _read(self, p: int, names: Sequence[str]) -> dict[str, Reading]:
         fragment, readings = self._layout.fragments[p], dict[str, Reading]()
         for name in names:
-            out, steps = self._buffers.take(fragment.numel), self._learner.engine.state.totals.step
+            out, steps = self._buffers.take(fragment.numel), self._learner.step_count()
             updates = read(self._moments[name], fragment, self._parameters, self._inner, steps, out)
             readings[name] = Reading(out, updates)
             if not any(updates):
@@ -229,7 +229,7 @@ class Handover:
     def _apply_moments(self, correction: Correction) -> None:
         fragment, steps = (
             self._layout.fragments[correction.fragment],
-            self._learner.engine.state.totals.step,
+            self._learner.step_count(),
         )
         known = [m for m in correction.moments if m.moment in self._moments]
         for m in known:

@@ -29,7 +29,7 @@ from mend_optim.model.token_count import TokenCount
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
-from mend_optim.status import Status, learner_status
+from mend_optim.status import Status
 from mend_optim.worker.checkpoint import Checkpoint, from_state, to_state, with_group
 from mend_optim.worker.outer import Nesterov
 
@@ -337,7 +337,7 @@ class MendOptimizer(Optimizer):
         self._refuse_swapped("global_weights")
         learner = self._learner
         handover = self._handover
-        if learner is None or handover is None or learner.engine.state.solo:
+        if learner is None or handover is None or learner.is_alone():
             yield
             return
         own = self._own_weights = [parameter.detach().clone() for parameter in self._parameters]
@@ -361,14 +361,12 @@ class MendOptimizer(Optimizer):
                 cluster_step=here,
                 cluster_tokens=tokens,
             )
-        sent, received = learner.transport.bytes_sent, learner.transport.bytes_received
-        with learner.mutex:
-            state = learner.engine.state
-            here = state.position if state.fragments else self._step + head_start
-            failing = learner.engine.stragglers.failing
-            return learner_status(
-                state, failing, self._step, self._tokens, here, self._in_mend_s, sent, received
-            )
+        return learner.status(
+            step=self._step,
+            tokens=self._tokens,
+            head_start=head_start,
+            seconds_in_mend=self._in_mend_s,
+        )
 
     def learner_state(self) -> dict[str, Any]:
         """The "mend" part of `state_dict()`."""
@@ -417,10 +415,9 @@ class MendOptimizer(Optimizer):
         here = replace(saved, step=self._step, tokens=self._tokens, weights=weights)
         if learner is None or handover is None:
             return here
-        state = learner.engine.state
-        history = (*saved.history, str(state.me))
+        history = (*saved.history, str(learner.me))
         return replace(
-            here, head_start=state.head_start, history=history, fragments=handover.keep()
+            here, head_start=learner.head_start(), history=history, fragments=handover.keep()
         )
 
     def _resume(self, saved: Checkpoint) -> None:

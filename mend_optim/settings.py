@@ -109,11 +109,11 @@ class Settings:
             return None
         me = PeerId(self.name, time.time_ns())
         return Learner(
-            lambda now: Engine(me, "", place.peers, self.policies, now),
-            lambda address: Hello(
+            engine=lambda now: Engine(me, "", place.peers, self.policies, now),
+            hello=lambda address: Hello(
                 peer=me, address=address, model=layout().fingerprint(), policy=self.policy()
             ),
-            lambda handler: Transport(
+            transport=lambda handler: Transport(
                 handler,
                 listen=place.listen,
                 advertise=place.advertise,
@@ -122,8 +122,8 @@ class Settings:
                 limit=lambda p: self._limit(layout().fragments[p]),
                 allocate=Buffers().take_bytes,
             ),
-            place.ledger,
-            place.on_event,
+            ledger=place.ledger,
+            on_event=place.on_event,
         )
 
 

@@ -104,14 +104,15 @@ def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tupl
 def learner_status(
     state: EngineState,
     failing: Mapping[PeerId, Verdict],
+    *,
     step: int,
     tokens: int,
     position: int,
     seconds_in_mend: float,
-    sent: int,
-    received: int,
+    bytes_sent: int,
+    bytes_received: int,
 ) -> Status:
-    """Of a learner with peers, some of which may be `failing`; `sent` and `received` in bytes."""
+    """The status of a learner with peers, some of which may be `failing`."""
     fragments = fragment_statuses(state)
     return Status(
         name=state.me.name,
@@ -126,8 +127,8 @@ def learner_status(
         fragments=fragments,
         roster=peer_statuses(state, failing),
         rounds=tuple(state.records),
-        bytes_sent=sent,
-        bytes_received=received,
+        bytes_sent=bytes_sent,
+        bytes_received=bytes_received,
         seconds_in_mend=seconds_in_mend,
         position=position,
         cluster_step=max(state.cluster_step(), position),

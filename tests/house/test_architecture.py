@@ -37,7 +37,16 @@ MAY_IMPORT = {
         "engine.progress",
     },
     "transport": {"protocol"},
-    "runtime": {"protocol", "membership", "engine", "codecs", "model", "worker", "transport"},
+    "runtime": {
+        "protocol",
+        "membership",
+        "engine",
+        "codecs",
+        "model",
+        "worker",
+        "transport",
+        "status",
+    },
 }
 # What no module that comes with a package may import, however far away.
 NEVER_COMES_WITH = {

@@ -79,7 +79,7 @@ MUTANTS = (
            "        gather(fragment, self._parameters, buffer, self._rounding[p])\n"
            "        return self._parameters[fragment.tensors[0]].detach().view(-1)", THREADS),
     Mutant("worker-applies-corrections", 2, "runtime/learner",
-           "       self._mailbox[correction.fragment] = correction",
+           "       self.worker.mailbox[correction.fragment] = correction",
            "       self.engine.correction_applied(0.0, correction.fragment, correction.replace)", THREADS),
     Mutant("step-while-the-anchor-is-swapped-in", 2, "optimizer",
            'self._refuse_swapped("step")', "pass", of("together/test_optimizer")),
@@ -442,7 +442,7 @@ MUTANTS = (
            "                fragment.pending.missed = True", "                pass", TRAINING),
     Mutant("the-dead-are-never-forgotten", 7, "membership/roster",
            "now >= p.heard_at + self.timing.evict_after_s]", "False]", ROSTER),
-    Mutant("worker-outlives-the-process", 7, "runtime/learner",
+    Mutant("worker-outlives-the-process", 7, "runtime/merge_worker",
            "daemon=True", "daemon=False", of("together/test_rounds", "daemon")),
     Mutant("misuse-is-not-named", 7, "settings",
            '    require(merge in MERGES, "merge", merge, f"one of {MERGES}")\n', "", of("together/test_bad_input", "bad_argument")),

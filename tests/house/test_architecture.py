@@ -18,7 +18,15 @@ MODULES = {
     for path in sorted((ROOT / NAME).rglob("*.py"))
     if path.stem != "__init__" and "_pb" not in path.parts
 }
-TOP = {"errors", "optimizer", "handover", "settings", "status", "distributed_checkpoint"}
+TOP = {
+    "errors",
+    "optimizer",
+    "training_run",
+    "handover",
+    "settings",
+    "status",
+    "distributed_checkpoint",
+}
 
 # What the modules of a package may import of this library, besides its own package and `errors`.
 MAY_IMPORT = {

@@ -66,9 +66,9 @@ MUTANTS = (
            "            return None\n"
            "        me =", ALONE),
     Mutant("alone-makes-a-copy", 1, "optimizer",
-           "self._check_saved(self._saved)",
-           ("self._check_saved(self._saved)\n"
-"            self._copies = [p.clone() for p in self._parameters]"), ALONE),
+           "self._run.check_saved()",
+           ("self._run.check_saved()\n"
+"            self._copies = [p.clone() for p in self._run.parameters]"), ALONE),
     Mutant("alone-groups-are-copies", 1, "optimizer",
            "return self.inner.param_groups", "return [dict(group) for group in self.inner.param_groups]", ALONE),
     Mutant("alone-closure-is-called-twice", 1, "optimizer",

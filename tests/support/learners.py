@@ -126,9 +126,7 @@ def start(optimizers: Sequence[MendOptimizer]) -> None:
         )
 
     learners = [o._learner for o in optimizers if o._learner]
-    together(
-        *(lambda o=o, m=m: o._ensure_joined(m) for o, m in zip(optimizers, learners, strict=True))
-    )
+    together(*(optimizer._run.ensure_joined for optimizer in optimizers))
     for optimizer, learner in zip(optimizers, learners, strict=True):
         until(optimizer, lambda state=learner.engine.state: others(state) == len(learners) - 1)
 

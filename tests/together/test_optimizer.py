@@ -202,7 +202,7 @@ def test_a_step_takes_what_the_script_and_the_inner_optimizer_take(
     inner.clock = clock
     with MendOptimizer(inner, name="a", listen="127.0.0.1:0") as optimizer:
         optimizer.join()
-        learner, handover = optimizer._learner, optimizer._handover
+        learner, handover = optimizer._learner, optimizer._run.handover
         assert learner is not None
         assert handover is not None
         stepped, run = learner.stepped, handover.run

@@ -266,9 +266,10 @@ class MendOptimizer(Optimizer):
         add its correction.
 
         The first step with peers waits until this learner has joined, at most
-        `timing.join_timeout_s` if nobody is found. If it takes over a running cluster's weights,
-        it drops the gradients of the old ones: that call trains nothing and counts nothing. A step with `lr=0` and no gradients, which torch.distributed.checkpoint takes to make an
-        optimizer's first state, counts nothing either.
+        `timing.join_timeout_s` if nobody is found. If the learner takes over a running cluster's
+        weights, it drops the gradients of its old ones: that call trains nothing and counts
+        nothing. A step with `lr=0` and no gradients, which torch.distributed.checkpoint takes to
+        make an optimizer's first state, counts nothing either.
 
         Args:
             closure: computes the loss again, as for any torch optimizer.

@@ -64,6 +64,7 @@ class Settings:
 
     @property
     def schedule(self) -> Schedule:
+        """When fragments are due, and when anchors are adopted."""
         return self.policies.schedule
 
     def policy(self) -> tuple[tuple[str, str], ...]:

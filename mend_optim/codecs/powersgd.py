@@ -114,15 +114,29 @@ FACTORS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD:
-    """Matrices, and kernels as (first dimension × rest), in factors of `rank`, which are integers
-    of `bits` bits; what would not be `min_ratio` times fewer numbers by that, and vectors, in
-    bfloat16.
+    """Matrices, and kernels as (first dimension × rest), as two factors of small integers. Vectors
+    travel as bfloat16.
 
-    What it loses stays in the learner's weights, which train on with it: `global_weights()` is what
-    learners have in common, until `synchronize()` merges that, too. Wire: r (n + m) bits / 8 + 2 r
-    bytes instead of 4 n m. `back="same"`: the merged result is factored once more by the sealer,
-    with error feedback of its own; else all members' factors come back wherever that is smaller
-    than float32. `seed` is of the first rows. Raises `UsageError`."""
+    What the codec loses stays in the learner's weights, which train on with it. Until
+    `synchronize()` merges that too, only `global_weights()` are common to all learners. On the
+    wire: r (n + m) bits / 8 + 2 r bytes, instead of 4 n m.
+
+    Args:
+        rank: r, the rank of the factors, from 1 to 1024.
+        bits: the size of an integer in the factors, 8 or 16.
+        min_ratio: a matrix that factors would not make at least so many times fewer numbers travels
+            as bfloat16; at least 1.
+        back: "exact" returns the factors of all members where that is smaller than float32. "same"
+            factors the merged result once more, with error feedback at the sealer.
+        seed: of the random first rows.
+
+    Raises:
+        UsageError: an argument is out of bounds.
+
+    Example:
+        >>> PowerSGD(rank=4).bits
+        8
+    """
 
     rank: int = 16
     bits: int = 8

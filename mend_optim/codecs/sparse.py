@@ -180,12 +180,24 @@ def top_count(numel: int, density: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse:
-    """The largest `density` of every tensor's values, chunk by chunk; 1.0: every value that is not
-    zero, and so without loss. What is not smaller so travels as float32.
+    """The largest values of every tensor, chunk by chunk. A tensor that gets no smaller travels as
+    float32.
 
-    Wire: 5.2 bytes a value at density 1/64, instead of 4 for every element. `back="same"`: of the
-    merged result the largest values again, with the sealer's error feedback; else all members'
-    values. Raises `UsageError`."""
+    On the wire: 5.2 bytes a value at density 1/64, instead of 4 for every element.
+
+    Args:
+        density: the share of the values that travel, in (0, 1]. 1.0 sends every value that is not
+            zero, and so loses nothing.
+        back: "exact" returns the values of all members. "same" returns the largest values of the
+            merged result, with error feedback at the sealer.
+
+    Raises:
+        UsageError: an argument is out of bounds.
+
+    Example:
+        >>> Sparse(density=1 / 32)
+        Sparse(density=0.03125, back='exact')
+    """
 
     density: float = 1 / 64
     back: str = "exact"

@@ -33,12 +33,26 @@ Stream = tuple[PeerId, str]  # whose, and by what cause
 
 @dataclass(frozen=True, kw_only=True)
 class FailSlow:
-    """When a learner is failing: `threshold` times slower than it was, and than the others are; by
-    `score` robust standard deviations; for `patience` blocks of steps. It is over below `recover`.
-    Raises `UsageError`.
+    """When a learner counts as failing. Rounds don't wait for a failing learner.
 
-    `restart_s` are the seconds of its work that replacing a learner costs: once it has lost as
-    many, the user is told (the ski-rental rule, as in FALCON, arXiv 2410.12588)."""
+    Args:
+        threshold: How many times slower the learner must be than it was, and than the others are;
+            > 1.1.
+        score: By how many robust standard deviations; > 0.
+        patience: For how many blocks of steps; an int >= 1.
+        recover: The learner is failing no more once it is less than this many times slower; > 1,
+            and at most `threshold`.
+        restart_s: The seconds of its work that replacing a learner costs; > 0. Once a failing
+            learner has lost as many, you get an event (the ski-rental rule, as in FALCON, arXiv
+            2410.12588).
+
+    Raises:
+        UsageError: An argument is out of its bounds.
+
+    Example:
+        >>> FailSlow(threshold=1.5).recover
+        1.1
+    """
 
     threshold: float = 1.2
     score: float = 3.5

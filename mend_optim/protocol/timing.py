@@ -11,12 +11,22 @@ LONGEST_S = 10**6  # what every timer can take
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The only timeouts, in seconds; all others derive from them. Raises `UsageError`.
+    """The only timeouts, in seconds. All others derive from them.
 
-    `beat_s` between beats (three missed ones make a suspect); `join_timeout_s` to find peers before
-    starting alone; `round_timeout_s` the longest that `step()` waits for a round under
-    `adopt_after`, and a transfer may stand still; `evict_after_s` of silence until the roster
-    forgets a peer."""
+    Args:
+        beat_s: Between two beats; > 0. After three missed beats, a peer is suspected to be gone.
+        join_timeout_s: To find peers before the learner starts alone; >= 0.
+        round_timeout_s: The longest that `step()` waits for a round under `adopt_after`, and that a
+            transfer may stand still; > 0.
+        evict_after_s: Of silence until the roster forgets a peer; more than three beats.
+
+    Raises:
+        UsageError: A timeout is out of its bounds, or longer than 10^6 s.
+
+    Example:
+        >>> Timing(beat_s=2, evict_after_s=60).suspect_after_s
+        6
+    """
 
     beat_s: float = 1.0
     join_timeout_s: float = 30.0

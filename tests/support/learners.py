@@ -1,4 +1,5 @@
-"""Several learners in one process: real optimizers that train together over loopback, on free ports.
+"""Several learners in one process: real optimizers that train together over loopback, on free
+ports.
 
 Each loop that calls `step()` runs in a thread, because in lockstep the steps of two learners wait
 for one another. Nothing sleeps. A test waits for a condition of a learner, or for one of its

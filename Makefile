@@ -28,8 +28,9 @@ test-deep: $(READY) ## 20,000 storms and 500 stragglers in virtual time, in abou
 mutants: $(READY) ## break the engine on purpose, one rule at a time; fails if no test notices
 	.venv/bin/python -m tests.mutation.mutants
 
-lint: $(READY) ## ruff
+lint: $(READY) ## ruff: rules, and the formatter's layout
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 
 types: $(READY) ## mypy, strict
 	.venv/bin/mypy

@@ -1,8 +1,9 @@
-"""mend_optim: independent training processes, on slow and unreliable links, train one model behind
-one line.
+"""Independent training processes, on slow and unreliable links, train one model together.
 
-    optimizer = MendOptimizer(AdamW(model.parameters(), lr=3e-4), listen="0.0.0.0:51900", peers=["b:51900"])
-"""
+    inner = AdamW(model.parameters(), lr=3e-4)
+    optimizer = MendOptimizer(inner, listen="0.0.0.0:51900", peers=["b:51900"])
+
+All public names are here. The packages below this one are internal."""
 
 from mend_optim.codecs.blockwise import Float4, Int4, Int8
 from mend_optim.codecs.powersgd import PowerSGD

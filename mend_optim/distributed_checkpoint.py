@@ -1,4 +1,4 @@
-"""For torch.distributed.checkpoint, which keeps of an optimizer only its `state` and
+"""The entry for torch.distributed.checkpoint, which keeps only an optimizer's `state` and
 `param_groups`."""
 
 from __future__ import annotations
@@ -13,13 +13,30 @@ from mend_optim.optimizer import MendOptimizer
 
 
 class LearnerState:
-    """All that `MendOptimizer.state_dict()` has beside the inner optimizer's state, as a `Stateful`
-    of its own:
+    """The part of `MendOptimizer.state_dict()` that is under "mend", as a `Stateful` of its own.
 
-        dcp.save({"model": …, "optimizer": …, "learner": LearnerState(optimizer)}, checkpoint_id=path)
+    It has one entry, of bytes. What a learner holds differs from moment to moment, and
+    torch.distributed.checkpoint fills only the entries that a state had when loading began.
 
-    One entry, bytes: what a learner holds differs from moment to moment, and
-    torch.distributed.checkpoint fills only what a state had when loading began."""
+    Args:
+        optimizer: the optimizer whose learner is saved and loaded.
+
+    Raises:
+        UsageError: `optimizer` is not a `MendOptimizer`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> import torch.distributed.checkpoint as dcp
+        >>> from torch.optim import SGD
+        >>> optimizer = MendOptimizer(SGD([torch.nn.Parameter(torch.ones(2))]), tokens_per_step=8)
+        >>> optimizer.step()
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     _ = dcp.save({"learner": LearnerState(optimizer)}, checkpoint_id=path, no_dist=True)
+        ...     optimizer.step()
+        ...     dcp.load({"learner": LearnerState(optimizer)}, checkpoint_id=path, no_dist=True)
+        >>> optimizer.status().step, optimizer.status().tokens
+        (1, 8)
+    """
 
     def __init__(self, optimizer: MendOptimizer) -> None:
         require(
@@ -31,20 +48,27 @@ class LearnerState:
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
+        """The learner's state, as bytes that `torch.load` reads with `weights_only=True`."""
         file = io.BytesIO()
         torch.save(self._optimizer.learner_state(), file)
         return {"mend": file.getvalue()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there, as `MendOptimizer.load_state_dict` does, but leave the inner
-        optimizer's state alone. Raises `UsageError` for what is damaged or another model's; then
-        nothing has changed."""
+        """Go on from a saved state as `MendOptimizer.load_state_dict` does, but leave the inner
+        optimizer's state alone.
+
+        Args:
+            state_dict: from `state_dict()`.
+
+        Raises:
+            UsageError: it is damaged, or another model's; then nothing has changed.
+        """
         content = state_dict.get("mend")
         try:
             state = torch.load(io.BytesIO(content), weights_only=True)  # type: ignore[arg-type]
         except Exception as error:
             raise UsageError(
-                f"state_dict['mend'] must be the bytes that state_dict() gave, got {repr(content)[:40]}; "
-                "leave the entry out of what is loaded to begin afresh"
+                f"state_dict['mend'] must be the bytes that state_dict() gave, "
+                f"got {repr(content)[:40]}; load without this entry to begin afresh"
             ) from error
         self._optimizer.load_learner_state(state)

@@ -1,8 +1,8 @@
-"""Who is to blame: the local user, the other side, or nobody (a closed learner).
+"""The errors of this library, by whose fault they are.
 
 MendError
-├── UsageError   the local user's mistake; raised at construction or in `step()`, never crosses the wire
-├── PeerError    the other side's fault; recorded and refused, never raised into training
+├── UsageError   the local user's mistake: raised at construction or in `step()`, never sent
+├── PeerError    the other side's fault: recorded and refused, never raised into training
 └── ClosedError  the optimizer was closed and is asked for something that needs its peers
 """
 
@@ -13,23 +13,59 @@ from typing import NoReturn
 
 
 class MendError(Exception):
-    """Base class of every error of this library."""
+    """Base class of every error of this library.
+
+    Raised by itself, once, from `step()` when a background thread has failed, with the reason as
+    its cause. Training then goes on alone.
+
+    Example:
+        >>> issubclass(UsageError, MendError)
+        True
+    """
 
 
 class UsageError(MendError, ValueError):
-    """The local user's mistake: names the argument, its value, the bound and the remedy."""
+    """The local user's mistake. It names the argument, its bound, its value and the remedy.
+
+    Example:
+        >>> from mend_optim import Nesterov
+        >>> Nesterov(lr=0)
+        Traceback (most recent call last):
+            ...
+        mend_optim.errors.UsageError: outer.lr must be in (0, 10], got 0
+    """
 
 
 class PeerError(MendError):
-    """The other side broke the protocol: what it sent is refused, named and survived."""
+    """The other side broke the protocol. Its message is refused and reported in an event of kind
+    "fault"; the error is never raised into your training loop.
+
+    Example:
+        >>> issubclass(PeerError, UsageError)
+        False
+    """
 
 
 class ClosedError(MendError, RuntimeError):
-    """The optimizer was closed: it still steps, but takes part in no round any more."""
+    """The optimizer was closed. It still steps, but it no longer takes part in rounds.
+
+    Example:
+        >>> from torch.nn import Parameter
+        >>> from torch.optim import SGD
+        >>> from mend_optim import MendOptimizer
+        >>> import torch
+        >>> optimizer = MendOptimizer(SGD([Parameter(torch.ones(2))]), listen="127.0.0.1:0")
+        >>> optimizer.close()
+        >>> try:
+        ...     optimizer.synchronize()
+        ... except ClosedError as error:
+        ...     print(error)
+        this optimizer was closed; it still steps, but it has no peers to wait for
+    """
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` can be compared with a bound; True and False are not meant as numbers."""
+    """Whether `value` is a number that can be compared with a bound; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -42,5 +78,6 @@ def require(holds: bool, argument: str, value: object, bound: str, remedy: str =
 
 
 def unreachable(value: NoReturn) -> NoReturn:
-    """The last case of a `match` over a closed union: mypy proves that nothing is left for it."""
+    """Stands in the last case of a `match` over a closed union: mypy proves that no value gets
+    there."""
     raise AssertionError(f"no case for {value!r}")

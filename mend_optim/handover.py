@@ -1,5 +1,5 @@
-"""The training thread's part of a round: copy parameters out, add corrections to them, wait where
-it was asked to."""
+"""The training thread's part of a round: it copies parameters out, adds corrections to them, and
+waits where the user asked it to."""
 
 from __future__ import annotations
 
@@ -30,12 +30,23 @@ from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Checkpoint, Kept, anchored, kept_correction
 from mend_optim.worker.correction import Correction, Reading
 
-MISSED = "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; there is: {there}"
+MISSED = (
+    "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; "
+    "there is: {there}"
+)
 
 
 class Handover:
-    """Between one model's parameters, with its inner optimizer's moments, and one learner's
-    background threads. Only the training thread calls it."""
+    """Carries tensors between the training thread and the learner: parameters and moments out,
+    corrections back. Only the training thread calls it.
+
+    Args:
+        learner: the engine, worker and network side of this learner.
+        layout: which parameters belong to which fragment.
+        parameters: the model's parameters, in the layout's order.
+        inner: the inner optimizer, whose state holds the moments.
+        settings: this learner's settings.
+    """
 
     def __init__(
         self,
@@ -45,47 +56,47 @@ class Handover:
         inner: Optimizer,
         settings: Settings,
     ) -> None:
-        self._learner, self._layout, self._parameters, self._inner = (
-            learner,
-            layout,
-            parameters,
-            inner,
-        )
-        self._settings, self._patience_s = settings, settings.policies.timing.round_timeout_s
+        self._learner = learner
+        self._layout = layout
+        self._parameters = parameters
+        self._inner = inner
+        self._settings = settings
+        self._patience_s = settings.policies.timing.round_timeout_s
         self._synchronous = settings.schedule.adopt_after == 0
         self._moments = {moment.name: moment for moment in settings.policies.moments}
         self._device = next((p.device for p in parameters if p.is_cuda), None)
         self._buffers = Buffers(pin=self._device is not None)
+        # Per fragment, what its parameters' dtypes have rounded away; None where they are float32.
         rounds = any(map(narrow, parameters))
         self._rounding = [
             self._buffers.take(f.numel).zero_() if rounds else None for f in layout.fragments
         ]
+        # The moments that the user named and that have not been reported as missing.
         periods = settings.policies.periods
         self._named = {moment.name for moment in periods.states} if periods else set[str]()
+        # Corrections whose copies to the GPU may not be done, each with the event that tells.
         self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
 
     def begin(self, saved: Checkpoint | None) -> bool:
-        """Before the first inner step: show our weights, or go on where a checkpoint stood; join.
-        Whether the cluster's weights replaced ours."""
-        fragments = range(len(self._layout.fragments))
+        """Before the first inner step, show the learner's weights, or where its checkpoint stood,
+        and join.
+
+        Returns whether the cluster's weights have replaced the learner's."""
         if saved and saved.fragments:
             replaced = self._learner.begin(*self._restore(saved))
         else:
-            weights = [self._copy(p) for p in fragments]
+            weights = [self._copy(p) for p in range(len(self._layout.fragments))]
             copied(self._device)()
-            intact = saved is None or saved.weights == sketches(self._layout, self._parameters)
-            resumed = (
-                Resumed(saved.totals, (), saved.head_start, intact)
-                if saved and saved.step
-                else None
-            )
+            resumed = None
+            if saved and saved.step:
+                intact = saved.weights == sketches(self._layout, self._parameters)
+                resumed = Resumed(saved.totals, (), saved.head_start, intact)
             replaced = self._learner.begin(self._anchors(weights), resumed, ())
         self.run()
         return replaced
 
     def _anchors(self, weights: list[Tensor]) -> Anchors:
         settings = self._settings
-        moments = settings.policies.moments
         return Anchors(
             self._layout,
             weights,
@@ -93,7 +104,7 @@ class Handover:
             outer=settings.outer,
             scheme=settings.merge,
             buffers=self._buffers,
-            moments=moments,
+            moments=settings.policies.moments,
         )
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
@@ -115,17 +126,19 @@ class Handover:
     def keep(self) -> tuple[Kept, ...]:
         """What a checkpoint keeps of every fragment. Waits for the worker's present job, never for
         the network."""
-        kept = self._learner.keep()
-        return tuple(
-            k
-            if rounding is None
-            else replace(k, tensors={**k.tensors, "rounding": rounding.clone()})
-            for k, rounding in zip(kept, self._rounding, strict=False)
-        )
+        kept = []
+        for fragment, rounding in zip(self._learner.keep(), self._rounding, strict=False):
+            tensors = dict(fragment.tensors)
+            if rounding is not None:
+                tensors["rounding"] = rounding.clone()
+            kept.append(replace(fragment, tensors=tensors))
+        return tuple(kept)
 
     def run(self, check: Callable[[], None] = lambda: None) -> None:
-        """Apply what is ready, copy what is due (after `check`); under `adopt_after`, wait for an
-        anchor due now."""
+        """Apply the corrections that are ready and copy the fragments that are due; under
+        `adopt_after`, wait for an anchor that is due now.
+
+        `check` is called before anything is copied, and may raise."""
         deadline = time.monotonic() + self._patience_s
         while True:
             todo = self._learner.take()
@@ -135,34 +148,36 @@ class Handover:
                 try:
                     check()
                     self._offer(todo.fragments_to_copy, todo.founding)
-                except (
-                    BaseException
-                ):  # Ctrl-C too: a fragment that stays reserved would never be offered again
+                except BaseException:
+                    # On Ctrl-C, too: a fragment that stayed reserved would never be offered again.
                     self._learner.release(todo.fragments_to_copy)
                     raise
             if not todo.wait and not (todo.fragments_to_copy and self._synchronous):
                 return
-            if not self._learner.wait(self._learner.deliverable, deadline - time.monotonic()):
+            if not self._learner.wait_for_correction(deadline - time.monotonic()):
                 self._learner.give_up()
                 return
 
     def settle(self, timeout_s: float, check: Callable[[], None]) -> bool:
-        """Rest, handing over what is due, until all of ours is merged and nobody has a greater
-        anchor; False if that takes too long."""
-        learner, deadline = self._learner, time.monotonic() + timeout_s
+        """Rest, copying what is due, until everything this learner trained is merged and nobody has
+        a greater anchor. False if that takes too long."""
+        learner = self._learner
+        deadline = time.monotonic() + timeout_s
         learner.rest()
         while True:
             self.run(check)
             left = deadline - time.monotonic()
-            if learner.wait(learner.engine.boundaries.settled, 0.0) and not learner.closed:
+            if learner.is_settled():
                 return True
             if left <= 0 or learner.closed:
                 return False
-            learner.wait(learner.news, min(left, learner.engine.state.policies.timing.beat_s))
+            learner.wait_for_news(min(left, self._settings.policies.timing.beat_s))
 
     def extend(self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int]) -> None:
-        """A group was added: it is the last fragment of `layout`."""
-        self._layout, self._parameters = layout, parameters
+        """Take over a layout whose last fragment is an added group, trained from (step, tokens)
+        `at`."""
+        self._layout = layout
+        self._parameters = parameters
         fragment = layout.fragments[-1]
         rounds = any(narrow(parameters[i]) for i in fragment.tensors)
         self._rounding.append(self._buffers.take(fragment.numel).zero_() if rounds else None)
@@ -170,7 +185,7 @@ class Handover:
 
     @contextmanager
     def swapped(self, own: Sequence[Tensor]) -> Iterator[None]:
-        """With the anchors over the parameters, and `own` again after it."""
+        """Put the anchors into the parameters, and `own` back afterwards, also on an exception."""
         anchors = self._learner.anchors()
         try:
             for fragment, anchor in zip(self._layout.fragments, anchors, strict=True):
@@ -197,55 +212,54 @@ class Handover:
             self._learner.submit(p, self._copy(p), self._read(p, names), copied(self._device))
 
     def _read(self, p: int, names: Sequence[str]) -> dict[str, Reading]:
-        readings = dict[str, Reading]()
+        """The moments of these names, copied out of the inner optimizer's state."""
+        readings: dict[str, Reading] = {}
         fragment_state = self._state(p)
         for name in names:
             out = self._buffers.take(fragment_state.fragment.numel)
             updates = read(self._moments[name], fragment_state, out)
             readings[name] = Reading(out, updates)
             if not any(updates):
-                self._miss(p, name)
+                self._report_missing(p, name)
         return readings
 
     def _state(self, p: int) -> FragmentState:
-        steps = self._learner.engine.state.totals.step
+        steps = self._learner.step_count()
         return FragmentState(self._layout.fragments[p], self._parameters, self._inner, steps)
 
-    def _miss(self, p: int, name: str) -> None:
-        """No parameter of fragment `p` has this moment. Where they have other state, say so, once,
-        of a name that the user gave: it may be misspelt."""
-        states = [
-            self._inner.state.get(self._parameters[i]) or {}
-            for i in self._layout.fragments[p].tensors
-        ]
+    def _report_missing(self, p: int, name: str) -> None:
+        """Report once, if the user gave the name, that no parameter of fragment `p` has this moment
+        but other state: the name may be misspelt."""
+        tensors = self._layout.fragments[p].tensors
+        states = [self._inner.state.get(self._parameters[i]) or {} for i in tensors]
         there = sorted({str(key) for state in states for key in state})
         if there and name in self._named:
             self._named.discard(name)
             self._learner.tell(Event("unknown", MISSED.format(name=name, there=", ".join(there))))
 
     def _apply(self, correction: Correction) -> None:
-        """Law 10. The buffer must outlive an asynchronous copy to a GPU before it returns to its
-        pool."""
-        fragment, rounding = (
-            self._layout.fragments[correction.fragment],
-            self._rounding[correction.fragment],
-        )
+        """Add a correction to parameters and moments (law 10)."""
+        fragment = self._layout.fragments[correction.fragment]
+        rounding = self._rounding[correction.fragment]
         scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
         self._apply_moments(correction)
         if self._device is not None:
+            # The correction's buffer returns to its pool when nothing refers to it. That must not
+            # be before the asynchronous copy to the GPU is done.
             self._in_flight = [entry for entry in self._in_flight if not _is_done(entry[0])]
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
             self._in_flight.append((event, correction))
 
     def _apply_moments(self, correction: Correction) -> None:
-        fragment_state = self._state(correction.fragment)
         known = [m for m in correction.moments if m.moment in self._moments]
+        if not known:
+            return
+        fragment_state = self._state(correction.fragment)
         for m in known:
             if not m.newcomer:
                 correct(self._moments[m.moment], fragment_state, m.values, m.updates)
-        if known:
-            clip_first_moment(fragment_state)
+        clip_first_moment(fragment_state)
         values = {m.moment: m.values for m in known if m.newcomer}
         if values:
             updates = {m.moment: m.updates for m in known if m.newcomer}

@@ -1,4 +1,4 @@
-"""MendOptimizer: one line around any torch optimizer, and training processes on slow links train
+"""`MendOptimizer`: one line around any torch optimizer, and independent training processes train
 one model together."""
 
 from __future__ import annotations
@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -21,56 +20,82 @@ from mend_optim.engine.moment_schedule import MomentSchedule
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.errors import UsageError, is_number, require
-from mend_optim.handover import Handover
 from mend_optim.membership.failslow import FailSlow
-from mend_optim.model.copies import flat, sketch, sketches
-from mend_optim.model.layout import Layout
 from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
-from mend_optim.status import Status, learner_status
-from mend_optim.worker.checkpoint import Checkpoint, to_state, with_group
+from mend_optim.status import Status
+from mend_optim.training_run import TrainingRun
+from mend_optim.worker.checkpoint import to_state
 from mend_optim.worker.checkpoint_reader import from_state
 from mend_optim.worker.outer import Nesterov
 
 
 class MendOptimizer(Optimizer):
-    """Train one model in independent processes: `MendOptimizer(AdamW(model.parameters(), lr=3e-4),
-    listen="0.0.0.0:51900", peers=["b:51900"])`.
+    """Wrap any torch optimizer, so that independent training processes train one model together.
 
-    `step()` takes the inner optimizer's step. Every `sync_every` steps it copies the parameters and
-    offers, in the background, what was learned since the anchor Θ (delta Δ = Θ - θ, float32). A
-    quorum of offers is merged, Δ̄ = Σ wᵢ Δᵢ, every learner takes the outer step Θ ← Θ - η (Δ̄ + μ
-    b), and the difference is added to the parameters in a later `step()`, local progress kept
-    (Decoupled DiLoCo, arXiv 2604.21428). No network fault blocks or raises into training. Without
-    `listen` and `peers` it is the inner optimizer, bit for bit.
+    `step()` takes the inner optimizer's step. Every `sync_every` steps, the learner copies its
+    parameters θ and offers, in the background, what it has learned since the anchor Θ: the delta
+    Δ = Θ - θ, in float32. A quorum of offers is merged, Δ̄ = Σ wᵢ Δᵢ, and every learner takes the
+    outer step Θ ← Θ - η (Δ̄ + μ b). A later `step()` adds the difference to the parameters, and
+    local progress is kept (DiLoCo, arXiv 2311.08105; Decoupled DiLoCo, arXiv 2604.21428).
+
+    No network fault blocks training or raises into it. Without `listen` and `peers`, a
+    `MendOptimizer` is its inner optimizer, bit for bit.
 
     Args:
-        inner: any torch optimizer. All its floating point parameters are merged; buffers and its state are not.
-        name: stable name of this learner, unique in the cluster (MEND_NAME; default host-pid).
-        listen: "host:port" to serve on; None takes part by outbound calls alone (MEND_LISTEN).
-        peers: "host:port" of any reachable learners; gossip finds the rest (MEND_PEERS, comma separated).
-        sync_every: H, inner steps between two offers of a fragment. fragments: P, turns staggered by H/P.
-        adopt_after: None adopts when ready; n adopts exactly n inner steps after the snapshot, in lockstep and
-        reproducibly.
-        quorum: `Quorum` or the fewest offers a seal may have. grace: `Grace` or seconds to wait for more.
-        weighting: "tokens", "throughput" or "uniform". merge: "mean", "rda", "trimmed_mean" or "median".
-        outer: `Nesterov(lr=…, momentum=…)`. codec: what travels: "none", "bf16", "int8", "int4", "float4", "sparse",
-        "powersgd", or one with options, such as `PowerSGD(rank=8)`.
-        moments: `MomentSchedule`, every how many rounds the inner optimizer's moments are averaged (DES-LOC, arXiv
-        2505.22549); None: never; "auto": where deltas travel as floats. failslow: `FailSlow`, when a learner that has
-        become slow is waited for no more, or None.
-        tokens_per_step: tokens of one step; None: what `count_tokens` said, else 1.
-        timing: `Timing`, the only timeouts. advertise: address others should dial, where it differs from `listen`.
-        ledger: path of a JSONL file, a line per adopted round. on_event: called with an `Event`, in the background.
+        inner: any torch optimizer. All its parameters are merged; they must be floating point or
+            complex. Its moments are averaged as `moments` says, and its other state stays local, as
+            do the model's buffers.
+        name: stable name of this learner, unique in the cluster; 1 to 200 bytes of printable text.
+            None: the environment variable MEND_NAME, else host and process id.
+        listen: "host:port" to serve on; port 0 takes a free one. None: the environment variable
+            MEND_LISTEN, else this learner takes part by outbound calls only.
+        peers: "host:port" of any reachable learners; they introduce the others. Empty: the
+            environment variable MEND_PEERS, separated by commas.
+        sync_every: H, the inner steps between two offers of a fragment; at least 1.
+        fragments: P, the parts that the parameters are synced in, in turns H/P steps apart
+            (Streaming DiLoCo, arXiv 2501.18512); from 1 to `sync_every`, and at most the number of
+            parameter tensors.
+        adopt_after: None adopts an anchor as soon as it is ready. n, from 0 to `sync_every`, adopts
+            it exactly n inner steps after the snapshot, in lockstep and reproducible to the bit;
+            `step()` then waits for it, at most `timing.round_timeout_s`.
+        quorum: fewest offers in a merge: a `Quorum`, or an int of at least 1.
+        grace: how long a round waits for more offers once it has its quorum: a `Grace`, or seconds,
+            at least 0.
+        weighting: weight of an offer in the merge: "tokens", "throughput" (tokens²/steps) or
+            "uniform".
+        merge: "mean", "rda" (radial-directional), or "trimmed_mean" or "median" of each coordinate,
+            which ignore `weighting`.
+        outer: the outer optimizer, a `Nesterov`.
+        codec: how deltas travel: "none" (float32), "bf16", "int8", "int4", "float4", "sparse",
+            "powersgd", or a codec with options, such as `PowerSGD(rank=8)`.
+        moments: how often the inner optimizer's moments are averaged: a `MomentSchedule` (DES-LOC,
+            arXiv 2505.22549), or None for never. "auto": `MomentSchedule()` where deltas travel as
+            floats ("none" and "bf16"), else never.
+        failslow: when rounds no longer wait for a learner that has become slow: a `FailSlow`, or
+            None for never.
+        tokens_per_step: tokens of each step for which `count_tokens` was not called; at least 1.
+            None: 1.
+        timing: the only timeouts, a `Timing`.
+        advertise: "host:port" that others should dial, if it differs from `listen`; needs `listen`.
+        ledger: path of a JSONL file, to which each adopted anchor appends a line. None: no file.
+        on_event: called with every `Event`, on a background thread. None: events are only logged.
 
     Raises:
-        UsageError: (a ValueError) a bad argument, named with its value, bound and remedy; or, from `step()`, parameters
-        that changed.
-    """
+        UsageError: an argument is wrong; the error names it, its value, its bound and the remedy.
 
-    _learner: Learner | None
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(4, 1)
+        >>> inner = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        >>> with MendOptimizer(inner, name="a", listen="127.0.0.1:0") as optimizer:
+        ...     model(torch.ones(8, 4)).sum().backward()
+        ...     optimizer.step()
+        ...     optimizer.status().step
+        1
+    """
 
     def __init__(
         self,
@@ -96,225 +121,254 @@ class MendOptimizer(Optimizer):
         ledger: str | Path | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        require(
-            not isinstance(inner, MendOptimizer),
-            "inner",
-            "MendOptimizer",
-            "a plain optimizer",
-            "wrap once",
-        )
-        schedule = Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after)
+        plain = not isinstance(inner, MendOptimizer)
+        require(plain, "inner", "MendOptimizer", "a plain optimizer", "wrap once")
         settings = read_settings(
             inner,
-            name,
-            listen,
-            peers,
-            schedule,
-            quorum,
-            grace,
-            weighting,
-            merge,
-            outer,
-            codec,
-            moments,
-            failslow,
-            tokens_per_step,
-            timing,
-            advertise,
-            ledger,
-            on_event,
+            name=name,
+            listen=listen,
+            peers=peers,
+            schedule=Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after),
+            quorum=quorum,
+            grace=grace,
+            weighting=weighting,
+            merge=merge,
+            outer=outer,
+            codec=codec,
+            moments=moments,
+            failslow=failslow,
+            tokens_per_step=tokens_per_step,
+            timing=timing,
+            advertise=advertise,
+            ledger=ledger,
+            on_event=on_event,
         )
-        self._init_state(inner, settings, len(inner.param_groups))
-        self._learner = settings.connect(lambda: self._layout)
+        self._wrap(inner, settings, len(inner.param_groups))
 
-    def _init_state(self, inner: Optimizer, settings: Settings, groups: int) -> None:
-        self.inner, self._settings, self.name, self._wrapped_groups = (
-            inner,
-            settings,
-            settings.name,
-            groups,
-        )
+    def _wrap(self, inner: Optimizer, settings: Settings, groups: int) -> None:
+        """Wrap `inner`, which had so many parameter groups when it was first wrapped."""
+        self.inner = inner
+        self.name = settings.name
         for attribute, hooks in vars(inner).items():
             if attribute.startswith("_optimizer_") and attribute.endswith("_hooks"):
-                # one set of hooks for both, so that each fires once
+                # Both optimizers share one set of hooks, so that each hook fires once.
                 setattr(self, attribute, hooks)
+        self._run = TrainingRun(inner, settings, groups)
         self._count = TokenCount()
-        self._step, self._tokens, self._in_mend_s = 0, 0, 0.0
-        self._returned_at: float | None = None  # from the last step, with nothing of ours since
-        self._own_weights: list[Tensor] | None = None  # while the anchor is swapped in
-        self._learner = None
+        self._in_mend_s = 0.0
+        # When the last step returned; None if this library took time since.
+        self._returned_at: float | None = None
+        # This learner's own weights, while the anchor is in their place.
+        self._own_weights: list[Tensor] | None = None
         self._uncompiled: Any = None
-        self._handover: Handover | None = None  # from the first step with peers on
-        self._saved: Checkpoint | None = None  # loaded, and not yet gone on from
-        self._checked = True  # whether the weights were compared with its own
-        self._parameters, self._layout = self._build_layout()
+
+    @property
+    def _learner(self) -> Learner | None:
+        return self._run.learner
 
     # ── a torch optimizer ─────────────────────────────────────────────────────────────────────────
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The inner optimizer's own groups, live: schedulers and reloads see one truth."""
+        """The inner optimizer's own groups: a scheduler may change them through either."""
         return self.inner.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The inner optimizer's own state, live."""
+        """The inner optimizer's own state."""
         return self.inner.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The inner optimizer's own defaults, live."""
+        """The inner optimizer's own defaults."""
         return self.inner.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, as the inner optimizer does.
+
+        Tokens that were counted for gradients no step has used are dropped with them."""
         if self._count.doubtful:
-            self._count.cleared(any_gradient(self._parameters), stamp(self._parameters))
+            parameters = self._run.parameters
+            self._count.cleared(any_gradient(parameters), stamp(parameters))
         else:
             self._count.cleared(False, None)
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state, which the inner optimizer can load, and under "mend" all
-        else that it takes to go on to the bit: anchors, velocities, lineages, pending offers,
-        residuals, counters; tensors (copies, on the host) and plain containers. Waits for nothing
-        on the network."""
+        """Everything that a run needs to go on to the bit. Waits for nothing on the network.
+
+        Returns:
+            The inner optimizer's state, which the inner optimizer can load, and under "mend" the
+            anchors, velocities, lineages, pending offers, residuals and counters. Tensors are
+            copies on the host; containers are plain.
+        """
         return {**self.inner.state_dict(), "mend": self.learner_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a checkpoint stood, the bare inner optimizer's or ours; load the model's
-        weights as well.
+        """Go on from a checkpoint: from a `MendOptimizer`'s, or from the bare inner optimizer's.
 
-        Ours counts steps and tokens on, offers again what was on its way, and takes whatever newer
-        anchor the others have; each token counts once. The weights must be those saved with it;
-        others are replaced by its anchor. After the first step with peers this learner leaves, and
-        joins again as a new incarnation. Raises `UsageError` for what is damaged or another
-        model's; then nothing has changed."""
+        Load the model's weights that were saved with it as well. With other weights, the learner
+        takes the checkpoint's anchor in their place.
+
+        The learner continues its counts of steps and tokens, offers its pending work again, and
+        takes any newer anchor that the others have. Each token counts once. After the first step
+        with peers, the learner leaves and joins again as a new incarnation.
+
+        Args:
+            state_dict: from `state_dict()`.
+
+        Raises:
+            UsageError: it is damaged, or another model's; then nothing has changed.
+        """
         self._refuse_swapped("load_state_dict")
         mend = state_dict.get("mend")
-        saved = None if mend is None else from_state(mend, self._layout)
-        self.inner.load_state_dict(
-            {key: value for key, value in state_dict.items() if key != "mend"}
-        )
+        saved = None if mend is None else from_state(mend, self._run.layout)
+        inner = {key: value for key, value in state_dict.items() if key != "mend"}
+        self.inner.load_state_dict(inner)
         if saved:
-            self._resume(saved)
+            self._run.resume(saved)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to the inner optimizer, at any time. Each group that is added after
-        wrapping is a fragment of its own: it is merged among the learners that have added it, from
-        first weights of one of them, and the others go on with the rest until they add it too, in
-        the same order. Raises `UsageError` for what cannot be merged; then nothing has changed."""
+        """Add parameters to the inner optimizer, at any time.
+
+        Each added group is a fragment of its own. It is merged among the learners that have added
+        it, and begins with the weights of one of them. The others go on with the rest. All must add
+        their groups in the same order.
+
+        Args:
+            param_group: as for any torch optimizer.
+
+        Raises:
+            UsageError: its parameters cannot be merged; then nothing has changed.
+        """
         self._refuse_swapped("add_param_group")
-        groups = self.inner.param_groups
-        self.inner.add_param_group(param_group)
-        try:
-            parameters, layout = self._build_layout()
-        except UsageError:
-            groups.pop()
-            raise
-        if not groups[-1]["params"]:
-            return
-        self._parameters, self._layout = parameters, layout
-        if self._saved and self._saved.fragments and not self._handover:
-            added = [parameters[i] for i in layout.added[-1]]
-            here = replace(self._saved, step=self._step, tokens=self._tokens)
-            self._saved = with_group(here, flat(layout.fragments[-1], parameters), sketch(added))
-        if self._handover:
-            self._handover.extend(layout, parameters, (self._step, self._tokens))
+        self._run.add_group(param_group)
 
     def __repr__(self) -> str:
         return f"MendOptimizer(name={self.name!r}, {self.inner!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: an optimizer without peers, and our state for its
-        `state_dict`."""
-        groups, state = self._wrapped_groups, self.learner_state()
+        """What a copy or a pickle holds: an optimizer without peers, and what its `state_dict` has
+        under "mend"."""
         return {
             "inner": self.inner,
-            "settings": self._settings.offline(),
-            "groups": groups,
-            "mend": state,
+            "settings": self._run.settings.offline(),
+            "groups": self._run.wrapped_groups,
+            "mend": self.learner_state(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._init_state(state["inner"], state["settings"], state["groups"])
+        self._wrap(state["inner"], state["settings"], state["groups"])
         self.load_learner_state(state["mend"])
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """The inner optimizer's step; then, at boundaries, a copy; and when an anchor is ready, its
-        correction.
+        """Take the inner optimizer's step. At a boundary, copy parameters; when an anchor is ready,
+        add its correction.
 
-        The first step with peers waits until this learner has joined (at most
-        `timing.join_timeout_s` if nobody is found). If it takes over a running cluster's weights,
-        the gradient of the old ones is dropped: nothing is trained in that call, nothing counted.
-        Nor is anything in the step with `lr=0` and no gradient that torch.distributed.checkpoint
-        takes to make an optimizer's first state."""
+        The first step with peers waits until this learner has joined, at most
+        `timing.join_timeout_s` if nobody is found. If the learner takes over a running cluster's
+        weights, it drops the gradients of its old ones: that call trains nothing and counts
+        nothing. A step with `lr=0` and no gradients, which torch.distributed.checkpoint takes to
+        make an optimizer's first state, counts nothing either.
+
+        Args:
+            closure: computes the loss again, as for any torch optimizer.
+
+        Returns:
+            What the inner optimizer's `step` returns.
+
+        Raises:
+            UsageError: the parameters have changed, or the call is inside `global_weights()`.
+            MendError: a background thread failed. Raised once; training goes on alone.
+        """
         if closure is None and is_phantom(self.inner):
             return self.inner.step()
-        if self._learner is None:
-            if self._saved and not self._checked:
-                self._check_saved(self._saved)
+        learner = self._learner
+        if learner is None:
+            self._run.check_saved()
             loss = self._inner_step(closure)
             self._count_step()
             return loss
-        # threads, clocks, copies: where the user compiles step(), nothing of it is
         if self._uncompiled is None:
+            # There is nothing to compile in threads, clocks and copies, if you compile `step()`.
             self._uncompiled = torch.compiler.disable(self._step_with_peers)  # type: ignore[no-untyped-call]
-        return self._uncompiled(self._learner, closure)
+        return self._uncompiled(learner, closure)
 
     def _step_with_peers(self, learner: Learner, closure: Callable[[], float] | None) -> Any:
         self._refuse_swapped("step")
         started = time.perf_counter()
         since_s = None if self._returned_at is None else started - self._returned_at
-        handover, stale = self._ensure_joined(learner)
+        handover, stale = self._run.ensure_joined()
         if stale:
-            self.inner.zero_grad()  # gradients of weights that are gone
+            # The gradients are those of weights that the cluster's have replaced.
+            self.inner.zero_grad()
         inner_at = time.perf_counter()
         loss = None if stale and closure is None else self._inner_step(closure)
         done_at = time.perf_counter()
-        if stale and not any_gradient(self._parameters):
+        if stale and not any_gradient(self._run.parameters):
             self._count.take(0)
         else:
             tokens = self._count_step()
-            if not learner.closed:
-                learner.stepped(tokens, None if since_s is None else since_s + done_at - inner_at)
-                handover.run(self._check_layout)
-            else:
+            if learner.closed:
                 learner.check()
+            else:
+                learner.stepped(tokens, None if since_s is None else since_s + done_at - inner_at)
+                handover.run(self._run.check_layout)
         self._returned_at = time.perf_counter()
         self._in_mend_s += self._returned_at - done_at + inner_at - started
         return loss
 
-    # ── beyond it ─────────────────────────────────────────────────────────────────────────────────
+    # ── beyond a torch optimizer ──────────────────────────────────────────────────────────────────
 
     def count_tokens(self, n: int) -> None:
-        """Add `n` tokens to the coming step, the weight of its work; they take the place of
-        `tokens_per_step`, and a step counts at least 1. Raises `UsageError` unless n is an int >=
-        0."""
+        """Add tokens to the coming step: they are the weight of its work.
+
+        They take the place of `tokens_per_step`. A step counts at least 1.
+
+        Args:
+            n: tokens, at least 0. Calls add up until the next step.
+
+        Raises:
+            UsageError: `n` is not an int of at least 0.
+        """
         whole = hasattr(type(n), "__index__") and not isinstance(n, bool) and n >= 0
         require(whole, "n", n, "an int >= 0")
-        self._count.add(index(n), stamp(self._parameters))
+        self._count.add(index(n), stamp(self._run.parameters))
 
     def join(self) -> Status:
-        """What the first `step()` would do first: show our weights, or go on where a checkpoint
-        stood; wait for the others, at most `timing.join_timeout_s` if nobody is found; take their
-        weights if they are further.
+        """Do what the first `step()` would do first: show this learner's weights, or where its
+        checkpoint stood, wait for the others, and take their weights if they are further.
 
-        Returns the status: `position` says where the learning rate schedule and the data should go
-        on. Later calls only return it."""
+        It waits at most `timing.join_timeout_s` if nobody is found. Later calls only return the
+        status.
+
+        Returns:
+            The status. Its `position` is the step at which your learning rate schedule and your
+            data should go on.
+        """
         self._refuse_swapped("join")
         if self._learner and not self._learner.closed:
-            self._ensure_joined(self._learner)
+            self._run.ensure_joined()
         return self.status()
 
     def synchronize(self, timeout: float | None = None) -> bool:
-        """Offer everything not yet merged, also what PowerSGD left in the weights, and wait until
-        it is merged and this learner holds the greatest anchor it has heard of.
+        """Offer everything that is not merged yet, and wait until it is merged and this learner
+        holds the greatest anchor it has heard of.
 
-        `timeout` in seconds (default `timing.round_timeout_s`). Returns whether it came to that;
-        once all others have left, and where no peers were ever named, there is nobody to merge with
-        and it is true at once. Until the next `step()` this learner takes part in rounds with
-        nothing to add, so the others still find their quorum. Raises `ClosedError` after
-        `close()`."""
+        That includes what PowerSGD has left in the weights. Until its next `step()`, this learner
+        takes part in rounds with nothing to add, so the others still find their quorum.
+
+        Args:
+            timeout: seconds, at least 0. None: `timing.round_timeout_s`.
+
+        Returns:
+            Whether it was done in time. If all others have left, or there were never any peers,
+            nobody is there to merge with, and it is true at once.
+
+        Raises:
+            ClosedError: the optimizer was closed.
+            UsageError: the timeout is wrong, or the call is inside `global_weights()`.
+        """
         waits = timeout is None or (is_number(timeout) and timeout >= 0)
         require(waits, "timeout", timeout, "None or a number of seconds >= 0")
         learner = self._learner
@@ -322,26 +376,30 @@ class MendOptimizer(Optimizer):
             return True
         learner.require_open()
         self._refuse_swapped("synchronize")
-        handover, _ = self._ensure_joined(learner)
+        handover, _ = self._run.ensure_joined()
         self._returned_at = None
-        patience_s = self._settings.policies.timing.round_timeout_s if timeout is None else timeout
-        return handover.settle(patience_s, self._check_layout)
+        if timeout is None:
+            timeout = self._run.settings.policies.timing.round_timeout_s
+        return handover.settle(timeout, self._run.check_layout)
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """Swap the anchor, the merged model, into the parameters: to evaluate, save or ship it.
-        Restores them to the bit, also on an exception.
+        """Swap the anchor, which is the merged model, into the parameters, to evaluate, save or
+        ship it. Your own weights come back afterwards, to the bit, also after an exception.
 
-        Alone, this learner's weights are the anchor. `step()` and `synchronize()` inside the block
-        raise `UsageError`.
+        Without peers, or while this learner is alone, its weights are the anchor and stay.
+
+        Raises:
+            UsageError: inside the block, by `step()`, `synchronize()` and other calls that need
+                your own weights.
         """
         self._refuse_swapped("global_weights")
-        learner = self._learner
-        handover = self._handover
-        if learner is None or handover is None or learner.engine.state.alone:
+        learner, handover = self._learner, self._run.handover
+        if learner is None or handover is None or learner.is_alone():
             yield
             return
-        own = self._own_weights = [parameter.detach().clone() for parameter in self._parameters]
+        own = [parameter.detach().clone() for parameter in self._run.parameters]
+        self._own_weights = own
         try:
             with handover.swapped(own):
                 yield
@@ -349,39 +407,22 @@ class MendOptimizer(Optimizer):
             self._own_weights = None
 
     def status(self) -> Status:
-        """Where this learner stands, as frozen data."""
-        learner, head_start = self._learner, self._saved.head_start if self._saved else 0
-        if learner is None:
-            step, tokens, here = self._step, self._tokens, self._step + head_start
-            return Status(
-                name=self.name,
-                address="",
-                step=step,
-                tokens=tokens,
-                position=here,
-                cluster_step=here,
-                cluster_tokens=tokens,
-            )
-        sent, received = learner.transport.bytes_sent, learner.transport.bytes_received
-        with learner.mutex:
-            state = learner.engine.state
-            here = state.position if state.fragments else self._step + head_start
-            failing = learner.engine.stragglers.failing
-            return learner_status(
-                state, failing, self._step, self._tokens, here, self._in_mend_s, sent, received
-            )
+        """Where this learner stands at this moment, as frozen data."""
+        return self._run.status(self._in_mend_s)
 
     def learner_state(self) -> dict[str, Any]:
-        """The "mend" part of `state_dict()`."""
-        return to_state(self._checkpoint(), self._layout)
+        """The part of `state_dict()` that is under "mend"."""
+        own = self._run.parameters if self._own_weights is None else self._own_weights
+        return to_state(self._run.checkpoint(own), self._run.layout)
 
     def load_learner_state(self, state: Any) -> None:
-        """Go on from the "mend" part of a `state_dict()` alone; see `load_state_dict`."""
-        self._resume(from_state(state, self._layout))
+        """Go on from `learner_state()` as `load_state_dict` does, but leave the inner optimizer's
+        state alone."""
+        self._run.resume(from_state(state, self._run.layout))
 
     def close(self) -> None:
-        """Say goodbye to the peers and stop the background threads. Steps after it are the inner
-        optimizer's. Idempotent."""
+        """Say goodbye to the peers and stop the background threads. Later steps are the inner
+        optimizer's. A second call does nothing."""
         if self._learner:
             self._learner.close()
 
@@ -390,8 +431,6 @@ class MendOptimizer(Optimizer):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    # ── the training thread's part ────────────────────────────────────────────────────────────────
 
     def _refuse_swapped(self, call: str) -> None:
         if self._own_weights is not None:
@@ -403,73 +442,7 @@ class MendOptimizer(Optimizer):
         return self.inner.step() if closure is None else self.inner.step(closure)
 
     def _count_step(self) -> int:
-        """One step was taken: the tokens of it."""
-        tokens = self._count.take(self._settings.tokens_per_step or 1)
-        self._step += 1
-        self._tokens += tokens
+        """Count one inner step, and return its tokens."""
+        tokens = self._count.take(self._run.settings.tokens_per_step or 1)
+        self._run.count_step(tokens)
         return tokens
-
-    def _checkpoint(self) -> Checkpoint:
-        saved, learner, handover = self._saved or Checkpoint(), self._learner, self._handover
-        own = self._parameters if self._own_weights is None else self._own_weights
-        # Until the first step nobody has looked whether our weights are those of the loaded
-        # checkpoint.
-        weights = sketches(self._layout, own) if handover or self._checked else saved.weights
-        here = replace(saved, step=self._step, tokens=self._tokens, weights=weights)
-        if learner is None or handover is None:
-            return here
-        state = learner.engine.state
-        history = (*saved.history, str(state.me))
-        return replace(
-            here, head_start=state.head_start, history=history, fragments=handover.keep()
-        )
-
-    def _resume(self, saved: Checkpoint) -> None:
-        """Go on from there at the next step, as a new incarnation if this one has begun."""
-        if self._learner and self._handover:
-            closed = self._learner.closed
-            self._learner.close()
-            self._handover = None
-            self._learner = None if closed else self._settings.connect(lambda: self._layout)
-        self._saved, self._step, self._tokens, self._checked = (
-            saved,
-            saved.step,
-            saved.tokens,
-            not saved.step,
-        )
-
-    def _check_saved(self, saved: Checkpoint) -> None:
-        """Without peers: other weights than the saved ones are nobody's progress; they count as
-        first weights."""
-        self._checked = True
-        if saved.weights != sketches(self._layout, self._parameters):
-            self._saved, self._step, self._tokens = None, 0, 0
-
-    def _build_layout(self) -> tuple[list[Tensor], Layout]:
-        groups, parameters, names = self.inner.param_groups, list[Tensor](), list[str]()
-        for group in groups:
-            positions = map(str, range(len(names), len(names) + len(group["params"])))
-            names += map(str, group.get("param_names", positions))
-            parameters += group["params"]
-        added = [
-            len(group["params"]) for group in groups[self._wrapped_groups :] if group["params"]
-        ]
-        return parameters, Layout(names, parameters, self._settings.schedule.fragments, added)
-
-    def _ensure_joined(self, learner: Learner) -> tuple[Handover, bool]:
-        """Before the first inner step, show our weights and join. Also returns whether the
-        cluster's replaced ours."""
-        if self._handover:
-            return self._handover, False
-        self._check_layout()
-        self._handover = Handover(
-            learner, self._layout, self._parameters, self.inner, self._settings
-        )
-        replaced = self._handover.begin(self._saved)
-        if self._saved:
-            self._saved = replace(self._saved, fragments=())  # we have our own copies now
-        return self._handover, replaced
-
-    def _check_layout(self) -> None:
-        present = [p for group in self.inner.param_groups for p in group["params"]]
-        self._layout.check(present, self._parameters)

@@ -1,5 +1,4 @@
-"""What the constructor was told: checked once, then kept; and the learner on the network that is
-made of it."""
+"""The arguments of `MendOptimizer`, checked once and then kept, and the learner made from them."""
 
 from __future__ import annotations
 
@@ -7,17 +6,15 @@ import inspect
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
 from torch.optim import Optimizer
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.registry import FLOATS, Codec, codec_name
-from mend_optim.codecs.registry import find_codec as codec_named
+from mend_optim.codecs.registry import FLOATS, Codec, codec_name, find_codec
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
@@ -38,12 +35,14 @@ from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
 from mend_optim.worker.outer import Nesterov
 
-MOMENTS = 4  # of any optimizer that we know, at most
+MOST_MOMENTS = 4  # that any optimizer known here keeps per parameter
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where a learner is on the network, and whom it tells what happens there."""
+    """A learner's addresses, and where it reports what happens on the network.
+
+    `listen`, `advertise` and `peers` are "host:port". `listen=None`: outbound calls only."""
 
     listen: str | None
     advertise: str | None
@@ -54,7 +53,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One learner's settings. `place` is None for one without peers."""
+    """One learner's settings. `place` is None for a learner without peers."""
 
     name: str
     policies: Policies
@@ -66,15 +65,19 @@ class Settings:
 
     @property
     def schedule(self) -> Schedule:
+        """When fragments are due, and when anchors are adopted."""
         return self.policies.schedule
 
     def policy(self) -> tuple[tuple[str, str], ...]:
-        """What learners must have in common besides the model; grace and timing may differ."""
-        schedule, quorum, periods = (
-            self.schedule,
-            self.policies.quorum.minimum,
-            self.policies.periods,
-        )
+        """(field, value) pairs that learners must have in common besides the model.
+
+        Grace and timing may differ."""
+        schedule = self.schedule
+        quorum = self.policies.quorum.minimum
+        periods = self.policies.periods
+        moments = "never"
+        if periods:
+            moments = ", ".join(f"{order} {rounds}" for order, rounds in periods.rounds)
         return (
             ("sync_every", str(schedule.sync_every)),
             ("fragments", str(schedule.fragments)),
@@ -84,37 +87,34 @@ class Settings:
             ("merge", self.merge),
             ("outer", repr(self.outer)),
             ("codec", codec_name(self.codec)),
-            (
-                "moments",
-                ", ".join(f"{order} {rounds}" for order, rounds in periods.rounds)
-                if periods
-                else "never",
-            ),
+            ("moments", moments),
         )
 
     def _limit(self, fragment: Fragment) -> int:
-        """The greatest message of a fragment, in bytes: its anchor, its velocity and moments in
-        float32; others may have more of these than we have."""
-        moments = max(MOMENTS, len(self.policies.moments))
+        """The largest message about a fragment, in bytes: its anchor, velocity and moments in
+        float32. A peer may keep more moments than this learner does."""
+        moments = max(MOST_MOMENTS, len(self.policies.moments))
         return 8 * fragment.numel + moments * dense_nbytes(fragment.shapes)
 
     def offline(self) -> Settings:
-        """The same without peers: for copies, which must not take part twice."""
+        """The same settings without peers, for a copy of the optimizer: it must not take part as a
+        second learner of the same name."""
         return replace(self, place=None)
 
     def connect(self, layout: Callable[[], Layout]) -> Learner | None:
-        """The learner: its engine, its threads, its place on the network; None without peers.
-        `layout()` is the parameters' as of now."""
+        """Start a learner: its engine, its threads, its transport. None without peers.
+
+        `layout()` is the layout of the parameters as of now."""
         place = self.place
         if place is None:
             return None
         me = PeerId(self.name, time.time_ns())
         return Learner(
-            lambda now: Engine(me, "", place.peers, self.policies, now),
-            lambda address: Hello(
+            engine=lambda now: Engine(me, "", place.peers, self.policies, now),
+            hello=lambda address: Hello(
                 peer=me, address=address, model=layout().fingerprint(), policy=self.policy()
             ),
-            lambda handler: Transport(
+            transport=lambda handler: Transport(
                 handler,
                 listen=place.listen,
                 advertise=place.advertise,
@@ -123,13 +123,14 @@ class Settings:
                 limit=lambda p: self._limit(layout().fragments[p]),
                 allocate=Buffers().take_bytes,
             ),
-            place.ledger,
-            place.on_event,
+            ledger=place.ledger,
+            on_event=place.on_event,
         )
 
 
 def read_settings(
     inner: Optimizer,
+    *,
     name: str | None,
     listen: str | None,
     peers: Sequence[str],
@@ -148,34 +149,19 @@ def read_settings(
     ledger: str | Path | None,
     on_event: Callable[[Event], None] | None,
 ) -> Settings:
-    """Check the arguments of `MendOptimizer`; what they leave out, the environment may say. Raises
-    `UsageError`."""
+    """Check the arguments of `MendOptimizer`, and fill in what they omit from the environment.
+
+    Raises:
+        UsageError: an argument is wrong; the error names it, its value and its bound.
+    """
     require(isinstance(inner, Optimizer), "inner", type(inner).__name__, "a torch.optim.Optimizer")
-    require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
-    require(merge in MERGES, "merge", merge, f"one of {MERGES}")
-    require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
-    encoded = codec_named(codec)
+    _check_merging(weighting, merge, outer)
+    encoded = find_codec(codec)
     periods = _periods(moments, encoded)
-    require(
-        isinstance(failslow, FailSlow | None),
-        "failslow",
-        failslow,
-        "None or a FailSlow(threshold=…, …)",
-    )
-    require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
-    path = ledger is None or (
-        isinstance(ledger, str | Path) and str(ledger) != "" and not Path(ledger).is_dir()
-    )
-    require(path, "ledger", ledger, "None or the path of a file")
-    require(
-        on_event is None or _takes_one(on_event),
-        "on_event",
-        on_event,
-        "None or a function of an Event",
-    )
+    _check_patience(failslow, timing)
+    _check_reports(ledger, on_event)
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
-    states = known_moments(inner, periods) if periods else ()
     policies = Policies(
         schedule=schedule,
         quorum=quorum if isinstance(quorum, Quorum) else Quorum(minimum=quorum),
@@ -183,24 +169,25 @@ def read_settings(
         weighting=weighting,
         timing=timing,
         failslow=failslow,
-        moments=states,
         residual_in_weights=encoded.residual_in_weights and merge in SHARED,
         unflushed_merge=merge if encoded.residual_in_weights and merge not in SHARED else "",
-        unknown_optimizer=type(inner).__name__
-        if periods and is_unknown_optimizer(inner, periods)
-        else "",
-        periods=periods and periods.resolve(decays(states, inner), schedule.sync_every),
     )
-    place = _place(listen, peers, advertise, ledger, on_event)
-    if place is None:
-        least = policies.quorum.minimum or 1
-        require(
-            least == 1,
-            "quorum.minimum",
-            least,
-            "1 without listen or peers",
-            "nobody else can ever take part",
+    if periods:
+        policies = _with_moments(policies, inner, periods)
+    named = _read_peers(peers)
+    listen = os.environ.get("MEND_LISTEN") or None if listen is None else listen
+    _check_advertise(advertise, listen)
+    place = None
+    if listen is not None or named:
+        place = Endpoint(
+            listen=listen,
+            advertise=advertise,
+            peers=named,
+            ledger=Path(ledger) if ledger else None,
+            on_event=on_event,
         )
+    else:
+        _check_alone(policies.quorum)
     return Settings(
         name=_learner_name(name),
         policies=policies,
@@ -212,11 +199,44 @@ def read_settings(
     )
 
 
+def _check_merging(weighting: str, merge: str, outer: Nesterov) -> None:
+    require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
+    require(merge in MERGES, "merge", merge, f"one of {MERGES}")
+    require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
+
+
+def _check_patience(failslow: FailSlow | None, timing: Timing) -> None:
+    is_policy = isinstance(failslow, FailSlow | None)
+    require(is_policy, "failslow", failslow, "None or a FailSlow(threshold=…, …)")
+    require(isinstance(timing, Timing), "timing", timing, "a Timing(beat_s=…, …)")
+
+
+def _check_reports(ledger: str | Path | None, on_event: Callable[[Event], None] | None) -> None:
+    is_file = isinstance(ledger, str | Path) and str(ledger) != "" and not Path(ledger).is_dir()
+    require(ledger is None or is_file, "ledger", ledger, "None or the path of a file")
+    takes_event = on_event is None or _takes_one(on_event)
+    require(takes_event, "on_event", on_event, "None or a function of an Event")
+
+
+def _check_advertise(advertise: str | None, listen: str | None) -> None:
+    dialable = advertise is None or listen is not None
+    remedy = "a learner nobody can dial has no address"
+    require(dialable, "advertise", advertise, "None without listen", remedy)
+
+
+def _check_alone(quorum: Quorum) -> None:
+    """Without peers, a quorum of more than one learner can never be met."""
+    least = quorum.minimum or 1
+    remedy = "nobody else can ever take part"
+    require(least == 1, "quorum.minimum", least, "1 without listen or peers", remedy)
+
+
 def _takes_one(function: object) -> bool:
     """Whether it can be called with one argument, as far as can be told without calling it."""
     try:
         inspect.signature(function).bind(None)  # type: ignore[arg-type]
-    except ValueError:  # some that are written in C have no signature
+    except ValueError:
+        # Some functions that are written in C have no signature.
         return True
     except TypeError:
         return False
@@ -224,8 +244,8 @@ def _takes_one(function: object) -> bool:
 
 
 def _periods(moments: MomentSchedule | str | None, codec: Codec) -> MomentSchedule | None:
-    """Under "auto" moments stay where they are if, at two bytes each, they would be most of what
-    travels."""
+    """The schedule of the moments. "auto" averages them only where deltas travel as floats: beside
+    a compressed delta, moments of two bytes each would be most of the traffic."""
     if moments == "auto":
         return MomentSchedule() if isinstance(codec, FLOATS) else None
     is_schedule = isinstance(moments, MomentSchedule | None)
@@ -233,49 +253,35 @@ def _periods(moments: MomentSchedule | str | None, codec: Codec) -> MomentSchedu
     return moments if isinstance(moments, MomentSchedule) else None
 
 
-def _place(
-    listen: str | None,
-    peers: Sequence[str],
-    advertise: str | None,
-    ledger: str | Path | None,
-    on_event: Callable[[Event], None] | None,
-) -> Endpoint | None:
-    listen = os.environ.get("MEND_LISTEN") or None if listen is None else listen
+def _with_moments(policies: Policies, inner: Optimizer, periods: MomentSchedule) -> Policies:
+    """The same policies, with the moments of this inner optimizer averaged every so many rounds."""
+    moments = known_moments(inner, periods)
+    unknown = type(inner).__name__ if is_unknown_optimizer(inner, periods) else ""
+    resolved = periods.resolve(decays(moments, inner), policies.schedule.sync_every)
+    return replace(policies, moments=moments, unknown_optimizer=unknown, periods=resolved)
+
+
+def _read_peers(peers: Sequence[str]) -> tuple[str, ...]:
+    """The peers' addresses: those of the argument, else those of the environment."""
     peers = [peers] if isinstance(peers, str) else peers
     require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
-    named = list(peers) or [
-        p.strip() for p in os.environ.get("MEND_PEERS", "").split(",") if p.strip()
-    ]
-    dialable = advertise is None or listen is not None
-    require(
-        dialable,
-        "advertise",
-        advertise,
-        "None without listen",
-        "a learner nobody can dial has no address",
-    )
+    named = list(peers)
+    if not named:
+        told = os.environ.get("MEND_PEERS", "").split(",")
+        named = [address.strip() for address in told if address.strip()]
     for address in named:
         parse_dialable("peers", address)
-    if listen is None and not named:
-        return None
-    return Endpoint(
-        listen=listen,
-        advertise=advertise,
-        peers=tuple(named),
-        ledger=Path(ledger) if ledger else None,
-        on_event=on_event,
-    )
+    return tuple(named)
 
 
-# of learners in one process that nobody named
-_suffixes: Any = chain([""], map("-{}".format, count(2)))
+# Endings of the names of learners that the user did not name, in one process.
+_suffixes: Iterator[str] = chain([""], map("-{}".format, count(2)))
 
 
 def _learner_name(name: str | None) -> str:
     if name is None:
-        name = (
-            os.environ.get("MEND_NAME") or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
-        )
+        host = socket.gethostname()
+        name = os.environ.get("MEND_NAME") or f"{host}-{os.getpid()}{next(_suffixes)}"
     good = isinstance(name, str) and 0 < len(name.encode()) <= 200 and name.isprintable()
     require(good, "name", name, "a printable text of 1 to 200 bytes")
     return name

@@ -13,8 +13,22 @@ from mend_optim.protocol.lineage import PeerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentStatus:
-    """One fragment's anchor: `tokens` merged into it by all learners, `version`, `digest` (hex);
-    and this learner's tokens not in it yet."""
+    """One fragment's anchor, in a `Status`.
+
+    Attributes:
+        index: p, from 0.
+        tokens: merged into the anchor, by all learners.
+        version: grows by 1 with every new anchor.
+        digest: of the anchor's history, in hex; learners with equal digests hold equal anchors.
+        unmerged_tokens: this learner's tokens that are not in the anchor yet.
+
+    Example:
+        >>> fragment = FragmentStatus(
+        ...     index=0, tokens=640, version=2, digest="5eed", unmerged_tokens=16
+        ... )
+        >>> fragment.tokens + fragment.unmerged_tokens
+        656
+    """
 
     index: int
     tokens: int
@@ -25,9 +39,25 @@ class FragmentStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
-    """A peer on the roster; `state` is "alive" or "suspected"; `step` and `tokens` as of its last
-    beat; `slow`: how many times slower than it was, where rounds do not wait for it any more, else
-    0."""
+    """A peer on the roster, in a `Status`.
+
+    Attributes:
+        name: the peer's name.
+        incarnation: new at every start of its process; a greater one is later.
+        state: "alive" or "suspected".
+        address: "host:port" to dial, or "" if it cannot be dialled.
+        step: the peer's inner steps, as of its last beat.
+        tokens: the peer's tokens, as of its last beat.
+        slow: how many times slower the peer is than it was, if rounds no longer wait for it;
+            else 0.
+
+    Example:
+        >>> peer = PeerStatus(
+        ...     name="b", incarnation=1, state="alive", address="", step=9, tokens=9, slow=2.5
+        ... )
+        >>> f"{peer.name} is {peer.slow:g} times slower than it was"
+        'b is 2.5 times slower than it was'
+    """
 
     name: str
     incarnation: int
@@ -40,18 +70,41 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A learner at one moment. `rounds` are its last adopted anchors, newest last; bytes count
-    since the start, in both directions; `seconds_in_mend` is the time the training thread has spent
-    in this library, not in the inner optimizer.
+    """A learner at one moment; `MendOptimizer.status()` returns it.
 
-    Of the tokens trained, `unmerged_tokens` are in no anchor yet, `dropped_tokens` could not be
-    kept, and `superseded_tokens` were merged on a branch that others did not end on; the rest is in
-    the anchors.
+    Each token that this learner has trained is in an anchor, or counts as unmerged, dropped or
+    superseded.
 
-    `step` counts this learner's own inner steps; `position` also those that the others had behind
-    them when it took their weights: where its schedule and its data should be. `cluster_step` is
-    the position of the learner farthest on, `cluster_tokens` what the fullest anchor heard of
-    holds."""
+    Attributes:
+        name: the learner's name.
+        address: "host:port" that it serves on, or "" without peers.
+        step: the learner's own inner steps.
+        tokens: the learner's own tokens.
+        unmerged_tokens: own tokens that are in no anchor yet.
+        dropped_tokens: own tokens whose work could not be kept.
+        superseded_tokens: own tokens that were merged on a branch which the others left.
+        joined: whether it has joined the others, or found that it is alone.
+        rounds_adopted: anchors adopted since the start.
+        fragments: the anchors; empty before the first step with peers.
+        roster: the known peers, by name.
+        rounds: records of the last adopted anchors, the newest last.
+        bytes_sent: since the start.
+        bytes_received: since the start.
+        seconds_in_mend: time that the training thread has spent in this library, and not in the
+            inner optimizer.
+        position: `step`, plus the steps that the cluster had behind it when this learner took its
+            weights. Your learning rate schedule and your data should be there.
+        cluster_step: the position of the learner that is farthest on.
+        cluster_tokens: tokens in the fullest anchor that this learner has heard of.
+
+    Example:
+        >>> import torch
+        >>> from mend_optim import MendOptimizer
+        >>> inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+        >>> status = MendOptimizer(inner, name="a").status()
+        >>> status.name, status.step, status.joined
+        ('a', 0, False)
+    """
 
     name: str
     address: str
@@ -74,6 +127,7 @@ class Status:
 
 
 def fragment_statuses(state: EngineState) -> tuple[FragmentStatus, ...]:
+    """The anchors of a learner, by fragment."""
     return tuple(
         FragmentStatus(
             index=f.fragment,
@@ -87,6 +141,7 @@ def fragment_statuses(state: EngineState) -> tuple[FragmentStatus, ...]:
 
 
 def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tuple[PeerStatus, ...]:
+    """The peers on a learner's roster, by name."""
     return tuple(
         PeerStatus(
             name=peer.id.name,
@@ -104,14 +159,15 @@ def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tupl
 def learner_status(
     state: EngineState,
     failing: Mapping[PeerId, Verdict],
+    *,
     step: int,
     tokens: int,
     position: int,
     seconds_in_mend: float,
-    sent: int,
-    received: int,
+    bytes_sent: int,
+    bytes_received: int,
 ) -> Status:
-    """Of a learner with peers, some of which may be `failing`; `sent` and `received` in bytes."""
+    """The status of a learner with peers, some of which may be `failing`."""
     fragments = fragment_statuses(state)
     return Status(
         name=state.me.name,
@@ -126,8 +182,8 @@ def learner_status(
         fragments=fragments,
         roster=peer_statuses(state, failing),
         rounds=tuple(state.records),
-        bytes_sent=sent,
-        bytes_received=received,
+        bytes_sent=bytes_sent,
+        bytes_received=bytes_received,
         seconds_in_mend=seconds_in_mend,
         position=position,
         cluster_step=max(state.cluster_step(), position),

@@ -33,12 +33,12 @@ SETTINGS = [Setting(delay_ms, adopt_after) for adopt_after in (None, 0) for dela
 def _delay_offers(optimizer: MendOptimizer, delay_ms: int) -> None:
     learner = optimizer._learner
     assert learner is not None
-    receive, loop = learner.receive, learner.network.loop
+    receive, loop = learner.network.receive, learner.network.loop.loop
 
     def late(message: Message) -> None:
         loop.call_later(delay_ms / 1e3 if isinstance(message, Offer) else 0.0, receive, message)
 
-    learner.receive = late  # type: ignore[method-assign]
+    learner.network.receive = late  # type: ignore[method-assign]
 
 
 def _windows(optimizer: MendOptimizer, out: list[float]) -> None:

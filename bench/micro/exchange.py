@@ -22,7 +22,8 @@ from bench.watch import Span, Spans, Watch, seconds
 from mend_optim import MendOptimizer
 from mend_optim.engine.effects import Advance
 from mend_optim.handover import Handover
-from mend_optim.runtime.learner import Learner
+from mend_optim.runtime.merge_worker import MergeWorker
+from mend_optim.runtime.network_side import NetworkSide
 from mend_optim.worker import seal_payload
 from mend_optim.worker.anchors import Anchors
 
@@ -45,8 +46,8 @@ def _instrument() -> Watch:
     watch.on(Handover, "_copy", "snapshot")
     watch.on(Anchors, "perform", lambda _, job: type(job).__name__.lower())
     watch.on(seal_payload, "content_digest", "digest")
-    watch.on(Learner, "receive", lambda _, message: f"got {type(message).__name__.lower()}")
-    watch.on(Learner, "_perform", lambda _, job: ADOPTABLE if isinstance(job, Advance) else "")
+    watch.on(NetworkSide, "receive", lambda _, message: f"got {type(message).__name__.lower()}")
+    watch.on(MergeWorker, "_perform", lambda _, job: ADOPTABLE if isinstance(job, Advance) else "")
     return watch
 
 

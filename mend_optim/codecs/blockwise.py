@@ -389,7 +389,20 @@ class Blockwise:
 
 @dataclass(frozen=True, kw_only=True)
 class Int8(Blockwise):
-    """1 + 2 / block bytes an element: 3.94 times smaller than float32."""
+    """1 + 2 / block bytes an element: 3.94 times smaller than float32.
+
+    Args:
+        block: elements that share one scale, a power of two from 16 to 65536.
+        back: "exact" returns the codes of all members where that is smaller than float32. "same"
+            quantises the merged result once more, with error feedback at the sealer.
+
+    Raises:
+        UsageError: an argument is out of bounds.
+
+    Example:
+        >>> Int8(block=64)
+        Int8(block=64, back='exact')
+    """
 
     block: int = 128
     form = INT8
@@ -397,7 +410,20 @@ class Int8(Blockwise):
 
 @dataclass(frozen=True, kw_only=True)
 class Int4(Blockwise):
-    """1/2 + 2 / block bytes an element: 7.53 times smaller than float32."""
+    """1/2 + 2 / block bytes an element: 7.53 times smaller than float32.
+
+    Args:
+        block: elements that share one scale, a power of two from 16 to 65536.
+        back: "exact" returns the codes of all members where that is smaller than float32. "same"
+            quantises the merged result once more, with error feedback at the sealer.
+
+    Raises:
+        UsageError: an argument is out of bounds.
+
+    Example:
+        >>> Int4(back="same")
+        Int4(block=64, back='same')
+    """
 
     block: int = 64
     form = INT4
@@ -405,7 +431,20 @@ class Int4(Blockwise):
 
 @dataclass(frozen=True, kw_only=True)
 class Float4(Blockwise):
-    """1/2 + 2 / block bytes an element, like Int4, but finer near zero and coarser far from it."""
+    """1/2 + 2 / block bytes an element, like Int4, but finer near zero and coarser far from it.
+
+    Args:
+        block: elements that share one scale, a power of two from 16 to 65536.
+        back: "exact" returns the codes of all members where that is smaller than float32. "same"
+            quantises the merged result once more, with error feedback at the sealer.
+
+    Raises:
+        UsageError: an argument is out of bounds.
+
+    Example:
+        >>> Float4()
+        Float4(block=64, back='exact')
+    """
 
     block: int = 64
     form = FLOAT4

@@ -142,6 +142,10 @@ class PowerSGD:
 
     Raises:
         UsageError: an argument is out of bounds.
+
+    Example:
+        >>> PowerSGD(rank=4).bits
+        8
     """
 
     rank: int = 16

@@ -202,6 +202,10 @@ class Sparse:
 
     Raises:
         UsageError: an argument is out of bounds.
+
+    Example:
+        >>> Sparse(density=1 / 32)
+        Sparse(density=0.03125, back='exact')
     """
 
     density: float = 1 / 64

@@ -13,7 +13,21 @@ from mend_optim.protocol.messages import Offer, Seal, nbytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:
-    """One member of a round: how much work its offer carried, and its weight in the merge."""
+    """One member of a round: how much work its offer carried, and its weight in the merge.
+
+    Attributes:
+        name: the learner's name.
+        incarnation: new at every start of its process.
+        seq: the number of its offer.
+        tokens: that the offer carried.
+        steps: inner steps that the offer carried.
+        weight: of the offer in the merge, from 0 to 1; the members' weights sum to 1.
+
+    Example:
+        >>> member = MemberRecord(name="b", incarnation=7, seq=2, tokens=64, steps=8, weight=0.5)
+        >>> member.tokens // member.steps
+        8
+    """
 
     name: str
     incarnation: int
@@ -25,15 +39,32 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """One adopted anchor. `reason`: "all_present", "slow_left_out", "grace_expired", or how else it
-    came: "pulled", "founded", "restored".
+    """One adopted anchor: a line of the ledger.
 
-    `tokens` and `digest` (hex) are the new lineage's; `mine` says whether it merged this learner's
-    offer; `superseded` names peers whose merged work is not in it (after a partition),
-    `superseded_tokens` is how much of this learner's own that is (below zero if it came back);
-    `dropped_tokens` is local progress that could not be kept. `offer_bytes` is the size of this
-    learner's offer in it, encoded, and `merged_bytes` that of what came back; a sealer sends itself
-    neither."""
+    Attributes:
+        fragment: p, from 0.
+        version: of the new anchor.
+        tokens: in the new anchor, of all learners.
+        digest: of the new anchor's history, in hex.
+        reason: why the round was sealed: "all_present", "slow_left_out" or "grace_expired"; or how
+            else the anchor came: "pulled", "founded" or "restored".
+        sealer: name of the learner that sealed the round.
+        members: the learners whose offers were merged.
+        absent: names of learners that were expected and are not members.
+        mine: whether this learner's offer was merged.
+        superseded: names of learners whose merged work is not in the anchor, after a partition.
+        superseded_tokens: this learner's own part of that; below 0 if the work came back.
+        dropped_tokens: local progress that could not be kept.
+        offer_bytes: encoded size of this learner's offer, if it was merged.
+        merged_bytes: encoded size of what the sealer sends back. A sealer sends itself neither.
+
+    Example:
+        >>> record = RoundRecord(
+        ...     fragment=0, version=3, tokens=960, digest="5eed", reason="all_present", mine=True
+        ... )
+        >>> record.version, record.reason
+        (3, 'all_present')
+    """
 
     fragment: int
     version: int
@@ -58,21 +89,34 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something the user may want to know: what kind, in words, and the facts.
+    """Something that you may want to know about. `on_event` gets each one; the log has its text.
 
-    joined, alone      missing (addresses), step and tokens (of the cluster: where to go on)
-    restored           step, tokens, unmerged_tokens, intact (whether the weights are those of the checkpoint)
-    met, left, evicted peer, incarnation; met: address
-    refused            address, reason
-    round              round (a `RoundRecord`)
-    slow, recovered    peer, incarnation, cause ("compute" or "link"), ratio (times slower than before, while it was),
-                       for_s (since the verdict), lost_s (of its work), lost_per_hour_s: rounds do not wait for it any
-                       more, or wait for it again
-    costly             the same: what it lost would have paid for replacing it
-    below_quorum       here, needed (learners): offers wait, for `timing.round_timeout_s` by now
-    unknown            none: moments are not averaged, for nobody knows which they are, or there are none of that name
-    unclosed           none: some of what is learned is never merged, for want of another codec or merge
-    fault              none: something of a peer's was refused, or could not be done
+    joined, alone       missing (addresses); step and tokens of the cluster: where to go on
+    restored            step, tokens, unmerged_tokens; intact: whether the weights are those of
+                        the checkpoint
+    met, left, evicted  peer, incarnation; met also has address
+    refused             address, reason
+    round               round (a `RoundRecord`)
+    slow, recovered     peer, incarnation; cause ("compute" or "link"); ratio: times slower than
+                        before; for_s: since the verdict; lost_s: of its work; lost_per_hour_s.
+                        Rounds no longer wait for the peer, or wait for it again.
+    costly              the same: the lost work would have paid for replacing the peer
+    below_quorum        here and needed (learners): offers have waited for
+                        `timing.round_timeout_s`
+    unknown             none: moments are not averaged, because it is not known which they are, or
+                        none has the name that you gave
+    unclosed            none: some work is never merged, and another codec or merge would merge it
+    fault               none: a peer's message was refused, or something could not be done
+
+    Attributes:
+        kind: a word of the first column.
+        text: the event in words.
+        facts: the facts of the second column, by name.
+
+    Example:
+        >>> event = Event("met", "b met", {"peer": "b", "incarnation": 7, "address": "b:51900"})
+        >>> event.facts["address"]
+        'b:51900'
     """
 
     kind: str

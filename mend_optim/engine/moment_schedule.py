@@ -22,14 +22,31 @@ state."""
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """One kind of state tensor: `optimizer.state[parameter][name]`. Raises `UsageError`."""
+    """One kind of state tensor, `optimizer.state[parameter][name]`, of an optimizer that is not
+    known here.
+
+    Args:
+        name: the key in the optimizer's state of a parameter.
+        order: the period of `MomentSchedule` that it follows, "first" or "second".
+        decay: β, in [0, 1), or the place in a parameter group that has it, such as "betas.0".
+        corrected: whether the optimizer divides it by 1 − β^t.
+        nonnegative: whether it is an average of squares.
+        exact: whether it always travels as float32, because small differences of it matter.
+
+    Raises:
+        UsageError: an argument is out of its bounds.
+
+    Example:
+        >>> Moment(name="exp_avg", order="first", decay="betas.0").corrected
+        False
+    """
 
     name: str
-    order: str  # "first" or "second": the period it goes by
-    decay: float | str  # β, or where a parameter group has it: "betas.0", "momentum"
-    corrected: bool = False  # the optimizer divides it by 1 − β^t
-    nonnegative: bool = False  # an average of squares
-    exact: bool = False  # travels as float32 always: small differences of it matter
+    order: str
+    decay: float | str
+    corrected: bool = False
+    nonnegative: bool = False
+    exact: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -50,8 +67,22 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class MomentSchedule:
-    """Periods in outer rounds: an int, or "half_life", the rounds in which a moment forgets half.
-    `states` are the moments of an optimizer that is not known here. Raises `UsageError`."""
+    """How often the inner optimizer's moments are averaged (DES-LOC, arXiv 2505.22549).
+
+    Args:
+        first: the period of first moments, in outer rounds: an int of at least 1, or "half_life",
+            the rounds in which a moment forgets half.
+        second: the period of second moments, likewise.
+        states: the moments of an optimizer that is not known here, with different names.
+
+    Raises:
+        UsageError: an argument is out of its bounds.
+
+    Example:
+        >>> schedule = MomentSchedule(first=3, second=6)
+        >>> [version for version in range(1, 10) if schedule.due(version, "first")]
+        [3, 6, 9]
+    """
 
     first: int | str = 3
     second: int | str = 6

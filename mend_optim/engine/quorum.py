@@ -11,8 +11,18 @@ from mend_optim.protocol.lineage import PeerId
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum:
-    """The fewest offers a seal may have. `minimum=None`: more than half of the roster, at least 2.
-    Raises `UsageError`."""
+    """The fewest offers that a seal may have.
+
+    Args:
+        minimum: an int of at least 1. None: more than half of the roster, and at least 2.
+
+    Raises:
+        UsageError: `minimum` is out of its bounds.
+
+    Example:
+        >>> Quorum().needed(5), Quorum(minimum=2).needed(5)
+        (3, 2)
+    """
 
     minimum: int | None = None
 
@@ -35,13 +45,24 @@ FOLLOW = 0.2  # of an estimate, by each new value
 
 @dataclass(frozen=True, kw_only=True)
 class Grace:
-    """How long to wait for more once quorum is met: `max_s` seconds; or, with a `fraction` γ, that
-    part of the time that the overlap of τ inner steps hides anyway (Decoupled DiLoCo, arXiv
-    2604.21428, eq. 3):
+    """How long a round waits for more offers once it has its quorum.
+
+    Without a fraction, it waits `max_s` seconds. With a fraction γ, it waits for that part of the
+    time that the overlap of τ inner steps hides anyway (Decoupled DiLoCo, arXiv 2604.21428, eq. 3):
 
         ξ_grace = min(max_s, γ · max(0, τ·ξ_step − ξ_quorum − ξ_sync))
 
-    Raises `UsageError`."""
+    Args:
+        max_s: the longest wait, in seconds, at least 0.
+        fraction: γ, from 0 to 1. None: always `max_s`.
+
+    Raises:
+        UsageError: an argument is out of its bounds.
+
+    Example:
+        >>> Grace(max_s=5, fraction=0.5)
+        Grace(max_s=5, fraction=0.5)
+    """
 
     max_s: float = 10.0
     fraction: float | None = None

@@ -62,6 +62,10 @@ class FailSlow:
 
     Raises:
         UsageError: An argument is out of its bounds.
+
+    Example:
+        >>> FailSlow(threshold=1.5).recover
+        1.1
     """
 
     threshold: float = 1.2

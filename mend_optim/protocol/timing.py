@@ -23,6 +23,10 @@ class Timing:
 
     Raises:
         UsageError: A timeout is out of its bounds, or longer than 10^6 s.
+
+    Example:
+        >>> Timing(beat_s=2, evict_after_s=60).suspect_after_s
+        6
     """
 
     beat_s: float = 1.0

@@ -1,27 +1,23 @@
-"""Threads and clocks: all of a learner's.
+"""One learner: its engine, and the threads and clocks around it.
 
-    training thread ── step(): stepped, take, submit ──┐
-    network loop (one per process) ── gRPC, timers ────┼──▶ one mutex around one engine ──▶ messages, jobs, events
-    merge worker (one per learner) ── tensor jobs ─────┘            its rounds ──▶ ledger thread (`LedgerFile`)
+    training thread, in step():      ──▶┐                      ┌──▶ messages, for the network loop
+    network loop, one per process:   ──▶┤ one mutex around one ├──▶ jobs, for the merge worker
+    merge worker, one per learner:   ──▶┘        engine        └──▶ events: ledger, log, on_event
 
-The mutex is held for decisions only: copies, merges and sends happen after it is released. All
-threads are daemons; `close` is idempotent and also runs at interpreter exit."""
+The mutex is held for decisions only. Copies, merges and sends happen after it is released. All
+threads are daemons. `Learner.close` is idempotent, and also runs when the interpreter exits."""
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import logging
 import os
-import queue
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -30,28 +26,31 @@ from mend_optim.engine.effects import Done, Extend, Job, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
-from mend_optim.errors import ClosedError, MendError
+from mend_optim.errors import ClosedError, MendError, unreachable
 from mend_optim.model.copies import Ready
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.handshake import Hello
-from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Message
+from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.ledger_file import LedgerFile
-from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
+from mend_optim.runtime.merge_worker import MergeWorker
+from mend_optim.runtime.network_loop import CLOSE_S
+from mend_optim.runtime.network_side import NetworkSide
+from mend_optim.status import Status, learner_status
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Kept, keep
-from mend_optim.worker.correction import Correction, stack
+from mend_optim.worker.correction import Correction
 
 log = logging.getLogger("mend_optim")
-# of the kinds of events
+# The kinds of events that the user may have to act on.
 WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown", "unclosed")
-T = TypeVar("T")
 
 
 class Todo(NamedTuple):
-    """What the training thread must do now: apply corrections, then copy fragments, each with some
-    of its moments; `wait`: an anchor is due that has not come."""
+    """What the training thread must do now: first apply `corrections`, then copy fragments.
+
+    `fragments_to_copy` gives, per fragment, the moments to copy with it. `founding`: the copies
+    become the anchors. `wait`: an anchor is due that has not come."""
 
     corrections: list[Correction]
     fragments_to_copy: dict[int, tuple[str, ...]]
@@ -60,157 +59,222 @@ class Todo(NamedTuple):
 
 
 class Learner:
-    """One learner's engine, worker and place on the network. It is the transport's `Handler`."""
+    """One learner's engine, its worker, and its place on the network.
+
+    Every public method takes the mutex itself.
+
+    Args:
+        engine: makes the engine, given the time.
+        hello: makes this learner's side of a handshake, given its address.
+        transport: makes the transport, given its handler.
+        ledger: path of the ledger, if there is one.
+        on_event: called with every event, on the worker thread.
+    """
 
     def __init__(
         self,
+        *,
         engine: Callable[[float], Engine],
         hello: Callable[[str], Hello],
-        transport: Callable[[Learner], Transport],
+        transport: Callable[[NetworkSide], Transport],
         ledger: Path | None,
         on_event: Callable[[Event], None] | None,
     ) -> None:
-        # `with` on the lock, never on the condition: the latter is Python code, in which Ctrl-C can
-        # leave it locked.
-        self.mutex = threading.RLock()
-        self.condition = threading.Condition(self.mutex)
-        self.error: BaseException | None = None
-        self.closed = False
-        self._anchors: Anchors | None = None
-        self._mailbox: dict[int, Correction] = {}
-        self._outbox: deque[Send] = deque()
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._on_event = on_event
-        self._timer: asyncio.TimerHandle | None = None
-        self._flushing = self._released = False
-        self._hello = hello
-        self._pid = os.getpid()
+        self.guard = Guard()
+        self.mutex = self.guard.mutex
         self.engine = engine(time.monotonic())
-        self._ledger = LedgerFile(ledger, self.engine.state.me) if ledger else None
-        self.network = NetworkLoop.acquire()
-        try:
-            self.transport = transport(self)
-            self.address = self.network.run(self.transport.start(), 30.0)
-        except BaseException:
-            self.network.release()
-            raise
-        self.engine.state.roster.address = self.address
+        self.me = self.engine.state.me
+        self.worker = MergeWorker(self.guard, self._finished)
+        self._ledger = LedgerFile(ledger, self.me) if ledger else None
+        self._on_event = on_event
+        self._released = False
+        self._pid = os.getpid()
+        self.network = NetworkSide(
+            self.engine,
+            self.guard,
+            hello=hello,
+            transport=transport,
+            dispatch=self._dispatch_effects,
+        )
+        self.network.start()
         _open.add(self)
-        # Last, so that no thread ever sees a half-made learner.
-        self._worker = threading.Thread(target=self._work, name="mend-merge", daemon=True)
-        self._worker.start()
-        self._schedule_flush()
+        # The thread starts last, so that it never sees a half-made learner.
+        self.worker.start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes part in no round any more: it was closed, or a thread of it failed."""
+        return self.guard.over
 
     # ── the training thread ───────────────────────────────────────────────────────────────────────
 
     def begin(
         self, anchors: Anchors, resumed: Resumed | None, corrections: Sequence[Correction]
     ) -> bool:
-        """Show our weights, or where a checkpoint stood; wait until joined. Returns whether the
-        weights in the mailbox are to replace ours."""
+        """Show this learner's weights, or where its checkpoint stood, and wait until it has joined.
+
+        Returns whether corrections in the mailbox replace its weights."""
         genesis = anchors.genesis()
         with self.mutex:
-            self._anchors = anchors
-            self._mailbox.update({correction.fragment: correction for correction in corrections})
+            mailbox = self.worker.mailbox
+            self.worker.anchors = anchors
+            mailbox.update({correction.fragment: correction for correction in corrections})
             self.engine.begin(time.monotonic(), genesis, anchors.layout.groups(), resumed)
             self._dispatch_effects()
-            self.condition.wait_for(lambda: self.engine.state.joined or self._over())
-            return any(c.replace for c in self._mailbox.values())
+            self.guard.changed.wait_for(lambda: self.engine.state.joined or self.closed)
+            return any(correction.replace for correction in mailbox.values())
 
     def stepped(self, tokens: int, seconds: float | None) -> None:
-        """One inner step was taken; `seconds`: see `Boundaries.stepped`."""
+        """Count one inner step; `seconds`: see `Boundaries.stepped`."""
         self.check()
         with self.mutex:
             self.engine.boundaries.stepped(tokens, seconds)
 
     def take(self) -> Todo:
         """Take the corrections that are due, and reserve the fragments that are to be copied."""
-        now = time.monotonic()
         with self.mutex:
-            ready = [p for p in self._mailbox if not self.engine.boundaries.holds_back(p)]
-            corrections = [self._mailbox.pop(p) for p in ready]
+            now = time.monotonic()
+            boundaries, mailbox = self.engine.boundaries, self.worker.mailbox
+            due = [p for p in mailbox if not boundaries.holds_back(p)]
+            corrections = [mailbox.pop(p) for p in due]
             for correction in corrections:
                 self.engine.correction_applied(now, correction.fragment, correction.replace)
-            founding = self.engine.boundaries.founding
-            fragments_to_copy = {
-                p: self.engine.boundaries.moments(p)
-                for p in self.engine.boundaries.fragments_to_copy()
-            }
+            founding = boundaries.founding
+            fragments_to_copy = {p: boundaries.moments(p) for p in boundaries.fragments_to_copy()}
             if fragments_to_copy and founding:
-                self.engine.boundaries.reserve_all()
+                boundaries.reserve_all()
             elif fragments_to_copy:
                 for p in fragments_to_copy:
-                    self.engine.boundaries.reserve(p)
-            wait = self.engine.boundaries.must_wait() and not self._over()
+                    boundaries.reserve(p)
+            wait = boundaries.must_wait() and not self.closed
             if corrections:
                 self._dispatch_effects()
         return Todo(corrections, fragments_to_copy, founding, wait)
 
     def submit(self, p: int, tensor: Tensor, moments: Readings, ready: Ready) -> None:
-        """The copy of fragment `p` is made, or under way until `ready`."""
+        """Hand over the copy of fragment `p`, which is complete once `ready` returns."""
         with self.mutex:
-            self._jobs.put(ready)
+            self.worker.put(ready)
             self.engine.boundaries.snapshot(p, tensor, moments)
             self._dispatch_effects()
 
     def submit_all(
         self, tensors: tuple[Tensor, ...], moments: tuple[Readings, ...], ready: Ready
     ) -> None:
-        """The copies of all fragments, to found anchors."""
+        """Hand over the copies of all fragments, which become the anchors."""
         with self.mutex:
-            self._jobs.put(ready)
+            self.worker.put(ready)
             self.engine.boundaries.found(tensors, moments)
             self._dispatch_effects()
 
-    def extend(self, layout: Layout, tensor: Tensor, ready: Ready, at: tuple[int, int]) -> None:
-        """A group was added, whose parameters are `tensor`."""
+    def release(self, fragments: Iterable[int]) -> None:
+        """Give back fragments that `take` reserved and that were not copied."""
         with self.mutex:
-            self._jobs.put(ready)
+            self.engine.boundaries.release(fragments)
+
+    def extend(self, layout: Layout, tensor: Tensor, ready: Ready, at: tuple[int, int]) -> None:
+        """Add the last fragment of `layout`, an added group whose parameters are `tensor`, trained
+        from (step, tokens) `at`."""
+        with self.mutex:
+            self.worker.put(ready)
             self.engine.state.work(Extend(layout, tensor, at, layout.groups()))
             self._dispatch_effects()
 
     def tell(self, event: Event) -> None:
-        """Of something that only the training thread can see."""
+        """Report something that only the training thread can see."""
         with self.mutex:
             self.engine.state.emit(event)
             self._dispatch_effects()
 
-    def wait(self, news: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait on the engine until `news`; False if it does not come in time."""
-        with self.mutex:
-            return self.condition.wait_for(lambda: news() or self._over(), max(0.0, timeout_s))
-
-    def deliverable(self) -> bool:
-        """Whether `take` would find something to do. Called with the mutex held."""
-        return bool(self._mailbox) or not self.engine.boundaries.must_wait()
-
-    def release(self, fragments: Iterable[int]) -> None:
-        with self.mutex:  # the copies that `take` asked for were not made
-            self.engine.boundaries.release(fragments)
-
-    def give_up(self) -> None:
-        """The anchor that `take` said to wait for did not come in time."""
-        with self.mutex:
-            self.engine.boundaries.waited_out()
-
-    def news(self) -> bool:
-        """Whether `take` has something for a training thread at rest. Called with the mutex
-        held."""
-        return (
-            bool(self._mailbox)
-            or bool(self.engine.boundaries.fragments_to_copy())
-            or self.engine.boundaries.settled()
-        )
-
     def rest(self) -> None:
-        """The training thread stops stepping to synchronize."""
+        """Stop stepping, to synchronize."""
         with self.mutex:
             self.engine.rest(time.monotonic())
             self._dispatch_effects()
 
+    def wait(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `holds()`, which is called with the mutex held, or until the learner is
+        closed. False if neither comes in time."""
+        with self.mutex:
+            return self.guard.changed.wait_for(lambda: holds() or self.closed, max(0.0, timeout_s))
+
+    def wait_for_correction(self, timeout_s: float) -> bool:
+        """Under `adopt_after`, wait until `take` has a correction or need not wait for one."""
+        return self.wait(self._may_go_on, timeout_s)
+
+    def give_up(self) -> None:
+        """Go on without the anchor that `take` said to wait for: it did not come in time."""
+        with self.mutex:
+            self.engine.boundaries.waited_out()
+
+    def wait_for_news(self, timeout_s: float) -> bool:
+        """At rest, wait until `take` has something to do, or everything is merged."""
+        return self.wait(self._has_news, timeout_s)
+
+    def check(self) -> None:
+        """Raise, once, what stopped a background thread.
+
+        It is a bug in this library or a lack of memory, never a peer's fault."""
+        error = self.guard.error
+        if error is not None:
+            self.guard.error = None
+            raise MendError(
+                "a background thread of mend_optim failed; training goes on alone from here"
+            ) from error
+
+    def _may_go_on(self) -> bool:
+        assert self.guard.is_held()
+        return bool(self.worker.mailbox) or not self.engine.boundaries.must_wait()
+
+    def _has_news(self) -> bool:
+        assert self.guard.is_held()
+        boundaries = self.engine.boundaries
+        return (
+            bool(self.worker.mailbox)
+            or bool(boundaries.fragments_to_copy())
+            or boundaries.settled()
+        )
+
+    # ── where it stands ───────────────────────────────────────────────────────────────────────────
+
+    def is_alone(self) -> bool:
+        """Whether no peer shares this learner's model: its weights are the anchor."""
+        with self.mutex:
+            return self.engine.state.alone
+
+    def is_settled(self) -> bool:
+        """Whether, at rest, everything is merged and nobody has a greater anchor."""
+        with self.mutex:
+            return self.engine.boundaries.settled() and not self.closed
+
+    def step_count(self) -> int:
+        """This learner's own inner steps."""
+        with self.mutex:
+            return self.engine.state.totals.step
+
+    def head_start(self) -> int:
+        """The cluster's inner steps before this learner's first."""
+        with self.mutex:
+            return self.engine.state.head_start
+
+    def status(self, *, step: int, tokens: int, head_start: int, seconds_in_mend: float) -> Status:
+        """The status; `head_start` counts until this learner has begun."""
+        with self.mutex:
+            state = self.engine.state
+            return learner_status(
+                state,
+                self.engine.stragglers.failing,
+                step=step,
+                tokens=tokens,
+                position=state.position if state.fragments else step + head_start,
+                seconds_in_mend=seconds_in_mend,
+                bytes_sent=self.network.transport.bytes_sent,
+                bytes_received=self.network.transport.bytes_received,
+            )
+
     def anchors(self) -> list[Tensor]:
         """Copies of all anchors."""
-        return self._between_jobs(lambda anchors: anchors.copies())
+        return self.worker.between_jobs(lambda anchors: anchors.copies())
 
     def keep(self) -> list[Kept]:
         """Copies of all that a checkpoint keeps, as of one moment: a job in the queue counts as not
@@ -218,199 +282,79 @@ class Learner:
 
         def copy(anchors: Anchors) -> list[Kept]:
             with self.mutex:
-                standings, mailbox = self.engine.standings(), dict(self._mailbox)
+                standings, mailbox = self.engine.standings(), dict(self.worker.mailbox)
             return [keep(s, anchors.save(p), mailbox.get(p)) for p, s in enumerate(standings)]
 
-        return self._between_jobs(copy)
-
-    def _between_jobs(self, look: Callable[[Anchors], T]) -> T:
-        """Let the worker look at the anchors between two of its jobs; do it ourselves once there is
-        no worker, or where we are the worker (in `on_event`)."""
-        anchors, seen = self._anchors, list[T]()
-        assert anchors is not None
-
-        def see() -> None:
-            made = look(anchors)
-            with self.mutex:
-                seen.append(made)
-                self.condition.notify_all()
-
-        if threading.current_thread() is not self._worker:
-            self._jobs.put(see)
-            with self.mutex:
-                self.condition.wait_for(lambda: seen or self._over())
-            if not seen:
-                self._worker.join(CLOSE_S)  # it ends its job before it ends
-        return seen[0] if seen else look(anchors)
-
-    def check(self) -> None:
-        """Raise, chained, what stopped a background thread: a bug of ours or no memory, never a
-        peer's fault."""
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise MendError(
-                "a background thread of mend_optim failed; training goes on alone from here"
-            ) from error
-
-    def _over(self) -> bool:
-        return self.closed or self.error is not None
+        return self.worker.between_jobs(copy)
 
     # ── the worker ────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self) -> None:
-        try:
-            while (job := self._jobs.get()) is not None:
-                job()
-        except BaseException as error:
-            with self.mutex:
-                self.error, self.closed = error, True
-                self.condition.notify_all()
-            log.exception("the merge worker failed")
-
-    def _perform(self, job: Job) -> None:
-        assert self._anchors is not None
-        done, made = self._anchors.perform(job)
-        corrections = [self._stacked(correction) for correction in made]
+    def _finished(self, job: Job, done: Done, corrections: Sequence[Correction]) -> None:
+        """Post a job's corrections and tell the engine, in one hold of the mutex."""
         with self.mutex:
             for correction in corrections:
-                self._mailbox[correction.fragment] = correction
-            self._finish(job, done)
-
-    def _stacked(self, correction: Correction) -> Correction:
-        """A correction that was not yet applied is taken back and added to the new one, outside the
-        mutex."""
-        with self.mutex:
-            older = self._mailbox.pop(correction.fragment, None)
-        return stack(older, correction)
-
-    def _finish(self, job: Job, done: Done) -> None:
-        self.engine.finished(time.monotonic(), job, done)
-        self._dispatch_effects()
+                self.worker.mailbox[correction.fragment] = correction
+            self.engine.finished(time.monotonic(), job, done)
+            self._dispatch_effects()
 
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
 
     def _dispatch_effects(self) -> None:
-        """Hand out what the engine wants done. Called with the mutex held; nothing here blocks."""
+        """Hand out what the engine wants done. Nothing here blocks."""
+        assert self.guard.is_held()
         for effect in self.engine.drain(time.monotonic()):
-            if isinstance(effect, Send):
-                self._outbox.append(effect)
-            elif isinstance(effect, Work):
-                self._jobs.put(lambda job=effect.job: self._perform(job))  # type: ignore[misc]
-            else:
-                self._jobs.put(lambda event=effect: self._deliver_event(event))  # type: ignore[misc]
-        self.condition.notify_all()
-        self._schedule_flush()
-
-    def _schedule_flush(self) -> None:
-        """Let the network loop send and set its timer; once for any number of effects."""
-        if not self._flushing:
-            self._flushing = True
-            self.network.soon(self._flush)
-
-    def _flush(self) -> None:
-        with self.mutex:
-            self._flushing = False
-            outbox, self._outbox = self._outbox, deque()
-            wake = self.engine.wake_at()
-        for send in outbox:
-            self.transport.send(send.to, send.message, send.reply)
-        if self._timer:
-            self._timer.cancel()
-        if not self.closed:
-            self._timer = self.network.loop.call_later(
-                max(0.0, wake - time.monotonic()), self._tick
-            )
-
-    def _tick(self) -> None:
-        with self.mutex:
-            self.engine.tick(time.monotonic())
-            self._dispatch_effects()
+            match effect:
+                case Send():
+                    self.network.send(effect)
+                case Work():
+                    self.worker.perform(effect.job)
+                case Event():
+                    self.worker.put(partial(self._deliver_event, effect))
+                case _:
+                    unreachable(effect)
+        self.guard.changed.notify_all()
+        self.network.flush_soon()
 
     def _deliver_event(self, event: Event) -> None:
-        """Ledger, log and callback; none of them may hurt training."""
+        """Write an event to ledger and log, and call back. None of them may hurt training."""
         record = event.facts.get("round")
         if record and self._ledger:
             self._ledger.add(record)
-        level = (
-            logging.WARNING if event.kind in WARNINGS else logging.DEBUG if record else logging.INFO
-        )
-        log.log(level, "%s: %s", self.engine.state.me.name, event.text)
+        level = logging.INFO
+        if event.kind in WARNINGS:
+            level = logging.WARNING
+        elif record:
+            level = logging.DEBUG
+        log.log(level, "%s: %s", self.me.name, event.text)
         if self._on_event:
             try:
                 self._on_event(event)
             except Exception:
                 log.exception("on_event failed, told of %r", event.kind)
 
-    # ── the transport's handler, on the network loop ──────────────────────────────────────────────
-
-    def _call_engine(self, method: str, *args: Any) -> Any:
-        with self.mutex:
-            result = getattr(self.engine, method)(time.monotonic(), *args)
-            self._dispatch_effects()
-            return result
-
-    def hello(self) -> Hello:
-        return self._hello(self.engine.state.roster.address)
-
-    def met(self, id: PeerId, address: str, seed: str) -> bool:
-        return bool(self._call_engine("met", id, address, seed))
-
-    def linked(self, id: PeerId, up: bool) -> None:
-        self._call_engine("linked", id, up)
-
-    def heard(self, id: PeerId) -> None:
-        with self.mutex:
-            self.engine.heard(time.monotonic(), id)
-
-    def refused(self, address: str, reason: str) -> None:
-        self._call_engine("refused", address, reason)
-
-    def itself(self, address: str) -> None:
-        with self.mutex:
-            self.engine.state.seeds.discard(address)
-
-    def receive(self, message: Message) -> None:
-        self._call_engine("receive", message)
-
-    def delivered(self, to: PeerId, message: Message) -> None:
-        self._call_engine("delivered", to, message)
-
-    def undelivered(self, to: PeerId, message: Message) -> None:
-        self._call_engine("undelivered", to, message)
-
-    def contacts(self) -> Sequence[tuple[PeerId, str]]:
-        with self.mutex:
-            return [
-                (peer.id, peer.address)
-                for peer in self.engine.state.roster.peers.values()
-                if peer.address
-            ]
-
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Say goodbye, stop both threads' work for this learner. Safe to call twice, and in a
-        forked child, where it does nothing."""
+        """Say goodbye, and stop both threads' work for this learner.
+
+        A second call does nothing, nor does a call in a forked child."""
         _open.discard(self)
         if self._pid != os.getpid():
             return
         with self.mutex:
-            # else the second call would take the loop away from the process's other learners
+            # A second call would take the loop away from the process's other learners.
             if self._released:
                 return
             self._released = True
             self.engine.leave(time.monotonic())
             self._dispatch_effects()
-            self.closed = True
-            self.condition.notify_all()
-        self._jobs.put(None)
-        with suppress(Exception):
-            self.network.run(self.transport.stop(), CLOSE_S)
-        if threading.current_thread() is not self._worker:  # `on_event` may close its learner
-            self._worker.join(CLOSE_S)
+            self.guard.end()
+        self.worker.end()
+        self.network.stop()
+        self.worker.join(CLOSE_S)
         if self._ledger:
             self._ledger.close(CLOSE_S)
-        self.network.release()
+        self.network.loop.release()
 
     def require_open(self) -> None:
         if self.closed:

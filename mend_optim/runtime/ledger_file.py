@@ -1,5 +1,5 @@
-"""The ledger on disk, written by a thread of its own: a disk that is full, gone or hangs holds
-nobody up."""
+"""The ledger on disk. A thread of its own writes it, so that a disk that is full, gone or hanging
+holds nobody up."""
 
 from __future__ import annotations
 
@@ -14,26 +14,43 @@ from mend_optim.engine.ledger import RoundRecord
 from mend_optim.protocol.lineage import PeerId
 
 log = logging.getLogger("mend_optim")
-PROMPT_S = 0.2  # a healthy disk takes a thousandth of it
-KEPT = 1000  # lines that wait for the disk; a learner adopts an anchor a minute or so
+# The longest that `add` waits for the disk. A healthy one takes a thousandth of it.
+PROMPT_S = 0.2
+# The most lines that wait for the disk. A learner adopts about one anchor a minute.
+KEPT = 1000
 
 
 class LedgerFile:
-    """One learner's ledger. Lines that cannot be written wait for the next one, and for the disk to
-    have room again."""
+    """One learner's ledger. Lines that cannot be written wait for the next line, and for the disk
+    to have room again.
+
+    Args:
+        path: the file to append to.
+        by: the learner that writes it.
+    """
 
     def __init__(self, path: Path, by: PeerId) -> None:
-        self._path, self._by = path, by
-        self._mutex = threading.Lock()  # `with` on it, never on the condition: see `Learner`
+        self._path = path
+        self._by = by
+        # Use `with` on the lock, never on the condition: see `Guard`.
+        self._mutex = threading.Lock()
         self._condition = threading.Condition(self._mutex)
         self._lines: deque[bytes] = deque()
         self._dropped = 0
-        self._due = self._busy = self._hangs = self._broken = self._closed = False
+        # Lines wait that the thread has not begun to write.
+        self._due = False
+        # The thread is writing.
+        self._busy = False
+        # The last write took longer than `PROMPT_S` and is not done.
+        self._hangs = False
+        # The last write failed.
+        self._broken = False
+        self._closed = False
         self._thread: threading.Thread | None = None
 
     def add(self, record: RoundRecord) -> None:
-        """Stamp a record, and hand it over. It is in the file when this returns, unless the disk
-        fails or hangs."""
+        """Stamp a record and hand it to the thread. It is in the file when this returns, unless
+        the disk fails or hangs."""
         line = record.json(self._by, time.time()).encode() + b"\n"
         with self._mutex:
             if self._closed or len(self._lines) >= KEPT:
@@ -51,8 +68,8 @@ class LedgerFile:
                 )
 
     def close(self, within_s: float) -> None:
-        """Try once more to write what waits, and end the thread; a disk that hangs keeps its thread
-        and its lines."""
+        """Try once more to write the lines that wait, and end the thread. A thread whose disk
+        hangs goes on until the process ends."""
         with self._mutex:
             self._closed = True
             self._condition.notify_all()
@@ -68,7 +85,9 @@ class LedgerFile:
         while not closed:
             with self._mutex:
                 self._condition.wait_for(lambda: self._due or self._closed)
-                self._due, self._busy, closed = False, True, self._closed
+                self._due = False
+                self._busy = True
+                closed = self._closed
             try:
                 self._write()
                 self._report(None)
@@ -91,19 +110,23 @@ class LedgerFile:
             os.close(file)
 
     def _report(self, error: OSError | None) -> None:
-        """Say that the disk fails, once until it works again."""
+        """Log that the disk fails, once until it works again."""
         with self._mutex:
-            self._busy = self._hangs = False
-            before, self._broken = self._broken, error is not None
-            dropped, self._dropped = self._dropped, self._dropped if error else 0
+            self._busy = False
+            self._hangs = False
+            was_broken = self._broken
+            self._broken = error is not None
+            dropped = self._dropped
+            if error is None:
+                self._dropped = 0
             self._condition.notify_all()
-        if error and not before:
+        if error and not was_broken:
             log.warning("the ledger %s cannot be written: %s", self._path, error)
-        if before and not error:
+        if was_broken and not error:
             log.info("the ledger %s can be written again", self._path)
         if dropped and not error:
             log.warning(
-                "the ledger %s lacks %d lines: %d were waiting already", self._path, dropped, KEPT
+                "the ledger %s lacks %d lines: %d were already waiting", self._path, dropped, KEPT
             )
 
 
@@ -113,8 +136,9 @@ def _write_all(file: int, content: bytes) -> None:
 
 
 def _ends_within_a_line(path: Path) -> bool:
-    """Whether a full disk, or a death, has cut the last line short."""
-    if not path.is_file():  # a device, a pipe
+    """Whether a full disk, or a kill, has cut the last line short."""
+    # The path may be a device or a pipe.
+    if not path.is_file():
         return False
     with path.open("rb") as file:
         return (

@@ -9,11 +9,12 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-CLOSE_S = 3.0  # how long close() may take: goodbyes go out, the worker ends its job
+# The longest that each part of close() may take: goodbyes go out, the worker ends its present job.
+CLOSE_S = 3.0
 
 
 class NetworkLoop:
-    """The process's one asyncio loop, on a daemon thread, while any learner uses it."""
+    """The process's one asyncio loop, on a daemon thread, while at least one learner uses it."""
 
     _lock = threading.Lock()
     _shared: NetworkLoop | None = None
@@ -28,12 +29,14 @@ class NetworkLoop:
 
     @classmethod
     def acquire(cls) -> NetworkLoop:
+        """The loop of this process, for one more learner."""
         with cls._lock:
             cls._shared = cls._shared or cls()
             cls._users += 1
             return cls._shared
 
     def release(self) -> None:
+        """One learner less uses the loop; the last one stops it."""
         with self._lock:
             NetworkLoop._users -= 1
             if NetworkLoop._users:
@@ -45,9 +48,15 @@ class NetworkLoop:
             self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Run a coroutine on the loop and wait for it."""
+        """Run a coroutine on the loop and wait for its result. Called on any other thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def soon(self, action: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop was closed meanwhile
+        """Call `action` on the loop. Called on any thread."""
+        # The loop may have been closed meanwhile.
+        with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(action)
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call `action` on the loop after so many seconds. Called on the loop."""
+        return self.loop.call_later(delay_s, action)

@@ -41,6 +41,10 @@ class Nesterov:
 
     Raises:
         UsageError: an argument is out of bounds.
+
+    Example:
+        >>> Nesterov(lr=0.7, momentum=0.9)
+        Nesterov(lr=0.7, momentum=0.9)
     """
 
     lr: float = 1.0

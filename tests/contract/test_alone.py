@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend_optim import MendOptimizer
-from mend_optim.runtime.learner import NetworkLoop
+from mend_optim.runtime.network_loop import NetworkLoop
 from tests.support.learners import descent, read, same, step, weights
 
 Make = Callable[[Any], Optimizer]

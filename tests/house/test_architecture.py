@@ -1,5 +1,5 @@
-"""The table of packages in `docs/design.md`, held over what a file imports and over all that comes
-with it."""
+"""The table of packages in `docs/design.md`, checked for what each file imports, and for everything
+that comes with it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ MODULES = {
     for path in sorted((ROOT / NAME).rglob("*.py"))
     if path.stem != "__init__" and "_pb" not in path.parts
 }
-TOP = {"errors", "optimizer", "handover", "settings", "status", "distributed_checkpoint"}
+TOP = {
+    "errors",
+    "optimizer",
+    "training_run",
+    "handover",
+    "settings",
+    "status",
+    "distributed_checkpoint",
+}
 
-# What the modules of a package may import of this library, besides its own package and `errors`.
+# The parts of this library that a package may import, besides itself and `errors`.
 MAY_IMPORT = {
     "protocol": set(),
     "membership": {"protocol"},
@@ -39,9 +47,18 @@ MAY_IMPORT = {
         "engine.standing",
     },
     "transport": {"protocol"},
-    "runtime": {"protocol", "membership", "engine", "codecs", "model", "worker", "transport"},
+    "runtime": {
+        "protocol",
+        "membership",
+        "engine",
+        "codecs",
+        "model",
+        "worker",
+        "transport",
+        "status",
+    },
 }
-# What no module that comes with a package may import, however far away.
+# The libraries that no module which comes with a package may import, however far away.
 NEVER_COMES_WITH = {
     "protocol": {"torch", "numpy", "grpc", "google"},
     "membership": {"torch", "grpc", "google"},
@@ -52,7 +69,7 @@ NEVER_COMES_WITH = {
     "transport": {"torch"},
 }
 
-# Pure packages: time is an argument, effects are data, chance has a generator.
+# Pure packages: time is an argument, effects are data, and random draws have a generator.
 PURE = ("protocol", "membership", "engine", "codecs", "model", "worker")
 IMPURE = {
     "time",
@@ -96,7 +113,7 @@ CHANCE = {
     "default_rng",
     "shuffle",
 }
-# Of the rest: who alone may import what.
+# Libraries that only these modules and packages may import.
 CONFINED = {
     "grpc": {"transport.grpc_transport"},
     "google": {"transport.wire", "transport.frames"},
@@ -119,8 +136,8 @@ def within(module: str, places: set[str]) -> bool:
 
 @cache
 def imports(module: str) -> tuple[frozenset[str], frozenset[str]]:
-    """What a module imports anywhere in it: modules of this library, and top-level names of
-    others."""
+    """The modules of this library that a module imports anywhere in its text, and the top-level
+    names of others."""
     ours: set[str] = set()
     others: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
@@ -155,7 +172,7 @@ def members(package: str) -> set[str]:
 
 
 def calls(module: str) -> set[str]:
-    """Plain names that a module calls."""
+    """The plain names that a module calls."""
     tree = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
     return {
         node.func.id
@@ -165,7 +182,7 @@ def calls(module: str) -> set[str]:
 
 
 def draws(module: str) -> set[str]:
-    """Random draws that are not from a generator of the caller's, or from one seeded on the
+    """Random draws that use neither a generator of the caller's nor one that is seeded on the
     spot."""
     tree = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
     called = [node for node in tree if isinstance(node, ast.Call)]
@@ -177,8 +194,8 @@ def draws(module: str) -> set[str]:
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """A cycle, empty if there is none: take away what imports nothing that is left, until nothing
-    goes."""
+    """The modules in and behind a cycle, or nothing. Modules that import nothing that is left are
+    taken away until none can be."""
     left = dict(graph)
     while free := [name for name, needs in left.items() if not needs & set(left)]:
         for name in free:
@@ -252,7 +269,7 @@ import importlib, sys
 
 for missing in {missing!r}:
     sys.modules[missing] = None  # importing it raises ImportError
-# the library's own face imports torch; its parts must not need it
+# `mend_optim/__init__.py` imports torch. Its packages must not need it.
 sys.modules[{name!r}] = package = type(sys)({name!r})
 package.__path__ = [{path!r}]
 for module in {modules!r}:

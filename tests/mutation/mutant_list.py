@@ -66,9 +66,9 @@ MUTANTS = (
            "            return None\n"
            "        me =", ALONE),
     Mutant("alone-makes-a-copy", 1, "optimizer",
-           "self._check_saved(self._saved)",
-           ("self._check_saved(self._saved)\n"
-"            self._copies = [p.clone() for p in self._parameters]"), ALONE),
+           "self._run.check_saved()",
+           (("self._run.check_saved()\n"
+"            self._copies = [p.clone() for p in self._run.parameters]")), ALONE),
     Mutant("alone-groups-are-copies", 1, "optimizer",
            "return self.inner.param_groups", "return [dict(group) for group in self.inner.param_groups]", ALONE),
     Mutant("alone-closure-is-called-twice", 1, "optimizer",
@@ -79,7 +79,7 @@ MUTANTS = (
            "        gather(fragment, self._parameters, buffer, self._rounding[p])\n"
            "        return self._parameters[fragment.tensors[0]].detach().view(-1)", THREADS),
     Mutant("worker-applies-corrections", 2, "runtime/learner",
-           "       self._mailbox[correction.fragment] = correction",
+           "       self.worker.mailbox[correction.fragment] = correction",
            "       self.engine.correction_applied(0.0, correction.fragment, correction.replace)", THREADS),
     Mutant("step-while-the-anchor-is-swapped-in", 2, "optimizer",
            'self._refuse_swapped("step")', "pass", of("together/test_optimizer")),
@@ -381,7 +381,7 @@ MUTANTS = (
            "                fragment.pending.missed = True", "                pass", TRAINING),
     Mutant("the-dead-are-never-forgotten", 7, "membership/roster",
            "now >= p.heard_at + self.timing.evict_after_s]", "False]", ROSTER),
-    Mutant("worker-outlives-the-process", 7, "runtime/learner",
+    Mutant("worker-outlives-the-process", 7, "runtime/merge_worker",
            "daemon=True", "daemon=False", of("together/test_rounds", "daemon")),
     Mutant("misuse-is-not-named", 7, "settings",
            '    require(merge in MERGES, "merge", merge, f"one of {MERGES}")\n', "", of("together/test_bad_input", "bad_argument")),

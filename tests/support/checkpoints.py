@@ -1,4 +1,4 @@
-"""For the tests of checkpoints: what is saved and loaded, and learners that go on from it."""
+"""Saving and loading checkpoints in tests, and learners that go on from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Saved = tuple[list[Tensor], dict[str, Any]]
 
 
 def stored(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Through a file, as `torch.load` trusts it."""
+    """The state after a round trip through a file that `torch.load` trusts."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -56,7 +56,7 @@ def resumed(
 
 
 def newcomer(inner: Optimizer, name: str, *others: MendOptimizer, **options: Any) -> MendOptimizer:
-    """A learner that is to join these, not started yet. Close it."""
+    """A learner that can join these, and has not begun. The caller closes it."""
     peers = [other.status().address for other in others]
     return MendOptimizer(
         inner, **{"name": name, "listen": LOOPBACK, "peers": peers, "timing": TIMING, **options}
@@ -65,7 +65,7 @@ def newcomer(inner: Optimizer, name: str, *others: MendOptimizer, **options: Any
 
 def adam() -> Optimizer:
     torch.manual_seed(3)
-    # enough for codecs to save bytes
+    # The tensors are large enough for codecs to save bytes.
     return AdamW([Parameter(torch.randn(31)), Parameter(torch.randn(6, 7))], lr=0.1)
 
 
@@ -85,7 +85,7 @@ def progress(optimizer: MendOptimizer, p: int = 0) -> Progress:
 
 
 def assert_alike(these: Any, those: Any) -> None:
-    """Equal to the bit, tensors and all."""
+    """Assert that two structures are equal, their tensors to the bit."""
     if isinstance(these, Tensor):
         assert torch.equal(these, those)
     elif isinstance(these, Mapping):

@@ -1,10 +1,9 @@
-"""Learners of one process: real optimizers that train together from threads, over loopback, on free
+"""Several learners in one process: real optimizers that train together over loopback, on free
 ports.
 
-The loops that call `step()` run in threads, because in lockstep the steps of two learners wait for
-one another. Nothing sleeps: what is awaited is a condition of the learner, or an event it tells,
-for at most `PATIENCE_S`.
-"""
+Each loop that calls `step()` runs in a thread, because in lockstep the steps of two learners wait
+for one another. Nothing sleeps. A test waits for a condition of a learner, or for one of its
+events, for at most `PATIENCE_S`."""
 
 from __future__ import annotations
 
@@ -26,11 +25,12 @@ LOOPBACK = "127.0.0.1:0"
 TIMING = Timing(
     beat_s=0.2, join_timeout_s=PATIENCE_S, round_timeout_s=PATIENCE_S, evict_after_s=PATIENCE_S
 )
-LOCKSTEP: dict[str, Any] = {"sync_every": 1, "adopt_after": 0}  # each step is a round
+# Each step is a round.
+LOCKSTEP: dict[str, Any] = {"sync_every": 1, "adopt_after": 0}
 NAMES = "abcdef"
 
 T = TypeVar("T")
-# (learner, step): every element of every gradient; None: there is none
+# Of (learner, step): the value of every element of every gradient. None: there are no gradients.
 Grad = Callable[[int, int], "float | None"]
 
 
@@ -60,14 +60,14 @@ def same(these: Sequence[Tensor], those: Sequence[Tensor]) -> bool:
 
 
 def until(optimizer: MendOptimizer, holds: Callable[[], Any]) -> None:
-    """Wait on a learner's own condition; `holds` is called with its mutex held."""
+    """Wait until `holds()`, which is called with the learner's mutex held."""
     assert optimizer._learner is not None
     assert optimizer._learner.wait(holds, PATIENCE_S), optimizer.status()
     assert not optimizer._learner.closed
 
 
 def together(*actions: Callable[[], T]) -> list[T]:
-    """Run each action in a thread of its own; their results, or the first one's exception."""
+    """Run each action in a thread of its own. Returns their results, or raises the first error."""
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
@@ -92,7 +92,7 @@ def together(*actions: Callable[[], T]) -> list[T]:
 
 
 class Watch:
-    """Takes a learner's events (as its `on_event`), and waits for them."""
+    """Collects a learner's events, as its `on_event`, and waits for them."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -115,8 +115,8 @@ class Watch:
 
 
 def start(optimizers: Sequence[MendOptimizer]) -> None:
-    """What the first `step()` does before it steps, until all know that all others train: nobody is
-    ahead."""
+    """Do what each first `step()` does before it steps, until every learner knows that all others
+    train."""
 
     def others(state: EngineState) -> int:
         return (
@@ -126,9 +126,7 @@ def start(optimizers: Sequence[MendOptimizer]) -> None:
         )
 
     learners = [o._learner for o in optimizers if o._learner]
-    together(
-        *(lambda o=o, m=m: o._ensure_joined(m) for o, m in zip(optimizers, learners, strict=True))
-    )
+    together(*(optimizer._run.ensure_joined for optimizer in optimizers))
     for optimizer, learner in zip(optimizers, learners, strict=True):
         until(optimizer, lambda state=learner.engine.state: others(state) == len(learners) - 1)
 
@@ -137,8 +135,10 @@ def start(optimizers: Sequence[MendOptimizer]) -> None:
 def cluster(
     *inners: Optimizer, each: Sequence[Mapping[str, Any]] = (), started: bool = True, **options: Any
 ) -> Iterator[list[MendOptimizer]]:
-    """A learner for each inner optimizer, named a, b, c …; the first is the others' peer; `each`:
-    one's own options."""
+    """A learner for each inner optimizer, named a, b, c …
+
+    The first learner is the others' peer. `options` are those of all learners, and `each` has the
+    options of one learner each."""
     with ExitStack() as stack:
         made: list[MendOptimizer] = []
         for i, inner in enumerate(inners):
@@ -152,14 +152,14 @@ def cluster(
 
 
 def step(optimizer: Optimizer, grad: float | None) -> None:
-    """One inner step on gradients of that value."""
+    """Take one inner step on gradients of this value."""
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         parameter.grad = None if grad is None else torch.full_like(parameter, grad)
     optimizer.step()
 
 
 def drive(optimizers: Sequence[Optimizer], steps: int, grad: Grad) -> None:
-    """All take `steps` steps, each from a thread of its own."""
+    """Let all take `steps` steps, each in a thread of its own."""
 
     def loop(i: int) -> None:
         for s in range(steps):
@@ -169,7 +169,8 @@ def drive(optimizers: Sequence[Optimizer], steps: int, grad: Grad) -> None:
 
 
 def settle(optimizers: Sequence[MendOptimizer]) -> None:
-    """Everything trained is merged everywhere. Twice: the first to be done has not heard of what
-    the last still had."""
+    """Synchronize until everything is merged everywhere.
+
+    It takes two turns: the first learner to be done has not heard of the last one's work."""
     for _ in range(2):
         assert all(together(*(lambda o=o: o.synchronize(PATIENCE_S) for o in optimizers)))

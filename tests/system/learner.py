@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mend_optim import Event, MendOptimizer, Timing
 from mend_optim.protocol.messages import Seal
-from mend_optim.runtime.learner import NetworkLoop
+from mend_optim.runtime.network_loop import NetworkLoop
 from mend_optim.transport.grpc_transport import Transport
 
 INPUTS, EXAMPLES, BATCH = 16, 1024, 32

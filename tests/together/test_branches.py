@@ -48,7 +48,14 @@ class Merged(DrivenEngine):
     def status(self) -> Status:
         state = self.engine.state
         return learner_status(
-            state, {}, state.totals.step, state.totals.tokens, state.position, 0.0, 0, 0
+            state,
+            {},
+            step=state.totals.step,
+            tokens=state.totals.tokens,
+            position=state.position,
+            seconds_in_mend=0.0,
+            bytes_sent=0,
+            bytes_received=0,
         )
 
 

@@ -45,8 +45,8 @@ def held_back(optimizer: MendOptimizer) -> Tensor:
     """The values that this learner's codec has lost so far and will offer again: beside the
     weights, or in them."""
     assert optimizer._learner is not None
-    assert optimizer._learner._anchors is not None
-    feedback = optimizer._learner._anchors.fragments[0].feedback
+    assert optimizer._learner.worker.anchors is not None
+    feedback = optimizer._learner.worker.anchors.fragments[0].feedback
     assert feedback.weights_residual is None or feedback.residual is None
     residual = feedback.residual if feedback.weights_residual is None else feedback.weights_residual
     return torch.zeros(NUMEL) if residual is None else residual
@@ -59,8 +59,8 @@ def flat(optimizer: MendOptimizer) -> Tensor:
 def returned(optimizer: MendOptimizer) -> Tensor:
     """The values that the way back has lost so far, if this learner sealed."""
     assert optimizer._learner is not None
-    assert optimizer._learner._anchors is not None
-    feedback = optimizer._learner._anchors.fragments[0].payload.feedback
+    assert optimizer._learner.worker.anchors is not None
+    feedback = optimizer._learner.worker.anchors.fragments[0].payload.feedback
     return (
         torch.zeros(NUMEL) if feedback is None or feedback.residual is None else feedback.residual
     )

@@ -189,7 +189,7 @@ def halted() -> Iterator[Callable[[MendOptimizer], threading.Event]]:
     def halt(optimizer: MendOptimizer) -> threading.Event:
         reached, go = threading.Event(), threading.Event()
         events.append(go)
-        optimizer._learner._jobs.put(lambda: (reached.set(), go.wait(PATIENCE_S)))  # type: ignore[arg-type, union-attr, return-value]
+        optimizer._learner.worker.jobs.put(lambda: (reached.set(), go.wait(PATIENCE_S)))  # type: ignore[arg-type, union-attr, return-value]
         assert reached.wait(PATIENCE_S)
         return go
 
@@ -211,7 +211,7 @@ def test_a_copy_that_is_no_offer_yet_counts_as_not_begun_or_as_offered(
             return save(made[0])
 
         def release() -> Any:
-            until(made[0], lambda: made[0]._learner._jobs.qsize() >= 2)  # type: ignore[union-attr]
+            until(made[0], lambda: made[0]._learner.worker.jobs.qsize() >= 2)  # type: ignore[union-attr]
             go.set()
 
         saved: Any = together(wait_in_line, release)[0]

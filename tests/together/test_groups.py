@@ -78,7 +78,7 @@ def join(newcomer: MendOptimizer, trainer: MendOptimizer) -> None:
         while not engine_state.joined:
             step(trainer, 1.0)
 
-    together(lambda: newcomer._ensure_joined(learner), train)
+    together(lambda: newcomer._run.ensure_joined(), train)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -146,14 +146,14 @@ def test_a_learner_that_greets_with_another_group_is_refused() -> None:
         address, another = a.status().address, {"params": [Parameter(torch.zeros(2, 2))]}
         b = MendOptimizer(descent(1.0))  # to add the group before it greets anybody
         b.add_param_group(another)
-        b._settings = replace(
-            b._settings,
+        b._run.settings = replace(
+            b._run.settings,
             name="b",
             place=Endpoint(
                 listen=None, advertise=None, peers=(address,), ledger=None, on_event=None
             ),
         )
-        b._learner = b._settings.connect(lambda: b._layout)
+        b._run.learner = b._run.settings.connect(lambda: b._run.layout)
         with b:
             (refused,) = watch.until("refused")
     assert "added group 1: here 1 [3] torch.float32, there 1 [2, 2] torch.float32" in refused.text

@@ -393,7 +393,7 @@ class Tap:
 
     def __init__(self, optimizer: MendOptimizer) -> None:
         assert optimizer._learner is not None
-        transport = optimizer._learner.transport
+        transport = optimizer._learner.network.transport
         self.sections: list[tuple[str, list[str]]] = []
         send = transport.send
 
@@ -892,7 +892,7 @@ def test_going_on_with_a_mean_that_is_not_taken_yet(name: str) -> None:
         train(made, 30, pull)
         for optimizer in made:
             assert optimizer._learner is not None
-            until(optimizer, lambda learner=optimizer._learner: learner._mailbox)
+            until(optimizer, lambda learner=optimizer._learner: learner.worker.mailbox)
         saved = [save(o) for o in made]
     first = MOMENTS[0] if name == "AdamW" else "momentum_buffer"
     assert all({MEAN + first, LATEST + first} <= tensors_in(s) for s in saved)
@@ -917,7 +917,7 @@ def test_going_on_where_one_has_the_mean_and_the_others_seal_never_came(
         heard, deaf.engine.receive = deaf.engine.receive, lambda now, message: None  # type: ignore[method-assign]
         try:
             train(made, 4, pull, 20)
-            until(made[0], lambda: sealer._mailbox)
+            until(made[0], lambda: sealer.worker.mailbox)
             saved = [save(o) for o in made]
         finally:
             deaf.engine.receive = heard  # type: ignore[method-assign]

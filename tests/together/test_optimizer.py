@@ -110,7 +110,7 @@ def test_a_merge_that_comes_meanwhile_waits_until_the_weights_are_back() -> None
         step(a, 1.0)
         with a.global_weights():
             step(b, 3.0)
-            until(a, lambda: a._learner._mailbox)  # type: ignore[union-attr]
+            until(a, lambda: a._learner.worker.mailbox)  # type: ignore[union-attr]
         assert read(a) == [0.0]
         step(a, 0.0)
         assert read(a) == [-1.0]
@@ -203,7 +203,7 @@ def test_a_step_takes_what_the_script_and_the_inner_optimizer_take(
     inner.clock = clock
     with MendOptimizer(inner, name="a", listen="127.0.0.1:0") as optimizer:
         optimizer.join()
-        learner, handover = optimizer._learner, optimizer._handover
+        learner, handover = optimizer._learner, optimizer._run.handover
         assert learner is not None
         assert handover is not None
         stepped, run = learner.stepped, handover.run

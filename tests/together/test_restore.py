@@ -78,7 +78,7 @@ def show(optimizer: MendOptimizer) -> None:
     """Wait until it has met a learner of another genesis; then take a step, at which it can make
     its weights an anchor."""
     assert optimizer._learner
-    optimizer._ensure_joined(optimizer._learner)
+    optimizer._run.ensure_joined()
     state = optimizer._learner.engine.state
     until(optimizer, lambda: state.mode.founding or not state.alone)
     train([optimizer], 1)
@@ -444,7 +444,7 @@ def test_from_peers_to_alone_and_back() -> None:
         descent(0.0), descent(90.0), each=[{"name": "a"}, {"name": "b"}], started=False, **STILL
     ) as made:
         load(made[0], later)
-        together(lambda: show(made[0]), lambda: made[1]._ensure_joined(made[1]._learner))  # type: ignore[arg-type, func-returns-value]
+        together(lambda: show(made[0]), lambda: made[1]._run.ensure_joined())  # type: ignore[func-returns-value]
         settle(made)
         assert_settled(made, 4 + 4 + 2 + 5 + 1)
         assert read(made[1]) == read(made[0]) == [later[0][0][0].item() - 1]

@@ -242,7 +242,7 @@ def test_a_callback_may_close_its_learner() -> None:
         watch.until("round")
         step(optimizers[0], 1.0)
         assert read(optimizers[0]) == [-2.0]
-        made[0]._learner._worker.join(PATIENCE_S)  # type: ignore[union-attr]
+        made[0]._learner.worker.thread.join(PATIENCE_S)  # type: ignore[union-attr]
     assert ours() == []
 
 
@@ -275,8 +275,8 @@ def break_worker(optimizer: MendOptimizer) -> None:
         raise MemoryError("no memory for a merge")
 
     assert optimizer._learner is not None
-    optimizer._learner._jobs.put(job)
-    optimizer._learner._worker.join(PATIENCE_S)
+    optimizer._learner.worker.jobs.put(job)
+    optimizer._learner.worker.thread.join(PATIENCE_S)
 
 
 def test_a_broken_worker_is_told_once_and_training_goes_on() -> None:

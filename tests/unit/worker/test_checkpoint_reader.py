@@ -368,7 +368,7 @@ def test_whatever_stands_where_it_is_taken_whole_or_refused(
     state = with_value(rich, path, value) if path else {**rich, "mend": value}
     try:
         if state["mend"] is not None:
-            from_state(state["mend"], loader()._layout)
+            from_state(state["mend"], loader()._run.layout)
     except UsageError:
         assert_refused(state)
     else:

@@ -1,0 +1,33 @@
+"""The mutex around one learner's engine."""
+
+from __future__ import annotations
+
+import threading
+
+
+class Guard:
+    """The mutex that all threads of one learner share, and whether that learner is over.
+
+    Use `with guard.mutex`, never `with guard.changed`: the condition's `__enter__` is Python code,
+    in which Ctrl-C can leave the lock held. A context manager written here would be, too."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        #: Notified when the engine, the mailbox or `over` has changed.
+        self.changed = threading.Condition(self.mutex)
+        #: The learner was closed, or a thread of it failed: nobody need wait for it any longer.
+        self.over = False
+        #: What made a thread fail, until the training thread has raised it.
+        self.error: BaseException | None = None
+
+    def is_held(self) -> bool:
+        """Whether the calling thread holds the mutex."""
+        return bool(self.mutex._is_owned())  # type: ignore[attr-defined]
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Make the learner over, after `error` if there was one."""
+        with self.mutex:
+            self.over = True
+            if error is not None:
+                self.error = error
+            self.changed.notify_all()

@@ -1,0 +1,114 @@
+"""The thread that performs one learner's tensor jobs, and the corrections that they make."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from mend_optim.engine.effects import Done, Job
+from mend_optim.runtime.guard import Guard
+from mend_optim.runtime.network_loop import CLOSE_S
+from mend_optim.worker.anchors import Anchors
+from mend_optim.worker.correction import Correction, stack
+
+log = logging.getLogger("mend_optim")
+T = TypeVar("T")
+
+
+class MergeWorker:
+    """One learner's worker thread, its queue of jobs, and its mailbox of corrections.
+
+    The thread performs jobs one at a time, in order. It holds the learner's mutex only to change
+    the mailbox, never during tensor work.
+
+    Args:
+        guard: the learner's mutex, which also protects the mailbox.
+        finished: called on the worker thread, without the mutex, after each of the engine's jobs.
+            It posts the corrections and tells the engine, in one hold of the mutex.
+    """
+
+    def __init__(
+        self, guard: Guard, finished: Callable[[Job, Done, Sequence[Correction]], None]
+    ) -> None:
+        self._guard = guard
+        self._finished = finished
+        #: The tensor side of the learner, from `Learner.begin` on. Only this thread may touch it.
+        self.anchors: Anchors | None = None
+        #: At most one correction per fragment, which training has not taken yet. Under the mutex.
+        self.mailbox: dict[int, Correction] = {}
+        self.jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name="mend-merge", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def put(self, action: Callable[[], object]) -> None:
+        """Run `action` on the worker thread, after everything that was put before it."""
+        self.jobs.put(action)
+
+    def perform(self, job: Job) -> None:
+        """Perform one of the engine's jobs, after everything that was put before it."""
+        self.jobs.put(lambda: self._perform(job))
+
+    def between_jobs(self, look: Callable[[Anchors], T]) -> T:
+        """Let the worker thread look at the anchors between two of its jobs, and wait for it.
+
+        The caller looks itself if the worker thread has ended, or if the caller is the worker
+        thread (in `on_event`)."""
+        anchors = self.anchors
+        assert anchors is not None
+        seen: list[T] = []
+
+        def see() -> None:
+            made = look(anchors)
+            with self._guard.mutex:
+                seen.append(made)
+                self._guard.changed.notify_all()
+
+        if not self._is_own_thread():
+            self.jobs.put(see)
+            with self._guard.mutex:
+                self._guard.changed.wait_for(lambda: seen or self._guard.over)
+            if not seen:
+                # The thread ends its present job before it ends.
+                self.thread.join(CLOSE_S)
+        return seen[0] if seen else look(anchors)
+
+    def end(self) -> None:
+        """Let the thread end after the jobs in the queue."""
+        self.jobs.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end; not on the thread itself (`on_event` may close its
+        learner)."""
+        if not self._is_own_thread():
+            self.thread.join(timeout_s)
+
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self.thread
+
+    def _run(self) -> None:
+        try:
+            while (action := self.jobs.get()) is not None:
+                action()
+        except BaseException as error:
+            self._guard.end(error)
+            log.exception("the merge worker failed")
+
+    def _perform(self, job: Job) -> None:
+        assert self.anchors is not None
+        done, made = self.anchors.perform(job)
+        corrections = [self._stacked(correction) for correction in made]
+        self._finished(job, done, corrections)
+
+    def _stacked(self, correction: Correction) -> Correction:
+        """Take an earlier correction that training has not taken back out of the mailbox, and add
+        it to this one.
+
+        The tensors are added without the mutex. Meanwhile, training finds no correction there."""
+        with self._guard.mutex:
+            older = self.mailbox.pop(correction.fragment, None)
+        return stack(older, correction)

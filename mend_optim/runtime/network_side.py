@@ -1,0 +1,150 @@
+"""What the network loop does for one learner."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from mend_optim.engine.effects import Send
+from mend_optim.engine.engine import Engine
+from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Message
+from mend_optim.runtime.guard import Guard
+from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
+from mend_optim.transport.grpc_transport import Transport
+
+START_S = 30.0  # the longest that a transport may take to start listening
+
+
+class NetworkSide:
+    """One learner's transport, outbox and timer. It is the transport's `Handler`.
+
+    Args:
+        engine: told of what the transport reports, with the mutex held.
+        guard: the mutex around the engine.
+        hello: makes this learner's side of a handshake, given its address.
+        transport: makes the transport, given its handler.
+        dispatch: called with the mutex held, after each call of the engine, to hand out its
+            effects.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        guard: Guard,
+        *,
+        hello: Callable[[str], Hello],
+        transport: Callable[[NetworkSide], Transport],
+        dispatch: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._guard = guard
+        self._hello = hello
+        self._dispatch = dispatch
+        self._outbox: deque[Send] = deque()
+        self._flushing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.loop = NetworkLoop.acquire()
+        try:
+            self.transport = transport(self)
+        except BaseException:
+            self.loop.release()
+            raise
+
+    def start(self) -> None:
+        """Start listening. Raises what the transport raises, and then has released the loop."""
+        try:
+            address = self.loop.run(self.transport.start(), START_S)
+        except BaseException:
+            self.loop.release()
+            raise
+        with self._guard.mutex:
+            self._engine.state.roster.address = address
+        self.flush_soon()
+
+    def stop(self) -> None:
+        """Send the goodbyes in the outbox and close all connections."""
+        with suppress(Exception):
+            self.loop.run(self.transport.stop(), CLOSE_S)
+
+    def send(self, send: Send) -> None:
+        """Put a message into the outbox; `flush_soon` sends it."""
+        assert self._guard.is_held()
+        self._outbox.append(send)
+
+    def flush_soon(self) -> None:
+        """Let the loop send the outbox and set its timer; once for any number of effects."""
+        if not self._flushing:
+            self._flushing = True
+            self.loop.soon(self._flush)
+
+    def _flush(self) -> None:
+        with self._guard.mutex:
+            self._flushing = False
+            outbox, self._outbox = self._outbox, deque()
+            wake_at = self._engine.wake_at()
+        for send in outbox:
+            self.transport.send(send.to, send.message, send.reply)
+        if self._timer:
+            self._timer.cancel()
+        if not self._guard.over:
+            delay_s = max(0.0, wake_at - time.monotonic())
+            self._timer = self.loop.later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        with self._guard.mutex:
+            self._engine.tick(time.monotonic())
+            self._dispatch()
+
+    # ── the transport's handler ───────────────────────────────────────────────────────────────────
+
+    def hello(self) -> Hello:
+        return self._hello(self._engine.state.roster.address)
+
+    def met(self, id: PeerId, address: str, seed: str) -> bool:
+        with self._guard.mutex:
+            is_current = self._engine.met(time.monotonic(), id, address, seed)
+            self._dispatch()
+            return is_current
+
+    def linked(self, id: PeerId, up: bool) -> None:
+        with self._guard.mutex:
+            self._engine.linked(time.monotonic(), id, up)
+            self._dispatch()
+
+    def heard(self, id: PeerId) -> None:
+        with self._guard.mutex:
+            self._engine.heard(time.monotonic(), id)
+
+    def refused(self, address: str, reason: str) -> None:
+        with self._guard.mutex:
+            self._engine.refused(time.monotonic(), address, reason)
+            self._dispatch()
+
+    def itself(self, address: str) -> None:
+        with self._guard.mutex:
+            self._engine.itself(address)
+
+    def receive(self, message: Message) -> None:
+        with self._guard.mutex:
+            self._engine.receive(time.monotonic(), message)
+            self._dispatch()
+
+    def delivered(self, to: PeerId, message: Message) -> None:
+        with self._guard.mutex:
+            self._engine.delivered(time.monotonic(), to, message)
+            self._dispatch()
+
+    def undelivered(self, to: PeerId, message: Message) -> None:
+        with self._guard.mutex:
+            self._engine.undelivered(time.monotonic(), to, message)
+            self._dispatch()
+
+    def contacts(self) -> Sequence[tuple[PeerId, str]]:
+        with self._guard.mutex:
+            peers = self._engine.state.roster.peers.values()
+            return [(peer.id, peer.address) for peer in peers if peer.address]

@@ -1,0 +1,345 @@
+"""What the constructor was told: refused by name, value and bound; filled in from the environment;
+and what two learners must have in common."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+from torch.optim import SGD, AdamW, Optimizer
+
+from mend_optim import (
+    FailSlow,
+    Grace,
+    Int4,
+    Moment,
+    MomentSchedule,
+    Nesterov,
+    PowerSGD,
+    Quorum,
+    Timing,
+    UsageError,
+)
+from mend_optim.engine.schedule import Schedule
+from mend_optim.model.layout import Layout
+from mend_optim.settings import Settings, read_settings
+
+PEER = "127.0.0.1:9"
+DEFAULTS: dict[str, Any] = {
+    "name": "a",
+    "listen": None,
+    "peers": (),
+    "schedule": Schedule(),
+    "quorum": Quorum(),
+    "grace": Grace(),
+    "weighting": "tokens",
+    "merge": "mean",
+    "outer": Nesterov(),
+    "codec": "none",
+    "moments": "auto",
+    "failslow": FailSlow(),
+    "tokens_per_step": None,
+    "timing": Timing(),
+    "advertise": None,
+    "ledger": None,
+    "on_event": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def parameters() -> list[Parameter]:
+    return [Parameter(torch.ones(3, 4)), Parameter(torch.ones(5))]
+
+
+def read(inner: Optimizer | None = None, **told: Any) -> Settings:
+    return read_settings(inner or AdamW(parameters()), **{**DEFAULTS, **told})
+
+
+class Unknown(Optimizer):
+    """An optimizer whose moments nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__(parameters(), {"lr": 0.1})
+
+
+# What is refused, one argument at a time: (argument, value, what the error says it must be).
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("name", "", "name must be a printable text of 1 to 200 bytes"),
+    ("name", "ä" * 101, "name must be a printable text of 1 to 200 bytes"),
+    ("name", "a\tb", "name must be a printable text of 1 to 200 bytes"),
+    ("name", 7, "name must be a printable text of 1 to 200 bytes"),
+    ("peers", None, "peers must be addresses 'host:port' of other learners"),
+    ("peers", 5, "peers must be addresses 'host:port' of other learners"),
+    ("peers", "here", "peers must be an address 'host:port'"),
+    ("quorum", 0, "quorum.minimum must be None or an int >= 1"),
+    ("quorum", 1.5, "quorum.minimum must be None or an int >= 1"),
+    ("grace", -1, "grace.max_s must be a number of seconds >= 0"),
+    ("grace", None, "grace.max_s must be a number of seconds >= 0"),
+    ("weighting", "loss", "weighting must be one of ('tokens', 'throughput', 'uniform')"),
+    ("merge", "max", "merge must be one of ('mean', 'rda', 'trimmed_mean', 'median')"),
+    ("outer", 0.7, "outer must be a Nesterov(lr=…, momentum=…)"),
+    ("codec", "zip", "codec must be one of ['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd',"),
+    ("moments", 3, "moments must be 'auto', None or a MomentSchedule(first=…, second=…)"),
+    ("failslow", 1.2, "failslow must be None or a FailSlow(threshold=…, …)"),
+    ("tokens_per_step", 0, "tokens_per_step must be None or an int >= 1"),
+    ("tokens_per_step", True, "tokens_per_step must be None or an int >= 1"),
+    ("tokens_per_step", 8.0, "tokens_per_step must be None or an int >= 1"),
+    ("timing", 30, "timing must be a Timing(beat_s=…, …)"),
+    ("advertise", PEER, "advertise must be None without listen"),
+    ("ledger", "", "ledger must be None or the path of a file"),
+    ("ledger", 5, "ledger must be None or the path of a file"),
+    ("ledger", os.curdir, "ledger must be None or the path of a file"),
+    ("on_event", "print", "on_event must be None or a function of an Event"),
+    ("on_event", lambda: None, "on_event must be None or a function of an Event"),
+]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "bound"), REFUSED, ids=[f"{a}-{v!r:.20}" for a, v, _ in REFUSED]
+)
+def test_a_wrong_argument_is_refused_by_name_bound_and_value(
+    argument: str, value: Any, bound: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(**{argument: value})
+    assert str(caught.value).startswith(bound)
+    assert f"got {value!r}" in str(caught.value)
+
+
+def test_what_is_not_an_optimizer_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^inner must be a torch.optim.Optimizer, got 'list'$"):
+        read_settings([], **DEFAULTS)  # type: ignore[arg-type]
+
+
+def test_a_quorum_without_peers_is_refused_unless_it_is_one() -> None:
+    with pytest.raises(
+        UsageError, match=r"quorum.minimum must be 1 without listen or peers, got 2"
+    ):
+        read(quorum=2)
+    assert read(quorum=1).place is None
+    assert read(quorum=2, peers=PEER).policies.quorum == Quorum(minimum=2)
+
+
+def test_every_argument_but_those_of_other_policies_is_refused_somewhere() -> None:
+    # A Schedule refuses on its own, and the transport refuses an address to listen on.
+    elsewhere = {"schedule", "listen"}
+    assert {argument for argument, _, _ in REFUSED} == set(DEFAULTS) - elsewhere
+
+
+# What the short forms stand for.
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"quorum": 1}, {"quorum": Quorum(minimum=1)}),
+        ({"grace": 2.5}, {"grace": Grace(max_s=2.5)}),
+        ({"grace": Grace(fraction=0.5)}, {"grace": Grace(fraction=0.5)}),
+        ({"failslow": None}, {"failslow": None}),
+        ({"weighting": "uniform"}, {"weighting": "uniform"}),
+    ],
+)
+def test_policies(told: dict[str, Any], expected: dict[str, Any]) -> None:
+    policies = read(**told).policies
+    assert {name: getattr(policies, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("codec", "moments", "averaged"),
+    [
+        ("none", "auto", True),
+        ("bf16", "auto", True),
+        ("int8", "auto", False),
+        (PowerSGD(rank=2), "auto", False),
+        ("int8", MomentSchedule(), True),
+        ("none", None, False),
+    ],
+)
+def test_auto_averages_moments_where_deltas_travel_as_floats(
+    codec: Any, moments: Any, averaged: bool
+) -> None:
+    policies = read(codec=codec, moments=moments).policies
+    assert [m.name for m in policies.moments] == (["exp_avg", "exp_avg_sq"] if averaged else [])
+    assert (policies.periods is not None) is averaged
+
+
+def test_half_lives_are_resolved_into_rounds() -> None:
+    schedule = MomentSchedule(first="half_life", second="half_life")
+    settings = read(moments=schedule, schedule=Schedule(sync_every=100))
+    assert settings.policies.periods is not None
+    assert settings.policies.periods.rounds == (("first", 1), ("second", 7))
+
+
+def test_an_optimizer_whose_moments_nobody_knows_is_named() -> None:
+    assert read(Unknown()).policies.unknown_optimizer == "Unknown"
+    assert read(Unknown(), moments=None).policies.unknown_optimizer == ""
+    named = MomentSchedule(states=(Moment(name="m", order="first", decay=0.9),))
+    assert read(Unknown(), moments=named).policies.unknown_optimizer == ""
+    assert read(SGD(parameters(), lr=0.1)).policies.unknown_optimizer == ""
+
+
+@pytest.mark.parametrize(
+    ("codec", "merge", "stays", "unflushed"),
+    [
+        ("powersgd", "mean", True, ""),
+        ("powersgd", "rda", True, ""),
+        ("powersgd", "median", False, "median"),
+        ("int8", "median", False, ""),
+    ],
+)
+def test_what_stays_in_the_weights_can_be_flushed_by_a_merge_of_shares(
+    codec: str, merge: str, stays: bool, unflushed: str
+) -> None:
+    policies = read(codec=codec, merge=merge).policies
+    assert (policies.residual_in_weights, policies.unflushed_merge) == (stays, unflushed)
+
+
+# The environment fills in what was not told.
+
+
+def test_the_environment_names_the_learner_and_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEND_NAME", "from-the-environment")
+    monkeypatch.setenv("MEND_LISTEN", "127.0.0.1:0")
+    monkeypatch.setenv("MEND_PEERS", " b:1, ,c:2 ")
+    settings = read(name=None)
+    assert settings.name == "from-the-environment"
+    assert settings.place is not None
+    assert (settings.place.listen, settings.place.peers) == ("127.0.0.1:0", ("b:1", "c:2"))
+
+
+def test_an_argument_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEND_NAME", "from-the-environment")
+    monkeypatch.setenv("MEND_LISTEN", "127.0.0.1:1")
+    monkeypatch.setenv("MEND_PEERS", "b:1")
+    settings = read(name="told", listen="127.0.0.1:2", peers=["c:2"])
+    assert settings.name == "told"
+    assert settings.place is not None
+    assert (settings.place.listen, settings.place.peers) == ("127.0.0.1:2", ("c:2",))
+
+
+@pytest.mark.parametrize("name", ["MEND_NAME", "MEND_LISTEN", "MEND_PEERS"])
+def test_an_empty_variable_says_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "")
+    settings = read(name=None)
+    assert settings.name.startswith(f"{socket.gethostname()}-{os.getpid()}")
+    assert settings.place is None
+
+
+def test_a_wrong_address_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEND_PEERS", "b:1,here")
+    with pytest.raises(UsageError, match="peers must be an address 'host:port', got 'here'"):
+        read()
+
+
+def test_learners_of_one_process_that_nobody_named_have_different_names() -> None:
+    assert read(name=None).name != read(name=None).name
+
+
+# What two learners must have in common.
+
+
+def test_one_peer_may_be_told_by_itself() -> None:
+    settings = read(peers=PEER, ledger="rounds.jsonl", on_event=print)
+    assert settings.place is not None
+    assert settings.place.peers == (PEER,)
+    assert settings.place.ledger == Path("rounds.jsonl")
+    assert settings.place.on_event is print
+
+
+def test_the_policy_of_the_defaults() -> None:
+    assert dict(read().policy()) == {
+        "sync_every": "128",
+        "fragments": "1",
+        "adopt_after": "None",
+        "quorum": "majority",
+        "weighting": "tokens",
+        "merge": "mean",
+        "outer": "Nesterov(lr=1.0, momentum=0.0)",
+        "codec": "none",
+        "moments": "first 3, second 6",
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "field", "text"),
+    [
+        ({"schedule": Schedule(sync_every=8)}, "sync_every", "8"),
+        ({"schedule": Schedule(fragments=2)}, "fragments", "2"),
+        ({"schedule": Schedule(adopt_after=0)}, "adopt_after", "0"),
+        ({"quorum": 1}, "quorum", "1"),
+        ({"weighting": "uniform"}, "weighting", "uniform"),
+        ({"merge": "rda"}, "merge", "rda"),
+        ({"outer": Nesterov(lr=0.7)}, "outer", "Nesterov(lr=0.7, momentum=0.0)"),
+        ({"codec": "bf16"}, "codec", "bf16"),
+        ({"moments": None}, "moments", "never"),
+        ({"moments": MomentSchedule(first=1, second=2)}, "moments", "first 1, second 2"),
+    ],
+)
+def test_each_field_of_the_policy_tells_of_one_argument(
+    told: dict[str, Any], field: str, text: str
+) -> None:
+    before, after = dict(read().policy()), dict(read(**told).policy())
+    assert after == {**before, field: text}
+
+
+def test_a_codec_with_the_options_of_a_named_one_is_that_one() -> None:
+    assert dict(read(codec=Int4()).policy())["codec"] == "int4"
+    assert dict(read(codec=PowerSGD(rank=9)).policy())["codec"].startswith("PowerSGD(rank=9")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"grace": 1.0},
+        {"failslow": None},
+        {"timing": Timing(beat_s=0.5)},
+        {"tokens_per_step": 7},
+        {"name": "b"},
+    ],
+)
+def test_the_rest_may_differ_between_learners(told: dict[str, Any]) -> None:
+    assert read(**told).policy() == read().policy()
+
+
+def test_offline_settings_are_the_same_without_peers() -> None:
+    settings = read(peers=PEER, codec="int8")
+    offline = settings.offline()
+    assert offline.place is None
+    assert (offline.name, offline.policy()) == (settings.name, settings.policy())
+    assert offline.connect(lambda: pytest.fail("nobody asks for the layout")) is None
+
+
+@pytest.mark.parametrize("moments", [0, 4, 6])
+def test_the_largest_message_holds_anchor_velocity_and_moments(moments: int) -> None:
+    """Also those of a peer that keeps more moments than this learner: four, of any optimizer that
+    is known here."""
+    states = tuple(Moment(name=f"m{i}", order="first", decay=0.9) for i in range(moments))
+    settings = read(moments=MomentSchedule(states=states) if states else None)
+    fragment = Layout(["w", "b"], parameters(), 1).fragments[0]
+    least = 4 * fragment.numel * (2 + max(4, moments))
+    assert least <= settings._limit(fragment) <= least + 1000
+
+
+def test_a_callback_may_be_anything_that_takes_an_event() -> None:
+    class Watch:
+        def __call__(self, event: object) -> None: ...
+
+    def optional(event: object, more: int = 0) -> None: ...
+
+    callbacks: list[Callable[..., Any]] = [print, Watch(), optional, lambda *args: None, [].append]
+    for callback in callbacks:
+        settings = read(peers=PEER, on_event=callback)
+        assert settings.place is not None
+        assert settings.place.on_event is callback

@@ -113,17 +113,6 @@ class Offer:
     def entry(self) -> Entry:
         return Entry(self.claim.author, self.seq, self.tokens, self.steps)
 
-    def weighed(self, alone: bool) -> Entry:
-        """The entry to weigh it by. What an encoding lost weighs as much as what it sent; and where
-        nobody brings more than that (`alone`), so does who brings nothing: it has its share in the
-        mean."""
-        counted = any(self.again) and (alone or self.steps > 0)
-        return (
-            self.entry._replace(tokens=self.again[0], steps=self.again[1])
-            if counted
-            else self.entry
-        )
-
     @property
     def order(self) -> tuple[bool, int]:
         """Among the offers of one sender: first those of others' work."""

@@ -49,6 +49,7 @@ THREADS, SHARE, BRANCHES, WIRE = (
     of("together/test_branches"),
     of("unit/transport/test_wire"),
 )
+RESIDUALS = of("unit/engine/test_residual_share")
 PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
 STORM = (
     "tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",
@@ -558,9 +559,9 @@ MUTANTS = (
            "if not (self.unsent or pending):", "if not pending:", PROGRESS),
     Mutant("who-closes-has-no-share", 9, "engine/residual_share",
            "if not (self.unsent or pending):", "if not self.unsent:", PROGRESS),
-    Mutant("closing-offer-weighs-nothing", 9, "protocol/messages",
-           "(alone or self.steps > 0)", "False", of("unit/protocol/test_messages", "weighs")),
-    Mutant("who-rests-dilutes-work", 9, "protocol/messages", "(alone or self.steps > 0)", "True", of("unit/protocol/test_messages", "weighs")),
+    Mutant("closing-offer-weighs-nothing", 9, "engine/residual_share",
+           "(all_residual or offer.steps > 0)", "False", RESIDUALS),
+    Mutant("who-rests-dilutes-work", 9, "engine/residual_share", "(all_residual or offer.steps > 0)", "True", RESIDUALS),
     Mutant("way-back-at-rest-is-coded-as-ever", 9, "engine/sealer", (("flush=is_all_residual(offers) or state.flush")), "flush=is_all_residual(offers)", SEALING),
     Mutant("way-back-is-never-coded-as-ever", 9, "engine/sealer", (("flush=is_all_residual(offers) or state.flush")), "flush=True", SEALING),
     Mutant("who-closes-dilutes-work", 9, "engine/residual_share", "weighed(offer, alone and offer.key.tokens >= base_tokens)", "weighed(offer, offer.key.tokens >= base_tokens)", SEALING),

@@ -71,9 +71,7 @@ def state_in(mode: Mode) -> EngineState:
 
 
 def test_the_table_of_modes() -> None:
-    found = {
-        (mode.name, change.name): after.name for (mode, change), after in TRANSITIONS.items()
-    }
+    found = {(mode.name, change.name): after.name for (mode, change), after in TRANSITIONS.items()}
     assert found == NEXT
 
 

@@ -57,9 +57,7 @@ def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> Non
     assert engine.sent(Offer)[-1][1].seq == offer.seq
 
 
-def test_patience_grows_with_how_long_the_offer_was_on_its_way_and_how_much_longer_the_seal_may_be() -> (
-    None
-):
+def test_patience_grows_with_how_long_the_offer_took_and_how_much_longer_the_seal_is() -> None:
     """Frames that are still on their way are not heard."""
     engine = offering()
     engine.offer()

@@ -821,9 +821,7 @@ def test_a_closing_offer_that_is_merged_is_the_last_in_its_authors_name() -> Non
     assert closing(heir).claim == Claim(HEIR, 1)
 
 
-def test_what_is_offered_again_with_its_author_in_a_closing_offer_goes_with_what_came_beside_it() -> (
-    None
-):
+def test_a_residual_that_is_offered_again_with_its_author_goes_with_what_came_beside_it() -> None:
     old = Fragment()
     old.step(4)
     old.offer()

@@ -51,8 +51,6 @@ class Accounts:
         self.restored_from: Claim | None = None
         #: The offer on its way. Invariant: it holds the work that follows `settled`, or a residual.
         self.pending: Pending | None = None
-        #: By order of moment: the last version whose mean has ours in it. Invariant: <= version.
-        self.averaged: dict[str, int] = {}
         #: What this learner's encodings left in its weights, and by how much that weighs.
         self.residual = Residual()
 
@@ -163,10 +161,6 @@ class Accounts:
 
     # ── what a new anchor changes ─────────────────────────────────────────────────────────────────
 
-    def averaged_moments(self, versions: dict[str, int]) -> None:
-        """Rounds of these versions, by order of moment, have this learner's moments in their mean."""
-        self.averaged |= versions
-
     def follow(self, lineage: Lineage, *, merged_own_offer: bool, replaced: bool) -> Pending | None:
         """The anchor is now `lineage`. Returns the pending offer if the anchor has it.
 
@@ -182,10 +176,6 @@ class Accounts:
         if self.source_moved_on(lineage):
             self.restored_from = None
         self.lineage = lineage
-        # A branch that wins may have had fewer rounds.
-        self.averaged = {
-            order: min(version, lineage.version) for order, version in self.averaged.items()
-        }
         return self._settle() if merged_own_offer else None
 
     def _settle(self) -> Pending | None:

@@ -117,6 +117,7 @@ def whole_anchor_record(
     old: Lineage,
     new: Lineage,
     reason: str,
+    *,
     mine: bool = False,
     dropped_tokens: int = 0,
 ) -> RoundRecord:

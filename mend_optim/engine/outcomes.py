@@ -178,7 +178,7 @@ class Outcomes:
         if job.replace:  # the others' moments came with their weights
             fragment.averaged_moments(state.policies.averaged(brought, lineage.version))
         dropped = fragment.unmerged(state.totals).tokens if job.replace else 0
-        record = whole_anchor_record(p, old, lineage, "pulled", merged, dropped)
+        record = whole_anchor_record(p, old, lineage, "pulled", mine=merged, dropped_tokens=dropped)
         superseded = fragment.superseded_tokens - superseded
         state.record(replace(record, superseded_tokens=superseded))
         state.moved(p)

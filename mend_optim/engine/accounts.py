@@ -29,13 +29,13 @@ class Totals:
 
 
 class Accounts:
-    """Tokens: trained = settled (merged or dropped) + unmerged, at any time. Its own methods are the
-    only writers of its fields."""
+    """At any time, in tokens: trained = settled (merged or dropped) + unmerged. Only its own methods
+    write its fields."""
 
     def __init__(self, me: PeerId, fragment: int, lineage: Lineage) -> None:
         self.me = me
         self.fragment = fragment
-        #: The anchor that the weights residual on, or will once the correction is applied.
+        #: The anchor that the weights rest on, or will once the correction is applied.
         self.lineage = lineage
         #: Counters up to which all work is in some anchor, or dropped. Invariant: <= trained.
         self.settled = Totals()
@@ -128,8 +128,8 @@ class Accounts:
         pending, self.pending = self.pending, None
         if pending is None:
             return
-        # A residual keeps its author's name when it is offered again. What is trained until then does
-        # not need it.
+        # A residual keeps its author's name when it is offered again. Work that is trained until
+        # then does not need that name.
         if pending.claim.author != self.me and (pending.steps or self.inherited):
             self.inherited = pending.claim
         self.residual.withdrawn(pending.flush)

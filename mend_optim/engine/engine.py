@@ -1,8 +1,8 @@
 """The engine of a learner: everything it decides, and nothing it does.
 
-Feed it what happened (`boundaries.stepped`, `receive`, `finished`, `tick` …) with the time; then
-`drain()` what it wants done: messages to send, jobs for the worker, events for the user. It reads no
-clock, starts no thread and touches no tensor. It has one owner at a time."""
+Tell it what happened (`boundaries.stepped`, `receive`, `finished`, `tick` …) and when. Then take
+from `drain()` what it wants done: messages to send, jobs for the worker, events for the user. It
+reads no clock, starts no thread and touches no tensor. It has one owner at a time."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Engine:
         self.outcomes.go_on(now, p)
 
     def leave(self, now: float) -> None:
-        """Say goodbye; nothing else is sent from here on."""
+        """Say goodbye. From here on the learner takes no anchor and runs no round."""
         if self.state.mode is not Mode.CLOSED:
             for peer in list(self.state.roster.peers.values()):
                 self.state.emit(Send(peer.id, Goodbye(self.state.me)))

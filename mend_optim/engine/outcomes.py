@@ -88,7 +88,7 @@ class Outcomes:
     # ── offers ────────────────────────────────────────────────────────────────────────────────────
 
     def _prepared(self, now: float, job: Prepare | Reoffer, done: Done) -> None:
-        """The worker has encoded Δ, or could not: send the offer to the sealer that asked for it."""
+        """The worker has encoded Δ, or could not. Send the offer to the sealer that asked for it."""
         fragment = self.state.fragments[job.fragment]
         asked = fragment.copied()
         if fragment.pending and fragment.pending.seq == job.seq:

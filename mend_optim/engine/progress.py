@@ -3,7 +3,8 @@
     motion     event             next       why
     ─────────  ────────────────  ─────────  ────────────────────────────────────────────────────────
     STILL      copy              SNAPSHOT   the training thread copies the fragment
-    SNAPSHOT   copied, released  STILL      the worker has made Δ or an anchor of it; or no copy came
+    SNAPSHOT   copied, released  STILL      the worker has made Δ or an anchor of it; or no copy
+                                        was made
     STILL      move              MOVING     the worker takes an outer step, or installs an anchor
     MOVING     moved, refused    STILL      the anchor is another one, or still the same
 

@@ -252,7 +252,7 @@ MUTANTS = (
            "superseded_tokens=max((f.superseded_tokens for f in state.fragments), default=0),", "superseded_tokens=0,", BRANCHES),
     Mutant("branches-have-one-offer", 5, "engine/superseded",
            "seq, before = merged.follows, seq", "seq, before = 0, seq", SHARE),
-    Mutant("account-without-an-end", 7, "engine/superseded", ("        # falling: it ends, whatever was added\n"
+    Mutant("account-without-an-end", 7, "engine/superseded", ("        # The numbers must fall, or a bad `follows` would make this loop endless.\n"
 "        while seq < before and (merged := self._offers.get((author, seq))):"), "        while merged := self._offers.get((author, seq)):  # falling: it ends, whatever was added", SHARE),
     Mutant("heirs-hide-their-share", 5, "engine/superseded",
            "min(lineage.last_merged(author), newest)", "lineage.last_merged(author)", SHARE),
@@ -298,8 +298,8 @@ MUTANTS = (
            (("if all(fragment.is_still for fragment in self.state.fragments):")), "if True:", ADOPTING),
     Mutant("resend-with-another-number", 5, "engine/offers",
            "replace(pending.offer, key=", ("replace(pending.offer, seq=pending.seq + 1, key="), OFFERING),
-    Mutant("nothing-has-tokens", 5, "engine/round", ("            # tokens without a step are nobody's work\n"
-"            return not offer.tokens and offer.peer not in self.inbox"), "            return offer.peer not in self.inbox  # tokens without a step are nobody's work", ROUND),
+    Mutant("nothing-has-tokens", 5, "engine/round", ("            # Tokens without a step are no work.\n"
+"            return not offer.tokens and offer.peer not in self.inbox"), "            return offer.peer not in self.inbox  # Tokens without a step are no work.", ROUND),
     Mutant("forget-banked-tokens", 5, "engine/accounts",
            (("self.settled.step + pending.steps, self.settled.tokens + pending.tokens")), "self.settled.step + pending.steps, self.settled.tokens", PROGRESS),
     Mutant("bank-what-was-trained-since", 5, "engine/accounts",

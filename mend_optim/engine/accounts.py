@@ -29,8 +29,8 @@ class Totals:
 
 
 class Accounts:
-    """At any time, in tokens: trained = settled (merged or dropped) + unmerged. Only its own methods
-    write its fields."""
+    """In tokens, at any time: trained = settled (merged or dropped) + unmerged. Only its own
+    methods write its fields."""
 
     def __init__(self, me: PeerId, fragment: int, lineage: Lineage) -> None:
         self.me = me

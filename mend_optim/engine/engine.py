@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.answers import Answers
 from mend_optim.engine.beats import Beats
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import Done, Effect, Extend, Found, Install, Job, Send
@@ -37,6 +38,7 @@ class Engine:
         state = EngineState(me, address, seeds, policies)
         self.state = state
         self.adoption = Adoption(state)
+        self.answers = Answers(state)
         self.stragglers = Stragglers(state)
         self.beats = Beats(state, self.stragglers, now)
         self.offers = Offers(state, self.stragglers)
@@ -46,6 +48,7 @@ class Engine:
         self.outcomes = Outcomes(
             state,
             adoption=self.adoption,
+            answers=self.answers,
             offers=self.offers,
             sealer=self.sealer,
             boundaries=self.boundaries,
@@ -180,7 +183,7 @@ class Engine:
             case State():
                 self.adoption.take_state(now, message)
             case Want():
-                self.adoption.asked(message)
+                self.answers.asked(message)
             case _:
                 unreachable(message)
 

@@ -249,14 +249,11 @@ class Adoption:
     def _install(
         self, anchors: tuple[State, ...], *, merged_own_offer: bool, replace: bool
     ) -> None:
-        for anchor in anchors:
-            fragment = self.state.fragments[anchor.fragment]
+        pairs = [(self.state.fragments[anchor.fragment], anchor) for anchor in anchors]
+        for fragment, _ in pairs:
             fragment.move()
             fragment.take_deferred()
-        moved_on = any(
-            self.state.fragments[anchor.fragment].source_moved_on(anchor.lineage)
-            for anchor in anchors
-        )
+        moved_on = any(fragment.source_moved_on(anchor.lineage) for fragment, anchor in pairs)
         self.state.work(
             Install(
                 states=anchors,

@@ -49,6 +49,7 @@ THREADS, SHARE, BRANCHES, WIRE = (
     of("together/test_branches"),
     of("unit/transport/test_wire"),
 )
+PLAN = of("unit/engine/test_round_plan")
 RESIDUALS = of("unit/engine/test_residual_share")
 PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
 STORM = (
@@ -345,7 +346,7 @@ MUTANTS = (
     Mutant("suspects-do-not-count", 6, "engine/sealer",
            "needed(state.roster.size)", "needed(1 + len(state.roster.alive()))", SEALING),
     Mutant("nothing-is-sealed", 6, "engine/round_plan",
-           "    if not round.has_work:", "    if False:", ROUND),
+           "    if not round.has_work:", "    if False:", PLAN),
     Mutant("quorum-remembered-when-lost", 6, "engine/round",
            ("        if len(self.inbox) < needed:\n"
 "            return None"), ("        if len(self.inbox) < needed:\n"

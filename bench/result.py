@@ -68,6 +68,7 @@ def compared(
     unit: str,
     values: Sequence[float],
     floors: Sequence[float],
+    *,
     goal: str = "",
     notes: str = "",
 ) -> Result:

@@ -77,11 +77,17 @@ def _compared(
 ) -> Iterator[Result]:
     what, goal = f"{name}: held-out loss over float32's", GOALS.get(name.partition(",")[0], "")
     own, floor = ([each.closed for each in some] for some in (losses, floors))
-    yield compared("convergence", what, "nats/byte", own, floor, goal, notes)
+    yield compared("convergence", what, "nats/byte", own, floor, goal=goal, notes=notes)
     if codec.residual_in_weights:
         own = [each.trained for each in losses]
         yield compared(
-            "convergence", f"{what}, before synchronize()", "nats/byte", own, floor, "", notes
+            "convergence",
+            f"{what}, before synchronize()",
+            "nats/byte",
+            own,
+            floor,
+            goal="",
+            notes=notes,
         )
 
 

@@ -102,6 +102,6 @@ def run() -> Iterator[Result]:
             "1/s",
             _rates(learners, index),
             in_time,
-            ">= 0.995" if overlapped else "",
-            floor,
+            goal=">= 0.995" if overlapped else "",
+            notes=floor,
         )

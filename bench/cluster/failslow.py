@@ -163,7 +163,13 @@ def _costs() -> Iterator[Result]:
     adds = [_add_us(rng) for _ in range(REPEATS)]
     notes = f"floor = what it may cost; {ADDS} steps a repeat"
     yield compared(
-        "failslow", "to time an inner step", "us", adds, [COSTS_US] * REPEATS, "<= 1", notes
+        "failslow",
+        "to time an inner step",
+        "us",
+        adds,
+        [COSTS_US] * REPEATS,
+        goal="<= 1",
+        notes=notes,
     )
     steady, slow = Level(1.0, 1.0, 0.02, 30), Level(2.0, 1.0, 0.02, 30)
     peers = [PeerId(str(i), 1) for i in range(8)]

@@ -294,7 +294,13 @@ def _kept(what: str, setting: Setting, slow: Pair, free: Pair, goal: str) -> Ite
     pace = f"a boundary each {setting.sync_every} steps of {1e3 * setting.step_s:.0f} ms"
     trained, floor = (per_s(pair, [x.trained for x in pair]) for pair in (slow, free))
     yield compared(
-        "link", f"tokens trained, {what}", "1/s", trained, floor, goal, f"{rounds}; {pace}"
+        "link",
+        f"tokens trained, {what}",
+        "1/s",
+        trained,
+        floor,
+        goal=goal,
+        notes=f"{rounds}; {pace}",
     )
     both, floor = (per_s(pair, [x.merged for x in pair]) for pair in (slow, free))
     # Without lockstep the last round may come just before the end or just after it.
@@ -305,8 +311,8 @@ def _kept(what: str, setting: Setting, slow: Pair, free: Pair, goal: str) -> Ite
         "1/s",
         both,
         floor,
-        goal if exact else "",
-        f"of both; {rounds}",
+        goal=goal if exact else "",
+        notes=f"of both; {rounds}",
     )
     often, floor = (per_s(pair, [x.adopted for x in pair]) for pair in (slow, free))
     yield compared("link", f"rounds, {what}", "1/s", often, floor)
@@ -324,7 +330,13 @@ def _bytes(what: str, pair: Pair) -> Iterator[Result]:
             f"the ledgers' bytes, these are the kernel's; {n} rounds, {pulled} anchors pulled whole"
         )
         yield compared(
-            "link", f"bytes a round {way} the sealer, {what}", "B", kernel, ledger, OVERHEAD, notes
+            "link",
+            f"bytes a round {way} the sealer, {what}",
+            "B",
+            kernel,
+            ledger,
+            goal=OVERHEAD,
+            notes=notes,
         )
 
 
@@ -333,7 +345,13 @@ def _alive(what: str, pair: Pair) -> Result:
     missed = sum(looks) - sum(alive)
     notes = f"{missed} of {sum(looks)} looks at the roster found the peer suspected or gone"
     return compared(
-        "link", f"looks that find the peer alive, {what}", "1", alive, looks, ">= 1", notes
+        "link",
+        f"looks that find the peer alive, {what}",
+        "1",
+        alive,
+        looks,
+        goal=">= 1",
+        notes=notes,
     )
 
 

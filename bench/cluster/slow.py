@@ -99,8 +99,8 @@ def run() -> Iterator[Result]:
         "1/s",
         rates[UNEVEN],
         rates[EVEN],
-        ">= 0.98",
-        f"floor = all are fast; {setting}",
+        goal=">= 0.98",
+        notes=f"floor = all are fast; {setting}",
     )
     yield compared(
         "slow", with_slow, "1/s", rates[UNEVEN], rates[OFF], notes="floor = nobody syncs"

@@ -51,7 +51,13 @@ class Run:
 
 
 def _train(
-    optimizer: MendOptimizer, model: TextModel, text: Any, step_s: float, until: float, draws: Any
+    optimizer: MendOptimizer,
+    model: TextModel,
+    text: Any,
+    *,
+    step_s: float,
+    until: float,
+    draws: Any,
 ) -> float:
     """Train until then; returns steps per second."""
     steps, began = 0, time.monotonic()
@@ -84,12 +90,19 @@ def _learn(seat: Seat, options: dict[str, Any]) -> Run:
         optimizer.join()
         seat.meet()
         began = time.monotonic()
-        run.before = _train(optimizer, model, text, STEP_S, began + EVEN_S, draws)
+        run.before = _train(
+            optimizer, model, text, step_s=STEP_S, until=began + EVEN_S, draws=draws
+        )
         step_s = STEP_S * (SLOWER if seat.rank == SLOW else 1.0)
-        _train(optimizer, model, text, step_s, began + EVEN_S + SETTLE_S, draws)
+        _train(optimizer, model, text, step_s=step_s, until=began + EVEN_S + SETTLE_S, draws=draws)
         rounds.clear()
         run.after = _train(
-            optimizer, model, text, step_s, began + EVEN_S + SETTLE_S + UNEVEN_S, draws
+            optimizer,
+            model,
+            text,
+            step_s=step_s,
+            until=began + EVEN_S + SETTLE_S + UNEVEN_S,
+            draws=draws,
         )
         run.rounds = [record for record in rounds if record.members]
         with optimizer.global_weights():

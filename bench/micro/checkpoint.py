@@ -62,6 +62,6 @@ def run() -> Iterator[Result]:
     floors = [1e3 * s for times in learners for s in times.floor]
     setting = "25.2 M float32, 2 learners; floor = one copy + one SHA-256 of them, at rest"
     rest = [1e3 * s for times in learners for s in times.at_rest]
-    yield compared("checkpoint", "state_dict() at rest", "ms", rest, floors, "", setting)
+    yield compared("checkpoint", "state_dict() at rest", "ms", rest, floors, goal="", notes=setting)
     busy = [1e3 * s for times in learners for s in times.in_training]
     yield plain("checkpoint", "state_dict() after every step", "ms", busy, "while rounds go on")

@@ -85,7 +85,13 @@ def sizes(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
     up = [4 * NUMEL / encode_packet(codec, values, SHAPES)[0].nbytes]
     notes = f"{NUMEL / 1e6:.1f} M elements in {len(SHAPES)} tensors"
     yield compared(
-        "codec", f"{name}: float32's bytes over an offer's", "", up, [1.0], _least(name), notes
+        "codec",
+        f"{name}: float32's bytes over an offer's",
+        "",
+        up,
+        [1.0],
+        goal=_least(name),
+        notes=notes,
     )
     if isinstance(codec, PowerSGD):
         large = [
@@ -99,7 +105,12 @@ def sizes(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
         )
         goal = ">= 60" if codec.rank == 4 else ""
         yield compared(
-            "codec", f"{name}: the same, of its matrices", "", [raw / packed.nbytes], [1.0], goal
+            "codec",
+            f"{name}: the same, of its matrices",
+            "",
+            [raw / packed.nbytes],
+            [1.0],
+            goal=goal,
         )
     seal = sealed(codec, [values, values.flip(0)])
     sent = seal.without(seal.members[0].peer, seal.members[0].seq)
@@ -184,7 +195,7 @@ def times(name: str, codec: Codec, values: Tensor) -> Iterator[Result]:
             lambda: encode_packet(codec, values, SHAPES, allocate=allocate),
             lambda: out.copy_(values),
         )
-        yield compared("codec", f"{name}: encode over a copy", "s", *one, PASSES.get(name, ""))
+        yield compared("codec", f"{name}: encode over a copy", "s", *one, goal=PASSES.get(name, ""))
         one = pairs(lambda: decode_packet(packet, SHAPES, out), lambda: out.copy_(values))
         yield compared("codec", f"{name}: decode over a copy", "s", *one)
     deltas = [values, values.flip(0)]

@@ -143,7 +143,9 @@ def run() -> Iterator[Result]:
         "25.2 M float32, 2 learners, from the later boundary to the later correction; "
         "floor = gloo all-reduce"
     )
-    yield compared("exchange", "boundary to adoptable", "ms", whole, gloo, "<= 2.5", setting)
+    yield compared(
+        "exchange", "boundary to adoptable", "ms", whole, gloo, goal="<= 2.5", notes=setting
+    )
     ordered = [sorted(pair, key=lambda lap: "merge" not in lap.spans) for pair in laps]
     parts = [_parts(*pair) for pair in ordered]
     for part in parts[0]:

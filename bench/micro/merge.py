@@ -83,7 +83,7 @@ def run() -> Iterator[Result]:
             for _ in range(WARM + REPEATS[name])
         ]
         took, floors = ([1e3 * s for s in column] for column in zip(*turns[WARM:], strict=True))
-        return compared("merge", f"{name}, 4 x 10 M", "ms", took, floors, goal, notes)
+        return compared("merge", f"{name}, 4 x 10 M", "ms", took, floors, goal=goal, notes=notes)
 
     yield measure(
         "mean",

@@ -84,7 +84,9 @@ def supervisor_of(options: argparse.Namespace, out: Path) -> Supervisor:
         own["grace"] = options.grace_s
     timing = {"beat_s": options.beat_s, "evict_after_s": options.evict_after_s}
     names = NAMES[: options.learners + (options.scenario == "soak")]
-    return Supervisor(names, out, options.seed, options.pace_ms / 1e3, own, timing)
+    return Supervisor(
+        names, out, seed=options.seed, pace_s=options.pace_ms / 1e3, options=own, timing=timing
+    )
 
 
 async def run(options: argparse.Namespace, out: Path) -> None:

@@ -32,6 +32,7 @@ def spread(
     what: str,
     unit: str,
     values: Sequence[float],
+    *,
     goal: str = "",
     notes: str = "",
     value: Statistic = median,

@@ -54,7 +54,9 @@ def throughput(log: Log) -> Iterator[Figure]:
         ratios += [stormy / floor] if stormy and floor else []
     stormy_s, calm_s = length(spans["storm"]), length(spans["calm"])
     notes = f"by learner; {stormy_s:.0f} s of storm, {calm_s:.0f} s of calm"
-    yield spread("survivors' steps/s, storm over fault-free windows", "", ratios, ">= 0.99", notes)
+    yield spread(
+        "survivors' steps/s, storm over fault-free windows", "", ratios, goal=">= 0.99", notes=notes
+    )
     kept = list(steps_around_trouble(log))
     expected, taken = sum(e for e, _ in kept), sum(t for _, t in kept)
     found = [t / e for e, t in kept]
@@ -63,7 +65,7 @@ def throughput(log: Log) -> Iterator[Figure]:
     )
     what = "survivors' steps, trouble over the calm around it"
     notes = f"by span of trouble; value: all of them, standard error {error:.2g}"
-    yield spread(what, "", found, ">= 0.99", notes, lambda _: taken / expected)
+    yield spread(what, "", found, goal=">= 0.99", notes=notes, value=lambda _: taken / expected)
 
 
 def steps_around_trouble(log: Log) -> Iterator[tuple[float, int]]:
@@ -107,12 +109,17 @@ def participation(log: Log) -> Iterator[Figure]:
         "live learners that are in a seal, live since the last seal",
         "",
         known,
-        ">= 0.95",
-        notes,
-        mean,
+        goal=">= 0.95",
+        notes=notes,
+        value=mean,
     )
     yield spread(
-        "live learners that are in a seal, live at its moment", "", at_seal, ">= 0.95", notes, mean
+        "live learners that are in a seal, live at its moment",
+        "",
+        at_seal,
+        goal=">= 0.95",
+        notes=notes,
+        value=mean,
     )
     reasons = Counter(seal.reason for seal in stormy)
     told = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items()))
@@ -162,8 +169,8 @@ def lateness(log: Log) -> Iterator[Figure]:
         "survivors' next seal after a fault, how late",
         "rounds",
         [d for _, d in late],
-        "<= 1",
-        notes,
+        goal="<= 1",
+        notes=notes,
     )
     for kind in sorted({kind for kind, _ in late}):
         yield spread(f"  after {kind}", "rounds", [d for k, d in late if k == kind])
@@ -188,7 +195,7 @@ def comebacks(log: Log) -> Iterator[Figure]:
     joined = [p.ready - p.born for p in again if p.ready < NEVER]
     lost = sum(p.ready == NEVER and min(p.ended, log.ended) - p.born > BACK_S for p in again)
     notes = f"besides process start; {lost} never; {sum(p.alone for p in again)} alone"
-    yield spread("killed: first line to joined", "s", joined, f"<= {BACK_S:g}", notes)
+    yield spread("killed: first line to joined", "s", joined, goal=f"<= {BACK_S:g}", notes=notes)
     yield spread("killed: first line to its first seal as a member", "s", _first_seals(log))
     for kind in sorted({f.kind for f in log.faults} - {"kill"}):
         back = [
@@ -220,7 +227,9 @@ def faults(log: Log) -> Iterator[Figure]:
         seen = [
             float(fault.seen) for fault in log.faults if fault.kind == kind and fault.end < NEVER
         ]
-        yield spread(f"faults, {kind}: {n}, seen to have happened", "", seen, ">= 1", value=_least)
+        yield spread(
+            f"faults, {kind}: {n}, seen to have happened", "", seen, goal=">= 1", value=_least
+        )
     unbidden = [
         f"{p.who}{p.life} with {p.status}" for p in log.processes if p.ended < NEVER and not p.meant
     ]

@@ -42,7 +42,7 @@ def soak_figures(log: Log) -> Iterator[Figure]:
         grown = [
             mean(map(counted, lines[-5:])) - mean(map(counted, lines[:5])) for lines in settled
         ]
-        yield spread(f"growth of {what}", "", grown, goal, named, max)
+        yield spread(f"growth of {what}", "", grown, goal=goal, notes=named, value=max)
     yield spread("seals", "", [float(len(log.seals))], notes=f"{_visits(log)} visits of a guest")
     yield from endings(log)
 

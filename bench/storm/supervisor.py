@@ -48,7 +48,7 @@ class Supervisor:
     MendOptimizer's, `timing` Timing's."""
 
     def __init__(
-        self, names: str, out: Path, seed: int, pace_s: float, options: Facts, timing: Facts
+        self, names: str, out: Path, *, seed: int, pace_s: float, options: Facts, timing: Facts
     ) -> None:
         self.out, self.seed, self.pace_s, self.options, self.timing = (
             out,

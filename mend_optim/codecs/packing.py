@@ -83,7 +83,7 @@ class Piece:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nbytes = sum([part.nbytes for part in self.parts])
+        self.nbytes = sum(part.nbytes for part in self.parts)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

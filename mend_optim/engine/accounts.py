@@ -29,13 +29,13 @@ class Totals:
 
 
 class Accounts:
-    """Tokens: trained = settled (merged or dropped) + unmerged, at any time. Its own methods are the
-    only writers of its fields."""
+    """In tokens, at any time: trained = settled (merged or dropped) + unmerged. Only its own
+    methods write its fields."""
 
     def __init__(self, me: PeerId, fragment: int, lineage: Lineage) -> None:
         self.me = me
         self.fragment = fragment
-        #: The anchor that the weights residual on, or will once the correction is applied.
+        #: The anchor that the weights rest on, or will once the correction is applied.
         self.lineage = lineage
         #: Counters up to which all work is in some anchor, or dropped. Invariant: <= trained.
         self.settled = Totals()
@@ -51,8 +51,6 @@ class Accounts:
         self.restored_from: Claim | None = None
         #: The offer on its way. Invariant: it holds the work that follows `settled`, or a residual.
         self.pending: Pending | None = None
-        #: By order of moment: the last version whose mean has ours in it. Invariant: <= version.
-        self.averaged: dict[str, int] = {}
         #: What this learner's encodings left in its weights, and by how much that weighs.
         self.residual = Residual()
 
@@ -130,8 +128,8 @@ class Accounts:
         pending, self.pending = self.pending, None
         if pending is None:
             return
-        # A residual keeps its author's name when it is offered again. What is trained until then does
-        # not need it.
+        # A residual keeps its author's name when it is offered again. Work that is trained until
+        # then does not need that name.
         if pending.claim.author != self.me and (pending.steps or self.inherited):
             self.inherited = pending.claim
         self.residual.withdrawn(pending.flush)
@@ -163,10 +161,6 @@ class Accounts:
 
     # ── what a new anchor changes ─────────────────────────────────────────────────────────────────
 
-    def averaged_moments(self, versions: dict[str, int]) -> None:
-        """Rounds of these versions, by order of moment, have this learner's moments in their mean."""
-        self.averaged |= versions
-
     def follow(self, lineage: Lineage, *, merged_own_offer: bool, replaced: bool) -> Pending | None:
         """The anchor is now `lineage`. Returns the pending offer if the anchor has it.
 
@@ -182,10 +176,6 @@ class Accounts:
         if self.source_moved_on(lineage):
             self.restored_from = None
         self.lineage = lineage
-        # A branch that wins may have had fewer rounds.
-        self.averaged = {
-            order: min(version, lineage.version) for order, version in self.averaged.items()
-        }
         return self._settle() if merged_own_offer else None
 
     def _settle(self) -> Pending | None:

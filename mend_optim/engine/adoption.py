@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mend_optim.engine.effects import PULL, Advance, Export, Install, Send
+from mend_optim.engine.effects import Advance, Install, Send
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState, Switch
@@ -249,14 +249,11 @@ class Adoption:
     def _install(
         self, anchors: tuple[State, ...], *, merged_own_offer: bool, replace: bool
     ) -> None:
-        for anchor in anchors:
-            fragment = self.state.fragments[anchor.fragment]
+        pairs = [(self.state.fragments[anchor.fragment], anchor) for anchor in anchors]
+        for fragment, _ in pairs:
             fragment.move()
             fragment.take_deferred()
-        moved_on = any(
-            self.state.fragments[anchor.fragment].source_moved_on(anchor.lineage)
-            for anchor in anchors
-        )
+        moved_on = any(fragment.source_moved_on(anchor.lineage) for fragment, anchor in pairs)
         self.state.work(
             Install(
                 states=anchors,
@@ -273,35 +270,3 @@ class Adoption:
         version = anchor.lineage.version
         is_next = version == self.state.fragments[anchor.fragment].lineage.version + 1
         return self.state.policies.due(version) if is_next else ()
-
-    # ── answer ────────────────────────────────────────────────────────────────────────────────────
-
-    def asked(self, want: Want) -> None:
-        """A peer wants an anchor of ours."""
-        unanswered = self.state.unanswered
-        same = (want.peer, want.fragment)
-        unanswered[:] = [w for w in unanswered if (w.peer, w.fragment) != same]
-        unanswered.append(want)
-        self.answer(want.fragment)
-
-    def answer(self, p: int) -> None:
-        """Answer what was asked of fragment `p`, once its anchor stands still: by a seal if that is
-        all the peer lacks, else by the whole anchor."""
-        state, fragment, seal = self.state, self.state.fragments[p], self.state.seals[p]
-        asked = [want for want in state.unanswered if want.fragment == p]
-        if not asked or not state.mode.may_adopt or fragment.is_moving:
-            return
-        for want in asked:
-            if seal and seal.base == want.have and seal.key == fragment.lineage.key:
-                state.unanswered.remove(want)
-                state.emit(Send(want.peer, seal, PULL))
-        if any(want.fragment == p for want in state.unanswered):
-            state.work(Export(p, fragment.lineage))
-
-    def exported(self, job: Export, content: State) -> None:
-        """The worker has copied the anchor out, for every peer that still lacks it."""
-        state = self.state
-        for want in [w for w in state.unanswered if w.fragment == job.fragment]:
-            state.unanswered.remove(want)
-            if want.have != job.lineage.digest:
-                state.emit(Send(want.peer, content, PULL))

@@ -58,7 +58,8 @@ class Beats:
         self.due_at = now + state.policies.timing.beat_s
         self._broadcasts += 1
         self.stragglers.review(now)
-        # At rest we ask again with every beat: a peer may have linked since, or an answer been lost.
+        # At rest a learner asks again with every beat: a peer may have linked since, or an answer
+        # may have been lost.
         beat = self.make(ping=state.ping if state.resting else 0)
         state.roster.broadcast(beat.count)
         for id in state.roster.audience(self._broadcasts):

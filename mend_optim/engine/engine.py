@@ -1,14 +1,15 @@
 """The engine of a learner: everything it decides, and nothing it does.
 
-Feed it what happened (`boundaries.stepped`, `receive`, `finished`, `tick` …) with the time; then
-`drain()` what it wants done: messages to send, jobs for the worker, events for the user. It reads no
-clock, starts no thread and touches no tensor. It has one owner at a time."""
+Tell it what happened (`boundaries.stepped`, `receive`, `finished`, `tick` …) and when. Then take
+from `drain()` what it wants done: messages to send, jobs for the worker, events for the user. It
+reads no clock, starts no thread and touches no tensor. It has one owner at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.answers import Answers
 from mend_optim.engine.beats import Beats
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import Done, Effect, Extend, Found, Install, Job, Send
@@ -37,6 +38,7 @@ class Engine:
         state = EngineState(me, address, seeds, policies)
         self.state = state
         self.adoption = Adoption(state)
+        self.answers = Answers(state)
         self.stragglers = Stragglers(state)
         self.beats = Beats(state, self.stragglers, now)
         self.offers = Offers(state, self.stragglers)
@@ -46,6 +48,7 @@ class Engine:
         self.outcomes = Outcomes(
             state,
             adoption=self.adoption,
+            answers=self.answers,
             offers=self.offers,
             sealer=self.sealer,
             boundaries=self.boundaries,
@@ -99,7 +102,7 @@ class Engine:
         self.outcomes.go_on(now, p)
 
     def leave(self, now: float) -> None:
-        """Say goodbye; nothing else is sent from here on."""
+        """Say goodbye. From here on the learner takes no anchor and runs no round."""
         if self.state.mode is not Mode.CLOSED:
             for peer in list(self.state.roster.peers.values()):
                 self.state.emit(Send(peer.id, Goodbye(self.state.me)))
@@ -180,7 +183,7 @@ class Engine:
             case State():
                 self.adoption.take_state(now, message)
             case Want():
-                self.adoption.asked(message)
+                self.answers.asked(message)
             case _:
                 unreachable(message)
 

@@ -125,8 +125,8 @@ class Event:
 
 
 def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRecord:
-    """The record of an anchor that a seal made of the one before; `offer` is this learner's own in
-    it, whose bytes did not come back."""
+    """The record of an anchor that a seal made of the one before. `offer` is this learner's own in
+    the seal; its packet was not sent back."""
     own = offer.sections.get("delta") if offer else None
     back = sum(packet.nbytes for packet in seal.sections.values() if packet is not own)
     members = tuple(
@@ -161,11 +161,12 @@ def whole_anchor_record(
     old: Lineage,
     new: Lineage,
     reason: str,
+    *,
     mine: bool = False,
     dropped_tokens: int = 0,
 ) -> RoundRecord:
-    """The record of an anchor that came whole; names those whose merged work the old lineage had
-    and the new one has not."""
+    """The record of an anchor that came whole. It names the learners with merged work that the old
+    lineage has and the new one lacks."""
     lost = {peer.name for peer, seq in old.merged.items() if new.last_merged(peer) < seq}
     return RoundRecord(
         fragment=fragment,

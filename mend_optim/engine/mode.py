@@ -84,9 +84,7 @@ class Change(Enum):
     MET_OWN_MODEL = auto()  # a peer of its genesis is at work
     LOST_ALL_PEERS = auto()  # the roster is empty
     MET_LESSER_MODEL = auto()  # a peer has a model that should give way to this learner's
-    NOTHING_TO_FOUND = (
-        auto()
-    )  # nothing was trained since, or a greater model is about to be fetched
+    NOTHING_TO_FOUND = auto()  # nothing was trained since, or a greater model is to be fetched
     COPY_BEGUN = auto()  # the training thread copies all fragments
     COPY_FAILED = auto()  # it did not finish, by Ctrl-C for one
     FOUNDED = auto()  # the worker has made anchors of the copies, or refused them
@@ -102,7 +100,7 @@ SWITCHING = {
     Mode.TRAINING: Mode.SWITCHING_TRAINING,
 }
 
-TRANSITIONS: dict[tuple[Mode, Change], Mode] = {
+MODES: dict[tuple[Mode, Change], Mode] = {
     (Mode.NEW, Change.BEGUN): Mode.JOINING,
     (Mode.JOINING, Change.JOINED): Mode.TRAINING,
     (Mode.JOINING, Change.JOINED_ALONE): Mode.SOLO,

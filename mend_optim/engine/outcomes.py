@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.answers import Answers
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import (
     Advance,
@@ -39,12 +40,14 @@ class Outcomes:
         state: EngineState,
         *,
         adoption: Adoption,
+        answers: Answers,
         offers: Offers,
         sealer: Sealer,
         boundaries: Boundaries,
     ) -> None:
         self.state = state
         self.adoption = adoption
+        self.answers = answers
         self.offers = offers
         self.sealer = sealer
         self.boundaries = boundaries
@@ -82,13 +85,13 @@ class Outcomes:
             news = fragment.take_deferred()
             if news:
                 self.adoption.take(now, news)
-        self.adoption.answer(p)
+        self.answers.answer(p)
         self.sealer.poll(now, p)
 
     # ── offers ────────────────────────────────────────────────────────────────────────────────────
 
     def _prepared(self, now: float, job: Prepare | Reoffer, done: Done) -> None:
-        """The worker has encoded Δ, or could not: send the offer to the sealer that asked for it."""
+        """The worker has encoded Δ, or could not. The offer goes to the sealer that asked."""
         fragment = self.state.fragments[job.fragment]
         asked = fragment.copied()
         if fragment.pending and fragment.pending.seq == job.seq:
@@ -178,7 +181,7 @@ class Outcomes:
         if job.replace:  # the others' moments came with their weights
             fragment.averaged_moments(state.policies.averaged(brought, lineage.version))
         dropped = fragment.unmerged(state.totals).tokens if job.replace else 0
-        record = whole_anchor_record(p, old, lineage, "pulled", merged, dropped)
+        record = whole_anchor_record(p, old, lineage, "pulled", mine=merged, dropped_tokens=dropped)
         superseded = fragment.superseded_tokens - superseded
         state.record(replace(record, superseded_tokens=superseded))
         state.moved(p)
@@ -224,4 +227,4 @@ class Outcomes:
             content=done.digest,
             sections=done.sections,
         )
-        self.adoption.exported(job, content)
+        self.answers.exported(job, content)

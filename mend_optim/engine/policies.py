@@ -1,4 +1,4 @@
-"""What the engine goes by: the settings of one learner's rounds."""
+"""The settings that the engine works by, and the weights of a round's members."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mend_optim.protocol.timing import Timing
 
 @dataclass(frozen=True, kw_only=True)
 class Policies:
-    """What the engine goes by."""
+    """The settings of one learner's rounds."""
 
     schedule: Schedule
     quorum: Quorum = Quorum()
@@ -25,21 +25,29 @@ class Policies:
     failslow: FailSlow | None = FailSlow()
     moments: tuple[Moment, ...] = ()
     periods: MomentSchedule | None = None
-    unknown_optimizer: str = ""  # an optimizer whose moments nobody knows
-    # whether something stays in the weights (see `Codec`) that is to be merged at rest
+    #: The name of the inner optimizer, if its moments are not known.
+    unknown_optimizer: str = ""
+    #: Whether encodings leave residuals in the weights (see `Codec`), to be merged at rest.
     residual_in_weights: bool = False
-    unflushed_merge: str = ""  # the merge that cannot
+    #: The name of the merge, if it cannot merge them.
+    unflushed_merge: str = ""
 
     def due(self, version: int) -> tuple[str, ...]:
-        """The moments that a round averages whose seal makes this version."""
+        """The names of the moments that the round averages which makes this version."""
         return tuple(
             m.name for m in self.moments if self.periods and self.periods.due(version, m.order)
         )
 
     def owed(self, averaged: Mapping[str, int], version: int) -> tuple[str, ...]:
-        """Those that became due, by that version, since a round averaged them last: `averaged` has
-        its version by order, which may be greater: of another branch. Who missed the round sends
-        them until one takes them."""
+        """The names of the moments that have become due, up to this version, since a round averaged
+        them last. A learner that misses a round sends its moments again until a later round takes
+        them.
+
+        Args:
+            averaged: by order of moment, the version of the last round that averaged them. It may
+                be of another branch, and so greater than `version`.
+            version: the version that the next round makes.
+        """
         if self.periods is None:
             return ()
         since = {
@@ -61,9 +69,12 @@ WEIGHTINGS = ("tokens", "throughput", "uniform")
 
 
 def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
-    """wᵢ ≥ 0 with Σ wᵢ = 1. "tokens": wᵢ ∝ tokensᵢ; "throughput": wᵢ ∝ tokensᵢ²/stepsᵢ (Decoupled
-    DiLoCo, arXiv 2604.21428); "uniform": wᵢ = 1/n. A member without steps brings no delta and
-    weighs 0; if no step had tokens, all that stepped weigh the same."""
+    """The weights of a round's members: wᵢ ≥ 0, Σ wᵢ = 1.
+
+    "tokens": wᵢ ∝ tokensᵢ; "throughput": wᵢ ∝ tokensᵢ²/stepsᵢ (Decoupled DiLoCo, arXiv 2604.21428);
+    "uniform": wᵢ = 1/n over the members with steps. A member without steps brings no delta and
+    weighs 0. If no member has tokens, all members with steps weigh the same. If no member has
+    steps, all weigh 0."""
     stepped = [1.0 if m.steps else 0.0 for m in members]
     if scheme == "tokens":
         raw = [m.tokens * s for m, s in zip(members, stepped, strict=True)]

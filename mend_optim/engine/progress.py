@@ -3,7 +3,8 @@
     motion     event             next       why
     ─────────  ────────────────  ─────────  ────────────────────────────────────────────────────────
     STILL      copy              SNAPSHOT   the training thread copies the fragment
-    SNAPSHOT   copied, released  STILL      the worker has made Δ or an anchor of it; or no copy came
+    SNAPSHOT   copied, released  STILL      the worker has made Δ or an anchor of it; or no copy
+                                        was made
     STILL      move              MOVING     the worker takes an outer step, or installs an anchor
     MOVING     moved, refused    STILL      the anchor is another one, or still the same
 
@@ -63,6 +64,9 @@ class Progress(Accounts):
         self.requested_by: PeerId | None = None
         #: Since when some peer has shown a greater anchor; None if none has.
         self.behind_since: float | None = None
+        #: By order of moment: the last version whose mean includes this learner's moments.
+        #: Invariant: at most the lineage's version.
+        self.averaged: dict[str, int] = {}
 
     def _on(self, event: str) -> None:
         """Take the table's transition. An event that the table does not list is a bug and raises
@@ -180,6 +184,10 @@ class Progress(Accounts):
         self._on("moved")
         self.correction_pending = True
         self.behind_since = None
+        # A branch that wins may have had fewer rounds.
+        self.averaged = {
+            order: min(version, lineage.version) for order, version in self.averaged.items()
+        }
         settled = self.follow(lineage, merged_own_offer=merged_own_offer, replaced=replaced)
         if settled:
             self._begin_cycle_after(settled, totals, schedule)
@@ -220,6 +228,10 @@ class Progress(Accounts):
         if dropped.step:
             self.cycle_start = totals.step
         return dropped.tokens
+
+    def averaged_moments(self, versions: dict[str, int]) -> None:
+        """The means of these versions, by order of moment, include this learner's moments."""
+        self.averaged |= versions
 
     def became_anchor(self, lineage: Lineage, at: Totals) -> None:
         """Alone, the weights at `at` became the anchor."""

@@ -1,4 +1,4 @@
-"""When to seal: how many are enough, and how long to wait for more."""
+"""When to seal: how many offers are enough, and how long to wait for more."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ class Quorum:
             )
 
     def needed(self, roster: int) -> int:
-        """Offers needed when `roster` learners (this one included, evicted ones not) are known."""
+        """The offers that a seal needs. `roster` counts the known learners, with this one and
+        without evicted ones."""
         return self.minimum if self.minimum is not None else max(2, roster // 2 + 1)
 
 
-FOLLOW = 0.2  # of an estimate, by each new value
+# The part of its distance to each new value by which an estimate moves.
+FOLLOW = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +80,10 @@ class Grace:
         require(part, "grace.fraction", self.fraction, "None or a number in [0, 1]")
 
     def seconds(self, overlap_s: float, delays: Delays) -> float:
-        """ξ_grace for an overlap of so many seconds: `max_s` alone until there are estimates, and
-        where nothing is hidden, since who waits for it anyway had better wait for all."""
+        """ξ_grace in seconds, for an overlap of `overlap_s` seconds.
+
+        It is `max_s` until there are estimates. It is `max_s` also without an overlap: learners
+        wait for the anchor in any case, so they had better wait for all offers."""
         if (
             self.fraction is None
             or delays.quorum_s is None
@@ -94,16 +98,19 @@ class Grace:
 
 @dataclass(slots=True)
 class Delays:
-    """Online estimates of one fragment's rounds, in seconds: from launch to quorum, and from the
-    decision until the sealer itself has the new anchor. None until there was such a round."""
+    """Running estimates of what the rounds of one fragment take, in seconds. None: no round yet."""
 
+    #: From the launch until quorum.
     quorum_s: float | None = None
+    #: From the decision until the sealer itself has the new anchor.
     sync_s: float | None = None
 
     def quorum_took(self, seconds: float) -> None:
+        """A round met quorum so many seconds after its launch."""
         self.quorum_s = _follow(self.quorum_s, seconds)
 
     def sync_took(self, seconds: float) -> None:
+        """The sealer had the new anchor so many seconds after its decision."""
         self.sync_s = _follow(self.sync_s, seconds)
 
 
@@ -113,8 +120,8 @@ def _follow(estimate: float | None, value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Seal now or not, and why. `wake_at` is when to ask again if nothing new arrives (None: only
-    on news)."""
+    """Whether to seal now, and why. `wake_at` is when to ask again if nothing arrives; None: there
+    is nothing to decide until something arrives."""
 
     seal: bool
     reason: str
@@ -131,12 +138,19 @@ def decide(
     quorum_at: float | None,
     not_before: float,
 ) -> Decision:
-    """Seal when all expected have offered ("all_present"), or when quorum is met and grace has run
-    out ("grace_expired").
+    """Seal once all expected learners have offered ("all_present"), or once quorum is met and grace
+    has expired ("grace_expired"). Below quorum nothing is sealed, however late it is.
 
-    `quorum_at` is when quorum was met, None while it is not. `not_before` holds back a seal that
-    leaves somebody out: rounds that fire too often over-drive the outer momentum. Never seals below
-    `needed`."""
+    Args:
+        now: the time, in seconds, as all times here.
+        present: the learners that have offered.
+        expected: the learners that the round waits for.
+        needed: the fewest offers of a seal.
+        grace_s: how long to wait for more offers once quorum is met.
+        quorum_at: when quorum was met; None while it is not.
+        not_before: the earliest time of a seal that leaves a learner out: rounds that come too
+            often over-drive the outer momentum.
+    """
     if len(present) < needed:
         return Decision(False, "below_quorum")
     if set(expected) <= set(present):

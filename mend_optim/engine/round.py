@@ -1,15 +1,19 @@
-"""The sealer's side of a fragment: offers come in, at most one seal at a time goes out.
+"""The sealer's side of a fragment: offers come in, and at most one seal at a time goes out.
 
-    phase     event            next       why
-    ────────  ───────────────  ─────────  ─────────────────────────────────────────────────────────────────────────────
-    WAITING   launch           CALLING    somebody is due, or about H median steps have passed: call everyone else
-    CALLING   seal             MERGING    `decide` said so: the members are fixed, the worker merges
-    MERGING   sealed, void     WAITING    published; or the anchor moved meanwhile and the merge is thrown away
+    phase     event         next     why
+    ────────  ────────────  ───────  ──────────────────────────────────────────────────────────────
+    WAITING   launch        CALLING  a learner is due, or about H median steps have passed: all
+                                     learners that have not offered are called
+    CALLING   seal          MERGING  `decide` says so: the members are fixed, and the worker merges
+    MERGING   sealed, void  WAITING  the seal is published; or the anchor has moved in the meantime,
+                                     and the merge is thrown away
+    CALLING   void          WAITING  another learner is the sealer now
+    WAITING   void          WAITING  the same, with nothing begun
 
-An offer is valid on any anchor of its genesis that has merged just what went before it of the same
-author, because progress does not change when its learner moves from one anchor to another
-(`outer.py`). So the inbox outlives rounds, handovers and voided merges; only the merged vector
-empties it. Receipt is idempotent: an offer is known by (peer, seq)."""
+An offer is valid on any anchor of its genesis that has merged exactly the same author's earlier
+offers, because progress does not change when its learner moves from one anchor to another
+(`outer.py`). So the inbox outlives rounds, handovers and voided merges. An offer leaves it when an
+anchor has merged it. Receipt is idempotent: an offer is known by (peer, seq)."""
 
 from __future__ import annotations
 
@@ -23,12 +27,14 @@ from mend_optim.protocol.messages import Offer
 
 
 class Phase(Enum):
+    """See the table above."""
+
     WAITING = "waiting"
     CALLING = "calling"
     MERGING = "merging"
 
 
-TRANSITIONS = {
+PHASES = {
     (Phase.WAITING, "launch"): Phase.CALLING,
     (Phase.CALLING, "seal"): Phase.MERGING,
     (Phase.MERGING, "sealed"): Phase.WAITING,
@@ -45,7 +51,7 @@ class Round:
         self.fragment = fragment
         #: Written by `_on` alone, by the table above.
         self.phase = Phase.WAITING
-        #: Offers by sender, at most one of each. Outlives rounds: only `purge` and `discard` empty it.
+        #: Offers by sender, at most one of each. Rounds do not empty it: `purge` and `discard` do.
         self.inbox: dict[PeerId, Offer] = {}
         #: What is being merged. Invariant: empty unless MERGING.
         self.members: tuple[Offer, ...] = ()
@@ -71,17 +77,17 @@ class Round:
     def _on(self, event: str) -> None:
         """Take the table's transition; an event that the table does not list is a bug and raises
         `KeyError`."""
-        self.phase = TRANSITIONS[self.phase, event]
+        self.phase = PHASES[self.phase, event]
 
     # ── offers ────────────────────────────────────────────────────────────────────────────────────
 
     def fresh(self, offer: Offer, lineage: Lineage) -> bool:
-        """Whether the offer is new here: not merged yet, not held yet. An offer of nothing is
-        always fresh."""
+        """Whether the offer is new here: not merged and not held yet. An empty offer is fresh
+        unless its sender has an offer here."""
         if offer.genesis != lineage.genesis:
             return False
         if not offer.steps:
-            # tokens without a step are nobody's work
+            # Tokens without a step are no work.
             return not offer.tokens and offer.peer not in self.inbox
         held = self.inbox.get(offer.peer)
         return _fits(offer, lineage) and (
@@ -89,11 +95,12 @@ class Round:
         )
 
     def add(self, offer: Offer) -> None:
+        """Hold a fresh offer, in place of an older one of its sender."""
         self.inbox[offer.peer] = offer
 
     def purge(self, lineage: Lineage) -> None:
-        """Drop what the anchor has merged by now, and offers of nothing, which count for one seal
-        only."""
+        """Drop the offers that the anchor has merged by now, and empty offers, which count for one
+        seal only."""
         self.inbox = {
             peer: offer
             for peer, offer in self.inbox.items()
@@ -101,22 +108,23 @@ class Round:
         }
 
     def held(self) -> tuple[tuple[PeerId, int], ...]:
+        """(sender, seq) of every offer here, for a beat."""
         return tuple((peer, offer.seq) for peer, offer in self.inbox.items())
 
     def launch_due(self, now: float, expected: Collection[PeerId], interval_s: float) -> bool:
-        """Whether to call the others: somebody reached its own boundary, all are in, or a launch
-        interval has passed."""
+        """Whether to call the others: a learner has reached its own boundary, all offers are in, or
+        a launch interval has passed."""
         if self.phase is not Phase.WAITING or not any(offer.steps for offer in self.inbox.values()):
             return False
         due = any(offer.due for offer in self.inbox.values())
         return due or set(expected) <= set(self.inbox) or now >= self.sealed_at + interval_s
 
     def missing(self, expected: Collection[PeerId]) -> list[PeerId]:
-        """Who of these is not in the inbox."""
+        """The learners among these that have no offer in the inbox."""
         return [peer for peer in expected if peer not in self.inbox]
 
     def passed_on(self, until: float) -> None:
-        """Offers of the departed were sent to the learner that seals now."""
+        """Offers of departed learners were sent to the current sealer."""
         self.pass_on_at = until
 
     # ── the life of a round ───────────────────────────────────────────────────────────────────────
@@ -133,7 +141,7 @@ class Round:
 
     @property
     def has_work(self) -> bool:
-        """Whether anybody has offered any work."""
+        """Whether any offer has work in it."""
         return any(offer.steps for offer in self.inbox.values())
 
     def quorum_since(self, now: float, needed: int) -> float | None:
@@ -143,16 +151,18 @@ class Round:
         return now if self.quorum_at is None else self.quorum_at
 
     def note_quorum(self, now: float, needed: int) -> None:
-        """Remember it."""
+        """Remember since when there have been enough offers, and how long that took."""
         since = self.quorum_since(now, needed)
         if since is not None and self.quorum_at is None:
             self.delays.quorum_took(now - self.launched_at)
         self.quorum_at = since
 
     def close(self, now: float, expected: Collection[PeerId], reason: str) -> tuple[Offer, ...]:
-        """Fix the members, in peer-name order, and name the absent. Of two offers of one author's
-        work (both from one checkpoint, say) the earlier counts, and the other is as good as
-        nothing; its sender sees that by the new anchor."""
+        """Fix the members, in the order of peer names, and name the absent learners.
+
+        Two offers may hold the same author's work, for example if two processes went on from one
+        checkpoint. Then the earlier offer counts, and the other becomes an empty one: its sender
+        learns that from the new anchor."""
         self._on("seal")
         self.decided_at = now
         stepped = sorted(
@@ -178,14 +188,14 @@ class Round:
         self.delays.sync_took(now - self.decided_at)
 
     def void(self) -> None:
-        """The anchor moved, or the role went to another sealer: the offers stay, the round is
-        over."""
+        """The anchor moved, or another learner is the sealer now. The round is over, and the offers
+        stay."""
         self._on("void")
         self._reset()
 
     def discard(self) -> None:
-        """These offers do not go together: hold none of them, or they would be merged again at
-        once."""
+        """These offers could not be merged with one another. None is held any more, or the same
+        merge would be tried again at once."""
         self.inbox.clear()
 
     def _reset(self) -> None:
@@ -194,12 +204,13 @@ class Round:
 
 
 def _fits(offer: Offer, lineage: Lineage) -> bool:
-    """Nothing merged twice, and no gap: an anchor that has an offer has what it follows, so that
-    the merged vector says what is in it."""
+    """Whether an anchor can merge the offer without a repetition and without a gap. An anchor that
+    has an offer has the one that it follows, so the merged vector says all that is in it."""
     return lineage.last_merged(offer.claim.author) == offer.follows <= offer.claim.settled
 
 
 def _nothing(offer: Offer) -> Offer:
+    """An empty offer of the same sender."""
     return replace(
         offer, seq=0, tokens=0, steps=0, sections={}, inherited=None, follows=0, again=(0, 0)
     )

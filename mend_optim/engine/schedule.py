@@ -1,11 +1,11 @@
-"""When: outer boundaries, fragment turns, and the step at which an anchor is adopted.
+"""When a fragment is offered, and at which step its new anchor is adopted.
 
-Every fragment has a *mark*, the inner step its current cycle began at. It is due when `step - mark
->= sync_every`. After a merge the mark is the step of the merged snapshot, so the period is exactly
-H whatever the overlap. A seal that left the learner out makes it the step of the adoption; but in
-lockstep, where nobody is called, it stays what it was. The first marks are staggered by H/P, which
-spreads the fragments' traffic evenly over the period (Streaming DiLoCo, arXiv 2501.18512).
-"""
+Every fragment has a `cycle_start`, the inner step at which its current cycle began. It is due once
+`step - cycle_start >= sync_every`. When its offer is merged, the next cycle begins at the step of
+the merged snapshot, so the period is exactly H whatever the overlap. When a seal leaves the learner
+out, the next cycle begins at the step of the adoption. In lockstep it does not: no learner is
+called there, so the learner keeps its boundary. The first cycles are staggered by H/P, which
+spreads the fragments' traffic evenly over the period (Streaming DiLoCo, arXiv 2501.18512)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Schedule:
             "fragments",
             self.fragments,
             f"at most sync_every={self.sync_every}",
-            "each fragment needs an inner step of its own in every period: raise sync_every or lower fragments",
+            "each fragment needs an inner step of its own in every period: "
+            "raise sync_every or lower fragments",
         )
         if self.adopt_after is not None:
             require(
@@ -50,15 +51,15 @@ class Schedule:
 
     @property
     def lockstep(self) -> bool:
-        """Whether learners offer at their own boundaries only, so that a run can be repeated to the
+        """Whether learners offer at their own boundaries only. Such a run can be repeated bit for
         bit."""
         return self.adopt_after is not None
 
     def first_cycle_start(self, fragment: int, step: int = 0) -> int:
-        """The mark that makes `fragment` due at `step + ⌊H (p+1) / P⌋`: staggered turns, the last
-        one a full period on."""
+        """The cycle start that makes fragment p of P due at `step + ⌊H (p+1) / P⌋`. The turns are
+        staggered, and the last fragment is due after a full period."""
         return step + self.sync_every * (fragment + 1) // self.fragments - self.sync_every
 
     def due(self, step: int, cycle_start: int) -> bool:
-        """Whether H inner steps have passed since the mark."""
+        """Whether H inner steps have passed since the cycle began."""
         return step - cycle_start >= self.sync_every

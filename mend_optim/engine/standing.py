@@ -33,8 +33,8 @@ class Standing:
 
 
 def standing_of(progress: Progress) -> Standing:
-    """What to keep of it. A copy that is not Δ yet, and an anchor that is still moving, count as not
-    begun."""
+    """What a checkpoint keeps of a fragment. A copy that is not Δ yet, and an anchor that is still
+    moving, count as not begun."""
     pending = progress.pending
     claim = progress.claim
     has_unsent_residual = progress.residual.unsent

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.effects import Effect, Job, Send, Work
 from mend_optim.engine.ledger import Event, RoundRecord
-from mend_optim.engine.mode import TRANSITIONS, Change, Mode
+from mend_optim.engine.mode import MODES, Change, Mode
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
@@ -96,7 +96,7 @@ class EngineState:
     def change(self, change: Change) -> None:
         """Take the table's transition. A change that the table does not list is a bug and raises
         `KeyError`."""
-        self.mode = TRANSITIONS[self.mode, change]
+        self.mode = MODES[self.mode, change]
         self.joined = self.joined or change in (Change.JOINED, Change.JOINED_ALONE)
 
     def begin_switch(self, switch: Switch) -> None:

@@ -1,8 +1,8 @@
-"""Who is slow, and whether a quorum is there. Every learner times itself, tells the others with its
-beats, and judges them all alike.
+"""Which learners are slow, and whether there are enough of them for a quorum. Every learner times
+itself, reports the result with its beats, and judges all learners by the same rule.
 
-A learner that fails slow is waited for no more; nothing else happens to it. What it offers in time
-counts, and what comes late travels in its next offer."""
+Rounds stop waiting for a learner that fails slow; nothing else happens to it. An offer that it
+makes in time is merged, and work that comes late travels in its next offer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Level
 
 COMPUTE, LINK = "compute", "link"
-STEPS = 9  # whose median is what an inner step takes: a pause among them is none
-SHARE = 0.1  # of a period: a link that takes less holds nobody up
+# Step time is the median of the last 9 steps, so one pause does not count.
+STEPS = 9
+# A link on which an offer takes less than this part of a period delays no round.
+SHARE = 0.1
 
 
 class Stragglers:
-    """One learner's clock on itself, and its eye on the others."""
+    """The times of this learner, and its verdicts about all learners."""
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
@@ -32,22 +34,22 @@ class Stragglers:
         self._compute, self._link = Pace(), Pace(block=1, skip=0)
         self._steps: deque[float] = deque(maxlen=STEPS)
         self._sent_s = 0.0
-        # that a quorum is not there; infinite once that was said
+        #: Since when there has been no quorum; None if there is one; infinite once told.
         self._short_since: float | None = None
 
     def stepped(self, seconds: float, tokens: int) -> None:
-        """An inner step on so many tokens took so long; nothing that this library did is in it."""
+        """An inner step on `tokens` tokens took `seconds`, without the time of this library."""
         self._steps.append(seconds)
         self.state.step_s = median(self._steps)
         self._compute.add(seconds, tokens)
 
     def delivered(self, seconds: float, nbytes: int) -> None:
-        """An offer of so many bytes was sent in so long."""
+        """An offer of `nbytes` bytes took `seconds` to send."""
         self._sent_s = seconds
         self._link.add(seconds, nbytes)
 
     def levels(self) -> tuple[tuple[str, Level], ...]:
-        """Our own, for the others."""
+        """The levels of this learner, for its beats. A link that delays no round is left out."""
         found = []
         if self._compute.level:
             found.append((COMPUTE, self._compute.level))
@@ -58,11 +60,11 @@ class Stragglers:
 
     @property
     def failing(self) -> Mapping[PeerId, Verdict]:
-        """Whom no round needs to wait for."""
+        """The learners that no round needs to wait for."""
         return self._watch.failing if self._watch else {}
 
     def review(self, now: float) -> None:
-        """Judge everybody by what the last beats said."""
+        """Judge all learners of this model by their last beats, and report new verdicts."""
         self._count_live(now)
         if self._watch is None:
             return
@@ -77,7 +79,7 @@ class Stragglers:
             self.state.emit(_event(now, kind, verdict))
 
     def _count_live(self, now: float) -> None:
-        """Say, once, that offers wait for a quorum that has not been there for long."""
+        """Tell the user once if offers have waited for a quorum longer than a round may take."""
         roster, policies = self.state.roster, self.state.policies
         here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.size)
         offers = any(fragment.pending for fragment in self.state.fragments)
@@ -105,11 +107,16 @@ def _event(now: float, kind: str, verdict: Verdict) -> Event:
     return Event(kind, _TEXTS[kind].format(**facts), facts)
 
 
-_SHORT = "nothing can be merged: quorum needs {} learners, and {} are here; training goes on, and offers wait"
+_SHORT = (
+    "nothing can be merged: quorum needs {} learners, and {} are here; training goes on, and "
+    "offers wait"
+)
 
 _TEXTS = {
-    "slow": "{peer} is {ratio:.1f} times slower than it was ({cause}): rounds wait for it no more",
-    "costly": "{peer} has been {ratio:.1f} times slower than it was ({cause}) for {for_s:.0f} s, which has cost "
-    "{lost_s:.0f} s of its work, {lost_per_hour_s:.0f} s more with every hour: replacing it would pay by now",
+    "slow": "{peer} is {ratio:.1f} times slower than it was ({cause}): "
+    "rounds no longer wait for it",
+    "costly": "{peer} has been {ratio:.1f} times slower than it was ({cause}) for {for_s:.0f} s. "
+    "This has cost {lost_s:.0f} s of its work, and costs {lost_per_hour_s:.0f} s more every hour: "
+    "replacing it would have paid by now",
     "recovered": "{peer} is as fast as it was, after {for_s:.0f} s: rounds wait for it again",
 }

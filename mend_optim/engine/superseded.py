@@ -1,8 +1,10 @@
-"""What of an anchor is this learner's own: the account that says what a change of branches cost.
+"""Which of this learner's merged offers an anchor contains: the account of what a change of
+branches costs.
 
-Two sealers that cannot hear each other may both merge on one anchor. Everybody ends on the greater
-branch, and what only the other one had merged is superseded: it is in no anchor any more, and
-nobody trains it again. Each learner counts its own, so all ledgers together count everything."""
+Two sealers that cannot hear each other may both merge on the same anchor. All learners end on the
+greater branch. Work that only the other branch had merged is superseded: it is in no anchor any
+more, and no learner trains it again. Each learner counts its own work, so all ledgers together
+count everything."""
 
 from __future__ import annotations
 
@@ -12,29 +14,34 @@ from typing import NamedTuple
 
 from mend_optim.protocol.lineage import Lineage, PeerId
 
-KEPT = 1024  # offers; a change of branches goes back as far as a partition lasts
+# Offers that are remembered. A change of branches goes back as far as a partition lasts.
+KEPT = 1024
 
 
 class Merged(NamedTuple):
-    """An offer that some anchor merged, and the offer of the same author that this anchor had
-    merged before."""
+    """An offer that some anchor has merged."""
 
+    #: The number of the same author's offer that this anchor had merged before.
     follows: int
     tokens: int
 
 
 class SupersededAccount:
-    """Offers of ours that were merged, by (author, seq). An anchor that has one has the one it
-    follows, too. An offer has several numbers if it waited on several branches, and no anchor has
-    it under two of them."""
+    """The merged offers of this learner.
+
+    An anchor that contains an offer also contains the offer that it follows. An offer has several
+    numbers if it waited on several branches, and no anchor contains it under two of them."""
 
     def __init__(self) -> None:
+        #: By (author, seq).
         self._offers: dict[tuple[PeerId, int], Merged] = {}
+        #: The keys of each offer, oldest first. Invariant: at most `KEPT`.
         self._kept: deque[list[tuple[PeerId, int]]] = deque()
+        #: Tokens of all that are kept.
         self._total = 0
 
     def add(self, author: PeerId, numbers: Mapping[int, int], tokens: int) -> None:
-        """An offer was merged. `numbers`: those it had, and which offer it followed under each."""
+        """An offer was merged. `numbers` maps each of its numbers to the offer that it followed."""
         keys = [(author, seq) for seq in numbers]
         self._offers.update(
             {(author, seq): Merged(follows, tokens) for seq, follows in numbers.items()}
@@ -46,8 +53,8 @@ class SupersededAccount:
             self._total -= oldest[0].tokens
 
     def superseded_tokens(self, lineage: Lineage) -> int:
-        """Tokens of ours that were merged, but not into this anchor: it belongs to another
-        branch."""
+        """Tokens of this learner that were merged, but are not in this anchor: it belongs to
+        another branch."""
         authors = {author for author, _ in self._offers}
         return self._total - sum(
             m.tokens for author in authors for m in self._inside(author, lineage)
@@ -55,10 +62,10 @@ class SupersededAccount:
 
     def _inside(self, author: PeerId, lineage: Lineage) -> Iterator[Merged]:
         newest = max(seq for who, seq in self._offers if who == author)
-        # The author of a checkpoint may have gone on after it, in a process of its own: with what
-        # we know behind it.
+        # The process that wrote a checkpoint may have gone on after it. What it offered later
+        # follows the offers known here.
         seq, before = min(lineage.last_merged(author), newest), newest + 1
-        # falling: it ends, whatever was added
+        # The numbers must fall, or a bad `follows` would make this loop endless.
         while seq < before and (merged := self._offers.get((author, seq))):
             yield merged
             seq, before = merged.follows, seq

@@ -245,22 +245,6 @@ class Offer:
         """Its entry in the seal that merges it."""
         return Entry(self.claim.author, self.seq, self.tokens, self.steps)
 
-    def weighed(self, alone: bool) -> Entry:
-        """Return the entry to weigh it by.
-
-        What an encoding lost weighs as much as the offer that lost it. An offer of nothing weighs
-        as much as its sender's last one if all others bring nothing either, because the sender has
-        its share in the mean.
-
-        Args:
-            alone: Whether no offer of the round brings tokens.
-        """
-        counted = any(self.again) and (alone or self.steps > 0)
-        if not counted:
-            return self.entry
-        tokens, steps = self.again
-        return self.entry._replace(tokens=tokens, steps=steps)
-
     @property
     def order(self) -> tuple[bool, int]:
         """Its place among the offers of one sender: those of other authors' work come first."""

@@ -27,18 +27,9 @@ FILE_LINES = 500
 CLASS_LINES = 250  # of code: comments, docstrings and blank lines don't count
 
 # What still breaks a rule of this file. Whoever mends it takes it off its list.
-STILL_TOO_LONG = {
-    "engine/engine.py",
-    "engine/engine.py::Engine",
-    "engine/progress.py::Progress",
-    "transport/grpc_transport.py::Transport",
-    "transport/wire.py",
-}
-STILL_TWICE = {("codecs", "LEAST")}
-STILL_SILENT = {
-    f"{package}/__init__.py"
-    for package in ["codecs", "engine", "membership", "model", "protocol", "transport", "worker"]
-}
+STILL_TOO_LONG: set[str] = set()
+STILL_TWICE: set[tuple[str, str]] = set()
+STILL_SILENT: set[str] = set()
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 NO_CODE = (

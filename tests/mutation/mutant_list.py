@@ -251,8 +251,8 @@ MUTANTS = (
            "superseded_tokens=max((f.superseded_tokens for f in state.fragments), default=0),", "superseded_tokens=0,", BRANCHES),
     Mutant("branches-have-one-offer", 5, "engine/superseded",
            "seq, before = merged.follows, seq", "seq, before = 0, seq", SHARE),
-    Mutant("account-without-an-end", 7, "engine/superseded", ("        # falling: it ends, whatever was added\n"
-"        while seq < before and (merged := self._offers.get((author, seq))):"), "        while merged := self._offers.get((author, seq)):  # falling: it ends, whatever was added", SHARE),
+    Mutant("account-without-an-end", 7, "engine/superseded", (("        # The numbers must fall, or a bad `follows` would make this loop endless.\n"
+"        while seq < before and (merged := self._offers.get((author, seq))):")), "        while merged := self._offers.get((author, seq)):  # falling: it ends, whatever was added", SHARE),
     Mutant("heirs-hide-their-share", 5, "engine/superseded",
            "min(lineage.last_merged(author), newest)", "lineage.last_merged(author)", SHARE),
     Mutant("account-grows-for-ever", 5, "engine/superseded", "len(self._kept) > KEPT", "False", SHARE),
@@ -295,8 +295,8 @@ MUTANTS = (
            (("if all(fragment.is_still for fragment in self.state.fragments):")), "if True:", ADOPTING),
     Mutant("resend-with-another-number", 5, "engine/offers",
            "replace(pending.offer, key=", ("replace(pending.offer, seq=pending.seq + 1, key="), OFFERING),
-    Mutant("nothing-has-tokens", 5, "engine/round", ("            # tokens without a step are nobody's work\n"
-"            return not offer.tokens and offer.peer not in self.inbox"), "            return offer.peer not in self.inbox  # tokens without a step are nobody's work", ROUND),
+    Mutant("nothing-has-tokens", 5, "engine/round", (("            # Tokens without a step are no work.\n"
+"            return not offer.tokens and offer.peer not in self.inbox")), "            return offer.peer not in self.inbox  # Tokens without a step are no work.", ROUND),
     Mutant("forget-banked-tokens", 5, "engine/accounts",
            (("self.settled.step + pending.steps, self.settled.tokens + pending.tokens")), "self.settled.step + pending.steps, self.settled.tokens", PROGRESS),
     Mutant("bank-what-was-trained-since", 5, "engine/accounts",
@@ -342,7 +342,7 @@ MUTANTS = (
     Mutant("suspects-do-not-count", 6, "engine/sealer",
            "needed(state.roster.size)", "needed(1 + len(state.roster.alive()))", SEALING),
     Mutant("nothing-is-sealed", 6, "engine/round_plan",
-           "    if not round.has_work:", "    if False:", ROUND),
+           "    if not round.has_work:", "    if False:", of("unit/engine/test_round_plan")),
     Mutant("quorum-remembered-when-lost", 6, "engine/round",
            ("        if len(self.inbox) < needed:\n"
 "            return None"), ("        if len(self.inbox) < needed:\n"
@@ -563,9 +563,9 @@ MUTANTS = (
            "if not (self.unsent or pending):", "if not pending:", PROGRESS),
     Mutant("who-closes-has-no-share", 9, "engine/residual_share",
            "if not (self.unsent or pending):", "if not self.unsent:", PROGRESS),
-    Mutant("closing-offer-weighs-nothing", 9, "protocol/messages",
-           "(alone or self.steps > 0)", "False", of("unit/protocol/test_messages", "weighs")),
-    Mutant("who-rests-dilutes-work", 9, "protocol/messages", "(alone or self.steps > 0)", "True", of("unit/protocol/test_messages", "weighs")),
+    Mutant("closing-offer-weighs-nothing", 9, "engine/residual_share",
+           "(all_residual or offer.steps > 0)", "False", of("unit/engine/test_residual_share")),
+    Mutant("who-rests-dilutes-work", 9, "engine/residual_share", "(all_residual or offer.steps > 0)", "True", of("unit/engine/test_residual_share")),
     Mutant("way-back-at-rest-is-coded-as-ever", 9, "engine/sealer", (("flush=is_all_residual(offers) or state.flush")), "flush=is_all_residual(offers)", SEALING),
     Mutant("way-back-is-never-coded-as-ever", 9, "engine/sealer", (("flush=is_all_residual(offers) or state.flush")), "flush=True", SEALING),
     Mutant("who-closes-dilutes-work", 9, "engine/residual_share", "weighed(offer, alone and offer.key.tokens >= base_tokens)", "weighed(offer, offer.key.tokens >= base_tokens)", SEALING),

@@ -389,11 +389,11 @@ def test_a_soak() -> None:
 
 
 def test_figures() -> None:
-    assert spread("", "", [3.0, 1.0, 2.0], "<= 2").met is True
-    assert spread("", "", [3.0, 1.0, 2.0], "<= 2", value=max).met is False
-    nothing = spread("nothing", "", [], "<= 2")
+    assert spread("", "", [3.0, 1.0, 2.0], goal="<= 2").met is True
+    assert spread("", "", [3.0, 1.0, 2.0], goal="<= 2", value=max).met is False
+    nothing = spread("nothing", "", [], goal="<= 2")
     assert (nothing.value, nothing.met) == (None, None)
-    assert "NO" in table([spread("", "", [3.0], "<= 2"), nothing])
+    assert "NO" in table([spread("", "", [3.0], goal="<= 2"), nothing])
 
 
 def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:

@@ -126,20 +126,63 @@ def wave(i: int, s: int) -> float:
 # ── what is in the files ──────────────────────────────────────────────────────────────────────────
 
 TENSORS = {
-    "anchor", "velocity", "delta", "residual", "stayed", "lost", "rounding", "correction",
-    "returned", "memory", "returned_memory", "own exp_avg", "latest exp_avg", "latest exp_avg_sq",
-    "mean exp_avg", "mean exp_avg_sq", "newcomer exp_avg", "newcomer exp_avg_sq",
-}  # fmt: skip
+    "anchor",
+    "velocity",
+    "delta",
+    "residual",
+    "stayed",
+    "lost",
+    "rounding",
+    "correction",
+    "returned",
+    "memory",
+    "returned_memory",
+    "own exp_avg",
+    "latest exp_avg",
+    "latest exp_avg_sq",
+    "mean exp_avg",
+    "mean exp_avg_sq",
+    "newcomer exp_avg",
+    "newcomer exp_avg_sq",
+}
 WHOLE = {
-    "format", "model", "step", "tokens", "head_start", "weights", "history", "fragments", "content",
-}  # fmt: skip
+    "format",
+    "model",
+    "step",
+    "tokens",
+    "head_start",
+    "weights",
+    "history",
+    "fragments",
+    "content",
+}
 FRAGMENT = {
-    "lineage", "claim", "mark", "banked", "dropped_tokens", "pending", "untaken", "adopt_at",
-    "averaged", "last", "owes", "replace", "tensors",
-}  # fmt: skip
+    "lineage",
+    "claim",
+    "mark",
+    "banked",
+    "dropped_tokens",
+    "pending",
+    "untaken",
+    "adopt_at",
+    "averaged",
+    "last",
+    "owes",
+    "replace",
+    "tensors",
+}
 PENDING = {
-    "claim", "seq", "step", "tokens", "steps", "follows", "due", "missed", "closing", "again",
-}  # fmt: skip
+    "claim",
+    "seq",
+    "step",
+    "tokens",
+    "steps",
+    "follows",
+    "due",
+    "missed",
+    "closing",
+    "again",
+}
 
 
 def told(value: Any) -> bool:

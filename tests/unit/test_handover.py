@@ -40,7 +40,7 @@ class ScriptedLearner:
 
     def begin(self, anchors: Any, resumed: Any, corrections: Sequence[Correction]) -> bool:
         self.calls.append(("begin", resumed, list(corrections)))
-        self.held = anchors.theta
+        self.held = [fragment.theta for fragment in anchors.fragments]
         return False
 
     def take(self) -> Todo:

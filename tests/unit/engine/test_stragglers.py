@@ -150,7 +150,7 @@ def test_events_say_who_why_since_when_and_what_it_costs() -> None:
     assert facts["lost_s"] == pytest.approx(20.0)
     assert facts["lost_per_hour_s"] == pytest.approx(1800.0)
     assert "third is 2.0 times slower than it was (compute)" in slow.text
-    assert "cost 20 s of its work, 1800 s more with every hour" in costly.text
+    assert "cost 20 s of its work, and costs 1800 s more every hour" in costly.text
     assert set(watch.failing) == {THIRD}
     slow_ones = {peer.name: peer.slow for peer in peer_statuses(watch.state, watch.failing)}
     assert slow_ones == {"peer": 0.0, "third": pytest.approx(2.0), "fourth": 0.0}

@@ -95,29 +95,6 @@ def test_an_offer_resent_is_the_same_offer() -> None:
     assert offer.entry == Entry(PeerId("a", 1), 7, 30, 3)
 
 
-def test_who_brings_nothing_more_weighs_by_its_last_offer_where_nobody_brings_more() -> None:
-    """Each by (tokens, steps): its own if it has tokens."""
-    bare = Offer(
-        peer=PeerId("a", 1),
-        fragment=0,
-        seq=7,
-        tokens=0,
-        steps=0,
-        genesis=b"g",
-        key=Key(0, 0, b""),
-        due=False,
-    )
-    own = replace(bare, tokens=30, steps=3)
-    lost, rests = replace(bare, steps=3, again=(20, 3)), replace(bare, again=(50, 5))
-
-    def weights(alone: bool) -> list[tuple[int, int]]:
-        return [tuple(offer.weighed(alone)[2:]) for offer in (bare, own, lost, rests)]  # type: ignore[misc]
-
-    assert weights(alone=False) == [(0, 0), (30, 3), (20, 3), (0, 0)]
-    assert weights(alone=True) == [(0, 0), (30, 3), (20, 3), (50, 5)]
-    assert [offer.weighed(True)[:2] for offer in (own, lost)] == [own.entry[:2]] * 2
-
-
 A, B, C = (PeerId(name, 1) for name in "abc")
 ENTRIES = (Entry(A, 3, 10, 1), Entry(B, 4, 10, 1), Entry(C, 3, 0, 0))
 RELAYED = {

@@ -7,24 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.engine.policies import WEIGHTINGS, weights
+from mend_optim.engine.policies import weights
 from mend_optim.protocol.lineage import Entry, PeerId
 from mend_optim.worker import merge
 from tests import reference
-from tests.support.strategies import contributions, entries, vectors
+from tests.support.strategies import contributions, vectors
 
 EPS = 2.0**-23
-
-
-def work(*done: tuple[int, int]) -> list[Entry]:
-    """Members that did (tokens, steps)."""
-    return [
-        Entry(PeerId(f"peer-{i}", 1), 1, tokens, steps) for i, (tokens, steps) in enumerate(done)
-    ]
 
 
 def merged(
@@ -44,60 +37,12 @@ def randn(members: int, numel: int, seed: int = 0) -> list[Tensor]:
     return [torch.randn(numel, generator=generator) for _ in range(members)]
 
 
-# Weights
-
-
-@pytest.mark.parametrize("scheme", WEIGHTINGS)
-@given(done=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 100)), min_size=1, max_size=8))
-def test_weights_are_the_textbooks(scheme: str, done: list[tuple[int, int]]) -> None:
-    assume(any(tokens and steps for tokens, steps in done))
-    w = weights(scheme, work(*done))
-    assert w == pytest.approx([float(x) for x in reference.weights(scheme, done)], rel=1e-12)
-    assert math.fsum(w) == pytest.approx(1)
-    assert min(w) >= 0
-
-
-@pytest.mark.parametrize("scheme", WEIGHTINGS)
-@given(members=entries(), scale=st.integers(1, 1000))
-def test_weights_do_not_depend_on_the_unit_of_tokens(
-    scheme: str, members: list[Entry], scale: int
-) -> None:
-    scaled = [member._replace(tokens=scale * member.tokens) for member in members]
-    assert weights(scheme, scaled) == pytest.approx(weights(scheme, members))
-
-
-@pytest.mark.parametrize("scheme", WEIGHTINGS)
-def test_who_took_no_step_weighs_nothing(scheme: str) -> None:
-    assert weights(scheme, work((5, 1), (0, 0), (5, 1), (7, 0))) == [0.5, 0, 0.5, 0]
-
-
-@pytest.mark.parametrize("scheme", WEIGHTINGS)
-def test_steps_without_tokens_weigh_alike_if_nobody_has_any(scheme: str) -> None:
-    assert weights(scheme, work((0, 1), (0, 3), (0, 0))) == [0.5, 0.5, 0]
-
-
-@pytest.mark.parametrize("scheme", WEIGHTINGS)
-def test_nobody_stepped_nobody_weighs(scheme: str) -> None:
-    assert weights(scheme, work((0, 0), (0, 0))) == [0, 0]
-
-
-@given(steps=st.lists(st.integers(1, 100), min_size=1, max_size=6), batch=st.integers(1, 1000))
-def test_throughput_is_proportional_to_tokens_where_batches_are_equal(
-    steps: list[int], batch: int
-) -> None:
-    members = work(*((batch * n, n) for n in steps))
-    assert weights("throughput", members) == pytest.approx(weights("tokens", members))
-
-
-def test_throughput_favours_the_larger_batch() -> None:
-    assert weights("throughput", work((100, 10), (100, 5))) == pytest.approx([1 / 3, 2 / 3])
-
-
 # Weighted mean
 
 
 def test_ten_at_300_tokens_with_zero_at_100_is_seven_and_a_half() -> None:
-    w = weights("tokens", work((300, 3), (100, 1)))
+    a, b = (Entry(PeerId(name, 1), 1, tokens, 1) for name, tokens in (("a", 300), ("b", 100)))
+    w = weights("tokens", [a, b])
     assert merged("mean", [torch.tensor([10.0]), torch.tensor([0.0])], w).item() == 7.5
 
 

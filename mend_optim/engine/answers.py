@@ -1,0 +1,44 @@
+"""What a learner answers peers that want one of its anchors."""
+
+from __future__ import annotations
+
+from mend_optim.engine.effects import PULL, Export, Send
+from mend_optim.engine.state import EngineState
+from mend_optim.protocol.messages import State, Want
+
+
+class Answers:
+    """Keeps what peers have asked for until the anchor stands still, and answers it then."""
+
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
+
+    def asked(self, want: Want) -> None:
+        """A peer wants an anchor of ours."""
+        unanswered = self.state.unanswered
+        same = (want.peer, want.fragment)
+        unanswered[:] = [w for w in unanswered if (w.peer, w.fragment) != same]
+        unanswered.append(want)
+        self.answer(want.fragment)
+
+    def answer(self, p: int) -> None:
+        """Answer what was asked of fragment `p`, once its anchor stands still: by a seal if that is
+        all the peer lacks, else by the whole anchor."""
+        state, fragment, seal = self.state, self.state.fragments[p], self.state.seals[p]
+        asked = [want for want in state.unanswered if want.fragment == p]
+        if not asked or not state.mode.may_adopt or fragment.is_moving:
+            return
+        for want in asked:
+            if seal and seal.base == want.have and seal.key == fragment.lineage.key:
+                state.unanswered.remove(want)
+                state.emit(Send(want.peer, seal, PULL))
+        if any(want.fragment == p for want in state.unanswered):
+            state.work(Export(p, fragment.lineage))
+
+    def exported(self, job: Export, content: State) -> None:
+        """The worker has copied the anchor out, for every peer that still lacks it."""
+        state = self.state
+        for want in [w for w in state.unanswered if w.fragment == job.fragment]:
+            state.unanswered.remove(want)
+            if want.have != job.lineage.digest:
+                state.emit(Send(want.peer, content, PULL))

@@ -132,8 +132,8 @@ def _figures(name: str, runs: list[Run]) -> Iterator[Result]:
         f"{name}: a fast learner's steps beside the slow one",
         "1/s",
         *rates,
-        goal,
-        notes,
+        goal=goal,
+        notes=notes,
     )
     seals = runs[0].rounds
     members = [m for record in seals for m in record.members]

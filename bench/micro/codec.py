@@ -236,7 +236,7 @@ def _products(
         f"{name}: encode and decode over products and QR",
         "s",
         *pairs(work, floor),
-        "<= 1.15",
+        goal="<= 1.15",
     )
 
 

@@ -1,4 +1,8 @@
-"""What the engine wants done, and what became of it: effects and job results, as plain data."""
+"""The effects of the engine and the results of its jobs, as plain data.
+
+The engine returns effects: messages to send, jobs for the worker, events for the user. The worker
+reports each job back as `Done`. A new job needs a class here, a case in `Anchors.perform` and a
+case in `Outcomes.take`; mypy names both places, because both end with `unreachable`."""
 
 from __future__ import annotations
 
@@ -11,26 +15,31 @@ from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal, Sections, State
 
 Snapshot = Any
-"""Memory of the training thread, for the worker: the engine hands it on and never looks inside."""
+"""Memory of the training thread, for the worker. The engine hands it on and never looks inside."""
+
+
+# ── jobs ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Turn the snapshot of `fragment` into Δ and encode it as offer `seq`, with the moments that
-    were read beside it. `tensor` is handed over by the training thread. `flush`: see
-    `Pending`."""
+    """Turn a copy of a fragment's parameters into Δ, and encode it as an offer."""
 
     fragment: int
+    #: The number of the pending offer, by which the engine knows the result again.
     seq: int
+    #: The copy. The training thread gives it away.
     tensor: Snapshot = field(compare=False, repr=False)
+    #: The moments that were read beside it, by name.
     moments: Mapping[str, Snapshot] = field(default_factory=dict, compare=False, repr=False)
+    #: Whether the offer brings the residuals of earlier encodings, too: see `residual_share`.
     flush: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reoffer:
-    """Encode the Δ that came with a checkpoint again: the same offer, `seq`, with the same bytes if
-    that can be."""
+    """Encode the Δ that came with a checkpoint again. It is the same offer `seq`, with the same
+    bytes where the same bytes come out."""
 
     fragment: int
     seq: int
@@ -39,71 +48,85 @@ class Reoffer:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """A group was added: its parameters, as they are, become the anchor of one more fragment. `at`:
-    (step, tokens); `groups`: a digest of every fragment that is an added group, see `Report`."""
+    """Make the parameters of an added group, as they are, the anchor of one more fragment."""
 
+    #: The layout of all fragments, the new one included.
     layout: Snapshot = field(compare=False, repr=False)
+    #: A copy of the group's parameters.
     tensor: Snapshot = field(compare=False, repr=False)
+    #: The (step, tokens) that had been trained.
     at: tuple[int, int]
+    #: For every fragment that is an added group, a digest of what is in it: see `Report`.
     groups: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Check a received offer's bytes: size, codec, finite values."""
+    """Check the bytes of a received offer: size, codec, finite values."""
 
     offer: Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """Merge `offers` (in peer-name order, weights alike) on `base`: one merged delta, the mean of
-    the `moments` that are due, and the digest of it all. `flush`: nobody brings more than what
-    encodings have lost, or the sealer is at rest: nothing is to be lost on the way back."""
+    """Merge offers into one delta, average their moments, and take the digest of it all."""
 
     fragment: int
+    #: The anchor's lineage that the round began on.
     base: Lineage
+    #: The members' offers, in peer-name order.
     offers: tuple[Offer, ...]
+    #: Their weights, in the same order. Invariant: they sum to 1.
     weights: tuple[float, ...]
+    #: The moments that are due.
     moments: tuple[str, ...] = ()
+    #: Whether the merged delta must come back without a further loss, because no later round may
+    #: take that loss along.
     flush: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """Take the outer step of `seal`; `merged_own_offer` says whether this learner's pending offer
-    is in it; `replace`, that the weights become the anchor, but for what stays in them: nothing was
-    trained since and training waits, or what was has to be dropped; `sealed_here`, that we made the
-    merged bytes ourselves; `forget`: see `Install`; `sealed_by_predecessor`: a former process of
-    ours made them, with what its seals before had lost."""
+    """Take the outer step of a seal."""
 
     seal: Seal
+    #: The new anchor's.
     lineage: Lineage
+    #: Whether this learner's pending offer is in the seal.
     merged_own_offer: bool
+    #: Whether the weights become the anchor, but for the residual that stays in them. That is so
+    #: if nothing was trained since the snapshot and training waits, or if what was trained has to
+    #: be dropped.
     replace: bool = False
+    #: Whether this process made the merged bytes.
     sealed_here: bool = False
+    #: Whether the residual of this learner's encodings is dropped: see `Install`.
     forget: bool = False
+    #: Whether a former process of this learner made the merged bytes. They include what its earlier
+    #: seals had lost.
     sealed_by_predecessor: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install:
-    """Take whole anchors. `replace`: the weights become the anchor and all local progress is
-    dropped. `forget`: what our encodings have lost is in there, or given up, too: it came with a
-    checkpoint whose process went on. `due`: the moments whose mean, in there, is of the round that
-    merged our pending offer."""
+    """Take whole anchors."""
 
     states: tuple[State, ...]
+    #: Whether this learner's pending offer is in them.
     merged_own_offer: bool
+    #: Whether the weights become the anchors, and all local progress is dropped.
     replace: bool
+    #: Whether the residual of this learner's encodings is dropped. It came with a checkpoint whose
+    #: process went on: the anchor has that residual, or it was given up.
     forget: bool = False
+    #: The moments whose mean, in these anchors, is of the round that merged the pending offer.
     due: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Alone, take this learner's own weights (snapshots of all fragments, in order) as the anchors,
-    and its moments for newcomers."""
+    """Make this learner's own weights the anchors, because it is alone, and keep its moments for
+    newcomers. Both are copies, by fragment, in order."""
 
     tensors: tuple[Snapshot, ...] = field(compare=False, repr=False)
     moments: tuple[Mapping[str, Snapshot], ...] = field(default=(), compare=False, repr=False)
@@ -111,8 +134,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Copy out the anchor of `fragment` for a peer that lacks it. `lineage` is the engine's, for
-    the answer."""
+    """Copy the anchor of a fragment out, for a peer that lacks it. `lineage` goes with the
+    answer."""
 
     fragment: int
     lineage: Lineage
@@ -123,32 +146,38 @@ Job = Prepare | Reoffer | Extend | Inspect | Merge | Advance | Install | Found |
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A job's outcome: what it made, or why it was refused. `digest` is of the bytes that were made
-    or taken; `warning` says what is missing in it."""
+    """The outcome of a job."""
 
+    #: What the worker made, ready to be sent.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
+    #: The digest of the bytes that were made or taken.
     digest: bytes = b""
+    #: Why the job was refused; empty if it was not.
     fault: str = ""
+    #: What is missing in the result.
     warning: str = ""
 
+
+# ── effects ───────────────────────────────────────────────────────────────────────────────────────
 
 EXCHANGE, PULL, PASS_ON = "exchange", "pull", "pass on"
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message for a peer. `reply` names the open stream it answers on ("exchange" or "pull"),
-    empty if it opens its own; "pass on" for an offer of somebody else."""
+    """A message for a peer."""
 
     to: PeerId
     message: Message
+    #: The open stream that it answers on (EXCHANGE or PULL), or PASS_ON for an offer of another
+    #: learner. Empty if the message opens a stream of its own.
     reply: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A job for the worker, to be performed in the order of emission and reported with
-    `finished`."""
+    """A job for the worker. Jobs are performed in the order in which they are emitted, and each is
+    reported with `Engine.finished`."""
 
     job: Job
 

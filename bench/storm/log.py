@@ -10,7 +10,7 @@ from typing import Any
 from bench.storm.journal import Line
 from bench.storm.spans import Spans, union, without
 
-SEALED = ("all_present", "grace_expired")
+SEALED = ("all_present", "slow_left_out", "grace_expired")
 NEVER = float("inf")
 Life = tuple[str, int]  # learner, and the number of its process, from 1
 

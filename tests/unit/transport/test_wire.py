@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import MISSING, fields
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import Entry, Key, PeerId
-from mend_optim.protocol.messages import Beat, Control, Level, Seal
+from mend_optim.protocol.messages import Beat, Control, Level, Report, Rumor, Seal
 from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler
@@ -32,6 +33,33 @@ def again(message: Control) -> Control:
 @given(CONTROL)
 def test_control_round_trip(message):
     assert again(message) == message
+
+
+FULL = Beat(
+    peer=ME,
+    address="a:1",
+    count=1,
+    step=2,
+    tokens=3,
+    seconds_per_step=0.5,
+    training=True,
+    genesis=b"genesis",
+    reports=(Report(Key(4, 5, b"digest"), ((ME, 6),), b"group"),),
+    roster=(Rumor(ME, "b:1", 7, left=True),),
+    ping=8,
+    pong=9,
+    position=10,
+    paces=(("compute", Level(0.5, 0.25, 0.125, 11)),),
+)
+
+
+def test_every_field_of_a_beat_survives_the_wire() -> None:
+    """A field that is new must be here, and in the wire: nothing else notices that it is lost."""
+    defaulted = [field for field in fields(Beat) if field.default is not MISSING]
+    assert {
+        field.name for field in defaulted if getattr(FULL, field.name) == field.default
+    } == set()
+    assert again(FULL) == FULL
 
 
 @pytest.mark.parametrize("messages", [OFFER, SEAL, STATE], ids=["offer", "seal", "state"])

@@ -170,10 +170,13 @@ class Engine:
                 self._on_beat(now, message)
             case Goodbye():
                 self._on_goodbye(now, message)
-            case _ if self.state.mode is Mode.CLOSED:
-                pass
-            case _ if not self.state.has_fragment(message.fragment):
-                pass
+            case _:
+                closed = self.state.mode is Mode.CLOSED
+                if not closed and self.state.has_fragment(message.fragment):
+                    self._on_round_message(now, message)
+
+    def _on_round_message(self, now: float, message: Call | Offer | Seal | State | Want) -> None:
+        match message:
             case Call():
                 self.offers.on_call(now, message.fragment, message.peer)
             case Offer():

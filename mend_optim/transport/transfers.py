@@ -193,8 +193,9 @@ class Transfers:
             if await stream.read() != ACK:
                 raise PeerError(f"peer {link.id} did not acknowledge the offer")
             self._handler.delivered(link.id, offer)
-            while not await self._take_seal(link, stream, offer):
-                pass
+            is_last = False
+            while not is_last:
+                is_last = await self._take_seal(link, stream, offer)
 
     async def _take_seal(self, link: Link, stream: Stream, offer: Offer) -> bool:
         """Take the next seal; return whether it holds the offer, which makes it the last.
@@ -258,8 +259,9 @@ class TransferServer:
         fragment, seq = await self._take_offer(link, stream)
         outbox = link.requests["exchange", fragment]
         try:
-            while not await self._send_seal(stream, outbox, link.id, seq):
-                pass
+            is_last = False
+            while not is_last:
+                is_last = await self._send_seal(stream, outbox, link.id, seq)
         finally:
             link.close_request("exchange", fragment, outbox)
 

@@ -430,7 +430,7 @@ MUTANTS = (
     Mutant("void-merge-is-tried-again", 8, "engine/sealer",
            "            round.discard()", "            pass", SEALING),
     Mutant("fragment-that-is-not-here", 8, "engine/engine",
-           (("case _ if not self.state.has_fragment(message.fragment):")), "case _ if not self.state.fragments:", ADOPTING),
+           (("if not closed and self.state.has_fragment(message.fragment):")), "if not closed and self.state.fragments:", ADOPTING),
     Mutant("another-policy-may-join", 8, "protocol/handshake",
            " or first_difference(mine.policy, theirs.policy)", "", of("unit/protocol/test_messages")),
     Mutant("damaged-checkpoint-is-believed", 8, "worker/checkpoint_reader",

@@ -158,6 +158,12 @@ class Handover:
                 self._learner.give_up()
                 return
 
+    def before_step(self, check: Callable[[], None]) -> None:
+        """Under `adopt_after=0`, apply an anchor that came while nobody waited for it, after a rest
+        or a restart: it may replace the weights, and would drop the coming step."""
+        while self._synchronous and self._learner.steps_on():
+            self.run(check)
+
     def settle(self, timeout_s: float, check: Callable[[], None]) -> bool:
         """Rest, copying what is due, until everything this learner trained is merged and nobody has
         a greater anchor. False if that takes too long."""

@@ -302,6 +302,7 @@ class MendOptimizer(Optimizer):
         if stale:
             # The gradients are those of weights that the cluster's have replaced.
             self.inner.zero_grad()
+        handover.before_step(self._run.check_layout)
         inner_at = time.perf_counter()
         loss = None if stale and closure is None else self._inner_step(closure)
         done_at = time.perf_counter()

@@ -153,6 +153,15 @@ class Boundaries:
             if fragment.pending:
                 fragment.pending.missed = True
 
+    def steps_on(self) -> bool:
+        """Under `adopt_after=0`, an inner step is about to be taken: training waits for no anchor
+        any more. From here on anchors are added, and drop nothing. Returns whether an anchor that
+        was to replace the weights may still be on its way through the worker."""
+        if self.state.policies.schedule.adopt_after != 0:
+            return False
+        self.waited_out()
+        return any(fragment.is_moving for fragment in self.state.fragments)
+
     # ── rest ──────────────────────────────────────────────────────────────────────────────────────
 
     def settled(self) -> bool:

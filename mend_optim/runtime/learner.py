@@ -207,6 +207,15 @@ class Learner:
         with self.mutex:
             self.engine.boundaries.waited_out()
 
+    def steps_on(self) -> bool:
+        """Before an inner step under `adopt_after=0`: let anchors that the worker is taking end,
+        because they may replace the weights, and a step in between would be lost. Returns whether
+        `take` has corrections."""
+        with self.mutex:
+            moving = self.engine.boundaries.steps_on
+            self.guard.changed.wait_for(lambda: not moving() or self.closed)
+            return bool(self.worker.mailbox) and not self.closed
+
     def wait_for_news(self, timeout_s: float) -> bool:
         """At rest, wait until `take` has something to do, or everything is merged."""
         return self.wait(self._has_news, timeout_s)

@@ -377,6 +377,12 @@ MUTANTS = (
     Mutant("wait-without-being-asked", 7, "engine/boundaries",
            "if overlap is None or state.alone", ("overlap = overlap or 0\n"
 "        if state.alone"), TRAINING),
+    Mutant("step-on-while-an-anchor-replaces-the-weights", 7, "engine/boundaries",
+        "return any(fragment.is_moving for fragment in self.state.fragments)", "return False", TRAINING),
+    Mutant("step-on-and-still-be-replaced", 7, "engine/boundaries",
+        "        self.waited_out()\n        return any(", "        return any(", TRAINING),
+    Mutant("send-after-goodbye", 7, "engine/state",
+        "if self.mode is Mode.CLOSED:\n                return", "if False:\n                return", of("unit/engine/test_engine")),
     Mutant("never-give-up-waiting", 7, "engine/boundaries",
            "                fragment.pending.missed = True", "                pass", TRAINING),
     Mutant("the-dead-are-never-forgotten", 7, "membership/roster",

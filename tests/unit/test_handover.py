@@ -71,6 +71,10 @@ class ScriptedLearner:
     def give_up(self) -> None:
         self.calls.append("give_up")
 
+    def steps_on(self) -> bool:
+        self.calls.append("steps_on")
+        return bool(self.todos)
+
     def rest(self) -> None:
         self.calls.append("rest")
 
@@ -224,6 +228,20 @@ def test_adopt_after_waits_for_the_anchor_and_applies_it() -> None:
     assert learner.calls == ["take", "wait", "take"]
     assert values(parameters) == [4.0, 2.0]
     assert 59.0 < learner.timeouts[0] <= 60.0
+
+
+def test_a_synchronous_learner_applies_what_came_late_before_it_steps_on() -> None:
+    handover, learner, parameters = made(apply(add(0, 3.0)), adopt_after=0)
+    handover.before_step(lambda: None)
+    assert learner.calls == ["steps_on", "take", "steps_on"]
+    assert values(parameters) == [4.0, 2.0]
+
+
+def test_a_learner_that_is_not_synchronous_steps_on_unasked() -> None:
+    handover, learner, parameters = made(apply(add(0, 3.0)), adopt_after=1)
+    handover.before_step(lambda: None)
+    assert not learner.calls
+    assert values(parameters) == [1.0, 2.0]
 
 
 def test_an_anchor_that_does_not_come_is_given_up() -> None:

@@ -140,7 +140,7 @@ class Learner:
 
     def step(self) -> None:
         """One inner step if joined: a new unit of work in every fragment."""
-        if self.waiting or self.copying or not self.engine.state.joined:
+        if self.waiting or self.copying or not self.engine.state.joined or self._adopts_late():
             self.cluster.after(0.3, self, self.step)
             self.hand_over()
             self.pump()
@@ -159,6 +159,12 @@ class Learner:
         self.pump()
         self.step_s = self.cluster.step_s(self.name)
         self.cluster.after(self.step_s, self, self.step)
+
+    def _adopts_late(self) -> bool:
+        """Under `adopt_after=0`, as `Handover.before_step`: whether what may replace the weights
+        has to be applied before they are trained."""
+        synchronous = self.cluster.policies.schedule.adopt_after == 0
+        return synchronous and (self.engine.boundaries.steps_on() or bool(self.mailbox))
 
     def hand_over(self) -> None:
         """The part of `step()` after the inner step: apply corrections, then copy the fragments

@@ -69,6 +69,41 @@ def test_under_a_fixed_overlap_an_anchor_is_waited_for_at_its_step_until_it_come
     assert not sealed(engine).engine.boundaries.must_wait()
 
 
+def test_once_training_steps_on_an_anchor_is_added_and_replaces_nothing() -> None:
+    """After a rest or a restart nobody waits for the pending offer: the anchor may come between the
+    call of `step()` and its end."""
+    engine = offered(0)
+    assert not engine.engine.boundaries.steps_on()
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert pending.offer is not None
+    engine.receive(seal_of(BASE, pending.offer.entry))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.merged_own_offer, advance.replace) == (True, False)
+
+
+def test_training_steps_on_when_no_anchor_that_replaces_its_weights_is_moving() -> None:
+    engine = offered(0)
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert pending.offer is not None
+    engine.receive(seal_of(BASE, pending.offer.entry))
+    (advance,) = engine.jobs(Advance)
+    assert advance.replace
+    assert engine.engine.boundaries.steps_on()
+    engine.done(advance)
+    assert not engine.engine.boundaries.steps_on()
+
+
+@pytest.mark.parametrize("overlap", [None, 1])
+def test_training_that_never_replaces_weights_steps_on_at_once(overlap: int | None) -> None:
+    engine = offered(overlap)
+    assert not engine.engine.boundaries.steps_on()
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert not pending.missed
+
+
 def test_an_anchor_that_does_not_come_is_waited_for_once() -> None:
     engine = offered(0)
     assert engine.engine.boundaries.must_wait()

@@ -218,6 +218,8 @@ def test_a_learner_says_goodbye_once_and_no_beat_after_it() -> None:
     assert sent(one) == [(PEER, Goodbye), (THIRD, Goodbye)]
     one.leave(0.0)
     one.tick(5.0)
+    one.linked(5.0, PEER, True)
+    one.receive(5.0, beat(training=True, reports=(Report(grown(BASE).key),)))
     assert sent(one, 5.0) == []
     assert one.state.mode is Mode.CLOSED
 

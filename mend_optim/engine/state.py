@@ -152,11 +152,16 @@ class EngineState:
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
 
     def emit(self, effect: Effect) -> None:
-        """Have something done. What is for this learner itself stays here."""
-        if isinstance(effect, Send) and effect.to == self.me:
-            self.loopback.append(effect.message)
-        else:
-            self.out.append(effect)
+        """Have something done. Messages of this learner to itself stay here.
+
+        A learner that has left sends nothing more: peers would take it for one still at work."""
+        if isinstance(effect, Send):
+            if self.mode is Mode.CLOSED:
+                return
+            if effect.to == self.me:
+                self.loopback.append(effect.message)
+                return
+        self.out.append(effect)
 
     def work(self, job: Job) -> None:
         """Have the worker do something."""

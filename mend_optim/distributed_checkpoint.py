@@ -15,7 +15,7 @@ from mend_optim.optimizer import MendOptimizer
 class LearnerState:
     """The part of `MendOptimizer.state_dict()` that is under "mend", as a `Stateful` of its own.
 
-    It has one entry, of bytes. What a learner holds differs from moment to moment, and
+    It has one entry, of bytes. The entries of a learner's state differ from moment to moment, but
     torch.distributed.checkpoint fills only the entries that a state had when loading began.
 
     Args:

@@ -124,7 +124,7 @@ class Handover:
         return anchors, Resumed(saved.totals, standings, saved.head_start, intact), corrections
 
     def keep(self) -> tuple[Kept, ...]:
-        """What a checkpoint keeps of every fragment. Waits for the worker's present job, never for
+        """Every fragment as a checkpoint keeps it. Waits for the worker's present job, never for
         the network."""
         kept = []
         for fragment, rounding in zip(self._learner.keep(), self._rounding, strict=False):

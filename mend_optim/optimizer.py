@@ -248,8 +248,8 @@ class MendOptimizer(Optimizer):
         return f"MendOptimizer(name={self.name!r}, {self.inner!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: an optimizer without peers, and what its `state_dict` has
-        under "mend"."""
+        """Return the contents of a copy or a pickle: an optimizer without peers, and the part of
+        its `state_dict` that is under "mend"."""
         return {
             "inner": self.inner,
             "settings": self._run.settings.offline(),
@@ -275,7 +275,7 @@ class MendOptimizer(Optimizer):
             closure: computes the loss again, as for any torch optimizer.
 
         Returns:
-            What the inner optimizer's `step` returns.
+            The result of the inner optimizer's `step`.
 
         Raises:
             UsageError: the parameters have changed, or the call is inside `global_weights()`.

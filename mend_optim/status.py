@@ -1,4 +1,4 @@
-"""What a learner shows of itself: plain, frozen data."""
+"""The status of a learner: plain, frozen data."""
 
 from __future__ import annotations
 

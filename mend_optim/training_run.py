@@ -1,4 +1,4 @@
-"""What is behind a `MendOptimizer`: one model's training, its checkpoint and its learner."""
+"""The run behind a `MendOptimizer`: one model's training, its checkpoint and its learner."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mend_optim.worker.checkpoint import Checkpoint, with_group
 
 
 class TrainingRun:
-    """One model's training: its parameters, what was counted, the checkpoint that it goes on from,
-    and its learner. Only the training thread calls it.
+    """One model's training: its parameters, its counts, the checkpoint that it goes on from, and
+    its learner. Only the training thread calls it.
 
     Args:
         inner: the inner optimizer.

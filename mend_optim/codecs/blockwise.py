@@ -356,7 +356,7 @@ INT8, INT4, FLOAT4 = Int8Form(), Int4Form(), Float4Form()
 
 @dataclass(frozen=True, kw_only=True)
 class Blockwise:
-    """What the blockwise codecs have in common.
+    """The base class of the blockwise codecs.
 
     Args:
         block: the number of elements that share a scale, a power of two from 16 to 65536.

@@ -127,9 +127,9 @@ class PowerSGD:
     """Matrices, and kernels as (first dimension × rest), as two factors of small integers. Vectors
     travel as bfloat16.
 
-    What the codec loses stays in the learner's weights, which train on with it. Until
-    `synchronize()` merges that too, only `global_weights()` are common to all learners. On the
-    wire: r (n + m) bits / 8 + 2 r bytes, instead of 4 n m.
+    The residual of an encoding stays in the learner's weights, which train on with it. Until
+    `synchronize()` merges the residuals too, only `global_weights()` are common to all learners. A
+    matrix takes r (n + m) bits / 8 + 2 r bytes on the wire, instead of 4 n m.
 
     Args:
         rank: r, the rank of the factors, from 1 to 1024.
@@ -219,7 +219,7 @@ class PowerSGD:
         return {i: part.view(side) for (i, side), part in zip(sides.items(), parts, strict=True)}
 
     def _start(self, batch: Sequence[int], known: Sequence[Tensor]) -> Tensor:
-        """What is known of a batch, b × r × m. Rows of zeros become random rows."""
+        """The remembered Q̂ of a batch, b × r × m. Rows of zeros become random rows."""
         start = torch.stack(list(known))
         alive = start.any(2)
         for i, rows, row_alive in zip(batch, start, alive, strict=True):

@@ -1,8 +1,8 @@
 """The codecs by name, and the decoding of any packet.
 
-A codec chooses, for each tensor of a fragment, the form in which it travels. What a lossy codec
-loses stays with the learner that lost it (error feedback, `feedback.py`). A tensor that a codec
-does not make smaller than float32 travels as float32."""
+A codec chooses, for each tensor of a fragment, the form in which it travels. The residual of a
+lossy encoding stays with the learner that encoded (error feedback, `feedback.py`). A tensor that a
+codec does not make smaller than float32 travels as float32."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Codec(Protocol):
         self, tensors: Sequence[Tensor], memory: Tensor | None
     ) -> tuple[list[Piece], Tensor | None]:
         """Encode the tensors (float32, on the host, not to be changed). Returns a piece for each of
-        them, and what the codec remembers until the next encoding. `memory` is what it remembered
-        after the last encoding whose result was merged."""
+        them, and the codec's memory until the next encoding. `memory` is the codec's memory after
+        the last encoding whose result was merged."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,11 @@ def encode_packet(
         codec: how to encode.
         values: flat float32, finite.
         shapes: those of the fragment's tensors.
-        memory: what the codec remembered after its last merged encoding.
+        memory: the codec's memory after its last merged encoding.
         allocate: returns a writable buffer of so many bytes.
 
     Returns:
-        The packet, never larger than float32, and what the codec remembers now.
+        The packet, never larger than float32, and the codec's memory now.
     """
     tensors = split(values, coalesced(shapes, codec.coalesce))
     pieces, memory = codec.pieces(tensors, memory)

@@ -2,9 +2,10 @@
 offer, in neither, or dropped.
 
 A learner has at most one pending offer for each fragment. It keeps that offer, under the same
-number and with the same bytes, until some anchor has merged it. What is trained after the snapshot
-travels in the next offer. So everything up to `settled` is settled, the pending offer holds exactly
-what follows, and no later seal can contain work that is also still to be offered."""
+number and with the same bytes, until some anchor has merged it. Work that is trained after the
+snapshot travels in the next offer. So everything up to `settled` is settled, the pending offer
+holds exactly the work that follows, and no later seal can contain work that is still to be offered.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +52,10 @@ class Accounts:
         self.restored_from: Claim | None = None
         #: The offer on its way. Invariant: it holds the work that follows `settled`, or a residual.
         self.pending: Pending | None = None
-        #: What this learner's encodings left in its weights, and by how much that weighs.
+        #: The residual of this learner's encodings in its weights, and the share it weighs by.
         self.residual = Residual()
 
-    # ── what there is to offer ────────────────────────────────────────────────────────────────────
+    # ── unmerged work ─────────────────────────────────────────────────────────────────────────────
 
     def unmerged(self, totals: Totals) -> Totals:
         """Steps and tokens trained since the last settled snapshot."""
@@ -62,7 +63,7 @@ class Accounts:
 
     @property
     def claim(self) -> Claim:
-        """Whose work it is that no offer holds yet."""
+        """The claim on the work that no offer holds yet."""
         return self.inherited or Claim(self.me, self.seq)
 
     def make_pending(self, totals: Totals, due: bool, flush: bool) -> Pending:
@@ -97,8 +98,8 @@ class Accounts:
         return self.seq
 
     def _past(self, claim: Claim) -> int:
-        """A number past every one that the author's own process can have used: what that process
-        offered after its checkpoint is the same work."""
+        """A number past every one that the author's own process can have used, because offers that
+        it made after its checkpoint hold the same work."""
         return max(self.me.incarnation, claim.settled + 1)
 
     def offered(self, genesis: bytes, sections: Sections) -> None:
@@ -134,7 +135,7 @@ class Accounts:
             self.inherited = pending.claim
         self.residual.withdrawn(pending.flush)
 
-    # ── which anchor has what of it ───────────────────────────────────────────────────────────────
+    # ── comparison with an anchor ─────────────────────────────────────────────────────────────────
 
     def includes_pending(self, lineage: Lineage) -> bool:
         """Whether `lineage` has merged the pending offer."""
@@ -150,8 +151,8 @@ class Accounts:
         return not lineage.admits(self.claim)
 
     def source_moved_on(self, lineage: Lineage) -> bool:
-        """Whether `lineage` has merged what the process of our checkpoint offered after it, and so
-        every residual that its encodings had left until then."""
+        """Whether `lineage` has merged an offer that the process of our checkpoint made after the
+        checkpoint, and so every residual that its encodings had left until then."""
         return self.restored_from is not None and not lineage.admits(self.restored_from)
 
     @property
@@ -159,7 +160,7 @@ class Accounts:
         """Tokens of this process that some anchor had merged, and the present one has not."""
         return self.share.superseded_tokens(self.lineage)
 
-    # ── what a new anchor changes ─────────────────────────────────────────────────────────────────
+    # ── moving to a new anchor ────────────────────────────────────────────────────────────────────
 
     def follow(self, lineage: Lineage, *, merged_own_offer: bool, replaced: bool) -> Pending | None:
         """The anchor is now `lineage`. Returns the pending offer if the anchor has it.
@@ -167,7 +168,7 @@ class Accounts:
         Args:
             lineage: the new anchor's.
             merged_own_offer: the pending offer is in it.
-            replaced: the weights become the anchor, and what was trained since is dropped.
+            replaced: the weights become the anchor, and the work trained since is dropped.
         """
         if replaced and not merged_own_offer:
             self._give_up_pending()
@@ -194,8 +195,8 @@ class Accounts:
         return pending
 
     def rebase(self, pending: Pending) -> None:
-        """If the anchor is of another branch, it does not have what the pending offer follows. The
-        same work gets another number, so that every number stands for one history."""
+        """If the anchor is of another branch, it lacks the offer that the pending one follows. Then
+        the same work gets another number, so that every number stands for one history."""
         author = pending.claim.author
         follows = self.lineage.last_merged(author)
         if follows == pending.follows:
@@ -212,7 +213,7 @@ class Accounts:
 
     def _give_up_pending(self) -> None:
         """The pending offer is sent no more, and its work counts as dropped. An anchor that merges
-        it all the same has what the offer follows, too."""
+        it all the same also has the offer that it follows."""
         pending, self.pending = self.pending, None
         if pending:
             self.share.add(pending.claim.author, pending.numbers, 0)
@@ -243,8 +244,8 @@ class Accounts:
             self.pending.transplanted(genesis)
 
     def found(self, tokens: int, model: bytes) -> Lineage:
-        """Alone, the weights become the anchor (`model` is their digest): the lineage that has
-        merged all that is this learner's."""
+        """The lineage of an anchor that this learner founds from its weights, alone: it has merged
+        all of the learner's work. `model` is the digest of the weights."""
         self.seq += 1
         merged = {self.me: self.seq}
         if self.pending:

@@ -1,5 +1,5 @@
-"""Law 4 at work: anchors form a max-register. This module compares lineages, pulls what is greater,
-and takes seals and whole anchors.
+"""Law 4 at work: anchors form a max-register. This module compares lineages, pulls greater
+anchors, and takes seals and whole anchors.
 
     same genesis, greater anchor     pull it: a seal if one is all we lack, else the whole anchor
     other genesis, greater model     take all of it, in one piece
@@ -21,7 +21,7 @@ from mend_optim.protocol.messages import Beat, Seal, State, Want
 
 
 class Adoption:
-    """What a learner does about anchors other than its own."""
+    """Compares the anchors of other learners with this learner's, and adopts the greater ones."""
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
@@ -29,8 +29,8 @@ class Adoption:
     # ── compare ───────────────────────────────────────────────────────────────────────────────────
 
     def compare(self, now: float, beat: Beat) -> None:
-        """Law 4: adopt what is greater. Alone, a lesser model makes us found an anchor, so that its
-        learner can adopt that."""
+        """Law 4: adopt the greater anchor. If we are alone, a lesser model makes us found an
+        anchor, so that its learner can adopt that."""
         state = self.state
         same = beat.genesis == state.genesis
         theirs, ours = self._models(beat)
@@ -133,14 +133,14 @@ class Adoption:
             self.state.emit(Send(peer, Want(self.state.me, p, have)))
 
     def heard(self, now: float, peer: PeerId) -> None:
-        """Bytes arrived from a peer: what we want of it is still coming."""
+        """Bytes arrived from a peer, so the anchors that we want of it are still coming."""
         until = now + self.state.policies.timing.round_timeout_s
         for p, (asked, _) in self.state.wants.items():
             if asked == peer:
                 self.state.wants[p] = (asked, until)
 
     def unreachable(self, peer: PeerId, p: int) -> None:
-        """What we wanted of fragment `p` cannot be had from that peer."""
+        """That peer cannot give us the anchor of fragment `p` that we wanted."""
         self.state.wants.pop(p, None)
         if self.state.switch and self.state.switch.peer == peer:
             self.state.end_switch()

@@ -1,4 +1,4 @@
-"""What a learner answers peers that want one of its anchors."""
+"""A learner's answers to peers that want one of its anchors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mend_optim.protocol.messages import State, Want
 
 
 class Answers:
-    """Keeps what peers have asked for until the anchor stands still, and answers it then."""
+    """Keeps the wants of peers until the anchor stands still, and answers them then."""
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
@@ -22,8 +22,8 @@ class Answers:
         self.answer(want.fragment)
 
     def answer(self, p: int) -> None:
-        """Answer what was asked of fragment `p`, once its anchor stands still: by a seal if that is
-        all the peer lacks, else by the whole anchor."""
+        """Answer the wants for fragment `p`, once its anchor stands still: by a seal if that is all
+        the peer lacks, else by the whole anchor."""
         state, fragment, seal = self.state, self.state.fragments[p], self.state.seals[p]
         asked = [want for want in state.unanswered if want.fragment == p]
         if not asked or not state.mode.may_adopt or fragment.is_moving:

@@ -1,5 +1,5 @@
-"""The beats of one learner: what it says of itself with each, and which reports of a peer it can
-compare with its own."""
+"""The beats that one learner sends, and the part of a peer's beat that it can compare with its
+own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mend_optim.protocol.messages import Beat, Report
 
 
 class Beats:
-    """Makes them, counts them, and sends them when they are due."""
+    """Makes beats, counts them, and sends them when they are due."""
 
     def __init__(self, state: EngineState, stragglers: Stragglers, now: float) -> None:
         self.state = state

@@ -1,5 +1,5 @@
-"""The engine's side of the training thread: what to count, what to copy, what to hold back, when to
-wait."""
+"""The engine's side of the training thread: it counts steps, selects fragments to copy, holds back
+corrections, and tells the thread when to wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Boundaries:
         self.state = state
         self.adoption = adoption
         self.stragglers = stragglers
-        #: What was trained when the copies were begun that are to found anchors.
+        #: The totals at the moment when the copies that found anchors were begun.
         self.founded_at = Totals()
 
     def stepped(self, tokens: int, seconds: float | None) -> None:

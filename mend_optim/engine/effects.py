@@ -95,8 +95,8 @@ class Advance:
     #: Whether this learner's pending offer is in the seal.
     merged_own_offer: bool
     #: Whether the weights become the anchor, but for the residual that stays in them. That is so
-    #: if nothing was trained since the snapshot and training waits, or if what was trained has to
-    #: be dropped.
+    #: if nothing was trained since the snapshot and training waits, or if the work trained since
+    #: has to be dropped.
     replace: bool = False
     #: Whether this process made the merged bytes.
     sealed_here: bool = False
@@ -148,13 +148,13 @@ Job = Prepare | Reoffer | Extend | Inspect | Merge | Advance | Install | Found |
 class Done:
     """The outcome of a job."""
 
-    #: What the worker made, ready to be sent.
+    #: The packets that the worker made, ready to be sent.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
     #: The digest of the bytes that were made or taken.
     digest: bytes = b""
     #: Why the job was refused; empty if it was not.
     fault: str = ""
-    #: What is missing in the result.
+    #: Why the result lacks some moments; empty if it lacks none.
     warning: str = ""
 
 

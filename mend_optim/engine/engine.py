@@ -57,7 +57,7 @@ class Engine:
     # ── out ───────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self, now: float) -> list[Effect]:
-        """What is to be done, in order; each is returned once. Messages to this learner itself are
+        """Return the effects in order, each of them once. Messages to this learner itself are
         delivered first."""
         while self.state.loopback:
             self.receive(now, self.state.loopback.popleft())
@@ -82,12 +82,12 @@ class Engine:
         self.tick(now)
 
     def standings(self) -> list[Standing]:
-        """What a checkpoint keeps."""
+        """Return each fragment's progress as a checkpoint keeps it."""
         return [standing_of(fragment) for fragment in self.state.fragments]
 
     def rest(self, now: float) -> None:
-        """Training pauses to synchronize: offer what there is, and take part with nothing until the
-        next step."""
+        """Training pauses to synchronize: offer all unmerged work, then answer calls with empty
+        offers until the next step."""
         self.state.resting = True
         for fragment in self.state.fragments:
             if fragment.unmerged(self.state.totals).step > 0:
@@ -111,7 +111,8 @@ class Engine:
     # ── the worker ────────────────────────────────────────────────────────────────────────────────
 
     def finished(self, now: float, job: Job, done: Done) -> None:
-        """The worker has performed a job. Other learners may wait for what some of them make."""
+        """The worker has performed a job. If it installed, founded or added an anchor, a beat
+        follows, because other learners may wait for that anchor."""
         self.outcomes.take(now, job, done)
         match job:
             case Install():
@@ -145,8 +146,8 @@ class Engine:
         self._poll_all(now)
 
     def heard(self, now: float, id: PeerId) -> None:
-        """Bytes of a bulky message arrived from a peer: it lives, and what we want of it is still
-        coming."""
+        """Bytes of a bulky message arrived from a peer. It is alive, and the anchor or the seal
+        that we expect from it is still coming."""
         self.state.roster.touch(now, id)
         self.adoption.heard(now, id)
         self.offers.heard(now, id)

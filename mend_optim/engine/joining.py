@@ -1,4 +1,4 @@
-"""Before the first inner step: with what a learner begins, and when it has joined the others."""
+"""Before the first inner step: a learner begins, from scratch or a checkpoint, and joins."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class Joining:
     # ── join ──────────────────────────────────────────────────────────────────────────────────────
 
     def heard(self, beat: Beat) -> None:
-        """Remember where a peer was when we began: what the learners that start with us have
-        stepped since is no head start."""
+        """Remember the position of a peer when we first heard of it. Its later steps, while it
+        starts with us, don't count as our head start."""
         if beat.genesis and self.state.mode.before_joined:
             self._met_at.setdefault(beat.peer, beat.position)
 

@@ -1,4 +1,4 @@
-"""What happened: records of rounds and events, as plain data."""
+"""The ledger: records of rounds and events, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a learner is to the protocol: one mode at a time, and the table of how it changes.
+"""The modes of a learner in the protocol, one at a time, and the table of their changes.
 
     mode               entered when                                     copies  adopts  seals
     ─────────────────  ───────────────────────────────────────────────  ──────  ──────  ─────
@@ -12,14 +12,15 @@
     TRAINING           it has joined, and peers have its genesis        yes     yes     yes
     CLOSED             `leave`                                          –       –       –
 
-Three modes are called SWITCHING, after the mode to which a fetch that fails leads back. While it
-waits for a model, a learner takes no seal and no anchor of its own model: either would be replaced.
+Each of the three SWITCHING modes is named after the mode to which the learner returns if the fetch
+fails. While it waits for a model, a learner takes no seal and no anchor of its own model, because
+the other model would replace them.
 
 A SOLO learner has no rounds, because its weights are the anchor. It still finishes a round that was
 begun before its last peer went ("begun"), and it takes any greater anchor of its genesis.
 
-FOUNDING and COPYING are two modes because everything may still change its mind until the training
-thread begins to copy, and nothing may after that.
+FOUNDING and COPYING are two modes because a FOUNDING learner may still decide not to found an
+anchor. Once the training thread has begun to copy, it may not.
 
 `resting` is not a mode. It is a flag on SOLO and TRAINING, from `synchronize()` until the next
 inner step. A change that the table does not list is a bug, and raises `KeyError`."""
@@ -76,7 +77,7 @@ class Mode(Enum):
 
 
 class Change(Enum):
-    """What changes a mode."""
+    """An event that changes the mode."""
 
     BEGUN = auto()  # the learner has weights to show
     JOINED = auto()  # everybody it waited for is here, and peers have its genesis
@@ -124,6 +125,6 @@ MODES: dict[tuple[Mode, Change], Mode] = {
     **{(mode, Change.SWITCH_BEGUN): switching for mode, switching in SWITCHING.items()},
     **{(switching, Change.SWITCH_ENDED): mode for mode, switching in SWITCHING.items()},
     **{(mode, Change.LEFT): Mode.CLOSED for mode in Mode},
-    # What the worker and the training thread had begun still ends.
+    # Jobs and copies that had begun before `leave` still end.
     **{(Mode.CLOSED, change): Mode.CLOSED for change in Change},
 }

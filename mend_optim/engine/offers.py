@@ -16,7 +16,7 @@ from mend_optim.protocol.messages import Beat, Message, Offer, Report, nbytes
 
 
 class Offers:
-    """What a learner does about its own offers."""
+    """Sends a learner's own offers, sends them again, and answers calls."""
 
     def __init__(self, state: EngineState, stragglers: Stragglers) -> None:
         self.state = state
@@ -83,7 +83,7 @@ class Offers:
             again=fragment.residual.share if claims else NO_SHARE,
         )
 
-    # ── what became of it ─────────────────────────────────────────────────────────────────────────
+    # ── delivery ──────────────────────────────────────────────────────────────────────────────────
 
     def sent_as(self, to: PeerId, message: Message) -> Pending | None:
         """The pending offer, if the message is that, as it was sent to this peer last."""
@@ -98,8 +98,8 @@ class Offers:
         return pending if same else None
 
     def delivered(self, now: float, pending: Pending) -> None:
-        """The peer has all of the offer. What comes back may be as long as float32 is, and take as
-        much longer."""
+        """The peer has all of the offer. The seal that comes back may be as large as float32, and
+        then takes that much longer than the offer took."""
         assert pending.offer is not None
         size, took = nbytes(pending.offer.sections), now - pending.sent_at
         self.stragglers.delivered(took, size)

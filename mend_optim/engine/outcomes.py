@@ -1,4 +1,4 @@
-"""What follows when the worker has performed a job: one method for each kind of job."""
+"""The engine's steps after the worker has performed a job: one method for each kind of job."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Outcomes:
                 unreachable(job)
 
     def go_on(self, now: float, p: int) -> None:
-        """Go on with what had to wait until fragment `p` stands still."""
+        """Go on with everything that had to wait until fragment `p` stands still."""
         fragment = self.state.fragments[p]
         if not fragment.is_still:
             return

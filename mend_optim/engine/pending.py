@@ -13,11 +13,11 @@ NEVER = float("inf")
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
-    """What is offered never changes: the same work, the same bytes. Where it is on its way does.
+    """An offer whose work and bytes never change, although its receiver and its number may.
 
-    Its own methods are the only writers; but `Progress` writes `missed` and `due`."""
+    Only its own methods write its fields, except that `Progress` writes `missed` and `due`."""
 
-    #: Whose work it is. Invariant: `claim.settled < seq`.
+    #: The claim on its work. Invariant: `claim.settled < seq`.
     claim: Claim
     #: Its number under `claim.author`. A number stands for one history: see `renumbered`.
     seq: int
@@ -29,7 +29,7 @@ class Pending:
     steps: int
     #: Whether it launches a round. Once it has missed a round, it waits to be called.
     due: bool
-    #: Whether it was made at rest, and brings what earlier encodings lost.
+    #: Whether it was made at rest, and brings the residual of earlier encodings.
     flush: bool = False
     #: The last offer of the same author in our anchor: only an anchor that has it may merge this.
     follows: int = 0
@@ -54,7 +54,7 @@ class Pending:
 
     @property
     def numbers(self) -> dict[int, int]:
-        """Every seq that it has had, and what it followed under it."""
+        """Every seq that it has had, each with the number of the offer that it followed then."""
         return {**dict(self.earlier), self.seq: self.follows}
 
     def encoded(self, offer: Offer) -> None:

@@ -61,7 +61,7 @@ class Policies:
         return tuple(moment.name for moment in self.moments if passed[moment.order])
 
     def averaged(self, names: Collection[str], version: int) -> dict[str, int]:
-        """What to remember of a version that averaged the moments of these names."""
+        """The entries for `Progress.averaged` when a version averages moments of these names."""
         return {moment.order: version for moment in self.moments if moment.name in names}
 
 

@@ -1,4 +1,4 @@
-"""What one fragment of one learner is busy with, between its boundary and its next anchor.
+"""The activity of one fragment of one learner, between its boundary and its next anchor.
 
     motion     event             next       why
     ─────────  ────────────────  ─────────  ────────────────────────────────────────────────────────
@@ -26,7 +26,7 @@ from mend_optim.protocol.messages import Seal, State
 
 
 class Motion(Enum):
-    """What a fragment is busy with."""
+    """The present activity of a fragment."""
 
     STILL = "still"
     SNAPSHOT = "snapshot"
@@ -85,7 +85,7 @@ class Progress(Accounts):
 
     def wants_snapshot(self, totals: Totals, schedule: Schedule, flush: bool = False) -> bool:
         """Whether the fragment is due or called, with something to offer, nothing pending, and
-        weights that rest on the current anchor. With `flush`, at rest, a rest is something, too."""
+        weights that rest on the current anchor. With `flush`, an unsent residual counts, too."""
         if self.pending or self.correction_pending or not self.is_still:
             return False
         if not self.unmerged(totals).step:
@@ -134,13 +134,13 @@ class Progress(Accounts):
     # ── the anchor moves ──────────────────────────────────────────────────────────────────────────
 
     def defer(self, news: Seal | State) -> None:
-        """Keep the greatest of what arrives while the fragment is busy."""
+        """Keep the greatest anchor that arrives while the fragment is busy."""
         held = self.deferred_news
         if held is None or _key_of(news) > _key_of(held):
             self.deferred_news = news
 
     def take_deferred(self) -> Seal | State | None:
-        """What was deferred, once."""
+        """Return the deferred news once, and forget it."""
         news, self.deferred_news = self.deferred_news, None
         return news
 
@@ -176,10 +176,10 @@ class Progress(Accounts):
 
         Args:
             lineage: the new anchor's.
-            totals: what is trained by now.
+            totals: steps and tokens trained by now.
             schedule: decides when the next offer is due.
             merged_own_offer: the pending offer is in the anchor.
-            replaced: the weights become the anchor, and what was trained since is dropped.
+            replaced: the weights become the anchor, and the work trained since is dropped.
         """
         self._on("moved")
         self.correction_pending = True

@@ -98,7 +98,7 @@ class Grace:
 
 @dataclass(slots=True)
 class Delays:
-    """Running estimates of what the rounds of one fragment take, in seconds. None: no round yet."""
+    """Running estimates of how long one fragment's rounds take, in seconds. None: no round yet."""
 
     #: From the launch until quorum.
     quorum_s: float | None = None

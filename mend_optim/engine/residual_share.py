@@ -1,9 +1,9 @@
-"""By how much the residual of an encoding weighs: the only place that decides it.
+"""The weight of the residual of an encoding: no other module decides it.
 
-Some codecs (PowerSGD) leave in a learner's weights what an encoding lost, its *residual*. At rest
-the learner sends that residual, too: such an offer is a *flush*. A residual belongs to the work
-that it was left by, so it has to weigh as much as that work did. The share of a learner is
-therefore the (tokens, steps) of its last merged offer, and these rules follow:
+With some codecs (PowerSGD), the *residual* of an encoding, which is the part that it lost, stays in
+the learner's weights. At rest the learner sends that residual, too: such an offer is a *flush*. A
+residual belongs to the work that left it, so it has to weigh as much as that work did. The share of
+a learner is therefore the (tokens, steps) of its last merged offer, and these rules follow:
 
     1. After a round with the learner, its share is what its offer brought. A flush that was itself
        weighed by the share leaves the share as it is.
@@ -31,15 +31,15 @@ NO_SHARE: Share = (0, 0)
 
 @dataclass(slots=True)
 class Residual:
-    """What this learner's encodings left of one fragment. Its methods are the only writers."""
+    """The residual of this learner's encodings of one fragment. Only its methods write it."""
 
-    #: What the residual weighs by.
+    #: The (tokens, steps) that the residual weighs by.
     share: Share = NO_SHARE
     #: Whether it is in the weights, and in no offer.
     unsent: bool = False
 
     def claim(self, work: Share, flush: bool) -> Share:
-        """Rule 3: an offer of this work is made. Returns what it claims."""
+        """Rule 3: an offer of this work is made. Returns the share that it claims."""
         claims = flush and self.unsent and self.share > work
         if flush:
             self.unsent = False

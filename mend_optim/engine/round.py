@@ -53,7 +53,7 @@ class Round:
         self.phase = Phase.WAITING
         #: Offers by sender, at most one of each. Rounds do not empty it: `purge` and `discard` do.
         self.inbox: dict[PeerId, Offer] = {}
-        #: What is being merged. Invariant: empty unless MERGING.
+        #: The offers that are being merged. Invariant: empty unless MERGING.
         self.members: tuple[Offer, ...] = ()
         #: Names of expected learners that are not among the members of the last round.
         self.absent: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Round:
         self.decided_at = 0.0
         #: When it was sealed. Invariant: >= `decided_at` of the same round.
         self.sealed_at = float("-inf")
-        #: What rounds take, for the grace window.
+        #: The durations of past rounds, for the grace window.
         self.delays = Delays()
 
     def _on(self, event: str) -> None:

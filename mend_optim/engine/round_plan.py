@@ -1,4 +1,4 @@
-"""What a sealer does next about the round of one fragment: a pure function of what it sees."""
+"""The next actions of a sealer in the round of one fragment: a pure function of its view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mend_optim.protocol.lineage import PeerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the sealer of a fragment sees at one moment; times in seconds."""
+    """The view that the sealer of a fragment has at one moment; times in seconds."""
 
     now: float
     #: The round, to be read only.
@@ -35,7 +35,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do now, in the order of the fields."""
+    """The actions to take now, in the order of the fields."""
 
     #: Begin a round.
     launch: bool = False

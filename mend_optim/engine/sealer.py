@@ -22,7 +22,7 @@ from mend_optim.protocol.messages import Call, Offer, Seal
 
 
 class Sealer:
-    """What a learner does as the sealer of a fragment, and about offers that reach it."""
+    """Runs the rounds of the fragments that this learner seals, and takes offers that reach it."""
 
     def __init__(self, state: EngineState, adoption: Adoption, stragglers: Stragglers) -> None:
         self.state = state

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a fragment's progress, and the progress that goes on from it."""
+"""A fragment's progress as a checkpoint keeps it, and the progress that goes on from there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Standing:
     """One fragment at one moment, as plain data. The fields are those of `Progress`."""
 
     lineage: Lineage
-    #: Whose work it is that no offer holds yet.
+    #: The claim on the work that no offer holds yet.
     claim: Claim
     cycle_start: int
     settled: Totals
@@ -33,8 +33,8 @@ class Standing:
 
 
 def standing_of(progress: Progress) -> Standing:
-    """What a checkpoint keeps of a fragment. A copy that is not Δ yet, and an anchor that is still
-    moving, count as not begun."""
+    """A fragment's progress as a checkpoint keeps it. A copy that is not Δ yet, and an anchor that
+    is still moving, count as not begun."""
     pending = progress.pending
     claim = progress.claim
     has_unsent_residual = progress.residual.unsent

@@ -1,4 +1,4 @@
-"""What the engine knows, and what it wants done: the one state that its parts share."""
+"""The one state that the parts of the engine share: its knowledge, and the effects it emits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class EngineState:
         self.joined = False
         #: From `synchronize()` until the next inner step.
         self.resting = False
-        #: What this process has trained. Invariant: never shrinks.
+        #: Inner steps and tokens that this process has trained. Invariant: neither ever shrinks.
         self.totals = Totals()
         #: The cluster's inner steps before this learner's first.
         self.head_start = 0
@@ -82,7 +82,7 @@ class EngineState:
         self.switch: Switch | None = None
         #: By fragment: the peer that was asked for an anchor, and until when we wait for it.
         self.wants: dict[int, tuple[PeerId, float]] = {}
-        #: What peers have asked for, until the anchor stands still.
+        #: Wants of peers that are answered once the anchor stands still.
         self.unanswered: list[Want] = []
         #: When something is to be looked at again. Reset by every tick.
         self.wake_at = NEVER
@@ -141,7 +141,7 @@ class EngineState:
         return 0 <= p < len(self.fragments)
 
     def moved(self, p: int) -> None:
-        """The anchor of `p` has a new lineage: what it merged need not be kept."""
+        """The anchor of `p` has a new lineage: forget our want, older seals and merged offers."""
         lineage = self.fragments[p].lineage
         self.wants.pop(p, None)
         seal = self.seals[p]
@@ -152,7 +152,7 @@ class EngineState:
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
 
     def emit(self, effect: Effect) -> None:
-        """Have something done. Messages of this learner to itself stay here.
+        """Have something done. A message to this learner itself stays here.
 
         A learner that has left sends nothing more: peers would take it for one still at work."""
         if isinstance(effect, Send):
@@ -196,8 +196,8 @@ class EngineState:
         return residual or fragment.pending is not None or fragment.unmerged(self.totals).step > 0
 
     def key(self, fragment: Progress) -> Key:
-        """What others should compare with. Alone, our weights are the anchor, with all the tokens
-        that were trained so far."""
+        """The key that others should compare with theirs. While we are alone, our weights are the
+        anchor, with all the tokens that were trained so far."""
         key = fragment.lineage.key
         tokens = fragment.unmerged(self.totals).tokens
         if self.alone and tokens:

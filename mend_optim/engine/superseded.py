@@ -1,5 +1,5 @@
-"""Which of this learner's merged offers an anchor contains: the account of what a change of
-branches costs.
+"""The account of the work that a change of branches costs: which of this learner's merged offers
+an anchor contains.
 
 Two sealers that cannot hear each other may both merge on the same anchor. All learners end on the
 greater branch. Work that only the other branch had merged is superseded: it is in no anchor any
@@ -62,8 +62,8 @@ class SupersededAccount:
 
     def _inside(self, author: PeerId, lineage: Lineage) -> Iterator[Merged]:
         newest = max(seq for who, seq in self._offers if who == author)
-        # The process that wrote a checkpoint may have gone on after it. What it offered later
-        # follows the offers known here.
+        # The process that wrote a checkpoint may have gone on after it. Its later offers follow
+        # the offers known here.
         seq, before = min(lineage.last_merged(author), newest), newest + 1
         # The numbers must fall, or a bad `follows` would make this loop endless.
         while seq < before and (merged := self._offers.get((author, seq))):

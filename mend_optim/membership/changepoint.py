@@ -29,7 +29,7 @@ WIDTH = 0.7
 #: The probability at which a run length counts as certain.
 CERTAIN = 0.9
 
-# what the posterior after r observations has in common for all observations
+# the part of the posterior after r observations that is the same for all observations
 _r = np.arange(LONGEST + 1)
 _kappa = (NOISE / WIDTH) ** 2 + _r
 _alpha = SHAPE + _r / 2

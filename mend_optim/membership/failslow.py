@@ -42,7 +42,7 @@ SETTLE = 2
 TINY = 1e-9
 
 Stream = tuple[PeerId, str]
-"""Whose durations, and their cause: "compute" or "link"."""
+"""A learner, and the cause of its durations: "compute" or "link"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ class Pace:
 
     @property
     def level(self) -> Level | None:
-        """What to tell the others; None until there have been `STEADY` blocks."""
+        """The level to tell the others; None until there have been `STEADY` blocks."""
         if self._run < STEADY:
             return None
         error = math.sqrt(math.pi / 2 / min(len(self._recent), RECENT)) * self._jitter(self._recent)
@@ -307,12 +307,12 @@ class Watch:
 
         Args:
             now: The time.
-            levels: What each learner says of itself, by cause. A learner that is not listed is
+            levels: The levels that each learner gives, by cause. A learner that is not listed is
                 forgotten. A learner cannot fail by a cause for which it gives no level.
 
         Returns:
-            What has changed, in the learners' order: "slow" when a learner begins to fail, "costly"
-            when it has lost what replacing it would cost, "recovered" when it fails no more.
+            The changes, in the learners' order: "slow" when a learner begins to fail, "costly" when
+            it has lost as much time as replacing it would cost, "recovered" when it fails no more.
         """
         streams: dict[str, dict[PeerId, Level]] = {}
         for peer, causes in levels.items():

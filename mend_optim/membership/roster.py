@@ -148,7 +148,7 @@ class Roster:
             known = self._add(now, id, address, count)
         known.heard_at = now
         known.silent = False
-        # what it missed before they met doesn't make it deaf
+        # beats that it missed before they met don't make it deaf
         known.knows = self._broadcasts[-1]
         known.deaf = False
         known.address = address or known.address
@@ -345,7 +345,7 @@ def _rendezvous(fragment: int, name: str) -> bytes:
 
 
 class Seeds:
-    """The addresses that the user gave, and what became of each: a peer, this learner itself, or a
+    """The addresses that the user gave, and the outcome at each: a peer, this learner itself, or a
     refusal."""
 
     def __init__(self, addresses: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""The tokens of the coming step, and what the gradients say about it.
+"""The tokens of the coming step, and the evidence of the gradients about that step.
 
-The user counts tokens before a step. They are dropped together with the gradients they belong
+The user counts tokens before a step. The tokens are dropped together with the gradients they belong
 to."""
 
 from __future__ import annotations

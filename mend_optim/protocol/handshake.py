@@ -1,8 +1,8 @@
-"""What two learners must agree on before they exchange anything else.
+"""The handshake: two learners compare models and settings before they exchange anything else.
 
 The learner that dials sends its hello, and the other answers with its own. Each side compares the
-two. If they differ in anything that matters, `refusal` names the first field that differs, with the
-values on both sides. Then the two don't train together.
+two. If they differ in anything on which learners must agree, `refusal` names the first field that
+differs, with the values on both sides. Then the two don't train together.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mend_optim.protocol.lineage import PeerId
 #: section needs no new version, because receivers ignore those that they don't know.
 #:
 #: - 2: packets have a form for every tensor; seals relay packets
-#: - 3: offers that bring only what encodings lost
+#: - 3: offers that bring only residuals of encodings
 #: - 4: tensors are coalesced; no learner's own packet comes back to it
 PROTOCOL = 4
 
-#: What the names of the model's fields begin with that describe an added parameter group. Learners
-#: need not add a group at the same moment, so these must agree only where both sides have them.
+#: The prefix of the names of model fields that describe an added parameter group. Learners need not
+#: add a group at the same moment, so these fields must agree only where both sides have them.
 ADDED = "added group"
 
 

@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Whose work an offer carries: everything of `author` after its offer number `settled`.
+    """The work that an offer carries: everything of `author` after its offer number `settled`.
 
     The author is not always the sender. If a process goes on from a checkpoint that held unmerged
     work, that work stays its author's, because the old process, or a second one with the same
@@ -161,7 +161,7 @@ class Lineage:
 
         Args:
             merged: All work in the weights that may also be in offers.
-            tokens: What the learner trained since this anchor.
+            tokens: The tokens that the learner trained since this anchor.
             model: The digest of the whole model. The new digest depends on this, but not on the
                 fragment. So if two founders trained equally many tokens, all their fragments are
                 ordered alike, and no learner ends with a mixture of both models.

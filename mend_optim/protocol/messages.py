@@ -33,7 +33,7 @@ from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
 YOURS = "yours"
 #: The section that holds the merged delta in a seal.
 MERGED = "merged"
-#: What the names of all sections that hold moments begin with.
+#: The prefix of the names of all sections that hold moments.
 MOMENT_PREFIX = "moment."
 
 
@@ -89,7 +89,7 @@ def moment_names(sections: Iterable[str]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rumor:
-    """What a peer says of another."""
+    """One peer's news of another."""
 
     #: The peer that the rumor is about.
     peer: PeerId
@@ -173,8 +173,8 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The sealer asks a peer for its offer: what the peer has done since it last offered, at the
-    end of its current inner step."""
+    """The sealer asks a peer for its offer: the peer's work since its last offer, up to the end of
+    its current inner step."""
 
     #: The sealer.
     peer: PeerId
@@ -223,15 +223,15 @@ class Offer:
     #: "delta", and the moments that are due. Neither compared nor printed: they may be large, and
     #: on their way.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
-    #: Whose work it is, unless it is all of the sender's since its last offer: work that came
-    #: unmerged from a checkpoint, or that has another number on another branch.
+    #: The claim on its work, if that came unmerged from a checkpoint or has another number on
+    #: another branch. None if it is all of the sender's work since its last offer.
     inherited: Claim | None = None
     #: The number of the same author's last offer in the sender's anchor; 0 if there is none. Only
     #: an anchor with the same last offer of the author may merge this one.
     #: Invariant: follows <= claim.settled.
     follows: int = 0
-    #: (tokens, steps) of the sender's last merged offer, if this one brings nothing, or what that
-    #: one's encoding lost and less work of its own. (0, 0) otherwise. If it brings what was lost
+    #: (tokens, steps) of the sender's last merged offer, if this one is empty, or if it brings
+    #: that one's residual and less work of its own. (0, 0) otherwise. If it brings the residual
     #: and no work of its own, `tokens` is 0 and `steps` is that of the last offer.
     again: tuple[int, int] = (0, 0)
 

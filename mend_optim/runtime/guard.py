@@ -17,7 +17,7 @@ class Guard:
         self.changed = threading.Condition(self.mutex)
         #: The learner was closed, or a thread of it failed: nobody need wait for it any longer.
         self.over = False
-        #: What made a thread fail, until the training thread has raised it.
+        #: The error that made a thread fail, until the training thread has raised it.
         self.error: BaseException | None = None
 
     def is_held(self) -> bool:

@@ -47,10 +47,10 @@ WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown", "u
 
 
 class Todo(NamedTuple):
-    """What the training thread must do now: first apply `corrections`, then copy fragments.
+    """The training thread's tasks of this moment: first apply `corrections`, then copy fragments.
 
-    `fragments_to_copy` gives, per fragment, the moments to copy with it. `founding`: the copies
-    become the anchors. `wait`: an anchor is due that has not come."""
+    `fragments_to_copy` gives, per fragment, the moments to copy with it. `founding` says whether
+    the copies become the anchors. `wait` says whether an anchor is due that has not come."""
 
     corrections: list[Correction]
     fragments_to_copy: dict[int, tuple[str, ...]]
@@ -221,7 +221,7 @@ class Learner:
         return self.wait(self._has_news, timeout_s)
 
     def check(self) -> None:
-        """Raise, once, what stopped a background thread.
+        """Raise, once, an error for the fault that stopped a background thread.
 
         It is a bug in this library or a lack of memory, never a peer's fault."""
         error = self.guard.error

@@ -1,4 +1,4 @@
-"""What the network loop does for one learner."""
+"""The half of a learner that runs on the network loop."""
 
 from __future__ import annotations
 

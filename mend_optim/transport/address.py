@@ -77,7 +77,7 @@ def seen_from(address: str, host: str) -> str:
     because the peer's "localhost" is not this machine, unless the peer runs here, too.
 
     Args:
-        address: What the peer told.
+        address: The address that the peer told.
         host: The peer's host, as this learner sees it.
     """
     try:

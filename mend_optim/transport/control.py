@@ -125,7 +125,7 @@ class Links:
                 self.dismiss(link)
 
     def _drop(self, link: Link) -> None:
-        """End what waits for the peer, and what the peer waits for: it is gone, or says so."""
+        """End our transfers with the peer and its open requests: it is gone, or says so."""
         self._transfers.drop(link)
         for kind, fragment in list(link.requests):
             link.close_request(kind, fragment)

@@ -111,8 +111,8 @@ class Assembler:
         self._allocate = allocate
         #: The message whose header has arrived; its sections' buffers fill up one after the other.
         self._message: Bulk | None = None
-        #: What is still to be filled of these buffers, in the header's order. Not empty only while
-        #: there is a message.
+        #: The parts of these buffers that are still to be filled, in the header's order. Empty
+        #: while there is no message.
         self._unfilled: list[memoryview] = []
 
     @property

@@ -408,7 +408,7 @@ class Transport:
 
         Args:
             to: The peer.
-            message: What to send.
+            message: The message.
             reply: For a seal or a state, which of the peer's open requests it answers: "exchange"
                 or "pull". For an offer, "pass on" if it is that of a learner that is gone. Empty
                 otherwise.

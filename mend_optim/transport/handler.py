@@ -61,7 +61,7 @@ from mend_optim.protocol.messages import Message
 class Handler(Protocol):
     """The learner, as its transport sees it. The module's docstring holds the rules."""
 
-    # ── what the transport asks ───────────────────────────────────────────────────────────────────
+    # ── questions of the transport ────────────────────────────────────────────────────────────────
 
     def hello(self) -> Hello:
         """Return this learner's hello as of now. The transport fills in the address."""

@@ -1,4 +1,4 @@
-"""What a peer may send at most, and the checks that hold a peer to it.
+"""The limits on messages from a peer, and the checks that hold a peer to them.
 
 Every check raises `PeerError` with a text that names the thing, its size and the limit."""
 

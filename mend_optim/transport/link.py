@@ -1,6 +1,6 @@
-"""What a learner shares with one peer, and what waits to be sent to it.
+"""A learner's link with one peer, and the messages that wait to be sent to it.
 
-Only the loop thread touches any of it.
+Only the loop thread touches them.
 """
 
 from __future__ import annotations

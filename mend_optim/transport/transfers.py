@@ -113,7 +113,7 @@ class Transfers:
         self._carrier = carrier
         self._patience_s = patience_s
         self._dial = dial
-        #: By what makes two transfers one: the newer takes the place of the older.
+        #: By key: of two transfers with one key, the newer takes the place of the older.
         self._running: dict[Hashable, tuple[Link, asyncio.Task[None]]] = {}
 
     def exchange(self, link: Link, offer: Offer) -> None:

@@ -87,8 +87,8 @@ class Anchors:
         return content_digest(*(as_bytes(fragment.theta) for fragment in self.fragments))
 
     def perform(self, job: Job) -> tuple[Done, tuple[Correction, ...]]:
-        """Do one job. Returns what the engine is told, and what the training thread is to apply. A
-        peer's garbage becomes a `fault`, never an exception."""
+        """Do one job. Returns the result for the engine, and the corrections for the training
+        thread. A peer's garbage becomes a `fault`, never an exception."""
         try:
             match job:
                 case Advance():

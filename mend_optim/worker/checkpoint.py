@@ -1,5 +1,5 @@
-"""What a checkpoint holds of a learner, and how it is written as tensors and plain containers.
-`checkpoint_reader.py` reads it.
+"""A learner's checkpoint, and its form as tensors and plain containers.
+`checkpoint_reader.py` reads that form.
 
     {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …,
      "weights": hex, "history": […],
@@ -8,8 +8,8 @@
 
 `fragments` is empty for a learner that has had no peers. `weights` are the `sketches` of the
 parameters that the rest belongs to: progress is the difference between an anchor and exactly those
-parameters. The keys are older than today's field names: old checkpoints must load, so keys don't
-change."""
+parameters. The keys are older than today's field names. They don't change, because old checkpoints
+must load."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TENSORS = (
     "correction",
     "returned",
 )
-#: What codecs remember; tensors of any size.
+#: The names of codecs' memories, which are tensors of any size.
 MEMORIES = ("memory", "returned_memory")
 #: Prefixes of tensors of a moment; the moment's name follows.
 MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)

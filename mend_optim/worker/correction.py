@@ -1,4 +1,4 @@
-"""What the training thread must do to a learner's weights and moments after a new anchor."""
+"""The changes that the training thread makes to weights and moments after a new anchor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mend_optim.engine.moment_schedule import Updates
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What to do to one fragment: add `values` to its parameters, or replace them by `values`, and
+    """The change to one fragment: add `values` to its parameters, or replace them by `values`, and
     correct its moments."""
 
     fragment: int
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
 
 
 class MomentCorrection(NamedTuple):
-    """What to do to one moment: add `values`, decayed since `updates`, or take them over as a
+    """The change to one moment: add `values`, decayed since `updates`, or take them over as a
     newcomer."""
 
     moment: str

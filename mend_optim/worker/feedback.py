@@ -1,4 +1,4 @@
-"""Error feedback: what an encoding loses is added to what is encoded next (law 9).
+"""Error feedback: the residual of an encoding is added to the next values (law 9).
 
     A = values + residual
     packet = encode(A)
@@ -48,13 +48,13 @@ class Feedback:
         self.shapes = shapes
         self.buffers = buffers
         self.residual_in_weights = residual_in_weights
-        #: Kept beside the weights; added to what is encoded next.
+        #: Kept beside the weights; added to the next values.
         self.residual: Tensor | None = None
-        #: In the weights, as part of what will be encoded next.
+        #: In the weights, so that the next values contain it.
         self.weights_residual: Tensor | None = None
-        #: What the last encoding lost. Becomes one of the two above on `commit`.
+        #: The residual of the last encoding. Becomes one of the two above on `commit`.
         self.encoding_error: Tensor | None = None
-        #: What the codec remembers, such as a warm start. Moves on `commit` alone.
+        #: The codec's memory, such as a warm start. Moves on `commit` alone.
         self.memory: Tensor | None = None
         self._next_memory: Tensor | None = None
         self._flush = False
@@ -92,11 +92,12 @@ class Feedback:
         return packet
 
     def encode_again(self, values: Tensor, flush: bool = False) -> Packet:
-        """Encode an offer that came with a checkpoint, which holds its `encoding_error`. By now the
-        offer may be merged, in the bytes of then.
+        """Encode an offer that came with a checkpoint, which holds its `encoding_error`. By now
+        some anchor may have merged the offer in its former bytes.
 
         If other bytes come out now (another codec, or other hardware), the values that the former
-        bytes stood for travel unencoded. Then the same is lost, whichever packet is merged."""
+        bytes stood for travel unencoded. Then the residual is the same, whichever packet is
+        merged."""
         encoding_error = self.encoding_error
         packet = self.encode(values, flush)
         if _alike(encoding_error, self.encoding_error):
@@ -128,8 +129,8 @@ class Feedback:
         self._next_memory = None
 
     def merged_part(self, values: Tensor) -> Tensor:
-        """What a merge takes of `values`, whose packet was just committed: all but the residual in
-        the weights. Changes `values`."""
+        """The part of `values` that a merge takes: all but the residual in the weights. The packet
+        of `values` was just committed. Changes `values`."""
         if self.weights_residual is not None:
             values.sub_(self.weights_residual)
         return values

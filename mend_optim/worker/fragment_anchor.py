@@ -1,6 +1,6 @@
 """One fragment's anchor, and all that a learner keeps beside it to take part in rounds.
 
-Nothing here touches a parameter. What training must add to its weights comes out as a
+Nothing here touches a parameter. The values that training must add to its weights come out as a
 `Correction`."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from mend_optim.worker.moment_means import MomentMeans
 from mend_optim.worker.outer import Nesterov, correction_between, delta, outer_step
 from mend_optim.worker.seal_payload import SealPayload, payload_digest
 
-#: How a checkpoint names the sealer's own feedback. It has no name for what an open seal lost: a
-#: checkpoint holds no open seal.
+#: How a checkpoint names the sealer's own feedback. It has no name for the residual of an open
+#: seal, because a checkpoint holds no open seal.
 RETURNED = {"residual": "returned", "memory": "returned_memory"}
 
 
@@ -61,9 +61,9 @@ class FragmentAnchor:
         self.velocity = torch.zeros_like(weights) if outer.momentum else None
         #: The pending offer's Δ, until an anchor has merged it.
         self.progress: Tensor | None = None
-        #: What this learner's own offers lost.
+        #: Keeps the residual of this learner's own offers.
         self.feedback = Feedback(codec, fragment.shapes, buffers, codec.residual_in_weights)
-        #: The merged delta on its way back, and what this learner's seals lost.
+        #: The merged delta on its way back, and the residual of this learner's seals.
         self.payload = SealPayload(codec, scheme, fragment, buffers)
         self.means = MomentMeans(moments, codec.exact, fragment, buffers)
 
@@ -156,8 +156,8 @@ class FragmentAnchor:
             self.means.founded(moments)
 
     def _leaving(self, forget: bool, merged_own_offer: bool) -> Tensor | None:
-        """What has to leave the weights beside the step of the anchor, because the new anchor has
-        it: the merged part of Δ, or a residual that is forgotten.
+        """The values that have to leave the weights beside the step of the anchor, because the new
+        anchor has them: the merged part of Δ, or a residual that is forgotten.
 
         Args:
             forget: whether to give up the residual. It came with a checkpoint whose process went

@@ -1,9 +1,10 @@
-"""One fragment's moments in rounds (DES-LOC, arXiv 2505.22549): what this learner read from its
-inner optimizer, what rounds averaged, and what a newcomer starts with.
+"""One fragment's moments in rounds (DES-LOC, arXiv 2505.22549): the readings from this learner's
+inner optimizer, the means of rounds, and the moments that a newcomer starts with.
 
 A member's moments travel as further sections of its offer, and the mean as further sections of the
-seal. The mean is over the members that sent theirs. Only those members are corrected by it, each by
-the difference to what it sent. So the mean over the learners is the same after as before."""
+seal. The mean is over the members that sent theirs. It corrects only those members, each by the
+difference to the moments that it sent. So the mean over the learners is the same after as before.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +37,14 @@ class MomentMeans:
         self.exact = exact
         self.fragment = fragment
         self.buffers = buffers
-        #: What the pending offer says.
+        #: The readings in the pending offer, by the moments' names.
         self.own: dict[str, Reading] = {}
         #: The last mean of each moment.
         self.latest: dict[str, Packet] = {}
 
     def offer(self, readings: Mapping[str, Reading]) -> tuple[dict[str, Packet], str]:
-        """Sections for an offer. What they say is kept until the offer is merged. Also returns a
-        text about moments that are left out because they are not finite: the rest is offered
+        """Sections for an offer. Their readings are kept until the offer is merged. Also returns a
+        text about moments that are left out because they are not finite; the rest is offered
         without them."""
         sections: dict[str, Packet] = {}
         wrong: list[str] = []

@@ -5,8 +5,8 @@ encoded once more if the codec says so. The sections of a seal are either
     "0", "1", …     the packets of the members with these numbers, as they came (the mean only)
 
 In the second form every learner merges the packets itself. The sealer decodes them no sooner than
-it advances. An encoding of the merged delta has error feedback of its own: what one seal loses, the
-sealer adds to its next merge."""
+it advances. An encoding of the merged delta has error feedback of its own: the sealer adds the
+residual of one seal to its next merge."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SealPayload:
         self.buffers = buffers
         #: Whether members' packets may come back instead of the merged delta.
         self.relays = scheme == "mean" and codec.back == "exact"
-        #: What encodings of the merged delta lost; None if the codec does not encode it.
+        #: Encodes merged deltas and keeps their residual; None if the codec does not encode them.
         self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back == "same" else None
 
     def sections(
@@ -139,7 +139,7 @@ class SealPayload:
         return self._merge(packets, seal.weights, scratch)
 
     def drop(self) -> None:
-        """Give up what this learner's seals lost: other learners went on without it."""
+        """Give up the residual of this learner's seals: other learners went on without it."""
         if self.feedback:
             self.feedback.drop()
 

@@ -40,7 +40,7 @@ from mend_optim.worker.seal_payload import SealPayload
 from tests import reference
 from tests.support.engines import BASE, GENESIS
 from tests.support.jobs import LoneFragment, Performed, perform
-from tests.support.strategies import vectors
+from tests.support.strategies import close, vectors
 
 CLASSIC = Nesterov(lr=0.7, momentum=0.9)
 policies = st.sampled_from([Nesterov(), CLASSIC])
@@ -135,10 +135,6 @@ def merged(seal: Seal) -> Tensor:
     layout = Layout(["w"], [torch.zeros(numel)], 1)
     way_back = SealPayload(find_codec("none"), "mean", layout.fragments[0], Buffers())
     return way_back.merged(seal, True, torch.empty(numel))
-
-
-def close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-5, atol=5e-3)  # values up to 1000, a few roundings each
 
 
 def vector(*values: float) -> Tensor:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -16,7 +15,8 @@ from typing import Any
 import grpc
 import torch
 
-GOALS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
+from bench.goal import met
+
 DIGITS = 5
 
 
@@ -84,20 +84,13 @@ def compared(
         unit=unit,
         ratio=middle,
         goal=goal or None,
-        met=_met(middle, goal),
+        met=met(middle, goal),
         n=len(ratios),
         min=min(ratios),
         median=middle,
         max=max(ratios),
         notes=f"{floor}; {notes}" if notes else floor,
     )
-
-
-def _met(ratio: float, goal: str) -> bool | None:
-    if not goal:
-        return None
-    relation, bound = goal.split()
-    return GOALS[relation](ratio, float(bound))
 
 
 def line(result: Result, machine: dict[str, Any]) -> str:

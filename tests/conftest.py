@@ -1,4 +1,5 @@
-"""Settings of every test: one thread, no deadlines, and the same examples at every run.
+"""Settings of every test: one thread, no deadlines, and the same examples at every run; and what
+tests of several folders ask for.
 
 `pytest --hypothesis-profile=search` looks further, with other examples each time.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -18,6 +20,13 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=slow)
 settings.load_profile("default")
+
+
+@pytest.fixture
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable says what a learner was not told."""
+    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -7,14 +7,14 @@ rounds go on."""
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
 from bench.result import Result, compared, plain
+from bench.watch import time_of
 
 LEARNERS = 2
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
@@ -31,12 +31,6 @@ class Times(NamedTuple):
     floor: list[float]
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def _learn(seat: Seat) -> Times:
     parameters = transformer(WIDTH, LAYERS)
     anchor = torch.cat([p.detach().flatten() for p in parameters])
@@ -44,16 +38,14 @@ def _learn(seat: Seat) -> Times:
     with seat.join(Still(parameters), sync_every=SYNC_EVERY) as optimizer:
         for _ in range(STEPS):
             optimizer.step()
-            times.in_training.append(_seconds(optimizer.state_dict))
+            times.in_training.append(time_of(optimizer.state_dict))
         seat.meet()
         optimizer.synchronize(PATIENCE_S)
         for turn in range(AT_REST * LEARNERS):
             seat.meet()
             if turn % LEARNERS == seat.rank:
-                times.at_rest.append(_seconds(optimizer.state_dict))
-                times.floor.append(
-                    _seconds(lambda: hashlib.sha256(anchor.clone().numpy()).digest())
-                )
+                times.at_rest.append(time_of(optimizer.state_dict))
+                times.floor.append(time_of(lambda: hashlib.sha256(anchor.clone().numpy()).digest()))
     return times
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from bench.result import Result, compared, plain
+from bench.watch import time_of
 from examples.train_text import CONTEXT, TextModel, read_corpus, windows
 from mend_optim import Float4, Int4, Int8, PowerSGD, Sparse
 from mend_optim.codecs.buffers import Buffers
@@ -170,17 +170,11 @@ def sealed(codec: Codec, deltas: Sequence[Tensor]) -> Seal:
 # ── seconds ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def pairs(
     work: Callable[[], object], floor: Callable[[], object]
 ) -> tuple[list[float], list[float]]:
     """Both, side by side, `REPEATS` times."""
-    found = [(seconds(work), seconds(floor)) for _ in range(WARM + REPEATS)][WARM:]
+    found = [(time_of(work), time_of(floor)) for _ in range(WARM + REPEATS)][WARM:]
     return [w for w, _ in found], [f for _, f in found]
 
 

@@ -3,13 +3,13 @@ place."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from bench.result import Result, compared
+from bench.watch import time_of
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import raw
 from mend_optim.codecs.registry import Dense
@@ -32,12 +32,6 @@ def _floor(deltas: list[Tensor], out: Tensor) -> None:
     torch.mul(deltas[0], WEIGHTS[0], out=out)
     for delta, weight in zip(deltas[1:], WEIGHTS[1:], strict=True):
         out.add_(delta, alpha=weight)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def _job(deltas: list[Tensor]) -> Callable[[], object]:
@@ -79,7 +73,7 @@ def run() -> Iterator[Result]:
 
     def measure(name: str, work: Callable[[], object], goal: str = "", notes: str = "") -> Result:
         turns = [
-            (_seconds(work), _seconds(lambda: _floor(deltas, floor_out)))
+            (time_of(work), time_of(lambda: _floor(deltas, floor_out)))
             for _ in range(WARM + REPEATS[name])
         ]
         took, floors = ([1e3 * s for s in column] for column in zip(*turns[WARM:], strict=True))

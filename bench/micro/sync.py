@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
 from bench.result import Result, compared, plain
-from bench.watch import Spans, Watch, seconds
+from bench.watch import Spans, Watch, seconds, time_of
 from mend_optim import MendOptimizer
 from mend_optim.handover import Handover
 from mend_optim.runtime.learner import Learner
@@ -65,9 +65,7 @@ class Floor:
 def _after_a_pause(work: Callable[[], object]) -> float:
     """The seconds that it takes, after a pause as long as an inner step."""
     time.sleep(STEP_S)
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    return time_of(work)
 
 
 def _instrument() -> Watch:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-GOALS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
+from bench.goal import met
+
 Statistic = Callable[[Sequence[float]], float]
 
 
@@ -82,13 +82,6 @@ def none_of(what: str, found: Sequence[str], n: int, notes: str = "") -> Figure:
         max=None,
         notes=named,
     )
-
-
-def met(value: float, goal: str) -> bool | None:
-    if not goal:
-        return None
-    relation, bound = goal.split()
-    return GOALS[relation](value, float(bound))
 
 
 def _short(value: float | None) -> str:

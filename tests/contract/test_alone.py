@@ -23,6 +23,8 @@ from mend_optim import MendOptimizer
 from mend_optim.runtime.network_loop import NetworkLoop
 from tests.support.learners import descent, read, same, step, weights
 
+pytestmark = pytest.mark.usefixtures("no_environment")
+
 Make = Callable[[Any], Optimizer]
 
 INNER: dict[str, Make] = {
@@ -44,12 +46,6 @@ SCHEDULERS: dict[str, Callable[[Optimizer], lr_scheduler.LRScheduler]] = {
     "LinearLR": lambda o: lr_scheduler.LinearLR(o, start_factor=0.1, total_iters=5),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=1.0, total_steps=12),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -39,15 +39,11 @@ from tests.contract.contract import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("no_environment")
+
 CASES = list(cases())
 Record = Callable[[str, Any], None]
 Duplicate = Callable[[Any], Any]
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def through_a_file(thing: Any, weights_only: bool) -> Any:

@@ -29,14 +29,10 @@ from tests.contract.contract import (
     snapshot,
 )
 
+pytestmark = pytest.mark.usefixtures("no_environment")
+
 Record = Callable[[str, Any], None]
 Make = Callable[[Any], Optimizer]
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 # ── GradScaler ────────────────────────────────────────────────────────────────────────────────────

@@ -26,15 +26,9 @@ from tests.contract.contract import (
     seen,
 )
 
+pytestmark = pytest.mark.usefixtures("no_environment")
+
 Record = Callable[[str, Any], None]
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 DRIVEN = (Case(SGD, kwargs={"lr": 0.1, "momentum": 0.9}), Case(Adam, kwargs={"lr": 0.1}))
 
 

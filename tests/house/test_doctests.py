@@ -29,10 +29,9 @@ def test_every_public_name_has_entries_and_an_example() -> None:
     assert {name for name in mend_optim.__all__ if lacks(name)} == STILL_WITHOUT
 
 
+@pytest.mark.usefixtures("no_environment")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("module", MODULES)
-def test_examples_run(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
-        monkeypatch.delenv(name, raising=False)
+def test_examples_run(module: str) -> None:
     results = doctest.testmod(sys.modules[module], report=True)
     assert results.failed == 0

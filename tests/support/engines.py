@@ -113,14 +113,20 @@ class DrivenEngine:
         step: int = 1,
         genesis: bytes = GENESIS,
         slower: float = 0.0,
+        held: tuple[tuple[PeerId, int], ...] = (),
+        address: str | None = None,
+        pong: int = 0,
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
-        than it was, if it says anything."""
+        than it was, if it says anything. `held`: the offers that it says it has. `address`: where
+        it can be dialled, if that is not as of all peers."""
         self.counts += 1
-        address = "" if self.seals else f"{peer.name}:1"
+        if address is None:
+            address = "" if self.seals else f"{peer.name}:1"
         self.engine.met(self.now, peer, address)
         reports = tuple(
-            Report(lineage.key) for lineage in lineages or [BASE] * len(self.engine.state.fragments)
+            Report(lineage.key, held)
+            for lineage in lineages or [BASE] * len(self.engine.state.fragments)
         )
         paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()
         tokens = 10 * step
@@ -134,6 +140,7 @@ class DrivenEngine:
             training=True,
             genesis=genesis,
             reports=reports,
+            pong=pong,
             position=step,
             paces=paces,
         )
@@ -208,3 +215,10 @@ class DrivenEngine:
     def merge(self) -> Merge:
         (job,) = self.jobs(Merge)
         return job
+
+
+def among_peers(**schedule: int | None) -> DrivenEngine:
+    """A learner whose peer runs the rounds."""
+    engine = DrivenEngine(seals=False, **schedule)
+    engine.beat()
+    return engine

@@ -168,6 +168,11 @@ def drive(optimizers: Sequence[Optimizer], steps: int, grad: Grad) -> None:
     together(*(lambda i=i: loop(i) for i in range(len(optimizers))))
 
 
+def wave(i: int, s: int) -> float:
+    """Gradients for `drive`: up and down, and at no step the same for two learners."""
+    return ((7 * i + 3 * s) % 11 - 4) / 3
+
+
 def settle(optimizers: Sequence[MendOptimizer]) -> None:
     """Synchronize until everything is merged everywhere.
 

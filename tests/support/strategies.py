@@ -1,4 +1,4 @@
-"""What Hypothesis draws from: peers, entries, lineages, deltas."""
+"""What Hypothesis draws from: peers, entries, lineages, deltas; and how close results come."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def vectors(draw: st.DrawFn, count: int, numel: int) -> list[Tensor]:
     """`count` flat float32 tensors of `numel` elements."""
     column = st.lists(values, min_size=numel, max_size=numel)
     return [torch.tensor(draw(column), dtype=torch.float32) for _ in range(count)]
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether results of drawn values agree: those are up to 1000, with a few roundings each."""
+    return torch.allclose(a, b, rtol=1e-5, atol=5e-3)
 
 
 @st.composite

@@ -6,31 +6,13 @@ behind.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.system.processes import Learner, Process, Supervisor, free_addresses
+from tests.system.processes import Learner, Supervisor, free_addresses
 
 DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
 SOON = {"beat_s": 0.2, "evict_after_s": 3.0}
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[list[Process]]:
-    processes: list[Process] = []
-    yield processes
-    for process in processes:
-        process.destroy()
-
-
-@pytest.fixture
-def supervisor(processes: list[Process]) -> Iterator[Supervisor]:
-    supervisor = Supervisor(processes)
-    yield supervisor
-    supervisor.end()
 
 
 def pair(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from tests.system.processes import (
     Facts,
     Learner,
-    Process,
     SlowRelay,
     Supervisor,
     free_addresses,
@@ -22,22 +20,6 @@ from tests.system.processes import (
 )
 
 DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[list[Process]]:
-    """Processes that run learners, for one test after another."""
-    processes: list[Process] = []
-    yield processes
-    for process in processes:
-        process.destroy()
-
-
-@pytest.fixture
-def supervisor(processes: list[Process]) -> Iterator[Supervisor]:
-    supervisor = Supervisor(processes)
-    yield supervisor
-    supervisor.end()
 
 
 def loss(text: str) -> float:

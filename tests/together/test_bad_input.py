@@ -26,6 +26,8 @@ from mend_optim import (
 )
 from tests.support.learners import LOOPBACK, TIMING, descent, step, weights
 
+pytestmark = pytest.mark.usefixtures("no_environment")
+
 NAN, INF = float("nan"), float("inf")
 PEER = "127.0.0.1:9"  # nobody is ever there
 NAMES = "['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd', 'sparse']"
@@ -132,12 +134,6 @@ ADVERTISED: list[tuple[Any, str]] = [
     ("10.0.0.5:0", "advertise must be an address with a port >= 1, got {}"),
     (5, "advertise must be an address 'host:port', got {}"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -15,16 +15,12 @@ from torch.optim import AdamW, Optimizer
 
 from mend_optim import Int8, Nesterov, PowerSGD
 from tests.support.checkpoints import adam, anchors, assert_alike, resumed, save
-from tests.support.learners import cluster, drive, parameters, same
+from tests.support.learners import cluster, drive, parameters, same, wave
 
 
 def narrow() -> Optimizer:
     torch.manual_seed(3)
     return AdamW([Parameter(torch.randn(7).bfloat16()), Parameter(torch.randn(5))], lr=0.1)
-
-
-def wave(i: int, s: int) -> float:
-    return ((7 * i + 3 * s) % 11 - 4) / 3
 
 
 # ── to the bit ────────────────────────────────────────────────────────────────────────────────────

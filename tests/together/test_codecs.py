@@ -66,6 +66,19 @@ def returned(optimizer: MendOptimizer) -> Tensor:
     )
 
 
+def lost_by(optimizers: list[MendOptimizer]) -> Tensor:
+    """The values that the anchor still lacks: what the learners hold back counts by half, as in
+    their mean."""
+    own = sum(map(held_back, optimizers), torch.zeros(NUMEL))
+    return own / 2 + sum(map(returned, optimizers), torch.zeros(NUMEL))
+
+
+def mean_progress(steps: int) -> Tensor:
+    """The sum of all gradients of so many steps, as the mean of the two learners."""
+    every = (gradients(i, step) for i in range(2) for step in range(steps))
+    return sum(torch.cat([g.flatten() for g in those]) for those in every) / 2
+
+
 @pytest.mark.parametrize("told", TOLD, ids=codec_name)
 def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> None:
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
@@ -88,17 +101,8 @@ def test_learners_agree_to_the_bit_and_lose_nothing_for_good(told: Codec) -> Non
             )  # type: ignore[arg-type]
         records = [optimizer.status().rounds for optimizer in optimizers]
         assert [r.digest for r in records[0]] == [r.digest for r in records[1]]
-        trained = (
-            sum(
-                torch.cat([g.flatten() for g in gradients(i, s)])
-                for i in range(2)
-                for s in range(ROUNDS)
-            )
-            / 2
-        )
-        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(
-            map(returned, optimizers)
-        )
+        trained = mean_progress(ROUNDS)
+        lost = lost_by(optimizers)
         torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
         assert torch.any(lost != 0) == (not told.exact)  # type: ignore[arg-type]
         most_up, most_down = SHARES[codec_name(told)]
@@ -146,17 +150,8 @@ def test_at_rest_what_stayed_in_the_weights_is_merged_too_and_all_have_the_same(
         assert optimizers[0].status().fragments[0].tokens == 2 * ROUNDS
         if adopt_after is None:  # in whichever rounds, with whichever weights
             return
-        trained = (
-            sum(
-                torch.cat([g.flatten() for g in gradients(i, s)])
-                for i in range(2)
-                for s in range(ROUNDS)
-            )
-            / 2
-        )
-        lost = sum(held_back(optimizer) for optimizer in optimizers) / 2 + sum(
-            map(returned, optimizers)
-        )
+        trained = mean_progress(ROUNDS)
+        lost = lost_by(optimizers)
         torch.testing.assert_close(-moved + lost, trained, rtol=1e-4, atol=1e-4)
 
 
@@ -170,14 +165,7 @@ def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
         train_and_rest(models, optimizers, 6)
         with optimizers[0].global_weights():
             moved = flat(optimizers[0])
-        trained = (
-            sum(
-                torch.cat([g.flatten() for g in gradients(i, s)])
-                for i in range(2)
-                for s in range(6)
-            )
-            / 2
-        )
+        trained = mean_progress(6)
         assert float((moved + trained).norm()) <= 0.05 * float(trained.norm())
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 from mend_optim import MendOptimizer, UsageError
 from mend_optim.engine.state import EngineState
 from mend_optim.settings import Endpoint
+from tests.support.checkpoints import anchors
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
@@ -31,11 +31,6 @@ from tests.support.learners import (
     until,
     weights,
 )
-
-
-def anchors(optimizer: MendOptimizer) -> list[Tensor]:
-    with optimizer.global_weights():
-        return [p.clone() for p in parameters(optimizer)]
 
 
 def add(optimizer: MendOptimizer, value: float, **options: Any) -> None:

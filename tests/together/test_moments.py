@@ -564,26 +564,35 @@ def test_a_newcomer_whose_optimizer_has_no_such_moments_joins_as_ever() -> None:
             assert same(parameters(joiner), anchors(made[0]))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_who_trained_alone_hands_its_moments_to_the_first_that_comes(name: str) -> None:
-    make, _ = OPTIMIZERS[name]
-    joined, seen = threading.Event(), list[int]()
-    bare = make(fresh())
+def join_in_training(veteran: MendOptimizer, joiner: MendOptimizer) -> int:
+    """One learner trains until another has joined it; returns the position that the other was
+    told."""
+    joined = threading.Event()
 
     def train_on() -> None:
         while not joined.is_set():
             train([veteran], 1, noise, veteran.status().step)
 
-    def join() -> None:
-        seen.append(joiner.join().position)
-        joined.set()
+    def join() -> int:
+        try:
+            return joiner.join().position
+        finally:
+            joined.set()
 
+    _, position = together(train_on, join)
+    return position
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_who_trained_alone_hands_its_moments_to_the_first_that_comes(name: str) -> None:
+    make, _ = OPTIMIZERS[name]
+    bare = make(fresh())
     with MendOptimizer(make(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **STILL) as veteran:
         train([veteran], 4, noise)
         with newcomer(make(fresh(9)), "b", veteran, **STILL) as joiner:
-            together(train_on, join)
+            position = join_in_training(veteran, joiner)
             tokens = progress(joiner).lineage.tokens  # one for each step that is in the anchor
-            assert 4 < tokens <= seen[0]
+            assert 4 < tokens <= position
             train([bare], tokens, noise)
             assert int(state(joiner).get("step", tokens)) == tokens
             for k in range(len(SHAPES)):
@@ -989,18 +998,6 @@ def test_who_trained_alone_hands_its_weights_on_whatever_became_of_its_moments(
 ) -> None:
     """One gradient too great left an infinite variance; the weights are fine, and nobody's first
     weights are better."""
-    joined = threading.Event()
-
-    def train_on() -> None:
-        while not joined.is_set():
-            train([veteran], 1, noise, veteran.status().step)
-
-    def join() -> None:
-        try:
-            joiner.join()
-        finally:
-            joined.set()
-
     options = {**STILL, "fragments": fragments}
     with MendOptimizer(
         adamw(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **options
@@ -1008,7 +1005,7 @@ def test_who_trained_alone_hands_its_weights_on_whatever_became_of_its_moments(
         train([veteran], 4, noise)
         state(veteran, 0)["exp_avg_sq"][0, 0] = math.inf
         with newcomer(adamw(fresh(9)), "b", veteran, **options) as joiner:
-            together(train_on, join)
+            join_in_training(veteran, joiner)
             tokens = progress(joiner).lineage.tokens
             assert tokens > 4
             settle([veteran, joiner])

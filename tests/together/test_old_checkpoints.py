@@ -31,6 +31,7 @@ from tests.support.learners import (
     same,
     settle,
     start,
+    wave,
     weights,
 )
 
@@ -117,10 +118,6 @@ def loader(file: str, listens: bool = False) -> MendOptimizer:
     optimizer: MendOptimizer = make(old.make(), **old.options)
     add_groups(optimizer, old.groups[old.names.index(name)])
     return optimizer
-
-
-def wave(i: int, s: int) -> float:
-    return ((7 * i + 3 * s) % 11 - 4) / 3
 
 
 # ── what is in the files ──────────────────────────────────────────────────────────────────────────

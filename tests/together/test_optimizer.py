@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Optimizer
 
 from mend_optim import ClosedError, MendOptimizer, UsageError
+from tests.support.checkpoints import anchors
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
@@ -41,16 +42,9 @@ def test_peers_end_on_equal_anchors() -> None:
         ]
         assert lineages[0] == lineages[1]
         assert [tokens for tokens, _, _ in lineages[0]] == [60, 60]
-        assert same(merged_weights(optimizers[0]), merged_weights(optimizers[1]))
-        for weight, anchor in zip(
-            parameters(optimizers[1]), merged_weights(optimizers[0]), strict=True
-        ):
+        assert same(anchors(optimizers[0]), anchors(optimizers[1]))
+        for weight, anchor in zip(parameters(optimizers[1]), anchors(optimizers[0]), strict=True):
             torch.testing.assert_close(weight, anchor)  # nothing unmerged is left but rounding
-
-
-def merged_weights(optimizer: MendOptimizer) -> list[Tensor]:
-    with optimizer.global_weights():
-        return [p.clone() for p in parameters(optimizer)]
 
 
 def test_status_tells_where_a_learner_stands() -> None:
@@ -84,7 +78,7 @@ def test_global_weights_are_the_anchor_and_only_for_a_while() -> None:
         drive(optimizers, 3, lambda i, s: float(i))  # the last step is in no anchor yet
         assert [read(o) for o in optimizers] == [[0.0], [-1.0]]
         before = [p.clone() for p in parameters(optimizers[1])]
-        assert merged_weights(optimizers[1])[0][0] == 0.0
+        assert anchors(optimizers[1])[0][0] == 0.0
         assert same(parameters(optimizers[1]), before)
 
 
@@ -147,7 +141,7 @@ def test_whoever_is_left_alone_holds_the_anchor() -> None:
         b.close()
         until(a, lambda: a._learner.engine.state.roster.alone)  # type: ignore[union-attr]
         assert a.synchronize(PATIENCE_S)
-        assert merged_weights(a)[0][0] == -1.0
+        assert anchors(a)[0][0] == -1.0
 
 
 def test_after_close_steps_are_the_inner_optimizers() -> None:

@@ -30,6 +30,8 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.model.layout import Layout
 from mend_optim.settings import Settings, read_settings
 
+pytestmark = pytest.mark.usefixtures("no_environment")
+
 PEER = "127.0.0.1:9"
 DEFAULTS: dict[str, Any] = {
     "name": "a",
@@ -50,12 +52,6 @@ DEFAULTS: dict[str, Any] = {
     "ledger": None,
     "on_event": None,
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def parameters() -> list[Parameter]:

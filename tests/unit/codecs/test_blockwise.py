@@ -35,6 +35,7 @@ from mend_optim.codecs.registry import (
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.messages import Packet
 from tests.reference import bfloat16, dequantized, quantized
+from tests.support.packets import bytes_of
 
 MAGNITUDES: dict[BlockForm, Sequence[int]] = {
     INT8: range(128),
@@ -73,10 +74,6 @@ def laid_out(
         half = math.ceil(len(of_it) / 2)
         found += [p + 16 * q for p, q in zip_longest(of_it[:half], of_it[half:], fillvalue=0)]
     return head + bytes(pair & 0xFF for pair in found)
-
-
-def bytes_of(piece: Piece) -> bytes:
-    return bytes(pack([piece], 0).data[16:])[: piece.nbytes]
 
 
 def encoded(form: BlockForm, values: Tensor, block: int) -> bytes:

@@ -47,6 +47,7 @@ from mend_optim.codecs.sparse import SPARSE, Sparse
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Packet
 from tests import reference
+from tests.support.packets import bytes_of, with_word
 
 SHAPES = [(12, 10), (), (33,), (150,), (5, 3, 2, 2), (7,), (0, 4), (16, 16), (0,), (9, 9)]
 NUMEL = sum(map(math.prod, SHAPES))
@@ -74,10 +75,6 @@ def pieces(seed: int, mix: list[int]) -> list[Piece]:
     return found
 
 
-def contents(piece: Piece) -> bytes:
-    return bytes(pack([piece], 0).data[16:])[: piece.nbytes]
-
-
 def mixed() -> list[Piece]:
     """Every form that there is, once at least."""
     ways = itertools.cycle(range(len(WAYS)))
@@ -86,10 +83,6 @@ def mixed() -> list[Piece]:
 
 def packed(data: bytes, numel: int = NUMEL) -> Packet:
     return Packet(PACKED, numel, memoryview(data))
-
-
-def word(data: bytes, at: int, value: int) -> bytes:
-    return data[: 4 * at] + struct.pack("<I", value) + data[4 * at + 4 :]
 
 
 def of_use(packet: Packet) -> bool:
@@ -115,7 +108,7 @@ def test_what_is_packed_is_unpacked(seed: int, mix: list[int]) -> None:
     for piece, shape, found in zip(given, SHAPES, unpack(packet, SHAPES, FORMS), strict=True):
         assert (found.form, found.param, found.shape) == (piece.form, piece.param, shape)
         assert (found.start, found.stop) == (at, at + math.prod(shape))
-        assert bytes(found.data) == contents(piece)
+        assert bytes(found.data) == bytes_of(piece)
         assert piece.form.nbytes(shape, piece.param) == piece.nbytes
         at = found.stop
     assert at == NUMEL
@@ -138,7 +131,7 @@ def test_the_bytes_are_those_of_the_description() -> None:
     words = struct.pack("<8I", 3, 0, 0, 0, 1, 0, 5, 0)
     body = struct.pack("<2f", 1.0, -2.0) + b"\x40\x40\0\0"
     assert bytes(pack(given, 12).data) == words + body
-    assert bytes(pack(given, 12, coalesce=5).data) == word(words, 1, 5) + body
+    assert bytes(pack(given, 12, coalesce=5).data) == with_word(words, 1, 5) + body
 
 
 @given(
@@ -287,7 +280,7 @@ def test_no_byte_of_the_header_can_be_changed_to_do_harm() -> None:
 def test_no_form_and_parameter_do_harm(code: int, param: int) -> None:
     data = bytes(pack(mixed(), NUMEL).data)
     for i in range(len(SHAPES)):
-        wrong = word(word(data, 2 + 2 * i, code), 3 + 2 * i, param)
+        wrong = with_word(with_word(data, 2 + 2 * i, code), 3 + 2 * i, param)
         if code not in FORMS:
             with pytest.raises(PeerError, match=f"Tensor {i} has the unknown form 9999"):
                 check_packet(packed(wrong), SHAPES)
@@ -356,16 +349,16 @@ def test_no_packet_takes_more_memory_than_the_fragment(code: int, param: int) ->
 def test_another_number_of_tensors_is_refused(count: int) -> None:
     data = bytes(pack(mixed(), NUMEL).data)
     with pytest.raises(PeerError, match=rf"header is \[{count}, "):
-        check_packet(packed(word(data, 0, count)), SHAPES)
+        check_packet(packed(with_word(data, 0, count)), SHAPES)
 
 
 def test_a_number_of_tensors_that_are_coalesced_in_another_way_is_refused() -> None:
     data = bytes(pack(mixed(), NUMEL).data)
     with pytest.raises(PeerError, match=r"header is \[10, 1\]; \[1, 1\] is needed"):
-        check_packet(packed(word(data, 1, 1)), SHAPES)
+        check_packet(packed(with_word(data, 1, 1)), SHAPES)
     # none, 256 and none
     with pytest.raises(PeerError, match=r"header is \[10, 16\]; \[8, 16\] is needed"):
-        check_packet(packed(word(data, 1, 16)), SHAPES)
+        check_packet(packed(with_word(data, 1, 16)), SHAPES)
 
 
 def test_a_form_that_is_larger_than_float32_is_refused() -> None:

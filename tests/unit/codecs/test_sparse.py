@@ -18,6 +18,7 @@ from mend_optim.codecs.sparse import CHUNK, SPARSE, Sparse, top
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.messages import Packet
 from tests.reference import largest_of_chunks, listed, positions
+from tests.support.packets import bytes_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 NUMELS = st.sampled_from(
@@ -63,10 +64,6 @@ def there_and_back(codec: Sparse, tensor: Tensor) -> Tensor:
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
-
-
-def contents(piece: Piece) -> bytes:
-    return bytes(pack([piece], 0).data[16:])[: piece.nbytes]
 
 
 # ── the largest ───────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +201,7 @@ def test_the_bytes_are_values_and_positions(
     expected = struct.pack(f"<{len(places)}f", *kept[places].tolist()) + positions(places, numel)
     assert SPARSE.nbytes((numel,), len(places)) == len(expected)
     ((piece,), _) = LOSSLESS.pieces([torch.where(kept != 0, kept, 0.0)], None)
-    assert contents(piece) == expected or piece.form is DENSE
+    assert bytes_of(piece) == expected or piece.form is DENSE
 
 
 @pytest.mark.parametrize(
@@ -222,7 +219,7 @@ def test_positions_are_those_of_the_description(
     x = torch.zeros(numel)
     x[places] = 1.0
     ((piece,), _) = LOSSLESS.pieces([x], None)
-    assert contents(piece)[4 * len(places) :] == bytes.fromhex(expected)
+    assert bytes_of(piece)[4 * len(places) :] == bytes.fromhex(expected)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +256,7 @@ def test_memory_that_is_not_in_order_is_read_in_order(density: float) -> None:
         ((piece,), _) = codec.pieces([view], None)
         ((copied,), _) = codec.pieces([view.contiguous()], None)
         assert piece.param == copied.param
-        assert contents(piece) == contents(copied)
+        assert bytes_of(piece) == bytes_of(copied)
 
 
 def test_a_fragment_of_many_tensors_comes_back() -> None:

@@ -17,17 +17,12 @@ from tests.support.engines import (
     PEER,
     THIRD,
     DrivenEngine,
+    among_peers,
     grown,
     offer_of,
     seal_of,
     state_of,
 )
-
-
-def among_peers(**schedule: int | None) -> DrivenEngine:
-    engine = DrivenEngine(seals=False, **schedule)
-    engine.beat()
-    return engine
 
 
 def taking(engine: DrivenEngine, base: Lineage = BASE) -> DrivenEngine:

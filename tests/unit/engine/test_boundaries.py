@@ -12,7 +12,7 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.protocol.lineage import Lineage, PeerId
-from tests.support.engines import BASE, PEER, DrivenEngine, seal_of
+from tests.support.engines import BASE, PEER, DrivenEngine, among_peers, seal_of
 
 
 def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
@@ -34,8 +34,7 @@ def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
 
 def offered(adopt_after: int | None) -> DrivenEngine:
     """A learner that has just offered to a peer that runs the rounds."""
-    engine = DrivenEngine(seals=False, adopt_after=adopt_after)
-    engine.beat()
+    engine = among_peers(adopt_after=adopt_after)
     engine.offer()
     return engine
 

@@ -23,6 +23,7 @@ from tests.support.engines import (
     PEER,
     THIRD,
     DrivenEngine,
+    among_peers,
     grown,
     offer_of,
     seal_of,
@@ -156,8 +157,7 @@ def test_a_want_that_cannot_be_delivered_holds_up_nobodys_joining() -> None:
 
 
 def test_an_installed_anchor_is_shown_to_peers_at_once() -> None:
-    driven = DrivenEngine(seals=False)
-    driven.beat()
+    driven = among_peers()
     driven.receive(state_of(grown(BASE)))
     (install,) = driven.jobs(Install)
     driven.sent(Beat)
@@ -258,8 +258,7 @@ def test_a_beat_without_reports_is_no_model() -> None:
 
 
 def test_only_the_pending_offer_as_it_was_sent_last_counts_as_delivered() -> None:
-    driven = DrivenEngine(seals=False)
-    driven.beat()
+    driven = among_peers()
     driven.offer()
     ((to, offer),) = driven.sent(Offer)
     pending = driven.fragment.pending

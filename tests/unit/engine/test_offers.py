@@ -4,30 +4,23 @@ from dataclasses import replace
 
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Packet, Report, Want
+from mend_optim.protocol.messages import Call, Goodbye, Offer, Packet, Want
 from tests.support.engines import (
     BASE,
-    GENESIS,
     ME,
     OTHER,
     PEER,
     THIRD,
     DrivenEngine,
+    among_peers,
     grown,
     seal_of,
     state_of,
 )
 
 
-def offering(**schedule: int | None) -> DrivenEngine:
-    """A learner whose peer runs the rounds."""
-    engine = DrivenEngine(seals=False, **schedule)
-    engine.beat()
-    return engine
-
-
 def test_what_was_not_delivered_is_offered_again_with_the_same_number_and_content() -> None:
-    engine = offering()
+    engine = among_peers()
     engine.offer()
     ((to, first),) = engine.sent(Offer)
     engine.step(2)
@@ -41,7 +34,7 @@ def test_what_was_not_delivered_is_offered_again_with_the_same_number_and_conten
 
 
 def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> None:
-    engine = offering()
+    engine = among_peers()
     engine.offer()
     ((_, offer),) = engine.sent(Offer)
     engine.engine.delivered(engine.now, PEER, offer)
@@ -59,7 +52,7 @@ def test_nothing_is_sent_again_while_a_long_seal_comes_down_a_slow_link() -> Non
 
 def test_patience_grows_with_the_time_of_the_offers_transfer_and_the_size_of_the_seal() -> None:
     """Frames that are still on their way are not heard."""
-    engine = offering()
+    engine = among_peers()
     engine.offer()
     ((_, offer),) = engine.sent(Offer)
     quarter = replace(offer, sections={"delta": Packet("packed", 100, memoryview(bytes(100)))})
@@ -76,7 +69,7 @@ def test_patience_grows_with_the_time_of_the_offers_transfer_and_the_size_of_the
 
 
 def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:
-    engine = offering()
+    engine = among_peers()
     engine.offer()
     ((_, first),) = engine.sent(Offer)
     engine.receive(seal_of(BASE))
@@ -100,7 +93,7 @@ def test_an_offer_is_the_same_on_another_anchor_and_due_no_more() -> None:
 
 
 def test_who_is_called_offers_after_one_step_and_whoever_has_offered_sends_that() -> None:
-    engine = offering()
+    engine = among_peers()
     engine.receive(Call(PEER, 0))
     assert engine.engine.boundaries.fragments_to_copy() == []
     engine.offer(steps=1)
@@ -113,7 +106,7 @@ def test_who_is_called_offers_after_one_step_and_whoever_has_offered_sends_that(
 
 
 def test_only_who_was_asked_has_answered_and_nothing_is_kept_of_who_came_and_went() -> None:
-    engine = offering()
+    engine = among_peers()
     for life in range(1, 9):
         guest = PeerId("guest", life)
         engine.beat(guest)
@@ -121,25 +114,12 @@ def test_only_who_was_asked_has_answered_and_nothing_is_kept_of_who_came_and_wen
     state = engine.engine.state
     assert not state.answered
     engine.engine.rest(engine.now)
-    engine.receive(
-        Beat(
-            peer=PEER,
-            address="peer:1",
-            count=99,
-            step=1,
-            tokens=10,
-            seconds_per_step=1.0,
-            training=True,
-            genesis=GENESIS,
-            reports=(Report(BASE.key),),
-            pong=state.ping,
-        )
-    )
+    engine.beat(pong=state.ping)
     assert state.answered == {PEER}
 
 
 def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None:
-    engine = offering()
+    engine = among_peers()
     engine.engine.rest(engine.now)
     engine.receive(Call(PEER, 0))
     ((to, offer),) = engine.sent(Offer)
@@ -156,7 +136,7 @@ def merged(engine: DrivenEngine, entry: Entry) -> None:
 
 def test_who_brings_nothing_says_what_its_last_offer_weighed_if_encodings_leave_something() -> None:
     for stays in (False, True):
-        engine = offering(residual_in_weights=stays)
+        engine = among_peers(residual_in_weights=stays)
         offer = engine.offer()
         engine.sent(Offer)
         merged(engine, offer.entry)
@@ -191,7 +171,7 @@ def test_an_offer_of_nothing_has_no_number() -> None:
 
 
 def test_in_lockstep_a_call_brings_no_offer_off_the_boundary() -> None:
-    engine = offering(adopt_after=1)
+    engine = among_peers(adopt_after=1)
     engine.step()
     engine.receive(Call(PEER, 0))
     assert engine.engine.boundaries.fragments_to_copy() == []
@@ -200,7 +180,7 @@ def test_in_lockstep_a_call_brings_no_offer_off_the_boundary() -> None:
 def rebased() -> tuple[DrivenEngine, Offer, Offer]:
     """A learner whose second offer follows its first, and then an anchor of another branch came,
     which has neither."""
-    engine = offering()
+    engine = among_peers()
     engine.offer()
     ((_, first),) = engine.sent(Offer)
     engine.receive(seal_of(BASE, first.entry))
@@ -270,7 +250,7 @@ def test_the_other_number_is_used_up_like_any() -> None:
 
 
 def test_as_long_as_the_anchor_is_of_the_same_branch_the_number_stays() -> None:
-    engine = offering()
+    engine = among_peers()
     number = engine.offer().seq
     for _ in range(3):
         engine.receive(state_of(grown(engine.lineage)))
@@ -291,7 +271,7 @@ AGAIN = PeerId(PEER.name, 2)
 
 def restarted() -> tuple[DrivenEngine, Offer]:
     """The sealer came back with first weights of its own, and our offer went to it at once."""
-    engine = offering()
+    engine = among_peers()
     offer = engine.offer()
     engine.sent(Offer)
     engine.beat(AGAIN, Lineage.fresh(OTHER), step=0, genesis=OTHER)
@@ -322,21 +302,7 @@ def test_as_long_as_it_has_another_model_its_beats_bring_no_offer() -> None:
 
 def test_a_sealer_that_has_kept_the_offer_does_not_get_it_again() -> None:
     engine, offer = restarted()
-    engine.counts += 1
-    held = (Report(BASE.key, ((ME, offer.seq),)),)
-    engine.receive(
-        Beat(
-            peer=AGAIN,
-            address="peer:1",
-            count=engine.counts,
-            step=1,
-            tokens=10,
-            seconds_per_step=1.0,
-            training=True,
-            genesis=GENESIS,
-            reports=held,
-        )
-    )
+    engine.beat(AGAIN, held=((ME, offer.seq),))
     assert engine.sent(Offer) == []
 
 

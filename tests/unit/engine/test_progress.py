@@ -371,6 +371,16 @@ def offered(fragment: Fragment) -> None:
     fragment.progress.pending.offer = object()  # type: ignore[assignment]
 
 
+def first_offer() -> tuple[Fragment, Pending]:
+    """A learner whose first offer, of four steps, is on its way, and that has trained one more."""
+    old = Fragment()
+    old.step(4)
+    sent = old.offer()
+    offered(old)
+    old.step(1)
+    return old, sent
+
+
 def by(author: PeerId, *seqs: int) -> Lineage:
     lineage = BASE
     for seq in seqs:
@@ -401,11 +411,7 @@ def test_a_checkpoint_with_nothing_unmerged_leaves_nothing_to_inherit() -> None:
 
 
 def test_a_pending_offer_stays_as_it_was_and_what_followed_is_inherited_too() -> None:
-    old = Fragment()
-    old.step(4)
-    sent = old.offer()
-    offered(old)
-    old.step(1)
+    old, sent = first_offer()
     heir = again(old)
     pending = heir.progress.pending
     assert pending is not None
@@ -546,11 +552,7 @@ def test_heirs_are_in_doubt_once_anything_of_the_author_is_merged_that_they_do_n
 
 
 def test_the_inherited_offer_in_an_anchor_is_no_doubt_but_a_later_one_of_its_author_is() -> None:
-    old = Fragment()
-    old.step(4)
-    sent = old.offer()
-    offered(old)
-    old.step(1)
+    old, sent = first_offer()
     heir = again(old)
     assert heir.progress.includes_pending(by(ME, sent.seq))
     assert not heir.progress.in_doubt(by(ME, sent.seq))
@@ -576,11 +578,7 @@ def test_what_is_dropped_is_nobodys_any_more() -> None:
 
 def test_a_founder_claims_all_that_it_inherited() -> None:
     """Nobody that has the same checkpoint may add it again."""
-    old = Fragment()
-    old.step(4)
-    sent = old.offer()
-    offered(old)
-    old.step(1)
+    old, sent = first_offer()
     heir = again(old)
     lineage = heir.progress.found(50, b"model")
     assert not lineage.admits(Claim(ME, 0))

@@ -8,12 +8,11 @@ import pytest
 from mend_optim.engine.effects import Advance, Inspect, Install, Merge
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, PeerId
-from mend_optim.protocol.messages import Beat, Call, Offer, Report, Seal, Want
+from mend_optim.protocol.messages import Beat, Call, Offer, Seal, Want
 from mend_optim.protocol.timing import Timing
 from tests.support.engines import (
     BASE,
     FOURTH,
-    GENESIS,
     ME,
     PEER,
     THIRD,
@@ -346,21 +345,7 @@ def orphaned() -> DrivenEngine:
     state = engine.engine.state
     sealers = (PeerId(f"peer-{i}", 1) for i in range(100))
     other = next(p for p in sealers if _greater(p, state.me))
-    engine.engine.met(engine.now, other, "other:1")
-    engine.counts += 1
-    engine.receive(
-        Beat(
-            peer=other,
-            address="other:1",
-            count=engine.counts,
-            step=1,
-            tokens=10,
-            seconds_per_step=1.0,
-            training=True,
-            genesis=GENESIS,
-            reports=(Report(BASE.key),),
-        )
-    )
+    engine.beat(other, address="other:1")
     assert state.roster.sealer(0) == other
     engine.sent(Offer)
     return engine
@@ -388,21 +373,7 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
     engine = orphaned()
     sealer = engine.engine.state.roster.sealer(0)
     assert sealer is not None
-    engine.counts += 1
-    held = (Report(BASE.key, ((THIRD, 1),)),)
-    engine.receive(
-        Beat(
-            peer=sealer,
-            address="other:1",
-            count=engine.counts,
-            step=1,
-            tokens=10,
-            seconds_per_step=1.0,
-            training=True,
-            genesis=GENESIS,
-            reports=held,
-        )
-    )
+    engine.beat(sealer, address="other:1", held=((THIRD, 1),))
     engine.engine.linked(engine.now, THIRD, False)
     engine.tick(0.5)
     assert engine.sent(Offer) == []

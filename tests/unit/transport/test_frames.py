@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import Key, PeerId
-from mend_optim.protocol.messages import Bulk, Offer, Packet, Seal
+from mend_optim.protocol.messages import Bulk, Offer, Seal
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import ACK, CHUNK, Assembler, sender, to_frames
 from tests.unit.transport.generated import BULK, CONTROL
+from tests.unit.transport.recorder import packet
 
 LIMIT = 5 << 20
 
@@ -44,10 +45,6 @@ def assembled(frames: list[bytes], limit: int = LIMIT) -> list[Bulk]:
 
 def contents(message: Bulk) -> list[tuple[str, str, int, bytes]]:
     return [(name, p.codec, p.numel, bytes(p.data)) for name, p in message.sections.items()]
-
-
-def packet(data: bytes) -> Packet:
-    return Packet("none", len(data) // 4, memoryview(data))
 
 
 def header(**header: object) -> bytes:

@@ -31,22 +31,22 @@ from mend_optim.engine.round import Round
 from mend_optim.engine.schedule import Schedule
 from mend_optim.model.copies import gather, scatter
 from mend_optim.model.layout import Layout
-from mend_optim.protocol.lineage import Lineage, PeerId, content_digest
+from mend_optim.protocol.lineage import PeerId, content_digest
 from mend_optim.protocol.messages import Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
 from mend_optim.worker.outer import Nesterov
 from mend_optim.worker.seal_payload import SealPayload
 from tests import reference
-from tests.support.jobs import Performed, perform
-from tests.support.strategies import vectors
+from tests.support.engines import BASE, GENESIS
+from tests.support.jobs import LoneFragment, Performed, perform
+from tests.support.strategies import close, vectors
 
-BASE = Lineage.fresh(b"genesis")
 CLASSIC = Nesterov(lr=0.7, momentum=0.9)
 policies = st.sampled_from([Nesterov(), CLASSIC])
 
 
-class Learner:
+class Learner(LoneFragment):
     """One fragment of one learner, without an engine: its weights, its anchors, and what it does
     with them."""
 
@@ -58,15 +58,15 @@ class Learner:
         exact: bool = False,
         **policy: Any,
     ) -> None:
-        self.exact = exact
-        self.id, self.weights, self.seq = PeerId(name, 1), start.flatten(), 0
         settings = {"outer": Nesterov(), "scheme": "mean", "buffers": Buffers(), **policy}
-        self.anchors = Anchors(
+        anchors = Anchors(
             Layout(["w"], [start], 1),
             [start.flatten().clone()],
             codec=find_codec(coding),
             **settings,
         )
+        super().__init__(name, anchors)
+        self.exact, self.weights, self.seq = exact, start.flatten(), 0
 
     @property
     def theta(self) -> Tensor:
@@ -78,22 +78,8 @@ class Learner:
 
     def offer(self, tokens: int = 1, steps: int = 1, flush: bool = False) -> Offer:
         self.seq += 1
-        done = perform(
-            self.anchors,
-            Prepare(fragment=0, seq=self.seq, tensor=self.weights.clone(), flush=flush),
-        )
-        assert done.fault == ""
-        return Offer(
-            peer=self.id,
-            fragment=0,
-            seq=self.seq,
-            tokens=tokens,
-            steps=steps,
-            genesis=b"genesis",
-            key=BASE.key,
-            due=True,
-            sections=done.sections,
-        )
+        job = Prepare(fragment=0, seq=self.seq, tensor=self.weights.clone(), flush=flush)
+        return self.offer_from(job, tokens, steps)
 
     def nothing(self) -> Offer:
         """The offer of a learner at rest."""
@@ -103,7 +89,7 @@ class Learner:
             seq=self.seq,
             tokens=0,
             steps=0,
-            genesis=b"genesis",
+            genesis=GENESIS,
             key=BASE.key,
             due=False,
         )
@@ -114,23 +100,8 @@ class Learner:
             round.add(offer)
         round._on("launch")
         ordered = round.close(0.0, [], "all_present")
-        members = tuple(offer.entry for offer in ordered)
-        w = tuple(weights(weighting, members))
-        done = perform(self.anchors, Merge(fragment=0, base=BASE, offers=ordered, weights=w))
-        assert done.fault == ""
-        key = BASE.seal(members, done.digest).key
-        return Seal(
-            sealer=self.id,
-            fragment=0,
-            base=BASE.digest,
-            key=key,
-            members=members,
-            weights=w,
-            absent=(),
-            reason="all_present",
-            payload=done.digest,
-            sections=done.sections,
-        )
+        w = tuple(weights(weighting, [offer.entry for offer in ordered]))
+        return self.seal_from(Merge(fragment=0, base=BASE, offers=ordered, weights=w))
 
     def receive(
         self, seal: Seal, merged_own_offer: bool = True, sealed_here: bool = False
@@ -157,12 +128,6 @@ class Learner:
             correction.values.clone() if correction.replace else self.weights + correction.values
         )
 
-    def export(self) -> State:
-        done = perform(self.anchors, Export(0, BASE))
-        return State(
-            peer=self.id, fragment=0, lineage=BASE, content=done.digest, sections=done.sections
-        )
-
 
 def merged(seal: Seal) -> Tensor:
     """What comes back in it, of a fragment that is one vector."""
@@ -170,10 +135,6 @@ def merged(seal: Seal) -> Tensor:
     layout = Layout(["w"], [torch.zeros(numel)], 1)
     way_back = SealPayload(find_codec("none"), "mean", layout.fragments[0], Buffers())
     return way_back.merged(seal, True, torch.empty(numel))
-
-
-def close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-5, atol=5e-3)  # values up to 1000, a few roundings each
 
 
 def vector(*values: float) -> Tensor:
@@ -479,6 +440,22 @@ def test_a_restored_sealer_goes_on_with_the_same_bytes(how: Codec) -> None:
     assert seals[0].payload == seals[1].payload
 
 
+def superseding(old: Learner, other: Learner, change: Tensor, *, whole: bool, forget: bool) -> Job:
+    """The job that moves an heir of `old` on: to the whole anchor of `old`, which `other` has, or
+    by a seal of what `other` trained."""
+    if whole:
+        other.anchors.load(0, old.anchors.save(0))
+        return Install(
+            states=(other.export(),), merged_own_offer=False, replace=False, forget=forget
+        )
+    return Advance(
+        seal=other.seal(other.train(change).offer()),
+        lineage=BASE,
+        merged_own_offer=False,
+        forget=forget,
+    )
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["by a seal", "by an anchor"])
 def test_what_an_outlived_checkpoints_encodings_lost_is_forgotten(whole: bool) -> None:
     """Its process went on, and offered that itself."""
@@ -488,18 +465,7 @@ def test_what_an_outlived_checkpoints_encodings_lost_is_forgotten(whole: bool) -
     for forget in (False, True):
         heir.anchors.load(0, old.anchors.save(0))
         assert residual(heir).any()
-        if whole:
-            other.anchors.load(0, old.anchors.save(0))
-            job: Job = Install(
-                states=(other.export(),), merged_own_offer=False, replace=False, forget=forget
-            )
-        else:
-            job = Advance(
-                seal=other.seal(other.train(wide(1)).offer()),
-                lineage=BASE,
-                merged_own_offer=False,
-                forget=forget,
-            )
+        job = superseding(old, other, wide(1), whole=whole, forget=forget)
         assert perform(heir.anchors, job).fault == ""
         assert residual(heir).any() == (not forget)
 
@@ -598,18 +564,7 @@ def test_what_stayed_of_an_outlived_checkpoint_leaves_the_weights_unless_it_is_o
     rest = stayed(heir).clone()
     if pending:
         heir.offer()
-    if whole:
-        other.anchors.load(0, old.anchors.save(0))
-        job: Job = Install(
-            states=(other.export(),), merged_own_offer=False, replace=False, forget=True
-        )
-    else:
-        job = Advance(
-            seal=other.seal(other.train(changes[2]).offer()),
-            lineage=BASE,
-            merged_own_offer=False,
-            forget=True,
-        )
+    job = superseding(old, other, changes[2], whole=whole, forget=True)
     heir.apply(*perform(heir.anchors, job).corrections)
     assert not stayed(heir).any()
     assert rest.any()

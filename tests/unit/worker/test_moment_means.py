@@ -20,7 +20,6 @@ from mend_optim.codecs.registry import CODECS, find_codec, split
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.effects import (
     Advance,
-    Export,
     Extend,
     Found,
     Inspect,
@@ -43,7 +42,6 @@ from mend_optim.protocol.messages import (
     Packet,
     Seal,
     Sections,
-    State,
     moment_names,
 )
 from mend_optim.worker.anchors import Anchors
@@ -54,8 +52,8 @@ from mend_optim.worker.moment_packet import check_moment, decode_moment, encode_
 from mend_optim.worker.outer import Nesterov
 from mend_optim.worker.seal_payload import payload_digest
 from tests import reference
-from tests.support.engines import GENESIS, OTHER, PEER, DrivenEngine, grown, seal_of, state_of
-from tests.support.jobs import Performed, perform
+from tests.support.engines import BASE, GENESIS, OTHER, PEER, DrivenEngine, grown, seal_of, state_of
+from tests.support.jobs import LoneFragment, Performed, perform
 
 FIRST = Moment(name="exp_avg", order="first", decay="betas.0", corrected=True)
 SECOND = Moment(
@@ -69,7 +67,6 @@ LAYOUT = Layout([str(s) for s in SHAPES], [torch.zeros(s) for s in SHAPES], 1)
 (FRAGMENT,) = LAYOUT.fragments
 NUMEL = FRAGMENT.numel
 PRESENT = (1,) * len(SHAPES)
-BASE = Lineage.fresh(b"genesis")
 
 SEEDS = st.integers(0, 2**32 - 1)
 UPDATES = st.lists(
@@ -114,7 +111,7 @@ def offered(sections: Sections, name: str = "a", steps: int = 1) -> Offer:
         seq=1,
         tokens=steps,
         steps=steps,
-        genesis=b"genesis",
+        genesis=GENESIS,
         key=BASE.key,
         due=True,
         sections=sections,
@@ -590,16 +587,15 @@ def test_stacked_corrections_carry_the_moments_of_all_in_order(
 # ── the tensor side, whole ────────────────────────────────────────────────────────────────────────
 
 
-class Member:
+class Member(LoneFragment):
     """One fragment of one learner, without an engine."""
 
     def __init__(
         self, name: str = "a", coding: str = "none", moments: Sequence[Moment] = BOTH
     ) -> None:
-        self.id, self.seq = PeerId(name, 1), 0
         theta = [torch.linspace(-1, 1, NUMEL)]
         outer = Nesterov(lr=0.7, momentum=0.9)
-        self.anchors = Anchors(
+        anchors = Anchors(
             LAYOUT,
             theta,
             codec=find_codec(coding),
@@ -608,55 +604,23 @@ class Member:
             buffers=Buffers(),
             moments=moments,
         )
+        super().__init__(name, anchors)
+        self.seq = 0
 
     def offer(self, seed: int, sent: Sequence[str] = ALL) -> Offer:
         self.seq += 1
-        done = perform(self.anchors, prepare(seed, self.seq, sent))
-        assert done.fault == ""
-        return Offer(
-            peer=self.id,
-            fragment=0,
-            seq=self.seq,
-            tokens=1,
-            steps=1,
-            genesis=b"genesis",
-            key=BASE.key,
-            due=True,
-            sections=done.sections,
-        )
+        return self.offer_from(prepare(seed, self.seq, sent))
 
     def seal(self, *offers: Offer, due: Sequence[str] = ALL) -> Seal:
         shares = (1 / len(offers),) * len(offers)
-        done = perform(
-            self.anchors,
-            Merge(fragment=0, base=BASE, offers=offers, weights=shares, moments=tuple(due)),
-        )
-        assert done.fault == ""
-        members = tuple(offer.entry for offer in offers)
-        key = BASE.seal(members, done.digest).key
-        return Seal(
-            sealer=self.id,
-            fragment=0,
-            base=BASE.digest,
-            key=key,
-            members=members,
-            weights=shares,
-            absent=(),
-            reason="",
-            payload=done.digest,
-            sections=done.sections,
+        return self.seal_from(
+            Merge(fragment=0, base=BASE, offers=offers, weights=shares, moments=tuple(due))
         )
 
     def advance(self, seal: Seal, merged_own_offer: bool = True, **more: Any) -> Performed:
         return perform(
             self.anchors,
             Advance(seal=seal, lineage=BASE, merged_own_offer=merged_own_offer, **more),
-        )
-
-    def export(self) -> State:
-        done = perform(self.anchors, Export(0, BASE))
-        return State(
-            peer=self.id, fragment=0, lineage=BASE, content=done.digest, sections=done.sections
         )
 
     def contents(self) -> list[Any]:

@@ -32,6 +32,7 @@ from mend_optim.worker.moment_packet import (
     is_between,
 )
 from tests import reference
+from tests.support.packets import with_word
 
 FIRST = Moment(name="exp_avg", order="first", decay=0.9, corrected=True)
 SECOND = Moment(name="exp_avg_sq", order="second", decay=0.99, corrected=True, nonnegative=True)
@@ -68,10 +69,6 @@ def read_back(moment: Moment, packet: Packet) -> tuple[Tensor, Updates]:
 
 def packed(data: bytes, numel: int = NUMEL) -> Packet:
     return Packet(PACKED, numel, memoryview(data))
-
-
-def word(data: bytes, at: int, value: int) -> bytes:
-    return data[: 4 * at] + struct.pack("<I", value) + data[4 * at + 4 :]
 
 
 def valid(moment: Moment, exact: bool = False) -> bytes:
@@ -268,7 +265,7 @@ def test_no_byte_of_the_header_can_be_changed_to_do_harm(moment: Moment) -> None
 def test_no_form_and_count_do_harm(moment: Moment, code: int, param: int) -> None:
     known = (32, 34, 35) if moment.nonnegative else (32, 33, 35)
     for i in range(len(SHAPES)):
-        wrong = word(word(valid(moment), 2 + 2 * i, code), 3 + 2 * i, param)
+        wrong = with_word(with_word(valid(moment), 2 + 2 * i, code), 3 + 2 * i, param)
         if code not in known:
             with pytest.raises(
                 PeerError, match=f"{moment.name}: Tensor {i} has the unknown form {code}"

@@ -14,7 +14,7 @@ from mend_optim.worker import outer
 from mend_optim.worker.merge import weighted_mean
 from mend_optim.worker.outer import Nesterov, correction_between, delta, outer_step
 from tests import reference
-from tests.support.strategies import vectors
+from tests.support.strategies import close, vectors
 
 CLASSIC = Nesterov(lr=0.7, momentum=0.9)
 policies = st.sampled_from([Nesterov(), CLASSIC, Nesterov(lr=0.5), Nesterov(lr=1.0, momentum=0.5)])
@@ -31,10 +31,6 @@ def stepped(
     new, correction = anchor.clone(), torch.full_like(anchor, torch.nan)
     outer_step(policy, new, velocity(policy, anchor), merged, own=mine, correction=correction)
     return new, correction
-
-
-def close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-5, atol=5e-3)  # values up to 1000, a few roundings each
 
 
 def trajectory(policy: Nesterov, deltas: list[Tensor], start: Tensor) -> list[list[float]]:

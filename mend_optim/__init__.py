@@ -9,6 +9,7 @@ from mend_optim.codecs.blockwise import Float4, Int4, Int8
 from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.sparse import Sparse
 from mend_optim.distributed_checkpoint import LearnerState
+from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.ledger import Event, MemberRecord, RoundRecord
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule
 from mend_optim.engine.quorum import Grace, Quorum
@@ -20,6 +21,7 @@ from mend_optim.status import FragmentStatus, PeerStatus, Status
 from mend_optim.worker.outer import Nesterov
 
 __all__ = [
+    "Adoption",
     "ClosedError",
     "Event",
     "FailSlow",

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mend_optim.codecs.registry import Codec
+from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
 from mend_optim.engine.quorum import Grace, Quorum
@@ -61,6 +62,8 @@ class MendOptimizer(Optimizer):
         adopt_after: None adopts an anchor as soon as it is ready. n, from 0 to `sync_every`, adopts
             it exactly n inner steps after the snapshot, in lockstep and reproducible to the bit;
             `step()` then waits for it, at most `timing.round_timeout_s`.
+        adoption: how strongly an anchor that comes late draws the weights to the mean: "auto", or
+            an `Adoption`.
         quorum: fewest offers in a merge: a `Quorum`, or an int of at least 1.
         grace: how long a round waits for more offers once it has its quorum: a `Grace`, or seconds,
             at least 0.
@@ -107,6 +110,7 @@ class MendOptimizer(Optimizer):
         sync_every: int = 128,
         fragments: int = 1,
         adopt_after: int | None = None,
+        adoption: Adoption | str = "auto",
         quorum: Quorum | int = Quorum(),
         grace: Grace | float = Grace(),
         weighting: str = "tokens",
@@ -129,6 +133,7 @@ class MendOptimizer(Optimizer):
             listen=listen,
             peers=peers,
             schedule=Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after),
+            adoption=adoption,
             quorum=quorum,
             grace=grace,
             weighting=weighting,

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.registry import FLOATS, Codec, codec_name, find_codec
 from mend_optim.engine.engine import Engine
+from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
 from mend_optim.engine.policies import WEIGHTINGS, Policies
@@ -137,6 +138,7 @@ def read_settings(
     schedule: Schedule,
     quorum: Quorum | int,
     grace: Grace | float,
+    adoption: Adoption | str,
     weighting: str,
     merge: str,
     outer: Nesterov,
@@ -166,6 +168,7 @@ def read_settings(
         schedule=schedule,
         quorum=quorum if isinstance(quorum, Quorum) else Quorum(minimum=quorum),
         grace=grace if isinstance(grace, Grace) else Grace(max_s=grace),
+        adoption=_adoption(adoption),
         weighting=weighting,
         timing=timing,
         failslow=failslow,
@@ -203,6 +206,14 @@ def _check_merging(weighting: str, merge: str, outer: Nesterov) -> None:
     require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
     require(merge in MERGES, "merge", merge, f"one of {MERGES}")
     require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
+
+
+def _adoption(adoption: Adoption | str) -> Adoption:
+    if adoption == "auto":
+        return Adoption()
+    known = isinstance(adoption, Adoption)
+    require(known, "adoption", adoption, "'auto' or an Adoption(gain=…)")
+    return adoption  # type: ignore[return-value]
 
 
 def _check_patience(failslow: FailSlow | None, timing: Timing) -> None:

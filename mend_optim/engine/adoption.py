@@ -20,7 +20,7 @@ from mend_optim.protocol.lineage import Key, ModelKey, PeerId, model_key
 from mend_optim.protocol.messages import Beat, Seal, State, Want
 
 
-class Adoption:
+class Adopter:
     """Compares the anchors of other learners with this learner's, and adopts the greater ones."""
 
     def __init__(self, state: EngineState) -> None:
@@ -190,6 +190,7 @@ class Adoption:
             return
         merged = fragment.includes_pending(lineage)
         replace = self._waits_exactly(fragment) if merged else fragment.in_doubt(lineage)
+        gain = self._gain(fragment) if merged and not replace else 1.0
         here = seal.sealer == self.state.me
         predecessor = seal.sealer.name == self.state.me.name and not here
         fragment.move()
@@ -199,6 +200,7 @@ class Adoption:
                 lineage=lineage,
                 merged_own_offer=merged,
                 replace=replace,
+                gain=gain,
                 sealed_here=here,
                 forget=not here and not merged and fragment.source_moved_on(lineage),
                 sealed_by_predecessor=predecessor,
@@ -213,6 +215,15 @@ class Adoption:
         if not synchronous or pending is None or pending.missed:
             return False
         return pending.step == self.state.totals.step
+
+    def _gain(self, fragment: Progress) -> float:
+        """The gain of a seal that has merged the pending offer. At rest it is 1, so that all learners
+        end with the same weights."""
+        state, pending = self.state, fragment.pending
+        if state.resting or pending is None:
+            return 1.0
+        late = state.totals.step - pending.step
+        return state.policies.adoption.gain_at(max(late, state.policies.schedule.adopt_after or 0))
 
     def take_state(self, now: float, anchor: State) -> None:
         """A whole anchor arrived: install it if it is greater, or keep it for the switch."""

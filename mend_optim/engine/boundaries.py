@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from mend_optim.engine.accounts import Totals
-from mend_optim.engine.adoption import Adoption
-from mend_optim.engine.effects import Found, Prepare, Snapshot
+from mend_optim.engine.adoption import Adopter
+from mend_optim.engine.effects import Agree, Found, Prepare, Snapshot
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.progress import Motion, Progress
 from mend_optim.engine.state import EngineState
@@ -21,7 +21,7 @@ Readings = Mapping[str, Snapshot]
 class Boundaries:
     """Called by the training thread, in `step()`, with the mutex held."""
 
-    def __init__(self, state: EngineState, adoption: Adoption, stragglers: Stragglers) -> None:
+    def __init__(self, state: EngineState, adoption: Adopter, stragglers: Stragglers) -> None:
         self.state = state
         self.adoption = adoption
         self.stragglers = stragglers
@@ -164,6 +164,17 @@ class Boundaries:
 
     # ── rest ──────────────────────────────────────────────────────────────────────────────────────
 
+    def agree(self, p: int) -> None:
+        """At rest, give up the disagreement of fragment `p` once all its work is merged. Work that
+        is still to be merged takes it along, because the gain at rest is 1."""
+        state, fragment = self.state, self.state.fragments[p]
+        at_rest = state.resting and state.mode is Mode.TRAINING and fragment.disagrees
+        if not at_rest or not fragment.is_still or fragment.correction_pending:
+            return
+        if not state.has_unsent_work(fragment):
+            fragment.agree()
+            state.work(Agree(p))
+
     def settled(self) -> bool:
         """Whether nothing of ours is unmerged, and no live peer that answered since we came to rest
         has a greater anchor."""
@@ -174,7 +185,9 @@ class Boundaries:
         if state.switch or not state.answered.issuperset(self._near()):
             return False
         shared = [fragment for fragment in state.fragments if self._is_shared(fragment)]
-        if any(state.has_unsent_work(f) or f.correction_pending for f in shared):
+        if any(
+            state.has_unsent_work(f) or f.correction_pending or f.disagrees for f in shared
+        ):
             return False
         return not any(self.adoption.behind(fragment) for fragment in state.fragments)
 

@@ -98,6 +98,9 @@ class Advance:
     #: if nothing was trained since the snapshot and training waits, or if the work trained since
     #: has to be dropped.
     replace: bool = False
+    #: How much of its disagreement with the mean the learner gives up: see `Adoption`. Invariant:
+    #: 1 unless the seal has merged this learner's offer and adds a correction to its weights.
+    gain: float = 1.0
     #: Whether this process made the merged bytes.
     sealed_here: bool = False
     #: Whether the residual of this learner's encodings is dropped: see `Install`.
@@ -124,6 +127,14 @@ class Install:
 
 
 @dataclass(frozen=True, slots=True)
+class Agree:
+    """At rest, give up what is left of the learner's disagreement: its weights become the anchor,
+    but for work that is still to be offered."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """Make this learner's own weights the anchors, because it is alone, and keep its moments for
     newcomers. Both are copies, by fragment, in order."""
@@ -141,7 +152,7 @@ class Export:
     lineage: Lineage
 
 
-Job = Prepare | Reoffer | Extend | Inspect | Merge | Advance | Install | Found | Export
+Job = Prepare | Reoffer | Extend | Inspect | Merge | Advance | Install | Agree | Found | Export
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.answers import Answers
 from mend_optim.engine.beats import Beats
 from mend_optim.engine.boundaries import Boundaries
@@ -37,7 +37,7 @@ class Engine:
     ) -> None:
         state = EngineState(me, address, seeds, policies)
         self.state = state
-        self.adoption = Adoption(state)
+        self.adoption = Adopter(state)
         self.answers = Answers(state)
         self.stragglers = Stragglers(state)
         self.beats = Beats(state, self.stragglers, now)
@@ -94,6 +94,8 @@ class Engine:
                 fragment.request_offer()
         self.beats.ask_all()
         self.tick(now)
+        for fragment in self.state.fragments:
+            self.boundaries.agree(fragment.fragment)
 
     def correction_applied(self, now: float, p: int, replaced: bool) -> None:
         """The training thread takes the correction of fragment `p`, and applies it before its next

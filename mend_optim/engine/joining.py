@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mend_optim.engine.accounts import Totals
-from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import Reoffer
 from mend_optim.engine.ledger import Event, whole_anchor_record
 from mend_optim.engine.mode import Change, Mode
@@ -47,7 +47,7 @@ class Resumed(NamedTuple):
 class Joining:
     """A learner between `begin` and `joined`."""
 
-    def __init__(self, state: EngineState, adoption: Adoption) -> None:
+    def __init__(self, state: EngineState, adoption: Adopter) -> None:
         self.state = state
         self.adoption = adoption
         #: When it stops waiting for learners that do not come.

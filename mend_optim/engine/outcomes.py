@@ -6,11 +6,12 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from mend_optim.engine.accounts import Totals
-from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.answers import Answers
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import (
     Advance,
+    Agree,
     Done,
     Export,
     Extend,
@@ -39,7 +40,7 @@ class Outcomes:
         self,
         state: EngineState,
         *,
-        adoption: Adoption,
+        adoption: Adopter,
         answers: Answers,
         offers: Offers,
         sealer: Sealer,
@@ -65,6 +66,9 @@ class Outcomes:
                 self._advanced(now, job, done)
             case Install():
                 self._installed(now, job, done)
+            case Agree():
+                self.state.fragments[job.fragment].agreed()
+                self.go_on(now, job.fragment)
             case Found():
                 self._founded(now, job, done)
             case Extend():
@@ -87,6 +91,7 @@ class Outcomes:
                 self.adoption.take(now, news)
         self.answers.answer(p)
         self.sealer.poll(now, p)
+        self.boundaries.agree(p)
 
     # ── offers ────────────────────────────────────────────────────────────────────────────────────
 
@@ -129,6 +134,7 @@ class Outcomes:
                 state.policies.schedule,
                 merged_own_offer=job.merged_own_offer,
                 replaced=job.replace,
+                gain=job.gain,
             )
             if job.forget or (job.replace and not job.merged_own_offer):
                 fragment.residual.forget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
@@ -20,6 +21,7 @@ class Policies:
     schedule: Schedule
     quorum: Quorum = Quorum()
     grace: Grace = Grace()
+    adoption: Adoption = Adoption()
     weighting: str = "tokens"
     timing: Timing = Timing()
     failslow: FailSlow | None = FailSlow()

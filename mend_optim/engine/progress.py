@@ -58,6 +58,8 @@ class Progress(Accounts):
         self.correction_pending = False
         #: Under `adopt_after`: the inner step at which the correction is applied.
         self.adopt_at: int | None = None
+        #: Whether the weights hold a disagreement with former means: see `Adoption`.
+        self.disagrees = False
         #: Whether an offer is to be made at the end of this inner step.
         self.offer_requested = False
         #: The sealer that asked for it. Invariant: None unless a request or a copy is open.
@@ -171,6 +173,7 @@ class Progress(Accounts):
         *,
         merged_own_offer: bool,
         replaced: bool = False,
+        gain: float = 1.0,
     ) -> None:
         """The anchor is now `lineage`, and a correction awaits the training thread.
 
@@ -180,9 +183,12 @@ class Progress(Accounts):
             schedule: decides when the next offer is due.
             merged_own_offer: the pending offer is in the anchor.
             replaced: the weights become the anchor, and the work trained since is dropped.
+            gain: of the correction, if the pending offer is in the anchor.
         """
         self._on("moved")
         self.correction_pending = True
+        if merged_own_offer or replaced:
+            self.disagrees = gain < 1
         self.behind_since = None
         # A branch that wins may have had fewer rounds.
         self.averaged = {
@@ -217,6 +223,16 @@ class Progress(Accounts):
         if self.pending is None and not schedule.lockstep:
             self.offer_requested = True
 
+    def agree(self) -> None:
+        """At rest, the worker begins to give up the disagreement."""
+        self._on("move")
+
+    def agreed(self) -> None:
+        """A correction that gives up the disagreement awaits the training thread."""
+        self._on("moved")
+        self.correction_pending = True
+        self.disagrees = False
+
     def correction_applied(self, replace: bool, totals: Totals) -> int:
         """The training thread applied the correction. Returns the tokens that a replacement
         dropped."""
@@ -236,6 +252,7 @@ class Progress(Accounts):
     def became_anchor(self, lineage: Lineage, at: Totals) -> None:
         """Alone, the weights at `at` became the anchor."""
         self.founded(lineage, at)
+        self.disagrees = False
         self.offer_requested = False
 
     def begin_after(self, totals: Totals) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import EXCHANGE, PASS_ON, Done, Inspect, Merge, Send
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.pending import NEVER
@@ -24,7 +24,7 @@ from mend_optim.protocol.messages import Call, Offer, Seal
 class Sealer:
     """Runs the rounds of the fragments that this learner seals, and takes offers that reach it."""
 
-    def __init__(self, state: EngineState, adoption: Adoption, stragglers: Stragglers) -> None:
+    def __init__(self, state: EngineState, adoption: Adopter, stragglers: Stragglers) -> None:
         self.state = state
         self.adoption = adoption
         self.stragglers = stragglers

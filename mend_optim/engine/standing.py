@@ -30,6 +30,7 @@ class Standing:
     #: The share of the residual.
     last: Totals = field(default_factory=Totals)
     has_unsent_residual: bool = False
+    disagrees: bool = False
 
 
 def standing_of(progress: Progress) -> Standing:
@@ -54,6 +55,7 @@ def standing_of(progress: Progress) -> Standing:
         averaged=dict(progress.averaged),
         last=Totals(progress.residual.share[1], progress.residual.share[0]),
         has_unsent_residual=has_unsent_residual,
+        disagrees=progress.disagrees,
     )
 
 
@@ -79,6 +81,7 @@ def resumed(me: PeerId, fragment: int, standing: Standing, totals: Totals) -> Pr
     progress.correction_pending = standing.correction_pending
     progress.adopt_at = standing.adopt_at
     progress.averaged = dict(standing.averaged)
+    progress.disagrees = standing.disagrees
     progress.residual = Residual(
         share=(standing.last.tokens, standing.last.step), unsent=standing.has_unsent_residual
     )

@@ -14,6 +14,7 @@ from mend_optim.codecs.packing import as_bytes
 from mend_optim.codecs.registry import Codec
 from mend_optim.engine.effects import (
     Advance,
+    Agree,
     Done,
     Export,
     Extend,
@@ -95,6 +96,8 @@ class Anchors:
                     return Done(), (self.fragments[job.seal.fragment].advance(job),)
                 case Install():
                     return Done(), self._install(job)
+                case Agree():
+                    return Done(), (self.fragments[job.fragment].agree(),)
                 case _:
                     return self._make(job), ()
         except PeerError as error:

@@ -41,6 +41,7 @@ TENSORS = (
     "rounding",
     "correction",
     "returned",
+    "disagreement",
 )
 #: The names of codecs' memories, which are tensors of any size.
 MEMORIES = ("memory", "returned_memory")
@@ -121,6 +122,7 @@ def anchored(kept: Kept) -> Kept:
         correction_pending=True,
         adopt_at=None,
         has_unsent_residual=False,
+        disagrees=False,
     )
     tensors = {name: kept.tensors[name] for name in ("anchor", "velocity") if name in kept.tensors}
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
@@ -208,6 +210,7 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "averaged": dict(standing.averaged),
         "last": [standing.last.step, standing.last.tokens],
         "owes": standing.has_unsent_residual,
+        "disagrees": standing.disagrees,
         "replace": kept.replace,
         "tensors": dict(kept.tensors),
     }

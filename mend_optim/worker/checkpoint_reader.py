@@ -206,6 +206,9 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         needed.add("delta")
     if correction_pending:
         needed.add("correction")
+    disagrees = read.flag("disagrees")
+    if disagrees:
+        needed.add("disagreement")
     if needed - set(tensors):
         raise UsageError(
             f"state_dict lacks the tensor {min(needed - set(tensors))!r}: it is damaged; {REMEDY}"
@@ -222,6 +225,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         averaged=_averaged(read.inside("averaged")),
         last=last,
         has_unsent_residual=read.flag("owes"),
+        disagrees=disagrees,
     )
     return Kept(standing, tensors, read.take("replace", bool))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import raw
 from mend_optim.codecs.registry import Codec, check_packet, decode_packet
-from mend_optim.engine.effects import Advance, Done, Install, Merge, Prepare, Reoffer
+from mend_optim.engine.effects import Advance, Agree, Done, Install, Merge, Prepare, Reoffer
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
@@ -22,7 +22,13 @@ from mend_optim.protocol.messages import Offer, State, section
 from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.moment_means import MomentMeans
-from mend_optim.worker.outer import Nesterov, correction_between, delta, outer_step
+from mend_optim.worker.outer import (
+    Nesterov,
+    correction_between,
+    delta,
+    disagreement,
+    outer_step,
+)
 from mend_optim.worker.seal_payload import SealPayload, payload_digest
 
 #: How a checkpoint names the sealer's own feedback. It has no name for the residual of an open
@@ -61,6 +67,8 @@ class FragmentAnchor:
         self.velocity = torch.zeros_like(weights) if outer.momentum else None
         #: The pending offer's Δ, until an anchor has merged it.
         self.progress: Tensor | None = None
+        #: The disagreement R with former means, in the weights and in no offer; None is 0.
+        self.disagreement: Tensor | None = None
         #: Keeps the residual of this learner's own offers.
         self.feedback = Feedback(codec, fragment.shapes, buffers, codec.residual_in_weights)
         #: The merged delta on its way back, and the residual of this learner's seals.
@@ -71,6 +79,8 @@ class FragmentAnchor:
 
     def prepare(self, job: Prepare) -> Done:
         progress = delta(self.theta, job.tensor)
+        if self.disagreement is not None:
+            progress.sub_(self.disagreement)
         packet = self.feedback.encode(progress, job.flush)
         self.progress = progress
         moments, wrong = self.means.offer(job.moments)
@@ -105,12 +115,15 @@ class FragmentAnchor:
         if job.sealed_by_predecessor:
             self.payload.drop()
         leaving = self._leaving(job.forget, job.merged_own_offer)
+        if job.merged_own_offer and leaving is not None and not job.replace:
+            leaving = self._agree_by(job.gain, leaving, merged)
         moments = self.means.merged(seal.sections, job.merged_own_offer)
         values = self.buffers.take(self.theta.numel())
         outer_step(self.outer, self.theta, self.velocity, merged, own=leaving, correction=values)
         if job.replace:
             if not job.merged_own_offer:
                 self.drop()
+            self.disagreement = None
             self.feedback.weights_on(self.theta, values)
         return Correction(self.fragment.index, values, job.replace, moments)
 
@@ -177,9 +190,25 @@ class FragmentAnchor:
         # A pending Δ has the forgotten residual in it, and will take it out of the weights itself.
         return forgotten if self.progress is None else None
 
+    def _agree_by(self, gain: float, own: Tensor, mean: Tensor) -> Tensor:
+        """Give up this share of the disagreement with the mean, and keep the rest. Returns what has
+        to leave the weights beside the step of the anchor."""
+        if self.disagreement is not None:
+            own.add_(self.disagreement)
+        self.disagreement = disagreement(own, mean, gain) if gain < 1 else None
+        return own
+
+    def agree(self) -> Correction:
+        """Give up what is left of the disagreement."""
+        values, self.disagreement = self.disagreement, None
+        if values is None:
+            values = self.buffers.take(self.theta.numel()).zero_()
+        return Correction(self.fragment.index, values, replace=False)
+
     def drop(self) -> None:
-        """Give up the pending offer and the residual."""
+        """Give up the pending offer, the residual and the disagreement."""
         self.progress = None
+        self.disagreement = None
         self.feedback.drop()
         self.means.drop()
 
@@ -196,6 +225,7 @@ class FragmentAnchor:
     def save(self) -> dict[str, Tensor]:
         """Copies of all tensors, by the names they have in a checkpoint."""
         own = {"anchor": self.theta, "velocity": self.velocity, "delta": self.progress}
+        own["disagreement"] = self.disagreement
         returned = self.payload.feedback.held() if self.payload.feedback else {}
         held = {
             **own,
@@ -211,6 +241,8 @@ class FragmentAnchor:
         if self.velocity is not None and "velocity" in tensors:
             self.velocity.copy_(tensors["velocity"])
         self.progress = self._copy(tensors["delta"]) if "delta" in tensors else None
+        held = tensors.get("disagreement")
+        self.disagreement = None if held is None else self._copy(held)
         self.feedback.restore(tensors)
         self.means.load(tensors)
         if self.payload.feedback:

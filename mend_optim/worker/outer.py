@@ -102,6 +102,20 @@ def outer_step(
             change.add_(own[block])
 
 
+def disagreement(own: Tensor, mean: Tensor, gain: float) -> Tensor:
+    """R = (1 − α) (D − Δ̄): what a learner keeps of its disagreement with the mean of its round.
+    Changes `own` to D − R, which is what leaves its weights beside the step of the anchor.
+
+    Args:
+        own: D, the progress that was merged and the former disagreement.
+        mean: Δ̄.
+        gain: α, in (0, 1).
+    """
+    kept = torch.sub(own, mean).mul_(1 - gain)
+    own.sub_(kept)
+    return kept
+
+
 def correction_between(old: Tensor, new: Tensor, own: Tensor | None, out: Tensor) -> Tensor:
     """C = (Θ_new - Θ_old) + [merged] Δ in `out`, for a learner that took a whole anchor instead of
     a seal. `own` is Δ if the learner's offer was merged."""

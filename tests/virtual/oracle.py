@@ -53,7 +53,7 @@ class Oracle:
             return
         state = learner.engine.state
         for p, fragment in enumerate(state.fragments):
-            theta, weights = learner.units.theta[p], learner.weights[p]
+            theta, weights = learner.units.theta[p], learner.without_disagreement(p)
             still = fragment.motion is Motion.STILL and not state.mode.founding
             applied, unmerged = p not in learner.mailbox, fragment.unmerged(state.totals).tokens
             now = (theta, weights, fragment.lineage, still, applied, unmerged)

@@ -3,7 +3,11 @@
 A vector is a dict from unit to integer coefficient. Weights are the anchor's units plus the
 learner's own. A merge is a plain sum. Since adoption is linear, the engine must keep every
 coefficient of every anchor and of all weights at exactly 1: a unit merged twice shows as 2, a lost
-correction as 0 or -1."""
+correction as 0 or -1.
+
+A learner that adopts late keeps a disagreement in its weights. Real ones are a share of the
+learner's progress less the mean. Here it is that whole difference, less what was kept before: any
+vector would do, as long as weights and disagreement make the sum."""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any, NamedTuple
 
 from mend_optim.engine.effects import (
     Advance,
+    Agree,
     Done,
     Export,
     Extend,
@@ -45,6 +50,8 @@ class Correction(NamedTuple):
     fragment: int
     values: Vector
     replace: bool
+    #: The disagreement that the weights hold afterwards.
+    disagreement: Vector = {}
 
 
 def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
@@ -65,6 +72,7 @@ class Units:
     def __init__(self, weights: list[Vector]) -> None:
         self.theta = [dict(w) for w in weights]
         self.progress: list[Vector] = [{} for _ in weights]
+        self.disagreement: list[Vector] = [{} for _ in weights]
 
     def genesis(self) -> bytes:
         return digest(*self.theta)
@@ -72,23 +80,33 @@ class Units:
     def perform(self, job: Job) -> tuple[Done, tuple[Correction, ...]]:
         if isinstance(job, Advance):
             p = job.seal.fragment
-            new = add(self.theta[p], job.seal.sections["merged"])  # type: ignore[arg-type]
-            return Done(), (self._to(p, new, job.merged_own_offer, job.replace),)
+            merged: Vector = job.seal.sections["merged"]  # type: ignore[assignment]
+            new = add(self.theta[p], merged)
+            kept = None
+            if job.merged_own_offer and not job.replace:
+                kept = add(self.progress[p], merged, -1) if job.gain < 1 else {}
+            return Done(), (self._to(p, new, job.merged_own_offer, job.replace, kept),)
         if isinstance(job, Install):
             states = [(s.fragment, s.sections["anchor"]) for s in job.states]
             return Done(), tuple(
                 self._to(p, anchor, job.merged_own_offer, job.replace) for p, anchor in states
             )  # type: ignore[arg-type]
+        if isinstance(job, Agree):
+            p = job.fragment
+            given_up, self.disagreement[p] = self.disagreement[p], {}
+            return Done(), (Correction(p, add({}, given_up, -1), False),)
         return self._make(job), ()
 
     def _make(self, job: Job) -> Done:
         if isinstance(job, Prepare):
             p = job.fragment
-            self.progress[p] = add(job.tensor, self.theta[p], -1)
+            rests_on = add(self.theta[p], self.disagreement[p])
+            self.progress[p] = add(job.tensor, rests_on, -1)
             return Done(sections={"delta": Section(self.progress[p])})  # type: ignore[dict-item]
         if isinstance(job, Extend):
             self.theta.append(dict(job.tensor))
             self.progress.append({})
+            self.disagreement.append({})
             return Done(digest=digest(self.theta[-1]))
         if isinstance(job, Reoffer):
             return Done(sections={"delta": Section(self.progress[job.fragment])})  # type: ignore[dict-item]
@@ -101,21 +119,32 @@ class Units:
             return Done(sections={"merged": Section(merged)}, digest=digest(merged))  # type: ignore[dict-item]
         if isinstance(job, Found):
             self.theta[: len(job.tensors)] = [dict(t) for t in job.tensors]
+            self.disagreement[: len(job.tensors)] = [{} for _ in job.tensors]
             return Done(digest=digest(*self.theta))
         assert isinstance(job, Export)
         return Done(sections={"anchor": Section(self.theta[job.fragment])}, digest=b"")  # type: ignore[dict-item]
 
-    def _to(self, p: int, new: Vector, mine: bool, replace: bool) -> Correction:
+    def _to(
+        self, p: int, new: Vector, mine: bool, replace: bool, kept: Vector | None = None
+    ) -> Correction:
+        """Move to the anchor `new`, and keep this disagreement; None: the present one."""
         values = dict(new) if replace else add(new, self.theta[p], -1)
         if mine and not replace:
             values = add(values, self.progress[p], -1)
+        if replace:
+            kept = {}
+        elif kept is not None:
+            values = add(values, add(kept, self.disagreement[p], -1))
+        if kept is not None:
+            self.disagreement[p] = kept
         if mine or replace:  # the progress was merged, or is dropped
             self.progress[p] = {}
         self.theta[p] = dict(new)
-        return Correction(p, values, replace)
+        return Correction(p, values, replace, dict(self.disagreement[p]))
 
 
 def stack(older: Correction | None, newer: Correction) -> Correction:
     if older is None or newer.replace:
         return newer
-    return Correction(newer.fragment, add(older.values, newer.values), older.replace)
+    values = add(older.values, newer.values)
+    return Correction(newer.fragment, values, older.replace, newer.disagreement)

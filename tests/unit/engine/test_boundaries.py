@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mend_optim.engine.adoption import Adoption
+from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import Advance
 from mend_optim.engine.mode import Mode
@@ -21,7 +21,7 @@ def test_a_copy_that_was_broken_off_is_wanted_again() -> None:
     state = EngineState(PeerId("a", 1), "", [], Policies(schedule=Schedule(sync_every=2)))
     state.fragments = [Progress(PeerId("me", 1), 0, Lineage.fresh(b"genesis"), cycle_start=0)]
     state.mode = Mode.TRAINING
-    training = Boundaries(state, Adoption(state), Stragglers(state))
+    training = Boundaries(state, Adopter(state), Stragglers(state))
     for _ in range(2):
         training.stepped(5, 1.0)
     assert training.fragments_to_copy() == [0]

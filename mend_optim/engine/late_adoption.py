@@ -1,0 +1,53 @@
+"""How much of a correction a learner adopts that has trained on since its snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mend_optim.errors import is_number, require
+
+#: The gain of a correction that is at most so many inner steps late; beyond, `LATE_GAIN`.
+GAINS = ((1, 1.0), (3, 0.5))
+LATE_GAIN = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adoption:
+    """How strongly a learner that has trained on is drawn to the mean of its round.
+
+    An anchor comes τ inner steps after the snapshot it merged. By then the learner has walked most
+    of the steep directions itself, so the whole correction overshoots. The learner therefore moves
+
+        θ ← θ + α (D − Δ̄) + (Δ̄ + Θ_new − Θ_old),    D = Δ + R
+
+    by the anchor's own step in full, but only by the gain α towards the mean Δ̄ of the members. The
+    rest, R ← (1 − α) (D − Δ̄), is the learner's *disagreement*. It stays in the weights and is in
+    no offer, so anchors don't depend on anybody's gain. Later rounds shrink it, and at rest
+    (`synchronize()`) it is given up, so that all learners end with the same weights.
+
+    With the gain 1, the whole correction was worse than training alone at τ near `sync_every`. Any
+    gain from 0.15 to 0.5 was better than training alone (docs/learning.md).
+
+    Args:
+        gain: α, in (0, 1]. None: 1 up to τ = 1, 0.5 up to τ = 3, 0.3 beyond.
+
+    Raises:
+        UsageError: the gain is out of bounds.
+
+    Example:
+        >>> [Adoption().gain_at(late) for late in (0, 1, 2, 3, 4, 100)]
+        [1.0, 1.0, 0.5, 0.5, 0.3, 0.3]
+    """
+
+    gain: float | None = None
+
+    def __post_init__(self) -> None:
+        gain = self.gain
+        known = gain is None or (is_number(gain) and 0 < gain <= 1)
+        require(known, "adoption.gain", gain, "None or a number in (0, 1]")
+
+    def gain_at(self, late: int) -> float:
+        """α for an anchor that is adopted `late` inner steps after its snapshot."""
+        if self.gain is not None:
+            return float(self.gain)
+        return next((gain for most, gain in GAINS if late <= most), LATE_GAIN)

@@ -1,5 +1,5 @@
-"""A job performed, as tests look at it: what the engine is told, and what the training thread is
-given."""
+"""A job performed, as tests look at it: the report to the engine, and the corrections for the
+training thread."""
 
 from __future__ import annotations
 

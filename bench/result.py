@@ -1,4 +1,4 @@
-"""What a bench measured: one JSON line per number, with the machine it was measured on."""
+"""A bench's results: one JSON line per number, with the machine it was measured on."""
 
 from __future__ import annotations
 

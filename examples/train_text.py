@@ -127,8 +127,8 @@ def standing(optimizer: torch.optim.Optimizer) -> dict[str, object]:
 
 
 def batch(text: Tensor, args: argparse.Namespace, step: int) -> tuple[Tensor, Tensor]:
-    """The windows of one step. They depend on its number alone: whoever goes on at a later step has
-    later windows."""
+    """The windows of one step. They depend on its number alone: a learner that goes on at a later
+    step has later windows."""
     draws = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
     return windows(text, torch.randint(len(text) - CONTEXT, (args.batch,), generator=draws))
 

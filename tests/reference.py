@@ -211,8 +211,8 @@ def dequantized(
 def averaged(
     states: Sequence[Vector], counts: Sequence[int], decay: float, corrected: bool
 ) -> list[list[float]]:
-    """What averaging leaves in each member: the same moment, s, or s / (1 - β^t) if the optimizer
-    corrects."""
+    """The moment of each member after averaging. All have the same moment s or, if the optimizer
+    corrects, the same s / (1 - β^t)."""
     seen = [1 - decay**t if corrected else 1.0 for t in counts]
     columns = zip(*states, strict=True)
     mean = [

@@ -37,7 +37,7 @@ COSTS_US = 20.0  # the most that watching may add to an inner step
 REPEATS, ADDS = 15, 2000
 
 Durations = NDArray[np.float64]  # (learners, steps)
-Flags = NDArray[np.bool_]  # (limits, learners, rounds): who is failing at the end of which round
+Flags = NDArray[np.bool_]  # (limits, learners, rounds): is the learner failing at its end?
 THRESHOLDS = (1.11, 1.15, 1.2, 1.3, 1.5, 1.75, 2.0)
 RATIOS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0)
 SCORES = (1.5, 2.0, 2.5, 3.0, 3.5, 4.0)

@@ -193,7 +193,7 @@ def _results(library: str, scenes: list[Scene]) -> Iterator[Result]:
     )
     yield plain(
         "torchft",
-        f"{library}: who trains on when what all depend on dies",
+        f"{library}: learners still training after a process that all depend on dies",
         "share",
         going_on,
         notes,

@@ -68,7 +68,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     options.sync_every = (
         options.sync_every or {"storm": 64, "partition": 128, "soak": 16}[options.scenario]
     )
-    # many learners on few cores: what slows a survivor should not be the scheduler
+    # many learners on few cores: the scheduler should not be the one to slow a survivor
     if options.pace_ms is None:
         options.pace_ms = 100.0 if options.scenario == "storm" else 25.0
     if not fewest <= options.learners < len(NAMES):

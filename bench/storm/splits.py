@@ -1,5 +1,4 @@
-"""The figures of a partition: what each side did, how the sides became one again, and what that
-cost."""
+"""The figures of a partition: the work of each side, the reunion of the sides, and its cost."""
 
 from __future__ import annotations
 

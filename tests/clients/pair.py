@@ -46,7 +46,7 @@ class Learner:
 
     def tell(self, line: str = "") -> None:
         assert self._popen.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended; whoever listens to it will see that
+        with suppress(BrokenPipeError):  # it has ended; its listeners will see that
             self._popen.stdin.write(line.encode() + b"\n")
             self._popen.stdin.flush()
 

@@ -38,8 +38,8 @@ def check_merged(
     reports: Sequence[Facts], taken: Sequence[int] = (STEPS, STEPS), before: int = 0
 ) -> None:
     """Rounds had both learners as members. The steps of each are counted, and merged once. Both
-    agree to the bit. `taken`: the steps of each in this run, in any order. `before`: what each had
-    counted when it began."""
+    agree to the bit. `taken`: the steps of each in this run, in any order. `before`: the
+    steps that each had counted when it began."""
     assert sorted(report["taken"] for report in reports) == sorted(taken)
     for report in reports:
         assert report["settled"]

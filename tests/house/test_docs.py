@@ -1,5 +1,5 @@
-"""The documents are true where that can be checked: what they name exists, what they link to is
-there, what they tell you to run runs."""
+"""The documents are true where that can be checked: every name exists, every link leads somewhere,
+and every command runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def functions_of(path: Path) -> set[str]:
 
 @cache
 def anchors_of(path: Path) -> set[str]:
-    """What a link can jump to in a document: its headings, as GitHub names them."""
+    """The headings of a document, as GitHub names them: links can jump to these."""
     headings = (re.sub(r"[^\w\- ]", "", h.lower()) for h in HEADING.findall(unfenced(read(path))))
     return {heading.strip().replace(" ", "-") for heading in headings}
 
@@ -75,7 +75,7 @@ def make_reference() -> ModuleType:
     return module
 
 
-# What is named exists
+# Names
 
 
 @each_document
@@ -173,7 +173,7 @@ def test_the_reference_is_current() -> None:
     )
 
 
-# What the README tells you to run, runs
+# The commands of the README
 
 
 def test_the_readme_installs_as_every_change_is_checked() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import mend_optim
 
-# Public names that still lack an example, or an entry per argument. Whoever adds it takes the name
+# Public names that still lack an example, or an entry per argument. If you add it, take the name
 # off the list.
 STILL_WITHOUT = set[str]()
 ENTRIES = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)

@@ -165,7 +165,7 @@ class DrivenEngine:
         self.done(prepare)
 
     def offer(self, steps: int = 4) -> Offer:
-        """Train up to the boundary and offer; what goes out, to whomever."""
+        """Train up to the boundary and offer; returns the offer, whichever peer it goes to."""
         self.step(steps)
         self.reserve()
         self.copied()

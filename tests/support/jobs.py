@@ -1,5 +1,5 @@
-"""A job performed, as tests look at it: what the engine is told, what the training thread is given,
-and the messages that peers get."""
+"""A job performed, as tests look at it: the report to the engine, the corrections for the training
+thread, and the messages for peers."""
 
 from __future__ import annotations
 

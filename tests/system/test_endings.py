@@ -1,5 +1,5 @@
-"""However a learner ends, it ends at once, with the right exit status, and leaves nothing
-behind.
+"""A learner that ends, for whatever reason, ends at once, with the right exit status, and leaves
+nothing behind.
 
 `test_processes.py` has the intended ends: `close`, `with`, the end of the script, Ctrl-C."""
 

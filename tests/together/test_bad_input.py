@@ -33,7 +33,7 @@ PEER = "127.0.0.1:9"  # nobody is ever there
 NAMES = "['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd', 'sparse']"
 CODEC = f"codec must be one of {NAMES} or a codec such as PowerSGD(rank=4), got {{}}"
 
-# What is refused, and how the message begins; {} stands for the value.
+# Refused values, and the beginning of each message; {} stands for the value.
 ALWAYS: list[tuple[str, Any, str]] = [
     ("sync_every", 0, "sync_every must be an int >= 1, got {}"),
     ("sync_every", -3, "sync_every must be an int >= 1, got {}"),

@@ -21,8 +21,8 @@ NUMEL = sum(map(math.prod, SHAPES))
 ROUNDS = 12
 TOLD: list[Codec] = [*CODECS.values(), PowerSGD(rank=2, back="same"), Int8(back="same")]
 
-# The greatest share of float32's bytes, up and down, with two learners: what comes back holds what
-# both sent.
+# The greatest share of float32's bytes, up and down, with two learners: the merged delta holds
+# both offers.
 SHARES = {
     "none": (1.0, 1.0),
     "bf16": (0.52, 1.0),

@@ -1,5 +1,5 @@
-"""Learners that average their moments (DES-LOC, arXiv 2505.22549): compared with Local Adam by
-hand; bytes; joining; failures."""
+"""Learners that average their moments (DES-LOC, arXiv 2505.22549): comparison with Local Adam by
+hand, bytes, joining, failures."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from tests.support.learners import (
 )
 
 EACH_ROUND = MomentSchedule(first=1, second=1)
-# nothing is merged but by `settle`
+# only `settle` merges
 STILL: dict[str, Any] = {"sync_every": 1000, "moments": EACH_ROUND}
 SHAPES = [(5, 3), (7,)]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 Make = Callable[[Sequence[Parameter]], Optimizer]
-Grad = Callable[[int, int, Tensor], "Tensor | None"]  # (learner, step, parameter) to its gradient
+Grad = Callable[[int, int, Tensor], "Tensor | None"]  # (learner, step, parameter) → gradient
 
 
 def fresh(seed: int = 0) -> list[Parameter]:
@@ -52,9 +52,9 @@ def fresh(seed: int = 0) -> list[Parameter]:
 
 
 def noise(learner: int, step: int, parameter: Tensor) -> Tensor:
-    """Gradients that do not depend on the parameters: of another size for each learner, and mostly
-    of one sign. None is less than half of another, so no mean of first moments is too great for a
-    learner's second moments."""
+    """Gradients that do not depend on the parameters. Their size differs from learner to learner,
+    and most have one sign. No gradient is less than half of another, so no mean of first moments is
+    too great for a learner's second moments."""
     generator = torch.Generator().manual_seed(10_000 * learner + 10 * step + parameter.ndim)
     chance, size = torch.rand(2, *parameter.shape, generator=generator)
     signs = torch.where(chance < 0.5 + 0.1 * learner, 1.0, -1.0)
@@ -62,7 +62,7 @@ def noise(learner: int, step: int, parameter: Tensor) -> Tensor:
 
 
 def pull(learner: int, step: int, parameter: Tensor) -> Tensor:
-    """Gradients of a quadratic bowl whose minimum is elsewhere for each learner."""
+    """Gradients of a quadratic bowl. Each learner's bowl has its minimum elsewhere."""
     return parameter.detach() - learner + 0.1 * noise(learner, step, parameter)
 
 
@@ -74,7 +74,7 @@ def state(optimizer: Optimizer, i: int = 0) -> dict[str, Any]:
 
 
 def near(a: Tensor, b: Tensor, rel: float = 1e-5) -> bool:
-    """Equal except for rounding, of any size."""
+    """Equal except for rounding, relative to the greatest value."""
     return bool(((a.double() - b.double()).abs() <= rel * max(float(b.abs().max()), 1e-12)).all())
 
 
@@ -83,7 +83,7 @@ def alike(these: Sequence[Tensor], those: Sequence[Tensor]) -> bool:
 
 
 class Seen(NamedTuple):
-    """A learner after a step: its parameters, and its moments, each a list over the parameters."""
+    """A learner after a step. `weights` and each of `moments` are lists over the parameters."""
 
     weights: list[Tensor]
     moments: dict[str, list[Tensor]]
@@ -101,8 +101,7 @@ def look(optimizer: Optimizer) -> Seen:
 def train(
     optimizers: Sequence[Optimizer], steps: int, grad: Grad, first: int = 0
 ) -> list[list[Seen]]:
-    """All learners step, each in a thread of its own; returns the state of each after every
-    step."""
+    """All learners step, each in a thread of its own. Returns the state of each after each step."""
 
     def loop(i: int) -> list[Seen]:
         seen = []
@@ -161,8 +160,8 @@ def by_hand(
     grad: Grad,
     periods: tuple[int, int] = (1, 1),
 ) -> list[list[Seen]]:
-    """In float64: every so many steps, all take the mean of the parameters and of the moments that
-    are due."""
+    """Local Adam in float64: at every `every`-th step, all learners take the mean of the parameters
+    and of the moments that are due."""
     weights = [[p.detach().double() for p in fresh()] for _ in range(learners)]
     held: list[list[dict[str, Tensor]]] = [[{} for _ in SHAPES] for _ in range(learners)]
     seen: list[list[Seen]] = [[] for _ in range(learners)]
@@ -189,8 +188,8 @@ def by_hand(
 
 @pytest.mark.parametrize("learners", [2, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_with_all_periods_alike_it_is_local_adam(name: str, learners: int) -> None:
-    """Every third step the mean of parameters and moments; the gradients follow from the
+def test_averaging_in_every_round_is_local_adam(name: str, learners: int) -> None:
+    """Parameters and moments are averaged at every third step. The gradients depend on the
     parameters."""
     make, one_step = OPTIMIZERS[name]
     options = {"sync_every": 3, "adopt_after": 0, "moments": EACH_ROUND}
@@ -209,10 +208,10 @@ def test_with_all_periods_alike_it_is_local_adam(name: str, learners: int) -> No
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_adopted_late_is_what_averaging_back_then_would_have_left(name: str) -> None:
-    """Two steps late; where the gradients do not follow from the parameters. And while they wait,
-    the learners differ from it. The momentum's mean is the same early or late, so SGD's anchors
-    are, too."""
+def test_late_adoption_has_the_result_of_averaging_back_then(name: str) -> None:
+    """Two steps late, with gradients that do not depend on the parameters. Until the adoption the
+    learners differ from that result. The mean of the momenta is the same early or late, so SGD's
+    anchors are the same, too."""
     make, one_step = OPTIMIZERS[name]
     with cluster(
         make(fresh()), make(fresh()), sync_every=4, adopt_after=2, moments=EACH_ROUND
@@ -233,7 +232,7 @@ def test_what_is_adopted_late_is_what_averaging_back_then_would_have_left(name: 
 
 
 def agreeing(found: Sequence[Sequence[Seen]], moment: str) -> list[int]:
-    """The steps after which all learners have the same moment; after the others they differ
+    """The steps after which all learners have the same moment. After all other steps they differ
     clearly."""
     same_at = []
     for count, (one, *others) in enumerate(zip(*found, strict=True), 1):
@@ -259,7 +258,7 @@ def agreeing(found: Sequence[Sequence[Seen]], moment: str) -> list[int]:
     ],
     ids=["default", "3 and 6", "4 and 2", "half lives of 3.1 and 13.5", "never"],
 )
-def test_moments_agree_after_the_rounds_that_bring_them_and_after_no_others(
+def test_moments_agree_after_the_rounds_that_average_them_and_no_others(
     told: dict[str, Any], first: list[int], second: list[int]
 ) -> None:
     with cluster(adamw(fresh()), adamw(fresh()), **LOCKSTEP, **told) as made:
@@ -275,14 +274,14 @@ def test_moments_agree_after_the_rounds_that_bring_them_and_after_no_others(
 
 
 @pytest.mark.parametrize("coding", list(CODECS))
-def test_moments_stay_where_they_are_if_they_would_be_most_of_the_bytes(coding: str) -> None:
+def test_moments_stay_local_if_they_would_be_most_of_the_bytes(coding: str) -> None:
     with cluster(adamw(fresh()), adamw(fresh()), codec=coding, **LOCKSTEP) as made:
         found = train(made, 6, noise)
     assert agreeing(found, "exp_avg_sq") == ([6] if coding in ("none", "bf16") else [])
 
 
-def test_fragments_bring_their_moments_in_their_own_rounds() -> None:
-    """Two, in turns half a period apart: each has versions of its own."""
+def test_fragments_average_their_moments_in_their_own_rounds() -> None:
+    """Two fragments take turns half a period apart. Each has versions of its own."""
     options = {
         "sync_every": 2,
         "fragments": 2,
@@ -305,7 +304,8 @@ def test_fragments_bring_their_moments_in_their_own_rounds() -> None:
 
 @pytest.mark.parametrize("coding", [name for name in CODECS if name != "none"])
 def test_with_a_codec_moments_agree_but_for_rounding_and_squares_stay_positive(coding: str) -> None:
-    """All take one rounded mean, so they agree with each other better than with the exact mean."""
+    """All learners take one rounded mean. So they agree with each other better than with the exact
+    mean."""
     with cluster(
         adamw(fresh()), adamw(fresh()), codec=coding, moments=EACH_ROUND, **LOCKSTEP
     ) as made:
@@ -318,8 +318,8 @@ def test_with_a_codec_moments_agree_but_for_rounding_and_squares_stay_positive(c
         assert all(bool((v >= 0).all()) for v in here.moments["exp_avg_sq"])
 
 
-def test_everybody_counts_once_whatever_its_tokens() -> None:
-    """Weights are averaged by tokens, moments are not."""
+def test_each_learner_counts_once_whatever_its_tokens() -> None:
+    """Parameters are averaged by tokens; moments are not."""
     each = [{"tokens_per_step": 1}, {"tokens_per_step": 9}]
     with cluster(
         adamw(fresh()), adamw(fresh()), each=each, sync_every=3, adopt_after=0, moments=EACH_ROUND
@@ -330,9 +330,9 @@ def test_everybody_counts_once_whatever_its_tokens() -> None:
     assert not alike(one.weights, expected.weights)
 
 
-def test_a_mean_of_first_moments_is_no_greater_than_the_own_second_ones_allow() -> None:
-    """The second has met no gradient where the first has: the others' m over its v of 0 would be a
-    leap."""
+def test_a_learners_second_moments_bound_the_mean_of_first_moments() -> None:
+    """The second learner has met no gradient in some places where the first has. There the other's
+    m over its own v of 0 would be a leap."""
 
     def grad(i: int, s: int, parameter: Tensor) -> Tensor:
         return noise(i, s, parameter) * (
@@ -351,7 +351,7 @@ def test_a_mean_of_first_moments_is_no_greater_than_the_own_second_ones_allow() 
         assert bool((state(made[1])["exp_avg"][never] != 0).all())
 
 
-def test_a_group_that_was_added_has_moments_like_any() -> None:
+def test_the_moments_of_an_added_group_are_averaged() -> None:
     with cluster(adamw(fresh()), adamw(fresh()), moments=EACH_ROUND, **LOCKSTEP) as made:
         train(made, 2, noise)
         for optimizer in made:
@@ -364,7 +364,7 @@ def test_a_group_that_was_added_has_moments_like_any() -> None:
             assert near(*(state(o, 2)[name] for o in made))
 
 
-# ── alone, and never ──────────────────────────────────────────────────────────────────────────────
+# ── alone, and with moments=None ──────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -414,9 +414,9 @@ class Tap:
         return {kind for kind, _ in self.sections}
 
 
-def test_never_means_never() -> None:
-    """No moments in offers or seals, nor for a learner that joins; the state of the inner optimizer
-    is what it would be alone."""
+def test_moments_none_sends_and_changes_no_moments() -> None:
+    """Offers, seals and the anchors for newcomers carry no moments. The inner optimizer's state is
+    the same as alone."""
     bare = [adamw(fresh()) for _ in range(2)]
     with cluster(adamw(fresh()), adamw(fresh()), moments=None, **LOCKSTEP) as made:
         taps = [Tap(o) for o in made]
@@ -432,7 +432,7 @@ def test_never_means_never() -> None:
         assert taps[0].moments | taps[1].moments == set()
 
 
-def test_only_what_is_due_travels() -> None:
+def test_only_moments_that_are_due_travel() -> None:
     with cluster(adamw(fresh()), adamw(fresh()), **LOCKSTEP) as made:
         taps = [Tap(o) for o in made]
         train(made, 7, noise)
@@ -456,7 +456,7 @@ def test_only_what_is_due_travels() -> None:
         (None, MomentSchedule(first="half_life"), "moments: here never, there first 3, second 6"),
     ],
 )
-def test_learners_that_average_at_other_times_do_not_go_together(
+def test_learners_with_different_schedules_refuse_each_other(
     here: Any, there: Any, words: str
 ) -> None:
     watches = [Watch(), Watch()]
@@ -466,14 +466,14 @@ def test_learners_that_average_at_other_times_do_not_go_together(
         assert watches[1].until("refused")[0].facts["reason"].startswith("moments: here ")
 
 
-# ── what it costs ─────────────────────────────────────────────────────────────────────────────────
+# ── bytes ─────────────────────────────────────────────────────────────────────────────────────────
 
 ROUNDS, LARGE = 12, (100, 60)
 NUMEL = math.prod(LARGE)
 
 
 def round_bytes(told: MomentSchedule | None, every: int = 1) -> float:
-    """What one learner offers in a round, on average over twelve, by the ledger."""
+    """The bytes that one learner offers in a round: the average of twelve, by the ledger."""
     inners = [
         adamw([Parameter(torch.randn(LARGE, generator=torch.Generator().manual_seed(1)))])
         for _ in range(2)
@@ -488,8 +488,8 @@ def round_bytes(told: MomentSchedule | None, every: int = 1) -> float:
 
 
 def test_bytes_are_half_of_averaging_in_every_round_and_a_170th_of_all_reducing_gradients() -> None:
-    """1/H + 1/3H + 1/6H against 3/H and against 1, in parameters a step, at H = 256; a round has as
-    many bytes at any H."""
+    """In parameters per step: 1/H + 1/3H + 1/6H against 3/H and against 1, at H = 256. A round has
+    the same number of bytes at any H."""
     often, rarely, never = (
         round_bytes(told) for told in (EACH_ROUND, MomentSchedule(first=3, second=6), None)
     )
@@ -499,8 +499,8 @@ def test_bytes_are_half_of_averaging_in_every_round_and_a_170th_of_all_reducing_
     assert 4 * NUMEL / (rarely / 256) == pytest.approx(170.7, rel=0.02)
 
 
-def test_the_way_back_is_as_cheap() -> None:
-    """One mean for each moment, whatever the number of members."""
+def test_seals_are_as_cheap_as_offers() -> None:
+    """A seal has one mean for each moment, whatever the number of members."""
     inners = [adamw([Parameter(torch.zeros(LARGE))]) for _ in range(3)]
     with cluster(*inners, **LOCKSTEP) as made:
         train(made, 6, noise)
@@ -510,7 +510,7 @@ def test_the_way_back_is_as_cheap() -> None:
                 assert record.merged_bytes == pytest.approx((1 + moments) * 4 * NUMEL, rel=0.02)
 
 
-# ── who joins ─────────────────────────────────────────────────────────────────────────────────────
+# ── joining ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def twin(optimizer: MendOptimizer, make: Make) -> Optimizer:
@@ -521,7 +521,7 @@ def twin(optimizer: MendOptimizer, make: Make) -> Optimizer:
 
 
 def steps_alike(optimizer: MendOptimizer, veteran: Optimizer) -> bool:
-    """Whether the next update is the same, on the same gradients."""
+    """Whether both make the same next update with the same gradients."""
     before = [p.clone() for p in parameters(veteran)]
     assert all(near(a, b, 1e-6) for a, b in zip(parameters(optimizer), before, strict=True))
     for one in (optimizer, veteran):
@@ -532,8 +532,8 @@ def steps_alike(optimizer: MendOptimizer, veteran: Optimizer) -> bool:
 
 @pytest.mark.parametrize("former", [0, 3], ids=["new", "that has trained alone"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_newcomer_steps_at_once_as_the_others_would(name: str, former: int) -> None:
-    """They have done 5 and 8 steps; the newcomer's own weights, state and count are gone."""
+def test_a_newcomers_first_step_is_the_step_of_the_others(name: str, former: int) -> None:
+    """The others have done 5 and 8 steps. The newcomer's own weights, state and count are gone."""
     make, _ = OPTIMIZERS[name]
     with cluster(make(fresh()), make(fresh()), **STILL) as made:
         together(
@@ -553,7 +553,7 @@ def test_a_newcomer_steps_at_once_as_the_others_would(name: str, former: int) ->
             assert steps_alike(joiner, veteran)
 
 
-def test_a_newcomer_whose_optimizer_has_no_such_moments_joins_as_ever() -> None:
+def test_a_newcomer_with_an_optimizer_without_such_moments_joins() -> None:
     with cluster(adamw(fresh()), adamw(fresh()), **STILL) as made:
         train(made, 3, noise)
         settle(made)
@@ -565,8 +565,7 @@ def test_a_newcomer_whose_optimizer_has_no_such_moments_joins_as_ever() -> None:
 
 
 def join_in_training(veteran: MendOptimizer, joiner: MendOptimizer) -> int:
-    """One learner trains until another has joined it; returns the position that the other was
-    told."""
+    """One learner trains until another has joined it. Returns the joiner's position."""
     joined = threading.Event()
 
     def train_on() -> None:
@@ -584,14 +583,14 @@ def join_in_training(veteran: MendOptimizer, joiner: MendOptimizer) -> int:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_who_trained_alone_hands_its_moments_to_the_first_that_comes(name: str) -> None:
+def test_a_learner_alone_hands_its_moments_to_the_first_newcomer(name: str) -> None:
     make, _ = OPTIMIZERS[name]
     bare = make(fresh())
     with MendOptimizer(make(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **STILL) as veteran:
         train([veteran], 4, noise)
         with newcomer(make(fresh(9)), "b", veteran, **STILL) as joiner:
             position = join_in_training(veteran, joiner)
-            tokens = progress(joiner).lineage.tokens  # one for each step that is in the anchor
+            tokens = progress(joiner).lineage.tokens  # one per step in the anchor
             assert 4 < tokens <= position
             train([bare], tokens, noise)
             assert int(state(joiner).get("step", tokens)) == tokens
@@ -604,8 +603,8 @@ def test_who_trained_alone_hands_its_moments_to_the_first_that_comes(name: str) 
             assert steps_alike(joiner, bare)
 
 
-def test_before_any_round_has_averaged_them_a_newcomer_begins_without() -> None:
-    """First moments alone, over second ones of nothing, would be worse."""
+def test_a_newcomer_begins_without_moments_if_no_round_has_averaged_them() -> None:
+    """First moments over second moments of zero would be worse."""
     options = {"moments": MomentSchedule(first=1, second=6), "sync_every": 1000}
     with cluster(adamw(fresh()), adamw(fresh()), **options) as made:
         train(made, 5, noise)
@@ -616,16 +615,16 @@ def test_before_any_round_has_averaged_them_a_newcomer_begins_without() -> None:
 
 
 def saved_after(rounds: int) -> Any:
-    """The checkpoint of a learner that was averaged in so many rounds."""
+    """The checkpoint of a learner whose moments were averaged in `rounds` rounds."""
     with cluster(adamw(fresh()), adamw(fresh()), moments=EACH_ROUND, **LOCKSTEP) as made:
         train(made, rounds, noise)
         assert progress(made[0]).averaged == {"first": rounds, "second": rounds}
         return save(made[0])
 
 
-def test_who_comes_from_another_cluster_is_averaged_as_the_others_are() -> None:
-    """Its old cluster had more rounds, this one has more tokens: what was averaged there does not
-    count here."""
+def test_a_newcomer_from_another_cluster_is_averaged_like_the_others() -> None:
+    """Its old cluster had more rounds, this one has more tokens. The averages there don't count
+    here."""
     saved, rich = (
         saved_after(9),
         {"tokens_per_step": 1000, "moments": EACH_ROUND, "sync_every": 1000},
@@ -657,7 +656,7 @@ def squares(optimizer: Optimizer) -> Tensor:
 
 
 class Signs(Optimizer):
-    """An optimizer of an unknown kind: it follows the sign of an average that it keeps."""
+    """An optimizer unknown to the library. It follows the sign of an average that it keeps."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"decay": 0.75})
@@ -671,7 +670,7 @@ class Signs(Optimizer):
                 p.sub_(average.sign(), alpha=0.1)
 
 
-def test_an_optimizer_that_nobody_knows_trains_and_keeps_its_state() -> None:
+def test_an_unknown_optimizer_trains_and_keeps_its_state() -> None:
     with cluster(Signs(fresh()), Signs(fresh()), moments=EACH_ROUND, **LOCKSTEP) as made:
         taps = [Tap(o) for o in made]
         train(made, 6, noise)
@@ -680,7 +679,7 @@ def test_an_optimizer_that_nobody_knows_trains_and_keeps_its_state() -> None:
         assert not near(*(state(o)["average"] for o in made), 1e-3)
 
 
-def test_moments_that_are_named_are_averaged_like_any() -> None:
+def test_named_moments_are_averaged_like_known_ones() -> None:
     named = (Moment(name="average", order="first", decay="decay"),)
     told = MomentSchedule(first=2, states=named)
     with cluster(Signs(fresh()), Signs(fresh()), moments=told, **LOCKSTEP) as made:
@@ -690,7 +689,7 @@ def test_moments_that_are_named_are_averaged_like_any() -> None:
 
 
 @pytest.mark.parametrize(("name", "told"), [("avrage", 1), ("average", 0)])
-def test_a_name_that_no_state_has_is_told_once(name: str, told: int) -> None:
+def test_a_moments_name_without_a_state_is_reported_once(name: str, told: int) -> None:
     watch = Watch()
     named = MomentSchedule(first=1, states=(Moment(name=name, order="first", decay="decay"),))
     each = [{"on_event": watch}, {}]
@@ -707,8 +706,9 @@ def test_a_name_that_no_state_has_is_told_once(name: str, told: int) -> None:
     )
 
 
-def test_learners_with_other_optimizers_go_on_together() -> None:
-    """Neither knows the other's moments; a model large enough for its messages to be measured."""
+def test_learners_with_different_optimizers_train_together() -> None:
+    """Neither learner knows the other's moments. The model is large enough for its
+    messages to be measured."""
     inners = [AdamW([Parameter(torch.zeros(LARGE))]), SGD([Parameter(torch.zeros(LARGE))], lr=LR)]
     with cluster(*inners, sync_every=1000, moments=EACH_ROUND) as made:
         train(made, 3, noise)
@@ -717,15 +717,15 @@ def test_learners_with_other_optimizers_go_on_together() -> None:
 
 
 def groups(frozen: bool = True) -> Optimizer:
-    """Two, with other decays; the last parameter is frozen."""
+    """Two groups with different decays. The last parameter is frozen."""
     (a, b), still = fresh(), Parameter(torch.ones(4), requires_grad=False)
     return AdamW(
         [{"params": [a], "betas": (0.5, 0.7)}, {"params": [b, still], "betas": BETAS}], lr=LR
     )
 
 
-def test_groups_go_by_their_own_decays_and_what_is_frozen_has_no_moments() -> None:
-    """Adopted two steps late, so that the decays matter."""
+def test_groups_use_their_own_decays_and_frozen_parameters_have_no_moments() -> None:
+    """Adoption is two steps late, so the decays matter."""
     with cluster(groups(), groups(), sync_every=4, adopt_after=2, moments=EACH_ROUND) as made:
         together(*(lambda i=i: walk(made[i], i, 6) for i in range(2)))
         for optimizer in made:
@@ -765,9 +765,9 @@ def average_of(
     return m, v
 
 
-def test_who_has_no_gradients_for_a_parameter_has_no_part_in_its_moments() -> None:
-    """Of three learners one never meets the second parameter: the others average what they have, it
-    gets nothing but weights."""
+def test_a_learner_without_gradients_of_a_parameter_has_no_part_in_its_moments() -> None:
+    """One of three learners never has a gradient of the second parameter. The others average their
+    moments; this learner gets nothing but weights."""
 
     def grad(i: int, s: int, parameter: Tensor) -> Tensor | None:
         return None if i == 2 and parameter.ndim == 1 else noise(i, s, parameter)
@@ -801,8 +801,9 @@ def walk_with(optimizer: Optimizer, i: int, first: int, steps: int, grad: Grad) 
         optimizer.step()
 
 
-def test_learners_of_different_age_agree_on_what_the_update_is() -> None:
-    """One has met the parameter half as often: they agree on m / (1 - β^t), each with its own t."""
+def test_learners_of_different_age_agree_on_the_update() -> None:
+    """One learner has had half as many gradients of the parameter. Both agree on m / (1 - β^t),
+    each with its own t."""
 
     def grad(i: int, s: int, parameter: Tensor) -> Tensor | None:
         return None if i and s % 2 and parameter.ndim == 1 else noise(i, s, parameter)
@@ -855,7 +856,7 @@ def tensors_in(saved: Any) -> set[str]:
 
 
 def goes_on(make: Make, options: dict[str, Any], saved: Sequence[Any], at: Sequence[int]) -> None:
-    """From there to the same end, to the bit."""
+    """Restored learners get to the same end, to the bit."""
     with resumed([lambda: make(fresh(9))] * 2, saved, **options) as again:
         together(
             *(
@@ -877,8 +878,8 @@ def goes_on(make: Make, options: dict[str, Any], saved: Sequence[Any], at: Seque
 
 @pytest.mark.parametrize("coding", ["none", "int8"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_going_on_with_moments_on_their_way(name: str, coding: str) -> None:
-    """One has offered its own, the other is not there yet."""
+def test_a_restart_with_moments_on_their_way(name: str, coding: str) -> None:
+    """One learner has offered its moments; the other has not reached that boundary yet."""
     make, options = OPTIMIZERS[name][0], {**OVERLAP, "codec": coding}
     at = (30, 27)
     with cluster(make(fresh()), make(fresh()), **options) as made:
@@ -895,7 +896,7 @@ def test_going_on_with_moments_on_their_way(name: str, coding: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_going_on_with_a_mean_that_is_not_taken_yet(name: str) -> None:
+def test_a_restart_with_a_mean_that_is_not_adopted_yet(name: str) -> None:
     make = OPTIMIZERS[name][0]
     with cluster(make(fresh()), make(fresh()), **OVERLAP) as made:
         train(made, 30, pull)
@@ -911,10 +912,9 @@ def test_going_on_with_a_mean_that_is_not_taken_yet(name: str) -> None:
 
 @pytest.mark.parametrize("coding", ["none", "int8"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_going_on_where_one_has_the_mean_and_the_others_seal_never_came(
-    name: str, coding: str
-) -> None:
-    """Nobody has that seal any more: the anchor that it made is taken whole."""
+def test_a_restart_after_a_seal_that_only_one_learner_got(name: str, coding: str) -> None:
+    """No learner has that seal any more. The other one takes the whole anchor that the seal
+    made."""
     make, options = OPTIMIZERS[name][0], {**OVERLAP, "codec": coding}
     with cluster(make(fresh()), make(fresh()), **options) as made:
         train(made, 20, pull)
@@ -936,12 +936,12 @@ def test_going_on_where_one_has_the_mean_and_the_others_seal_never_came(
     goes_on(make, options, saved, (24, 24))
 
 
-# ── who fails ─────────────────────────────────────────────────────────────────────────────────────
+# ── failures ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
 def spoiled(name: str, value: float, watch: Watch, **options: Any) -> Iterator[list[MendOptimizer]]:
-    """Three trained learners; the last one has had this value among its moments since its second
+    """Three trained learners. The moments of the last one have held this value since its second
     step."""
     each = [{}, {}, {"on_event": watch}]
     with cluster(
@@ -959,8 +959,7 @@ def sound(optimizer: Optimizer) -> bool:
 
 
 def test_an_infinite_variance_reaches_nobody() -> None:
-    """It leaves the weights alone, and its learner goes on to take part; the others average
-    theirs."""
+    """The weights stay sound, and the learner goes on taking part. The others average theirs."""
     watch = Watch()
     with spoiled("exp_avg_sq", math.inf, watch, sync_every=1000) as made:
         settle(made)
@@ -978,8 +977,8 @@ def test_an_infinite_variance_reaches_nobody() -> None:
             assert sound(joiner)
 
 
-def test_a_first_moment_that_is_no_number_reaches_nobody() -> None:
-    """With the next step the weights are not, either: they are not offered any more."""
+def test_a_nan_among_first_moments_reaches_nobody() -> None:
+    """The next step makes the weights NaN, too. They are no longer offered."""
     watch = Watch()
     with spoiled("exp_avg", math.nan, watch, sync_every=2, quorum=2, grace=Grace(max_s=0)) as made:
         assert (
@@ -993,11 +992,11 @@ def test_a_first_moment_that_is_no_number_reaches_nobody() -> None:
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_who_trained_alone_hands_its_weights_on_whatever_became_of_its_moments(
+def test_a_learner_alone_hands_on_its_weights_even_if_its_moments_are_infinite(
     fragments: int,
 ) -> None:
-    """One gradient too great left an infinite variance; the weights are fine, and nobody's first
-    weights are better."""
+    """One gradient was too great and left an infinite variance. The weights are fine, and better
+    than any first weights."""
     options = {**STILL, "fragments": fragments}
     with MendOptimizer(
         adamw(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **options

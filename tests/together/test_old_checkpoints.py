@@ -2,7 +2,7 @@
 lost, and learners go on from them.
 
 The files are `tests/fixtures/CASE-LEARNER.pt`, written once; `tests/fixtures/write_checkpoints.py`
-shows how, and where each learner stood. They stay as they are: whoever changes the format writes
+shows how, and where each learner stood. They stay as they are: if you change the format, write
 new ones beside them."""
 
 from __future__ import annotations
@@ -240,8 +240,8 @@ def begun(entry: dict[str, Any], step: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("file", [f for f in FILES if not f.startswith(("alone", "replaced"))])
 def test_a_learner_that_went_on_from_it_holds_all_of_it(file: str) -> None:
-    """In its engine, its worker and its mailbox. The offers are encoded again: what they lose is
-    what they lost."""
+    """In its engine, its worker and its mailbox. The offers are encoded again, and
+    lose the same part again."""
     saved = saved_in(file)
     with loader(file, listens=True) as optimizer:
         load(optimizer, saved)

@@ -173,7 +173,7 @@ def test_the_environment_can_say_who_and_where(monkeypatch: pytest.MonkeyPatch) 
             assert b.status().address.startswith("127.0.0.1:")
 
 
-# What a learner says of itself
+# A learner's reports about itself
 
 
 class Timed(SGD):

@@ -30,11 +30,11 @@ from tests.support.learners import (
     until,
 )
 
-# the gradients of who is called that
+# the gradients of the learner of that name
 PULL = {"a": 1.0, "b": 2.0, "c": 4.0, "x": 8.0, "y": 16.0, "z": 32.0}
-FREE: dict[str, Any] = {"sync_every": 4}  # whoever has taken four steps calls the others
+FREE: dict[str, Any] = {"sync_every": 4}  # a learner that has taken four steps calls the others
 STILL: dict[str, Any] = {"sync_every": 1000}  # nothing is merged but by `settle`
-VICTIMS = [0, 1, 2]  # it may be the sealer, and it may be who the others dialled
+VICTIMS = [0, 1, 2]  # it may be the sealer, or the peer that the others dialled
 
 
 def train(optimizers: Sequence[MendOptimizer], steps: int) -> None:

@@ -136,7 +136,7 @@ def test_fragments_take_turns() -> None:
 
 
 def test_an_anchor_adopted_later_keeps_what_was_trained_meanwhile() -> None:
-    # snapshots after steps 3, 6, 9; what they move is seen two steps later
+    # snapshots after steps 3, 6, 9; their effect is seen two steps later
     seen = falling(adopt_after=2)
     assert [w for w, _ in seen] == [1, -1, -3, -5, -7, -15, -17, -19, -21, -23, -25, -39, -41, -43]
     assert [w for _, w in seen] == [1, -1, -3, -5, -7, -9, -11, -13, -27, -29, -31, -33, -35, -37]

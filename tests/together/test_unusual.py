@@ -1,5 +1,5 @@
-"""Optimizers with unusual state or steps, and two learners: what a merge changes for them, and what
-it leaves alone."""
+"""Two learners whose optimizers have unusual state or steps: the effects of a merge on them, and
+the state that it leaves alone."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ TOKENS = (1, 3)
 
 
 class Odd(Optimizer):
-    """An optimizer whose state is lists, ints and nested dicts; it replaces the tensors behind its
-    parameters."""
+    """An optimizer with lists, ints and nested dicts in its state. It replaces the tensors behind
+    its parameters."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -72,7 +72,7 @@ class Odd(Optimizer):
 
 
 class Lookahead(Optimizer):
-    """Gradient descent that at every second step goes half of the way back (arXiv 1907.08610)."""
+    """Gradient descent that goes half of the way back at every second step (arXiv 1907.08610)."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -92,7 +92,7 @@ class Lookahead(Optimizer):
 
 
 def of_torch(name: str) -> Any:
-    """An optimizer that older versions of torch do not have."""
+    """An optimizer of torch; skips the test if this version of torch lacks it."""
     return getattr(torch.optim, name, None) or pytest.skip(
         f"torch {torch.__version__} has no {name}"
     )
@@ -147,8 +147,8 @@ def train(
     forget: bool = False,
 ) -> list[list[list[Tensor]]]:
     """All learners take `steps` steps, each in a thread of its own. Returns the parameters of each
-    after every step. `forget`: throw the inner state away whenever more than the inner step moved
-    the parameters."""
+    after every step. `forget`: throw the inner state away after every step in which a correction
+    moved the parameters, too."""
 
     def loop(i: int) -> list[list[Tensor]]:
         path: list[list[Tensor]] = []
@@ -179,7 +179,8 @@ def members(optimizer: MendOptimizer) -> set[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_learners_train_one_model(kind: str) -> None:
-    """Adopting as soon as it is ready, in two fragments where there are as many tensors."""
+    """Anchors are adopted as soon as they are ready. The model has two fragments, or one if it has
+    only one tensor."""
     problems = two(kind)
     inners = [p.inner for p in problems]
     before = joint_loss(problems, copies(inners[0]))
@@ -203,8 +204,8 @@ def test_two_learners_train_one_model(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_anchor_is_the_mean_of_two_bare_optimizers(kind: str) -> None:
-    """In lockstep. The twins are merged by hand; then they take the learners' weights to the bit,
-    so that from there on the bare optimizers' state must be the wrapped ones' to the bit: a merge
+    """In lockstep. The test merges the twins by hand, then gives them the learners' weights to the
+    bit. So the state of the bare and the wrapped optimizers must be the same to the bit: a merge
     touches nothing but parameters."""
     problems, twins = two(kind), two(kind)
     with cluster(*(p.inner for p in problems), **LOCKSTEP, moments=None) as optimizers:
@@ -231,16 +232,16 @@ def test_an_anchor_is_the_mean_of_two_bare_optimizers(kind: str) -> None:
     assert all(
         alike(state, twin.inner.state_dict()) for state, twin in zip(states, twins, strict=True)
     )
-    assert not alike(*states)  # each has its own
+    assert not alike(*states)  # each learner has its own state
 
 
-# ── what a merge does to them ─────────────────────────────────────────────────────────────────────
+# ── effects of a merge ────────────────────────────────────────────────────────────────────────────
 
 CURVATURE = torch.tensor([1.0, 2.0, 5.0])
 
 
 def quadratic(learner: int) -> tuple[nn.Parameter, LBFGS, Callable[[], Tensor]]:
-    """½ Σ cᵢ (xᵢ - learner)²: what its gradient changes along a step is known, curvature times
+    """½ Σ cᵢ (xᵢ - learner)². The change of its gradient along a step is known: curvature times
     step."""
     x = nn.Parameter(torch.full((3,), 4.0))
     optimizer = LBFGS([x], lr=0.2, max_iter=4)
@@ -255,16 +256,16 @@ def quadratic(learner: int) -> tuple[nn.Parameter, LBFGS, Callable[[], Tensor]]:
 
 
 def pair_errors(optimizer: Optimizer) -> list[Tensor]:
-    """y - A s of every curvature pair (s, y) in the history: what was not the optimizer's own
-    movement."""
+    """y - A s of every curvature pair (s, y) in the history. It is zero unless something other than
+    the optimizer moved the parameters."""
     (state,) = optimizer.state.values()
     return [y - CURVATURE * s for y, s in zip(state["old_dirs"], state["old_stps"], strict=True)]
 
 
 @pytest.mark.parametrize("forget", [False, True])
 def test_lbfgs_takes_a_merge_for_its_own_step_unless_it_forgets(forget: bool) -> None:
-    """The first pair after a merge holds the gradient's change by the merge, but not the merge's
-    movement."""
+    """The first pair after a merge includes the change of the gradient that the merge caused, but
+    not the movement."""
     made = [quadratic(i) for i in range(2)]
     x, inner, _ = made[0]
     moved: list[Tensor] = []
@@ -283,7 +284,7 @@ def test_lbfgs_takes_a_merge_for_its_own_step_unless_it_forgets(forget: bool) ->
         errors = pair_errors(inner)
     correction = moved[1] - moved[0]
     assert correction.abs().min() > 0.01
-    # a step of n moves makes n - 1
+    # a step of n moves makes n - 1 pairs
     own = [torch.zeros(3)] * (inner.state[x]["n_iter"] // (1 if forget else 2) - 1)
     expected = own if forget else [*own, CURVATURE * correction, *own]
     torch.testing.assert_close(errors, expected, rtol=1e-4, atol=1e-5)
@@ -308,7 +309,7 @@ def test_lbfgs_that_forgets_at_every_merge_does_better_where_data_differ() -> No
 
 
 def test_rows_that_one_learner_touched_move_by_its_share() -> None:
-    """A delta of nothing counts with all its tokens; so does a parameter without a gradient."""
+    """A delta of zero counts with all its tokens. So does a parameter without a gradient."""
     problems = two("SparseAdam")
     before = copies(problems[0].inner)[0]
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
@@ -323,16 +324,16 @@ def test_rows_that_one_learner_touched_move_by_its_share() -> None:
     assert torch.equal(after[nobody], before[nobody])
 
 
-def test_a_gradient_that_only_one_has_is_everybodys() -> None:
-    """At every second step a learner has none at all: nothing of its own moves, it still takes
-    part."""
+def test_a_gradient_of_one_learner_moves_all() -> None:
+    """At every second step a learner has no gradient: its own step moves nothing, and it still
+    takes part in the round."""
     with cluster(descent(1.0, 5.0), descent(1.0, 5.0), **LOCKSTEP) as optimizers:
         drive(optimizers, 4, lambda i, s: None if s % 2 == i else 2.0)
         assert [o.status().rounds_adopted for o in optimizers] == [4, 4]
         assert [read(o) for o in optimizers] == [[-3.0, 1.0]] * 2
 
 
-def test_frozen_parameters_come_to_who_joins_and_stay_to_the_bit() -> None:
+def test_a_newcomer_gets_frozen_parameters_and_they_never_move() -> None:
     def learner(value: float) -> tuple[Tensor, Optimizer]:
         frozen = nn.Parameter(torch.tensor([value, -0.1]), requires_grad=False)
         return frozen, SGD([frozen, nn.Parameter(torch.ones(3))], lr=0.1)
@@ -340,7 +341,7 @@ def test_frozen_parameters_come_to_who_joins_and_stay_to_the_bit() -> None:
     (first, inner), (late, joining) = learner(0.3), learner(0.7)
     firsts = [first.clone(), late.clone()]
     with cluster(inner, joining, sync_every=2) as optimizers:
-        for _ in range(2):  # one of them takes the other's first weights; then nothing moves
+        for _ in range(2):  # one takes the other's first weights; then nothing moves
             drive_last(optimizers, 4)
             settle(optimizers)
             assert torch.equal(first, late)
@@ -350,7 +351,7 @@ def test_frozen_parameters_come_to_who_joins_and_stay_to_the_bit() -> None:
 
 
 def drive_last(optimizers: Sequence[Optimizer], steps: int) -> None:
-    """Steps on a gradient of the last parameter only: i + 1 for learner i."""
+    """Steps with a gradient of the last parameter only: i + 1 for learner i."""
 
     def loop(i: int) -> None:
         for _ in range(steps):
@@ -370,9 +371,8 @@ def test_a_tied_parameter_is_merged_once_and_stays_tied() -> None:
             assert p.model.first.weight is p.model.second.weight
 
 
-def test_asgd_averages_what_its_own_learner_did() -> None:
-    """`ax` is the mean of the learner's own parameters, each as its step left it, before the
-    merge."""
+def test_asgd_averages_its_own_learners_parameters() -> None:
+    """`ax` is the mean of the learner's own parameters after each inner step, before the merge."""
     problems = two("ASGD")
     left: list[list[Tensor]] = [[], []]
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
@@ -383,12 +383,12 @@ def test_asgd_averages_what_its_own_learner_did() -> None:
         assert same(parameters(optimizers[0]), parameters(optimizers[1]))
     assert not torch.equal(*averages)
     for average, own in zip(averages, left, strict=True):
-        # it begins after t0 + 1 steps
+        # the mean begins after t0 + 1 steps
         torch.testing.assert_close(average, torch.stack(own[3:]).mean(0))
 
 
 def test_rprop_keeps_its_own_step_sizes() -> None:
-    """They tell from the signs of two gradients, of which the older was taken before the merge."""
+    """Step sizes follow from the signs of two gradients, the older one from before the merge."""
     problems = two("Rprop")
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
         train(optimizers, problems, 6)
@@ -400,8 +400,8 @@ def test_rprop_keeps_its_own_step_sizes() -> None:
 
 
 def test_slow_weights_in_the_state_pull_a_learner_back_until_the_next_merge() -> None:
-    """A merge does not move them. So Lookahead halves what came from others; a merge of all, being
-    linear, has it all again."""
+    """A merge does not move the slow weights. So Lookahead takes back half of the work of others.
+    A merge of all is linear, so it has all of that work again."""
     inners = [Lookahead([nn.Parameter(torch.zeros(3))], lr=1.0) for _ in range(2)]
     before: list[float] = []
     with cluster(*inners, **LOCKSTEP) as optimizers:
@@ -409,8 +409,8 @@ def test_slow_weights_in_the_state_pull_a_learner_back_until_the_next_merge() ->
         drive(optimizers, 2, lambda i, s: -4.0 * i)  # b alone learns
         # at the second step: half of the 2 that the first merge brought
         assert before == [0.0, 1.0]
-        # b came to (0 + 2 + 4) / 2 = 3; the mean of both is the 2 that one Lookahead on the mean
-        # gradient reaches
+        # b is at (0 + 2 + 4) / 2 = 3. The mean of both is 2: one Lookahead on the mean gradient
+        # gets there, too.
         assert [read(o) for o in optimizers] == [[2.0], [2.0]]
 
 
@@ -428,7 +428,7 @@ def test_an_odd_state_can_be_saved_and_loaded_through_the_wrapper() -> None:
         assert not alike(saved, problems[0].inner.state_dict())
         optimizers[0].load_state_dict(saved)
         assert alike(saved, problems[0].inner.state_dict())
-        train(optimizers, problems, 1)  # and rounds go on
+        train(optimizers, problems, 1)  # rounds go on
         assert optimizers[0].status().rounds_adopted == 5
 
 
@@ -437,15 +437,15 @@ def put_another(optimizer: Optimizer) -> None:
 
 
 def make_narrow(optimizer: Optimizer) -> None:
-    """As `model.bfloat16()` does."""
+    """Does the same as `model.bfloat16()`."""
     (parameter,) = optimizer.param_groups[0]["params"]
     parameter.data = parameter.data.bfloat16()
 
 
 @pytest.mark.parametrize("change", [put_another, make_narrow])
-def test_parameters_that_became_others_are_refused(change: Callable[[Optimizer], None]) -> None:
-    """Another tensor of the same shape: offers would be made of one that nobody trains any more.
-    Another dtype: it is in the fingerprint, and what a narrow one rounds away would not be kept."""
+def test_replaced_parameters_are_refused(change: Callable[[Optimizer], None]) -> None:
+    """Another tensor of the same shape: offers would come from a tensor that nobody trains now.
+    Another dtype: the fingerprint includes it, and rounding to a narrow one would lose values."""
     with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as optimizers:
         drive(optimizers, 1, lambda i, s: 1.0)
         for optimizer in optimizers:
@@ -524,7 +524,7 @@ def test_muon_beside_adamw_is_two_clusters() -> None:
 
 
 def average(inner: Optimizer) -> list[Tensor]:
-    """x, what `eval()` shows; the optimizer and its parameters as before."""
+    """The x that `eval()` shows. The optimizer and its parameters stay as before."""
     before = copies(inner)
     inner.eval()  # type: ignore[attr-defined]
     found = copies(inner)
@@ -538,8 +538,8 @@ def average(inner: Optimizer) -> list[Tensor]:
 
 
 def test_schedule_free_merges_y_and_its_own_eval_is_worse() -> None:
-    """`eval()` makes x of the merged y and of a z that only this learner's gradients moved; every
-    learner gets another x. The anchor is y, merged: the weights to evaluate."""
+    """`eval()` computes x from the merged y and from a z that only this learner's gradients moved.
+    So every learner gets another x. The anchor is the merged y: evaluate these weights."""
     problems = two("schedule-free")
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
         train(optimizers, problems, 60)
@@ -550,7 +550,7 @@ def test_schedule_free_merges_y_and_its_own_eval_is_worse() -> None:
 
 
 def test_schedule_free_with_a_closure_merges_x() -> None:
-    """Its parameters are x between steps, so that the anchor is x and no mode can be wrong."""
+    """Its parameters are x between steps. So the anchor is x, and no mode can be wrong."""
     problems = two("schedule-free closure")
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
         before = joint_loss(problems, anchor(optimizers[0]))
@@ -575,9 +575,9 @@ def test_schedule_free_modes_are_called_on_the_inner_optimizer() -> None:
         assert [o.status().rounds_adopted for o in optimizers] == [2, 2]
 
 
-def test_schedule_free_evaluated_between_steps_trains_on_as_if_not() -> None:
-    """Without a merge in between, eval() and train() are each other's inverse but for rounding; in
-    eval mode `global_weights()` shows the same y."""
+def test_schedule_free_can_be_evaluated_between_steps() -> None:
+    """Without a merge in between, `train()` undoes `eval()` except for rounding. In eval mode
+    `global_weights()` shows the same y."""
     problems, twins = two("schedule-free"), two("schedule-free")
     ends = []
     for these, look in ((problems, True), (twins, False)):
@@ -597,7 +597,7 @@ def test_schedule_free_evaluated_between_steps_trains_on_as_if_not() -> None:
 
 @pytest.mark.parametrize("everybody", [True, False])
 def test_schedule_free_must_not_synchronize_in_eval_mode(everybody: bool) -> None:
-    """Its x is offered in the place of y: the anchor is not the mean of the ys."""
+    """A learner in eval mode offers x in place of y, so the anchor is not the mean of the ys."""
     problems = two("schedule-free")
     with cluster(*(p.inner for p in problems), sync_every=100) as optimizers:
         train(optimizers, problems, 10)
@@ -611,7 +611,7 @@ def test_schedule_free_must_not_synchronize_in_eval_mode(everybody: bool) -> Non
 
 
 def test_schedule_free_mode_changed_inside_global_weights_must_be_changed_back() -> None:
-    """Leaving the block restores the parameters, to the bit, not the optimizer's mode."""
+    """The end of the block restores the parameters to the bit, but not the optimizer's mode."""
     problems = two("schedule-free")
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
         train(optimizers, problems, 4)
@@ -624,9 +624,9 @@ def test_schedule_free_mode_changed_inside_global_weights_must_be_changed_back()
         assert not same(copies(optimizers[0]), before)
 
 
-def test_a_schedule_free_wrapper_is_no_optimizer_but_goes_around_one() -> None:
-    """Around a learner it shows it z: z is merged, and x, its mean, is made of merged values on
-    every learner."""
+def test_a_schedule_free_wrapper_goes_around_a_learner_not_inside() -> None:
+    """The wrapper gives the learner z as its parameters. So z is merged, and every learner averages
+    merged values into x."""
     wrap = of_schedulefree("ScheduleFreeWrapper")
     with pytest.raises(UsageError, match=r"inner must be a torch\.optim\.Optimizer"):
         MendOptimizer(wrap(SGD(dense().parameters(), lr=0.1)))
@@ -646,4 +646,4 @@ def test_a_schedule_free_wrapper_is_no_optimizer_but_goes_around_one() -> None:
         assert [o.status().rounds_adopted for o in optimizers] == [30, 30]
         assert same(*averages)
         assert joint_loss(problems, averages[0]) < 0.6 * before
-        assert not same(averages[0], anchor(optimizers[0]))  # the anchor is of z
+        assert not same(averages[0], anchor(optimizers[0]))  # the anchor is z

@@ -19,7 +19,7 @@ Make = Callable[[Any], Optimizer]
 
 
 class Complex(nn.Module):
-    """A complex matrix; what it makes of real vectors, as pairs of reals."""
+    """A complex matrix. It maps real vectors to complex ones, which come out as pairs of reals."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Tied(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A frozen layer under one that trains and one that has no gradient at every second step."""
+    """A frozen layer below one that trains and one that has a gradient at every second step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,8 +82,8 @@ def table() -> nn.Module:
 
 @dataclass
 class Problem:
-    """One learner's model, its own data, and its bare optimizer. `calls`: how often the gradient
-    was computed."""
+    """One learner's model, its own data, and its bare optimizer. `calls` counts the computations of
+    the gradient."""
 
     model: nn.Module
     inner: Optimizer
@@ -103,7 +103,7 @@ class Problem:
         return loss
 
     def step(self, optimizer: Optimizer) -> None:
-        """One step of the optimizer: the bare one or what wraps it."""
+        """One step of the optimizer: the bare one or its wrapper."""
         if self.closure:
             optimizer.step(self.backward)  # type: ignore[arg-type]
         else:
@@ -114,14 +114,14 @@ class Problem:
 def problem(
     learner: int, model: Callable[[], nn.Module], make: Make, closure: bool = False
 ) -> Problem:
-    """Learner i's problem: all have the same first weights and the same truth, each its own
-    inputs."""
+    """Learner i's problem. All learners have the same first weights and the same truth; each has
+    its own inputs."""
     draws = torch.Generator().manual_seed(7)
     truth, rows = torch.randn(4, 6, generator=draws), torch.randn(10, 6, generator=draws)
     torch.manual_seed(3)
     made = model()
     draws.manual_seed(20 + learner)
-    # the learners have some rows in common, and some of their own
+    # the learners share some rows; each has others of its own
     if isinstance(made, nn.Embedding):
         index = torch.randint(3 * learner, 3 * learner + 6, (12,), generator=draws)
         x, y = index, rows[index]
@@ -129,14 +129,14 @@ def problem(
         x = torch.randn(12, 4, generator=draws)
         y = torch.tanh(x @ truth)
     if isinstance(made, Frozen):
-        made.uses = learner  # not at the same steps
+        made.uses = learner  # so the learners use it at different steps
     inner = make(made.parameters())
-    getattr(inner, "train", lambda: None)()  # schedule-free optimizers want to hear it
+    getattr(inner, "train", lambda: None)()  # schedule-free optimizers need this call
     return Problem(made, inner, x, y, closure)
 
 
 def joint_loss(problems: Sequence[Problem], weights: Sequence[Tensor]) -> float:
-    """The loss of these weights on everybody's data."""
+    """The loss of these weights on the data of all learners."""
     model = problems[0].model
     before = [p.detach().clone() for p in model.parameters()]
     with torch.no_grad():

@@ -32,7 +32,7 @@ class ScriptedLearner:
         self.copies: list[Any] = []
         self.events: list[Event] = []
         self.closed = False
-        # What each wait comes to; a wait without an answer here succeeds.
+        # The result of each wait; a wait without one here succeeds.
         self.in_time: list[bool] = []
         self.settled: list[bool] = []
         self.timeouts: list[float] = []
@@ -384,7 +384,7 @@ def test_settling_hands_over_what_is_due_until_all_is_merged() -> None:
     learner.settled = [False, True]
     assert handover.settle(60.0, lambda: None)
     assert learner.calls == ["rest", "take", ("submit", 0), "news", "take"]
-    assert learner.timeouts == [2.0]  # a beat: what is heard by then may settle it
+    assert learner.timeouts == [2.0]  # a beat: news that arrives by then may settle it
     assert values(parameters) == [2.0, 2.0]
 
 

@@ -1,5 +1,5 @@
-"""What the constructor was told: refused by name, value and bound; filled in from the environment;
-and what two learners must have in common."""
+"""The arguments of the constructor: refused by name, value and bound; filled in from the
+environment; and the settings that two learners must have in common."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Unknown(Optimizer):
         super().__init__(parameters(), {"lr": 0.1})
 
 
-# What is refused, one argument at a time: (argument, value, what the error says it must be).
+# Refused values, one argument at a time: (argument, value, the rule that the error states).
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("name", "", "name must be a printable text of 1 to 200 bytes"),
@@ -134,7 +134,7 @@ def test_every_argument_but_those_of_other_policies_is_refused_somewhere() -> No
     assert {argument for argument, _, _ in REFUSED} == set(DEFAULTS) - elsewhere
 
 
-# What the short forms stand for.
+# The meaning of the short forms.
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_learners_of_one_process_that_nobody_named_have_different_names() -> Non
     assert read(name=None).name != read(name=None).name
 
 
-# What two learners must have in common.
+# Settings that two learners must have in common.
 
 
 def test_one_peer_may_be_told_by_itself() -> None:

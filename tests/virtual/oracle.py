@@ -25,7 +25,7 @@ Unit = tuple[int, Any]  # (fragment, (author, step))
 
 
 class Oracle:
-    """What it has seen so far of every learner and of the whole cluster."""
+    """The history of every learner and of the whole cluster, and the laws that they must keep."""
 
     counts = True  # every unit of work; a long run without faults may turn this off
 
@@ -140,8 +140,8 @@ class Oracle:
         ]
         own = learner.heirs - self._forked_twice | {learner.id}
         unnamed = [u for u in unnamed if u[0] not in self._forked or u[0] in own]
-        # What was trained since may have been offered in the name of the checkpoint's author, of
-        # whom there are two.
+        # Work that was done since may have been offered in the name of the checkpoint's author,
+        # of whom there are two.
         unnamed = [
             u for u in unnamed if not self.cluster.heirs.get(u[0], frozenset()) & self._forked_twice
         ]

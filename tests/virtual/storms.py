@@ -244,7 +244,7 @@ def check(storm: Storm) -> Cluster:
 
 
 def seen_in(seeds: range, wide: bool = False) -> tuple[Counter[str], list[str]]:
-    """What was seen in the storms of these seeds, and what went wrong in those that failed."""
+    """Counts of the events in the storms of these seeds, and the failure of each that failed."""
     seen: Counter[str] = Counter()
     failed = []
     for seed in seeds:

@@ -184,7 +184,7 @@ class TracedCluster(Cluster):
         self._lines.append((self.now if at is None else at, who, text))
 
     def remark(self, text: str) -> None:
-        """What the script does to the cluster, or the reader should know."""
+        """An action of the script on the cluster, or a note for the reader."""
         self.line("", f"--- {text} ---")
 
     def trace(self) -> list[str]:
@@ -393,7 +393,7 @@ def _beat(beat: Beat) -> str:
 
 
 def _round(record: RoundRecord) -> str:
-    """What the learner's ledger says of an anchor."""
+    """An anchor, as the learner's ledger records it."""
     anchor = f"version {record.version} of fragment {record.fragment} ({_work(record.tokens)})"
     came = {"founded": "founds", "restored": "restores", "pulled": "installs"}
     text = f"{came.get(record.reason, 'moves to')} {anchor}"

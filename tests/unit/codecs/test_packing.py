@@ -192,7 +192,7 @@ def test_the_size_of_parts_changes_no_bit(size: int, seed: int, mix: list[int]) 
 
 
 def test_what_is_decoded_in_parts_is_read_only_by_agreement() -> None:
-    """Of float32 the parts are the bytes themselves: whoever consumes them must not write there."""
+    """With float32, the parts are the packet's own bytes: their consumer must not write there."""
     values = torch.arange(8.0)
     packet, _ = encode_packet(CODECS["none"], values, [(8,)])
     (part,) = decoded(packet, [(8,)])

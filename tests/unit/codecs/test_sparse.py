@@ -49,7 +49,7 @@ def drawn(seed: int, kind: str, numel: int) -> Tensor:
         "normal": x,
         "ties": (2 * x).round(),
         "zeros": torch.where(some < 0.02, x, 0.0 * x),  # negative zeros among them
-        "tiny": x * 2.0**-140,  # subnormal: what flushes them to zero would lose them
+        "tiny": x * 2.0**-140,  # subnormal: a flush to zero would lose them
         "rows": torch.where(torch.arange(numel) // 300 % 4 == 1, x, 0.0),
     }[kind]
 

@@ -133,11 +133,11 @@ def test_synchronous_adoption_is_exact_if_nothing_was_trained_since(
     assert (advance.merged_own_offer, advance.replace) == (True, exactly)
 
 
-# What stays in the weights
+# The residual in the weights
 
 
 def owing(**schedule: int | None) -> DrivenEngine:
-    """A learner of whose merged offer something stayed in its weights, to be closed at rest."""
+    """A learner with a residual of its merged offer in its weights, to be closed at rest."""
     engine = among_peers(residual_in_weights=True, **schedule)
     offer = engine.offer()
     engine.receive(seal_of(BASE, offer.entry))
@@ -149,7 +149,7 @@ def owing(**schedule: int | None) -> DrivenEngine:
 
 
 def rests(engine: DrivenEngine, replaced: bool = True) -> list[int]:
-    """What it wants to offer at rest, once the correction is applied."""
+    """The fragments that it wants to offer at rest, once the correction is applied."""
     engine.engine.correction_applied(engine.now, 0, replaced)
     engine.engine.rest(engine.now)
     return engine.engine.boundaries.fragments_to_copy()
@@ -292,8 +292,8 @@ def test_another_model_is_taken_whole_and_no_progress_with_it() -> None:
 
 @pytest.mark.parametrize("doubt", [False, True])
 def test_an_offer_whose_work_is_about_to_be_replaced_is_sent_no_more(doubt: bool) -> None:
-    """By another model, or by a seal in doubt: whoever merged it now would merge what counts as
-    dropped."""
+    """By another model, or by a seal in doubt: a sealer that merged it now would merge work that
+    counts as dropped."""
     engine = among_peers()
     engine.offer()
     assert len(engine.sent(Offer)) == 1
@@ -417,8 +417,8 @@ def test_offers_of_a_group_that_others_made_under_the_former_model_are_held_no_m
 
 
 def test_a_late_anchor_of_another_fragment_does_not_make_a_model_whole() -> None:
-    """A peer had a group, and told of it; who has it now without the group has a model of one
-    fragment. What was asked of the first and comes after all is not that fragment."""
+    """A peer had a group, and told of it. The model as others have it now, without the group, is of
+    one fragment. A late answer of the first peer is not that fragment."""
     engine = with_a_group(BASE)
     engine.beat(THIRD, THEIRS, genesis=OTHER)
     engine.receive(state_of(Lineage.fresh(OTHER), fragment=1, peer=FOURTH))
@@ -443,7 +443,7 @@ def test_a_message_of_a_fragment_that_is_not_here_is_ignored(fragment: int) -> N
     assert (engine.jobs(Install), engine.fragment.offer_requested) == ([], False)
 
 
-# Whom we asked, and who does not answer
+# Peers that were asked and do not answer
 
 
 def test_who_was_asked_and_then_fell_silent_is_not_waited_for() -> None:

@@ -1,4 +1,4 @@
-"""The front door of an engine: what it says and does at once when something happens."""
+"""The front door of an engine: its immediate answers and effects when something happens."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def restarted() -> tuple[DrivenEngine, Offer]:
 
 
 def test_a_sealer_that_takes_our_model_over_gets_the_offer_again_at_once_and_once() -> None:
-    """What reached it before, it did not keep."""
+    """It did not keep the offer when that first reached it."""
     engine, offer = restarted()
     engine.beat(AGAIN, BASE)
     assert engine.sent(Offer) == [(AGAIN, offer)]

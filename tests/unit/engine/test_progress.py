@@ -509,8 +509,8 @@ def test_in_lockstep_what_is_withdrawn_waits_for_the_boundary() -> None:
 
 
 def test_on_another_branch_work_of_two_authors_stays_in_two_offers() -> None:
-    """What a second process left beside an offer of the first is none of the first's: it may be in
-    an offer of its own author that follows nothing of the first."""
+    """Work that a second process left beside an offer of the first does not belong to the first: it
+    may be in an offer of its own author that follows nothing of the first."""
     old, sent = second_offer()
     middle = again(old)
     assert middle.progress.pending is not None
@@ -588,7 +588,7 @@ def test_a_founder_claims_all_that_it_inherited() -> None:
     assert twin.progress.in_doubt(lineage)
 
 
-# What encodings have lost
+# Residuals of encodings
 
 
 def at_rest(fragment: Fragment) -> bool:
@@ -698,8 +698,8 @@ def others_sealed(fragment: Fragment, tokens: int) -> None:
 def test_who_has_closed_has_a_share_in_what_others_close_but_not_in_what_they_do_without_it() -> (
     None
 ):
-    """In a mean over all, what is closed one after another is shared; who trains on alone has all
-    of it."""
+    """Learners that close one after another share each rest in a mean over all. A learner that
+    trains on alone has all of it."""
     fragment = owing(4)
     closing(fragment)
     others_sealed(fragment, 10)  # one of ours waits
@@ -844,7 +844,7 @@ def test_a_founder_owes_nothing() -> None:
     assert not at_rest(fragment)
 
 
-# What came with a checkpoint besides progress
+# The rest of a checkpoint, besides progress
 
 
 def test_an_heir_is_outlived_once_an_anchor_has_what_its_checkpoints_process_offered_later() -> (

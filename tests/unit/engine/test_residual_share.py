@@ -76,7 +76,7 @@ def test_after_a_round_without_the_learner_it_has_a_share_only_if_it_holds_or_of
     assert residual == Residual(share, unsent)
 
 
-# Rule 3: what an offer claims
+# Rule 3: the claim of an offer
 
 
 @pytest.mark.parametrize(

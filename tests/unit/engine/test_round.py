@@ -45,7 +45,7 @@ def decided(
     grace_s: float,
     interval_s: float,
 ) -> Decision:
-    """What is decided about the inbox, as a sealer looks at it again and again."""
+    """The decision about the inbox, which a sealer looks at again and again."""
     if not round.has_work:
         return Decision(False, "nothing_offered")
     since = round.quorum_since(now, needed)
@@ -397,8 +397,8 @@ claims = st.tuples(
 
 @given(st.lists(claims, max_size=30), st.data())
 def test_no_authors_work_is_ever_merged_twice(arrivals: list[Any], data: st.DataObject) -> None:
-    """However its heirs, and the author itself, offer it: what a seal merges starts where the last
-    one ended."""
+    """In whatever way its heirs, and the author itself, offer it: each seal merges work that starts
+    where the last one ended."""
     round, lineage = Round(0), BASE
     settled: Counter[PeerId] = Counter()
     for name, seq, restored_from, start in arrivals:

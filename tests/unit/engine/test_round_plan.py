@@ -1,4 +1,4 @@
-"""What a sealer does next, as a function of what it sees."""
+"""A sealer's next action, as a function of its view."""
 
 from __future__ import annotations
 
@@ -266,8 +266,8 @@ def test_planning_changes_nothing_and_is_repeatable(seen: View, settings: Polici
 
 @given(views(), policies)
 def test_a_plan_holds_together(seen: View, settings: Policies) -> None:
-    """What is sealed has quorum and work, and its round is launched; who is called has not
-    offered."""
+    """A round that is sealed has quorum and work, and has been launched; a peer that is called has
+    not offered."""
     found, round = plan(seen, settings), seen.round
     if found.launch:
         assert round.phase is Phase.WAITING

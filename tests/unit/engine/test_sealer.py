@@ -37,7 +37,7 @@ def admit(engine: DrivenEngine, offer: Offer) -> None:
         engine.done(inspect)
 
 
-# Who seals, and when
+# The moment of sealing
 
 
 def test_all_have_offered_and_the_sealer_merges_exactly_those_in_name_order() -> None:
@@ -52,7 +52,7 @@ def test_all_have_offered_and_the_sealer_merges_exactly_those_in_name_order() ->
 
 
 def test_nothing_is_sealed_within_a_beat_of_meeting_somebody() -> None:
-    """Who is new may know a better sealer, which has these offers, too: both would seal."""
+    """A new peer may know a better sealer, which has these offers, too: both would seal."""
     engine = sealer(PEER)
     engine.offer()
     engine.engine.met(engine.now, THIRD, "")
@@ -91,7 +91,7 @@ def test_who_began_with_nothing_is_not_waited_for_once_there_were_rounds(
 def test_a_sealer_at_rest_loses_nothing_on_the_way_back_where_it_would_offer_that_again(
     stays: bool, resting: bool
 ) -> None:
-    """No later round may come. Who weighs how much goes by the tokens as ever."""
+    """No later round may come. The weights follow the tokens, as ever."""
     engine = sealer(PEER, residual_in_weights=stays)
     engine.offer()
     if resting:
@@ -192,7 +192,7 @@ def test_while_a_round_is_merged_no_other_begins() -> None:
     assert len(engine.sent(Seal)) == 1
 
 
-# What a round is not
+# Merges without a seal
 
 
 def test_a_merge_on_an_anchor_that_has_moved_is_thrown_away_and_its_offers_kept() -> None:
@@ -379,7 +379,7 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
     assert engine.sent(Offer) == []
 
 
-# Who is slow
+# Slow peers
 
 
 def judging(*slower: tuple[PeerId, float], quorum: int | None = None) -> DrivenEngine:

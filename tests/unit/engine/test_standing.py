@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a fragment, and what goes on from it."""
+"""The part of a fragment that a checkpoint keeps, and the fragment that goes on from it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What of an anchor is a learner's own, beside a twin that keeps the whole content of every
-anchor."""
+"""A learner's own share of an anchor, beside a twin that keeps the whole content of all anchors."""
 
 from __future__ import annotations
 

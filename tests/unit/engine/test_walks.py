@@ -233,7 +233,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.state.wants)
     @rule(arrives=st.sampled_from([True, True, False]))
     def answer(self, arrives: bool) -> None:
-        """What was wanted of a peer comes, or cannot be had from it."""
+        """The anchor that a peer was asked for comes, or cannot be had from it."""
         switch = self.state.switch
         genesis = switch.genesis if switch else self.state.genesis
         for p, (peer, _) in list(self.state.wants.items()):

@@ -73,7 +73,7 @@ def watched(durations: np.ndarray, every: int = 1) -> list[tuple[int, str, str]]
 
 
 def of(*levels: Level) -> Levels:
-    """What a, b, … tell of their compute."""
+    """The reports of a, b, … on their compute."""
     return {peer: {"compute": level} for peer, level in zip(EVERYBODY, levels, strict=False)}
 
 
@@ -86,7 +86,7 @@ def later(levels: Levels, blocks: int) -> Levels:
 
 
 def settled(watch: Watch, levels: Levels, at: float = 0.0) -> list[tuple[str, Verdict]]:
-    """What is judged when everybody stays at these levels."""
+    """The verdicts when everybody stays at these levels."""
     return [turn for blocks in range(3) for turn in watch.judge(at, later(levels, blocks))]
 
 

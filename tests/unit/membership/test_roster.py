@@ -106,7 +106,7 @@ def test_a_roster_is_its_peers_and_their_last_beats() -> None:
     assert roster.beats(genesis=b"") == [beat("c", 1)]
 
 
-# Who can send, but hears nothing of us
+# Peers that can send, but hear nothing of us
 
 
 def told(count: int, of_us: int | None) -> Beat:

@@ -19,8 +19,8 @@ DEFAULT = 1000
 
 @dataclass
 class Loop:
-    """A training loop: what it calls, and the gradients it has. `stamp` changes whenever they do,
-    and recurs after they were cleared, as addresses do."""
+    """A training loop: its calls, and its gradients. `stamp` changes whenever the gradients do, and
+    recurs after they were cleared, as addresses do."""
 
     count: TokenCount = field(default_factory=TokenCount)
     stamp: int = 0

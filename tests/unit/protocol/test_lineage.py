@@ -35,7 +35,7 @@ def test_a_seal_counts_tokens_and_version_and_keeps_the_genesis(
 def test_a_seal_is_greater_than_its_base(
     base: Lineage, members: list[Entry], payload: bytes
 ) -> None:
-    """Even one that merged no tokens: so whoever has the seal is ahead of whoever has not."""
+    """Even one that merged no tokens: so a learner with the seal is ahead of one without it."""
     assert base.seal(members, payload).key > base.key
 
 

@@ -166,7 +166,7 @@ def test_a_job_that_raises_ends_the_thread_and_says_so(caplog: pytest.LogCapture
         guard = worker._guard
         with guard.mutex:
             waits.set()
-            # Whoever waits on the condition is woken.
+            # Every thread that waits on the condition is woken.
             assert guard.changed.wait_for(lambda: guard.over, PATIENCE_S)
         worker.join(PATIENCE_S)
         assert isinstance(guard.error, MemoryError)

@@ -1,4 +1,4 @@
-"""Addresses: what the user wrote, what a peer told, what gRPC says."""
+"""Addresses: as the user wrote them, as a peer told them, as gRPC reports them."""
 
 from __future__ import annotations
 

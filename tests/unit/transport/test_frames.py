@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and what is not a message is a PeerError and nothing else."""
+"""Frames: a message comes out as it went in; any other bytes are a PeerError and nothing else."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The network, over loopback: who is there, what arrives, and what is told when something does
-not."""
+"""The network, over loopback: the peers that are there, the messages that arrive, and the reports
+of those that do not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tests.unit.transport.recorder import (
     state_of,
 )
 
-grpc = room.grpc  # not imported here: whoever imports it first decides about its fork handlers
+grpc = room.grpc  # not imported here: its first importer decides about its fork handlers
 LOOPBACK = "127.0.0.1:0"
 TIMING = Timing(beat_s=0.1, round_timeout_s=5.0, evict_after_s=3.0)
 HASTY = Timing(beat_s=0.1, round_timeout_s=0.3, evict_after_s=3.0)
@@ -891,7 +891,7 @@ def test_fork_handlers_are_off_unless_somebody_else_was_first(before, crash):
 
 
 def python(*arguments: str) -> list[str]:
-    """What a fresh interpreter prints, whose environment says nothing of gRPC."""
+    """The words that a fresh interpreter prints; its environment says nothing of gRPC."""
     root = Path(__file__).parents[3]
     environment = {
         name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"

@@ -41,8 +41,8 @@ def field_text(field: FieldDescriptorProto) -> str:
 
 
 def message_text(message: DescriptorProto) -> str:
-    """A message as source text. What this does not know how to write (nested types, options …) must
-    not be there."""
+    """A message as source text. Features that this function cannot write (nested types, options …)
+    must not be there."""
     known = {"name", "field", "oneof_decl"}
     assert {field.name for field, _ in message.ListFields()} <= known, (
         f"teach this test about {message}"

@@ -1,4 +1,4 @@
-"""One end of an RPC: what it counts."""
+"""One end of an RPC: the bytes that it counts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Both ends of the four RPCs, over streams in memory and in virtual time: what arrives, and what is
-told when something does not."""
+"""Both ends of the four RPCs, over streams in memory and in virtual time: the messages that
+arrive, and the reports of those that do not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Broken:
-    """What the end of a stream reads when the stream has broken."""
+    """An end of a stream reads this when the stream has broken."""
 
 
 class Cable:
@@ -350,7 +350,7 @@ async def test_stopping_tells_nothing(a, b):
 
 
 def answers_of(other: Recorder) -> dict[str, list[bytes]]:
-    """What no offer and no want may be answered with."""
+    """Answers that no offer and no want may get."""
     state, seal = state_of(other), seal_of(other)
     return {
         "nothing": [],

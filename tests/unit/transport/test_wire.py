@@ -1,4 +1,4 @@
-"""The wire: what goes in comes out, and what is not a message is a PeerError and nothing else."""
+"""The wire: a message comes out as it went in; any other bytes are a PeerError and nothing else."""
 
 from __future__ import annotations
 

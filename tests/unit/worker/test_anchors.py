@@ -130,7 +130,7 @@ class Learner(LoneFragment):
 
 
 def merged(seal: Seal) -> Tensor:
-    """What comes back in it, of a fragment that is one vector."""
+    """The merged delta in a seal, of a fragment that is one vector."""
     (numel,) = {packet.numel for packet in seal.sections.values()}
     layout = Layout(["w"], [torch.zeros(numel)], 1)
     way_back = SealPayload(find_codec("none"), "mean", layout.fragments[0], Buffers())
@@ -142,7 +142,7 @@ def vector(*values: float) -> Tensor:
 
 
 def wide(value: float) -> Tensor:
-    """Long enough for a codec to save bytes: what is shorter travels as it is."""
+    """Long enough for a codec to save bytes: a shorter tensor travels as it is."""
     return torch.full((40,), float(value))
 
 
@@ -811,8 +811,8 @@ def test_a_refused_seal_changes_no_bit(kind: str) -> None:
 
 
 def changed(state: State, name: str, tensor: Tensor | None) -> State:
-    """Another tensor in one section, with a digest that fits: what a broken but consistent peer
-    would send."""
+    """Another tensor in one section, with a digest that fits: a broken but consistent peer would
+    send this."""
     sections = {key: packet for key, packet in state.sections.items() if key != name}
     if tensor is not None:
         sections[name] = raw(tensor)

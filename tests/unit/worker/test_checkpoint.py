@@ -1,4 +1,4 @@
-"""What a checkpoint holds, before it is plain data."""
+"""The content of a checkpoint, before it is plain data."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_there_and_back(checkpoint: Checkpoint) -> None:
 
 
 def of_former_versions(state: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """What was written before there were these keys."""
+    """The state as it was written before there were these keys."""
     for entry in state["fragments"]:
         for holder in (entry, entry["pending"] or {}):
             for key in keys:

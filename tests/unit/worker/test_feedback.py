@@ -106,7 +106,7 @@ def test_a_round_that_is_lost_leaves_no_trace(codec: Codec, seed: int) -> None:
 
 @each
 def test_the_residual_stays_bounded(codec: Codec) -> None:
-    """2,000 rounds, three in ten of them lost: what a lost round carried is offered again, as
+    """2,000 rounds, three in ten of them lost: the content of a lost round is offered again, as
     progress is."""
     generator, feedback = torch.Generator().manual_seed(7), Feedback(codec, SHAPES, Buffers())
     fates = torch.rand(2000, generator=generator) < 0.7

@@ -28,7 +28,7 @@ def merged(
 
 
 def span(deltas: list[Tensor]) -> float:
-    """The greatest magnitude: what float32 tolerances are relative to."""
+    """The greatest magnitude, to which float32 tolerances are relative."""
     return max(float(delta.abs().max()) for delta in deltas)
 
 

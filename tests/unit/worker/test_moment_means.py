@@ -133,7 +133,7 @@ def alike(these: Mapping[str, Reading], those: Mapping[str, Reading]) -> bool:
 
 
 def held(averaging: MomentMeans) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """What is pending and what is kept for newcomers, in bytes."""
+    """The pending moments and the means that are kept for newcomers, in bytes."""
     own = {
         name: bytes(as_bytes(r.values)) + repr(r.updates).encode()
         for name, r in averaging.own.items()
@@ -206,7 +206,8 @@ def test_who_sent_a_moment_that_is_due_comes_to_the_mean_of_those_that_did(
 
 @given(MEMBERS)
 def test_the_mean_over_the_learners_stays_what_it_was(members: list[dict[str, Reading]]) -> None:
-    """What is added to some is taken from others; who has no such state is not among them."""
+    """A round adds to some learners as much as it takes from others, and leaves out learners
+    without such a state."""
     round = Round(members)
     for name in ALL:
         for i in range(len(SHAPES)):
@@ -674,7 +675,7 @@ def test_a_round_of_offers_seals_and_corrections(name: str) -> None:
 
 
 def test_what_a_merge_brings_of_moments_changes_nothing_about_the_weights() -> None:
-    """And the other way round: what is due is no matter of the delta."""
+    """And the other way round: the delta does not depend on the moments that are due."""
     found = []
     for due in (ALL, ("exp_avg",), ()):
         a, b, _ = busy()
@@ -794,7 +795,7 @@ def test_a_sealed_moment_can_neither_be_left_out_nor_renamed_nor_exchanged() -> 
 
 
 def moment_of(values: Tensor, updates: Sequence[int], moment: Moment, numel: int = NUMEL) -> Packet:
-    """Well-formed, whatever is in it: what a broken but consistent peer would send."""
+    """Well-formed, whatever is in it: a broken but consistent peer would send this."""
     signed = replace(moment, nonnegative=False)
     packet = encode_moment(
         signed,
@@ -1022,8 +1023,8 @@ def test_never_is_never() -> None:
 
 
 def averaged_at(period: int, merged: Sequence[int]) -> list[int]:
-    """The versions that average a learner which is merged at these, and at no others. What an offer
-    carries is decided when it is prepared, on the version that merged the one before."""
+    """The versions that average a learner which is merged at these, and at no others. The moments
+    of an offer are chosen when it is prepared, on the version that merged the one before."""
     rules, averaged, base, found = policies(period, 1), {"first": 0}, 0, []
     for version in merged:
         if "exp_avg" in rules.owed(averaged, base + 1) and "exp_avg" in rules.due(version):
@@ -1191,7 +1192,7 @@ def test_it_sends_again_what_the_round_did_not_take_until_one_does() -> None:
 
 
 def test_who_comes_to_an_anchor_of_lesser_version_sends_its_moments_as_the_others_do() -> None:
-    """After a split, or from another cluster: what was averaged there has another numbering."""
+    """After a split, or from another cluster: its averages there were numbered differently."""
     made = engine(5)
     made.fragment.averaged = {"first": 999, "second": 996}
     assert made.engine.boundaries.moments(0) == ALL

@@ -231,7 +231,7 @@ def relayed() -> Seal:
 
 
 def with_digest(seal: Seal) -> Seal:
-    """What a broken but consistent sealer would send."""
+    """A seal that a broken but consistent sealer would send."""
     return replace(seal, payload=payload_digest(seal.sections, seal.weights))
 
 

@@ -185,9 +185,7 @@ class Boundaries:
         if state.switch or not state.answered.issuperset(self._near()):
             return False
         shared = [fragment for fragment in state.fragments if self._is_shared(fragment)]
-        if any(
-            state.has_unsent_work(f) or f.correction_pending or f.disagrees for f in shared
-        ):
+        if any(state.has_unsent_work(f) or f.correction_pending or f.disagrees for f in shared):
             return False
         return not any(self.adoption.behind(fragment) for fragment in state.fragments)
 

@@ -252,7 +252,6 @@ class Progress(Accounts):
     def became_anchor(self, lineage: Lineage, at: Totals) -> None:
         """Alone, the weights at `at` became the anchor."""
         self.founded(lineage, at)
-        self.disagrees = False
         self.offer_requested = False
 
     def begin_after(self, totals: Totals) -> None:

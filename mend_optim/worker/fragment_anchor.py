@@ -13,7 +13,7 @@ from torch import Tensor
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import raw
 from mend_optim.codecs.registry import Codec, check_packet, decode_packet
-from mend_optim.engine.effects import Advance, Agree, Done, Install, Merge, Prepare, Reoffer
+from mend_optim.engine.effects import Advance, Done, Install, Merge, Prepare, Reoffer
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
@@ -158,9 +158,11 @@ class FragmentAnchor:
         return Correction(self.fragment.index, values, job.replace, moments)
 
     def found(self, weights: Tensor, moments: Mapping[str, Reading] | None) -> None:
-        """Take this learner's own weights as the anchor."""
+        """Take this learner's own weights as the anchor, but for the disagreement in them."""
         self.theta.copy_(weights)
-        self.drop()
+        if self.disagreement is not None:
+            self.theta.add_(self.disagreement)
+        self._drop_offer()
         self.payload.drop()
         if self.velocity is not None:
             # The velocity belongs to rounds from before this learner was alone.
@@ -207,8 +209,11 @@ class FragmentAnchor:
 
     def drop(self) -> None:
         """Give up the pending offer, the residual and the disagreement."""
-        self.progress = None
         self.disagreement = None
+        self._drop_offer()
+
+    def _drop_offer(self) -> None:
+        self.progress = None
         self.feedback.drop()
         self.means.drop()
 

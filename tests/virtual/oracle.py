@@ -53,7 +53,7 @@ class Oracle:
             return
         state = learner.engine.state
         for p, fragment in enumerate(state.fragments):
-            theta, weights = learner.units.theta[p], learner.without_disagreement(p)
+            theta, weights = learner.units.theta[p], learner.agreed(p)
             still = fragment.motion is Motion.STILL and not state.mode.founding
             applied, unmerged = p not in learner.mailbox, fragment.unmerged(state.totals).tokens
             now = (theta, weights, fragment.lineage, still, applied, unmerged)
@@ -166,11 +166,11 @@ class Oracle:
         # it may have died before it let go of a former model
         self.origins[learner.id] = {state.genesis}.union(*former)
         others = [x for x in self.cluster.processes.values() if x is not learner]
-        for p, weights in enumerate(learner.weights):
+        for p in range(len(learner.weights)):
             held = self._held(others, p)
             # Also what it was about to hand to who seals now.
             everything = {
-                *weights,
+                *learner.agreed(p),
                 *self._anchor(learner, p),
                 *self._offered(learner, p, safe=False),
             }
@@ -181,7 +181,7 @@ class Oracle:
         offer that has arrived."""
         held: set[Any] = set()
         for learner in [x for x in learners if p < len(x.weights)]:
-            held |= {*learner.weights[p], *self._anchor(learner, p), *self._offered(learner, p)}
+            held |= {*learner.agreed(p), *self._anchor(learner, p), *self._offered(learner, p)}
         return held
 
     def _anchor(self, learner: Learner, p: int) -> Vector:

@@ -27,6 +27,9 @@ class Saved:
     weights: list[Vector]
     theta: list[Vector]
     progress: list[Vector]
+    #: The disagreement that the weights hold, and that which they will hold after the mailbox.
+    disagreement: list[Vector]
+    next_disagreement: list[Vector]
     mailbox: dict[int, Correction]
     heirs: frozenset[PeerId]
     groups: tuple[bytes, ...]
@@ -39,11 +42,14 @@ class Saved:
             "correction_pending": True,
             "adopt_at": None,
             "has_unsent_residual": False,
+            "disagrees": False,
         }
         standings = [replace(s, **gone) for s in self.resumed.standings]
-        mailbox = {p: Correction(p, dict(theta), True) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]
+        mailbox = {p: Correction(p, dict(theta), True, {}) for p, theta in enumerate(self.theta)}  # type: ignore[arg-type]
+        resumed = self.resumed._replace(standings=standings, intact=False)
+        nothing: list[Vector] = [{} for _ in self.theta]
         return replace(
-            self, resumed=self.resumed._replace(standings=standings, intact=False), mailbox=mailbox
+            self, resumed=resumed, mailbox=mailbox, disagreement=nothing, next_disagreement=nothing
         )
 
 
@@ -67,6 +73,8 @@ class Learner:
         fragments = cluster.policies.schedule.fragments
         start = {("init", cluster.random.getrandbits(40)): 1}
         self.weights: list[Vector] = [dict(start) for _ in range(fragments)]
+        #: The disagreement that the weights hold: the worker may have the next one already.
+        self.disagreement: list[Vector] = [{} for _ in self.weights]
         self.groups = (b"",) * fragments
         self.units = Units(self.weights)
         self.mailbox: dict[int, Correction] = {}
@@ -95,6 +103,8 @@ class Learner:
             self.weights = [dict(w) for w in saved.weights]
             self.units.theta = [dict(t) for t in saved.theta]
             self.units.progress = [dict(d) for d in saved.progress]
+            self.disagreement = [dict(d) for d in saved.disagreement]
+            self.units.disagreement = [dict(d) for d in saved.next_disagreement]
             self.mailbox = dict(saved.mailbox)
             self.heirs, self.groups = saved.heirs, saved.groups
             self.cluster.heirs[self.id] = self.heirs
@@ -118,6 +128,7 @@ class Learner:
             return
         self.cluster.seen["extended"] += 1
         self.groups = (*self.groups, b"added")
+        self.disagreement.append({})
         self.weights.append({("init", self.cluster.random.getrandbits(40)): 1})
         at = (engine.state.totals.step, engine.state.totals.tokens)
         engine.state.work(Extend(None, dict(self.weights[-1]), at, self.groups))  # type: ignore[arg-type]
@@ -134,7 +145,13 @@ class Learner:
         resumed = Resumed(Totals(totals.step, totals.tokens), standings)
         copies = (
             [dict(v) for v in vectors]
-            for vectors in (self.weights, self.units.theta, self.units.progress)
+            for vectors in (
+                self.weights,
+                self.units.theta,
+                self.units.progress,
+                self.disagreement,
+                self.units.disagreement,
+            )
         )
         return Saved(resumed, *copies, dict(self.mailbox), self.heirs | {self.id}, self.groups)
 
@@ -191,12 +208,17 @@ class Learner:
         self.cluster.after(self.cluster.random.random() * 0.2, self, copied, copies)
 
     def _apply(self, p: int, correction: Correction) -> None:
-        before, dropped = self.weights[p], self.engine.state.fragments[p].dropped_tokens
+        before, dropped = self.agreed(p), self.engine.state.fragments[p].dropped_tokens
         self.engine.correction_applied(self.now, p, correction.replace)
         values: Vector = correction.values  # type: ignore[assignment]
-        self.weights[p] = dict(values) if correction.replace else add(before, values)
+        self.weights[p] = dict(values) if correction.replace else add(self.weights[p], values)
+        self.disagreement[p] = correction.disagreement
         dropped = self.engine.state.fragments[p].dropped_tokens - dropped
-        self.cluster.oracle.moved(self, p, before, self.weights[p], dropped)
+        self.cluster.oracle.moved(self, p, before, self.agreed(p), dropped)
+
+    def agreed(self, p: int) -> Vector:
+        """The weights without the disagreement: the anchor and the learner's own work."""
+        return add(self.weights[p], self.disagreement[p], -1)
 
     def copied(self, copies: dict[int, Vector]) -> None:
         self.copying = False

@@ -38,7 +38,7 @@ def test_fresh_process_adopts_trained_weights(seed: int) -> None:
     cluster = Cluster(2, seed, policies())
     cluster.start_all()
     cluster.run(40)
-    before = set(cluster.learners["learner-0"].weights[0])
+    before = set(cluster.learners["learner-0"].agreed(0))
     cluster.crash("learner-1")
     cluster.run(30)
     cluster.start("learner-1")
@@ -47,9 +47,9 @@ def test_fresh_process_adopts_trained_weights(seed: int) -> None:
     assert cluster.settle()
     init = {u for u in before if u[0] == "init"}
     for learner in cluster.learners.values():
-        assert init <= set(learner.weights[0])
+        assert init <= set(learner.agreed(0))
         own = {u for u in before if u[0] == cluster.learners["learner-0"].id}
-        assert own <= set(learner.weights[0])
+        assert own <= set(learner.agreed(0))
 
 
 def with_a_slow_learner(seed: int, grace_s: float) -> tuple[Cluster, float]:

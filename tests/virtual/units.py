@@ -51,7 +51,7 @@ class Correction(NamedTuple):
     values: Vector
     replace: bool
     #: The disagreement that the weights hold afterwards.
-    disagreement: Vector = {}
+    disagreement: Vector
 
 
 def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
@@ -94,7 +94,7 @@ class Units:
         if isinstance(job, Agree):
             p = job.fragment
             given_up, self.disagreement[p] = self.disagreement[p], {}
-            return Done(), (Correction(p, add({}, given_up, -1), False),)
+            return Done(), (Correction(p, add({}, given_up, -1), False, {}),)
         return self._make(job), ()
 
     def _make(self, job: Job) -> Done:
@@ -118,8 +118,8 @@ class Units:
                 merged = add(merged, offer.sections.get("delta", {}))  # type: ignore[arg-type]
             return Done(sections={"merged": Section(merged)}, digest=digest(merged))  # type: ignore[dict-item]
         if isinstance(job, Found):
-            self.theta[: len(job.tensors)] = [dict(t) for t in job.tensors]
-            self.disagreement[: len(job.tensors)] = [{} for _ in job.tensors]
+            for p, tensor in enumerate(job.tensors):
+                self.theta[p] = add(tensor, self.disagreement[p], -1)
             return Done(digest=digest(*self.theta))
         assert isinstance(job, Export)
         return Done(sections={"anchor": Section(self.theta[job.fragment])}, digest=b"")  # type: ignore[dict-item]

@@ -217,8 +217,8 @@ class Adopter:
         return pending.step == self.state.totals.step
 
     def _gain(self, fragment: Progress) -> float:
-        """The gain of a seal that has merged the pending offer. At rest it is 1, so that all learners
-        end with the same weights."""
+        """The gain of a seal that has merged the pending offer; 1 at rest, so that all learners end
+        with the same weights."""
         state, pending = self.state, fragment.pending
         if state.resting or pending is None:
             return 1.0

@@ -33,6 +33,8 @@ from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
 YOURS = "yours"
 #: The section that holds the merged delta in a seal.
 MERGED = "merged"
+#: The name of the section of a seal that scales the mean of its members.
+SCALE = "scale"
 #: The prefix of the names of all sections that hold moments.
 MOMENT_PREFIX = "moment."
 

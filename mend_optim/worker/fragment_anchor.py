@@ -29,6 +29,7 @@ from mend_optim.worker.outer import (
     disagreement,
     outer_step,
 )
+from mend_optim.worker.scale import scaled
 from mend_optim.worker.seal_payload import SealPayload, payload_digest
 
 #: How a checkpoint names the sealer's own feedback. It has no name for the residual of an open
@@ -109,7 +110,9 @@ class FragmentAnchor:
         seal = job.seal
         if not job.sealed_here:
             self.means.check(seal.sections)
-        merged = self.payload.merged(seal, job.sealed_here, self.buffers.take(self.theta.numel()))
+        scratch = self.buffers.take(self.theta.numel())
+        merged = self.payload.merged(seal, job.sealed_here, scratch)
+        factors = self.payload.factors(seal)
         if job.sealed_here and self.payload.feedback:
             self.payload.feedback.commit()
         if job.sealed_by_predecessor:
@@ -117,6 +120,8 @@ class FragmentAnchor:
         leaving = self._leaving(job.forget, job.merged_own_offer)
         if job.merged_own_offer and leaving is not None and not job.replace:
             leaving = self._agree_by(job.gain, leaving, merged)
+        if factors:
+            merged = scaled(merged, factors, self.fragment.offsets, scratch)
         moments = self.means.merged(seal.sections, job.merged_own_offer)
         values = self.buffers.take(self.theta.numel())
         outer_step(self.outer, self.theta, self.velocity, merged, own=leaving, correction=values)

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import PART, placed
 
-MERGES = ("mean", "rda", "trimmed_mean", "median")
+MERGES = ("norm_preserving", "mean", "rda", "trimmed_mean", "median")
 #: The merges in which each member has a share. A median would ignore the residual that a single
 #: learner flushes.
-SHARED = ("mean", "rda")
+SHARED = ("norm_preserving", "mean", "rda")
+#: The merges that are a weighted mean of the deltas, so members' packets can stand for it.
+LINEAR = ("norm_preserving", "mean")
 #: The share of the members that a trimmed mean drops at each end.
 TRIM = 0.25
 #: Elements of a block with few operands: it stays in a cache, and the calls take less time than the
@@ -47,14 +49,19 @@ def weighted_mean(deltas: Sequence[Tensor], w: Sequence[float], out: Tensor) -> 
 
 
 def weighted_mean_by_parts(
-    deltas: Iterable[Iterable[Tensor]], w: Sequence[float], out: Tensor
+    deltas: Iterable[Iterable[Tensor]],
+    w: Sequence[float],
+    out: Tensor,
+    measure: Callable[[int, slice, Tensor], object] = lambda *_: None,
 ) -> Tensor:
     """The weighted mean, to the bit, of deltas that come in parts of at most `PART` elements. No
-    delta is ever held whole."""
+    delta is ever held whole. `measure` is called with every delta's number, the place of each part,
+    and the part."""
     scratch = torch.empty(min(PART, out.numel()), dtype=torch.float32)
     for i, (parts, weight) in enumerate(zip(deltas, w, strict=True)):
         for here, part in placed(parts):
             _add(part, weight, out[here], scratch, first=i == 0)
+            measure(i, here, part)
     return out
 
 
@@ -132,9 +139,11 @@ def coordinate_median(deltas: Sequence[Tensor], out: Tensor) -> Tensor:
 def merge(
     scheme: str, deltas: Sequence[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]
 ) -> Tensor:
-    """Merge `deltas` (flat float32, in peer-name order) into `out` by the named scheme."""
+    """Merge `deltas` (flat float32, in peer-name order) into `out` by the named scheme.
+
+    "norm_preserving" is the mean here: the seal's outer step scales it (`scale.py`)."""
     match scheme:
-        case "mean":
+        case "mean" | "norm_preserving":
             return weighted_mean(deltas, w, out)
         case "rda":
             return radial_directional(deltas, w, out, offsets)

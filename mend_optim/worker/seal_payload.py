@@ -2,7 +2,9 @@
 encoded once more if the codec says so. The sections of a seal are either
 
     "merged"        the merged delta, as one packet, or
-    "0", "1", …     the packets of the members with these numbers, as they came (the mean only)
+    "0", "1", …     the packets of the members with these numbers, as they came (linear merges only)
+    "scale"         beside either of them, the factor of each tensor of the mean (`scale.py`);
+                    without it, all factors are 1
 
 In the second form every learner merges the packets itself. The sealer decodes them no sooner than
 it advances. An encoding of the merged delta has error feedback of its own: the sealer adds the
@@ -31,13 +33,14 @@ from mend_optim.protocol.lineage import content_digest
 from mend_optim.protocol.messages import (
     MERGED,
     MOMENT_PREFIX,
+    SCALE,
     Offer,
     Packet,
     Seal,
     Sections,
     section,
 )
-from mend_optim.worker import merge
+from mend_optim.worker import merge, scale
 from mend_optim.worker.feedback import Feedback
 
 #: The largest number of packets in one seal.
@@ -46,16 +49,21 @@ RELAYED = 128
 
 def payload_digest(sections: Sections, weights: Sequence[float]) -> bytes:
     """The digest of all that the merged delta depends on: its bytes, or the members' packets and
-    weights. It covers the moments too."""
-    moments = sorted(name for name in sections if name.startswith(MOMENT_PREFIX))
+    weights. It covers the moments and the scale too."""
+    beside = sorted(filter(_is_beside, sections))
     if MERGED in sections:
         found = content_digest(sections[MERGED].data)
     else:
-        relayed = sorted(set(sections) - set(moments), key=lambda name: (len(name), name))
+        relayed = sorted(set(sections) - set(beside), key=lambda name: (len(name), name))
         packets = [sections[name].data for name in relayed]
         found = content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))
-    named = (part for name in moments for part in (name.encode(), sections[name].data))
-    return content_digest(found, *named) if moments else found
+    named = (part for name in beside for part in (name.encode(), sections[name].data))
+    return content_digest(found, *named) if beside else found
+
+
+def _is_beside(name: str) -> bool:
+    """Whether a section comes beside the merged delta."""
+    return name == SCALE or name.startswith(MOMENT_PREFIX)
 
 
 class SealPayload:
@@ -67,7 +75,7 @@ class SealPayload:
         self.fragment = fragment
         self.buffers = buffers
         #: Whether members' packets may come back instead of the merged delta.
-        self.relays = scheme == "mean" and codec.back == "exact"
+        self.relays = scheme in merge.LINEAR and codec.back == "exact"
         #: Encodes merged deltas and keeps their residual; None if the codec does not encode them.
         self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back == "same" else None
 
@@ -95,18 +103,40 @@ class SealPayload:
             if offer.steps
         }
         sizes = sorted(packet.nbytes for packet in packets.values())
-        if self.relays and len(packets) <= RELAYED and sum(sizes[1:]) < 4 * self.fragment.numel:
+        relays = (
+            self.relays and len(packets) <= RELAYED and sum(sizes[1:]) < 4 * self.fragment.numel
+        )
+        scales = self.scheme == "norm_preserving" and len(packets) > 1 and not flush
+        if relays and not scales:
             return packets
-        merged = self._merge(packets, weights, scratch)
+        lengths = [scale.Lengths(self.fragment.offsets) for _ in packets] if scales else []
+        merged = self._merge(packets, weights, scratch, lengths)
+        beside = self._scale(packets, weights, merged, lengths) if scales else {}
+        if relays:
+            return {**packets, **beside}
         if self.feedback:
-            return {MERGED: self.feedback.encode(merged, flush)}
+            return {MERGED: self.feedback.encode(merged, flush), **beside}
         packet, _ = encode_packet(
             LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes
         )
-        return {MERGED: packet}
+        return {MERGED: packet, **beside}
+
+    def _scale(
+        self,
+        packets: Sections,
+        weights: Sequence[float],
+        merged: Tensor,
+        lengths: Sequence[scale.Lengths],
+    ) -> Sections:
+        """The section that scales the mean `merged` of these packets; none if nothing is scaled."""
+        of_mean = scale.Lengths(self.fragment.offsets)
+        of_mean.add(slice(0, merged.numel()), merged)
+        w = [weights[int(i)] for i in packets]
+        found = scale.factors([length.norms() for length in lengths], of_mean.norms(), w)
+        return {SCALE: scale.scale_packet(found)} if any(f != 1 for f in found) else {}
 
     def merged(self, seal: Seal, trusted: bool, scratch: Tensor) -> Tensor:
-        """The merged delta of a seal, in `scratch` or in the seal's own bytes.
+        """The merged delta of a seal, not scaled yet, in `scratch` or in the seal's own bytes.
 
         Args:
             seal: the seal as received.
@@ -125,12 +155,8 @@ class SealPayload:
                 if entry.steps
             }
         if not trusted:
-            moments = {
-                name: packet
-                for name, packet in seal.sections.items()
-                if name.startswith(MOMENT_PREFIX)
-            }
-            if payload_digest({**packets, **moments}, seal.weights) != seal.payload:
+            beside = {name: packet for name, packet in seal.sections.items() if _is_beside(name)}
+            if payload_digest({**packets, **beside}, seal.weights) != seal.payload:
                 raise PeerError("Merged bytes do not match the digest in the seal")
             for packet in packets.values():
                 check_packet(packet, self.fragment.shapes)
@@ -138,21 +164,48 @@ class SealPayload:
             return decode_packet(packets[MERGED], self.fragment.shapes, scratch)
         return self._merge(packets, seal.weights, scratch)
 
+    def factors(self, seal: Seal) -> list[float]:
+        """The factor of each tensor of the merged delta; empty: all are 1.
+
+        Raises:
+            PeerError: the scale is damaged, or out of its bounds.
+        """
+        if SCALE not in seal.sections:
+            return []
+        w = [
+            weight for weight, entry in zip(seal.weights, seal.members, strict=True) if entry.steps
+        ]
+        return scale.read_scale(seal.sections[SCALE], len(self.fragment.shapes), w)
+
     def drop(self) -> None:
         """Give up the residual of this learner's seals: other learners went on without it."""
         if self.feedback:
             self.feedback.drop()
 
     def _merge(
-        self, packets: Mapping[str, Packet], weights: Sequence[float], scratch: Tensor
+        self,
+        packets: Mapping[str, Packet],
+        weights: Sequence[float],
+        scratch: Tensor,
+        lengths: Sequence[scale.Lengths] = (),
     ) -> Tensor:
+        """Merge packets into `scratch`; `lengths`, if any, measure each of them."""
         if not packets:
             raise PeerError("Seal has no packet to merge")
         shapes = self.fragment.shapes
         w = [weights[int(i)] for i in packets]
-        if self.scheme == "mean" and any(packet.codec != RAW for packet in packets.values()):
+
+        def measure(i: int, here: slice, part: Tensor) -> None:
+            if lengths:
+                lengths[i].add(here, part)
+
+        encoded = any(packet.codec != RAW for packet in packets.values())
+        if lengths or (self.scheme in merge.LINEAR and encoded):
             merge.weighted_mean_by_parts(
-                (decoded(packet, shapes) for packet in packets.values()), w, scratch
+                (decoded(packet, shapes) for packet in packets.values()),
+                w,
+                scratch,
+                measure,
             )
         else:
             deltas = [self._whole(packet) for packet in packets.values()]

@@ -1,0 +1,109 @@
+"""The norm-preserving mean: how much longer a merged delta is made than the plain mean.
+
+The mean of deltas in different directions is shorter than the deltas are: of M orthogonal ones,
+√M times. Training then stands still where learners disagree. So each tensor of the mean is scaled
+back to the mean length of the members' deltas:
+
+    f = clamp(Σ wᵢ ‖Δᵢ‖ / ‖Σ wᵢ Δᵢ‖, 1, 1/√Σ wᵢ²)
+
+Members that agree, and a single member, have f = 1. The upper bound is the f of orthogonal members
+of equal length: no member can make a step longer than that, whatever it offers. A norm is a sum
+whose last bits depend on the hardware. So the sealer computes f, and the seal carries it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mend_optim.codecs.packing import RAW, raw, view
+from mend_optim.errors import PeerError
+from mend_optim.protocol.messages import Packet
+from mend_optim.worker.merge import FINE, blocks
+
+#: Relative slack of the upper bound, because f travels as float32.
+SLACK = 1e-6
+
+
+class Lengths:
+    """The norms of a flat vector's tensors, from its parts in any order.
+
+    Args:
+        offsets: the bounds of the tensors in the flat vector.
+    """
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        self.offsets = offsets
+        self.squares = [0.0] * (len(offsets) - 1)
+
+    def add(self, here: slice, part: Tensor) -> None:
+        """Count the elements `here` of the vector, whose values are `part`."""
+        tensor = bisect_right(self.offsets, here.start) - 1
+        start = here.start
+        while start < here.stop:
+            stop = min(self.offsets[tensor + 1], here.stop)
+            values = part[start - here.start : stop - here.start]
+            # A float32 norm of a larger block would be wrong in its third digit.
+            for block in blocks(values.numel(), FINE):
+                self.squares[tensor] += float(torch.linalg.vector_norm(values[block])) ** 2
+            start, tensor = stop, tensor + 1
+
+    def norms(self) -> list[float]:
+        """‖x‖₂ of every tensor."""
+        return [math.sqrt(square) for square in self.squares]
+
+
+def factors(
+    members: Sequence[Sequence[float]], mean: Sequence[float], w: Sequence[float]
+) -> list[float]:
+    """f of every tensor; 1 where the mean is zero, or a norm is not finite.
+
+    Args:
+        members: ‖Δᵢ‖ of every tensor, for each member.
+        mean: ‖Σ wᵢ Δᵢ‖ of every tensor.
+        w: the members' weights; they sum to 1.
+    """
+    most = bound(w)
+    found = []
+    for k, length in enumerate(mean):
+        f = sum(weight * norms[k] for weight, norms in zip(w, members, strict=True)) / (length or 1)
+        found.append(min(max(f, 1.0), most) if length and math.isfinite(f) else 1.0)
+    return found
+
+
+def bound(w: Sequence[float]) -> float:
+    """1/√Σ wᵢ²: the greatest f of members with these weights."""
+    return 1 / math.sqrt(sum(weight**2 for weight in w))
+
+
+def scale_packet(found: Sequence[float]) -> Packet:
+    """The factors on the wire: one float32 for each tensor."""
+    return raw(torch.tensor(found, dtype=torch.float32))
+
+
+def read_scale(packet: Packet, tensors: int, w: Sequence[float]) -> list[float]:
+    """The factors of a received packet. Raises `PeerError` unless there is one for each tensor,
+    within its bounds."""
+    if packet.codec != RAW or packet.numel != tensors or packet.nbytes != 4 * tensors:
+        raise PeerError(f"Scale of the mean is not one float32 for each of {tensors} tensors")
+    most = bound(w) * (1 + SLACK)
+    found = [float(f) for f in view(packet.data, torch.float32)]
+    for f in found:
+        if not 1 <= f <= most:
+            raise PeerError(f"Scale of the mean is {f}; it must be in [1, {most:.6g}]")
+    return found
+
+
+def scaled(mean: Tensor, found: Sequence[float], offsets: Sequence[int], out: Tensor) -> Tensor:
+    """f Δ̄, tensor by tensor, in `out`, which may be `mean` itself. Every product is rounded once,
+    so learners on different hardware get the same bits."""
+    if mean.data_ptr() != out.data_ptr():
+        out.copy_(mean)
+    for (start, stop), f in zip(itertools.pairwise(offsets), found, strict=True):
+        if f != 1:
+            out[start:stop].mul_(f)
+    return out

@@ -12,6 +12,7 @@ from mend_optim.distributed_checkpoint import LearnerState
 from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.ledger import Event, MemberRecord, RoundRecord
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule
+from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.errors import ClosedError, MendError, PeerError, UsageError
 from mend_optim.membership.failslow import FailSlow
@@ -22,6 +23,7 @@ from mend_optim.worker.outer import Nesterov
 
 __all__ = [
     "Adoption",
+    "AutoPeriod",
     "ClosedError",
     "Event",
     "FailSlow",

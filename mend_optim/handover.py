@@ -90,7 +90,7 @@ class Handover:
             resumed = None
             if saved and saved.step:
                 intact = saved.weights == sketches(self._layout, self._parameters)
-                resumed = Resumed(saved.totals, (), saved.head_start, intact)
+                resumed = Resumed(saved.totals, (), saved.head_start, intact, saved.period)
             replaced = self._learner.begin(self._anchors(weights), resumed, ())
         self.run()
         return replaced
@@ -121,7 +121,8 @@ class Handover:
                 values = self._buffers.take(self._layout.fragments[p].numel)
                 corrections.append(kept_correction(self._layout.fragments[p], fragment, values))
         standings = [fragment.standing for fragment in kept]
-        return anchors, Resumed(saved.totals, standings, saved.head_start, intact), corrections
+        resumed = Resumed(saved.totals, standings, saved.head_start, intact, saved.period)
+        return anchors, resumed, corrections
 
     def keep(self) -> tuple[Kept, ...]:
         """Every fragment as a checkpoint keeps it. Waits for the worker's present job, never for

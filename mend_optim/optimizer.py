@@ -18,8 +18,8 @@ from mend_optim.codecs.registry import Codec
 from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
+from mend_optim.engine.period import AutoPeriod, read_period
 from mend_optim.engine.quorum import Grace, Quorum
-from mend_optim.engine.schedule import Schedule
 from mend_optim.errors import UsageError, is_number, require
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
@@ -55,7 +55,8 @@ class MendOptimizer(Optimizer):
             MEND_LISTEN, else this learner takes part by outbound calls only.
         peers: "host:port" of any reachable learners; they introduce the others. Empty: the
             environment variable MEND_PEERS, separated by commas.
-        sync_every: H, the inner steps between two offers of a fragment; at least 1.
+        sync_every: H, the inner steps between two offers of a fragment; at least 1. "auto": the run
+            chooses it from the time that its rounds take, within the limits of an `AutoPeriod`.
         fragments: P, the parts that the parameters are synced in, in turns H/P steps apart
             (Streaming DiLoCo, arXiv 2501.18512); from 1 to `sync_every`, and at most the number of
             parameter tensors.
@@ -107,7 +108,7 @@ class MendOptimizer(Optimizer):
         name: str | None = None,
         listen: str | None = None,
         peers: Sequence[str] = (),
-        sync_every: int = 128,
+        sync_every: int | str | AutoPeriod = "auto",
         fragments: int = 1,
         adopt_after: int | None = None,
         adoption: Adoption | str = "auto",
@@ -127,12 +128,14 @@ class MendOptimizer(Optimizer):
     ) -> None:
         plain = not isinstance(inner, MendOptimizer)
         require(plain, "inner", "MendOptimizer", "a plain optimizer", "wrap once")
+        schedule, auto = read_period(sync_every, fragments, adopt_after)
         settings = read_settings(
             inner,
             name=name,
             listen=listen,
             peers=peers,
-            schedule=Schedule(sync_every=sync_every, fragments=fragments, adopt_after=adopt_after),
+            schedule=schedule,
+            auto=auto,
             adoption=adoption,
             quorum=quorum,
             grace=grace,

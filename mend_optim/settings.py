@@ -19,6 +19,7 @@ from mend_optim.engine.engine import Engine
 from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
+from mend_optim.engine.period import USUAL, AutoPeriod
 from mend_optim.engine.policies import WEIGHTINGS, Policies
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
@@ -80,7 +81,7 @@ class Settings:
         if periods:
             moments = ", ".join(f"{order} {rounds}" for order, rounds in periods.rounds)
         return (
-            ("sync_every", str(schedule.sync_every)),
+            ("sync_every", repr(self.policies.auto or schedule.sync_every)),
             ("fragments", str(schedule.fragments)),
             ("adopt_after", str(schedule.adopt_after)),
             ("quorum", "majority" if quorum is None else str(quorum)),
@@ -136,6 +137,7 @@ def read_settings(
     listen: str | None,
     peers: Sequence[str],
     schedule: Schedule,
+    auto: AutoPeriod | None = None,
     quorum: Quorum | int,
     grace: Grace | float,
     adoption: Adoption | str,
@@ -159,13 +161,14 @@ def read_settings(
     require(isinstance(inner, Optimizer), "inner", type(inner).__name__, "a torch.optim.Optimizer")
     _check_merging(weighting, merge, outer)
     encoded = find_codec(codec)
-    periods = _periods(moments, encoded)
+    periods = _periods(moments, encoded, schedule if auto is None else None)
     _check_patience(failslow, timing)
     _check_reports(ledger, on_event)
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
     policies = Policies(
         schedule=schedule,
+        auto=auto,
         quorum=quorum if isinstance(quorum, Quorum) else Quorum(minimum=quorum),
         grace=grace if isinstance(grace, Grace) else Grace(max_s=grace),
         adoption=_adoption(adoption),
@@ -175,6 +178,8 @@ def read_settings(
         residual_in_weights=encoded.residual_in_weights and merge in SHARED,
         unflushed_merge=merge if encoded.residual_in_weights and merge not in SHARED else "",
     )
+    if moments == "auto":
+        policies = replace(policies, least_period=USUAL)
     if periods:
         policies = _with_moments(policies, inner, periods)
     named = _read_peers(peers)
@@ -254,11 +259,15 @@ def _takes_one(function: object) -> bool:
     return True
 
 
-def _periods(moments: MomentSchedule | str | None, codec: Codec) -> MomentSchedule | None:
+def _periods(
+    moments: MomentSchedule | str | None, codec: Codec, fixed: Schedule | None
+) -> MomentSchedule | None:
     """The schedule of the moments. "auto" averages them only where deltas travel as floats: beside
-    a compressed delta, moments of two bytes each would be most of the traffic."""
+    a compressed delta, moments of two bytes each would be most of the traffic. It does not average
+    them where rounds are frequent, either: that gained nothing."""
     if moments == "auto":
-        return MomentSchedule() if isinstance(codec, FLOATS) else None
+        frequent = fixed is not None and fixed.sync_every < USUAL
+        return MomentSchedule() if isinstance(codec, FLOATS) and not frequent else None
     is_schedule = isinstance(moments, MomentSchedule | None)
     require(is_schedule, "moments", moments, "'auto', None or a MomentSchedule(first=…, second=…)")
     return moments if isinstance(moments, MomentSchedule) else None

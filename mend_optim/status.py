@@ -96,6 +96,9 @@ class Status:
             weights. Your learning rate schedule and your data should be there.
         cluster_step: the position of the learner that is farthest on.
         cluster_tokens: tokens in the fullest anchor that this learner has heard of.
+        sync_every: the present period of the run, in inner steps; 0 without peers.
+        latency: inner steps from a snapshot of this learner until its anchor was ready, the median
+            of the last rounds; 0 if there were too few.
 
     Example:
         >>> import torch
@@ -124,6 +127,8 @@ class Status:
     position: int = 0
     cluster_step: int = 0
     cluster_tokens: int = 0
+    sync_every: int = 0
+    latency: int = 0
 
 
 def fragment_statuses(state: EngineState) -> tuple[FragmentStatus, ...]:
@@ -188,4 +193,6 @@ def learner_status(
         position=position,
         cluster_step=max(state.cluster_step(), position),
         cluster_tokens=state.cluster_tokens(),
+        sync_every=state.schedule.sync_every,
+        latency=state.latency.median,
     )

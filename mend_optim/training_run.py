@@ -112,6 +112,7 @@ class TrainingRun:
         return replace(
             here,
             head_start=learner.head_start(),
+            period=learner.period(),
             history=(*saved.history, str(learner.me)),
             fragments=handover.keep(),
         )

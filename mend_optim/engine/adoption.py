@@ -211,7 +211,7 @@ class Adopter:
         """Whether adoption is synchronous, and the training thread has not stepped on since the
         snapshot."""
         pending = fragment.pending
-        synchronous = self.state.policies.schedule.adopt_after == 0
+        synchronous = self.state.schedule.adopt_after == 0
         if not synchronous or pending is None or pending.missed:
             return False
         return pending.step == self.state.totals.step
@@ -223,7 +223,7 @@ class Adopter:
         if state.resting or pending is None:
             return 1.0
         late = state.totals.step - pending.step
-        return state.policies.adoption.gain_at(max(late, state.policies.schedule.adopt_after or 0))
+        return state.policies.adoption.gain_at(max(late, state.schedule.adopt_after or 0))
 
     def take_state(self, now: float, anchor: State) -> None:
         """A whole anchor arrived: install it if it is greater, or keep it for the switch."""
@@ -280,4 +280,4 @@ class Adopter:
         on nobody knows which they were: ours are due again."""
         version = anchor.lineage.version
         is_next = version == self.state.fragments[anchor.fragment].lineage.version + 1
-        return self.state.policies.due(version) if is_next else ()
+        return self.state.moments_due(version) if is_next else ()

@@ -50,6 +50,7 @@ class Beats:
             pong=pong,
             position=state.position,
             paces=self.stragglers.levels(),
+            latency=state.latency.median,
         )
 
     def send_to_all(self, now: float) -> None:

@@ -52,7 +52,7 @@ class Boundaries:
             case Mode.FOUNDING:
                 return self._all_to_copy()
             case Mode.TRAINING:
-                totals, schedule = state.totals, state.policies.schedule
+                totals, schedule = state.totals, state.schedule
                 due = (
                     f for f in state.fragments if f.wants_snapshot(totals, schedule, state.flush)
                 )
@@ -76,16 +76,16 @@ class Boundaries:
 
     def moments(self, p: int) -> tuple[str, ...]:
         """Which moments go with the copy of fragment `p`."""
-        policies, fragment = self.state.policies, self.state.fragments[p]
+        state, fragment = self.state, self.state.fragments[p]
         if self.founding:
-            return tuple(moment.name for moment in policies.moments)
-        return policies.owed(fragment.averaged, fragment.lineage.version + 1)
+            return tuple(moment.name for moment in state.policies.moments)
+        return state.moments_owed(fragment)
 
     def reserve(self, p: int) -> None:
         """The training thread begins to copy fragment `p`: its anchor stands still until
         `snapshot`."""
         state, fragment = self.state, self.state.fragments[p]
-        is_due = state.policies.schedule.due(state.totals.step, fragment.cycle_start)
+        is_due = state.schedule.due(state.totals.step, fragment.cycle_start)
         fragment.snapshot(state.totals, state.resting or is_due, state.flush)
 
     def snapshot(self, p: int, tensor: Snapshot, moments: Readings = MappingProxyType({})) -> None:
@@ -130,7 +130,7 @@ class Boundaries:
         """Under `adopt_after`: whether the training thread is at a step whose anchor has not come
         yet."""
         state = self.state
-        overlap = state.policies.schedule.adopt_after
+        overlap = state.schedule.adopt_after
         if overlap is None or state.alone or state.resting:
             return False
         return any(self._is_overdue(fragment, overlap) for fragment in state.fragments)
@@ -157,7 +157,7 @@ class Boundaries:
         """Under `adopt_after=0`, an inner step is about to be taken: training waits for no anchor
         any more. From here on anchors are added, and drop nothing. Returns whether an anchor that
         was to replace the weights may still be on its way through the worker."""
-        if self.state.policies.schedule.adopt_after != 0:
+        if self.state.schedule.adopt_after != 0:
             return False
         self.waited_out()
         return any(fragment.is_moving for fragment in self.state.fragments)

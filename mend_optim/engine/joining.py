@@ -42,6 +42,8 @@ class Resumed(NamedTuple):
     standings: Sequence[Standing]
     head_start: int = 0
     intact: bool = True
+    #: The period of the run, if it was automatic; else 0.
+    period: int = 0
 
 
 class Joining:
@@ -81,7 +83,7 @@ class Joining:
     def _fresh(self, genesis: bytes, count: int) -> list[Progress]:
         """Fragments of first weights. The first turns are staggered; groups that were added have
         no turns of their own."""
-        schedule = self.state.policies.schedule
+        schedule = self.state.schedule
         lineage = Lineage.fresh(genesis)
         starts = [schedule.first_cycle_start(p) for p in range(min(count, schedule.fragments))]
         starts += [0] * (count - len(starts))
@@ -95,6 +97,7 @@ class Joining:
     def _resume(self, saved: Resumed) -> None:
         state = self.state
         state.totals = saved.totals.copy()
+        state.restore_period(saved.period)
         state.head_start = saved.head_start
         for fragment in state.fragments:
             if saved.standings:

@@ -57,6 +57,7 @@ class RoundRecord:
         dropped_tokens: local progress that could not be kept.
         offer_bytes: encoded size of this learner's offer, if it was merged.
         merged_bytes: encoded size of what the sealer sends back. A sealer sends itself neither.
+        period: the run's `sync_every` from this round on; 0 if the round does not tell.
 
     Example:
         >>> record = RoundRecord(
@@ -80,6 +81,7 @@ class RoundRecord:
     dropped_tokens: int = 0
     offer_bytes: int = 0
     merged_bytes: int = 0
+    period: int = 0
 
     def json(self, by: PeerId, time: float) -> str:
         """One line of the ledger: of learner `by`, at `time` by its wall clock (Unix seconds)."""
@@ -105,6 +107,9 @@ class Event:
                         `timing.round_timeout_s`
     unknown             none: moments are not averaged, because it is not known which they are, or
                         none has the name that you gave
+    period              sync_every, before; latency: of rounds until now. The run has chosen
+                        another period.
+    late                latency, sync_every: rounds take so long that averaging gains little
     unclosed            none: some work is never merged, and another codec or merge would merge it
     fault               none: a peer's message was refused, or something could not be done
 
@@ -147,6 +152,7 @@ def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRe
         tokens=tokens,
         digest=digest.hex(),
         reason=seal.reason,
+        period=seal.period,
         sealer=seal.sealer.name,
         members=members,
         absent=seal.absent,

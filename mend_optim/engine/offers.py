@@ -65,7 +65,7 @@ class Offers:
                 self.send_offer(now, fragment, caller)
         elif state.resting and not state.has_unsent_work(fragment):
             state.emit(Send(caller, self._nothing(fragment)))
-        elif not state.policies.schedule.lockstep:
+        elif not state.schedule.lockstep:
             fragment.request_offer(caller)
 
     def _nothing(self, fragment: Progress) -> Offer:

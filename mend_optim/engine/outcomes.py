@@ -126,18 +126,21 @@ class Outcomes:
             state.fault(f"seal of {seal.sealer.name} refused: {done.fault}")
         else:
             offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None
+            if job.merged_own_offer and fragment.pending:
+                state.measured(state.totals.step - fragment.pending.step)
             if job.merged_own_offer:
                 self._note_moments(fragment, moment_names(seal.sections), job.lineage.version)
             fragment.moved(
                 job.lineage,
                 state.totals,
-                state.policies.schedule,
+                state.schedule,
                 merged_own_offer=job.merged_own_offer,
                 replaced=job.replace,
                 gain=job.gain,
             )
             if job.forget or (job.replace and not job.merged_own_offer):
                 fragment.residual.forget()
+            state.set_period(seal.period)
             state.record(sealed_record(seal, job.merged_own_offer, offer))
             self.sealer.advanced(now, seal)
             state.moved(p)
@@ -178,10 +181,11 @@ class Outcomes:
         fragment.moved(
             lineage,
             state.totals,
-            state.policies.schedule,
+            state.schedule,
             merged_own_offer=merged,
             replaced=job.replace,
         )
+        state.set_period(anchor.period)
         if job.forget or job.replace:
             fragment.residual.forget()
         if job.replace:  # the others' moments came with their weights
@@ -231,6 +235,7 @@ class Outcomes:
             fragment=job.fragment,
             lineage=job.lineage,
             content=done.digest,
+            period=0 if job.fragment else self.state.schedule.sync_every,
             sections=done.sections,
         )
         self.answers.exported(job, content)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule
+from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.membership.failslow import FailSlow
@@ -18,7 +19,10 @@ from mend_optim.protocol.timing import Timing
 class Policies:
     """The settings of one learner's rounds."""
 
+    #: The first one; `EngineState.schedule` is the present one.
     schedule: Schedule
+    #: The limits of a period that the run chooses for itself; None: the period is fixed.
+    auto: AutoPeriod | None = None
     quorum: Quorum = Quorum()
     grace: Grace = Grace()
     adoption: Adoption = Adoption()
@@ -27,6 +31,8 @@ class Policies:
     failslow: FailSlow | None = FailSlow()
     moments: tuple[Moment, ...] = ()
     periods: MomentSchedule | None = None
+    #: Moments are averaged only while the period is at least so many inner steps.
+    least_period: int = 1
     #: The name of the inner optimizer, if its moments are not known.
     unknown_optimizer: str = ""
     #: Whether encodings leave residuals in the weights (see `Codec`), to be merged at rest.

@@ -249,6 +249,10 @@ class Progress(Accounts):
         """The means of these versions, by order of moment, include this learner's moments."""
         self.averaged |= versions
 
+    def begin_period(self, schedule: Schedule, totals: Totals) -> None:
+        """The period has changed: the fragment's turn comes within the new one."""
+        self.cycle_start = schedule.first_cycle_start(self.fragment, totals.step)
+
     def became_anchor(self, lineage: Lineage, at: Totals) -> None:
         """Alone, the weights at `at` became the anchor."""
         self.founded(lineage, at)

@@ -25,6 +25,8 @@ class View:
     awaited: Sequence[PeerId]
     #: The fewest offers of a seal.
     needed: int
+    #: The period of the run, in inner steps.
+    period: int
     #: The learners' median of an inner step.
     step_s: float
     #: When all learners know one another: before, one of them may seal for some of the others.
@@ -58,7 +60,7 @@ def plan(view: View, policies: Policies) -> Plan:
     now, round, schedule = view.now, view.round, policies.schedule
     if now < view.known_at:
         return Plan(wake_at=view.known_at)
-    period_s = schedule.sync_every * view.step_s
+    period_s = view.period * view.step_s
     interval_s = 0.0 if schedule.lockstep else period_s
     launch = round.launch_due(now, view.awaited, interval_s)
     if round.phase is Phase.WAITING and not launch:

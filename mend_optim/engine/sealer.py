@@ -18,7 +18,7 @@ from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import Peer
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Call, Offer, Seal
+from mend_optim.protocol.messages import Call, Offer, Seal, nbytes
 
 
 class Sealer:
@@ -89,6 +89,7 @@ class Sealer:
             expected=expected,
             awaited=self._awaited(expected, needed),
             needed=needed,
+            period=state.schedule.sync_every,
             step_s=self._step_s(),
             known_at=state.roster.known_at(started=fragment.lineage.version > 0),
             behind_until=self._behind_until(fragment),
@@ -98,7 +99,7 @@ class Sealer:
         """The learners that take part in a round: live peers that train this model (in lockstep all
         live peers), and this one."""
         state = self.state
-        lockstep = state.policies.schedule.lockstep
+        lockstep = state.schedule.lockstep
         peers = [state.roster.find(id) for id in state.roster.alive()]
         here = [
             peer.id for peer in peers if peer and peer.has(p) and (lockstep or self._trains(peer))
@@ -154,7 +155,7 @@ class Sealer:
             base=lineage,
             offers=offers,
             weights=tuple(weights(state.policies.weighting, entries)),
-            moments=state.policies.due(lineage.version + 1),
+            moments=state.moments_due(lineage.version + 1),
             # At rest there may be no later round to take along what this one loses.
             flush=is_all_residual(offers) or state.flush,
         )
@@ -210,8 +211,20 @@ class Sealer:
             absent=round.absent,
             reason=round.reason,
             payload=done.digest,
+            period=self._next_period(job, done) if job.fragment == 0 else 0,
             sections=done.sections,
         )
+
+    def _next_period(self, job: Merge, done: Done) -> int:
+        """The period of the run after this round; 0 if it is fixed."""
+        state = self.state
+        if state.policies.auto is None:
+            return 0
+        told = [state.latency.median, *(beat.latency for beat in state.beats())]
+        up = max(nbytes(offer.sections) for offer in job.offers)
+        volume = (up + nbytes(done.sections)) * len(state.fragments)
+        known = [latency for latency in told if latency]
+        return state.policies.auto.next(state.schedule.sync_every, known, volume, self._step_s())
 
     def _throw_away(self, now: float, fragment: Progress, round: Round, fault: str) -> None:
         round.void()

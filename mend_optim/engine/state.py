@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.effects import Effect, Job, Send, Work
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import MODES, Change, Mode
 from mend_optim.engine.pending import NEVER
+from mend_optim.engine.period import Latency
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
@@ -19,6 +20,13 @@ from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Message, Seal, State, Want
 
 RECORDS = 64
+#: Rounds are late if they take so many inner steps, and this share of the period.
+LATE, LATE_SHARE = 5, 0.5
+LATE_TEXT = (
+    "rounds take {} inner steps, in a period of {}: the later an anchor comes, the less learners "
+    "gain from one another; a larger batch per step, a codec such as 'int8', or fewer and faster "
+    "links between learners make rounds shorter"
+)
 
 
 @dataclass(slots=True)
@@ -47,6 +55,11 @@ class EngineState:
     def __init__(self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies) -> None:
         self.me = me
         self.policies = policies
+        #: When fragments are offered. Its period is the run's present one: see `set_period`.
+        self.schedule = policies.schedule
+        #: How many inner steps this learner's rounds take, with the present period.
+        self.latency = Latency()
+        self._told_late = False
         self.roster = Roster(me, address, policies.timing)
         self.seeds = Seeds(seeds)
         #: Written by `change` alone: see `mode.py`.
@@ -114,6 +127,55 @@ class EngineState:
         """Whether this learner's weights are the anchor: it has joined, and no peer has its
         genesis."""
         return self.mode.alone
+
+    # ── the period ────────────────────────────────────────────────────────────────────────────────
+
+    def set_period(self, period: int) -> None:
+        """The seal or the anchor of fragment 0 tells the period of the run; 0: it tells none. Every
+        turn begins anew, staggered as at the start."""
+        before = self.schedule.sync_every
+        self.restore_period(period)
+        now = self.schedule.sync_every
+        if now == before:
+            return
+        latency = self.latency.median
+        self.latency.forget()
+        for fragment in self.fragments[: self.schedule.fragments]:
+            fragment.begin_period(self.schedule, self.totals)
+        facts = {"sync_every": now, "before": before, "latency": latency}
+        self.emit(Event("period", f"offers every {now} steps from here on, not {before}", facts))
+
+    def restore_period(self, period: int) -> None:
+        """Go on with the period of a checkpoint; 0: it has none."""
+        if self.policies.auto and period:
+            period = max(period, self.schedule.fragments)
+            self.schedule = replace(self.schedule, sync_every=period)
+
+    def measured(self, steps: int) -> None:
+        """An anchor that has merged this learner's offer is ready, so many steps after the
+        snapshot. Once, tell the user if that makes averaging weak."""
+        self.latency.add(steps)
+        latency, period = self.latency.median, self.schedule.sync_every
+        if self._told_late or latency < LATE or latency < LATE_SHARE * period:
+            return
+        self._told_late = True
+        facts = {"latency": latency, "sync_every": period}
+        self.emit(Event("late", LATE_TEXT.format(latency, period), facts))
+
+    @property
+    def _averages_moments(self) -> bool:
+        return self.schedule.sync_every >= self.policies.least_period
+
+    def moments_due(self, version: int) -> tuple[str, ...]:
+        """The names of the moments that the round averages which makes this version."""
+        return self.policies.due(version) if self._averages_moments else ()
+
+    def moments_owed(self, fragment: Progress) -> tuple[str, ...]:
+        """The names of the moments that an offer of this fragment brings now: see
+        `Policies.owed`."""
+        if not self._averages_moments:
+            return ()
+        return self.policies.owed(fragment.averaged, fragment.lineage.version + 1)
 
     # ── fragments ─────────────────────────────────────────────────────────────────────────────────
 

@@ -53,7 +53,7 @@ class Stragglers:
         found = []
         if self._compute.level:
             found.append((COMPUTE, self._compute.level))
-        period_s = self.state.policies.schedule.sync_every * self.state.step_s
+        period_s = self.state.schedule.sync_every * self.state.step_s
         if self._link.level and self._sent_s >= SHARE * period_s:
             found.append((LINK, self._link.level))
         return tuple(found)

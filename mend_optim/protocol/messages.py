@@ -163,6 +163,9 @@ class Beat:
     #: How fast the sender is, by what would be to blame if it slowed down: ("compute", per token),
     #: ("link", per byte). Only what is known.
     paces: tuple[tuple[str, Level], ...] = ()
+    #: The median of the inner steps from the sender's snapshots until their anchors were ready,
+    #: with the present period; 0 if there were too few.
+    latency: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +279,9 @@ class Seal:
     reason: str
     #: The digest of all that the merged delta and the means of moments depend on.
     payload: bytes
+    #: The period of the run from here on, in inner steps; 0 if the seal tells none. Only those of
+    #: fragment 0 do.
+    period: int = 0
     #: "merged", or each member's delta under its index; and the means of moments. Not compared.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
 
@@ -320,6 +326,8 @@ class State:
     lineage: Lineage
     #: The digest of the sections' bytes, in the order of their names.
     content: bytes
+    #: As in `Seal`.
+    period: int = 0
     #: "anchor"; with outer momentum, "velocity"; and moments. Not compared.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
 

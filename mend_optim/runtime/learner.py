@@ -266,6 +266,12 @@ class Learner:
         with self.mutex:
             return self.engine.state.head_start
 
+    def period(self) -> int:
+        """The period of the run, if it chooses its own; else 0."""
+        with self.mutex:
+            state = self.engine.state
+            return state.schedule.sync_every if state.policies.auto else 0
+
     def status(self, *, step: int, tokens: int, head_start: int, seconds_in_mend: float) -> Status:
         """The status; `head_start` counts until this learner has begun."""
         with self.mutex:

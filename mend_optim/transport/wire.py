@@ -205,6 +205,7 @@ def _beat(beat: Beat) -> pb.Beat:
         pong=beat.pong,
         position=beat.position,
         paces=[_pace(cause, level) for cause, level in beat.paces],
+        latency=beat.latency,
     )
 
 
@@ -224,6 +225,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         pong=beat.pong,
         position=beat.position,
         paces=tuple(_to_pace(pace) for pace in checked_list("paces", beat.paces, PACE_LIMIT)),
+        latency=beat.latency,
     )
 
 
@@ -371,6 +373,7 @@ def _seal(seal: Seal) -> pb.Seal:
         absent=seal.absent,
         reason=seal.reason,
         payload=seal.payload,
+        period=seal.period,
     )
 
 
@@ -388,6 +391,7 @@ def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
         ),
         reason=checked_name("reason", seal.reason, may_be_empty=True),
         payload=checked_digest("digest", seal.payload),
+        period=seal.period,
         sections=sections,
     )
 
@@ -398,6 +402,7 @@ def _state(state: State) -> pb.State:
         fragment=state.fragment,
         lineage=_lineage(state.lineage),
         content=state.content,
+        period=state.period,
     )
 
 
@@ -407,6 +412,7 @@ def _to_state(state: pb.State, sections: Sections) -> State:
         fragment=state.fragment,
         lineage=_to_lineage(state.lineage),
         content=checked_digest("content", state.content),
+        period=state.period,
         sections=sections,
     )
 

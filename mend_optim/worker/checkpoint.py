@@ -2,6 +2,7 @@
 `checkpoint_reader.py` reads that form.
 
     {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …,
+     "period": …,
      "weights": hex, "history": […],
      "fragments": [{"lineage": …, "claim": …, "pending": …, …, "tensors": {"anchor": …, …}}, …],
      "content": hex}
@@ -67,6 +68,7 @@ class Checkpoint:
     step: int = 0
     tokens: int = 0
     head_start: int = 0
+    period: int = 0
     weights: str = ""
     history: tuple[str, ...] = ()
     fragments: tuple[Kept, ...] = ()
@@ -166,6 +168,7 @@ def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
         "step": checkpoint.step,
         "tokens": checkpoint.tokens,
         "head_start": checkpoint.head_start,
+        "period": checkpoint.period,
         "weights": checkpoint.weights,
         "history": list(checkpoint.history),
         "fragments": [_to_fragment(kept) for kept in checkpoint.fragments],

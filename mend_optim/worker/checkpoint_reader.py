@@ -142,6 +142,7 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
         step=totals.step,
         tokens=totals.tokens,
         head_start=read.count("head_start"),
+        period=read.count("period") if "period" in read else 0,
         weights=read.take("weights", str),
         history=tuple(map(str, read.take("history", list))),
         fragments=tuple(kept),

@@ -61,7 +61,7 @@ class Control(_message.Message):
     def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong", "position", "paces")
+    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong", "position", "paces", "latency")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class Beat(_message.Message):
     PONG_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PACES_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
@@ -90,7 +91,8 @@ class Beat(_message.Message):
     pong: int
     position: int
     paces: _containers.RepeatedCompositeFieldContainer[Pace]
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ...) -> None: ...
+    latency: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ..., latency: _Optional[int] = ...) -> None: ...
 
 class Pace(_message.Message):
     __slots__ = ("cause", "now", "before", "spread", "run")
@@ -219,7 +221,7 @@ class Offer(_message.Message):
     def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ..., inherited: _Optional[_Union[Merged, _Mapping]] = ..., follows: _Optional[int] = ..., again_tokens: _Optional[int] = ..., again_steps: _Optional[int] = ...) -> None: ...
 
 class Seal(_message.Message):
-    __slots__ = ("sealer", "fragment", "base", "key", "members", "absent", "reason", "payload")
+    __slots__ = ("sealer", "fragment", "base", "key", "members", "absent", "reason", "payload", "period")
     SEALER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +230,7 @@ class Seal(_message.Message):
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
     sealer: PeerId
     fragment: int
     base: bytes
@@ -236,7 +239,8 @@ class Seal(_message.Message):
     absent: _containers.RepeatedScalarFieldContainer[str]
     reason: str
     payload: bytes
-    def __init__(self, sealer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., base: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    period: int
+    def __init__(self, sealer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., base: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ..., period: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("peer", "seq", "tokens", "steps", "weight")
@@ -253,16 +257,18 @@ class Member(_message.Message):
     def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class State(_message.Message):
-    __slots__ = ("peer", "fragment", "lineage", "content")
+    __slots__ = ("peer", "fragment", "lineage", "content", "period")
     PEER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     fragment: int
     lineage: Lineage
     content: bytes
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., lineage: _Optional[_Union[Lineage, _Mapping]] = ..., content: _Optional[bytes] = ...) -> None: ...
+    period: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., lineage: _Optional[_Union[Lineage, _Mapping]] = ..., content: _Optional[bytes] = ..., period: _Optional[int] = ...) -> None: ...
 
 class Lineage(_message.Message):
     __slots__ = ("key", "genesis", "merged")

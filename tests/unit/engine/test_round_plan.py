@@ -65,6 +65,7 @@ def view(round: Round, now: float, **facts: Any) -> View:
         "expected": ALL,
         "awaited": ALL,
         "needed": 2,
+        "period": 10,
         "step_s": STEP_S,
         "known_at": -NEVER,
         "behind_until": -NEVER,

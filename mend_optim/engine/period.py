@@ -1,0 +1,131 @@
+"""The period H that a run chooses for itself, from the time that its rounds take.
+
+A round's time L is the number of inner steps from a snapshot until its anchor is ready. Every
+learner measures its own, and its beats tell the median of the last rounds. The sealer of fragment 0
+decides, and its seal carries H, so all learners have one period and the ledger of any of them shows
+it. That matters: learners that each choose a period of their own drift apart."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from statistics import median_high
+
+from mend_optim.engine.schedule import Schedule
+from mend_optim.errors import is_number, require
+
+#: A learner tells its median once it has seen so many rounds with the present period, and of no
+#: more than so many.
+FEWEST, LAST = 3, 9
+#: Rounds that take at most so many steps are quick: they follow one another without a pause.
+QUICK = 2
+#: Up to so many steps, rounds that are quick stay quick.
+STILL_QUICK = 3
+#: The period of rounds that are not quick. More frequent ones bought nothing.
+USUAL = 20
+#: A period that is right within this factor is kept.
+STEADY = 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoPeriod:
+    """The limits of `sync_every="auto"`: a period that the run chooses for itself.
+
+    With rounds that take L inner steps, the period is L if L ≤ 2, else the greater of 20 and L.
+    Rounds that are so quick close most of the gap to per-step averaging; between these and one
+    round in 20 steps, more rounds bought nothing (docs/learning.md).
+
+    Args:
+        least: the shortest period, in inner steps; at least 1.
+        most: the longest period, in inner steps; at least `least`.
+        bytes_per_s: what one learner may send and receive per second on average; greater than 0.
+            None: as much as the link takes.
+
+    Raises:
+        UsageError: an argument is out of its bounds.
+
+    Example:
+        >>> AutoPeriod(most=100).first
+        20
+    """
+
+    least: int = 1
+    most: int = 512
+    bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, smallest in (("least", 1), ("most", self.least)):
+            value = getattr(self, name)
+            whole = type(value) is int and value >= smallest
+            require(whole, f"sync_every.{name}", value, f"an int >= {smallest}")
+        rate = self.bytes_per_s
+        positive = rate is None or (is_number(rate) and rate > 0)
+        require(positive, "sync_every.bytes_per_s", rate, "None or a number > 0")
+
+    @property
+    def first(self) -> int:
+        """The period until there are measurements."""
+        return min(max(self.least, USUAL), self.most)
+
+    def next(self, present: int, latencies: Collection[int], nbytes: int, step_s: float) -> int:
+        """The period that follows `present`.
+
+        Args:
+            present: the period now.
+            latencies: L of each learner that has measured it.
+            nbytes: what a learner sends and receives in one round of the whole model.
+            step_s: how long an inner step takes, in seconds.
+        """
+        if not latencies:
+            return present
+        latency = median_high(latencies)
+        quick = latency <= (STILL_QUICK if present <= STILL_QUICK else QUICK)
+        wanted = max(1, latency) if quick else max(USUAL, latency)
+        if self.bytes_per_s is not None and step_s > 0:
+            wanted = max(wanted, math.ceil(nbytes / (self.bytes_per_s * step_s)))
+        wanted = min(max(wanted, self.least), self.most)
+        steady = present >= USUAL and wanted >= USUAL
+        if steady and present / STEADY <= wanted <= present * STEADY:
+            return present
+        return wanted
+
+
+class Latency:
+    """How many inner steps the rounds of one learner take."""
+
+    def __init__(self) -> None:
+        self._last: deque[int] = deque(maxlen=LAST)
+
+    def add(self, steps: int) -> None:
+        """An anchor that merged the learner's offer is ready, so many steps after the snapshot."""
+        self._last.append(steps)
+
+    def forget(self) -> None:
+        """The period is another one: rounds may take longer or shorter now."""
+        self._last.clear()
+
+    @property
+    def median(self) -> int:
+        """L, at least 1; 0 if there were too few rounds."""
+        return max(1, median_high(self._last)) if len(self._last) >= FEWEST else 0
+
+
+def read_period(
+    sync_every: int | str | AutoPeriod, fragments: int, adopt_after: int | None
+) -> tuple[Schedule, AutoPeriod | None]:
+    """The first schedule of these arguments, and the limits of an automatic period; None if it is
+    fixed. Under `adopt_after` rounds take a known time, so the period is fixed from the start.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    auto = AutoPeriod() if sync_every == "auto" else sync_every
+    if not isinstance(auto, AutoPeriod):
+        number = type(auto) is int and auto >= 1
+        require(number, "sync_every", auto, "an int >= 1, 'auto' or an AutoPeriod(least=…, …)")
+        return Schedule(sync_every=auto, fragments=fragments, adopt_after=adopt_after), None  # type: ignore[arg-type]
+    first = max(auto.first, *(n for n in (fragments, adopt_after) if type(n) is int), 1)
+    schedule = Schedule(sync_every=first, fragments=fragments, adopt_after=adopt_after)
+    return schedule, auto if adopt_after is None else None

@@ -126,6 +126,8 @@ def read_period(
         number = type(auto) is int and auto >= 1
         require(number, "sync_every", auto, "an int >= 1, 'auto' or an AutoPeriod(least=…, …)")
         return Schedule(sync_every=auto, fragments=fragments, adopt_after=adopt_after), None  # type: ignore[arg-type]
-    first = max(auto.first, *(n for n in (fragments, adopt_after) if type(n) is int), 1)
-    schedule = Schedule(sync_every=first, fragments=fragments, adopt_after=adopt_after)
+    first = max([auto.first, *(n for n in (fragments, adopt_after) if type(n) is int)])
+    schedule = Schedule(
+        sync_every=min(first, auto.most), fragments=fragments, adopt_after=adopt_after
+    )
     return schedule, auto if adopt_after is None else None

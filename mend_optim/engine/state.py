@@ -148,7 +148,8 @@ class EngineState:
     def restore_period(self, period: int) -> None:
         """Go on with the period of a checkpoint; 0: it has none."""
         if self.policies.auto and period:
-            period = max(period, self.schedule.fragments)
+            limits = self.policies.auto
+            period = min(max(period, limits.least, self.schedule.fragments), limits.most)
             self.schedule = replace(self.schedule, sync_every=period)
 
     def measured(self, steps: int) -> None:

@@ -142,7 +142,8 @@ class Learner:
             # a real worker performs the job that adds a fragment before it copies for a checkpoint
             return None
         standings, totals = self.engine.standings(), self.engine.state.totals
-        resumed = Resumed(Totals(totals.step, totals.tokens), standings)
+        period = self.engine.state.schedule.sync_every if self.engine.state.policies.auto else 0
+        resumed = Resumed(Totals(totals.step, totals.tokens), standings, period=period)
         copies = (
             [dict(v) for v in vectors]
             for vectors in (

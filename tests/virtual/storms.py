@@ -23,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
@@ -39,9 +40,11 @@ def policies(
     grace_s: float = 2,
     timing: Timing = TIMING,
     stays: bool = False,
+    auto: AutoPeriod | None = None,
     **schedule: int | None,
 ) -> Policies:
     return Policies(
+        auto=auto,
         schedule=Schedule(**{"sync_every": 5, **schedule}),  # type: ignore[arg-type]
         quorum=Quorum(minimum=quorum),
         grace=Grace(max_s=grace_s),
@@ -75,6 +78,8 @@ class Storm:
     hidden: int = 0
     loss: float = 0.05
     stays: bool = False
+    #: The longest period that the run may choose; 0: it is fixed.
+    auto: int = 0
     seconds: float = 20.0
     faults: tuple[Fault, ...] = ()
 
@@ -85,7 +90,9 @@ class Storm:
             "fragments": self.fragments,
             "adopt_after": self.adopt_after,
         }
-        chosen = policies(self.quorum, stays=self.stays, **schedule)
+        fixed = not self.auto or self.adopt_after is not None
+        auto = None if fixed else AutoPeriod(most=self.auto)
+        chosen = policies(self.quorum, stays=self.stays, auto=auto, **schedule)
         cluster = Cluster(self.n, self.seed, chosen, hidden=self.hidden, loss=self.loss)
         cluster.start_all()
         for fault in self.faults:
@@ -114,6 +121,7 @@ def draw(seed: int, wide: bool = False) -> Storm:
         fragments,
         quorum=r.choice([None, None, None, 1, 2, r.randint(1, n), n]),
         adopt_after=r.choice([None, None, None, 0, 2]),
+        auto=0 if wide else r.choice([0, 0, 8, 30]),
         hidden=r.choice([0, 0, 1]) if n > 2 else 0,
         loss=r.choice([0.0, 0.05, 0.05, 0.2]),
         seconds=15.0 if wide else 20.0,

@@ -69,6 +69,7 @@ BEAT = st.builds(
     pong=U64,
     position=U64,
     paces=st.lists(st.tuples(NAME, LEVEL), max_size=3).map(tuple),
+    latency=U64,
 )
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
 CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT), WANT)
@@ -104,6 +105,7 @@ SEAL = st.builds(
     absent=st.lists(NAME, max_size=3).map(tuple),
     reason=TEXT,
     payload=DIGEST,
+    period=U64,
     sections=SECTIONS,
 )
 LINEAGE = st.builds(
@@ -115,6 +117,12 @@ LINEAGE = st.builds(
     merged=st.dictionaries(ID, U64, max_size=4),
 )
 STATE = st.builds(
-    State, peer=ID, fragment=FRAGMENT, lineage=LINEAGE, content=DIGEST, sections=SECTIONS
+    State,
+    peer=ID,
+    fragment=FRAGMENT,
+    lineage=LINEAGE,
+    content=DIGEST,
+    period=U64,
+    sections=SECTIONS,
 )
 BULK = st.one_of(OFFER, SEAL, STATE)

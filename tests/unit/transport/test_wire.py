@@ -50,6 +50,7 @@ FULL = Beat(
     pong=9,
     position=10,
     paces=(("compute", Level(0.5, 0.25, 0.125, 11)),),
+    latency=12,
 )
 
 

@@ -117,6 +117,7 @@ def test_the_keys_of_format_1_stay_as_they_are() -> None:
         "step",
         "tokens",
         "head_start",
+        "period",
         "weights",
         "history",
         "fragments",
@@ -134,6 +135,7 @@ def test_the_keys_of_format_1_stay_as_they_are() -> None:
         "averaged",
         "last",
         "owes",
+        "disagrees",
         "replace",
         "tensors",
     ]

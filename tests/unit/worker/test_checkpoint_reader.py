@@ -63,6 +63,7 @@ standings = st.builds(
     adopt_at=st.none() | counts,
     last=st.builds(Totals, counts, counts),
     has_unsent_residual=st.booleans(),
+    disagrees=st.booleans(),
 )
 
 
@@ -73,6 +74,7 @@ def kept(draw: st.DrawFn, numel: int) -> Kept:
         {"anchor"}
         | ({"delta"} if standing.pending else set())
         | ({"correction"} if standing.correction_pending else set())
+        | ({"disagreement"} if standing.disagrees else set())
     )
     names = needed | draw(st.sets(st.sampled_from(TENSORS)))
     values = st.lists(
@@ -87,6 +89,7 @@ checkpoints = st.builds(
     step=more,
     tokens=more,
     head_start=counts,
+    period=counts,
     weights=st.text("0123456789abcdef", max_size=32),
     history=st.lists(st.text(), max_size=3).map(tuple),
     fragments=st.just(()) | st.tuples(*map(kept, NUMELS)),

@@ -33,6 +33,16 @@ def weights(scheme: str, work: Sequence[tuple[int, int]]) -> list[Fraction]:
     return [w / sum(raw) for w in raw]
 
 
+def next_period(present: int, latencies: Sequence[int], least: int, most: int) -> int:
+    """The period after `present`: the median latency if rounds are quick, else the greater of 20
+    and it; a change of less than a quarter counts as none."""
+    latency = sorted(latencies)[len(latencies) // 2]
+    quick = latency <= 2 or (latency == 3 and present <= 3)
+    wanted = max(least, min(most, latency if quick else max(20, latency)))
+    close = Fraction(4, 5) * present <= wanted <= Fraction(5, 4) * present
+    return present if close and min(present, wanted) >= 20 else wanted
+
+
 def weighted_mean(deltas: Sequence[Vector], w: Sequence[float]) -> list[float]:
     """Σ wᵢ Δᵢ, coordinate by coordinate, correctly rounded."""
     return [

@@ -10,6 +10,7 @@ import torch
 from mend_optim.engine.effects import Done, Job, Merge, Prepare, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.quorum import Grace, Quorum
@@ -81,6 +82,7 @@ class DrivenEngine:
         grace_s: float = 0.0,
         failslow: FailSlow | None = FailSlow(),
         residual_in_weights: bool = False,
+        auto: AutoPeriod | None = None,
         **schedule: Any,
     ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
@@ -92,6 +94,7 @@ class DrivenEngine:
             grace=Grace(max_s=grace_s),
             failslow=failslow,
             residual_in_weights=residual_in_weights,
+            auto=auto,
         )
         self.engine = Engine(ME, "me:1" if seals else "", (), policies, self.now)
         self.engine.begin(self.now, GENESIS, (b"",) * plan.fragments)
@@ -116,6 +119,7 @@ class DrivenEngine:
         held: tuple[tuple[PeerId, int], ...] = (),
         address: str | None = None,
         pong: int = 0,
+        latency: int = 0,
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
@@ -143,6 +147,7 @@ class DrivenEngine:
             pong=pong,
             position=step,
             paces=paces,
+            latency=latency,
         )
         self.receive(beat)
 

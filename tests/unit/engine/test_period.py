@@ -1,0 +1,304 @@
+"""The period that a run chooses: the rule, what a learner measures, and who decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim import AutoPeriod, Moment, MomentSchedule, UsageError
+from mend_optim.engine.accounts import Totals
+from mend_optim.engine.effects import Advance, Export, Inspect, Install
+from mend_optim.engine.engine import Engine
+from mend_optim.engine.joining import Resumed
+from mend_optim.engine.period import FEWEST, LAST, Latency, read_period
+from mend_optim.engine.policies import Policies
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import EngineState
+from mend_optim.protocol.lineage import Lineage
+from mend_optim.protocol.messages import Seal, State, Want
+from tests import reference
+from tests.support.engines import (
+    BASE,
+    FOURTH,
+    GENESIS,
+    ME,
+    PEER,
+    THIRD,
+    DrivenEngine,
+    among_peers,
+    grown,
+    offer_of,
+    seal_of,
+    state_of,
+)
+
+LATENCIES = st.lists(st.integers(1, 2000), min_size=1, max_size=8)
+
+
+def following(present: int, *latencies: int, auto: AutoPeriod = AutoPeriod(), **facts: Any) -> int:
+    return auto.next(present, latencies, **{"nbytes": 0, "step_s": 1.0, **facts})
+
+
+# The rule
+
+
+@pytest.mark.parametrize(
+    ("present", "latency", "period"),
+    [
+        (20, 1, 1),
+        (20, 2, 2),
+        (20, 3, 20),
+        (1, 2, 2),
+        (2, 3, 3),
+        (2, 4, 20),
+        (3, 3, 3),
+        (20, 19, 20),
+        (20, 24, 20),
+        (20, 26, 26),
+        (100, 85, 100),
+        (100, 70, 70),
+        (26, 10, 20),
+        (20, 5000, 512),
+    ],
+)
+def test_rounds_are_quick_or_at_least_twenty_steps_apart(
+    present: int, latency: int, period: int
+) -> None:
+    assert following(present, latency) == period
+
+
+def test_without_measurements_the_period_stays() -> None:
+    assert following(77) == 77
+
+
+@given(st.integers(1, 512), LATENCIES)
+def test_the_rule_is_that_of_its_twin(present: int, latencies: list[int]) -> None:
+    assert following(present, *latencies) == reference.next_period(present, latencies, 1, 512)
+
+
+@given(st.integers(1, 512), LATENCIES, st.integers(1, 40), st.integers(0, 400))
+def test_the_limits_hold(present: int, latencies: list[int], least: int, more: int) -> None:
+    auto = AutoPeriod(least=least, most=least + more)
+    present = min(max(present, auto.least), auto.most)
+    assert auto.least <= following(present, *latencies, auto=auto) <= auto.most
+
+
+@given(st.integers(1, 512), st.integers(1, 600))
+def test_the_same_latency_settles_after_one_decision(present: int, latency: int) -> None:
+    once = following(present, latency)
+    assert following(once, latency) == once
+
+
+@given(st.integers(1, 512), LATENCIES)
+def test_a_bound_on_traffic_makes_the_period_as_long_as_it_needs(
+    present: int, latencies: list[int]
+) -> None:
+    auto = AutoPeriod(bytes_per_s=1000.0, most=10_000)
+    facts = {"nbytes": 50_000, "step_s": 0.5}
+    period = following(present, *latencies, auto=auto, **facts)
+    assert period >= 100 or present / 1.25 <= 100 <= present * 1.25
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"least": 0}, r"sync_every.least must be an int >= 1, got 0"),
+        ({"least": True}, r"sync_every.least must be an int >= 1, got True"),
+        ({"least": 9, "most": 8}, r"sync_every.most must be an int >= 9, got 8"),
+        ({"bytes_per_s": 0}, r"sync_every.bytes_per_s must be None or a number > 0, got 0"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        AutoPeriod(**wrong)
+
+
+# The argument
+
+
+def test_auto_begins_at_twenty_steps_and_a_number_is_kept() -> None:
+    assert read_period("auto", 1, None) == (Schedule(sync_every=20), AutoPeriod())
+    assert read_period(AutoPeriod(most=8), 1, None)[0].sync_every == 8
+    assert read_period(7, 2, None) == (Schedule(sync_every=7, fragments=2), None)
+    assert read_period("auto", 24, None)[0].sync_every == 24
+
+
+@pytest.mark.parametrize(("overlap", "period"), [(0, 20), (19, 20), (50, 50)])
+def test_in_lockstep_the_period_is_fixed_from_the_start(overlap: int, period: int) -> None:
+    schedule, auto = read_period("auto", 1, overlap)
+    assert (schedule.sync_every, schedule.adopt_after, auto) == (period, overlap, None)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "often", None])
+def test_anything_else_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="sync_every must be an int >= 1, 'auto' or"):
+        read_period(wrong, 1, None)
+
+
+# Measuring
+
+
+@given(st.lists(st.integers(0, 100)))
+def test_a_learner_tells_the_median_of_its_last_rounds(steps: list[int]) -> None:
+    latency = Latency()
+    for each in steps:
+        latency.add(each)
+    last = sorted(steps[-LAST:])
+    assert latency.median == (max(1, last[len(last) // 2]) if len(steps) >= FEWEST else 0)
+
+
+def test_with_another_period_it_measures_anew() -> None:
+    latency = Latency()
+    for _ in range(LAST):
+        latency.add(5)
+    latency.forget()
+    assert latency.median == 0
+
+
+# Deciding
+
+
+def automatic(seals: bool = True) -> DrivenEngine:
+    """A learner whose period is 20 and may become another one."""
+    driven = DrivenEngine(seals=seals, sync_every=20, auto=AutoPeriod())
+    driven.beat()
+    return driven
+
+
+def period(driven: DrivenEngine) -> int:
+    return driven.engine.state.schedule.sync_every
+
+
+def sealed_here(driven: DrivenEngine, *latencies: int) -> Seal:
+    """The seal of a round that this learner and a peer take part in; the peers tell these
+    latencies."""
+    for peer, latency in zip((PEER, THIRD, FOURTH), latencies, strict=False):
+        driven.beat(peer, latency=latency)
+    driven.receive(offer_of(PEER))
+    (inspect,) = driven.jobs(Inspect)
+    driven.done(inspect)
+    driven.offer(20)
+    driven.tick(0.0)
+    driven.done(driven.merge())
+    return driven.sent(Seal)[0][1]
+
+
+def test_the_sealer_tells_the_period_that_the_learners_latencies_ask_for() -> None:
+    assert sealed_here(automatic(), 40).period == 40
+    assert sealed_here(automatic(), 2).period == 2
+    assert sealed_here(automatic()).period == 20
+
+
+def test_a_run_with_a_fixed_period_tells_none() -> None:
+    driven = DrivenEngine(sync_every=20)
+    driven.beat()
+    assert sealed_here(driven, 40).period == 0
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [(40, 40), (1, 1), (0, 20), (10**12, 512), (20, 20)])
+def test_a_seal_sets_the_period_within_the_limits(asked: int, chosen: int) -> None:
+    driven = automatic(seals=False)
+    driven.receive(replace(seal_of(BASE), period=asked))
+    (advance,) = driven.jobs(Advance)
+    driven.done(advance)
+    assert period(driven) == chosen
+    changes = driven.events("period")
+    assert len(changes) == (chosen != 20)
+    assert all(event.facts["sync_every"] == chosen for event in changes)
+
+
+def test_a_whole_anchor_sets_the_period() -> None:
+    driven = automatic(seals=False)
+    driven.beat(PEER, grown(BASE))
+    driven.receive(replace(state_of(grown(BASE)), period=50))
+    (install,) = driven.jobs(Install)
+    driven.done(install)
+    assert period(driven) == 50
+
+
+def test_no_peer_changes_a_fixed_period() -> None:
+    driven = among_peers(sync_every=20)
+    driven.receive(replace(seal_of(BASE), period=40))
+    (advance,) = driven.jobs(Advance)
+    driven.done(advance)
+    assert period(driven) == 20
+
+
+def test_after_a_change_the_next_turn_is_a_whole_new_period_away() -> None:
+    driven = automatic(seals=False)
+    driven.step(15)
+    driven.receive(replace(seal_of(BASE), period=30))
+    (advance,) = driven.jobs(Advance)
+    driven.done(advance)
+    driven.apply()
+    driven.step(29)
+    assert driven.engine.boundaries.fragments_to_copy() == []
+    driven.step(1)
+    assert driven.engine.boundaries.fragments_to_copy() == [0]
+
+
+def test_a_whole_anchor_that_a_peer_gets_tells_the_period() -> None:
+    driven = automatic()
+    driven.engine.state.set_period(33)
+    driven.receive(Want(PEER, 0, b""))
+    (export,) = driven.jobs(Export)
+    driven.done(export)
+    assert [state.period for _, state in driven.sent(State)] == [33]
+
+
+@pytest.mark.parametrize(("auto", "chosen"), [(AutoPeriod(), 44), (None, 20)])
+def test_a_checkpoint_goes_on_with_its_period(auto: AutoPeriod | None, chosen: int) -> None:
+    policies = Policies(schedule=Schedule(sync_every=20), auto=auto)
+    engine = Engine(ME, "", (), policies, 0.0)
+    engine.begin(0.0, GENESIS, (b"",), Resumed(Totals(4, 40), (), period=44))
+    assert engine.state.schedule.sync_every == chosen
+
+
+def rounds_that_take(driven: DrivenEngine, steps: int, count: int) -> None:
+    """Rounds whose anchors come so many inner steps after the snapshot."""
+    for _ in range(count):
+        offer = driven.offer(20)
+        driven.step(steps)
+        driven.receive(seal_of(driven.lineage, offer.entry))
+        (advance,) = driven.jobs(Advance)
+        driven.done(advance)
+        driven.apply()
+
+
+def test_beats_tell_how_long_rounds_take() -> None:
+    driven = automatic(seals=False)
+    rounds_that_take(driven, 7, FEWEST - 1)
+    assert driven.engine.beats.make().latency == 0
+    rounds_that_take(driven, 7, 1)
+    assert driven.engine.beats.make().latency == 7
+
+
+@pytest.mark.parametrize(("steps", "late"), [(4, 0), (9, 0), (10, 1), (15, 1)])
+def test_rounds_that_are_too_late_to_gain_much_are_told_of_once(steps: int, late: int) -> None:
+    driven = automatic(seals=False)
+    rounds_that_take(driven, steps, 8)
+    events = driven.events("late")
+    assert len(events) == late
+    assert all(event.facts == {"latency": steps, "sync_every": 20} for event in events)
+
+
+@pytest.mark.parametrize(("now", "due"), [(19, ()), (20, ("exp_avg",))])
+def test_moments_wait_for_a_period_that_is_long_enough(now: int, due: tuple[str, ...]) -> None:
+    moment = Moment(name="exp_avg", order="first", decay=0.9)
+    policies = Policies(
+        schedule=Schedule(sync_every=now),
+        auto=AutoPeriod(),
+        moments=(moment,),
+        periods=MomentSchedule(first=3, second=6),
+        least_period=20,
+    )
+    state = EngineState(ME, "", (), policies)
+    assert state.moments_due(3) == due
+    progress = Progress(ME, 0, Lineage.fresh(GENESIS), 0)
+    progress.lineage = replace(progress.lineage, version=2)
+    assert state.moments_owed(progress) == due

@@ -319,3 +319,26 @@ def grace_s(cap: float, fraction: float, overlap_s: float, quorum_s: float, sync
     if slack < 0:
         return 0.0
     return min(cap, fraction * slack)
+
+
+# ── late adoption, and the norm-preserving mean ───────────────────────────────────────────────────
+
+
+def kept(own: Vector, mean: Vector, gain: float) -> tuple[list[float], list[float]]:
+    """What a learner keeps of its disagreement with the mean, and what it gives up."""
+    rest = [(1 - gain) * (d - m) for d, m in zip(own, mean, strict=True)]
+    return rest, [d - r for d, r in zip(own, rest, strict=True)]
+
+
+def greatest_factor(w: Sequence[float]) -> float:
+    """1/√Σ wᵢ²."""
+    return 1 / math.sqrt(math.fsum(weight * weight for weight in w))
+
+
+def factor(deltas: Sequence[Vector], w: Sequence[float]) -> float:
+    """The mean length of the deltas over the length of their mean, from 1 to `greatest_factor`."""
+    length = norm(weighted_mean(deltas, w))
+    mean_length = math.fsum(weight * norm(delta) for weight, delta in zip(w, deltas, strict=True))
+    if length == 0:
+        return 1.0
+    return max(1.0, min(mean_length / length, greatest_factor(w)))

@@ -94,8 +94,6 @@ class Engine:
                 fragment.request_offer()
         self.beats.ask_all()
         self.tick(now)
-        for fragment in self.state.fragments:
-            self.boundaries.agree(fragment.fragment)
 
     def correction_applied(self, now: float, p: int, replaced: bool) -> None:
         """The training thread takes the correction of fragment `p`, and applies it before its next
@@ -250,6 +248,8 @@ class Engine:
         self.adoption.expire(now)
         self._poll_all(now)
         self._check_joined(now)
+        for fragment in state.fragments:
+            self.boundaries.agree(fragment.fragment)
 
     def _beat(self, now: float) -> None:
         if self.state.mode is Mode.CLOSED:

@@ -136,7 +136,7 @@ class Outcomes:
                 state.schedule,
                 merged_own_offer=job.merged_own_offer,
                 replaced=job.replace,
-                gain=job.gain,
+                gain=job.gain if job.merged_own_offer else None,
             )
             if job.forget or (job.replace and not job.merged_own_offer):
                 fragment.residual.forget()

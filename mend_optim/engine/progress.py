@@ -173,7 +173,7 @@ class Progress(Accounts):
         *,
         merged_own_offer: bool,
         replaced: bool = False,
-        gain: float = 1.0,
+        gain: float | None = None,
     ) -> None:
         """The anchor is now `lineage`, and a correction awaits the training thread.
 
@@ -183,11 +183,14 @@ class Progress(Accounts):
             schedule: decides when the next offer is due.
             merged_own_offer: the pending offer is in the anchor.
             replaced: the weights become the anchor, and the work trained since is dropped.
-            gain: of the correction, if the pending offer is in the anchor.
+            gain: of the correction by a seal that has the pending offer. None: the disagreement
+                stays as it is, as with any other anchor.
         """
         self._on("moved")
         self.correction_pending = True
-        if merged_own_offer or replaced:
+        if replaced:
+            self.disagrees = False
+        elif gain is not None:
             self.disagrees = gain < 1
         self.behind_since = None
         # A branch that wins may have had fewer rounds.

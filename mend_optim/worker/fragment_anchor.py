@@ -199,11 +199,17 @@ class FragmentAnchor:
 
     def _agree_by(self, gain: float, own: Tensor, mean: Tensor) -> Tensor:
         """Give up this share of the disagreement with the mean, and keep the rest. Returns what has
-        to leave the weights beside the step of the anchor."""
-        if self.disagreement is not None:
-            own.add_(self.disagreement)
-        self.disagreement = disagreement(own, mean, gain) if gain < 1 else None
-        return own
+        to leave the weights beside the step of the anchor.
+
+        `own` stays as it is: the offer's packet may share its memory, and may still be on its
+        way."""
+        held, self.disagreement = self.disagreement, None
+        if held is None and gain == 1:
+            return own
+        leaving = self._copy(own) if held is None else held.add_(own)
+        if gain < 1:
+            self.disagreement = disagreement(leaving, mean, gain)
+        return leaving
 
     def agree(self) -> Correction:
         """Give up what is left of the disagreement."""

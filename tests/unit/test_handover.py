@@ -108,7 +108,7 @@ def settings_of(inner: Optimizer, **told: Any) -> Settings:
     )
     defaults |= {"name": "a", "peers": (), "schedule": schedule, "quorum": 1, "grace": 1.0}
     defaults |= {"weighting": "tokens", "merge": "mean", "codec": "none", "moments": None}
-    defaults |= {"timing": Timing(round_timeout_s=60.0, beat_s=2.0)}
+    defaults |= {"timing": Timing(round_timeout_s=60.0, beat_s=2.0), "adoption": "auto"}
     return read_settings(inner, outer=Nesterov(), **{**defaults, **told})
 
 

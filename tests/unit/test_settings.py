@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 
 from mend_optim import (
+    Adoption,
     FailSlow,
     Grace,
     Int4,
@@ -40,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "schedule": Schedule(),
     "quorum": Quorum(),
     "grace": Grace(),
+    "adoption": "auto",
     "weighting": "tokens",
     "merge": "mean",
     "outer": Nesterov(),
@@ -83,8 +85,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("quorum", 1.5, "quorum.minimum must be None or an int >= 1"),
     ("grace", -1, "grace.max_s must be a number of seconds >= 0"),
     ("grace", None, "grace.max_s must be a number of seconds >= 0"),
+    ("adoption", 0.5, "adoption must be 'auto' or an Adoption(gain=…)"),
+    ("adoption", "off", "adoption must be 'auto' or an Adoption(gain=…)"),
+    ("adoption", None, "adoption must be 'auto' or an Adoption(gain=…)"),
     ("weighting", "loss", "weighting must be one of ('tokens', 'throughput', 'uniform')"),
-    ("merge", "max", "merge must be one of ('mean', 'rda', 'trimmed_mean', 'median')"),
+    ("merge", "max", "merge must be one of ('norm_preserving', 'mean', 'rda', 'trimmed_mean',"),
     ("outer", 0.7, "outer must be a Nesterov(lr=…, momentum=…)"),
     ("codec", "zip", "codec must be one of ['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd',"),
     ("moments", 3, "moments must be 'auto', None or a MomentSchedule(first=…, second=…)"),
@@ -143,6 +148,8 @@ def test_every_argument_but_those_of_other_policies_is_refused_somewhere() -> No
         ({"quorum": 1}, {"quorum": Quorum(minimum=1)}),
         ({"grace": 2.5}, {"grace": Grace(max_s=2.5)}),
         ({"grace": Grace(fraction=0.5)}, {"grace": Grace(fraction=0.5)}),
+        ({"adoption": "auto"}, {"adoption": Adoption()}),
+        ({"adoption": Adoption(gain=0.5)}, {"adoption": Adoption(gain=0.5)}),
         ({"failslow": None}, {"failslow": None}),
         ({"weighting": "uniform"}, {"weighting": "uniform"}),
     ],
@@ -277,6 +284,7 @@ def test_the_policy_of_the_defaults() -> None:
         ({"quorum": 1}, "quorum", "1"),
         ({"weighting": "uniform"}, "weighting", "uniform"),
         ({"merge": "rda"}, "merge", "rda"),
+        ({"merge": "norm_preserving"}, "merge", "norm_preserving"),
         ({"outer": Nesterov(lr=0.7)}, "outer", "Nesterov(lr=0.7, momentum=0.0)"),
         ({"codec": "bf16"}, "codec", "bf16"),
         ({"moments": None}, "moments", "never"),
@@ -299,6 +307,7 @@ def test_a_codec_with_the_options_of_a_named_one_is_that_one() -> None:
     "told",
     [
         {"grace": 1.0},
+        {"adoption": Adoption(gain=0.5)},
         {"failslow": None},
         {"timing": Timing(beat_s=0.5)},
         {"tokens_per_step": 7},

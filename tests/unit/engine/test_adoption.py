@@ -133,6 +133,136 @@ def test_synchronous_adoption_is_exact_if_nothing_was_trained_since(
     assert (advance.merged_own_offer, advance.replace) == (True, exactly)
 
 
+# The gain
+
+
+def adopted(engine: DrivenEngine, late: int = 0) -> Advance:
+    """The job that advances by a seal of the pending offer, which comes so many steps later."""
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert pending.offer is not None
+    engine.step(late)
+    engine.receive(seal_of(engine.lineage, pending.offer.entry))
+    (advance,) = engine.jobs(Advance)
+    assert advance.merged_own_offer
+    return advance
+
+
+@pytest.mark.parametrize(("late", "gain"), [(0, 1.0), (1, 1.0), (2, 0.5), (3, 0.5), (4, 0.3)])
+def test_a_seal_with_our_offer_has_the_gain_of_the_steps_it_is_late(late: int, gain: float) -> None:
+    engine = among_peers()
+    engine.offer()
+    assert adopted(engine, late).gain == gain
+
+
+@pytest.mark.parametrize(
+    ("adopt_after", "late", "gain"),
+    [(0, 1, 1.0), (1, 0, 1.0), (2, 0, 0.5), (3, 0, 0.5), (4, 0, 0.3), (4, 3, 0.3), (2, 4, 0.3)],
+)
+def test_under_a_fixed_overlap_the_gain_is_that_of_the_step_of_adoption(
+    adopt_after: int, late: int, gain: float
+) -> None:
+    """It doesn't depend on when the seal arrives before that step."""
+    engine = among_peers(adopt_after=adopt_after)
+    engine.offer()
+    assert adopted(engine, late).gain == gain
+
+
+def test_at_rest_the_gain_is_one_however_late_the_seal_is() -> None:
+    engine = among_peers()
+    engine.offer()
+    engine.step(9)
+    engine.engine.rest(engine.now)
+    assert adopted(engine).gain == 1
+
+
+def test_a_seal_without_our_offer_has_no_gain_however_long_ours_is_pending() -> None:
+    engine = among_peers()
+    engine.offer()
+    engine.step(9)
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.merged_own_offer, advance.gain) == (False, 1.0)
+
+
+def test_a_seal_that_replaces_the_weights_has_no_gain() -> None:
+    engine = among_peers(adopt_after=0)
+    engine.offer()
+    advance = adopted(engine)
+    assert (advance.replace, advance.gain) == (True, 1.0)
+    engine = among_peers()
+    engine.offer()
+    engine.step(9)
+    engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.replace, advance.gain) == (True, 1.0)
+
+
+# The disagreement
+
+
+def disagreeing() -> DrivenEngine:
+    """A learner that has adopted the anchor of its offer four steps late."""
+    engine = among_peers()
+    engine.offer()
+    engine.done(adopted(engine, 4))
+    engine.apply()
+    assert engine.fragment.disagrees
+    return engine
+
+
+def test_a_seal_that_is_refused_leaves_no_disagreement() -> None:
+    engine = among_peers()
+    engine.offer()
+    engine.done(adopted(engine, 4), fault="its bytes are damaged")
+    assert not engine.fragment.disagrees
+
+
+def test_a_disagreement_stays_over_seals_of_others_work() -> None:
+    engine = disagreeing()
+    engine.receive(seal_of(engine.lineage))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert engine.fragment.disagrees
+
+
+def test_the_next_seal_with_our_offer_in_time_ends_a_disagreement() -> None:
+    engine = disagreeing()
+    engine.reserve()
+    engine.copied()
+    engine.done(adopted(engine))
+    assert not engine.fragment.disagrees
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_disagreement_stays_over_a_whole_anchor_even_one_with_our_offer(merged: bool) -> None:
+    """Its worker adds the step of the anchor, and doesn't know the mean of the round."""
+    engine = disagreeing()
+    engine.reserve()
+    engine.copied()
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert pending.offer is not None
+    entries = [pending.offer.entry] if merged else []
+    engine.receive(state_of(grown(grown(engine.lineage, *entries))))
+    (install,) = engine.jobs(Install)
+    assert install.merged_own_offer is merged
+    engine.done(install)
+    assert engine.fragment.disagrees
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_weights_that_are_replaced_hold_no_disagreement(whole: bool) -> None:
+    engine = disagreeing()
+    lost = Entry(ME, 99, 10, 1)
+    lineage = engine.lineage
+    engine.receive(state_of(grown(lineage, lost)) if whole else seal_of(lineage, lost))
+    (job,) = engine.jobs(Install if whole else Advance)
+    assert job.replace
+    engine.done(job)
+    assert not engine.fragment.disagrees
+
+
 # The residual in the weights
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.boundaries import Boundaries
-from mend_optim.engine.effects import Advance
+from mend_optim.engine.effects import Advance, Agree
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
@@ -12,6 +12,7 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.messages import Goodbye
 from tests.support.engines import BASE, PEER, DrivenEngine, among_peers, seal_of
 
 
@@ -136,3 +137,104 @@ def test_anchors_are_founded_from_what_was_trained_and_from_nothing_else() -> No
     engine.beat(PEER, genesis=b"a", step=0)
     assert engine.engine.state.mode is Mode.FOUNDING
     assert engine.engine.boundaries.fragments_to_copy() == [0]
+
+
+# ── a disagreement at rest ────────────────────────────────────────────────────────────────────────
+
+
+def disagreeing() -> DrivenEngine:
+    """A learner with nothing to merge, and a disagreement with the round that merged its offer."""
+    engine = sealed(offered(3))
+    assert engine.fragment.disagrees
+    return engine
+
+
+def rests(engine: DrivenEngine) -> DrivenEngine:
+    """Its peer has answered since."""
+    engine.engine.rest(engine.now)
+    engine.beat(PEER, engine.lineage, pong=engine.engine.state.ping)
+    return engine
+
+
+def test_a_disagreement_is_given_up_at_rest_once_the_last_correction_is_applied() -> None:
+    engine = rests(disagreeing())
+    assert engine.jobs(Agree) == []
+    engine.apply()
+    assert engine.jobs(Agree) == [Agree(0)]
+
+
+def test_a_disagreement_is_given_up_once() -> None:
+    engine = disagreeing()
+    engine.apply()
+    (agree,) = rests(engine).jobs(Agree)
+    engine.tick(1.0)
+    assert engine.jobs(Agree) == []
+    engine.done(agree)
+    engine.apply()
+    rests(engine).tick(1.0)
+    assert (engine.jobs(Agree), engine.fragment.disagrees) == ([], False)
+
+
+def test_a_learner_is_not_settled_before_it_has_given_up_its_disagreement() -> None:
+    engine, settled = disagreeing(), []
+    boundaries = engine.engine.boundaries
+    engine.apply()
+    (agree,) = rests(engine).jobs(Agree)
+    settled.append(boundaries.settled())
+    engine.done(agree)
+    settled.append(boundaries.settled())
+    engine.apply()
+    settled.append(boundaries.settled())
+    assert settled == [False, False, True]
+
+
+def test_no_disagreement_is_given_up_while_training() -> None:
+    engine = disagreeing()
+    engine.apply()
+    engine.step()
+    engine.tick(1.0)
+    assert (engine.jobs(Agree), engine.fragment.disagrees) == ([], True)
+
+
+def test_work_that_is_unmerged_at_rest_takes_the_disagreement_along() -> None:
+    engine = disagreeing()
+    engine.step(3)
+    engine.apply()
+    rests(engine).reserve()
+    engine.copied()
+    pending = engine.fragment.pending
+    assert pending is not None
+    assert pending.offer is not None
+    engine.receive(seal_of(engine.lineage, pending.offer.entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    assert (advance.gain, engine.fragment.disagrees, engine.jobs(Agree)) == (1.0, False, [])
+    assert rests(engine).engine.boundaries.settled()
+
+
+def test_a_learner_that_is_alone_has_nobody_to_agree_with() -> None:
+    engine = disagreeing()
+    engine.apply()
+    engine.receive(Goodbye(PEER))
+    engine.tick(1.0)
+    assert engine.engine.state.alone
+    engine.engine.rest(engine.now)
+    engine.tick(1.0)
+    assert (engine.jobs(Agree), engine.fragment.disagrees) == ([], True)
+
+
+def test_a_disagreement_is_given_up_at_rest_once_no_other_model_is_on_its_way() -> None:
+    """Nothing else happens after the other model's peer is gone."""
+    engine = disagreeing()
+    engine.apply()
+    theirs = Lineage(tokens=10**6, version=5, digest=b"zother", genesis=b"zother")
+    engine.beat(PeerId("other", 1), theirs, genesis=b"zother")
+    assert engine.engine.state.mode.switching
+    assert rests(engine).jobs(Agree) == []
+    engine.receive(Goodbye(PeerId("other", 1)))
+    engine.beat(PEER, engine.lineage)
+    engine.tick(0.1)
+    assert not engine.engine.state.mode.switching
+    engine.tick(0.1)
+    assert engine.jobs(Agree) == [Agree(0)]

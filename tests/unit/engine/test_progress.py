@@ -889,3 +889,69 @@ def test_an_heir_whose_checkpoint_held_an_offer_is_outlived_by_the_one_after_it(
     assert heir.progress.source_moved_on(second)
     moved(heir.progress, second, False, heir.totals, FREE)
     assert not heir.progress.source_moved_on(second)
+
+
+# The disagreement
+
+
+def after_round(
+    gain: float | None, disagrees: bool, mine: bool = True, replaced: bool = False
+) -> Progress:
+    """A fragment, with a disagreement or without, after the next anchor."""
+    fragment = Fragment()
+    fragment.step(4)
+    fragment.offer()
+    progress = fragment.progress
+    progress.disagrees = disagrees
+    entry = Entry(ME, 1, 40, 4) if mine else Entry(OTHER, 1, 7, 1)
+    lineage = progress.lineage.seal([entry], b"payload")
+    progress.move()
+    progress.moved(
+        lineage, fragment.totals, FREE, merged_own_offer=mine, replaced=replaced, gain=gain
+    )
+    return progress
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(("gain", "after"), [(1.0, False), (0.5, True), (0.3, True)])
+def test_a_seal_with_our_offer_sets_the_disagreement_by_its_gain(
+    gain: float, after: bool, before: bool
+) -> None:
+    assert after_round(gain, before).disagrees is after
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("mine", [False, True])
+def test_an_anchor_without_a_gain_leaves_the_disagreement_as_it_is(
+    mine: bool, before: bool
+) -> None:
+    assert after_round(None, before, mine).disagrees is before
+
+
+@pytest.mark.parametrize("mine", [False, True])
+def test_weights_that_become_the_anchor_have_no_disagreement(mine: bool) -> None:
+    assert not after_round(1.0 if mine else None, True, mine, replaced=True).disagrees
+
+
+def test_the_anchor_moves_no_more_than_once_while_a_disagreement_is_given_up() -> None:
+    progress = after_round(0.5, False)
+    progress.correction_applied(False, Totals(4, 40))
+    progress.agree()
+    assert (progress.is_moving, progress.disagrees) == (True, True)
+    with pytest.raises(KeyError):
+        progress.move()
+    progress.agreed()
+    assert (progress.is_still, progress.disagrees, progress.correction_pending) == (
+        True,
+        False,
+        True,
+    )
+
+
+def test_work_is_kept_while_a_disagreement_is_given_up() -> None:
+    progress, totals = after_round(0.5, False), Totals(6, 60)
+    progress.correction_applied(False, totals)
+    progress.agree()
+    progress.agreed()
+    assert progress.correction_applied(False, totals) == 0
+    assert progress.unmerged(totals) == Totals(2, 20)

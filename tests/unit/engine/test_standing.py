@@ -53,6 +53,7 @@ standings = st.builds(
     averaged=st.dictionaries(st.sampled_from(["first", "second"]), st.integers(0, 50)),
     last=totals,
     has_unsent_residual=st.booleans(),
+    disagrees=st.booleans(),
 )
 
 
@@ -131,3 +132,9 @@ def test_an_anchor_that_still_moves_counts_as_not_begun() -> None:
     progress.move()
     assert standing_of(progress) == before
     assert resumed(ME, 0, before, totals).is_still
+
+
+def test_a_checkpoint_with_a_disagreement_goes_on_with_it() -> None:
+    progress, totals = trained()
+    progress.disagrees = True
+    assert resumed(ME, 0, standing_of(progress), totals).disagrees

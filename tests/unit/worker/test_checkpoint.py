@@ -41,11 +41,13 @@ STANDING = Standing(
     correction_pending=False,
     adopt_at=5,
     has_unsent_residual=True,
+    disagrees=True,
 )
 
 
 def tensors() -> dict[str, Tensor]:
-    names = ("anchor", "velocity", "delta", "residual", "lost", "own exp_avg", "latest exp_avg")
+    names = ("anchor", "velocity", "delta", "residual", "lost", "disagreement")
+    names = (*names, "own exp_avg", "latest exp_avg")
     return {name: torch.full((2,), float(i)) for i, name in enumerate(names)}
 
 
@@ -76,7 +78,12 @@ def test_other_weights_become_the_anchor_and_progress_is_dropped() -> None:
     assert set(found.tensors) == {"anchor", "velocity", "correction"}
     assert torch.equal(found.tensors["correction"], found.tensors["anchor"])
     assert found.standing == replace(
-        STANDING, pending=None, correction_pending=True, adopt_at=None, has_unsent_residual=False
+        STANDING,
+        pending=None,
+        correction_pending=True,
+        adopt_at=None,
+        has_unsent_residual=False,
+        disagrees=False,
     )
 
 

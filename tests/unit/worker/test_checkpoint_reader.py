@@ -512,3 +512,34 @@ def test_weights_do_not_become_the_saved_ones_by_being_saved_beside_them(
         else:
             assert not event.facts["intact"]
             assert all(p.abs().max() < 50 for p in parameters(optimizer))
+
+
+def test_a_checkpoint_of_a_former_version_holds_no_disagreement() -> None:
+    state = from_state(of_former_versions(disagreeing(), "disagrees"), LAYOUT)
+    assert [kept.standing.disagrees for kept in state.fragments] == [False, False]
+
+
+def test_a_checkpoint_that_lacks_the_disagreement_it_tells_of_is_refused() -> None:
+    state = disagreeing()
+    assert [k.standing.disagrees for k in from_state(state, LAYOUT).fragments] == [True, True]
+    del state["fragments"][1]["tensors"]["disagreement"]
+    with pytest.raises(UsageError, match="lacks the tensor 'disagreement'"):
+        from_state({**state, "content": state_digest(state)}, LAYOUT)
+
+
+def disagreeing() -> dict[str, Any]:
+    """The state of a learner with a disagreement in both fragments."""
+    standing = Standing(
+        lineage=Lineage.fresh(b"g" * 16),
+        claim=Claim(PeerId("a", 1), 0),
+        cycle_start=0,
+        settled=Totals(),
+        dropped_tokens=0,
+        pending=None,
+        correction_pending=False,
+        adopt_at=None,
+        disagrees=True,
+    )
+    tensors = [{"anchor": torch.zeros(n), "disagreement": torch.ones(n)} for n in NUMELS]
+    fragments = tuple(Kept(standing, held) for held in tensors)
+    return to_state(ordered(Checkpoint(step=9, tokens=90, fragments=fragments)), LAYOUT)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim import Adoption, UsageError
+
+
+@pytest.mark.parametrize(
+    ("late", "gain"),
+    [(0, 1.0), (1, 1.0), (2, 0.5), (3, 0.5), (4, 0.3), (128, 0.3), (10**9, 0.3)],
+)
+def test_the_gain_falls_with_the_steps_that_an_anchor_is_late(late: int, gain: float) -> None:
+    assert Adoption().gain_at(late) == gain
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_a_later_anchor_never_gets_a_greater_gain(one: int, other: int) -> None:
+    early, late = sorted((one, other))
+    assert 0 < Adoption().gain_at(late) <= Adoption().gain_at(early) <= 1
+
+
+@given(st.floats(0, 1, exclude_min=True), st.integers(0, 1000))
+def test_a_gain_that_you_choose_holds_however_late_the_anchor_is(gain: float, late: int) -> None:
+    assert Adoption(gain=gain).gain_at(late) == gain
+
+
+def test_the_gain_of_an_int_is_a_float() -> None:
+    found = Adoption(gain=1).gain_at(9)
+    assert (found, type(found)) == (1.0, float)
+
+
+@pytest.mark.parametrize("wrong", [0, -0.1, 1.01, float("nan"), float("inf"), "0.5", True, [0.5]])
+def test_a_wrong_gain_is_named_with_its_bound(wrong: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        Adoption(gain=wrong)
+    expected = f"adoption.gain must be None or a number in (0, 1], got {wrong!r}"
+    assert str(caught.value).startswith(expected)

@@ -1,0 +1,185 @@
+"""The norm-preserving mean: the factor of each tensor, its bounds, and its way into the anchor."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mend_optim.codecs.packing import PACKED, RAW, raw
+from mend_optim.codecs.registry import encode_packet, find_codec
+from mend_optim.errors import PeerError
+from mend_optim.protocol.messages import Packet
+from mend_optim.worker.scale import (
+    SLACK,
+    Lengths,
+    bound,
+    factors,
+    read_scale,
+    scale_packet,
+    scaled,
+)
+from tests import reference
+from tests.support.strategies import close, contributions, vectors
+
+HALVES = [0.5, 0.5]
+
+
+def lengths_of(values: Tensor, offsets: list[int]) -> list[float]:
+    lengths = Lengths(offsets)
+    lengths.add(slice(0, values.numel()), values)
+    return lengths.norms()
+
+
+def factors_of(deltas: list[Tensor], w: list[float], offsets: list[int]) -> list[float]:
+    """The factors as the sealer computes them."""
+    mean = torch.stack([weight * delta for weight, delta in zip(w, deltas, strict=True)]).sum(0)
+    return factors([lengths_of(delta, offsets) for delta in deltas], lengths_of(mean, offsets), w)
+
+
+# Lengths
+
+
+@given(st.data())
+def test_the_lengths_of_parts_are_the_norms_of_the_tensors(data: st.DataObject) -> None:
+    """Parts of any size and in any order, over tensors of any size, even none."""
+    sizes = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=5))
+    offsets = [0, *itertools.accumulate(sizes)]
+    numel = offsets[-1]
+    (values,) = data.draw(vectors(1, numel))
+    cuts = sorted({0, numel, *data.draw(st.lists(st.integers(0, numel), max_size=4))})
+    lengths = Lengths(offsets)
+    for start, stop in data.draw(st.permutations(list(itertools.pairwise(cuts)))):
+        lengths.add(slice(start, stop), values[start:stop])
+    expected = [reference.norm(values[a:b].tolist()) for a, b in itertools.pairwise(offsets)]
+    assert lengths.norms() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_the_length_of_a_large_tensor_is_right_to_the_fifth_digit() -> None:
+    """A float32 norm of all of it at once may be off in the third."""
+    values = torch.full((1 << 22,), 0.1)
+    (length,) = lengths_of(values, [0, values.numel()])
+    assert length == pytest.approx(float(values[0]) * 2**11, rel=1e-5)
+
+
+# Factors
+
+
+@given(contributions())
+def test_the_factor_is_the_twins(drawn: tuple[list[Tensor], list[float]]) -> None:
+    deltas, w = drawn
+    (found,) = factors_of(deltas, w, [0, deltas[0].numel()])
+    mean = reference.weighted_mean([delta.tolist() for delta in deltas], w)
+    largest = max(reference.norm(delta.tolist()) for delta in deltas)
+    if reference.norm(mean) > 1e-3 * largest:  # else the mean is little but rounding
+        assert found == pytest.approx(reference.factor([d.tolist() for d in deltas], w), rel=1e-3)
+
+
+@given(contributions())
+def test_a_factor_is_from_one_to_its_bound(drawn: tuple[list[Tensor], list[float]]) -> None:
+    deltas, w = drawn
+    (found,) = factors_of(deltas, w, [0, deltas[0].numel()])
+    assert 1 <= found <= bound(w)
+    assert bound(w) == pytest.approx(reference.greatest_factor(w))
+
+
+@pytest.mark.parametrize("w", [HALVES, [0.25, 0.75], [0.2] * 5])
+def test_members_that_agree_have_the_factor_one(w: list[float]) -> None:
+    (found,) = factors_of([torch.tensor([3.0, 4.0])] * len(w), w, [0, 2])
+    assert found == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("members", [2, 3, 7])
+def test_orthogonal_members_of_equal_length_get_their_length_back(members: int) -> None:
+    deltas = list(5 * torch.eye(members))
+    (found,) = factors_of(deltas, [1 / members] * members, [0, members])
+    assert found == pytest.approx(math.sqrt(members))
+
+
+def test_members_that_cancel_reach_the_bound_and_no_more() -> None:
+    deltas = [torch.tensor([1.0, 1e-6]), torch.tensor([-1.0, 1e-6])]
+    assert factors_of(deltas, HALVES, [0, 2]) == [bound(HALVES)]
+
+
+def test_each_tensor_has_a_factor_of_its_own() -> None:
+    deltas = [torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0.0, 1.0, 2.0])]
+    assert factors_of(deltas, HALVES, [0, 2, 3]) == pytest.approx([math.sqrt(2), 1.0])
+
+
+@pytest.mark.parametrize("huge", [1e30, 3e38, 1e300])
+def test_a_member_of_huge_norm_gets_no_more_than_the_bound(huge: float) -> None:
+    assert factors([[1.0], [huge]], [1.0], HALVES) == [bound(HALVES)]
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_norm_that_is_not_finite_scales_nothing(norm: float) -> None:
+    assert factors([[1.0, 1.0], [norm, 1.0]], [1.0, 0.9], HALVES) == [1.0, 1 / 0.9]
+    assert factors([[1.0], [1.0]], [norm], HALVES) == [1.0]
+
+
+def test_a_mean_of_zero_is_not_scaled() -> None:
+    assert factors([[1.0], [1.0]], [0.0], HALVES) == [1.0]
+    assert factors([[0.0], [0.0]], [0.0], HALVES) == [1.0]
+
+
+# On the wire
+
+
+@given(contributions(least=2))
+def test_the_scale_comes_back_as_it_was_sent(drawn: tuple[list[Tensor], list[float]]) -> None:
+    """Also at its bound, which float32 may round up."""
+    _, w = drawn
+    sent = [1.0, bound(w), (1 + bound(w)) / 2]
+    assert read_scale(scale_packet(sent), 3, w) == pytest.approx(sent, rel=1e-6)
+
+
+OTHER_CODEC = Packet(PACKED, 2, raw(torch.ones(2)).data)
+
+BAD_SCALES = {
+    "too few": (scale_packet([1.0]), "not one float32 for each of 2 tensors"),
+    "too many": (scale_packet([1.0] * 3), "not one float32 for each of 2 tensors"),
+    "cut off": (Packet(RAW, 2, raw(torch.ones(2)).data[:6]), "not one float32"),
+    "another codec": (OTHER_CODEC, "not one float32 for each of 2 tensors"),
+    "not a number": (scale_packet([1.0, math.nan]), r"is nan; it must be in \[1, 1.41421\]"),
+    "infinite": (scale_packet([1.0, math.inf]), r"is inf; it must be in \[1, 1.41421\]"),
+    "below one": (scale_packet([1.0, 0.999]), r"it must be in \[1, 1.41421\]"),
+    "negative": (scale_packet([-1.0, 1.0]), r"is -1.0; it must be in \[1, 1.41421\]"),
+    "above the bound": (
+        scale_packet([1.0, bound(HALVES) * (1 + 4 * SLACK)]),
+        r"it must be in \[1, 1.41421\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_SCALES)
+def test_a_bad_scale_is_refused(what: str) -> None:
+    packet, fault = BAD_SCALES[what]
+    assert read_scale(scale_packet([1.0, 1.25]), 2, HALVES) == [1.0, 1.25]
+    with pytest.raises(PeerError, match=fault):
+        read_scale(packet, 2, HALVES)
+
+
+def test_an_encoded_scale_is_refused() -> None:
+    packet, _ = encode_packet(find_codec("int8"), torch.ones(4096), ((4096,),))
+    with pytest.raises(PeerError, match="not one float32 for each of 4096 tensors"):
+        read_scale(packet, 4096, HALVES)
+
+
+# Scaling
+
+
+@given(vectors(1, 5), st.floats(1, 2, width=32), st.booleans())
+def test_each_tensor_is_scaled_by_its_own_factor(
+    drawn: list[Tensor], factor: float, in_place: bool
+) -> None:
+    mean, before = drawn[0], drawn[0].clone()
+    out = mean if in_place else torch.full((5,), math.nan)
+    assert scaled(mean, [factor, 1.0], [0, 2, 5], out) is out
+    assert close(out[:2], factor * before[:2])
+    assert torch.equal(out[2:], before[2:])
+    assert in_place or torch.equal(mean, before)

@@ -36,7 +36,7 @@ from mend_optim.protocol.messages import Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
 from mend_optim.worker.outer import Nesterov
-from mend_optim.worker.seal_payload import SealPayload
+from mend_optim.worker.seal_payload import SealPayload, payload_digest
 from tests import reference
 from tests.support.engines import BASE, GENESIS
 from tests.support.jobs import LoneFragment, Performed, perform
@@ -338,6 +338,64 @@ def test_several_rounds_follow_the_textbook(policy: Nesterov, drawn: list[Tensor
         learner.adopt(learner.seal(learner.train(change).offer()))
         assert learner.theta.tolist() == pytest.approx(expected, rel=1e-5, abs=0.1)
         assert close(learner.weights, learner.theta)
+
+
+# The norm-preserving mean
+
+
+def across(first: float, second: float) -> list[Learner]:
+    """Two learners of two tensors: in the first one they go across each other, in the second one
+    the same way."""
+    learners = []
+    for name in "ab":
+        anchors = Anchors(
+            Layout(["v", "w"], [torch.zeros(2), torch.zeros(1)], 1),
+            [torch.zeros(3)],
+            codec=find_codec("none"),
+            outer=Nesterov(),
+            scheme="norm_preserving",
+            buffers=Buffers(),
+        )
+        learner = Learner(name, torch.zeros(3))
+        learner.anchors = anchors
+        learners.append(learner)
+    learners[0].train(vector(first, 0, 5))
+    learners[1].train(vector(0, second, 5))
+    return learners
+
+
+def test_an_anchor_moves_as_far_as_its_members_did() -> None:
+    a, b = across(2.0, 2.0)
+    seal = b.seal(a.offer(), b.offer())
+    a.adopt(seal)
+    b.apply(*b.receive(seal, sealed_here=True).corrections)
+    assert a.theta.tolist() == pytest.approx([-math.sqrt(2), -math.sqrt(2), -5])
+    assert as_bytes(a.theta) == as_bytes(b.theta)
+    assert close(a.weights, a.theta)
+    assert close(b.weights, a.theta)
+
+
+@pytest.mark.parametrize("gain", [0.25, 1.0])
+def test_a_member_is_drawn_to_the_mean_itself_and_goes_the_anchors_step_in_full(
+    gain: float,
+) -> None:
+    """θ ← θ + α (D − Δ̄) + (Δ̄ + Θ_new − Θ_old)."""
+    a, b = across(2.0, 2.0)
+    seal = b.seal(a.offer(), b.offer())
+    job = Advance(seal=seal, lineage=BASE, merged_own_offer=True, gain=gain)
+    before, own, mean = a.weights, vector(2, 0, 5), vector(1, 1, 5)
+    a.apply(*perform(a.anchors, job).corrections)
+    assert close(a.weights, before + gain * (own - mean) + (mean + a.theta))
+
+
+def test_a_seal_with_a_scale_out_of_its_bounds_changes_nothing() -> None:
+    a, b = across(2.0, 2.0)
+    seal = b.seal(a.offer(), b.offer())
+    sections = {**seal.sections, "scale": raw(vector(1.5, 1.0))}
+    forged = replace(seal, sections=sections, payload=payload_digest(sections, seal.weights))
+    assert "it must be in [1, 1.41421]" in a.receive(forged).fault
+    assert not a.theta.any()
+    assert a.anchors.fragments[0].progress is not None
 
 
 # Error feedback

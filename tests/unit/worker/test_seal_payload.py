@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +22,9 @@ from mend_optim.codecs.registry import CODECS, Codec, decode_packet, encode_pack
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.lineage import Key, PeerId
-from mend_optim.protocol.messages import Offer, Seal, Sections
+from mend_optim.protocol.messages import SCALE, Offer, Seal, Sections
 from mend_optim.worker.seal_payload import RELAYED, SealPayload, payload_digest
+from tests import reference
 
 SHAPES = [(48, 40), (100,), (16, 8, 3, 3)]
 LAYOUT = Layout([str(s) for s in SHAPES], [torch.zeros(s) for s in SHAPES], 1)
@@ -221,12 +224,132 @@ def test_encoded_once_more_it_is_as_small_as_one_offer_and_the_sealer_keeps_the_
     assert torch.allclose(came + way_back.feedback.residual, meant, atol=1e-4)
 
 
+# ── the norm-preserving mean ──────────────────────────────────────────────────────────────────────
+
+NORM = "norm_preserving"
+
+
+def factors(seal: Seal, how: Codec) -> list[float]:
+    return SealPayload(how, NORM, FRAGMENT, Buffers()).factors(seal)
+
+
+def sections_of(how: Codec, deltas: list[Tensor], weights: list[float], **more: Any) -> Sections:
+    return SealPayload(how, NORM, FRAGMENT, Buffers()).sections(
+        offers(how, deltas), weights, torch.empty(NUMEL), **more
+    )
+
+
+@pytest.mark.parametrize("name", CODECS)
+@settings(max_examples=10)
+@given(SEEDS, st.integers(2, 5))
+def test_a_seal_scales_the_mean_of_its_members_by_the_twins_factors(
+    name: str, seed: int, n: int
+) -> None:
+    """They are of the members' deltas as decoded. The mean itself is that of "mean", to the bit."""
+    how, deltas = find_codec(name), drawn(seed, n)
+    weights = [(i + 1) / (n * (n + 1) / 2) for i in range(n)]
+    seal = sealed(how, deltas, weights, NORM)
+    assert torch.equal(taken(seal, how, NORM), taken(sealed(how, deltas, weights), how))
+    packets = [offer.sections["delta"] for offer in offers(how, deltas)]
+    decodes = [decode_packet(packet, FRAGMENT.shapes) for packet in packets]
+    expected = [
+        reference.factor([decode[start:stop].tolist() for decode in decodes], weights)
+        for start, stop in itertools.pairwise(FRAGMENT.offsets)
+    ]
+    assert factors(seal, how) == pytest.approx(expected, rel=1e-4)
+    assert max(expected) > 1.1
+
+
+def test_members_packets_and_the_merged_delta_have_the_same_scale() -> None:
+    how, deltas, weights = PowerSGD(rank=4), drawn(1, 3), [0.5, 0.25, 0.25]
+    whole = SealPayload(how, NORM, FRAGMENT, Buffers())
+    whole.relays = False
+    dense = whole.sections(offers(how, deltas), weights, torch.empty(NUMEL))
+    relay = sections_of(how, deltas, weights)
+    assert (sorted(dense), sorted(relay)) == (["merged", SCALE], ["0", "1", "2", SCALE])
+    assert bytes(dense[SCALE].data) == bytes(relay[SCALE].data)
+    members = offers(how, deltas)
+    one, other = (seal_of(members, weights, sections) for sections in (dense, relay))
+    assert torch.equal(taken(one, how, NORM), taken(other, how, NORM))
+
+
+def test_encoded_once_more_a_mean_has_the_scale_of_what_was_merged() -> None:
+    """The codec's loss is made good later, so it does not count as shorter."""
+    deltas, weights = drawn(1, 2), [0.5, 0.5]
+    again = sections_of(Int8(back="same"), deltas, weights)
+    exact = sections_of(Int8(), deltas, weights)
+    assert again["merged"].nbytes < 2 * NUMEL
+    assert bytes(again[SCALE].data) == bytes(exact[SCALE].data)
+
+
+@pytest.mark.parametrize("how", [PowerSGD(rank=4), find_codec("none")], ids=repr)
+def test_nothing_is_scaled_on_a_flush_or_with_one_member_or_among_equals(how: Codec) -> None:
+    deltas = drawn(1, 2)
+    assert SCALE in sections_of(how, deltas, [0.5, 0.5])
+    assert SCALE not in sections_of(how, deltas, [0.5, 0.5], flush=True)
+    assert SCALE not in sections_of(how, deltas[:1], [1.0])
+    assert SCALE not in sections_of(how, deltas[:1] * 2, [0.5, 0.5])
+    assert factors(sealed(how, deltas[:1], [1.0], NORM), how) == []
+
+
+def test_no_other_merge_is_scaled() -> None:
+    for scheme in ("mean", "rda", "median", "trimmed_mean"):
+        assert SCALE not in sealed(find_codec("none"), drawn(1, 2), [0.5, 0.5], scheme).sections
+
+
+def test_members_at_rest_have_no_part_in_the_scale() -> None:
+    how, deltas, weights = PowerSGD(rank=4), drawn(3, 2), [0.0, 0.25, 0.75]
+    members = offers(how, deltas, idle=True)
+    sections = SealPayload(how, NORM, FRAGMENT, Buffers()).sections(
+        members, weights, torch.empty(NUMEL)
+    )
+    alone = sealed(how, deltas, [0.25, 0.75], NORM)
+    assert sorted(sections) == ["1", "2", SCALE]
+    assert bytes(sections[SCALE].data) == bytes(alone.sections[SCALE].data)
+    assert factors(seal_of(members, weights, sections), how) == factors(alone, how)
+
+
+def rescaled(seal: Seal, *values: float) -> Seal:
+    return replace(seal, sections={**seal.sections, SCALE: raw(torch.tensor(values))})
+
+
+def test_a_seal_whose_scale_was_changed_or_removed_or_added_is_refused() -> None:
+    how = PowerSGD(rank=4)
+    seal = relayed(NORM)
+    first, *others = factors(seal, how)
+    taken(seal, how, NORM)
+    without = {name: packet for name, packet in seal.sections.items() if name != SCALE}
+    for changed in (
+        rescaled(seal, first - 0.01, *others),
+        replace(seal, sections=without),
+        rescaled(relayed(), 1.1, 1.1, 1.1),
+    ):
+        with pytest.raises(PeerError, match="do not match the digest"):
+            taken(changed, how, NORM)
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ((1.1, 1.1), "not one float32 for each of 3 tensors"),
+        ((1.1, 1.1, 1.5), r"is 1.5; it must be in \[1, 1.41421\]"),
+        ((1.1, 1.1, 0.5), r"is 0.5; it must be in \[1, 1.41421\]"),
+        ((1.1, 1.1, math.nan), "is nan"),
+    ],
+)
+def test_a_scale_out_of_its_bounds_is_refused_even_if_the_digest_is_right(
+    values: tuple[float, ...], fault: str
+) -> None:
+    with pytest.raises(PeerError, match=fault):
+        factors(with_digest(rescaled(relayed(NORM), *values)), PowerSGD(rank=4))
+
+
 # ── what a sealer may send ────────────────────────────────────────────────────────────────────────
 
 
-def relayed() -> Seal:
-    seal = sealed(PowerSGD(rank=4), drawn(1, 2), [0.5, 0.5])
-    assert sorted(seal.sections) == ["0", "1"]
+def relayed(scheme: str = "mean") -> Seal:
+    seal = sealed(PowerSGD(rank=4), drawn(1, 2), [0.5, 0.5], scheme)
+    assert sorted(set(seal.sections) - {SCALE}) == ["0", "1"]
     return seal
 
 

@@ -1,0 +1,359 @@
+"""Late adoption with a gain: a learner's weights are its anchor, less its disagreement and its own
+work, whatever happens; and nobody else sees anything of a disagreement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.powersgd import PowerSGD
+from mend_optim.codecs.registry import Codec, find_codec
+from mend_optim.engine.effects import Advance, Agree, Found, Install, Job, Merge, Prepare
+from mend_optim.model.layout import Layout
+from mend_optim.protocol.messages import Offer, Seal
+from mend_optim.worker.anchors import Anchors
+from mend_optim.worker.fragment_anchor import FragmentAnchor
+from mend_optim.worker.outer import Nesterov
+from tests import reference
+from tests.support.engines import BASE
+from tests.support.jobs import LoneFragment, perform
+
+SHAPE = (6, 8)
+NUMEL = 48
+CODECS: dict[str, Codec] = {
+    "none": find_codec("none"),
+    "int8": find_codec("int8"),
+    "powersgd": PowerSGD(rank=1, min_ratio=1),
+}
+#: Of one to three members. Sums of these are exact in float32.
+WEIGHTS = ((1.0,), (0.5, 0.5), (0.5, 0.25, 0.25))
+MEMBERS = ("seal", "whole anchor")
+
+
+class Learner(LoneFragment):
+    """One fragment of one learner: its weights, and the work in them that no anchor has."""
+
+    def __init__(self, name: str, codec: Codec, outer: Nesterov = Nesterov()) -> None:
+        start = torch.zeros(SHAPE)
+        anchors = Anchors(
+            Layout(["w"], [start], 1),
+            [start.flatten().clone()],
+            codec=codec,
+            outer=outer,
+            scheme="mean",
+            buffers=Buffers(),
+        )
+        super().__init__(name, anchors)
+        self.weights = start.flatten()
+        self.offered, self.later = torch.zeros(NUMEL), torch.zeros(NUMEL)
+        self.pending: Offer | None = None
+
+    @property
+    def fragment(self) -> FragmentAnchor:
+        return self.anchors.fragments[0]
+
+    @property
+    def disagreement(self) -> Tensor:
+        held = self.fragment.disagreement
+        return torch.zeros(NUMEL) if held is None else held
+
+    @property
+    def stays(self) -> Tensor:
+        """The residual of the codec in the weights."""
+        held = self.fragment.feedback.weights_residual
+        return torch.zeros(NUMEL) if held is None else held
+
+    def train(self, change: Tensor) -> None:
+        self.weights = self.weights - change
+        self.later = self.later + change
+
+    def offer(self, flush: bool = False) -> Offer:
+        """The pending offer, or a new one of all work."""
+        if self.pending is None:
+            job = Prepare(fragment=0, seq=1, tensor=self.weights.clone(), flush=flush)
+            self.pending = self.offer_from(job)
+            self.offered, self.later = self.later, torch.zeros(NUMEL)
+        return self.pending
+
+    def take(self, job: Job) -> None:
+        done = perform(self.anchors, job)
+        assert done.fault == ""
+        (correction,) = done.corrections
+        assert not correction.replace
+        self.weights = self.weights + correction.values
+
+    def merged(self) -> None:
+        self.pending, self.offered = None, torch.zeros(NUMEL)
+
+    def adopt(self, seal: Seal, *, merged: bool, gain: float = 1.0) -> None:
+        self.take(Advance(seal=seal, lineage=BASE, merged_own_offer=merged, gain=gain))
+        if merged:
+            self.merged()
+
+    def pull(self, source: Learner, *, merged: bool) -> None:
+        self.take(Install(states=(source.export(),), merged_own_offer=merged, replace=False))
+        if merged:
+            self.merged()
+
+    def check(self) -> None:
+        """θ = Θ − R − unmerged work − the residual in the weights."""
+        rest = self.disagreement + self.offered + self.later + self.stays
+        torch.testing.assert_close(self.weights, self.fragment.theta - rest, rtol=0, atol=2e-3)
+
+
+class Turn(NamedTuple):
+    """The part of one learner in one round."""
+
+    #: "seal": a member that takes the seal; "whole anchor": one that takes the anchor instead;
+    #: "missed": its offer is not merged; "idle": it makes none.
+    part: str
+    gain: float
+    #: Whether a learner that is not a member takes the whole anchor.
+    pulls: bool
+
+
+turns = st.builds(
+    Turn,
+    part=st.sampled_from([*MEMBERS, "missed", "idle"]),
+    gain=st.sampled_from([1.0, 0.5, 0.25]),
+    pulls=st.booleans(),
+)
+# The first learner always is a member that takes the seal.
+firsts = turns.map(lambda turn: turn._replace(part="seal"))
+scripts = st.lists(st.tuples(firsts, turns, turns, st.booleans()), min_size=1, max_size=5)
+
+
+class Play:
+    """Three learners that play a script, with its gains or without any."""
+
+    def __init__(self, codec: Codec, seed: int, gains: bool = True) -> None:
+        self.learners = [Learner(name, codec) for name in "abc"]
+        self.random, self.gains = torch.Generator().manual_seed(seed), gains
+        self.flushes = codec.residual_in_weights
+        #: Copies of all offers' bytes and of all anchors.
+        self.seen: list[bytes] = []
+
+    def work(self) -> None:
+        for learner in self.learners:
+            change = torch.randint(-4, 5, (NUMEL,), generator=self.random)
+            learner.train(change.float())
+
+    def round(self, turns: tuple[Turn, ...]) -> None:
+        self.work()
+        pairs = list(zip(self.learners, turns, strict=True))
+        offers = [learner.offer() for learner, turn in pairs if turn.part != "idle"]
+        copies = [bytes(offer.sections["delta"].data) for offer in offers]
+        members = tuple(learner.offer() for learner, turn in pairs if turn.part in MEMBERS)
+        seal = seal_of(self.learners[0], members)
+        self.work()
+        for learner, turn in pairs:
+            merged, gain = turn.part in MEMBERS, turn.gain if self.gains else 1.0
+            if turn.part == "whole anchor" or (turn.pulls and not merged):
+                learner.pull(self.learners[0], merged=merged)
+            else:
+                learner.adopt(seal, merged=merged, gain=gain if merged else 1.0)
+            learner.check()
+        assert [bytes(offer.sections["delta"].data) for offer in offers] == copies
+        self.seen += [*copies, *(theta.numpy().tobytes() for theta in self.anchors)]
+
+    def agree(self) -> None:
+        for learner in self.learners:
+            learner.take(Agree(0))
+            learner.check()
+
+    def rest(self) -> None:
+        """Two rounds of all: the first one may merge offers that were pending."""
+        for _ in range(2):
+            offers = tuple(learner.offer(flush=self.flushes) for learner in self.learners)
+            seal = seal_of(self.learners[0], offers)
+            for learner in self.learners:
+                learner.adopt(seal, merged=True)
+        self.agree()
+
+    @property
+    def anchors(self) -> list[Tensor]:
+        return [learner.fragment.theta for learner in self.learners]
+
+
+def seal_of(sealer: Learner, offers: tuple[Offer, ...]) -> Seal:
+    weights = WEIGHTS[len(offers) - 1]
+    return sealer.seal_from(Merge(fragment=0, base=BASE, offers=offers, weights=weights))
+
+
+def played(codec: str, script: list[tuple[Turn, Turn, Turn, bool]], seed: int, gains: bool) -> Play:
+    play = Play(CODECS[codec], seed, gains)
+    for *turns, agrees in script:
+        play.round(tuple(turns))
+        if agrees:
+            play.agree()
+    return play
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@settings(max_examples=20)
+@given(script=scripts, seed=SEEDS)
+def test_weights_are_the_anchor_less_the_disagreement_and_unmerged_work(
+    codec: str, script: list[tuple[Turn, Turn, Turn, bool]], seed: int
+) -> None:
+    """After each round, and after rest they are the anchor."""
+    play = played(codec, script, seed, gains=True)
+    play.rest()
+    for learner in play.learners:
+        assert learner.fragment.disagreement is None
+        torch.testing.assert_close(learner.weights, play.anchors[0], rtol=0, atol=2e-3)
+
+
+@settings(max_examples=40)
+@given(script=scripts, seed=SEEDS)
+def test_offers_and_anchors_are_the_same_to_the_bit_whatever_the_gains(
+    script: list[tuple[Turn, Turn, Turn, bool]], seed: int
+) -> None:
+    """The work is in small integers and the gains are powers of 2, so that no sum is rounded."""
+    play = played("none", script, seed, gains=True)
+    assert play.seen == played("none", script, seed, gains=False).seen
+    play.rest()
+    assert all(torch.equal(learner.weights, play.anchors[0]) for learner in play.learners)
+
+
+# One step at a time
+
+
+def vector(value: float) -> Tensor:
+    return torch.full((NUMEL,), value)
+
+
+def late(gain: float = 0.25) -> tuple[Learner, Learner]:
+    """Two learners after a round of 2 and 6 that the first adopted by this gain."""
+    a, b = (Learner(name, CODECS["none"]) for name in "ab")
+    a.train(vector(2.0))
+    b.train(vector(6.0))
+    seal = seal_of(b, (a.offer(), b.offer()))
+    a.adopt(seal, merged=True, gain=gain)
+    b.adopt(seal, merged=True)
+    return a, b
+
+
+def test_a_late_member_goes_by_its_gain_towards_the_mean_and_keeps_the_rest() -> None:
+    a, b = late(0.25)
+    assert torch.equal(a.disagreement, 0.75 * vector(2.0 - 4.0))
+    assert (a.weights.unique().item(), b.weights.unique().item()) == (-2.5, -4.0)
+    assert (a.fragment.theta.unique().item(), b.fragment.disagreement) == (-4.0, None)
+
+
+def test_the_next_round_draws_the_rest_of_the_disagreement_too() -> None:
+    """D = Δ + R = 8 − 1.5, and the mean is 6."""
+    a, b = late(0.25)
+    a.train(vector(8.0))
+    b.train(vector(4.0))
+    a.adopt(seal_of(b, (a.offer(), b.offer())), merged=True, gain=0.5)
+    rest, given_up = reference.kept([6.5], [6.0], 0.5)
+    assert a.disagreement.unique().tolist() == rest == [0.25]
+    assert a.weights.unique().item() == -2.5 - 8 - 6 + given_up[0] == -10.25
+
+
+def test_the_outer_step_is_taken_in_full_whatever_the_gain() -> None:
+    """θ ← θ + α (D − Δ̄) + (Δ̄ + Θ_new − Θ_old)."""
+    outer = Nesterov(lr=0.5, momentum=0.5)
+    a, b = Learner("a", CODECS["none"], outer), Learner("b", CODECS["none"], outer)
+    a.train(vector(2.0))
+    b.train(vector(6.0))
+    a.adopt(seal_of(b, (a.offer(), b.offer())), merged=True, gain=0.25)
+    assert a.fragment.theta.unique().item() == -0.5 * (4 + 0.5 * 4)
+    assert a.weights.unique().item() == -2 + 0.25 * (2 - 4) + (4 - 3)
+    a.check()
+
+
+def test_the_whole_correction_ends_a_disagreement() -> None:
+    a, b = late()
+    a.train(vector(1.0))
+    a.adopt(seal_of(b, (a.offer(),)), merged=True, gain=1.0)
+    assert a.fragment.disagreement is None
+    assert torch.equal(a.weights, a.fragment.theta)
+
+
+def test_a_seal_without_our_offer_leaves_the_disagreement() -> None:
+    a, b = late()
+    before = a.disagreement.clone()
+    b.train(vector(1.0))
+    a.adopt(seal_of(b, (b.offer(),)), merged=False)
+    assert torch.equal(a.disagreement, before)
+    a.check()
+
+
+def test_a_disagreement_is_given_up_once() -> None:
+    a, b = late()
+    a.take(Agree(0))
+    assert torch.equal(a.weights, b.fragment.theta)
+    a.take(Agree(0))
+    assert torch.equal(a.weights, b.fragment.theta)
+
+
+def test_a_disagreement_in_no_fragment_gives_a_correction_of_zero() -> None:
+    a, _ = late(1.0)
+    (correction,) = perform(a.anchors, Agree(0)).corrections
+    assert not correction.values.any()
+
+
+def test_weights_that_are_founded_are_taken_without_the_disagreement() -> None:
+    """It stays in the weights, and the anchor has the work alone."""
+    a, _ = late(0.25)
+    a.train(vector(1.0))
+    before = a.disagreement.clone()
+    assert perform(a.anchors, Found((a.weights.clone(),), ())).fault == ""
+    a.later = vector(0.0)
+    assert a.fragment.theta.unique().item() == -4.0 - 1.0
+    assert torch.equal(a.disagreement, before)
+    a.check()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["by a seal", "by an anchor"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_weights_that_are_replaced_hold_no_disagreement(whole: bool, merged: bool) -> None:
+    a, b = late()
+    a.train(vector(1.0))
+    seal = seal_of(b, (a.offer(),))
+    b.adopt(seal, merged=False)
+    job: Job = Advance(seal=seal, lineage=BASE, merged_own_offer=merged, replace=True)
+    if whole:
+        job = Install(states=(b.export(),), merged_own_offer=merged, replace=True)
+    (correction,) = perform(a.anchors, job).corrections
+    assert correction.replace
+    assert torch.equal(correction.values, b.fragment.theta)
+    assert a.fragment.disagreement is None
+
+
+def test_a_checkpoint_keeps_a_copy_of_the_disagreement() -> None:
+    a, b = late()
+    saved = a.anchors.save(0)
+    b.anchors.load(0, saved)
+    expected = a.disagreement.clone()
+    a.fragment.disagreement = None
+    saved["disagreement"].zero_()
+    assert torch.equal(b.disagreement, expected)
+    b.anchors.load(0, {"anchor": vector(0.0)})
+    assert b.fragment.disagreement is None
+
+
+def test_a_refused_seal_changes_no_disagreement() -> None:
+    a, b = late()
+    a.train(vector(1.0))
+    offer = a.offer()
+    seal = seal_of(b, (offer,))
+    before, anchor = a.disagreement.clone(), a.fragment.theta.clone()
+    sections = {name: Learner("c", CODECS["none"]).offer().sections["delta"] for name in "0"}
+    forged = replace(seal, sections=sections)
+    done = perform(a.anchors, Advance(seal=forged, lineage=BASE, merged_own_offer=True, gain=0.5))
+    assert "digest" in done.fault
+    assert torch.equal(a.disagreement, before)
+    assert torch.equal(a.fragment.theta, anchor)
+    assert a.fragment.progress is not None

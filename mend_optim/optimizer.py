@@ -70,7 +70,8 @@ class MendOptimizer(Optimizer):
             at least 0.
         weighting: weight of an offer in the merge: "tokens", "throughput" (tokens²/steps) or
             "uniform".
-        merge: "mean", "rda" (radial-directional), or "trimmed_mean" or "median" of each coordinate,
+        merge: "norm_preserving" (the mean, each tensor of it as long as the members' are on average),
+            "mean", "rda" (radial-directional), or "trimmed_mean" or "median" of each coordinate,
             which ignore `weighting`.
         outer: the outer optimizer, a `Nesterov`.
         codec: how deltas travel: "none" (float32), "bf16", "int8", "int4", "float4", "sparse",
@@ -115,7 +116,7 @@ class MendOptimizer(Optimizer):
         quorum: Quorum | int = Quorum(),
         grace: Grace | float = Grace(),
         weighting: str = "tokens",
-        merge: str = "mean",
+        merge: str = "norm_preserving",
         outer: Nesterov = Nesterov(),
         codec: str | Codec = "none",
         moments: MomentSchedule | str | None = "auto",

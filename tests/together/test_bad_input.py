@@ -35,11 +35,31 @@ CODEC = f"codec must be one of {NAMES} or a codec such as PowerSGD(rank=4), got 
 
 # Refused values, and the beginning of each message; {} stands for the value.
 ALWAYS: list[tuple[str, Any, str]] = [
-    ("sync_every", 0, "sync_every must be an int >= 1, got {}"),
-    ("sync_every", -3, "sync_every must be an int >= 1, got {}"),
-    ("sync_every", 2.5, "sync_every must be an int >= 1, got {}"),
-    ("sync_every", True, "sync_every must be an int >= 1, got {}"),
-    ("sync_every", None, "sync_every must be an int >= 1, got {}"),
+    (
+        "sync_every",
+        0,
+        "sync_every must be an int >= 1, 'auto' or an AutoPeriod(least=…, …), got {}",
+    ),
+    (
+        "sync_every",
+        -3,
+        "sync_every must be an int >= 1, 'auto' or an AutoPeriod(least=…, …), got {}",
+    ),
+    (
+        "sync_every",
+        2.5,
+        "sync_every must be an int >= 1, 'auto' or an AutoPeriod(least=…, …), got {}",
+    ),
+    (
+        "sync_every",
+        True,
+        "sync_every must be an int >= 1, 'auto' or an AutoPeriod(least=…, …), got {}",
+    ),
+    (
+        "sync_every",
+        None,
+        "sync_every must be an int >= 1, 'auto' or an AutoPeriod(least=…, …), got {}",
+    ),
     ("fragments", 0, "fragments must be an int >= 1, got {}"),
     ("fragments", "2", "fragments must be an int >= 1, got {}"),
     (
@@ -70,8 +90,16 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("grace", None, "grace.max_s must be a number of seconds >= 0, got {}"),
     ("weighting", "loss", "weighting must be one of ('tokens', 'throughput', 'uniform'), got {}"),
     ("weighting", None, "weighting must be one of ('tokens', 'throughput', 'uniform'), got {}"),
-    ("merge", "avg", "merge must be one of ('mean', 'rda', 'trimmed_mean', 'median'), got {}"),
-    ("merge", ["mean"], "merge must be one of ('mean', 'rda', 'trimmed_mean', 'median'), got {}"),
+    (
+        "merge",
+        "avg",
+        "merge must be one of ('norm_preserving', 'mean', 'rda', 'trimmed_mean', 'median'), got {}",
+    ),
+    (
+        "merge",
+        ["mean"],
+        "merge must be one of ('norm_preserving', 'mean', 'rda', 'trimmed_mean', 'median'), got {}",
+    ),
     ("outer", None, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
     ("outer", 0.7, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
     ("outer", Nesterov, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
@@ -161,7 +189,7 @@ def refused(message: str, value: Any, *, inner: Any = None, **arguments: Any) ->
 def test_a_bad_argument_is_refused(
     place: dict[str, Any], argument: str, value: Any, message: str
 ) -> None:
-    refused(message, value, **{**place, argument: value})
+    refused(message, value, **{"sync_every": 128, **place, argument: value})
 
 
 @pytest.mark.parametrize(("argument", "value", "message"), ADDRESSES)

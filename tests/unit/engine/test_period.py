@@ -37,10 +37,11 @@ from tests.support.engines import (
     state_of,
 )
 
+UNBOUNDED = AutoPeriod()
 LATENCIES = st.lists(st.integers(1, 2000), min_size=1, max_size=8)
 
 
-def following(present: int, *latencies: int, auto: AutoPeriod = AutoPeriod(), **facts: Any) -> int:
+def following(present: int, *latencies: int, auto: AutoPeriod = UNBOUNDED, **facts: Any) -> int:
     return auto.next(present, latencies, **{"nbytes": 0, "step_s": 1.0, **facts})
 
 

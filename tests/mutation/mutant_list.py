@@ -407,7 +407,7 @@ MUTANTS = (
     Mutant("own-weights-need-not-be-finite", 8, "worker/feedback", "        if not bounded(whole):", "        if False:",
            ANCHOR),
     Mutant("payload-of-another-digest", 8, "worker/seal_payload",
-           "         if payload_digest({**packets, **moments}, seal.weights) != seal.payload:", "         if False:", ANCHOR),
+           "         if payload_digest({**packets, **beside}, seal.weights) != seal.payload:", "         if False:", ANCHOR),
     Mutant("weights-are-no-payload", 8, "worker/seal_payload",
            'content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))',
            "content_digest(*packets)", of("unit/worker/test_seal_payload")),
@@ -474,8 +474,8 @@ MUTANTS = (
            "            check_packet(packet, self.shapes)", "            pass", FEEDBACK),
     Mutant("heir-keeps-what-was-offered-since", 9, "worker/fragment_anchor",
            (("        leaving = self._leaving(job.forget, job.merged_own_offer)\n"
-"        moments")), (("        leaving = self._leaving(False, job.merged_own_offer)\n"
-"        moments")),
+"        if job.merged_own_offer")), (("        leaving = self._leaving(False, job.merged_own_offer)\n"
+"        if job.merged_own_offer")),
            of("unit/worker/test_anchors", "outlived")),
     Mutant("heir-keeps-what-an-anchor-has", 9, "worker/fragment_anchor",
            ("            leaving = self._leaving(job.forget, job.merged_own_offer)\n"
@@ -533,13 +533,7 @@ MUTANTS = (
            "if job.forget or job.replace:", "if job.replace:", ADOPTING),
     Mutant("exactly-adopted-and-not-owed", 9, "engine/outcomes",
            "job.forget or (job.replace and not job.merged_own_offer):", "job.forget or job.replace:", ADOPTING),
-    Mutant("other-weights-owe", 9, "worker/checkpoint", ("    standing = replace(\n"
-"        kept.standing,\n"
-"        pending=None,\n"
-"        correction_pending=True,\n"
-"        adopt_at=None,\n"
-"        has_unsent_residual=False,\n"
-"    )"), "    standing = replace(kept.standing, pending=None, correction_pending=True, adopt_at=None)",
+    Mutant("other-weights-owe", 9, "worker/checkpoint", "        has_unsent_residual=False,\n", "",
            of("together/test_codecs", "replaced")),
     Mutant("former-checkpoints-are-damaged", 7, "worker/checkpoint_reader",
            "return key in self and self.take(key, bool)", "return self.take(key, bool)", of("unit/worker/test_checkpoint_reader", "before")),
@@ -656,7 +650,7 @@ MUTANTS = (
     Mutant("one-turn-too-few", 8, "worker/merge", "for turn in range(len(rows)):", "for turn in range(len(rows) - 1):",
            of("unit/worker/test_merge", "trimmed or median")),
     Mutant("whole-deltas-of-a-mean", 7, "worker/seal_payload",
-           'if self.scheme == "mean" and any(', "if False and any(", of("unit/worker/test_seal_payload", "whole")),
+           "if lengths or (self.scheme in merge.LINEAR and encoded):", "if lengths:", of("unit/worker/test_seal_payload", "whole")),
     Mutant("parts-all-at-the-start", 3, "codecs/packing",
            "yield slice(at, at + len(part)), part", "yield slice(0, len(part)), part", of("unit/worker/test_merge", "parts")),
     Mutant("parts-that-are-not-brought", 3, "codecs/packing",
@@ -685,7 +679,7 @@ MUTANTS = (
     Mutant("first-moments-without-bound", 10, "model/moment_state",
            "m.clamp_(min=-most, max=most)", "pass", of("unit/model/test_moment_state")),
     Mutant("moments-under-no-digest", 8, "worker/seal_payload",
-           "return content_digest(found, *named) if moments else found", "return found", of("unit/worker/test_moment_means")),
+           "return content_digest(found, *named) if beside else found", "return found", of("unit/worker/test_moment_means")),
     Mutant("moments-adopted-by-who-sent-none", 10, "worker/moment_means",
            (("            self._corrected(sections, name)\n"
 "            for name in self._known(sections)\n"
@@ -751,14 +745,10 @@ MUTANTS = (
     Mutant("scale-shortens", 3, "worker/scale", "min(max(f, 1.0), most)", "min(f, most)", SCALES),
     Mutant("scale-of-garbage", 3, "worker/scale", "if length and math.isfinite(f) else 1.0", "if length else 1.0", SCALES),
     Mutant("scale-is-not-checked", 3, "worker/scale", "if not 1 <= f <= most:", "if False:", SCALES),
-    Mutant("scale-of-another-size", 3, "worker/scale", " or packet.numel != tensors or", " or", SCALES),
+    Mutant("scale-of-another-size", 3, "worker/scale", " or packet.nbytes != 4 * tensors:", ":", SCALES),
     Mutant("digest-without-scale", 3, "worker/seal_payload",
            "return name == SCALE or name.startswith", "return name.startswith", of("unit/worker/test_seal_payload")),
     Mutant("scale-on-a-flush", 3, "worker/seal_payload", " and len(packets) > 1 and not flush", " and len(packets) > 1",
-           of("unit/worker/test_seal_payload")),
-    Mutant("scale-of-members-at-rest", 3, "worker/seal_payload",
-           "zip(seal.weights, seal.members, strict=True) if entry.steps\n        ]\n        return scale",
-           "zip(seal.weights, seal.members, strict=True)\n        ]\n        return scale",
            of("unit/worker/test_seal_payload")),
     Mutant("scale-is-not-applied", 3, "worker/fragment_anchor", "        if factors:\n", "        if False:\n", ANCHOR),
     # ── 11: time is an argument ──────────────────────────────────────────────────────────────────────────────────────

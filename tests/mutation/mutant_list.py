@@ -49,6 +49,7 @@ THREADS, SHARE, BRANCHES, WIRE = (
     of("together/test_branches"),
     of("unit/transport/test_wire"),
 )
+DISAGREEMENT, SCALES = of("unit/worker/test_disagreement"), of("unit/worker/test_scale")
 PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
 STORM = (
     "tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",
@@ -406,7 +407,7 @@ MUTANTS = (
     Mutant("own-weights-need-not-be-finite", 8, "worker/feedback", "        if not bounded(whole):", "        if False:",
            ANCHOR),
     Mutant("payload-of-another-digest", 8, "worker/seal_payload",
-           "         if payload_digest({**packets, **moments}, seal.weights) != seal.payload:", "         if False:", ANCHOR),
+           "         if payload_digest({**packets, **beside}, seal.weights) != seal.payload:", "         if False:", ANCHOR),
     Mutant("weights-are-no-payload", 8, "worker/seal_payload",
            'content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))',
            "content_digest(*packets)", of("unit/worker/test_seal_payload")),
@@ -473,8 +474,8 @@ MUTANTS = (
            "            check_packet(packet, self.shapes)", "            pass", FEEDBACK),
     Mutant("heir-keeps-what-was-offered-since", 9, "worker/fragment_anchor",
            (("        leaving = self._leaving(job.forget, job.merged_own_offer)\n"
-"        moments")), (("        leaving = self._leaving(False, job.merged_own_offer)\n"
-"        moments")),
+"        if job.merged_own_offer")), (("        leaving = self._leaving(False, job.merged_own_offer)\n"
+"        if job.merged_own_offer")),
            of("unit/worker/test_anchors", "outlived")),
     Mutant("heir-keeps-what-an-anchor-has", 9, "worker/fragment_anchor",
            ("            leaving = self._leaving(job.forget, job.merged_own_offer)\n"
@@ -532,13 +533,7 @@ MUTANTS = (
            "if job.forget or job.replace:", "if job.replace:", ADOPTING),
     Mutant("exactly-adopted-and-not-owed", 9, "engine/outcomes",
            "job.forget or (job.replace and not job.merged_own_offer):", "job.forget or job.replace:", ADOPTING),
-    Mutant("other-weights-owe", 9, "worker/checkpoint", ("    standing = replace(\n"
-"        kept.standing,\n"
-"        pending=None,\n"
-"        correction_pending=True,\n"
-"        adopt_at=None,\n"
-"        has_unsent_residual=False,\n"
-"    )"), "    standing = replace(kept.standing, pending=None, correction_pending=True, adopt_at=None)",
+    Mutant("other-weights-owe", 9, "worker/checkpoint", "        has_unsent_residual=False,\n", "",
            of("together/test_codecs", "replaced")),
     Mutant("former-checkpoints-are-damaged", 7, "worker/checkpoint_reader",
            "return key in self and self.take(key, bool)", "return self.take(key, bool)", of("unit/worker/test_checkpoint_reader", "before")),
@@ -655,7 +650,7 @@ MUTANTS = (
     Mutant("one-turn-too-few", 8, "worker/merge", "for turn in range(len(rows)):", "for turn in range(len(rows) - 1):",
            of("unit/worker/test_merge", "trimmed or median")),
     Mutant("whole-deltas-of-a-mean", 7, "worker/seal_payload",
-           'if self.scheme == "mean" and any(', "if False and any(", of("unit/worker/test_seal_payload", "whole")),
+           "if lengths or (self.scheme in merge.LINEAR and encoded):", "if lengths:", of("unit/worker/test_seal_payload", "whole")),
     Mutant("parts-all-at-the-start", 3, "codecs/packing",
            "yield slice(at, at + len(part)), part", "yield slice(0, len(part)), part", of("unit/worker/test_merge", "parts")),
     Mutant("parts-that-are-not-brought", 3, "codecs/packing",
@@ -684,7 +679,7 @@ MUTANTS = (
     Mutant("first-moments-without-bound", 10, "model/moment_state",
            "m.clamp_(min=-most, max=most)", "pass", of("unit/model/test_moment_state")),
     Mutant("moments-under-no-digest", 8, "worker/seal_payload",
-           "return content_digest(found, *named) if moments else found", "return found", of("unit/worker/test_moment_means")),
+           "return content_digest(found, *named) if beside else found", "return found", of("unit/worker/test_moment_means")),
     Mutant("moments-adopted-by-who-sent-none", 10, "worker/moment_means",
            (("            self._corrected(sections, name)\n"
 "            for name in self._known(sections)\n"
@@ -710,6 +705,52 @@ MUTANTS = (
     Mutant("adopt-before-the-overlap", 10, "engine/boundaries", "return self.state.totals.step < adopt_at", "return False", TRAINING),
     Mutant("overlap-from-the-adoption", 10, "engine/progress",
            "None if overlap is None else settled.step + overlap", "None if overlap is None else totals.step + overlap", PROGRESS),
+    Mutant("late-correction-in-full", 10, "engine/adoption",
+           "gain = self._gain(fragment) if merged and not replace else 1.0", "gain = 1.0", ADOPTING),
+    Mutant("gain-for-others-work", 10, "engine/adoption",
+           "self._gain(fragment) if merged and not replace else 1.0", "self._gain(fragment)", ADOPTING),
+    Mutant("gain-at-rest", 10, "engine/adoption", "if state.resting or pending is None:", "if pending is None:", ADOPTING),
+    Mutant("gain-by-arrival", 10, "engine/adoption",
+           "gain_at(max(late, state.policies.schedule.adopt_after or 0))", "gain_at(late)", ADOPTING),
+    Mutant("seal-leaves-no-disagreement", 10, "engine/outcomes",
+           "gain=job.gain if job.merged_own_offer else None,\n            )\n            if job.forget or (job",
+           "gain=None,\n            )\n            if job.forget or (job", ADOPTING),
+    Mutant("whole-anchor-forgets-the-disagreement", 10, "engine/progress",
+           "elif gain is not None:", "else:\n            gain = 1.0 if gain is None else gain", PROGRESS),
+    Mutant("disagreement-is-in-the-next-offer", 5, "worker/fragment_anchor",
+           "progress.sub_(self.disagreement)", "pass", DISAGREEMENT),
+    Mutant("disagreement-is-kept-twice", 10, "worker/fragment_anchor",
+           "leaving = self._copy(own) if held is None else held.add_(own)", "leaving = self._copy(own)", DISAGREEMENT),
+    Mutant("gain-overwrites-the-offer", 10, "worker/fragment_anchor",
+           "leaving = self._copy(own) if held is None else held.add_(own)",
+           "leaving = own if held is None else own.add_(held)", DISAGREEMENT),
+    Mutant("disagreement-by-the-gain", 10, "worker/outer", "mul_(1 - gain)", "mul_(gain)", OUTER),
+    Mutant("disagreement-is-founded", 5, "worker/fragment_anchor",
+           "self.theta.add_(self.disagreement)", "pass", DISAGREEMENT),
+    Mutant("disagreement-outlives-its-weights", 10, "worker/fragment_anchor",
+           "            self.disagreement = None\n            self.feedback.weights_on",
+           "            self.feedback.weights_on", DISAGREEMENT),
+    Mutant("other-weights-keep-the-disagreement", 10, "worker/checkpoint", "        disagrees=False,\n", "",
+           of("unit/worker/test_checkpoint")),
+    Mutant("settled-before-agreed", 10, "engine/boundaries",
+           " or f.correction_pending or f.disagrees for f", " or f.correction_pending for f", TRAINING),
+    Mutant("agree-before-all-is-merged", 10, "engine/boundaries",
+           "if not state.has_unsent_work(fragment):\n            fragment.agree()",
+           "if True:\n            fragment.agree()", TRAINING),
+    Mutant("agree-without-rest", 10, "engine/boundaries",
+           "at_rest = state.resting and state.mode", "at_rest = state.mode", TRAINING),
+    Mutant("agree-at-ticks-alone", 10, "engine/outcomes",
+           "        self.sealer.poll(now, p)\n        self.boundaries.agree(p)", "        self.sealer.poll(now, p)", TRAINING),
+    Mutant("scale-without-its-bound", 3, "worker/scale", "min(max(f, 1.0), most)", "max(f, 1.0)", SCALES),
+    Mutant("scale-shortens", 3, "worker/scale", "min(max(f, 1.0), most)", "min(f, most)", SCALES),
+    Mutant("scale-of-garbage", 3, "worker/scale", "if length and math.isfinite(f) else 1.0", "if length else 1.0", SCALES),
+    Mutant("scale-is-not-checked", 3, "worker/scale", "if not 1 <= f <= most:", "if False:", SCALES),
+    Mutant("scale-of-another-size", 3, "worker/scale", " or packet.nbytes != 4 * tensors:", ":", SCALES),
+    Mutant("digest-without-scale", 3, "worker/seal_payload",
+           "return name == SCALE or name.startswith", "return name.startswith", of("unit/worker/test_seal_payload")),
+    Mutant("scale-on-a-flush", 3, "worker/seal_payload", " and len(packets) > 1 and not flush", " and len(packets) > 1",
+           of("unit/worker/test_seal_payload")),
+    Mutant("scale-is-not-applied", 3, "worker/fragment_anchor", "        if factors:\n", "        if False:\n", ANCHOR),
     # ── 11: time is an argument ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("clock-in-a-pure-room", 11, "engine/round",
            "from dataclasses import replace\n", "import time\nfrom dataclasses import replace\n", HOUSE),

@@ -3,7 +3,7 @@ and refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
-from mend_optim import Int8, Nesterov, PowerSGD
-from tests.support.checkpoints import adam, anchors, assert_alike, resumed, save
-from tests.support.learners import cluster, drive, parameters, same, wave
+from mend_optim import Adoption, Int8, MendOptimizer, Nesterov, PowerSGD
+from tests.support.checkpoints import adam, anchors, assert_alike, progress, resumed, save
+from tests.support.learners import cluster, drive, parameters, same, until, wave
 
 
 def narrow() -> Optimizer:
@@ -25,9 +25,21 @@ def narrow() -> Optimizer:
 
 # ── to the bit ────────────────────────────────────────────────────────────────────────────────────
 
+# A learner that goes on with its offer pending may take the anchor of its round whole: then it does
+# not know the mean, and no gain can be applied.
+WHOLE = Adoption(gain=1)
+GAINS: dict[str, dict[str, Any]] = {
+    "late": {"adopt_after": 4},
+    "fragments": {"adopt_after": 2, "adoption": Adoption(gain=0.25), "fragments": 2},
+    "momentum": {"adopt_after": 4, "outer": Nesterov(lr=0.7, momentum=0.9)},
+    "norm-preserving": {"adopt_after": 4, "merge": "norm_preserving"},
+    "factors": {"adopt_after": 4, "codec": PowerSGD(rank=1, min_ratio=1)},
+}
+
 CASES: dict[str, tuple[Callable[[], Optimizer], dict[str, Any]]] = {
     "overlap": (adam, {"adopt_after": 3}),
     "synchronous": (adam, {"adopt_after": 0}),
+    "norm-preserving": (adam, {"adopt_after": 4, "merge": "norm_preserving"}),
     "fragments": (adam, {"adopt_after": 1, "fragments": 2}),
     "momentum": (adam, {"adopt_after": 4, "outer": Nesterov(lr=0.7, momentum=0.9)}),
     "bf16 offers": (adam, {"adopt_after": 4, "codec": "bf16"}),
@@ -41,11 +53,15 @@ CASES: dict[str, tuple[Callable[[], Optimizer], dict[str, Any]]] = {
 def straight(case: str) -> list[tuple[list[Tensor], list[Tensor], dict[str, Any]]]:
     """60 steps: weights, anchors and state of both learners."""
     make, options = CASES[case]
-    with cluster(make(), make(), **{"sync_every": 7, **options}) as made:
+    with cluster(make(), make(), **{"sync_every": 7, "adoption": WHOLE, **options}) as made:
         drive(made, 60, wave)
-        return [
-            ([*map(Tensor.clone, parameters(o))], anchors(o), o.inner.state_dict()) for o in made
-        ]
+        return outcome(made)
+
+
+def outcome(
+    made: Sequence[MendOptimizer],
+) -> list[tuple[list[Tensor], list[Tensor], dict[str, Any]]]:
+    return [([*map(Tensor.clone, parameters(o))], anchors(o), o.inner.state_dict()) for o in made]
 
 
 @pytest.mark.parametrize("at", [28, 29, 30, 32])
@@ -54,7 +70,8 @@ def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at:
     """One run takes 60 steps. Another takes `at` steps, both learners end, and restored ones take
     the rest. Weights, anchors and state agree."""
     make, options = CASES[case]
-    options = {"sync_every": 7, **options}  # the last round is adopted at step 60 at the latest
+    # The last round is adopted at step 60 at the latest.
+    options = {"sync_every": 7, "adoption": WHOLE, **options}
     with cluster(make(), make(), **options) as first:
         drive(first, at, wave)
         saved = [save(o) for o in first]
@@ -65,3 +82,23 @@ def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at:
             assert same(anchors(optimizer), merged)
             assert_alike(optimizer.inner.state_dict(), state)
             assert optimizer.status().step == 60
+
+
+@pytest.mark.parametrize("at", [28, 30, 33])
+@pytest.mark.parametrize("case", GAINS)
+def test_going_on_with_a_disagreement_is_as_if_nothing_had_happened(case: str, at: int) -> None:
+    """All offers are merged when it is saved; the correction is applied, or is not."""
+    options = {"sync_every": 7, **GAINS[case]}  # no round is open at step 61
+    with cluster(adam(), adam(), **options) as made:
+        drive(made, 61, wave)
+        straight = outcome(made)
+    with cluster(adam(), adam(), **options) as first:
+        drive(first, at, wave)
+        for o in first:
+            for p in range(len(o.status().fragments)):
+                until(o, lambda o=o, p=p: progress(o, p).pending is None)  # type: ignore[misc]
+            assert progress(o).disagrees
+        saved = [save(o) for o in first]
+    with resumed([adam, adam], saved, **options) as second:
+        drive(second, 61 - at, lambda i, s: wave(i, s + at))
+        assert_alike(outcome(second), straight)

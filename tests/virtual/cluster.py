@@ -423,6 +423,7 @@ class Cluster:
         if not self.until(self.settled, limit):
             return False
         self.oracle.check_accounts()
+        self.oracle.check_agreement()
         return True
 
     def settled(self) -> bool:

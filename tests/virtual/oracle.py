@@ -199,6 +199,16 @@ class Oracle:
         ]
         return {unit for offer in offers for unit in offer.sections.get("delta", {})}
 
+    def check_agreement(self) -> None:
+        """At rest every learner has given up its disagreement: its weights are the anchor."""
+        for learner in self.cluster.learners.values():
+            for p, fragment in enumerate(learner.engine.state.fragments):
+                held = (learner.disagreement[p], learner.units.disagreement[p])
+                assert not fragment.disagrees, ("disagrees at rest", learner.id, p)
+                assert held == ({}, {}), ("a disagreement in the weights", learner.id, p)
+                if self.counts:
+                    assert learner.weights[p] == learner.units.theta[p], ("apart", learner.id, p)
+
     def check_accounts(self) -> None:
         """At the end, every missing unit must be accounted for:
 

@@ -17,7 +17,8 @@ from mend_optim.protocol.lineage import PeerId
 #: - 2: packets have a form for every tensor; seals relay packets
 #: - 3: offers that bring only residuals of encodings
 #: - 4: tensors are coalesced; no learner's own packet comes back to it
-PROTOCOL = 4
+#: - 5: offers and seals have inner learning rates, for the gain-normalised outer optimizer
+PROTOCOL = 5
 
 #: The prefix of the names of model fields that describe an added parameter group. Learners need not
 #: add a group at the same moment, so these fields must agree only where both sides have them.

@@ -2,7 +2,7 @@
 `checkpoint_reader.py` reads that form.
 
     {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …,
-     "weights": hex, "history": […],
+     "rate": …, "weights": hex, "history": […],
      "fragments": [{"lineage": …, "claim": …, "pending": …, …, "tensors": {"anchor": …, …}}, …],
      "content": hex}
 
@@ -28,12 +28,13 @@ from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.lineage import Claim, Lineage, content_digest
 from mend_optim.worker.correction import Correction, MomentCorrection, Reading
 from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, flat, unflat
+from mend_optim.worker.velocity import VELOCITY, VELOCITY_RATE
 
 FORMAT = 1
 #: The names of a fragment's flat tensors.
 TENSORS = (
     "anchor",
-    "velocity",
+    VELOCITY,
     "delta",
     "residual",
     "stayed",
@@ -43,6 +44,8 @@ TENSORS = (
     "returned",
     "disagreement",
 )
+#: The names of tensors of one element.
+NUMBERS = (VELOCITY_RATE,)
 #: The names of codecs' memories, which are tensors of any size.
 MEMORIES = ("memory", "returned_memory")
 #: Prefixes of tensors of a moment; the moment's name follows.
@@ -51,9 +54,9 @@ MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)
 
 @dataclass(frozen=True)
 class Kept:
-    """One fragment in a checkpoint. `tensors` are flat float32, those of `TENSORS`, `MEMORIES` and
-    `MOMENTS` that exist. `replace` says whether its correction, not yet applied, replaces the
-    weights."""
+    """One fragment in a checkpoint. `tensors` are flat float32, those of `TENSORS`, `NUMBERS`,
+    `MEMORIES` and `MOMENTS` that exist. `replace` says whether its correction, not yet applied,
+    replaces the weights."""
 
     standing: Standing
     tensors: Mapping[str, Tensor]
@@ -66,6 +69,7 @@ class Checkpoint:
 
     step: int = 0
     tokens: int = 0
+    rate: float = 0.0
     head_start: int = 0
     weights: str = ""
     history: tuple[str, ...] = ()
@@ -73,7 +77,7 @@ class Checkpoint:
 
     @property
     def totals(self) -> Totals:
-        return Totals(self.step, self.tokens)
+        return Totals(self.step, self.tokens, self.rate)
 
 
 def keep(standing: Standing, tensors: dict[str, Tensor], correction: Correction | None) -> Kept:
@@ -124,7 +128,8 @@ def anchored(kept: Kept) -> Kept:
         has_unsent_residual=False,
         disagrees=False,
     )
-    tensors = {name: kept.tensors[name] for name in ("anchor", "velocity") if name in kept.tensors}
+    names = ("anchor", VELOCITY, VELOCITY_RATE)
+    tensors = {name: kept.tensors[name] for name in names if name in kept.tensors}
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
 
 
@@ -165,6 +170,7 @@ def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
         "model": [list(pair) for pair in layout.fingerprint()],
         "step": checkpoint.step,
         "tokens": checkpoint.tokens,
+        "rate": checkpoint.rate,
         "head_start": checkpoint.head_start,
         "weights": checkpoint.weights,
         "history": list(checkpoint.history),
@@ -203,6 +209,7 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "claim": _to_claim(standing.claim),
         "mark": standing.cycle_start,
         "banked": [standing.settled.step, standing.settled.tokens],
+        "banked_rate": standing.settled.rate,
         "dropped_tokens": standing.dropped_tokens,
         "pending": _to_pending(pending) if pending else None,
         "untaken": standing.correction_pending,
@@ -227,6 +234,7 @@ def _to_pending(pending: Pending) -> dict[str, Any]:
         "step": pending.step,
         "tokens": pending.tokens,
         "steps": pending.steps,
+        "rate": pending.rate,
         "follows": pending.follows,
         "due": pending.due,
         "missed": pending.missed,

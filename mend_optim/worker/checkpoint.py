@@ -2,14 +2,14 @@
 `checkpoint_reader.py` reads that form.
 
     {"format": 1, "model": [[field, value], …], "step": …, "tokens": …, "head_start": …,
-     "rate": …, "weights": hex, "history": […],
+     "weights": hex, "history": […],
      "fragments": [{"lineage": …, "claim": …, "pending": …, …, "tensors": {"anchor": …, …}}, …],
      "content": hex}
 
 `fragments` is empty for a learner that has had no peers. `weights` are the `sketches` of the
 parameters that the rest belongs to: progress is the difference between an anchor and exactly those
-parameters. The keys are older than today's field names. They don't change, because old checkpoints
-must load."""
+parameters. `_told` has the entries that are left out where they are 0. The keys are older than
+today's field names. They don't change, because old checkpoints must load."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
         "model": [list(pair) for pair in layout.fingerprint()],
         "step": checkpoint.step,
         "tokens": checkpoint.tokens,
-        "rate": checkpoint.rate,
+        **_told(rate=checkpoint.rate),
         "head_start": checkpoint.head_start,
         "weights": checkpoint.weights,
         "history": list(checkpoint.history),
@@ -209,7 +209,7 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "claim": _to_claim(standing.claim),
         "mark": standing.cycle_start,
         "banked": [standing.settled.step, standing.settled.tokens],
-        "banked_rate": standing.settled.rate,
+        **_told(banked_rate=standing.settled.rate),
         "dropped_tokens": standing.dropped_tokens,
         "pending": _to_pending(pending) if pending else None,
         "untaken": standing.correction_pending,
@@ -217,10 +217,16 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "averaged": dict(standing.averaged),
         "last": [standing.last.step, standing.last.tokens],
         "owes": standing.has_unsent_residual,
-        "disagrees": standing.disagrees,
+        **_told(disagrees=standing.disagrees),
         "replace": kept.replace,
         "tensors": dict(kept.tensors),
     }
+
+
+def _told(**entries: float) -> dict[str, float]:
+    """Those of these entries that are not 0. The first checkpoints of this format have none of
+    them, and readers take 0 for what is missing."""
+    return {key: value for key, value in entries.items() if value}
 
 
 def _to_claim(claim: Claim) -> list[Any]:
@@ -234,7 +240,7 @@ def _to_pending(pending: Pending) -> dict[str, Any]:
         "step": pending.step,
         "tokens": pending.tokens,
         "steps": pending.steps,
-        "rate": pending.rate,
+        **_told(rate=pending.rate),
         "follows": pending.follows,
         "due": pending.due,
         "missed": pending.missed,

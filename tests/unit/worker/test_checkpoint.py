@@ -116,7 +116,6 @@ def test_the_keys_of_format_1_stay_as_they_are() -> None:
         "model",
         "step",
         "tokens",
-        "rate",
         "head_start",
         "weights",
         "history",
@@ -128,7 +127,6 @@ def test_the_keys_of_format_1_stay_as_they_are() -> None:
         "claim",
         "mark",
         "banked",
-        "banked_rate",
         "dropped_tokens",
         "pending",
         "untaken",
@@ -136,7 +134,6 @@ def test_the_keys_of_format_1_stay_as_they_are() -> None:
         "averaged",
         "last",
         "owes",
-        "disagrees",
         "replace",
         "tensors",
     ]
@@ -146,13 +143,21 @@ def test_the_keys_of_format_1_stay_as_they_are() -> None:
         "step",
         "tokens",
         "steps",
-        "rate",
         "follows",
         "due",
         "missed",
         "closing",
         "again",
     ]
+
+
+def test_rates_are_kept_where_they_are_counted() -> None:
+    standing = replace(STANDING, settled=Totals(0, 0, 0.25), pending=replace(PENDING, rate=0.5))
+    counted = Checkpoint(step=4, tokens=9, rate=0.75, fragments=(Kept(standing, tensors()),))
+    found = to_state(counted, LAYOUT)
+    (fragment,) = found["fragments"]
+    assert (found["rate"], fragment["banked_rate"]) == (0.75, 0.25)
+    assert fragment["pending"]["rate"] == 0.5
 
 
 def test_what_is_no_plain_data_has_no_digest() -> None:

@@ -37,7 +37,7 @@ from mend_optim.protocol.messages import RATE, Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
 from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer
-from mend_optim.worker.seal_payload import SealPayload
+from mend_optim.worker.seal_payload import SealPayload, payload_digest
 from tests import reference
 from tests.support.engines import BASE, GENESIS
 from tests.support.jobs import LoneFragment, Performed, perform
@@ -819,6 +819,36 @@ def test_a_refused_seal_changes_no_bit(kind: str) -> None:
     assert contents(learner) == before
 
 
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        (None, "section 'rate' is missing"),
+        (vector(-1, 1), "Rate of the round is -1.0"),
+        (vector(1, 2), "Decay of the velocity is 2.0"),
+    ],
+)
+def test_a_seal_without_good_rates_is_refused(rate: Tensor | None, words: str) -> None:
+    learner, sealer = (Learner(name, vector(0, 0), outer=STEADY) for name in "ab")
+    seal = sealer.seal(sealer.train(vector(1, 2)).offer())
+    sections = {name: packet for name, packet in seal.sections.items() if name != RATE}
+    if rate is not None:
+        sections[RATE] = raw(rate)
+    before = contents(learner)
+    payload = payload_digest(sections, seal.weights)
+    done = learner.receive(replace(seal, sections=sections, payload=payload), False)
+    assert words in done.fault
+    assert contents(learner) == before
+    assert learner.anchors.fragments[0].velocity.s == 0
+
+
+def test_the_payload_has_the_rates_in_it() -> None:
+    learner, sealer = (Learner(name, vector(0, 0), outer=STEADY) for name in "ab")
+    seal = sealer.seal(sealer.train(vector(1, 2)).offer())
+    other = replace(seal, sections={**seal.sections, RATE: raw(vector(1, 0.5))})
+    assert "do not match the digest" in learner.receive(other, False).fault
+    assert learner.receive(seal, False).fault == ""
+
+
 def changed(state: State, name: str, tensor: Tensor | None) -> State:
     """Another tensor in one section, with a digest that fits: a broken but consistent peer would
     send this."""
@@ -836,6 +866,8 @@ STATES = {
     "too long": lambda state: changed(state, "anchor", vector(1, 2, 3)),
     "no velocity": lambda state: changed(state, "velocity", None),
     "no anchor": lambda state: changed(state, "anchor", None),
+    "no rate": lambda state: changed(state, "velocity_rate", None),
+    "nan rate": lambda state: changed(state, "velocity_rate", vector(math.nan)),
 }
 
 
@@ -856,7 +888,7 @@ def test_a_state_with_a_section_changed_consistently_is_taken() -> None:
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_refused_state_changes_no_bit(kind: str, replacing: bool) -> None:
     learner, source = (
-        Learner(name, vector(0, 0), outer=CLASSIC).train(vector(1, 2)) for name in "ab"
+        Learner(name, vector(0, 0), outer=STEADY).train(vector(1, 2)) for name in "ab"
     )
     learner.offer()
     source.adopt(source.seal(source.offer()))

@@ -849,6 +849,17 @@ def test_the_payload_has_the_rates_in_it() -> None:
     assert learner.receive(seal, False).fault == ""
 
 
+@pytest.mark.parametrize("policy", [CLASSIC, STEADY])
+def test_a_founded_anchor_begins_its_velocity_anew(policy: Outer) -> None:
+    learner = Learner("a", vector(0, 0), outer=policy)
+    learner.adopt(learner.seal(learner.train(vector(1, 2)).offer()))
+    velocity = learner.anchors.fragments[0].velocity
+    assert velocity.b is not None
+    assert velocity.b.tolist() == [1, 2]
+    assert perform(learner.anchors, Found((vector(3, 4),))).fault == ""
+    assert (velocity.b.tolist(), velocity.s) == ([0, 0], 0)
+
+
 def changed(state: State, name: str, tensor: Tensor | None) -> State:
     """Another tensor in one section, with a digest that fits: a broken but consistent peer would
     send this."""

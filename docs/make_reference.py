@@ -18,7 +18,8 @@ PAGE = ROOT / "docs" / "reference.md"
 WIDTH = 100
 GROUPS = {
     "The optimizer": "MendOptimizer LearnerState",
-    "Policies": "AutoPeriod Adoption Timing Quorum Grace Nesterov MomentSchedule Moment FailSlow",
+    "Policies": "AutoPeriod Adoption Timing Quorum Grace Nesterov DiLoCoNesterov"
+    " MomentSchedule Moment FailSlow",
     "Codecs": "Int8 Int4 Float4 Sparse PowerSGD",
     "What a learner tells you": "Status FragmentStatus PeerStatus RoundRecord MemberRecord Event",
     "Errors": "MendError UsageError PeerError ClosedError",

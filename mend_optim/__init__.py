@@ -19,12 +19,13 @@ from mend_optim.membership.failslow import FailSlow
 from mend_optim.optimizer import MendOptimizer
 from mend_optim.protocol.timing import Timing
 from mend_optim.status import FragmentStatus, PeerStatus, Status
-from mend_optim.worker.outer import Nesterov
+from mend_optim.worker.outer import DiLoCoNesterov, Nesterov
 
 __all__ = [
     "Adoption",
     "AutoPeriod",
     "ClosedError",
+    "DiLoCoNesterov",
     "Event",
     "FailSlow",
     "Float4",

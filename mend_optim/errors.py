@@ -29,10 +29,10 @@ class UsageError(MendError, ValueError):
 
     Example:
         >>> from mend_optim import Nesterov
-        >>> Nesterov(lr=0)
+        >>> Nesterov(gain=0)
         Traceback (most recent call last):
             ...
-        mend_optim.errors.UsageError: outer.lr must be in (0, 10], got 0
+        mend_optim.errors.UsageError: outer.gain must be in (0, 10], got 0
     """
 
 

@@ -180,9 +180,11 @@ class Handover:
                 return False
             learner.wait_for_news(min(left, self._settings.policies.timing.beat_s))
 
-    def extend(self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int]) -> None:
-        """Take over a layout whose last fragment is an added group, trained from (step, tokens)
-        `at`."""
+    def extend(
+        self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int, float]
+    ) -> None:
+        """Take over a layout whose last fragment is an added group, trained from the totals
+        (step, tokens, rate) `at`."""
         self._layout = layout
         self._parameters = parameters
         fragment = layout.fragments[-1]

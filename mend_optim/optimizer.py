@@ -30,7 +30,7 @@ from mend_optim.status import Status
 from mend_optim.training_run import TrainingRun
 from mend_optim.worker.checkpoint import to_state
 from mend_optim.worker.checkpoint_reader import from_state
-from mend_optim.worker.outer import Nesterov
+from mend_optim.worker.outer import Nesterov, Outer
 
 
 class MendOptimizer(Optimizer):
@@ -39,7 +39,7 @@ class MendOptimizer(Optimizer):
     `step()` takes the inner optimizer's step. Every `sync_every` steps, the learner copies its
     parameters θ and offers, in the background, what it has learned since the anchor Θ: the delta
     Δ = Θ - θ, in float32. A quorum of offers is merged, Δ̄ = Σ wᵢ Δᵢ, and every learner takes the
-    outer step Θ ← Θ - η (Δ̄ + μ b). A later `step()` adds the difference to the parameters, and
+    outer step, by default Θ ← Θ - Δ̄. A later `step()` adds the difference to the parameters, and
     local progress is kept (DiLoCo, arXiv 2311.08105; Decoupled DiLoCo, arXiv 2604.21428).
 
     No network fault blocks training or raises into it. Without `listen` and `peers`, a
@@ -73,7 +73,7 @@ class MendOptimizer(Optimizer):
         merge: "norm_preserving" (the mean, each tensor of it as long as the members' are on average),
             "mean", "rda" (radial-directional), or "trimmed_mean" or "median" of each coordinate,
             which ignore `weighting`.
-        outer: the outer optimizer, a `Nesterov`.
+        outer: the outer optimizer, a `Nesterov` or a `DiLoCoNesterov`.
         codec: how deltas travel: "none" (float32), "bf16", "int8", "int4", "float4", "sparse",
             "powersgd", or a codec with options, such as `PowerSGD(rank=8)`.
         moments: how often the inner optimizer's moments are averaged: a `MomentSchedule` (DES-LOC,
@@ -117,7 +117,7 @@ class MendOptimizer(Optimizer):
         grace: Grace | float = Grace(),
         weighting: str = "tokens",
         merge: str = "norm_preserving",
-        outer: Nesterov = Nesterov(),
+        outer: Outer = Nesterov(),
         codec: str | Codec = "none",
         moments: MomentSchedule | str | None = "auto",
         failslow: FailSlow | None = FailSlow(),
@@ -318,11 +318,12 @@ class MendOptimizer(Optimizer):
         if stale and not any_gradient(self._run.parameters):
             self._count.take(0)
         else:
-            tokens = self._count_step()
+            tokens, rate = self._count_step()
             if learner.closed:
                 learner.check()
             else:
-                learner.stepped(tokens, None if since_s is None else since_s + done_at - inner_at)
+                seconds = None if since_s is None else since_s + done_at - inner_at
+                learner.stepped(tokens, seconds, rate)
                 handover.run(self._run.check_layout)
         self._returned_at = time.perf_counter()
         self._in_mend_s += self._returned_at - done_at + inner_at - started
@@ -451,8 +452,8 @@ class MendOptimizer(Optimizer):
     def _inner_step(self, closure: Callable[[], float] | None) -> Any:
         return self.inner.step() if closure is None else self.inner.step(closure)
 
-    def _count_step(self) -> int:
-        """Count one inner step, and return its tokens."""
+    def _count_step(self) -> tuple[int, float]:
+        """Count one inner step. Returns its tokens, and its rate as `TrainingRun.count_step`
+        does."""
         tokens = self._count.take(self._run.settings.tokens_per_step or 1)
-        self._run.count_step(tokens)
-        return tokens
+        return tokens, self._run.count_step(tokens)

@@ -35,7 +35,8 @@ from mend_optim.transport.address import parse_dialable
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
-from mend_optim.worker.outer import Nesterov
+from mend_optim.worker.outer import Outer
+from mend_optim.worker.round_rate import RATE_NBYTES
 
 MOST_MOMENTS = 4  # that any optimizer known here keeps per parameter
 
@@ -59,7 +60,7 @@ class Settings:
 
     name: str
     policies: Policies
-    outer: Nesterov
+    outer: Outer
     codec: Codec
     merge: str
     tokens_per_step: int | None
@@ -93,10 +94,10 @@ class Settings:
         )
 
     def _limit(self, fragment: Fragment) -> int:
-        """The largest message about a fragment, in bytes: its anchor, velocity and moments in
-        float32. A peer may keep more moments than this learner does."""
+        """The largest message about a fragment, in bytes: its anchor, velocity with the rate of
+        that, and moments in float32. A peer may keep more moments than this learner does."""
         moments = max(MOST_MOMENTS, len(self.policies.moments))
-        return 8 * fragment.numel + moments * dense_nbytes(fragment.shapes)
+        return 8 * fragment.numel + RATE_NBYTES + moments * dense_nbytes(fragment.shapes)
 
     def offline(self) -> Settings:
         """The same settings without peers, for a copy of the optimizer: it must not take part as a
@@ -143,7 +144,7 @@ def read_settings(
     adoption: Adoption | str,
     weighting: str,
     merge: str,
-    outer: Nesterov,
+    outer: Outer,
     codec: str | Codec,
     moments: MomentSchedule | str | None,
     failslow: FailSlow | None,
@@ -207,10 +208,12 @@ def read_settings(
     )
 
 
-def _check_merging(weighting: str, merge: str, outer: Nesterov) -> None:
+def _check_merging(weighting: str, merge: str, outer: Outer) -> None:
     require(weighting in WEIGHTINGS, "weighting", weighting, f"one of {WEIGHTINGS}")
     require(merge in MERGES, "merge", merge, f"one of {MERGES}")
-    require(isinstance(outer, Nesterov), "outer", outer, "a Nesterov(lr=…, momentum=…)")
+    known = isinstance(outer, Outer)
+    bound = "a Nesterov(gain=…) or a DiLoCoNesterov(lr=…)"
+    require(known, "outer", outer, bound)
 
 
 def _adoption(adoption: Adoption | str) -> Adoption:

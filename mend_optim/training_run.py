@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from mend_optim.errors import UsageError
 from mend_optim.handover import Handover
 from mend_optim.model.copies import flat, sketch, sketches
+from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
@@ -37,6 +38,8 @@ class TrainingRun:
         #: Inner steps and tokens so far, those before the loaded checkpoint included.
         self.step = 0
         self.tokens = 0
+        #: The sum of these steps' inner learning rates; 0 unless the outer optimizer needs it.
+        self.rate = 0.0
         #: Takes part in rounds; None without peers.
         self.learner: Learner | None = None
         #: Copies parameters out and adds corrections; None before the first step with peers.
@@ -48,10 +51,15 @@ class TrainingRun:
         self.parameters, self.layout = self._build_layout()
         self.learner = settings.connect(lambda: self.layout)
 
-    def count_step(self, tokens: int) -> None:
-        """Count one inner step on so many tokens."""
+    def count_step(self, tokens: int) -> float:
+        """Count one inner step on so many tokens. Returns its inner learning rate, or 0 unless the
+        outer optimizer needs it."""
+        counted = self.settings.outer.counts_rates
+        rate = inner_rate(self.inner.param_groups) if counted else 0.0
         self.step += 1
         self.tokens += tokens
+        self.rate += rate
+        return rate
 
     def ensure_joined(self) -> tuple[Handover, bool]:
         """Before the first inner step with peers, show this learner's weights and join.
@@ -91,10 +99,10 @@ class TrainingRun:
         self.layout = layout
         if self._saved and self._saved.fragments and not self.handover:
             added = [parameters[i] for i in layout.added[-1]]
-            here = replace(self._saved, step=self.step, tokens=self.tokens)
+            here = replace(self._saved, step=self.step, tokens=self.tokens, rate=self.rate)
             self._saved = with_group(here, flat(layout.fragments[-1], parameters), sketch(added))
         if self.handover:
-            self.handover.extend(layout, parameters, (self.step, self.tokens))
+            self.handover.extend(layout, parameters, (self.step, self.tokens, self.rate))
 
     def checkpoint(self, weights: Sequence[Tensor]) -> Checkpoint:
         """All that it takes to go on from here; `weights` are this learner's own parameters."""
@@ -105,6 +113,7 @@ class TrainingRun:
             saved,
             step=self.step,
             tokens=self.tokens,
+            rate=self.rate,
             weights=sketches(self.layout, weights) if known else saved.weights,
         )
         if learner is None or handover is None:
@@ -128,6 +137,7 @@ class TrainingRun:
         self._checked = not saved.step
         self.step = saved.step
         self.tokens = saved.tokens
+        self.rate = saved.rate
 
     def check_saved(self) -> None:
         """Without peers, compare the weights with those of the loaded checkpoint, once.
@@ -141,6 +151,7 @@ class TrainingRun:
             self._saved = None
             self.step = 0
             self.tokens = 0
+            self.rate = 0.0
 
     def status(self, seconds_in_mend: float) -> Status:
         """Where this learner stands."""

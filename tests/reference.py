@@ -88,6 +88,32 @@ def nesterov(
         yield list(theta)
 
 
+def round_rate(
+    members: Sequence[tuple[float, int, float]], momentum: float, period: int
+) -> tuple[float, float]:
+    """S and m of a round whose members are (weight, steps, sum of the inner learning rates)."""
+    rate = math.fsum(w * rate for w, _, rate in members)
+    steps = math.fsum(w * steps for w, steps, _ in members)
+    return rate, momentum ** (steps / period)
+
+
+def gain_normalised(
+    gain: float, start: Vector, deltas: Sequence[Vector], rounds: Sequence[tuple[float, float]]
+) -> Iterator[list[float]]:
+    """The anchor after each outer step; `rounds` are (S, m): b ← m b + Δ; s ← m s + S;
+    Θ ← Θ - g S / (S + m s) (Δ + m b). A round with S = 0 is Θ ← Θ - g Δ."""
+    theta, b, s = list(start), [0.0] * len(start), 0.0
+    for delta, (rate, m) in zip(deltas, rounds, strict=True):
+        if rate == 0:
+            theta = [x - gain * d for x, d in zip(theta, delta, strict=True)]
+        else:
+            s = m * s + rate
+            for i, d in enumerate(delta):
+                b[i] = m * b[i] + d
+                theta[i] -= gain * rate / (rate + m * s) * (d + m * b[i])
+        yield list(theta)
+
+
 Matrix = Sequence[Vector]
 
 

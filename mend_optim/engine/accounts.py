@@ -24,9 +24,11 @@ class Totals:
 
     step: int = 0
     tokens: int = 0
+    #: The sum of the inner learning rates of these steps; 0 unless the outer optimizer needs it.
+    rate: float = 0.0
 
     def copy(self) -> Totals:
-        return Totals(self.step, self.tokens)
+        return Totals(self.step, self.tokens, self.rate)
 
 
 class Accounts:
@@ -59,7 +61,11 @@ class Accounts:
 
     def unmerged(self, totals: Totals) -> Totals:
         """Steps and tokens trained since the last settled snapshot."""
-        return Totals(totals.step - self.settled.step, totals.tokens - self.settled.tokens)
+        settled = self.settled
+        steps = totals.step - settled.step
+        # A difference of rounded sums must not be a rate of no steps, or a negative one.
+        rate = max(0.0, totals.rate - settled.rate) if steps else 0.0
+        return Totals(steps, totals.tokens - settled.tokens, rate)
 
     @property
     def claim(self) -> Claim:
@@ -82,6 +88,7 @@ class Accounts:
             step=totals.step,
             tokens=work.tokens,
             steps=work.step,
+            rate=work.rate,
             due=due,
             flush=flush,
             follows=self.lineage.last_merged(claim.author),
@@ -114,6 +121,7 @@ class Accounts:
                 seq=pending.seq,
                 tokens=pending.tokens,
                 steps=pending.steps or max(1, pending.again[1]),
+                rate=pending.rate,
                 genesis=genesis,
                 key=self.lineage.key,
                 due=pending.due,
@@ -188,8 +196,11 @@ class Accounts:
             # An offer in the checkpoint's name proves nothing: its process may have made another.
             self.restored_from = None
         self.share.add(pending.claim.author, pending.numbers, pending.tokens)
+        settled = self.settled
         self.settled = Totals(
-            self.settled.step + pending.steps, self.settled.tokens + pending.tokens
+            settled.step + pending.steps,
+            settled.tokens + pending.tokens,
+            settled.rate + pending.rate,
         )
         self.residual.merged((pending.tokens, pending.steps), pending.again, pending.flush)
         return pending

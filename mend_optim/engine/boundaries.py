@@ -28,19 +28,21 @@ class Boundaries:
         #: The totals at the moment when the copies that found anchors were begun.
         self.founded_at = Totals()
 
-    def stepped(self, tokens: int, seconds: float | None) -> None:
+    def stepped(self, tokens: int, seconds: float | None, rate: float = 0.0) -> None:
         """One inner step on `tokens` tokens was taken.
 
         Args:
             tokens: at least 0.
             seconds: since the step before, without what this library took of that; None for the
                 first step, and after a rest.
+            rate: the step's inner learning rate; 0 unless the outer optimizer needs it.
         """
         if seconds is not None:
             self.stragglers.stepped(seconds, tokens)
         self.state.resting = False
         self.state.totals.step += 1
         self.state.totals.tokens += tokens
+        self.state.totals.rate += rate
 
     # ── copies ────────────────────────────────────────────────────────────────────────────────────
 

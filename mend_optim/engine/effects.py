@@ -54,8 +54,8 @@ class Extend:
     layout: Snapshot = field(compare=False, repr=False)
     #: A copy of the group's parameters.
     tensor: Snapshot = field(compare=False, repr=False)
-    #: The (step, tokens) that had been trained.
-    at: tuple[int, int]
+    #: The totals that had been trained: (step, tokens, rate).
+    at: tuple[int, int, float]
     #: For every fragment that is an added group, a digest of what is in it: see `Report`.
     groups: tuple[bytes, ...]
 
@@ -80,6 +80,8 @@ class Merge:
     weights: tuple[float, ...]
     #: The moments that are due.
     moments: tuple[str, ...] = ()
+    #: H, the inner steps of a round in full.
+    period: int = 1
     #: Whether the merged delta must come back without a further loss, because no later round may
     #: take that loss along.
     flush: bool = False

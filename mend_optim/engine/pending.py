@@ -27,6 +27,8 @@ class Pending:
     tokens: int
     #: Inner steps trained in it; 0 in a flush of nothing but a residual.
     steps: int
+    #: The sum of the inner learning rates of its steps: see `Totals`.
+    rate: float = 0.0
     #: Whether it launches a round. Once it has missed a round, it waits to be called.
     due: bool
     #: Whether it was made at rest, and brings the residual of earlier encodings.

@@ -156,6 +156,7 @@ class Sealer:
             offers=offers,
             weights=tuple(weights(state.policies.weighting, entries)),
             moments=state.moments_due(lineage.version + 1),
+            period=state.schedule.sync_every,
             # At rest there may be no later round to take along what this one loses.
             flush=is_all_residual(offers) or state.flush,
         )

@@ -17,7 +17,7 @@ from mend_optim.protocol.lineage import PeerId
 #: - 2: packets have a form for every tensor; seals relay packets
 #: - 3: offers that bring only residuals of encodings
 #: - 4: tensors are coalesced; no learner's own packet comes back to it
-#: - 5: seals scale the mean and tell the period of the run
+#: - 5: seals scale the mean and tell the run's period; offers and seals have learning rates
 PROTOCOL = 5
 
 #: The prefix of the names of model fields that describe an added parameter group. Learners need not

@@ -35,6 +35,8 @@ YOURS = "yours"
 MERGED = "merged"
 #: The name of the section of a seal that scales the mean of its members.
 SCALE = "scale"
+#: The name of the section of a seal that has the inner learning rates of its members.
+RATE = "rate"
 #: The prefix of the names of all sections that hold moments.
 MOMENT_PREFIX = "moment."
 
@@ -62,8 +64,9 @@ class Packet:
 Sections = Mapping[str, Packet]
 """The tensors of one message by name.
 
-"delta" in an offer; "merged" or the members' deltas, by their index among the members, in a seal;
-"anchor" and "velocity" in a state. "moment." and a moment's name in any of them.
+"delta" in an offer; "merged" or the members' deltas, by their index among the members, "scale" and
+"rate" in a seal; "anchor", "velocity" and "velocity_rate" in a state. "moment." and a moment's name
+in any of them.
 """
 
 
@@ -219,6 +222,9 @@ class Offer:
     tokens: int
     #: Inner steps in it; 0 exactly if it is an offer of nothing.
     steps: int
+    #: The sum of the inner learning rates of the steps trained in it; 0 unless the outer optimizer
+    #: needs it.
+    rate: float = 0.0
     #: The first weights of the sender's model. An anchor of another genesis never merges it.
     genesis: bytes
     #: The sender's anchor when it was sent. The sealer catches up if this is greater than its own.
@@ -282,7 +288,8 @@ class Seal:
     #: The period of the run from here on, in inner steps; 0 if the seal tells none. Only those of
     #: fragment 0 do.
     period: int = 0
-    #: "merged", or each member's delta under its index; and the means of moments. Not compared.
+    #: "merged", or each member's delta under its index; "scale" and "rate" where they are needed;
+    #: and the means of moments. Not compared.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, author: PeerId, seq: int) -> int | None:
@@ -328,7 +335,8 @@ class State:
     content: bytes
     #: As in `Seal`.
     period: int = 0
-    #: "anchor"; with outer momentum, "velocity"; and moments. Not compared.
+    #: "anchor"; with outer momentum, "velocity" and perhaps "velocity_rate"; and moments. Not
+    #: compared.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
 
 

@@ -124,11 +124,11 @@ class Learner:
             self.guard.changed.wait_for(lambda: self.engine.state.joined or self.closed)
             return any(correction.replace for correction in mailbox.values())
 
-    def stepped(self, tokens: int, seconds: float | None) -> None:
-        """Count one inner step; `seconds`: see `Boundaries.stepped`."""
+    def stepped(self, tokens: int, seconds: float | None, rate: float) -> None:
+        """Count one inner step; `seconds` and `rate`: see `Boundaries.stepped`."""
         self.check()
         with self.mutex:
-            self.engine.boundaries.stepped(tokens, seconds)
+            self.engine.boundaries.stepped(tokens, seconds, rate)
 
     def take(self) -> Todo:
         """Take the corrections that are due, and reserve the fragments that are to be copied."""
@@ -172,9 +172,11 @@ class Learner:
         with self.mutex:
             self.engine.boundaries.release(fragments)
 
-    def extend(self, layout: Layout, tensor: Tensor, ready: Ready, at: tuple[int, int]) -> None:
+    def extend(
+        self, layout: Layout, tensor: Tensor, ready: Ready, at: tuple[int, int, float]
+    ) -> None:
         """Add the last fragment of `layout`, an added group whose parameters are `tensor`, trained
-        from (step, tokens) `at`."""
+        from the totals (step, tokens, rate) `at`."""
         with self.mutex:
             self.worker.put(ready)
             self.engine.state.work(Extend(layout, tensor, at, layout.groups()))

@@ -33,7 +33,7 @@ from mend_optim.protocol.lineage import content_digest
 from mend_optim.worker import merge
 from mend_optim.worker.correction import Correction
 from mend_optim.worker.fragment_anchor import FragmentAnchor
-from mend_optim.worker.outer import Nesterov
+from mend_optim.worker.outer import Outer
 
 
 class Anchors:
@@ -55,7 +55,7 @@ class Anchors:
         weights: Sequence[Tensor],
         *,
         codec: Codec,
-        outer: Nesterov,
+        outer: Outer,
         scheme: str,
         buffers: Buffers,
         moments: Sequence[Moment] = (),

@@ -9,8 +9,8 @@
 
 `fragments` is empty for a learner that has had no peers. `weights` are the `sketches` of the
 parameters that the rest belongs to: progress is the difference between an anchor and exactly those
-parameters. The keys are older than today's field names. They don't change, because old checkpoints
-must load."""
+parameters. `_told` has the entries that are left out where they are 0. The keys are older than
+today's field names. They don't change, because old checkpoints must load."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.lineage import Claim, Lineage, content_digest
 from mend_optim.worker.correction import Correction, MomentCorrection, Reading
 from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, flat, unflat
+from mend_optim.worker.velocity import VELOCITY, VELOCITY_RATE
 
 FORMAT = 1
 #: The names of a fragment's flat tensors.
 TENSORS = (
     "anchor",
-    "velocity",
+    VELOCITY,
     "delta",
     "residual",
     "stayed",
@@ -44,6 +45,8 @@ TENSORS = (
     "returned",
     "disagreement",
 )
+#: The names of tensors of one element.
+NUMBERS = (VELOCITY_RATE,)
 #: The names of codecs' memories, which are tensors of any size.
 MEMORIES = ("memory", "returned_memory")
 #: Prefixes of tensors of a moment; the moment's name follows.
@@ -52,9 +55,9 @@ MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)
 
 @dataclass(frozen=True)
 class Kept:
-    """One fragment in a checkpoint. `tensors` are flat float32, those of `TENSORS`, `MEMORIES` and
-    `MOMENTS` that exist. `replace` says whether its correction, not yet applied, replaces the
-    weights."""
+    """One fragment in a checkpoint. `tensors` are flat float32, those of `TENSORS`, `NUMBERS`,
+    `MEMORIES` and `MOMENTS` that exist. `replace` says whether its correction, not yet applied,
+    replaces the weights."""
 
     standing: Standing
     tensors: Mapping[str, Tensor]
@@ -67,6 +70,7 @@ class Checkpoint:
 
     step: int = 0
     tokens: int = 0
+    rate: float = 0.0
     head_start: int = 0
     period: int = 0
     weights: str = ""
@@ -75,7 +79,7 @@ class Checkpoint:
 
     @property
     def totals(self) -> Totals:
-        return Totals(self.step, self.tokens)
+        return Totals(self.step, self.tokens, self.rate)
 
 
 def keep(standing: Standing, tensors: dict[str, Tensor], correction: Correction | None) -> Kept:
@@ -126,7 +130,8 @@ def anchored(kept: Kept) -> Kept:
         has_unsent_residual=False,
         disagrees=False,
     )
-    tensors = {name: kept.tensors[name] for name in ("anchor", "velocity") if name in kept.tensors}
+    names = ("anchor", VELOCITY, VELOCITY_RATE)
+    tensors = {name: kept.tensors[name] for name in names if name in kept.tensors}
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
 
 
@@ -167,6 +172,7 @@ def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
         "model": [list(pair) for pair in layout.fingerprint()],
         "step": checkpoint.step,
         "tokens": checkpoint.tokens,
+        **_told(rate=checkpoint.rate),
         "head_start": checkpoint.head_start,
         "period": checkpoint.period,
         "weights": checkpoint.weights,
@@ -206,6 +212,7 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "claim": _to_claim(standing.claim),
         "mark": standing.cycle_start,
         "banked": [standing.settled.step, standing.settled.tokens],
+        **_told(banked_rate=standing.settled.rate),
         "dropped_tokens": standing.dropped_tokens,
         "pending": _to_pending(pending) if pending else None,
         "untaken": standing.correction_pending,
@@ -213,10 +220,16 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "averaged": dict(standing.averaged),
         "last": [standing.last.step, standing.last.tokens],
         "owes": standing.has_unsent_residual,
-        "disagrees": standing.disagrees,
+        **_told(disagrees=standing.disagrees),
         "replace": kept.replace,
         "tensors": dict(kept.tensors),
     }
+
+
+def _told(**entries: float) -> dict[str, float]:
+    """Those of these entries that are not 0. The first checkpoints of this format have none of
+    them, and readers take 0 for what is missing."""
+    return {key: value for key, value in entries.items() if value}
 
 
 def _to_claim(claim: Claim) -> list[Any]:
@@ -230,6 +243,7 @@ def _to_pending(pending: Pending) -> dict[str, Any]:
         "step": pending.step,
         "tokens": pending.tokens,
         "steps": pending.steps,
+        **_told(rate=pending.rate),
         "follows": pending.follows,
         "due": pending.due,
         "missed": pending.missed,

@@ -5,6 +5,7 @@ The keys are older than today's field names: old checkpoints must load, so keys 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -23,6 +24,7 @@ from mend_optim.worker.checkpoint import (
     FORMAT,
     MEMORIES,
     MOMENTS,
+    NUMBERS,
     TENSORS,
     Checkpoint,
     Kept,
@@ -87,6 +89,13 @@ class _Reader:
             raise self.fault(key, value, "an int >= 0, in 63 bits")
         return value
 
+    def rate(self, key: str) -> float:
+        """A sum of learning rates, which the first checkpoints of this format lack; 0 there."""
+        value = self.take(key, float) if key in self else 0.0
+        if not (math.isfinite(value) and value >= 0):
+            raise self.fault(key, value, "a finite float >= 0")
+        return value
+
     def pair(self, entry: object) -> Sequence[object]:
         """An entry of the model's fingerprint."""
         if isinstance(entry, Sequence) and len(entry) == 2:
@@ -131,7 +140,7 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
             f"state_dict must have fragments={len(layout.fragments)}, got {len(entries)}: "
             f"pass the same `fragments` as the learner that saved it; {REMEDY}"
         )
-    totals = Totals(read.count("step"), read.count("tokens"))
+    totals = Totals(read.count("step"), read.count("tokens"), read.rate("rate"))
     kept = [
         _from_fragment(
             _Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p], totals
@@ -141,6 +150,7 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
     checkpoint = Checkpoint(
         step=totals.step,
         tokens=totals.tokens,
+        rate=totals.rate,
         head_start=read.count("head_start"),
         period=read.count("period") if "period" in read else 0,
         weights=read.take("weights", str),
@@ -188,6 +198,8 @@ def _numel(name: str, fragment: Fragment) -> int | None:
     update count for each of the fragment's tensors."""
     if name.startswith(MOMENTS):
         return fragment.numel + len(fragment.tensors)
+    if name in NUMBERS:
+        return 1
     return None if name in MEMORIES else fragment.numel
 
 
@@ -195,12 +207,16 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     lineage = _lineage(read.inside("lineage"))
     has_pending = read.take("pending", dict, optional=True) is not None
     last = Totals(*_counts(read, "last", totals)) if "last" in read else Totals()
-    settled = Totals(*_counts(read, "banked", totals))
+    steps, tokens = _counts(read, "banked", totals)
+    settled = Totals(steps, tokens, read.rate("banked_rate"))
     tensors = {
         name: _tensor(read, name, tensor, _numel(str(name), fragment))
         for name, tensor in read.take("tensors", dict).items()
-        if name in (*TENSORS, *MEMORIES) or str(name).startswith(MOMENTS)
+        if name in (*TENSORS, *NUMBERS, *MEMORIES) or str(name).startswith(MOMENTS)
     }
+    for name in NUMBERS:
+        if name in tensors and float(tensors[name]) < 0:
+            raise read.fault(name, float(tensors[name]), "a tensor of a number >= 0")
     correction_pending = read.take("untaken", bool)
     needed = {"anchor"}
     if has_pending:
@@ -268,6 +284,7 @@ def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
         step=step,
         tokens=tokens,
         steps=steps,
+        rate=read.rate("rate"),
         due=read.take("due", bool),
         missed=read.take("missed", bool),
         flush=read.flag("closing"),

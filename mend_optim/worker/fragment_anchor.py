@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
@@ -22,15 +21,10 @@ from mend_optim.protocol.messages import Offer, State, section
 from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.moment_means import MomentMeans
-from mend_optim.worker.outer import (
-    Nesterov,
-    correction_between,
-    delta,
-    disagreement,
-    outer_step,
-)
+from mend_optim.worker.outer import Outer, correction_between, delta, disagreement
 from mend_optim.worker.scale import scaled
 from mend_optim.worker.seal_payload import SealPayload, payload_digest
+from mend_optim.worker.velocity import Velocity
 
 #: How a checkpoint names the sealer's own feedback. It has no name for the residual of an open
 #: seal, because a checkpoint holds no open seal.
@@ -56,16 +50,15 @@ class FragmentAnchor:
         weights: Tensor,
         *,
         codec: Codec,
-        outer: Nesterov,
+        outer: Outer,
         scheme: str,
         buffers: Buffers,
         moments: Sequence[Moment],
     ) -> None:
         self.fragment = fragment
-        self.outer = outer
         self.buffers = buffers
         self.theta = weights
-        self.velocity = torch.zeros_like(weights) if outer.momentum else None
+        self.velocity = Velocity(outer, weights)
         #: The pending offer's Δ, until an anchor has merged it.
         self.progress: Tensor | None = None
         #: The disagreement R with former means, in the weights and in no offer; None is 0.
@@ -100,7 +93,8 @@ class FragmentAnchor:
     def merge(self, job: Merge) -> Done:
         scratch = self.buffers.take(self.theta.numel())
         merged = self.payload.sections(job.offers, job.weights, scratch, job.flush)
-        sections = {**merged, **self.means.average(job.offers, job.moments)}
+        rates = self.velocity.rates(job.offers, job.weights, job.period)
+        sections = {**merged, **rates, **self.means.average(job.offers, job.moments)}
         return Done(sections=sections, digest=payload_digest(sections, job.weights))
 
     # ── moving to another anchor ──────────────────────────────────────────────────────────────────
@@ -113,6 +107,7 @@ class FragmentAnchor:
         scratch = self.buffers.take(self.theta.numel())
         merged = self.payload.merged(seal, job.sealed_here, scratch)
         factors = self.payload.factors(seal)
+        rate = self.velocity.round_rate(seal.sections)
         if job.sealed_here and self.payload.feedback:
             self.payload.feedback.commit()
         if job.sealed_by_predecessor:
@@ -124,7 +119,7 @@ class FragmentAnchor:
             merged = scaled(merged, factors, self.fragment.offsets, scratch)
         moments = self.means.merged(seal.sections, job.merged_own_offer)
         values = self.buffers.take(self.theta.numel())
-        outer_step(self.outer, self.theta, self.velocity, merged, own=leaving, correction=values)
+        self.velocity.move(rate, self.theta, merged, own=leaving, correction=values)
         if job.replace:
             if not job.merged_own_offer:
                 self.drop()
@@ -137,8 +132,8 @@ class FragmentAnchor:
         sections = [state.sections[name].data for name in sorted(state.sections)]
         if content_digest(*sections) != state.content:
             raise PeerError("Anchor's bytes do not match the digest that came with them")
-        for name in ("anchor", "velocity") if self.outer.momentum else ("anchor",):
-            check_packet(section(state.sections, name), self.fragment.shapes)
+        check_packet(section(state.sections, "anchor"), self.fragment.shapes)
+        self.velocity.check(state.sections, self.fragment.shapes)
         self.means.check(state.sections)
 
     def install(self, state: State, job: Install) -> Correction:
@@ -154,9 +149,7 @@ class FragmentAnchor:
             leaving = self._leaving(job.forget, job.merged_own_offer)
             correction_between(self.theta, anchor, leaving, values)
         self.theta.copy_(anchor)
-        if self.velocity is not None:
-            velocity = decode_packet(state.sections["velocity"], self.fragment.shapes)
-            self.velocity.copy_(velocity)
+        self.velocity.install(state.sections, self.fragment.shapes)
         moments = self.means.anchor_installed(
             state.sections, job.replace, job.merged_own_offer, job.due
         )
@@ -169,9 +162,8 @@ class FragmentAnchor:
             self.theta.add_(self.disagreement)
         self._drop_offer()
         self.payload.drop()
-        if self.velocity is not None:
-            # The velocity belongs to rounds from before this learner was alone.
-            self.velocity.zero_()
+        # The velocity belongs to rounds from before this learner was alone.
+        self.velocity.reset()
         if moments is not None:
             self.means.founded(moments)
 
@@ -232,16 +224,19 @@ class FragmentAnchor:
 
     def export(self) -> Done:
         """The whole anchor, for a peer."""
-        sections = {"anchor": raw(self.copy()), **self.means.export()}
-        if self.velocity is not None:
-            sections["velocity"] = raw(self._copy(self.velocity))
+        velocity = {name: raw(self._copy(held)) for name, held in self.velocity.held().items()}
+        sections = {"anchor": raw(self.copy()), **velocity, **self.means.export()}
         parts = (sections[name].data for name in sorted(sections))
         return Done(sections=sections, digest=content_digest(*parts))
 
     def save(self) -> dict[str, Tensor]:
         """Copies of all tensors, by the names they have in a checkpoint."""
-        own = {"anchor": self.theta, "velocity": self.velocity, "delta": self.progress}
-        own["disagreement"] = self.disagreement
+        own = {
+            "anchor": self.theta,
+            **self.velocity.held(),
+            "delta": self.progress,
+            "disagreement": self.disagreement,
+        }
         returned = self.payload.feedback.held() if self.payload.feedback else {}
         held = {
             **own,
@@ -254,8 +249,7 @@ class FragmentAnchor:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take copies of what `save` returned."""
         self.theta.copy_(tensors["anchor"])
-        if self.velocity is not None and "velocity" in tensors:
-            self.velocity.copy_(tensors["velocity"])
+        self.velocity.load(tensors)
         self.progress = self._copy(tensors["delta"]) if "delta" in tensors else None
         held = tensors.get("disagreement")
         self.disagreement = None if held is None else self._copy(held)

@@ -1,10 +1,11 @@
 """The outer optimizer, and the arithmetic of adoption. All tensors are flat float32 on the host and
 updated in place.
 
-    b ← μ b + Δ̄
-    Θ ← Θ - η (Δ̄ + μ b)
+    b ← m b + Δ̄
+    Θ ← Θ - η (Δ̄ + m b)
 
-That is DiLoCo (arXiv 2311.08105), with Nesterov momentum as torch writes it.
+That is Nesterov momentum as torch writes it. The policy decides on η and m of each step
+(`velocity.py`).
 
 Progress Δ = Θ - θ does not change when an unmerged learner moves to another anchor of its genesis,
 because its weights move by the same step as the anchor. Both forms of late adoption are therefore
@@ -19,6 +20,7 @@ is only the part that was merged."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,11 +31,55 @@ from mend_optim.worker.merge import blocks
 
 @dataclass(frozen=True, kw_only=True)
 class Nesterov:
-    """The outer optimizer: SGD with Nesterov momentum. The default is plain averaging, Θ ← Θ - Δ̄.
+    """The outer optimizer: Nesterov momentum with a known gain. The default is plain averaging,
+    Θ ← Θ - Δ̄.
 
-    Under a constant Δ̄ the first step has gain η(1+μ), and the steady state has gain η/(1-μ). The
-    literature chooses lr=0.7 and momentum=0.9 for long runs. In short runs that was worse than
-    training alone.
+        b ← m b + Δ̄,    s ← m s + S,    Θ ← Θ - η (Δ̄ + m b)
+        η = g S / (S + m s),    m = μ^(n/H)
+
+    S is the sum of the inner learning rates of a round's steps and n the number of these steps,
+    both means over the members by their weights; H is `sync_every`. While rounds move the same way,
+    Δ̄ in proportion to S, every outer step is exactly g Δ̄: the first one too, whatever the momentum,
+    the length of a round, and the schedule of the learning rate. Momentum then acts on directions
+    alone. An inner optimizer without learning rates counts every step as 1. A round whose learning
+    rates are all 0 takes the step g Δ̄.
+
+    Without momentum nothing more is computed, kept or sent than for plain averaging.
+
+    Args:
+        gain: g, in (0, 10].
+        momentum: μ, over a period of `sync_every` steps, in [0, 1).
+
+    Raises:
+        UsageError: an argument is out of bounds.
+
+    Example:
+        >>> Nesterov(momentum=0.5)
+        Nesterov(gain=1.0, momentum=0.5)
+    """
+
+    gain: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_factors(self, "gain")
+
+    @property
+    def counts_rates(self) -> bool:
+        """Whether its steps depend on the inner learning rates."""
+        return self.momentum > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCoNesterov:
+    """The outer optimizer of DiLoCo (arXiv 2311.08105): SGD with Nesterov momentum as torch writes
+    it.
+
+        b ← μ b + Δ̄,    Θ ← Θ - η (Δ̄ + μ b)
+
+    Under a constant Δ̄ the first step has gain η(1+μ), and the steady state has gain η/(1-μ): from
+    1.33 to 7 for the literature's factors, which are the default. In short runs that was worse than
+    training alone. `Nesterov` has the same gain in every round.
 
     Args:
         lr: the outer learning rate η, in (0, 10].
@@ -43,24 +89,41 @@ class Nesterov:
         UsageError: an argument is out of bounds.
 
     Example:
-        >>> Nesterov(lr=0.7, momentum=0.9)
-        Nesterov(lr=0.7, momentum=0.9)
+        >>> DiLoCoNesterov()
+        DiLoCoNesterov(lr=0.7, momentum=0.9)
     """
 
-    lr: float = 1.0
-    momentum: float = 0.0
+    lr: float = 0.7
+    momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        require(is_number(self.lr) and 0 < self.lr <= 10, "outer.lr", self.lr, "in (0, 10]")
-        require(
-            is_number(self.momentum) and 0 <= self.momentum < 1,
-            "outer.momentum",
-            self.momentum,
-            "in [0, 1)",
-        )
-        # Learners compare the repr: 1 must read 1.0.
-        for name in ("lr", "momentum"):
-            object.__setattr__(self, name, float(getattr(self, name)))
+        _check_factors(self, "lr")
+
+    @property
+    def counts_rates(self) -> bool:
+        """Whether its steps depend on the inner learning rates."""
+        return False
+
+
+Outer = Nesterov | DiLoCoNesterov
+
+
+def _check_factors(outer: Outer, size: str) -> None:
+    """Check the factor named `size`, and the momentum. Raises `UsageError`."""
+    factor, momentum = getattr(outer, size), outer.momentum
+    require(is_number(factor) and 0 < factor <= 10, f"outer.{size}", factor, "in (0, 10]")
+    is_share = is_number(momentum) and 0 <= momentum < 1
+    require(is_share, "outer.momentum", momentum, "in [0, 1)")
+    # Learners compare the repr: 1 must read 1.0.
+    object.__setattr__(outer, size, float(factor))
+    object.__setattr__(outer, "momentum", float(momentum))
+
+
+class Step(NamedTuple):
+    """The factors of one outer step: η, and the momentum of this step."""
+
+    lr: float
+    momentum: float
 
 
 def delta(anchor: Tensor, snapshot: Tensor) -> Tensor:
@@ -69,7 +132,7 @@ def delta(anchor: Tensor, snapshot: Tensor) -> Tensor:
 
 
 def outer_step(
-    outer: Nesterov,
+    step: Step,
     anchor: Tensor,
     velocity: Tensor | None,
     merged: Tensor,
@@ -83,9 +146,9 @@ def outer_step(
     it, and anchors must agree to the bit.
 
     Args:
-        outer: η and μ.
+        step: η and m.
         anchor: Θ, updated.
-        velocity: b, updated; None without momentum.
+        velocity: b, updated; None for a step without momentum.
         merged: Δ̄.
         own: the learner's own Δ if its offer was merged, or else None.
         correction: receives C.
@@ -94,9 +157,9 @@ def outer_step(
         theta, change, update = anchor[block], correction[block], merged[block]
         change.copy_(theta)
         if velocity is not None:
-            momentum = velocity[block].mul_(outer.momentum).add_(update)
-            update = update + momentum * outer.momentum
-        theta.sub_(update if outer.lr == 1 else update * outer.lr)
+            momentum = velocity[block].mul_(step.momentum).add_(update)
+            update = update + momentum * step.momentum
+        theta.sub_(update if step.lr == 1 else update * step.lr)
         torch.sub(theta, change, out=change)
         if own is not None:
             change.add_(own[block])

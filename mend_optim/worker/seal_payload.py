@@ -5,6 +5,8 @@ encoded once more if the codec says so. The sections of a seal are either
     "0", "1", …     the packets of the members with these numbers, as they came (linear merges only)
     "scale"         beside either of them, the factor of each tensor of the mean (`scale.py`);
                     without it, all factors are 1
+    "rate"          beside either of them, the inner learning rates of the round (`round_rate.py`),
+                    if the outer optimizer needs them
 
 In the second form every learner merges the packets itself. The sealer decodes them no sooner than
 it advances. An encoding of the merged delta has error feedback of its own: the sealer adds the
@@ -33,6 +35,7 @@ from mend_optim.protocol.lineage import content_digest
 from mend_optim.protocol.messages import (
     MERGED,
     MOMENT_PREFIX,
+    RATE,
     SCALE,
     Offer,
     Packet,
@@ -49,7 +52,7 @@ RELAYED = 128
 
 def payload_digest(sections: Sections, weights: Sequence[float]) -> bytes:
     """The digest of all that the merged delta depends on: its bytes, or the members' packets and
-    weights. It covers the moments and the scale too."""
+    weights. It covers the moments, the scale and the rate too."""
     beside = sorted(filter(_is_beside, sections))
     if MERGED in sections:
         found = content_digest(sections[MERGED].data)
@@ -63,7 +66,7 @@ def payload_digest(sections: Sections, weights: Sequence[float]) -> bytes:
 
 def _is_beside(name: str) -> bool:
     """Whether a section comes beside the merged delta."""
-    return name == SCALE or name.startswith(MOMENT_PREFIX)
+    return name in (SCALE, RATE) or name.startswith(MOMENT_PREFIX)
 
 
 class SealPayload:

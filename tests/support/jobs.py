@@ -35,7 +35,7 @@ class LoneFragment:
         self.id = PeerId(name, 1)
         self.anchors = anchors
 
-    def offer_from(self, job: Prepare, tokens: int = 1, steps: int = 1) -> Offer:
+    def offer_from(self, job: Prepare, tokens: int = 1, steps: int = 1, rate: float = 0.0) -> Offer:
         done = perform(self.anchors, job)
         assert done.fault == ""
         return Offer(
@@ -44,6 +44,7 @@ class LoneFragment:
             seq=job.seq,
             tokens=tokens,
             steps=steps,
+            rate=rate,
             genesis=GENESIS,
             key=BASE.key,
             due=True,

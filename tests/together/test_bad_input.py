@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from mend_optim import (
+    DiLoCoNesterov,
     FailSlow,
     Grace,
     MendOptimizer,
@@ -29,6 +30,7 @@ from tests.support.learners import LOOPBACK, TIMING, descent, step, weights
 pytestmark = pytest.mark.usefixtures("no_environment")
 
 NAN, INF = float("nan"), float("inf")
+POLICIES = [Quorum, Grace, Nesterov, DiLoCoNesterov, Timing, FailSlow, MomentSchedule]
 PEER = "127.0.0.1:9"  # nobody is ever there
 NAMES = "['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd', 'sparse']"
 CODEC = f"codec must be one of {NAMES} or a codec such as PowerSGD(rank=4), got {{}}"
@@ -100,9 +102,9 @@ ALWAYS: list[tuple[str, Any, str]] = [
         ["mean"],
         "merge must be one of ('norm_preserving', 'mean', 'rda', 'trimmed_mean', 'median'), got {}",
     ),
-    ("outer", None, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
-    ("outer", 0.7, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
-    ("outer", Nesterov, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
+    ("outer", None, "outer must be a Nesterov(gain=…) or a DiLoCoNesterov(lr=…), got {}"),
+    ("outer", 0.7, "outer must be a Nesterov(gain=…) or a DiLoCoNesterov(lr=…), got {}"),
+    ("outer", Nesterov, "outer must be a Nesterov(gain=…) or a DiLoCoNesterov(lr=…), got {}"),
     ("codec", "fp8", CODEC),
     ("codec", None, CODEC),
     ("codec", [], CODEC),
@@ -283,21 +285,23 @@ def test_nobody_is_evicted_before_being_suspected() -> None:
         Timing(beat_s=2.0, evict_after_s=5)
 
 
-@pytest.mark.parametrize("value", [0.0, -0.1, 10.5, NAN, INF, "1", None])
-def test_the_outer_rate_is_checked(value: Any) -> None:
+@pytest.mark.parametrize("value", [0.0, -0.1, 10.5, NAN, INF, "1", None, True])
+@pytest.mark.parametrize(("policy", "name"), [(Nesterov, "gain"), (DiLoCoNesterov, "lr")])
+def test_the_outer_factor_is_checked(policy: Any, name: str, value: Any) -> None:
     with pytest.raises(UsageError) as error:
-        Nesterov(lr=value)
-    assert str(error.value) == f"outer.lr must be in (0, 10], got {value!r}"
+        policy(**{name: value})
+    assert str(error.value) == f"outer.{name} must be in (0, 10], got {value!r}"
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, NAN, "0.9", None])
-def test_the_outer_momentum_is_checked(value: Any) -> None:
+@pytest.mark.parametrize("policy", [Nesterov, DiLoCoNesterov])
+def test_the_outer_momentum_is_checked(policy: Any, value: Any) -> None:
     with pytest.raises(UsageError) as error:
-        Nesterov(momentum=value)
+        policy(momentum=value)
     assert str(error.value) == f"outer.momentum must be in [0, 1), got {value!r}"
 
 
-@pytest.mark.parametrize("policy", [Quorum, Grace, Nesterov, Timing, FailSlow, MomentSchedule])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_policies_are_given_by_name(policy: Any) -> None:
     with pytest.raises(TypeError, match="positional"):
         policy(1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
-from mend_optim import Adoption, Int8, MendOptimizer, Nesterov, PowerSGD
+from mend_optim import Adoption, DiLoCoNesterov, Int8, MendOptimizer, Nesterov, PowerSGD
 from tests.support.checkpoints import adam, anchors, assert_alike, progress, resumed, save
 from tests.support.learners import cluster, drive, parameters, same, until, wave
 
@@ -41,7 +41,8 @@ CASES: dict[str, tuple[Callable[[], Optimizer], dict[str, Any]]] = {
     "synchronous": (adam, {"adopt_after": 0}),
     "norm-preserving": (adam, {"adopt_after": 4, "merge": "norm_preserving"}),
     "fragments": (adam, {"adopt_after": 1, "fragments": 2}),
-    "momentum": (adam, {"adopt_after": 4, "outer": Nesterov(lr=0.7, momentum=0.9)}),
+    "momentum": (adam, {"adopt_after": 4, "outer": Nesterov(gain=0.9, momentum=0.8)}),
+    "DiLoCo": (adam, {"adopt_after": 4, "outer": DiLoCoNesterov(lr=0.7, momentum=0.9)}),
     "bf16 offers": (adam, {"adopt_after": 4, "codec": "bf16"}),
     "factors": (adam, {"adopt_after": 4, "codec": PowerSGD(rank=1, min_ratio=1)}),
     "int8 both ways": (adam, {"adopt_after": 4, "codec": Int8(back="same")}),

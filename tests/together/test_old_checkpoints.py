@@ -20,7 +20,14 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
-from mend_optim import Int4, MendOptimizer, MomentSchedule, Nesterov, PowerSGD, UsageError
+from mend_optim import (
+    DiLoCoNesterov,
+    Int4,
+    MendOptimizer,
+    MomentSchedule,
+    PowerSGD,
+    UsageError,
+)
 from tests.support.checkpoints import Saved, adam, anchors, assert_alike, load, newcomer, stored
 from tests.support.learners import (
     Watch,
@@ -62,7 +69,7 @@ class Old:
 
 HALVES: dict[str, Any] = {"sync_every": 4, "adopt_after": 3, "fragments": 2, "tokens_per_step": 10}
 STILL: dict[str, Any] = {"sync_every": 1000}
-MOVING: dict[str, Any] = {"outer": Nesterov(lr=0.7, momentum=0.9), "codec": "bf16"}
+MOVING: dict[str, Any] = {"outer": DiLoCoNesterov(lr=0.7, momentum=0.9), "codec": "bf16"}
 STAYS, STAYS_BACK = (PowerSGD(rank=1, min_ratio=1, back=back) for back in ("exact", "same"))
 OFTEN, ALWAYS = (MomentSchedule(first=1, second=second) for second in (2, 1))
 OLD = {

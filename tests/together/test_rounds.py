@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from mend_optim import Event, MendError, MendOptimizer, Nesterov
+from mend_optim import DiLoCoNesterov, Event, MendError, MendOptimizer, Nesterov
 from mend_optim.runtime import learner as room
 from tests.support.learners import (
     LOCKSTEP,
@@ -83,7 +83,7 @@ def test_weightings(weighting: str, expected: float) -> None:
 
 def test_outer_momentum_is_nesterovs() -> None:
     with cluster(
-        descent(0.0), descent(0.0), outer=Nesterov(lr=0.7, momentum=0.9), **LOCKSTEP
+        descent(0.0), descent(0.0), outer=DiLoCoNesterov(lr=0.7, momentum=0.9), **LOCKSTEP
     ) as optimizers:
         seen = []
         for _ in range(3):
@@ -102,7 +102,7 @@ def all_merged(optimizers: list[MendOptimizer]) -> None:
 def falling(adopt_after: int) -> list[list[float]]:
     """Weights that fall from 1 by 2 a step, in two fragments, with outer steps twice as long;
     returns them after each step."""
-    outer, seen = Nesterov(lr=2.0), [[1.0, 1.0]]
+    outer, seen = Nesterov(gain=2.0), [[1.0, 1.0]]
     pair = [descent(1.0, 1.0, lr=2.0) for _ in range(2)]
     with cluster(
         *pair, sync_every=6, fragments=2, adopt_after=adopt_after, outer=outer

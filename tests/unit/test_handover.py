@@ -282,8 +282,8 @@ def test_a_fresh_learner_shows_its_weights() -> None:
 def test_an_added_group_is_handed_over_with_where_it_began() -> None:
     handover, learner, parameters = made()
     parameters.append(Parameter(torch.full((4,), 5.0)))
-    handover.extend(Layout(["w", "b", "c"], parameters, 2, [1]), parameters, (7, 70))
-    assert learner.calls == [("extend", 3, (7, 70))]
+    handover.extend(Layout(["w", "b", "c"], parameters, 2, [1]), parameters, (7, 70, 0.5))
+    assert learner.calls == [("extend", 3, (7, 70, 0.5))]
     assert learner.copies[0][0].tolist() == [5.0] * 4
     learner.todos = [apply(Correction(2, torch.ones(4), False))]
     handover.run()

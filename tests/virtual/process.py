@@ -130,7 +130,7 @@ class Learner:
         self.groups = (*self.groups, b"added")
         self.disagreement.append({})
         self.weights.append({("init", self.cluster.random.getrandbits(40)): 1})
-        at = (engine.state.totals.step, engine.state.totals.tokens)
+        at = (engine.state.totals.step, engine.state.totals.tokens, 0.0)
         engine.state.work(Extend(None, dict(self.weights[-1]), at, self.groups))  # type: ignore[arg-type]
         self.pump()
 

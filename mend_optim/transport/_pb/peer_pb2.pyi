@@ -193,7 +193,7 @@ class Section(_message.Message):
     def __init__(self, name: _Optional[str] = ..., codec: _Optional[str] = ..., numel: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("peer", "fragment", "seq", "tokens", "steps", "genesis", "key", "due", "inherited", "follows", "again_tokens", "again_steps")
+    __slots__ = ("peer", "fragment", "seq", "tokens", "steps", "genesis", "key", "due", "inherited", "follows", "again_tokens", "again_steps", "rate")
     PEER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class Offer(_message.Message):
     FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     AGAIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AGAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     fragment: int
     seq: int
@@ -218,7 +219,8 @@ class Offer(_message.Message):
     follows: int
     again_tokens: int
     again_steps: int
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ..., inherited: _Optional[_Union[Merged, _Mapping]] = ..., follows: _Optional[int] = ..., again_tokens: _Optional[int] = ..., again_steps: _Optional[int] = ...) -> None: ...
+    rate: float
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ..., inherited: _Optional[_Union[Merged, _Mapping]] = ..., follows: _Optional[int] = ..., again_tokens: _Optional[int] = ..., again_steps: _Optional[int] = ..., rate: _Optional[float] = ...) -> None: ...
 
 class Seal(_message.Message):
     __slots__ = ("sealer", "fragment", "base", "key", "members", "absent", "reason", "payload", "period")

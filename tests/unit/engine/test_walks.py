@@ -334,7 +334,7 @@ class Walk(RuleBasedStateMachine):
         self.groups += 1
         totals = self.state.totals
         groups = (*self.state.groups, b"group")
-        self.jobs.append(Extend(None, None, (totals.step, totals.tokens), groups))
+        self.jobs.append(Extend(None, None, (totals.step, totals.tokens, totals.rate), groups))
 
     # ── the worker ────────────────────────────────────────────────────────────────────────────────
 

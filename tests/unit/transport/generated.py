@@ -84,6 +84,7 @@ OFFER = st.builds(
         seq=U64,
         tokens=U64,
         steps=U64,
+        rate=st.floats(0, allow_infinity=False),
         genesis=DIGEST,
         key=KEY,
         due=st.booleans(),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import Entry, Key, PeerId
-from mend_optim.protocol.messages import Beat, Control, Level, Report, Rumor, Seal
+from mend_optim.protocol.messages import Beat, Control, Level, Offer, Report, Rumor, Seal
 from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler
@@ -124,6 +124,23 @@ def test_weights_are_finite(weight):
     )
     with pytest.raises(PeerError, match="weight"):
         wire.message_from(wire.header_of(seal), {})
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
+def test_rates_are_finite(rate):
+    offer = Offer(
+        peer=ME,
+        fragment=0,
+        seq=1,
+        tokens=1,
+        steps=1,
+        rate=rate,
+        genesis=b"",
+        key=Key(0, 0, b""),
+        due=False,
+    )
+    with pytest.raises(PeerError, match=r"rate of an offer is .*; it must be finite and >= 0"):
+        wire.message_from(wire.header_of(offer), {})
 
 
 def test_a_peer_is_merged_once():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,18 +33,19 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.model.copies import gather, scatter
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import PeerId, content_digest
-from mend_optim.protocol.messages import Offer, Packet, Seal, State
+from mend_optim.protocol.messages import RATE, Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
-from mend_optim.worker.outer import Nesterov
+from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer
 from mend_optim.worker.seal_payload import SealPayload, payload_digest
 from tests import reference
 from tests.support.engines import BASE, GENESIS
 from tests.support.jobs import LoneFragment, Performed, perform
 from tests.support.strategies import close, vectors
 
-CLASSIC = Nesterov(lr=0.7, momentum=0.9)
-policies = st.sampled_from([Nesterov(), CLASSIC])
+CLASSIC = DiLoCoNesterov(lr=0.7, momentum=0.9)
+STEADY = Nesterov(gain=0.8, momentum=0.9)
+policies = st.sampled_from([Nesterov(), CLASSIC, STEADY])
 
 
 class Learner(LoneFragment):
@@ -76,10 +78,12 @@ class Learner(LoneFragment):
         self.weights = self.weights - change
         return self
 
-    def offer(self, tokens: int = 1, steps: int = 1, flush: bool = False) -> Offer:
+    def offer(
+        self, tokens: int = 1, steps: int = 1, flush: bool = False, rate: float = 1.0
+    ) -> Offer:
         self.seq += 1
         job = Prepare(fragment=0, seq=self.seq, tensor=self.weights.clone(), flush=flush)
-        return self.offer_from(job, tokens, steps)
+        return self.offer_from(job, tokens, steps, rate)
 
     def nothing(self) -> Offer:
         """The offer of a learner at rest."""
@@ -131,7 +135,7 @@ class Learner(LoneFragment):
 
 def merged(seal: Seal) -> Tensor:
     """The merged delta in a seal, of a fragment that is one vector."""
-    (numel,) = {packet.numel for packet in seal.sections.values()}
+    (numel,) = {packet.numel for name, packet in seal.sections.items() if name != RATE}
     layout = Layout(["w"], [torch.zeros(numel)], 1)
     way_back = SealPayload(find_codec("none"), "mean", layout.fragments[0], Buffers())
     return way_back.merged(seal, True, torch.empty(numel))
@@ -170,7 +174,7 @@ def test_more_tokens_pull_harder() -> None:
 
 @given(policies, vectors(5, 4), st.permutations(range(4)))
 def test_anchors_agree_to_the_bit_whatever_each_did_locally_and_offers_arrived_in_any_order(
-    policy: Nesterov, drawn: list[Tensor], order: list[int]
+    policy: Outer, drawn: list[Tensor], order: list[int]
 ) -> None:
     start, *changes = drawn
     learners = [
@@ -185,9 +189,7 @@ def test_anchors_agree_to_the_bit_whatever_each_did_locally_and_offers_arrived_i
 
 
 @given(policies, vectors(4, 3))
-def test_law_10_for_a_member_and_for_who_was_left_out(
-    policy: Nesterov, drawn: list[Tensor]
-) -> None:
+def test_law_10_for_a_member_and_for_who_was_left_out(policy: Outer, drawn: list[Tensor]) -> None:
     start, change, during, other = drawn
     member, left_out = (
         Learner("a", start, outer=policy).train(change),
@@ -203,7 +205,7 @@ def test_law_10_for_a_member_and_for_who_was_left_out(
 
 @given(policies, vectors(3, 3))
 def test_an_offer_that_was_not_merged_is_as_good_on_the_next_anchor(
-    policy: Nesterov, drawn: list[Tensor]
+    policy: Outer, drawn: list[Tensor]
 ) -> None:
     start, change, other = drawn
     slow, fast = (
@@ -283,7 +285,7 @@ def test_two_staggered_fragments_of_weights_that_fall_by_two_a_step() -> None:
         layout,
         [vector(1), vector(1)],
         codec=find_codec("none"),
-        outer=Nesterov(lr=2.0),
+        outer=Nesterov(gain=2.0),
         scheme="mean",
         buffers=Buffers(),
     )
@@ -327,13 +329,20 @@ def test_two_staggered_fragments_of_weights_that_fall_by_two_a_step() -> None:
     assert found == [(0, 3, -11), (1, 6, -23), (0, 9, -35), (1, 12, -47)]
 
 
+def twin_of(policy: Outer, start: Tensor, changes: list[Tensor]) -> Iterator[list[float]]:
+    """The anchors after rounds of one offer, of one step at the learning rate 1."""
+    deltas = [change.tolist() for change in changes]
+    if isinstance(policy, DiLoCoNesterov):
+        return reference.nesterov(policy.lr, policy.momentum, start.tolist(), deltas)
+    rounds = [(1.0, policy.momentum)] * len(deltas)
+    return reference.gain_normalised(policy.gain, start.tolist(), deltas, rounds)
+
+
 @given(policies, vectors(6, 2))
-def test_several_rounds_follow_the_textbook(policy: Nesterov, drawn: list[Tensor]) -> None:
+def test_several_rounds_follow_the_textbook(policy: Outer, drawn: list[Tensor]) -> None:
     start, *changes = drawn
     learner = Learner("a", start, outer=policy)
-    twin = reference.nesterov(
-        policy.lr, policy.momentum, start.tolist(), [c.tolist() for c in changes]
-    )
+    twin = twin_of(policy, start, changes)
     for change, expected in zip(changes, twin, strict=True):
         learner.adopt(learner.seal(learner.train(change).offer()))
         assert learner.theta.tolist() == pytest.approx(expected, rel=1e-5, abs=0.1)
@@ -690,7 +699,7 @@ def test_an_exact_codec_keeps_no_residual() -> None:
 
 
 @given(policies, vectors(5, 3))
-def test_a_pulled_anchor_is_the_one_that_was_sealed(policy: Nesterov, drawn: list[Tensor]) -> None:
+def test_a_pulled_anchor_is_the_one_that_was_sealed(policy: Outer, drawn: list[Tensor]) -> None:
     """Velocity included: the next seal takes both to the same bits."""
     start, change, again, own, elsewhere = drawn
     source, joiner = (
@@ -846,7 +855,7 @@ SEALS = {
 def contents(learner: Learner) -> list[bytes]:
     held: list[Tensor | None] = []
     for part in learner.anchors.fragments:
-        held += [part.theta, part.velocity, part.progress, *part.feedback.held().values()]
+        held += [part.theta, part.velocity.b, part.progress, *part.feedback.held().values()]
     return [b"" if tensor is None else bytes(as_bytes(tensor)) for tensor in held]
 
 
@@ -868,6 +877,47 @@ def test_a_refused_seal_changes_no_bit(kind: str) -> None:
     assert contents(learner) == before
 
 
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        (None, "section 'rate' is missing"),
+        (vector(-1, 1), "Rate of the round is -1.0"),
+        (vector(1, 2), "Decay of the velocity is 2.0"),
+    ],
+)
+def test_a_seal_without_good_rates_is_refused(rate: Tensor | None, words: str) -> None:
+    learner, sealer = (Learner(name, vector(0, 0), outer=STEADY) for name in "ab")
+    seal = sealer.seal(sealer.train(vector(1, 2)).offer())
+    sections = {name: packet for name, packet in seal.sections.items() if name != RATE}
+    if rate is not None:
+        sections[RATE] = raw(rate)
+    before = contents(learner)
+    payload = payload_digest(sections, seal.weights)
+    done = learner.receive(replace(seal, sections=sections, payload=payload), False)
+    assert words in done.fault
+    assert contents(learner) == before
+    assert learner.anchors.fragments[0].velocity.s == 0
+
+
+def test_the_payload_has_the_rates_in_it() -> None:
+    learner, sealer = (Learner(name, vector(0, 0), outer=STEADY) for name in "ab")
+    seal = sealer.seal(sealer.train(vector(1, 2)).offer())
+    other = replace(seal, sections={**seal.sections, RATE: raw(vector(1, 0.5))})
+    assert "do not match the digest" in learner.receive(other, False).fault
+    assert learner.receive(seal, False).fault == ""
+
+
+@pytest.mark.parametrize("policy", [CLASSIC, STEADY])
+def test_a_founded_anchor_begins_its_velocity_anew(policy: Outer) -> None:
+    learner = Learner("a", vector(0, 0), outer=policy)
+    learner.adopt(learner.seal(learner.train(vector(1, 2)).offer()))
+    velocity = learner.anchors.fragments[0].velocity
+    assert velocity.b is not None
+    assert velocity.b.tolist() == [1, 2]
+    assert perform(learner.anchors, Found((vector(3, 4),))).fault == ""
+    assert (velocity.b.tolist(), velocity.s) == ([0, 0], 0)
+
+
 def changed(state: State, name: str, tensor: Tensor | None) -> State:
     """Another tensor in one section, with a digest that fits: a broken but consistent peer would
     send this."""
@@ -885,6 +935,8 @@ STATES = {
     "too long": lambda state: changed(state, "anchor", vector(1, 2, 3)),
     "no velocity": lambda state: changed(state, "velocity", None),
     "no anchor": lambda state: changed(state, "anchor", None),
+    "no rate": lambda state: changed(state, "velocity_rate", None),
+    "nan rate": lambda state: changed(state, "velocity_rate", vector(math.nan)),
 }
 
 
@@ -905,7 +957,7 @@ def test_a_state_with_a_section_changed_consistently_is_taken() -> None:
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_refused_state_changes_no_bit(kind: str, replacing: bool) -> None:
     learner, source = (
-        Learner(name, vector(0, 0), outer=CLASSIC).train(vector(1, 2)) for name in "ab"
+        Learner(name, vector(0, 0), outer=STEADY).train(vector(1, 2)) for name in "ab"
     )
     learner.offer()
     source.adopt(source.seal(source.offer()))

@@ -160,6 +160,15 @@ def test_the_keys_of_format_1_stay_as_they_are() -> None:
     ]
 
 
+def test_rates_are_kept_where_they_are_counted() -> None:
+    standing = replace(STANDING, settled=Totals(0, 0, 0.25), pending=replace(PENDING, rate=0.5))
+    counted = Checkpoint(step=4, tokens=9, rate=0.75, fragments=(Kept(standing, tensors()),))
+    found = to_state(counted, LAYOUT)
+    (fragment,) = found["fragments"]
+    assert (found["rate"], fragment["banked_rate"]) == (0.75, 0.25)
+    assert fragment["pending"]["rate"] == 0.5
+
+
 def test_what_is_no_plain_data_has_no_digest() -> None:
     with pytest.raises(TypeError, match="object is neither a plain container nor a tensor"):
         state_digest({"step": object()})

@@ -49,7 +49,7 @@ from mend_optim.worker.checkpoint import Kept, keep, kept_correction
 from mend_optim.worker.correction import Correction, MomentCorrection, Reading, stack
 from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, MomentMeans
 from mend_optim.worker.moment_packet import check_moment, decode_moment, encode_moment
-from mend_optim.worker.outer import Nesterov
+from mend_optim.worker.outer import DiLoCoNesterov, Nesterov
 from mend_optim.worker.seal_payload import payload_digest
 from tests import reference
 from tests.support.engines import BASE, GENESIS, OTHER, PEER, DrivenEngine, grown, seal_of, state_of
@@ -595,7 +595,7 @@ class Member(LoneFragment):
         self, name: str = "a", coding: str = "none", moments: Sequence[Moment] = BOTH
     ) -> None:
         theta = [torch.linspace(-1, 1, NUMEL)]
-        outer = Nesterov(lr=0.7, momentum=0.9)
+        outer = DiLoCoNesterov(lr=0.7, momentum=0.9)
         anchors = Anchors(
             LAYOUT,
             theta,
@@ -628,7 +628,7 @@ class Member(LoneFragment):
         """All that there is, to the bit."""
         found: list[Any] = []
         for part in self.anchors.fragments:
-            tensors = [part.theta, part.velocity, part.progress, *part.feedback.held().values()]
+            tensors = [part.theta, part.velocity.b, part.progress, *part.feedback.held().values()]
             found += [None if t is None else bytes(as_bytes(t)) for t in tensors]
             found.append(held(part.means))
         return found
@@ -720,7 +720,7 @@ def test_a_group_that_is_added_has_moments_of_its_own() -> None:
     more = Layout(
         [*map(str, SHAPES), "new"], [*(torch.zeros(s) for s in SHAPES), torch.zeros(2)], 1, [1]
     )
-    perform(a.anchors, Extend(more, torch.zeros(2), (0, 0), more.groups()))
+    perform(a.anchors, Extend(more, torch.zeros(2), (0, 0, 0.0), more.groups()))
     reading = Reading(torch.tensor([1.0, 2.0]), (3,))
     sections = perform(
         a.anchors, Prepare(fragment=1, seq=1, tensor=torch.zeros(2), moments={"exp_avg": reading})

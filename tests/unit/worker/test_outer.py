@@ -13,37 +13,37 @@ from mend_optim.errors import UsageError
 from mend_optim.worker import outer
 from mend_optim.worker.merge import weighted_mean
 from mend_optim.worker.outer import (
+    DiLoCoNesterov,
     Nesterov,
+    Outer,
     correction_between,
     delta,
     disagreement,
-    outer_step,
 )
+from mend_optim.worker.velocity import Velocity
 from tests import reference
 from tests.support.strategies import close, vectors
 
-CLASSIC = Nesterov(lr=0.7, momentum=0.9)
-policies = st.sampled_from([Nesterov(), CLASSIC, Nesterov(lr=0.5), Nesterov(lr=1.0, momentum=0.5)])
-
-
-def velocity(policy: Nesterov, anchor: Tensor) -> Tensor | None:
-    return torch.zeros_like(anchor) if policy.momentum else None
+CLASSIC = DiLoCoNesterov()
+policies = st.sampled_from(
+    [Nesterov(), CLASSIC, Nesterov(gain=0.5), DiLoCoNesterov(lr=1.0, momentum=0.5)]
+)
 
 
 def stepped(
-    policy: Nesterov, anchor: Tensor, merged: Tensor, mine: Tensor | None
+    policy: Outer, anchor: Tensor, merged: Tensor, mine: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The new anchor and the correction, of a first outer step."""
     new, correction = anchor.clone(), torch.full_like(anchor, torch.nan)
-    outer_step(policy, new, velocity(policy, anchor), merged, own=mine, correction=correction)
+    Velocity(policy, anchor).move(None, new, merged, own=mine, correction=correction)
     return new, correction
 
 
-def trajectory(policy: Nesterov, deltas: list[Tensor], start: Tensor) -> list[list[float]]:
-    anchor, b = start.clone(), velocity(policy, start)
+def trajectory(policy: Outer, deltas: list[Tensor], start: Tensor) -> list[list[float]]:
+    anchor, velocity = start.clone(), Velocity(policy, start)
     found = []
     for merged in deltas:
-        outer_step(policy, anchor, b, merged, own=None, correction=torch.empty_like(anchor))
+        velocity.move(None, anchor, merged, own=None, correction=torch.empty_like(anchor))
         found.append(anchor.tolist())
     return found
 
@@ -54,11 +54,10 @@ def test_three_rounds_by_hand() -> None:
 
 
 @given(policies, vectors(6, 3))
-def test_the_outer_step_is_the_textbooks(policy: Nesterov, drawn: list[Tensor]) -> None:
+def test_the_outer_step_is_the_textbooks(policy: Outer, drawn: list[Tensor]) -> None:
     start, *deltas = drawn
-    expected = reference.nesterov(
-        policy.lr, policy.momentum, start.tolist(), [d.tolist() for d in deltas]
-    )
+    lr = policy.lr if isinstance(policy, DiLoCoNesterov) else policy.gain
+    expected = reference.nesterov(lr, policy.momentum, start.tolist(), [d.tolist() for d in deltas])
     for found, twin in zip(trajectory(policy, deltas, start), expected, strict=True):
         assert found == pytest.approx(twin, rel=1e-5, abs=0.02)
 
@@ -88,7 +87,7 @@ def test_one_sgd_step_a_round_is_training_on_the_averaged_gradient(
 
 @given(policies, vectors(4, 3))
 def test_a_merged_learner_moves_by_the_new_anchor_minus_its_snapshot(
-    policy: Nesterov, drawn: list[Tensor]
+    policy: Outer, drawn: list[Tensor]
 ) -> None:
     anchor, snapshot, merged, later = drawn
     mine = delta(anchor, snapshot.clone())
@@ -97,9 +96,7 @@ def test_a_merged_learner_moves_by_the_new_anchor_minus_its_snapshot(
 
 
 @given(policies, vectors(3, 3))
-def test_an_unmerged_learner_moves_as_the_anchor_does(
-    policy: Nesterov, drawn: list[Tensor]
-) -> None:
+def test_an_unmerged_learner_moves_as_the_anchor_does(policy: Outer, drawn: list[Tensor]) -> None:
     anchor, weights, merged = drawn
     new, correction = stepped(policy, anchor, merged, None)
     assert close(weights + correction, weights + (new - anchor))
@@ -107,7 +104,7 @@ def test_an_unmerged_learner_moves_as_the_anchor_does(
 
 @given(policies, vectors(3, 3))
 def test_unmerged_progress_is_the_same_on_the_next_anchor(
-    policy: Nesterov, drawn: list[Tensor]
+    policy: Outer, drawn: list[Tensor]
 ) -> None:
     anchor, weights, merged = drawn
     new, correction = stepped(policy, anchor, merged, None)
@@ -116,7 +113,7 @@ def test_unmerged_progress_is_the_same_on_the_next_anchor(
 
 @given(policies, vectors(3, 3))
 def test_alone_in_a_round_the_plain_step_changes_no_weight(
-    policy: Nesterov, drawn: list[Tensor]
+    policy: Outer, drawn: list[Tensor]
 ) -> None:
     """A learner whose own delta is the merged one stands on the new anchor, wherever that is."""
     anchor, weights, _ = drawn
@@ -189,10 +186,10 @@ def test_the_block_size_changes_no_bit(size: int, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"lr": 0}, r"outer.lr must be in \(0, 10\], got 0"),
-        ({"lr": 11.0}, r"outer.lr must be in \(0, 10\], got 11.0"),
-        ({"lr": float("nan")}, "outer.lr .* got nan"),
-        ({"lr": "1"}, "outer.lr .* got '1'"),
+        ({"gain": 0}, r"outer.gain must be in \(0, 10\], got 0"),
+        ({"gain": 11.0}, r"outer.gain must be in \(0, 10\], got 11.0"),
+        ({"gain": float("nan")}, "outer.gain .* got nan"),
+        ({"gain": "1"}, "outer.gain .* got '1'"),
         ({"momentum": 1}, r"outer.momentum must be in \[0, 1\), got 1"),
         ({"momentum": -0.1}, "outer.momentum .* got -0.1"),
         ({"momentum": None}, "outer.momentum .* got None"),

@@ -70,9 +70,9 @@ class MendOptimizer(Optimizer):
             at least 0.
         weighting: weight of an offer in the merge: "tokens", "throughput" (tokens²/steps) or
             "uniform".
-        merge: "norm_preserving" (the mean, each tensor of it as long as the members' are on average),
-            "mean", "rda" (radial-directional), or "trimmed_mean" or "median" of each coordinate,
-            which ignore `weighting`.
+        merge: "norm_preserving" (the mean, each tensor of it as long as the members' are on
+            average), "mean", "rda" (radial-directional), or "trimmed_mean" or "median" of each
+            coordinate, which ignore `weighting`.
         outer: the outer optimizer, a `Nesterov` or a `DiLoCoNesterov`.
         codec: how deltas travel: "none" (float32), "bf16", "int8", "int4", "float4", "sparse",
             "powersgd", or a codec with options, such as `PowerSGD(rank=8)`.

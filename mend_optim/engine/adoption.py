@@ -271,13 +271,22 @@ class Adopter:
                 merged_own_offer=merged_own_offer,
                 replace=replace,
                 forget=not merged_own_offer and moved_on,
+                gain=self._gain_of(anchors[0]) if merged_own_offer and not replace else 1.0,
                 due=self._due_in(anchors[0]) if merged_own_offer else (),
             )
         )
 
+    def _gain_of(self, anchor: State) -> float:
+        """The gain of a whole anchor that has merged the pending offer. The step to an anchor
+        farther on is of several rounds, and of none of them the mean is known."""
+        fragment = self.state.fragments[anchor.fragment]
+        return self._gain(fragment) if self._is_next(anchor) else 1.0
+
     def _due_in(self, anchor: State) -> tuple[str, ...]:
         """The moments that the round averaged which merged our pending offer. Of an anchor farther
         on nobody knows which they were: ours are due again."""
-        version = anchor.lineage.version
-        is_next = version == self.state.fragments[anchor.fragment].lineage.version + 1
-        return self.state.moments_due(version) if is_next else ()
+        return self.state.moments_due(anchor.lineage.version) if self._is_next(anchor) else ()
+
+    def _is_next(self, anchor: State) -> bool:
+        """Whether one round leads from our anchor to this one."""
+        return anchor.lineage.version == self.state.fragments[anchor.fragment].lineage.version + 1

@@ -124,6 +124,8 @@ class Install:
     #: Whether the residual of this learner's encodings is dropped. It came with a checkpoint whose
     #: process went on: the anchor has that residual, or it was given up.
     forget: bool = False
+    #: As in `Advance`; 1 unless these anchors are of the round that merged the pending offer.
+    gain: float = 1.0
     #: The moments whose mean, in these anchors, is of the round that merged the pending offer.
     due: tuple[str, ...] = ()
 

@@ -47,6 +47,8 @@ TENSORS = (
 )
 #: The names of tensors of one element.
 NUMBERS = (VELOCITY_RATE,)
+#: The name of the factors of the last round, one for each of the fragment's tensors: see `scale`.
+FACTORS = "scale"
 #: The names of codecs' memories, which are tensors of any size.
 MEMORIES = ("memory", "returned_memory")
 #: Prefixes of tensors of a moment; the moment's name follows.
@@ -56,7 +58,7 @@ MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)
 @dataclass(frozen=True)
 class Kept:
     """One fragment in a checkpoint. `tensors` are flat float32, those of `TENSORS`, `NUMBERS`,
-    `MEMORIES` and `MOMENTS` that exist. `replace` says whether its correction, not yet applied,
+    `FACTORS`, `MEMORIES` and `MOMENTS` that exist. `replace` says whether its correction, not yet applied,
     replaces the weights."""
 
     standing: Standing

@@ -21,6 +21,7 @@ from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.handshake import ADDED, first_difference
 from mend_optim.protocol.lineage import DIGEST_BYTES, Claim, Lineage, PeerId
 from mend_optim.worker.checkpoint import (
+    FACTORS,
     FORMAT,
     MEMORIES,
     MOMENTS,
@@ -200,6 +201,8 @@ def _numel(name: str, fragment: Fragment) -> int | None:
         return fragment.numel + len(fragment.tensors)
     if name in NUMBERS:
         return 1
+    if name == FACTORS:
+        return len(fragment.tensors)
     return None if name in MEMORIES else fragment.numel
 
 
@@ -212,7 +215,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     tensors = {
         name: _tensor(read, name, tensor, _numel(str(name), fragment))
         for name, tensor in read.take("tensors", dict).items()
-        if name in (*TENSORS, *NUMBERS, *MEMORIES) or str(name).startswith(MOMENTS)
+        if name in (*TENSORS, *NUMBERS, FACTORS, *MEMORIES) or str(name).startswith(MOMENTS)
     }
     for name in NUMBERS:
         if name in tensors and float(tensors[name]) < 0:

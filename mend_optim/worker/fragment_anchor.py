@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import raw
+from mend_optim.codecs.packing import MOST, raw
 from mend_optim.codecs.registry import Codec, check_packet, decode_packet
 from mend_optim.engine.effects import Advance, Done, Install, Merge, Prepare, Reoffer
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
 from mend_optim.protocol.lineage import content_digest
-from mend_optim.protocol.messages import Offer, State, section
+from mend_optim.protocol.messages import SCALE, Offer, State, section
 from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.moment_means import MomentMeans
 from mend_optim.worker.outer import Outer, correction_between, delta, disagreement
-from mend_optim.worker.scale import scaled
+from mend_optim.worker.scale import read_scale, scale_packet, scaled, unscaled
 from mend_optim.worker.seal_payload import SealPayload, payload_digest
 from mend_optim.worker.velocity import Velocity
 
@@ -63,6 +64,8 @@ class FragmentAnchor:
         self.progress: Tensor | None = None
         #: The disagreement R with former means, in the weights and in no offer; None is 0.
         self.disagreement: Tensor | None = None
+        #: The factors of the last round, by tensor; empty: they are 1, or not known.
+        self.scale: list[float] = []
         #: Keeps the residual of this learner's own offers.
         self.feedback = Feedback(codec, fragment.shapes, buffers, codec.residual_in_weights)
         #: The merged delta on its way back, and the residual of this learner's seals.
@@ -112,14 +115,17 @@ class FragmentAnchor:
             self.payload.feedback.commit()
         if job.sealed_by_predecessor:
             self.payload.drop()
-        leaving = self._leaving(job.forget, job.merged_own_offer)
-        if job.merged_own_offer and leaving is not None and not job.replace:
-            leaving = self._agree_by(job.gain, leaving, merged)
+        self.scale = factors
         if factors:
             merged = scaled(merged, factors, self.fragment.offsets, scratch)
+        leaving = self._leaving(job.forget, job.merged_own_offer)
         moments = self.means.merged(seal.sections, job.merged_own_offer)
         values = self.buffers.take(self.theta.numel())
-        self.velocity.move(rate, self.theta, merged, own=leaving, correction=values)
+        late = job.merged_own_offer and self._is_late(job.gain) and not job.replace
+        own = None if late else leaving
+        self.velocity.move(rate, self.theta, merged, own=own, correction=values)
+        if late and leaving is not None:
+            self._adopt_late(job.gain, leaving, values)
         if job.replace:
             if not job.merged_own_offer:
                 self.drop()
@@ -134,6 +140,7 @@ class FragmentAnchor:
             raise PeerError("Anchor's bytes do not match the digest that came with them")
         check_packet(section(state.sections, "anchor"), self.fragment.shapes)
         self.velocity.check(state.sections, self.fragment.shapes)
+        self._scale_of(state)
         self.means.check(state.sections)
 
     def install(self, state: State, job: Install) -> Correction:
@@ -146,8 +153,12 @@ class FragmentAnchor:
             self.drop()
             values.copy_(anchor)
         else:
+            self.scale = self._scale_of(state)
             leaving = self._leaving(job.forget, job.merged_own_offer)
-            correction_between(self.theta, anchor, leaving, values)
+            late = job.merged_own_offer and self._is_late(job.gain)
+            correction_between(self.theta, anchor, None if late else leaving, values)
+            if late and leaving is not None:
+                self._adopt_late(job.gain, leaving, values)
         self.theta.copy_(anchor)
         self.velocity.install(state.sections, self.fragment.shapes)
         moments = self.means.anchor_installed(
@@ -160,6 +171,7 @@ class FragmentAnchor:
         self.theta.copy_(weights)
         if self.disagreement is not None:
             self.theta.add_(self.disagreement)
+        self.scale = []
         self._drop_offer()
         self.payload.drop()
         # The velocity belongs to rounds from before this learner was alone.
@@ -189,19 +201,31 @@ class FragmentAnchor:
         # A pending Δ has the forgotten residual in it, and will take it out of the weights itself.
         return forgotten if self.progress is None else None
 
-    def _agree_by(self, gain: float, own: Tensor, mean: Tensor) -> Tensor:
-        """Give up this share of the disagreement with the mean, and keep the rest. Returns what has
-        to leave the weights beside the step of the anchor.
+    def _is_late(self, gain: float) -> bool:
+        """Whether an anchor with the learner's offer leaves or finds a disagreement."""
+        return gain < 1 or self.disagreement is not None
 
-        `own` stays as it is: the offer's packet may share its memory, and may still be on its
-        way."""
+    def _adopt_late(self, gain: float, own: Tensor, values: Tensor) -> None:
+        """Turn the step of the anchor, in `values`, into the correction of a member of its round:
+        give up this share of the disagreement, and keep the rest.
+
+        The mean is taken from the step, not from the seal. So it is the same to the bit for a
+        learner that takes the whole anchor. `own` stays as it is: the offer's packet may share its
+        memory, and may still be on its way."""
         held, self.disagreement = self.disagreement, None
-        if held is None and gain == 1:
-            return own
-        leaving = self._copy(own) if held is None else held.add_(own)
+        total = self._copy(own) if held is None else held.add_(own)
         if gain < 1:
-            self.disagreement = disagreement(leaving, mean, gain)
-        return leaving
+            out = self.buffers.take(values.numel())
+            mean_step = unscaled(values, self.scale, self.fragment.offsets, out)
+            self.disagreement = disagreement(total, mean_step, gain)
+            total.sub_(self.disagreement)
+        values.add_(total)
+
+    def _scale_of(self, state: State) -> list[float]:
+        """The factors of the round that made a whole anchor. Raises `PeerError`."""
+        if SCALE not in state.sections:
+            return []
+        return read_scale(state.sections[SCALE], len(self.fragment.shapes), MOST)
 
     def agree(self) -> Correction:
         """Give up what is left of the disagreement."""
@@ -226,6 +250,8 @@ class FragmentAnchor:
         """The whole anchor, for a peer."""
         velocity = {name: raw(self._copy(held)) for name, held in self.velocity.held().items()}
         sections = {"anchor": raw(self.copy()), **velocity, **self.means.export()}
+        if self.scale:
+            sections[SCALE] = scale_packet(self.scale)
         parts = (sections[name].data for name in sorted(sections))
         return Done(sections=sections, digest=content_digest(*parts))
 
@@ -236,6 +262,7 @@ class FragmentAnchor:
             **self.velocity.held(),
             "delta": self.progress,
             "disagreement": self.disagreement,
+            "scale": torch.tensor(self.scale) if self.scale else None,
         }
         returned = self.payload.feedback.held() if self.payload.feedback else {}
         held = {
@@ -253,6 +280,7 @@ class FragmentAnchor:
         self.progress = self._copy(tensors["delta"]) if "delta" in tensors else None
         held = tensors.get("disagreement")
         self.disagreement = None if held is None else self._copy(held)
+        self.scale = tensors["scale"].tolist() if "scale" in tensors else []
         self.feedback.restore(tensors)
         self.means.load(tensors)
         if self.payload.feedback:

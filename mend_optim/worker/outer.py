@@ -165,18 +165,16 @@ def outer_step(
             change.add_(own[block])
 
 
-def disagreement(own: Tensor, mean: Tensor, gain: float) -> Tensor:
-    """R = (1 − α) (D − Δ̄): what a learner keeps of its disagreement with the mean of its round.
-    Changes `own` to D − R, which is what leaves its weights beside the step of the anchor.
+def disagreement(own: Tensor, mean_step: Tensor, gain: float) -> Tensor:
+    """R = (1 − α) (D + M), over `mean_step`: what a learner keeps of its disagreement with its
+    round.
 
     Args:
         own: D, the progress that was merged and the former disagreement.
-        mean: Δ̄.
+        mean_step: M, the step of the anchor by the plain mean; −Δ̄ for plain averaging.
         gain: α, in (0, 1).
     """
-    kept = torch.sub(own, mean).mul_(1 - gain)
-    own.sub_(kept)
-    return kept
+    return mean_step.add_(own).mul_(1 - gain)
 
 
 def correction_between(old: Tensor, new: Tensor, own: Tensor | None, out: Tensor) -> Tensor:

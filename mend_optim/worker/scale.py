@@ -85,12 +85,12 @@ def scale_packet(found: Sequence[float]) -> Packet:
     return raw(torch.tensor(found, dtype=torch.float32))
 
 
-def read_scale(packet: Packet, tensors: int, w: Sequence[float]) -> list[float]:
+def read_scale(packet: Packet, tensors: int, most: float) -> list[float]:
     """The factors of a received packet. Raises `PeerError` unless there is one for each tensor,
-    within its bounds."""
+    from 1 to `most`."""
     if packet.codec != RAW or packet.numel != tensors or packet.nbytes != 4 * tensors:
         raise PeerError(f"Scale of the mean is not one float32 for each of {tensors} tensors")
-    most = bound(w) * (1 + SLACK)
+    most *= 1 + SLACK
     found = [float(f) for f in view(packet.data, torch.float32)]
     for f in found:
         if not 1 <= f <= most:
@@ -106,4 +106,13 @@ def scaled(mean: Tensor, found: Sequence[float], offsets: Sequence[int], out: Te
     for (start, stop), f in zip(itertools.pairwise(offsets), found, strict=True):
         if f != 1:
             out[start:stop].mul_(f)
+    return out
+
+
+def unscaled(step: Tensor, found: Sequence[float], offsets: Sequence[int], out: Tensor) -> Tensor:
+    """A step by the scaled mean as a step by the plain mean, in `out`. No factors: they are 1."""
+    out.copy_(step)
+    for (start, stop), f in zip(itertools.pairwise(offsets), found, strict=False):
+        if f != 1:
+            out[start:stop].div_(f)
     return out

@@ -178,7 +178,7 @@ class SealPayload:
         w = [
             weight for weight, entry in zip(seal.weights, seal.members, strict=True) if entry.steps
         ]
-        return scale.read_scale(seal.sections[SCALE], len(self.fragment.shapes), w)
+        return scale.read_scale(seal.sections[SCALE], len(self.fragment.shapes), scale.bound(w))
 
     def drop(self) -> None:
         """Give up the residual of this learner's seals: other learners went on without it."""

@@ -736,7 +736,7 @@ MUTANTS = (
            "        elif now - self._short_since >= policies.timing.round_timeout_s:", "        elif False:",
            of("unit/engine/test_stragglers")),
     Mutant("moments-of-an-anchor-never-taken", 10, "engine/adoption",
-           "return self.state.moments_due(version) if is_next else ()", "return ()", of("unit/worker/test_moment_means")),
+           "return self.state.moments_due(anchor.lineage.version) if self._is_next(anchor) else ()", "return ()", of("unit/worker/test_moment_means")),
     Mutant("moments-of-any-anchor-taken", 10, "engine/adoption", " if is_next else ()", "", of("unit/worker/test_moment_means")),
     Mutant("moments-sent-once-and-never-again", 10, "engine/policies",
            ("        since = {\n"

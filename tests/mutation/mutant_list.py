@@ -236,8 +236,8 @@ MUTANTS = (
            (("            state.rounds[fragment.fragment].purge(fragment.lineage)\n")), "", ADOPTING),
     Mutant("merged-work-is-not-counted", 5, "engine/accounts",
            (("        self.share.add(pending.claim.author, pending.numbers, pending.tokens)\n"
-"        self.settled")),
-           "        self.settled", BRANCHES),
+"        settled = self.settled")),
+           "        settled = self.settled", BRANCHES),
     Mutant("founded-work-is-not-counted", 5, "engine/accounts",
            "        self.share.add(self.me, {self.seq: follows}, tokens)\n", "", BRANCHES),
     Mutant("founders-offer-is-not-counted", 5, "engine/accounts",

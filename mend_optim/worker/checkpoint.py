@@ -58,8 +58,8 @@ MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)
 @dataclass(frozen=True)
 class Kept:
     """One fragment in a checkpoint. `tensors` are flat float32, those of `TENSORS`, `NUMBERS`,
-    `FACTORS`, `MEMORIES` and `MOMENTS` that exist. `replace` says whether its correction, not yet applied,
-    replaces the weights."""
+    `FACTORS`, `MEMORIES` and `MOMENTS` that exist. `replace` says whether its correction, not yet
+    applied, replaces the weights."""
 
     standing: Standing
     tensors: Mapping[str, Tensor]

@@ -31,7 +31,7 @@ WHOLE = Adoption(gain=1)
 GAINS: dict[str, dict[str, Any]] = {
     "late": {"adopt_after": 4},
     "fragments": {"adopt_after": 2, "adoption": Adoption(gain=0.25), "fragments": 2},
-    "momentum": {"adopt_after": 4, "outer": Nesterov(lr=0.7, momentum=0.9)},
+    "momentum": {"adopt_after": 4, "outer": DiLoCoNesterov(lr=0.7, momentum=0.9)},
     "norm-preserving": {"adopt_after": 4, "merge": "norm_preserving"},
     "factors": {"adopt_after": 4, "codec": PowerSGD(rank=1, min_ratio=1)},
 }

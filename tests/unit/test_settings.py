@@ -278,7 +278,7 @@ def test_the_policy_of_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("told", "field", "text"),
     [
-        ({"schedule": Schedule(sync_every=8)}, "sync_every", "8"),
+        ({"schedule": Schedule(sync_every=64)}, "sync_every", "64"),
         ({"schedule": Schedule(fragments=2)}, "fragments", "2"),
         ({"schedule": Schedule(adopt_after=0)}, "adopt_after", "0"),
         ({"quorum": 1}, "quorum", "1"),

@@ -234,21 +234,30 @@ def test_the_next_seal_with_our_offer_in_time_ends_a_disagreement() -> None:
     assert not engine.fragment.disagrees
 
 
-@pytest.mark.parametrize("merged", [False, True])
-def test_a_disagreement_stays_over_a_whole_anchor_even_one_with_our_offer(merged: bool) -> None:
-    """Its worker adds the step of the anchor, and doesn't know the mean of the round."""
+@pytest.mark.parametrize(
+    ("merged", "rounds", "gain", "disagrees"),
+    [(False, 1, 1.0, True), (False, 2, 1.0, True), (True, 1, 0.3, True), (True, 2, 1.0, False)],
+)
+def test_a_whole_anchor_of_the_next_round_has_the_gain_of_its_seal(
+    merged: bool, rounds: int, gain: float, disagrees: bool
+) -> None:
+    """The step to an anchor farther on is of several rounds, of none of which the mean is known:
+    the whole correction ends the disagreement."""
     engine = disagreeing()
     engine.reserve()
     engine.copied()
+    engine.step(4)
     pending = engine.fragment.pending
     assert pending is not None
     assert pending.offer is not None
-    entries = [pending.offer.entry] if merged else []
-    engine.receive(state_of(grown(grown(engine.lineage, *entries))))
+    lineage = grown(engine.lineage, *([pending.offer.entry] if merged else []))
+    for _ in range(rounds - 1):
+        lineage = grown(lineage)
+    engine.receive(state_of(lineage))
     (install,) = engine.jobs(Install)
-    assert install.merged_own_offer is merged
+    assert (install.merged_own_offer, install.gain) == (merged, gain)
     engine.done(install)
-    assert engine.fragment.disagrees
+    assert engine.fragment.disagrees is disagrees
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -20,7 +20,7 @@ from mend_optim.model.layout import Layout
 from mend_optim.protocol.messages import Offer, Seal
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.fragment_anchor import FragmentAnchor
-from mend_optim.worker.outer import Nesterov
+from mend_optim.worker.outer import DiLoCoNesterov, Nesterov
 from tests import reference
 from tests.support.engines import BASE
 from tests.support.jobs import LoneFragment, perform
@@ -261,15 +261,15 @@ def test_the_next_round_draws_the_rest_of_the_disagreement_too() -> None:
     assert a.weights.unique().item() == -2.5 - 8 - 6 + given_up[0] == -10.25
 
 
-def test_the_outer_step_is_taken_in_full_whatever_the_gain() -> None:
-    """θ ← θ + α (D − Δ̄) + (Δ̄ + Θ_new − Θ_old)."""
-    outer = Nesterov(lr=0.5, momentum=0.5)
+def test_with_outer_momentum_a_late_member_stays_behind_the_step_of_the_anchor() -> None:
+    """θ ← θ + U + D − (1 − α) (D + U), with U = Θ_new − Θ_old."""
+    outer = DiLoCoNesterov(lr=0.5, momentum=0.5)
     a, b = Learner("a", CODECS["none"], outer), Learner("b", CODECS["none"], outer)
     a.train(vector(2.0))
     b.train(vector(6.0))
     a.adopt(seal_of(b, (a.offer(), b.offer())), merged=True, gain=0.25)
     assert a.fragment.theta.unique().item() == -0.5 * (4 + 0.5 * 4)
-    assert a.weights.unique().item() == -2 + 0.25 * (2 - 4) + (4 - 3)
+    assert a.weights.unique().item() == -2 + (-3 + 2) - 0.75 * (2 - 3)
     a.check()
 
 

@@ -135,7 +135,7 @@ def test_the_scale_comes_back_as_it_was_sent(drawn: tuple[list[Tensor], list[flo
     """Also at its bound, which float32 may round up."""
     _, w = drawn
     sent = [1.0, bound(w), (1 + bound(w)) / 2]
-    assert read_scale(scale_packet(sent), 3, w) == pytest.approx(sent, rel=1e-6)
+    assert read_scale(scale_packet(sent), 3, bound(w)) == pytest.approx(sent, rel=1e-6)
 
 
 OTHER_CODEC = Packet(PACKED, 2, raw(torch.ones(2)).data)
@@ -159,15 +159,15 @@ BAD_SCALES = {
 @pytest.mark.parametrize("what", BAD_SCALES)
 def test_a_bad_scale_is_refused(what: str) -> None:
     packet, fault = BAD_SCALES[what]
-    assert read_scale(scale_packet([1.0, 1.25]), 2, HALVES) == [1.0, 1.25]
+    assert read_scale(scale_packet([1.0, 1.25]), 2, bound(HALVES)) == [1.0, 1.25]
     with pytest.raises(PeerError, match=fault):
-        read_scale(packet, 2, HALVES)
+        read_scale(packet, 2, bound(HALVES))
 
 
 def test_an_encoded_scale_is_refused() -> None:
     packet, _ = encode_packet(find_codec("int8"), torch.ones(4096), ((4096,),))
     with pytest.raises(PeerError, match="not one float32 for each of 4096 tensors"):
-        read_scale(packet, 4096, HALVES)
+        read_scale(packet, 4096, bound(HALVES))
 
 
 # Scaling

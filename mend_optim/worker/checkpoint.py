@@ -210,7 +210,8 @@ def _to_fragment(kept: Kept) -> dict[str, Any]:
         "averaged": dict(standing.averaged),
         "last": [standing.last.step, standing.last.tokens],
         "owes": standing.has_unsent_residual,
-        "disagrees": standing.disagrees,
+        # Without one, a checkpoint is as it was before there were any.
+        **({"disagrees": True} if standing.disagrees else {}),
         "replace": kept.replace,
         "tensors": dict(kept.tensors),
     }

@@ -24,6 +24,7 @@ from mend_optim import (
     Timing,
     UsageError,
 )
+from mend_optim.worker.merge import MERGES
 from tests.support.learners import LOOPBACK, TIMING, descent, step, weights
 
 pytestmark = pytest.mark.usefixtures("no_environment")
@@ -70,8 +71,8 @@ ALWAYS: list[tuple[str, Any, str]] = [
     ("grace", None, "grace.max_s must be a number of seconds >= 0, got {}"),
     ("weighting", "loss", "weighting must be one of ('tokens', 'throughput', 'uniform'), got {}"),
     ("weighting", None, "weighting must be one of ('tokens', 'throughput', 'uniform'), got {}"),
-    ("merge", "avg", "merge must be one of ('mean', 'rda', 'trimmed_mean', 'median'), got {}"),
-    ("merge", ["mean"], "merge must be one of ('mean', 'rda', 'trimmed_mean', 'median'), got {}"),
+    ("merge", "avg", f"merge must be one of {MERGES}, got {{}}"),
+    ("merge", ["mean"], f"merge must be one of {MERGES}, got {{}}"),
     ("outer", None, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
     ("outer", 0.7, "outer must be a Nesterov(lr=…, momentum=…), got {}"),
     ("outer", Nesterov, "outer must be a Nesterov(lr=…, momentum=…), got {}"),

@@ -159,6 +159,13 @@ def test_the_keys_of_format_1_stay_as_they_are() -> None:
     ]
 
 
+def test_a_checkpoint_without_a_disagreement_says_nothing_of_it() -> None:
+    """It is the same to the bit as one of a version that has no disagreements."""
+    kept = Kept(replace(STANDING, disagrees=False), tensors())
+    (fragment,) = to_state(Checkpoint(step=4, tokens=9, fragments=(kept,)), LAYOUT)["fragments"]
+    assert "disagrees" not in fragment
+
+
 def test_what_is_no_plain_data_has_no_digest() -> None:
     with pytest.raises(TypeError, match="object is neither a plain container nor a tensor"):
         state_digest({"step": object()})

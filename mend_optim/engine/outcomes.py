@@ -184,7 +184,7 @@ class Outcomes:
             state.schedule,
             merged_own_offer=merged,
             replaced=job.replace,
-            gain=job.gain,
+            gain=job.gain if merged else None,
         )
         state.set_period(anchor.period)
         if job.forget or job.replace:

@@ -176,7 +176,7 @@ def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
         "tokens": checkpoint.tokens,
         **_told(rate=checkpoint.rate),
         "head_start": checkpoint.head_start,
-        "period": checkpoint.period,
+        **_told(period=checkpoint.period),
         "weights": checkpoint.weights,
         "history": list(checkpoint.history),
         "fragments": [_to_fragment(kept) for kept in checkpoint.fragments],

@@ -124,7 +124,6 @@ def test_the_keys_of_format_1_stay_as_they_are() -> None:
         "step",
         "tokens",
         "head_start",
-        "period",
         "weights",
         "history",
         "fragments",
@@ -167,6 +166,13 @@ def test_rates_are_kept_where_they_are_counted() -> None:
     (fragment,) = found["fragments"]
     assert (found["rate"], fragment["banked_rate"]) == (0.75, 0.25)
     assert fragment["pending"]["rate"] == 0.5
+
+
+def test_a_checkpoint_without_a_disagreement_says_nothing_of_it() -> None:
+    """It is the same to the bit as one of a version that has no disagreements."""
+    kept = Kept(replace(STANDING, disagrees=False), tensors())
+    (fragment,) = to_state(Checkpoint(step=4, tokens=9, fragments=(kept,)), LAYOUT)["fragments"]
+    assert "disagrees" not in fragment
 
 
 def test_what_is_no_plain_data_has_no_digest() -> None:

@@ -27,6 +27,8 @@ from mend_optim.worker.merge import FINE, blocks
 
 #: Relative slack of the upper bound, because f travels as float32.
 SLACK = 1e-6
+#: Relative error of a norm: where f exceeds 1 by less, members agree.
+NOISE = 1e-5
 
 
 class Lengths:
@@ -71,7 +73,8 @@ def factors(
     found = []
     for k, length in enumerate(mean):
         f = sum(weight * norms[k] for weight, norms in zip(w, members, strict=True)) / (length or 1)
-        found.append(min(max(f, 1.0), most) if length and math.isfinite(f) else 1.0)
+        known = bool(length) and math.isfinite(f) and f > 1 + NOISE
+        found.append(min(f, most) if known else 1.0)
     return found
 
 

@@ -26,7 +26,8 @@ TIMING = Timing(
     beat_s=0.2, join_timeout_s=PATIENCE_S, round_timeout_s=PATIENCE_S, evict_after_s=PATIENCE_S
 )
 # Each step is a round.
-LOCKSTEP: dict[str, Any] = {"sync_every": 1, "adopt_after": 0}
+#: A round of plain averaging at every step.
+LOCKSTEP: dict[str, Any] = {"sync_every": 1, "adopt_after": 0, "merge": "mean"}
 NAMES = "abcdef"
 
 T = TypeVar("T")

@@ -25,9 +25,6 @@ def narrow() -> Optimizer:
 
 # ── to the bit ────────────────────────────────────────────────────────────────────────────────────
 
-# A learner that goes on with its offer pending may take the anchor of its round whole: then it does
-# not know the mean, and no gain can be applied.
-WHOLE = Adoption(gain=1)
 GAINS: dict[str, dict[str, Any]] = {
     "late": {"adopt_after": 4},
     "fragments": {"adopt_after": 2, "adoption": Adoption(gain=0.25), "fragments": 2},
@@ -54,7 +51,7 @@ CASES: dict[str, tuple[Callable[[], Optimizer], dict[str, Any]]] = {
 def straight(case: str) -> list[tuple[list[Tensor], list[Tensor], dict[str, Any]]]:
     """60 steps: weights, anchors and state of both learners."""
     make, options = CASES[case]
-    with cluster(make(), make(), **{"sync_every": 7, "adoption": WHOLE, **options}) as made:
+    with cluster(make(), make(), **{"sync_every": 7, **options}) as made:
         drive(made, 60, wave)
         return outcome(made)
 
@@ -72,7 +69,7 @@ def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at:
     the rest. Weights, anchors and state agree."""
     make, options = CASES[case]
     # The last round is adopted at step 60 at the latest.
-    options = {"sync_every": 7, "adoption": WHOLE, **options}
+    options = {"sync_every": 7, **options}
     with cluster(make(), make(), **options) as first:
         drive(first, at, wave)
         saved = [save(o) for o in first]

@@ -160,7 +160,7 @@ def test_at_rest_nothing_stays_with_the_sealer_either(told: Codec) -> None:
     """Unmerged steps are merged at rest, and no later round could carry what the way back would
     lose of them."""
     models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(2)]
-    settings = {"sync_every": 4, "adopt_after": 0, "codec": told}
+    settings = {**LOCKSTEP, "sync_every": 4, "codec": told}
     with cluster(*(SGD(model, lr=1.0) for model in models), **settings) as optimizers:
         train_and_rest(models, optimizers, 6)
         with optimizers[0].global_weights():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from mend_optim import DiLoCoNesterov, Event, MendError, MendOptimizer, Nesterov
+from mend_optim import Adoption, DiLoCoNesterov, Event, MendError, MendOptimizer, Nesterov
 from mend_optim.runtime import learner as room
 from tests.support.learners import (
     LOCKSTEP,
@@ -105,7 +105,12 @@ def falling(adopt_after: int) -> list[list[float]]:
     outer, seen = Nesterov(gain=2.0), [[1.0, 1.0]]
     pair = [descent(1.0, 1.0, lr=2.0) for _ in range(2)]
     with cluster(
-        *pair, sync_every=6, fragments=2, adopt_after=adopt_after, outer=outer
+        *pair,
+        sync_every=6,
+        fragments=2,
+        adopt_after=adopt_after,
+        adoption=Adoption(gain=1),
+        outer=outer,
     ) as optimizers:
         for _ in range(13):
             drive(optimizers, 1, lambda i, s: 1.0)
@@ -158,7 +163,7 @@ def test_every_token_is_merged_once_whatever_the_pace() -> None:
 )
 def test_merges(merge: str, expected: float) -> None:
     with cluster(
-        *(descent(0.0) for _ in range(3)), merge=merge, quorum=3, **LOCKSTEP
+        *(descent(0.0) for _ in range(3)), quorum=3, **{**LOCKSTEP, "merge": merge}
     ) as optimizers:
         drive(optimizers, 1, lambda i, s: [-1.0, -3.0, -11.0][i])
         assert [read(o) for o in optimizers] == [[pytest.approx(expected)]] * 3

@@ -193,7 +193,7 @@ class _Cluster:
     def _work(self, i: int) -> None:
         model, optimizer, run = self.models[i], self.optimizers[i], self.run
         optimizer.join()
-        _wait(lambda: len(optimizer.status().roster) == run.members - 1, "the other learners")
+        _wait(lambda: self._has_met_all(optimizer), "the other learners")
         self.meeting.wait(LIMIT_S)
         schedule = _schedule(optimizer, run.steps)
         for step in range(run.steps):
@@ -207,6 +207,14 @@ class _Cluster:
             raise TimeoutError(f"{run}: the learners did not synchronise")
         self._finish(i)
         self.meeting.wait(LIMIT_S)
+
+    def _has_met_all(self, optimizer: MendOptimizer) -> bool:
+        """Whether all learners are on the roster, and the learner no longer counts as alone: alone
+        it would take its first steps without rounds."""
+        learner = optimizer._learner
+        assert learner is not None
+        others = self.run.members - 1
+        return len(optimizer.status().roster) == others and learner.is_alone() == (others == 0)
 
     def _pause(self, i: int, done: int) -> None:
         """All learners wait while the first of them evaluates."""
@@ -230,7 +238,7 @@ class _Cluster:
         if run.members == 1 or not isinstance(run.period, int):
             return
         merged = run.members * (done - done % run.period)
-        _wait(lambda: optimizer.status().fragments[0].tokens >= merged, "a round")
+        _wait(lambda: optimizer.status().fragments[0].tokens == merged, "a round")
 
     def _evaluate(self) -> None:
         model = self.models[0]

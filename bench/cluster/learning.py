@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from bench.cluster.gaps import comparisons, report, results
 from bench.cluster.lockstep import MERGING, measure
@@ -153,7 +154,7 @@ def _answer(run: Run, sender: Connection) -> None:
 
 # ── the command ───────────────────────────────────────────────────────────────────────────────────
 
-FULL = {
+FULL: dict[str, list[Any]] = {
     "members": [1, 2, 4, 8],
     "periods": [2, 5, 20, 100],
     "late": [0, 1, 5, LAST],
@@ -220,7 +221,9 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def selections(arguments: argparse.Namespace) -> list[Selection]:
     """What the command line selects; one of each task, since their rates differ."""
     full = FULL if arguments.full else {}
-    told = {name: getattr(arguments, name) or full.get(name) for name in FULL}
+    told: dict[str, list[Any]] = {
+        name: getattr(arguments, name) or full.get(name, []) for name in FULL
+    }
     members = told["members"] or [2]
     pairs = arguments.cells
     if pairs is None and not (told["periods"] or told["late"]):

@@ -150,19 +150,22 @@ class _Cluster:
 
     def _learner(self, i: int, model: nn.Module) -> MendOptimizer:
         run = self.run
+        options: dict[str, Any] = {
+            "sync_every": run.period,
+            "adopt_after": None if run.period == "auto" else run.late,
+            **MERGING[run.arm],
+        }
         return MendOptimizer(
             self.task.inner(model.parameters(), run.rate),
             name=f"learner{i}",
             listen="127.0.0.1:0",
             peers=[optimizer.status().address for optimizer in self.optimizers],
-            sync_every=run.period,
-            adopt_after=None if run.period == "auto" else run.late,
             quorum=run.members,
             moments=None,
             failslow=None,
             # A busy machine may hold up a thread for long; a round must wait for it.
             timing=Timing(round_timeout_s=LIMIT_S, evict_after_s=LIMIT_S),
-            **MERGING[run.arm],
+            **options,
         )
 
     def train(self) -> None:

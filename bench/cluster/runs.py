@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 QUARTERS = 4
 ALONE, PARALLEL = "alone", "data parallel"
@@ -113,15 +115,19 @@ def read(path: Path | None) -> list[Record]:
     return list(_records(path.read_text(encoding="utf-8").splitlines()))
 
 
-def _records(lines: Sequence[str]) -> Iterator[Record]:
-    for number, text in enumerate(lines, start=1):
-        try:
+def _records(lines: Iterable[str]) -> Iterator[Record]:
+    for text in lines:
+        with suppress(json.JSONDecodeError):
             yield record(text)
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise
 
 
 def append(path: Path, new: Record) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line(new) + "\n")
+    """Add a line, also after one that was left half written."""
+    with path.open("ab+") as file:
+        torn = file.tell() > 0 and _last_byte(file) != b"\n"
+        file.write((b"\n" if torn else b"") + line(new).encode() + b"\n")
+
+
+def _last_byte(file: BinaryIO) -> bytes:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1)

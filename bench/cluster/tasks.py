@@ -148,7 +148,7 @@ def disturbed(images: Tensor, generator: Generator) -> Tensor:
 
 
 def images_task() -> Task:
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32) / BRIGHTEST

@@ -64,8 +64,8 @@ CELLS = tuple(
 
 
 def plan(selection: Selection) -> list[Run]:
-    """The runs of a selection, shortest first, the baselines of a task before its other runs. Each
-    is in it once, although all cells share the baselines."""
+    """The runs of a selection, the baselines of a task before its other runs. Each is in it once,
+    although all cells share the baselines."""
     runs: dict[Run, None] = {}
     for steps, batch, task in product(selection.steps, selection.batches, selection.tasks):
         for cell, arm in _arms(selection):

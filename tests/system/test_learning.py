@@ -245,6 +245,22 @@ def test_lines_of_the_bench_have_the_goals() -> None:
     assert (quarter.ratio, quarter.goal, quarter.met) == (4.5 / 4.0, "<= 1", False)
 
 
+def test_the_bench_has_a_line_for_every_share_and_every_worst_quarter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fake(runs: list[Run], jobs: int) -> list[Record]:
+        ends = {ALONE: 2.0, PARALLEL: 1.0}
+        return [
+            Record(run=run, outcome=outcome(4.0, 3.0, 2.5, ends.get(run.arm, 1.5))) for run in runs
+        ]
+
+    monkeypatch.setattr(learning, "measure_all", fake)
+    monkeypatch.setitem(learning.ABSENT, "images", lambda: "not here")
+    lines = list(learning.run())
+    assert len(lines) == len(learning.CELLS) * (3 + 1), "three arms; a worst quarter of one of them"
+    assert sum(result.goal is not None for result in lines) == 2 * len(learning.CELLS)
+
+
 @pytest.mark.parametrize(
     ("cell", "expected"),
     [

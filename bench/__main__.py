@@ -8,7 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench.cluster import convergence, delay, failslow, link, moments, namespaces, slow, straggler
+from bench.cluster import (
+    convergence,
+    delay,
+    failslow,
+    learning,
+    link,
+    moments,
+    namespaces,
+    slow,
+    straggler,
+)
 from bench.micro import alone, checkpoint, codec, exchange, merge, sync
 from bench.peers import faults
 from bench.result import Result, environment, line
@@ -20,6 +30,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "codec": codec.run,
     "convergence": convergence.run,
     "moments": moments.run,
+    "learning": learning.run,
     "alone": alone.run,
     "checkpoint": checkpoint.run,
     "slow": slow.run,

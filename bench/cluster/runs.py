@@ -1,0 +1,133 @@
+"""One run of the bench "learning": its settings, its results, and the file that keeps both."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+QUARTERS = 4
+ALONE, PARALLEL = "alone", "data parallel"
+
+#: H: the inner steps between two snapshots, or "auto", where the cluster chooses it.
+Period = int | str
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Cell:
+    """When M learners exchange what they learned: a snapshot every H steps, adopted `late` steps
+    after it."""
+
+    members: int
+    period: Period
+    late: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The settings of a run. Two runs with equal settings end with equal weights.
+
+    The baselines exchange no snapshots: their period and `late` are 0. `batch` is one learner's."""
+
+    task: str
+    arm: str
+    members: int
+    period: Period
+    late: int
+    steps: int
+    batch: int
+    rate: float
+    seed: int
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(members=self.members, period=self.period, late=self.late)
+
+    def __str__(self) -> str:
+        place = f"M {self.members}, H {self.period}, τ {self.late}, {self.steps} steps"
+        rest = f"batch {self.batch}, rate {self.rate:g}, seed {self.seed}"
+        return f"{self.task}, {self.arm}, {place}, {rest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The results of a run. Losses are in nats; one that is not finite is kept as infinity.
+
+    Attributes:
+        held_out: the held-out loss after each quarter of the run: of the anchor or, without one, of
+            the model. The last is that of the weights with which all learners end.
+        own: the same of the first learner's own weights; the last is before `synchronize()`.
+        training: the training loss, averaged over the learners and over equal parts of the run.
+        digest: of the weights at the end.
+        seconds: that the run took.
+    """
+
+    held_out: tuple[float, ...]
+    own: tuple[float, ...]
+    training: tuple[float, ...]
+    digest: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A run and its outcome: a line of the file."""
+
+    run: Run
+    outcome: Outcome
+
+
+def line(record: Record) -> str:
+    outcome = {name: _plain(value) for name, value in asdict(record.outcome).items()}
+    return json.dumps({**asdict(record.run), **outcome})
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no infinity: null stands for it."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def record(text: str) -> Record:
+    """The record of a line."""
+    told = json.loads(text)
+    run = Run(**{field.name: told[field.name] for field in fields(Run)})
+    losses = {name: _losses(told[name]) for name in ("held_out", "own", "training")}
+    outcome = Outcome(**losses, digest=told["digest"], seconds=told["seconds"])
+    return Record(run=run, outcome=outcome)
+
+
+def _losses(told: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(math.inf if loss is None else loss for loss in told)
+
+
+def read(path: Path | None) -> list[Record]:
+    """The records of a file; none if there is no such file. A line that a killed process left half
+    written is passed over."""
+    if path is None or not path.exists():
+        return []
+    return list(_records(path.read_text(encoding="utf-8").splitlines()))
+
+
+def _records(lines: Iterable[str]) -> Iterator[Record]:
+    for text in lines:
+        with suppress(json.JSONDecodeError):
+            yield record(text)
+
+
+def append(path: Path, new: Record) -> None:
+    """Add a line, also after one that was left half written."""
+    with path.open("ab+") as file:
+        torn = file.tell() > 0 and _last_byte(file) != b"\n"
+        file.write((b"\n" if torn else b"") + line(new).encode() + b"\n")
+
+
+def _last_byte(file: BinaryIO) -> bytes:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1)

@@ -1,0 +1,285 @@
+"""The bench "learning": real learners in lockstep, the file of its runs, and its report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.cluster import learning
+from bench.cluster.gaps import comparisons, goal, report, results
+from bench.cluster.learning import ARMS, Selection, cells, main, parse_arguments, plan, selections
+from bench.cluster.lockstep import MERGING, measure
+from bench.cluster.runs import ALONE, PARALLEL, Cell, Outcome, Record, Run, append, line, read
+from bench.cluster.tasks import RATES, TASKS, text_task
+
+TINY = Run(
+    task="text",
+    arm="new",
+    members=2,
+    period=2,
+    late=2,
+    steps=8,
+    batch=2,
+    rate=2e-3,
+    seed=0,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_held_out() -> Iterator[None]:
+    """Most of a tiny run would be spent on held-out text."""
+    task = text_task()
+    small = replace(task, held_out=task.held_out[:1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, "text", lambda: small)
+        yield
+
+
+def baseline(arm: str, members: int) -> Run:
+    return replace(TINY, arm=arm, members=members, period=0, late=0)
+
+
+def outcome(*held_out: float, own: tuple[float, ...] = ()) -> Outcome:
+    return Outcome(
+        held_out=held_out, own=own or held_out, training=held_out, digest="d", seconds=1.0
+    )
+
+
+def records(end: float, *, arm: str = "new", seed: int = 0, rate: float = 2e-3) -> list[Record]:
+    """A run that ends with this loss, where alone ends with 2 and data parallel with 1."""
+    ends = {
+        baseline(ALONE, 1): outcome(4.0, 3.0, 2.5, 2.0),
+        baseline(PARALLEL, 2): outcome(3.0, 2.0, 1.5, 1.0),
+        replace(TINY, arm=arm): outcome(4.5, 2.9, 2.5, end),
+    }
+    return [Record(run=replace(run, seed=seed, rate=rate), outcome=o) for run, o in ends.items()]
+
+
+# ── runs ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_arm_runs_and_all_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one process, as processes of their own would each import torch."""
+    out = tmp_path / "runs.jsonl"
+    for run in [
+        baseline(ALONE, 1),
+        baseline(PARALLEL, 2),
+        *(replace(TINY, arm=a) for a in MERGING),
+    ]:
+        found = measure(run)
+        assert all(map(math.isfinite, [*found.held_out, *found.own, *found.training]))
+        assert (len(found.held_out), len(found.own), len(found.training)) == (4, 4, 8)
+        append(out, Record(run=run, outcome=found))
+    digests = [record.outcome.digest for record in read(out)]
+    assert len(set(digests)) == len(digests) == len(ARMS)
+    assert main(["--report", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert f"|  | {' | '.join(MERGING)} |" in printed
+    assert "| H 2, τ 2 |" in printed
+
+
+def test_a_repeated_run_ends_with_the_same_weights() -> None:
+    once, twice = (replace(measure(TINY), seconds=0.0) for _ in range(2))
+    assert once == twice
+
+
+def test_evaluation_does_not_disturb_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = replace(TINY, period=4, late=3)
+    disturbed = measure(late)
+    monkeypatch.setattr("bench.cluster.lockstep._quarters", lambda steps: [steps])
+    assert measure(late).digest == disturbed.digest
+
+
+def test_one_learner_trains_as_if_it_were_alone() -> None:
+    assert measure(replace(TINY, members=1)).digest == measure(baseline(ALONE, 1)).digest
+
+
+def test_learners_see_the_batches_of_data_parallel() -> None:
+    """The first loss of both is that of equal weights on equal data."""
+    merged, parallel = measure(TINY), measure(baseline(PARALLEL, 2))
+    assert merged.training[0] == parallel.training[0]
+
+
+def test_images_run_where_scikit_learn_is() -> None:
+    pytest.importorskip("sklearn")
+    run = replace(TINY, task="images", rate=0.04)
+    assert math.isfinite(measure(run).held_out[-1])
+
+
+def test_a_task_that_cannot_run_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(learning.ABSENT, "images", lambda: "no digits here")
+    assert learning.present(["text", "images"]) == ["text"]
+    assert capsys.readouterr().err == "learning, images: skipped: no digits here\n"
+
+
+def test_what_is_in_the_file_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs.jsonl"
+    taken: list[Run] = []
+
+    def fake(runs: list[Run], jobs: int) -> list[Record]:
+        taken.extend(runs)
+        return [Record(run=run, outcome=outcome(4.0, 3.0, 2.0, 1.0)) for run in runs[:2]]
+
+    monkeypatch.setattr(learning, "measure_all", fake)
+    words = ["--tasks", "text", "--cells", "2:2", "--arms", ALONE, "new", "--out", str(out)]
+    assert main(words) == 1, "four of six runs failed"
+    assert main(words) == 1
+    assert [len(taken), len(set(taken)), len(read(out))] == [6 + 4, 6, 4]
+
+
+def test_a_run_that_fails_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = baseline(ALONE, 1)
+    (found,) = learning.measure_all([replace(TINY, period="never"), tiny], jobs=2)
+    assert found.run == tiny
+    assert "H never, τ 2" in capsys.readouterr().err
+
+
+# ── the plan ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_plan_has_each_run_once() -> None:
+    chosen = Selection(cells=cells([1, 2], [2, 20], [0]), arms=[ALONE, PARALLEL, "new"], seeds=[7])
+    runs = plan(chosen)
+    assert len(runs) == len(set(runs))
+    per_task = 1 + 1 + 4  # alone; data parallel of two; the new rules in four cells
+    assert len(runs) == per_task * sum(map(len, RATES.values()))
+
+
+def test_cells_are_late_by_one_period_at_most() -> None:
+    found = cells([2], [2, 5, "auto"], [0, 1, 5, "H-1"])
+    pairs = [(cell.period, cell.late) for cell in found]
+    assert pairs == [(2, 0), (2, 1), (5, 0), (5, 1), (5, 5), (5, 4), ("auto", 0)]
+
+
+def test_the_full_grid() -> None:
+    arguments = parse_arguments(["--full", "--tasks", "text", "--steps", "10000"])
+    (chosen,) = selections(arguments)
+    assert (chosen.steps, chosen.batches, chosen.rates) == ([10000], [8, 64], ())
+    assert {cell.members for cell in chosen.cells} == {1, 2, 4, 8}
+    assert max(cell.late for cell in chosen.cells) == 99
+
+
+# ── the file ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_record_survives_its_line(tmp_path: Path) -> None:
+    kept = Record(run=TINY, outcome=outcome(3.0, math.inf, math.inf, math.inf))
+    out = tmp_path / "runs.jsonl"
+    append(out, kept)
+    assert read(out) == [kept]
+    assert json.loads(out.read_text())["held_out"] == [3.0, None, None, None]
+
+
+def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    whole = line(records(1.5)[0])
+    out = tmp_path / "runs.jsonl"
+    out.write_text(f"{whole}\n{whole[:50]}")
+    assert len(read(out)) == 1
+    append(out, records(1.5)[1])  # on a line of its own
+    assert len(read(out)) == 2
+
+
+# ── the report ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_gap_that_is_closed() -> None:
+    found = comparisons([*records(1.5), *records(1.2, seed=1)])
+    (comparison,) = found
+    assert comparison.closed == pytest.approx([0.5, 0.8])
+    text = report([*records(1.5), *records(1.2, seed=1)])
+    assert "| H 2, τ 2 | 65 % (50 to 80, 2) |" in text
+    assert "| new, global weights | 1 of 1 (1, 500.0 mnat) | 0 of 1 | 0 of 1 | 0 of 1 |" in text
+    assert "quarter 1: +500.0 mnat (+500.0 to +500.0)" in text
+
+
+def test_each_arm_has_its_best_rate() -> None:
+    slow = [
+        Record(run=replace(r.run, rate=1e-3), outcome=outcome(5.0, 5.0, 5.0, 3.0))
+        for r in records(1.5)
+        if r.run.arm != "new"
+    ]
+    better = [Record(run=replace(TINY, rate=4e-3), outcome=outcome(4.0, 3.0, 2.0, 1.25))]
+    (comparison,) = comparisons([*slow, *records(1.5), *better])
+    assert (comparison.alone.rate, comparison.own.rate) == (2e-3, 4e-3)
+    assert comparison.closed == pytest.approx([0.75])
+    assert "75 % (75 to 75, 1) at rate 0.004" in report([*slow, *records(1.5), *better])
+
+
+def test_a_rate_with_fewer_seeds_is_not_chosen() -> None:
+    lucky = Record(run=replace(TINY, rate=4e-3), outcome=outcome(1.0, 1.0, 1.0, 1.0))
+    (comparison,) = comparisons([*records(1.5), *records(1.5, seed=1), lucky])
+    assert comparison.own.rate == 2e-3
+
+
+def test_where_data_parallel_is_no_better_there_is_no_share() -> None:
+    equal = [
+        Record(
+            run=r.run, outcome=outcome(4.0, 3.0, 2.5, 2.0) if r.run.arm == PARALLEL else r.outcome
+        )
+        for r in records(1.5)
+    ]
+    assert "| H 2, τ 2 | -500.0 mnat (-500.0 to -500.0) to alone |" in report(equal)
+    assert [result.what.split(": ")[1] for result in results(equal)] == [
+        "held-out loss after the worst quarter over alone's"
+    ]
+
+
+def test_a_run_that_diverged_says_so() -> None:
+    assert "| 0.7/0.9 |" in report(records(math.inf, arm="0.7/0.9"))
+
+
+def test_lines_of_the_bench_have_the_goals() -> None:
+    share, quarter = results(records(1.5))
+    assert (share.ratio, share.goal, share.met) == (0.5, ">= 0", True)
+    assert (quarter.ratio, quarter.goal, quarter.met) == (4.5 / 4.0, "<= 1", False)
+
+
+def test_the_bench_has_a_line_for_every_share_and_every_worst_quarter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fake(runs: list[Run], jobs: int) -> list[Record]:
+        ends = {ALONE: 2.0, PARALLEL: 1.0}
+        return [
+            Record(run=run, outcome=outcome(4.0, 3.0, 2.5, ends.get(run.arm, 1.5))) for run in runs
+        ]
+
+    monkeypatch.setattr(learning, "measure_all", fake)
+    monkeypatch.setitem(learning.ABSENT, "images", lambda: "not here")
+    lines = list(learning.run())
+    assert len(lines) == len(learning.CELLS) * (3 + 1), "three arms; a worst quarter of one of them"
+    assert sum(result.goal is not None for result in lines) == 2 * len(learning.CELLS)
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        (Cell(members=2, period=2, late=1), ">= 0.7"),
+        (Cell(members=2, period=20, late=0), ">= 0.38"),
+        (Cell(members=4, period=20, late=1), ">= 0.3"),
+        (Cell(members=2, period=20, late=19), ">= 0.2"),
+        (Cell(members=2, period=20, late=3), ">= 0"),
+        (Cell(members=2, period="auto", late=0), ">= 0"),
+    ],
+)
+def test_goals(cell: Cell, expected: str) -> None:
+    assert goal(cell) == expected
+
+
+def test_pictures_are_drawn_where_matplotlib_is(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from bench.cluster.curves import draw
+
+    (path,) = draw(comparisons(records(1.5)), tmp_path)
+    assert path.name == "text-m2-steps8-batch2.png"
+    assert path.stat().st_size > 10_000

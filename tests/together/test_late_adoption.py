@@ -92,7 +92,9 @@ def test_anchors_do_not_depend_on_gains_which_may_differ() -> None:
     each = [{"adoption": Adoption(gain=0.25)}, {"adoption": "auto"}]
     found = []
     for gains in (each, [{"adoption": Adoption(gain=1)}] * 2):
-        with cluster(descent(0.0), descent(0.0), each=gains, sync_every=4, adopt_after=3, merge="mean") as made:
+        with cluster(
+            descent(0.0), descent(0.0), each=gains, sync_every=4, adopt_after=3, merge="mean"
+        ) as made:
             train(made, 20)
             found.append([anchors(o) for o in made])
     (a, b), (c, d) = found

@@ -201,7 +201,9 @@ def test_a_step_takes_what_the_script_and_the_inner_optimizer_take(
         assert learner is not None
         assert handover is not None
         stepped, run = learner.stepped, handover.run
-        monkeypatch.setattr(learner, "stepped", lambda n, s, rate=0.0: (seen.append(s), stepped(n, s, rate)))
+        monkeypatch.setattr(
+            learner, "stepped", lambda n, s, rate=0.0: (seen.append(s), stepped(n, s, rate))
+        )
 
         def wait(*args: Any) -> None:
             clock[0] += 100.0

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bench.cluster.runs import PARALLEL, QUARTERS, Outcome, Run
 from bench.cluster.tasks import TASKS, Task
-from mend_optim import Adoption, MendOptimizer, Nesterov, Timing
+from mend_optim import Adoption, DiLoCoNesterov, MendOptimizer, Timing
 
 WARMUP = 50  # steps
 PARTS = 40  # of the curve of training losses
@@ -33,7 +33,7 @@ WHOLE = Adoption(gain=1.0)
 MERGING: dict[str, Mapping[str, Any]] = {
     "whole correction": {"merge": "mean", "adoption": WHOLE},
     "new": {"merge": "norm_preserving", "adoption": "auto"},
-    "0.7/0.9": {"merge": "mean", "adoption": WHOLE, "outer": Nesterov(lr=0.7, momentum=0.9)},
+    "0.7/0.9": {"merge": "mean", "adoption": WHOLE, "outer": DiLoCoNesterov(lr=0.7, momentum=0.9)},
     "gain alone": {"merge": "mean", "adoption": "auto"},
     "norms alone": {"merge": "norm_preserving", "adoption": WHOLE},
     "rda": {"merge": "rda", "adoption": "auto"},

@@ -11,7 +11,7 @@ from mend_optim.engine.effects import Effect, Job, Send, Work
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import MODES, Change, Mode
 from mend_optim.engine.pending import NEVER
-from mend_optim.engine.period import Latency
+from mend_optim.engine.period import USUAL, Latency
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
@@ -157,7 +157,8 @@ class EngineState:
         snapshot. Once, tell the user if that makes averaging weak."""
         self.latency.add(steps)
         latency, period = self.latency.median, self.schedule.sync_every
-        if self._told_late or latency < LATE or latency < LATE_SHARE * period:
+        is_short = self.policies.auto is not None and period < USUAL  # then it will grow
+        if self._told_late or is_short or latency < max(LATE, LATE_SHARE * period):
             return
         self._told_late = True
         facts = {"latency": latency, "sync_every": period}

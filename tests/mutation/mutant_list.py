@@ -765,6 +765,7 @@ MUTANTS = (
            "period=self._next_period(job, done) if job.fragment == 0 else 0", "period=0", of("unit/engine/test_period")),
     Mutant("turns-as-before-the-new-period", 10, "engine/progress",
            "self.cycle_start = schedule.first_cycle_start(self.fragment, totals.step)", "pass", of("unit/engine/test_period")),
+    Mutant("period-by-the-word-of-one", 10, "engine/sealer", "if 2 * len(known) <= len(told):", "if not known:", of("unit/engine/test_period")),
     Mutant("late-told-every-time", 10, "engine/state", "self._told_late = True", "pass", of("unit/engine/test_period")),
     Mutant("moments-in-short-periods", 10, "engine/state", "return self.schedule.sync_every >= self.policies.least_period",
            "return True", of("unit/engine/test_period")),

@@ -81,16 +81,10 @@ class Units:
         if isinstance(job, Advance):
             p = job.seal.fragment
             merged: Vector = job.seal.sections["merged"]  # type: ignore[assignment]
-            new = add(self.theta[p], merged)
-            kept = None
-            if job.merged_own_offer and not job.replace:
-                kept = add(self.progress[p], merged, -1) if job.gain < 1 else {}
-            return Done(), (self._to(p, new, job.merged_own_offer, job.replace, kept),)
+            return Done(), (self._to(p, add(self.theta[p], merged), job),)
         if isinstance(job, Install):
             states = [(s.fragment, s.sections["anchor"]) for s in job.states]
-            return Done(), tuple(
-                self._to(p, anchor, job.merged_own_offer, job.replace) for p, anchor in states
-            )  # type: ignore[arg-type]
+            return Done(), tuple(self._to(p, anchor, job) for p, anchor in states)  # type: ignore[arg-type]
         if isinstance(job, Agree):
             p = job.fragment
             given_up, self.disagreement[p] = self.disagreement[p], {}
@@ -124,23 +118,20 @@ class Units:
         assert isinstance(job, Export)
         return Done(sections={"anchor": Section(self.theta[job.fragment])}, digest=b"")  # type: ignore[dict-item]
 
-    def _to(
-        self, p: int, new: Vector, mine: bool, replace: bool, kept: Vector | None = None
-    ) -> Correction:
-        """Move to the anchor `new`, and keep this disagreement; None: the present one."""
-        values = dict(new) if replace else add(new, self.theta[p], -1)
-        if mine and not replace:
-            values = add(values, self.progress[p], -1)
-        if replace:
-            kept = {}
-        elif kept is not None:
-            values = add(values, add(kept, self.disagreement[p], -1))
-        if kept is not None:
-            self.disagreement[p] = kept
-        if mine or replace:  # the progress was merged, or is dropped
+    def _to(self, p: int, new: Vector, job: Advance | Install) -> Correction:
+        """Move to the anchor `new`, and keep what the job's gain leaves of the disagreement."""
+        step, mine = add(new, self.theta[p], -1), job.merged_own_offer
+        values, kept = step, self.disagreement[p]
+        if job.replace:
+            values, kept = dict(new), {}
+        elif mine:
+            kept = add(self.progress[p], step, -1) if job.gain < 1 else {}
+            values = add(add(step, self.progress[p], -1), add(kept, self.disagreement[p], -1))
+        if mine or job.replace:  # the progress was merged, or is dropped
             self.progress[p] = {}
+        self.disagreement[p] = kept
         self.theta[p] = dict(new)
-        return Correction(p, values, replace, dict(self.disagreement[p]))
+        return Correction(p, values, job.replace, dict(kept))
 
 
 def stack(older: Correction | None, newer: Correction) -> Correction:

@@ -176,13 +176,13 @@ def period(driven: DrivenEngine) -> int:
 
 
 def sealed_here(driven: DrivenEngine, *latencies: int) -> Seal:
-    """The seal of a round that this learner and a peer take part in; the peers tell these
+    """The seal of a round that this learner and its peers take part in; the peers tell these
     latencies."""
-    for peer, latency in zip((PEER, THIRD, FOURTH), latencies, strict=False):
+    for peer, latency in zip((PEER, THIRD, FOURTH), latencies or (0,), strict=False):
         driven.beat(peer, latency=latency)
-    driven.receive(offer_of(PEER))
-    (inspect,) = driven.jobs(Inspect)
-    driven.done(inspect)
+        driven.receive(offer_of(peer))
+        (inspect,) = driven.jobs(Inspect)
+        driven.done(inspect)
     driven.offer(20)
     driven.tick(0.0)
     driven.done(driven.merge())
@@ -190,9 +190,16 @@ def sealed_here(driven: DrivenEngine, *latencies: int) -> Seal:
 
 
 def test_the_sealer_tells_the_period_that_the_learners_latencies_ask_for() -> None:
-    assert sealed_here(automatic(), 40).period == 40
-    assert sealed_here(automatic(), 2).period == 2
+    assert sealed_here(automatic(), 40, 40).period == 40
+    assert sealed_here(automatic(), 2, 2, 1).period == 2
     assert sealed_here(automatic()).period == 20
+
+
+def test_the_period_stays_until_most_learners_have_told_their_latency() -> None:
+    assert sealed_here(automatic(), 40).period == 20
+    assert sealed_here(automatic(), 40, 0).period == 20
+    assert sealed_here(automatic(), 40, 40, 0).period == 20
+    assert sealed_here(automatic(), 40, 40, 40).period == 40
 
 
 def test_a_run_with_a_fixed_period_tells_none() -> None:
@@ -286,6 +293,13 @@ def test_rounds_that_are_too_late_to_gain_much_are_told_of_once(steps: int, late
     events = driven.events("late")
     assert len(events) == late
     assert all(event.facts == {"latency": steps, "sync_every": 20} for event in events)
+
+
+def test_while_the_run_still_shortens_its_period_late_rounds_are_not_told_of() -> None:
+    driven = automatic(seals=False)
+    driven.engine.state.set_period(1)
+    rounds_that_take(driven, 7, 8)
+    assert driven.events("late") == []
 
 
 @pytest.mark.parametrize(("now", "due"), [(19, ()), (20, ("exp_avg",))])

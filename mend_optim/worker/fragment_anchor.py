@@ -147,13 +147,13 @@ class FragmentAnchor:
         """Take a verified anchor as a whole."""
         # This learner was not there for whatever was sealed meanwhile.
         self.payload.drop()
+        self.scale = self._scale_of(state)
         anchor = decode_packet(state.sections["anchor"], self.fragment.shapes)
         values = self.buffers.take(anchor.numel())
         if job.replace:
             self.drop()
             values.copy_(anchor)
         else:
-            self.scale = self._scale_of(state)
             leaving = self._leaving(job.forget, job.merged_own_offer)
             late = job.merged_own_offer and self._is_late(job.gain)
             correction_between(self.theta, anchor, None if late else leaving, values)

@@ -17,10 +17,10 @@ from mend_optim.codecs.powersgd import PowerSGD
 from mend_optim.codecs.registry import Codec, find_codec
 from mend_optim.engine.effects import Advance, Agree, Found, Install, Job, Merge, Prepare
 from mend_optim.model.layout import Layout
-from mend_optim.protocol.messages import Offer, Seal
+from mend_optim.protocol.messages import SCALE, Offer, Seal
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.fragment_anchor import FragmentAnchor
-from mend_optim.worker.outer import DiLoCoNesterov, Nesterov
+from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer
 from tests import reference
 from tests.support.engines import BASE
 from tests.support.jobs import LoneFragment, perform
@@ -40,14 +40,16 @@ MEMBERS = ("seal", "whole anchor")
 class Learner(LoneFragment):
     """One fragment of one learner: its weights, and the work in them that no anchor has."""
 
-    def __init__(self, name: str, codec: Codec, outer: Nesterov = Nesterov()) -> None:
+    def __init__(
+        self, name: str, codec: Codec, outer: Outer = Nesterov(), scheme: str = "mean"
+    ) -> None:
         start = torch.zeros(SHAPE)
         anchors = Anchors(
             Layout(["w"], [start], 1),
             [start.flatten().clone()],
             codec=codec,
             outer=outer,
-            scheme="mean",
+            scheme=scheme,
             buffers=Buffers(),
         )
         super().__init__(name, anchors)
@@ -97,8 +99,9 @@ class Learner(LoneFragment):
         if merged:
             self.merged()
 
-    def pull(self, source: Learner, *, merged: bool) -> None:
-        self.take(Install(states=(source.export(),), merged_own_offer=merged, replace=False))
+    def pull(self, source: Learner, *, merged: bool, gain: float = 1.0) -> None:
+        states = (source.export(),)
+        self.take(Install(states=states, merged_own_offer=merged, replace=False, gain=gain))
         if merged:
             self.merged()
 
@@ -271,6 +274,30 @@ def test_with_outer_momentum_a_late_member_stays_behind_the_step_of_the_anchor()
     assert a.fragment.theta.unique().item() == -0.5 * (4 + 0.5 * 4)
     assert a.weights.unique().item() == -2 + (-3 + 2) - 0.75 * (2 - 3)
     a.check()
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_a_whole_anchor_leaves_the_same_disagreement_as_its_seal_to_the_bit(relayed: bool) -> None:
+    """Also one that was handed on by a learner that took it whole itself."""
+    random = torch.Generator().manual_seed(0)
+    changes = [torch.randn(NUMEL, generator=random) for _ in range(2)]
+    one, other, sealer, third = (
+        Learner(name, CODECS["none"], scheme="norm_preserving") for name in "aabc"
+    )
+    for learner, change in ((one, changes[0]), (other, changes[0]), (sealer, changes[1])):
+        learner.train(change)
+    offers = (one.offer(), sealer.offer())
+    assert other.offer() == offers[0]
+    seal = seal_of(sealer, offers)
+    assert SCALE in seal.sections
+    sealer.adopt(seal, merged=True)
+    one.adopt(seal, merged=True, gain=0.25)
+    third.pull(sealer, merged=False)
+    other.pull(third if relayed else sealer, merged=True, gain=0.25)
+    assert torch.equal(one.disagreement, other.disagreement)
+    assert torch.equal(one.weights, other.weights)
+    assert other.disagreement.any()
+    other.check()
 
 
 def test_the_whole_correction_ends_a_disagreement() -> None:

@@ -43,16 +43,7 @@ from mend_optim.worker.correction import Correction
 
 log = logging.getLogger("mend_optim")
 # The kinds of events that the user may have to act on.
-WARNINGS = (
-    "alone",
-    "refused",
-    "fault",
-    "costly",
-    "below_quorum",
-    "unknown",
-    "unclosed",
-    "late",
-)
+WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown", "unclosed")
 
 
 class Todo(NamedTuple):

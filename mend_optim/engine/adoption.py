@@ -155,7 +155,10 @@ class Adopter:
             for p, (peer, until) in state.wants.items()
             if now < until and peer in alive
         }
-        if state.switch and not state.wants and not state.switch.complete:
+        switch = state.switch
+        asked = [peer for peer, _ in state.wants.values()]
+        # Wants for anchors of our own model don't keep the switch open: nobody answers for it.
+        if switch and not switch.complete and switch.peer not in asked:
             state.end_switch()
 
     # ── take ──────────────────────────────────────────────────────────────────────────────────────

@@ -487,7 +487,7 @@ MUTANTS = (
            of("unit/worker/test_anchors", "outlived")),
     Mutant("sealer-keeps-what-others-went-on-from", 9, "worker/fragment_anchor",
            ("        self.payload.drop()\n"
-"        anchor ="), "        anchor =", of("unit/worker/test_anchors", "went_on")),
+"        self.scale = self"), "        self.scale = self", of("unit/worker/test_anchors", "went_on")),
     Mutant("heir-for-ever", 9, "engine/accounts", ("        if self.source_moved_on(lineage):\n"
 "            self.restored_from = None"), ("        if self.source_moved_on(lineage):\n"
 "            pass"), PROGRESS),
@@ -769,6 +769,8 @@ MUTANTS = (
     Mutant("late-told-every-time", 10, "engine/state", "self._told_late = True", "pass", of("unit/engine/test_period")),
     Mutant("moments-in-short-periods", 10, "engine/state", "return self.schedule.sync_every >= self.policies.least_period",
            "return True", of("unit/engine/test_period")),
+    Mutant("any-want-keeps-the-switch", 4, "engine/adoption",
+           "if switch and not switch.complete and switch.peer not in asked:", "if switch and not switch.complete and not asked:", ADOPTING),
     Mutant("gain-by-arrival", 10, "engine/adoption",
            "gain_at(max(late, state.schedule.adopt_after or 0))", "gain_at(late)", ADOPTING),
     Mutant("seal-leaves-no-disagreement", 10, "engine/outcomes",

@@ -121,7 +121,6 @@ def draw(seed: int, wide: bool = False) -> Storm:
         fragments,
         quorum=r.choice([None, None, None, 1, 2, r.randint(1, n), n]),
         adopt_after=r.choice([None, None, None, 0, 2]),
-        auto=0 if wide else r.choice([0, 0, 8, 30]),
         hidden=r.choice([0, 0, 1]) if n > 2 else 0,
         loss=r.choice([0.0, 0.05, 0.05, 0.2]),
         seconds=15.0 if wide else 20.0,
@@ -139,7 +138,9 @@ def draw(seed: int, wide: bool = False) -> Storm:
     if n > 3 and not wide and r.random() < 0.15:
         heir = list(_draw_heir(r, names))
         storm, faults = replace(storm, quorum=1), heir + (faults if r.random() < 0.5 else [])
-    return replace(storm, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+    # Drawn apart, so that a seed has the faults that it had before runs could choose their period.
+    auto = 0 if wide else random.Random(f"period of {seed}").choice([0, 0, 8, 30])
+    return replace(storm, auto=auto, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
 def _draw_fault(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:

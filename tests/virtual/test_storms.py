@@ -124,6 +124,30 @@ def test_laws_hold_in_storms_that_once_seemed_to_break_them(seed: int) -> None:
     check(draw(seed))
 
 
+def test_a_model_of_a_process_that_is_gone_is_waited_for_no_longer() -> None:
+    """A newcomer fetches the model of a second process of learner-1, which ends. The anchors of the
+    others that it wants meanwhile must not keep it from joining them."""
+    storm = Storm(
+        18089,
+        5,
+        fragments=3,
+        adopt_after=2,
+        hidden=1,
+        stays=True,
+        faults=(
+            Fault(1.244, "duplicate", ("learner-1", 7.310612771050323, True)),
+            Fault(3.084, "rest", ("learner-0",)),
+            Fault(6.943, "rest", ("learner-0",)),
+            Fault(7.083, "trap", ("collecting",)),
+            Fault(9.817, "rest", ("learner-0",)),
+            Fault(10.991, "leave", ("learner-4",)),
+            Fault(11.114, "cut", ((("learner-0", "learner-3"),), 9.9910023769797)),
+            Fault(13.461, "start", ("learner-4",)),
+        ),
+    )
+    check(storm)
+
+
 def test_progress_that_was_dropped_is_not_taken_from_the_weights_again() -> None:
     """A learner in doubt drops progress. Before its training thread has done so, the other branch
     wins, which contains it."""

@@ -429,6 +429,27 @@ def test_another_model_is_taken_whole_and_no_progress_with_it() -> None:
     assert (install.merged_own_offer, install.replace) == (False, True)
 
 
+def test_a_model_that_does_not_come_is_waited_for_no_longer_than_its_peer_takes() -> None:
+    """A learner of our model shows a greater anchor meanwhile: that want doesn't keep us waiting
+    for the other model, whose peer is gone."""
+    engine = among_peers(fragments=2)
+    engine.step()
+    theirs = Lineage(tokens=10**6, version=5, digest=OTHER, genesis=OTHER)
+    engine.beat(PEER, theirs, theirs, genesis=OTHER)
+    engine.sent(Want)
+    engine.receive(state_of(theirs, 1))
+    timing = engine.engine.state.policies.timing
+    engine.tick(timing.round_timeout_s - 1)
+    greater = grown(BASE)
+    engine.beat(THIRD, greater, greater)
+    assert (THIRD, 1) in [(to, want.fragment) for to, want in engine.sent(Want)]
+    engine.tick(2.0)
+    assert engine.engine.state.switch is None
+    engine.receive(state_of(greater, 1, THIRD))
+    (install,) = engine.jobs(Install)
+    assert install.states[0].lineage == greater
+
+
 @pytest.mark.parametrize("doubt", [False, True])
 def test_an_offer_whose_work_is_about_to_be_replaced_is_sent_no_more(doubt: bool) -> None:
     """By another model, or by a seal in doubt: a sealer that merged it now would merge work that

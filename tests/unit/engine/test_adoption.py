@@ -438,12 +438,13 @@ def test_a_model_that_does_not_come_is_waited_for_no_longer_than_its_peer_takes(
     engine.beat(PEER, theirs, theirs, genesis=OTHER)
     engine.sent(Want)
     engine.receive(state_of(theirs, 1))
-    timing = engine.engine.state.policies.timing
-    engine.tick(timing.round_timeout_s - 1)
     greater = grown(BASE)
     engine.beat(THIRD, greater, greater)
     assert (THIRD, 1) in [(to, want.fragment) for to, want in engine.sent(Want)]
-    engine.tick(2.0)
+    engine.now += engine.engine.state.policies.timing.evict_after_s + 5
+    engine.beat(THIRD, greater, greater)
+    assert engine.engine.state.switch is not None
+    engine.tick(1.0)
     assert engine.engine.state.switch is None
     engine.receive(state_of(greater, 1, THIRD))
     (install,) = engine.jobs(Install)

@@ -39,7 +39,7 @@ class MendOptimizer(Optimizer):
     `step()` takes the inner optimizer's step. Every `sync_every` steps, the learner copies its
     parameters θ and offers, in the background, what it has learned since the anchor Θ: the delta
     Δ = Θ - θ, in float32. A quorum of offers is merged, Δ̄ = Σ wᵢ Δᵢ, and every learner takes the
-    outer step, by default Θ ← Θ - Δ̄. A later `step()` adds the difference to the parameters, and
+    outer step, by default Θ ← Θ - f Δ̄. A later `step()` adds the difference to the parameters, and
     local progress is kept (DiLoCo, arXiv 2311.08105; Decoupled DiLoCo, arXiv 2604.21428).
 
     No network fault blocks training or raises into it. Without `listen` and `peers`, a

@@ -18,15 +18,15 @@ class Adoption:
     An anchor comes τ inner steps after the snapshot it merged. By then the learner has walked most
     of the steep directions itself, so the whole correction overshoots. The learner therefore moves
 
-        θ ← θ + α (D − Δ̄) + (Δ̄ + Θ_new − Θ_old),    D = Δ + R
+        θ ← θ + U + D − R,    U = Θ_new − Θ_old,    D = Δ + R_old,    R = (1 − α) (D + U/f)
 
-    by the anchor's own step in full, but only by the gain α towards the mean Δ̄ of the members. The
-    rest, R ← (1 − α) (D − Δ̄), is the learner's *disagreement*. It stays in the weights and is in
-    no offer, so anchors don't depend on anybody's gain. Later rounds shrink it, and at rest
-    (`synchronize()`) it is given up, so that all learners end with the same weights.
+    by the anchor's own step U in full, but only by the gain α towards the mean of the members,
+    which is −U/f for plain averaging. The rest R is the learner's *disagreement*. It stays in the
+    weights and is in no offer, so anchors don't depend on anybody's gain. Later rounds shrink it,
+    and at rest (`synchronize()`) it is given up, so that all learners end with the same weights.
 
-    With the gain 1, the whole correction was worse than training alone at τ near `sync_every`. Any
-    gain from 0.15 to 0.5 was better than training alone (docs/learning.md).
+    With the gain 1, the whole correction was worse than training alone at τ near `sync_every`
+    (docs/learning.md).
 
     Args:
         gain: α, in (0, 1]. None: 1 up to τ = 1, 0.5 up to τ = 3, 0.3 beyond.

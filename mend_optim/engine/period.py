@@ -23,7 +23,7 @@ FEWEST, LAST = 3, 9
 QUICK = 2
 #: Up to so many steps, rounds that are quick stay quick.
 STILL_QUICK = 3
-#: The period of rounds that are not quick. More frequent ones bought nothing.
+#: The period of rounds that are not quick: more of them cost bytes and bring late anchors.
 USUAL = 20
 #: A period that is right within this factor is kept.
 STEADY = 1.25
@@ -34,8 +34,7 @@ class AutoPeriod:
     """The limits of `sync_every="auto"`: a period that the run chooses for itself.
 
     With rounds that take L inner steps, the period is L if L ≤ 2, else the greater of 20 and L.
-    Rounds that are so quick close most of the gap to per-step averaging; between these and one
-    round in 20 steps, more rounds bought nothing (docs/learning.md).
+    Rounds that are so quick close most of the gap to per-step averaging (docs/learning.md).
 
     Args:
         least: the shortest period, in inner steps; at least 1.

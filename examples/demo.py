@@ -292,7 +292,7 @@ def parse_arguments() -> argparse.Namespace:
         description="Three learners train one model, beside one that trains alone."
     )
     parser.add_argument("--steps", type=int, default=1000, help="inner steps of every learner")
-    parser.add_argument("--sync-every", type=int, default=32, help="inner steps between rounds")
+    parser.add_argument("--sync-every", default="auto", help="inner steps between rounds, or auto")
     parser.add_argument("--batch", type=int, default=8, help="windows of text per step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

@@ -7,8 +7,8 @@ Alone, with plain AdamW:
 
 Together, any number of these, started at any time, on any machines that reach one another:
 
-    python examples/train_text.py --name a --listen 127.0.0.1:51900 --shard 0/2
-    python examples/train_text.py --name b --peers 127.0.0.1:51900 --shard 1/2
+    python examples/train_text.py --name a --listen 127.0.0.1:29600 --shard 0/2
+    python examples/train_text.py --name b --peers 127.0.0.1:29600 --shard 1/2
 
 With `--checkpoint a.pt` it saves itself now and then, and goes on from there when it is started
 again.
@@ -17,6 +17,7 @@ again.
 import argparse
 import hashlib
 import json
+import logging
 import sys
 import sysconfig
 import time
@@ -196,7 +197,7 @@ def report(
     tokens = optimizer.status().tokens if merging else args.steps * args.batch * CONTEXT
     result: dict[str, object] = {"name": args.name, "step": args.steps, "tokens": tokens}
     if merging:
-        result["synchronized"] = optimizer.synchronize(timeout=30)
+        result["synchronized"] = bool(optimizer.synchronize(timeout=30))
     with optimizer.global_weights() if merging else nullcontext():
         fragments = optimizer.status().fragments if merging else ()
         result["lineages"] = [[f.index, f.tokens, f.version, f.digest] for f in fragments]
@@ -224,7 +225,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=8, help="windows per step")
-    parser.add_argument("--sync-every", type=int, default=32, help="inner steps between rounds")
+    parser.add_argument(
+        "--sync-every",
+        type=lambda text: text if text == "auto" else int(text),
+        default="auto",
+        help="inner steps between rounds; auto: as often as the link allows",
+    )
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads for the model")
@@ -243,6 +249,17 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
+    # The library says who joins, dies and returns, and what is merged.
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        run(args)
+    except KeyboardInterrupt:
+        # The end of the `with` block has said goodbye to the others.
+        say(args, "interrupted", signal="SIGINT")
+        sys.exit(130)
+
+
+def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     text, held_out = read_corpus(*map(int, args.shard.split("/")))

@@ -12,10 +12,9 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bench.cluster.learners import Seat, Still, run_learners, transformer
+from bench.cluster.learners import Seat, Still, delay_offers, run_learners, transformer
 from bench.result import Result, compared
 from mend_optim import MendOptimizer
-from mend_optim.protocol.messages import Message, Offer
 
 WIDTH, LAYERS = 64, 8  # 0.4 M elements in 96 tensors
 SYNC_EVERY, STEP_S, WINDOWS = 128, 0.02, 3
@@ -28,17 +27,6 @@ class Setting(NamedTuple):
 
 
 SETTINGS = [Setting(delay_ms, adopt_after) for adopt_after in (None, 0) for delay_ms in DELAYS_MS]
-
-
-def _delay_offers(optimizer: MendOptimizer, delay_ms: int) -> None:
-    learner = optimizer._learner
-    assert learner is not None
-    receive, loop = learner.network.receive, learner.network.loop.loop
-
-    def late(message: Message) -> None:
-        loop.call_later(delay_ms / 1e3 if isinstance(message, Offer) else 0.0, receive, message)
-
-    learner.network.receive = late  # type: ignore[method-assign]
 
 
 def _windows(optimizer: MendOptimizer, out: list[float]) -> None:
@@ -60,7 +48,7 @@ def _learn(seat: Seat) -> list[list[float]]:
         optimizer = seat.join(
             inner, cluster, sync_every=SYNC_EVERY, adopt_after=setting.adopt_after
         )
-        _delay_offers(optimizer, setting.delay_ms)
+        delay_offers(optimizer, setting.delay_ms / 1e3)
         learners.append(optimizer)
     learners.append(MendOptimizer(Still(transformer(WIDTH, LAYERS))))
     for optimizer in learners:

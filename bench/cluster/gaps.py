@@ -85,12 +85,13 @@ class Comparison:
             return []
         return [won / gap for won, gap in zip(self.won, self.gaps, strict=True)]
 
-    def excess(self, quarter: int, *, own_weights: bool = False) -> list[float]:
-        """Nats by which the arm is worse than alone after that quarter, by seed."""
+    def excess(self, quarter: int, *, anchor: bool = False) -> list[float]:
+        """Nats by which the arm is worse than alone after that quarter, by seed: the model that a
+        user has then, or the anchor."""
         found = []
         for seed in self.seeds:
             outcome = self.own.outcomes[seed]
-            losses = outcome.own if own_weights else outcome.held_out
+            losses = outcome.held_out if anchor else outcome.in_hand
             found.append(losses[quarter] - self.alone.outcomes[seed].held_out[quarter])
         return found
 
@@ -100,7 +101,8 @@ class Comparison:
 
 
 def _period_and_late(cell: Cell) -> str:
-    return f"H {cell.period}" if cell.period == "auto" else f"H {cell.period}, τ {cell.late}"
+    late = "offers late by" if cell.period == "auto" else "τ"
+    return f"H {cell.period}, {late} {cell.late}"
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:
@@ -169,10 +171,11 @@ def goal(cell: Cell) -> str:
 
 
 def _worst_quarter(comparison: Comparison) -> Result:
-    """Held-out losses over alone's after the quarter that has the largest mean ratio."""
+    """Held-out losses over alone's after the quarter that has the largest mean ratio, of the model
+    that a user has then."""
 
     def losses(tuned: Tuned, quarter: int) -> list[float]:
-        return [tuned.outcomes[seed].held_out[quarter] for seed in comparison.seeds]
+        return [tuned.outcomes[seed].in_hand[quarter] for seed in comparison.seeds]
 
     def ratio(quarter: int) -> float:
         pairs = zip(losses(comparison.own, quarter), losses(comparison.alone, quarter), strict=True)
@@ -247,6 +250,8 @@ def _shown(comparison: Comparison) -> str:
         text = f"{mean(shares):.0f} % {spread}"
     else:
         text = f"{_mnats(comparison.excess(QUARTERS - 1))} to alone"
+    if periods := {o.chosen for o in comparison.own.outcomes.values() if o.chosen}:
+        text += f", H {min(periods)} to {max(periods)}"
     rate = comparison.own.rate
     return text if rate == comparison.alone.rate else f"{text} at rate {rate:g}"
 
@@ -276,20 +281,22 @@ def _quarters(found: Sequence[Comparison]) -> Iterator[str]:
     yield "## Worse than alone\n"
     yield (
         "Cells whose held-out loss is above alone's at the end of a quarter, averaged over the "
-        "seeds; in parentheses those that are above it in every seed, and the largest mean.\n"
+        "seeds; in parentheses those that are above it in every seed, and the largest mean. The "
+        "model in hand is a learner's own weights and, at the end, those that all share; an "
+        "anchor lacks the steps that no round has merged yet.\n"
     )
     yield from _header("", *(f"quarter {quarter + 1}" for quarter in range(QUARTERS)))
     for arm in _arms(found):
         group = [comparison for comparison in found if comparison.arm == arm]
-        for own_weights, name in ((False, "global weights"), (True, "a learner's own weights")):
-            counts = (_worse(group, quarter, own_weights) for quarter in range(QUARTERS))
+        for anchor, name in ((False, "the model in hand"), (True, "the anchor")):
+            counts = (_worse(group, quarter, anchor) for quarter in range(QUARTERS))
             yield _row(f"{arm}, {name}", *counts)
     yield ""
     yield from _list_of_worse(found)
 
 
-def _worse(group: Sequence[Comparison], quarter: int, own_weights: bool) -> str:
-    excesses = [c.excess(quarter, own_weights=own_weights) for c in group]
+def _worse(group: Sequence[Comparison], quarter: int, anchor: bool) -> str:
+    excesses = [c.excess(quarter, anchor=anchor) for c in group]
     behind = [excess for excess in excesses if mean(excess) > 0]
     if not behind:
         return f"0 of {len(group)}"
@@ -299,7 +306,7 @@ def _worse(group: Sequence[Comparison], quarter: int, own_weights: bool) -> str:
 
 
 def _list_of_worse(found: Sequence[Comparison]) -> Iterator[str]:
-    """The cells in which the new rules' global weights are behind alone's."""
+    """The cells in which the new rules' model in hand is behind alone's."""
     for comparison in (c for c in found if c.arm == NEW):
         for quarter in range(QUARTERS):
             excess = comparison.excess(quarter)

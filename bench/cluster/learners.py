@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mend_optim import MendOptimizer
+from mend_optim.protocol.messages import Message, Offer
 
 LIMIT_S = 120.0  # no bench takes half as long
 MEET_S = 60.0
@@ -51,6 +52,18 @@ def transformer(width: int, layers: int) -> list[nn.Parameter]:
     ]
     torch.manual_seed(0)
     return [nn.Parameter(0.02 * torch.randn(shape)) for _ in range(layers) for shape in shapes]
+
+
+def delay_offers(optimizer: MendOptimizer, delay_s: float) -> None:
+    """From now on, offers reach this learner so much later than they do."""
+    learner = optimizer._learner
+    assert learner is not None
+    receive, loop = learner.network.receive, learner.network.loop.loop
+
+    def late(message: Message) -> None:
+        loop.call_later(delay_s if isinstance(message, Offer) else 0.0, receive, message)
+
+    learner.network.receive = late  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

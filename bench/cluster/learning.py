@@ -166,14 +166,14 @@ FULL: dict[str, list[Any]] = {
 def cells(
     members: Sequence[int], periods: Sequence[Period], late: Sequence[int | str]
 ) -> list[Cell]:
-    """Every combination with τ at most H. A cluster that chooses H itself adopts at once."""
+    """Every combination with τ at most H. Where the cluster chooses H, it has no last step."""
     found: dict[Cell, None] = {}
     for count, period, steps in product(members, periods, late):
-        if isinstance(period, str):
-            found[Cell(members=count, period=period, late=0)] = None
+        chosen = isinstance(period, str)
+        if chosen and steps == LAST:
             continue
-        exact = period - 1 if steps == LAST else int(steps)
-        if exact <= period:
+        exact = int(period) - 1 if steps == LAST else int(steps)
+        if chosen or exact <= int(period):
             found[Cell(members=count, period=period, late=exact)] = None
     return list(found)
 
@@ -190,9 +190,9 @@ def _late(text: str) -> int | str:
     return _number_or(LAST, text)
 
 
-def _cell(text: str) -> tuple[int, int]:
+def _cell(text: str) -> tuple[Period, int]:
     period, late = text.split(":")
-    return int(period), int(late)
+    return _period(period), int(late)
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

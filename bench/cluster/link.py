@@ -19,6 +19,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +44,7 @@ GOALS = {("powersgd", MIDDLING): ">= 0.97"}
 # Headers, acknowledgements and beats cost less than this. More means that something is sent twice.
 OVERHEAD = "<= 1.25"
 NEVER, LEAD = 2**62, 8  # LEAD: fewest steps between the decision to stop and the stop
-PORT, LOOK_S, SETTLE_S = 51900, 0.1, 30.0
+PORT, LOOK_S, SETTLE_S = 29600, 0.1, 30.0
 
 
 class Part(NamedTuple):
@@ -242,7 +243,7 @@ def _learn(
     outcomes = []
     for i, setting in enumerate(settings):
         trainer = Trainer(seat, ends, setting, PORT + i)
-        with trainer.optimizer as optimizer:
+        with closing(trainer.optimizer) as optimizer:
             optimizer.join()
             outcomes.append([trainer.play(part, board) for part in parts])
     return outcomes

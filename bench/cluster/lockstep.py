@@ -2,7 +2,10 @@
 lockstep.
 
 The learners are threads of one process, on loopback. A correction is adopted exactly `late` steps
-after its snapshot, so the end of a run depends on its settings alone, to the bit."""
+after its snapshot, so the end of a run depends on its settings alone, to the bit.
+
+Where the cluster chooses H, a link has to be slow in seconds: steps take `PACE_S`, offers arrive
+`late` such steps after they do, and corrections are adopted when they come."""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from torch import Generator, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from bench.cluster.learners import delay_offers
 from bench.cluster.runs import PARALLEL, QUARTERS, Outcome, Run
 from bench.cluster.tasks import TASKS, Task
 from mend_optim import Adoption, DiLoCoNesterov, MendOptimizer, Timing
@@ -27,6 +31,7 @@ WARMUP = 50  # steps
 PARTS = 40  # of the curve of training losses
 LIMIT_S = 600.0  # no round takes a tenth of that
 POLL_S = 0.002
+PACE_S = 0.06  # for a step of a run that chooses H; two learners on two cores need half of that
 
 WHOLE = Adoption(gain=1.0)
 #: How learners merge and adopt. The last three take the new rules apart.
@@ -41,12 +46,14 @@ MERGING: dict[str, Mapping[str, Any]] = {
 
 
 class Trace(NamedTuple):
-    """The losses of a run as it goes on, and the digest of the weights at its end."""
+    """The losses of a run as it goes on, the digest of the weights at its end, and the H that the
+    cluster chose, if it did."""
 
     held_out: list[float]
     own: list[float]
     training: list[float]
     digest: str
+    chosen: int = 0
 
 
 # ── a run ─────────────────────────────────────────────────────────────────────────────────────────
@@ -64,6 +71,7 @@ def measure(run: Run) -> Outcome:
         training=tuple(_curve(trace.training)),
         digest=trace.digest,
         seconds=round(time.monotonic() - started, 2),
+        chosen=trace.chosen,
     )
 
 
@@ -135,6 +143,8 @@ class _Cluster:
     def __init__(self, run: Run, task: Task) -> None:
         self.run = run
         self.task = task
+        #: Whether the cluster chooses H.
+        self.chooses = run.period == "auto"
         torch.manual_seed(run.seed)
         first = task.model()
         self.models = [first, *(copy.deepcopy(first) for _ in range(run.members - 1))]
@@ -146,13 +156,14 @@ class _Cluster:
         self.held_out: list[float] = []
         self.own: list[float] = []
         self.digests = [""] * run.members
+        self.chosen = 0
         self.faults: list[BaseException] = []
 
     def _learner(self, i: int, model: nn.Module) -> MendOptimizer:
         run = self.run
         options: dict[str, Any] = {
             "sync_every": run.period,
-            "adopt_after": None if run.period == "auto" else run.late,
+            "adopt_after": None if self.chooses else run.late,
             **MERGING[run.arm],
         }
         return MendOptimizer(
@@ -199,14 +210,21 @@ class _Cluster:
         _wait(lambda: self._has_met_all(optimizer), "the other learners")
         self.meeting.wait(LIMIT_S)
         schedule = _schedule(optimizer, run.steps)
+        if self.chooses:
+            delay_offers(optimizer, run.late * PACE_S)
         for step in range(run.steps):
+            began = time.monotonic()
             optimizer.zero_grad()
             self.losses[i][step] = _backward(run, self.task, model, step, i)
             optimizer.step()
             schedule.step()
+            if self.chooses:
+                time.sleep(max(0.0, began + PACE_S - time.monotonic()))
             if step + 1 in _quarters(run.steps):
                 self._pause(i, step + 1)
-        if not optimizer.synchronize(LIMIT_S):
+        if i == 0 and self.chooses:
+            self.chosen = optimizer.status().sync_every
+        if not optimizer.synchronize(LIMIT_S) and run.members > 1:
             raise TimeoutError(f"{run}: the learners did not synchronise")
         self._finish(i)
         self.meeting.wait(LIMIT_S)
@@ -264,7 +282,7 @@ def _together(run: Run, task: Task) -> Trace:
     cluster = _Cluster(run, task)
     cluster.train()
     losses = [sum(step) / run.members for step in zip(*cluster.losses, strict=True)]
-    return Trace(cluster.held_out, cluster.own, losses, cluster.digests[0])
+    return Trace(cluster.held_out, cluster.own, losses, cluster.digests[0], cluster.chosen)
 
 
 def _wait(ready: Callable[[], bool], what: str) -> None:

@@ -21,7 +21,7 @@ Period = int | str
 @dataclass(frozen=True, kw_only=True, order=True)
 class Cell:
     """When M learners exchange what they learned: a snapshot every H steps, adopted `late` steps
-    after it."""
+    after it. Where the cluster chooses H, `late` is how many steps an offer takes to arrive."""
 
     members: int
     period: Period
@@ -30,7 +30,8 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The settings of a run. Two runs with equal settings end with equal weights.
+    """The settings of a run. Two runs with equal settings end with equal weights, unless the
+    cluster chooses H.
 
     The baselines exchange no snapshots: their period and `late` are 0. `batch` is one learner's."""
 
@@ -65,6 +66,7 @@ class Outcome:
         training: the training loss, averaged over the learners and over equal parts of the run.
         digest: of the weights at the end.
         seconds: that the run took.
+        chosen: the H that the cluster chose, at the end; 0 if H was fixed.
     """
 
     held_out: tuple[float, ...]
@@ -72,6 +74,14 @@ class Outcome:
     training: tuple[float, ...]
     digest: str
     seconds: float
+    chosen: int = 0
+
+    @property
+    def in_hand(self) -> tuple[float, ...]:
+        """The held-out loss of the model that a user has after each quarter: the learner's own
+        weights and, at the end, those that all learners share. An anchor lacks the steps that no
+        round has merged yet: early in a run a few of them are worth more than averaging gains."""
+        return (*self.own[:-1], self.held_out[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +109,9 @@ def record(text: str) -> Record:
     told = json.loads(text)
     run = Run(**{field.name: told[field.name] for field in fields(Run)})
     losses = {name: _losses(told[name]) for name in ("held_out", "own", "training")}
-    outcome = Outcome(**losses, digest=told["digest"], seconds=told["seconds"])
+    outcome = Outcome(
+        **losses, digest=told["digest"], seconds=told["seconds"], chosen=told.get("chosen", 0)
+    )
     return Record(run=run, outcome=outcome)
 
 

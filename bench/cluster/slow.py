@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
@@ -51,7 +52,7 @@ def _learn(seat: Seat) -> list[Phase]:
 
     phases = []
     inner = Still(transformer(WIDTH, LAYERS))
-    with seat.join(inner, sync_every=SYNC_EVERY, on_event=note) as optimizer:
+    with closing(seat.join(inner, sync_every=SYNC_EVERY, on_event=note)) as optimizer:
         optimizer.step()
         seat.meet()
         began = time.monotonic()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean
@@ -86,7 +87,7 @@ def _learn(seat: Seat, options: dict[str, Any]) -> Run:
     torch.manual_seed(0)
     model, draws = TextModel(), torch.Generator().manual_seed(seat.rank)
     inner = AdamW(model.parameters(), lr=1e-3)
-    with seat.join(inner, sync_every=SYNC_EVERY, on_event=note, **options) as optimizer:
+    with closing(seat.join(inner, sync_every=SYNC_EVERY, on_event=note, **options)) as optimizer:
         optimizer.join()
         seat.meet()
         began = time.monotonic()

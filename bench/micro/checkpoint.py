@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ def _learn(seat: Seat) -> Times:
     parameters = transformer(WIDTH, LAYERS)
     anchor = torch.cat([p.detach().flatten() for p in parameters])
     times = Times([], [], [])
-    with seat.join(Still(parameters), sync_every=SYNC_EVERY) as optimizer:
+    with closing(seat.join(Still(parameters), sync_every=SYNC_EVERY)) as optimizer:
         for _ in range(STEPS):
             optimizer.step()
             times.in_training.append(time_of(optimizer.state_dict))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 import torch
@@ -99,7 +100,7 @@ def _learn(seat: Seat) -> list[Lap]:
     watch = _instrument()
     _begin_gloo(seat)
     laps = []
-    with seat.join(Still(parameters), sync_every=2) as optimizer:
+    with closing(seat.join(Still(parameters), sync_every=2)) as optimizer:
         optimizer.step()  # joins
         for _ in range(WARM + ROUNDS):
             watch.take()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from statistics import median
 from typing import NamedTuple
 
@@ -109,7 +110,7 @@ def _learn(seat: Seat) -> list[Round]:
     parameters = transformer(WIDTH, LAYERS)
     floor, watch = Floor(parameters), _instrument()
     rounds = []
-    with seat.join(Still(parameters), sync_every=SYNC_EVERY) as optimizer:
+    with closing(seat.join(Still(parameters), sync_every=SYNC_EVERY)) as optimizer:
         optimizer.step()
         for _ in range(WARM + ROUNDS):
             watch.take()

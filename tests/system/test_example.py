@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,34 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         return result
 
     return run
+
+
+def test_ctrl_c_ends_it_with_a_line_and_a_goodbye() -> None:
+    """In place of a traceback and a silence that the others wait out."""
+    base = [sys.executable, str(SCRIPT), "--steps", "1000000", "--batch", "2", "--sync-every", "8"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for arguments in (
+            ["--name", "a", "--listen", address],
+            ["--name", "b", "--peers", address],
+        ):
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            started.append(subprocess.Popen([*base, *arguments], **pipes))
+        a, b = started
+        assert a.stderr is not None
+        assert any(line.startswith("a: first merge: one model of a, b") for line in a.stderr)
+        b.send_signal(signal.SIGINT)
+        told, complaints = b.communicate(timeout=60)
+        assert any(line.startswith("a: b left") for line in a.stderr)
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert b.returncode == 130
+    assert told.splitlines()[-1] == "b interrupted: signal SIGINT"
+    assert "Traceback" not in complaints
 
 
 @pytest.mark.parametrize("who", ["--solo", "--name=a"])

@@ -101,6 +101,15 @@ def test_one_learner_trains_as_if_it_were_alone() -> None:
     assert measure(replace(TINY, members=1)).digest == measure(baseline(ALONE, 1)).digest
 
 
+def test_a_cluster_may_choose_its_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = []
+    monkeypatch.setattr("bench.cluster.lockstep.delay_offers", lambda _, s: delays.append(s))
+    monkeypatch.setattr("bench.cluster.lockstep.PACE_S", 0.01)
+    found = measure(replace(TINY, period="auto", late=3))
+    assert (found.chosen, measure(TINY).chosen) == (1, 0), "a run begins with the shortest"
+    assert delays == [0.03, 0.03]
+
+
 def test_learners_see_the_batches_of_data_parallel() -> None:
     """The first loss of both is that of equal weights on equal data."""
     merged, parallel = measure(TINY), measure(baseline(PARALLEL, 2))
@@ -159,7 +168,8 @@ def test_a_plan_has_each_run_once() -> None:
 def test_cells_are_late_by_one_period_at_most() -> None:
     found = cells([2], [2, 5, "auto"], [0, 1, 5, "H-1"])
     pairs = [(cell.period, cell.late) for cell in found]
-    assert pairs == [(2, 0), (2, 1), (5, 0), (5, 1), (5, 5), (5, 4), ("auto", 0)]
+    fixed = [(2, 0), (2, 1), (5, 0), (5, 1), (5, 5), (5, 4)]
+    assert pairs == [*fixed, ("auto", 0), ("auto", 1), ("auto", 5)]
 
 
 def test_the_full_grid() -> None:
@@ -178,7 +188,11 @@ def test_a_record_survives_its_line(tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"
     append(out, kept)
     assert read(out) == [kept]
-    assert json.loads(out.read_text())["held_out"] == [3.0, None, None, None]
+    told = json.loads(out.read_text())
+    assert told["held_out"] == [3.0, None, None, None]
+    del told["chosen"]  # as in files from before it was kept
+    out.write_text(json.dumps(told))
+    assert read(out) == [kept]
 
 
 def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
@@ -199,8 +213,32 @@ def test_the_gap_that_is_closed() -> None:
     assert comparison.closed == pytest.approx([0.5, 0.8])
     text = report([*records(1.5), *records(1.2, seed=1)])
     assert "| H 2, τ 2 | 65 % (50 to 80, 2) |" in text
-    assert "| new, global weights | 1 of 1 (1, 500.0 mnat) | 0 of 1 | 0 of 1 | 0 of 1 |" in text
+    behind = "1 of 1 (1, 500.0 mnat) | 0 of 1 | 0 of 1 | 0 of 1 |"
+    assert f"| new, the model in hand | {behind}" in text
+    assert f"| new, the anchor | {behind}" in text
     assert "quarter 1: +500.0 mnat (+500.0 to +500.0)" in text
+
+
+def test_before_the_end_a_user_has_the_learners_own_weights() -> None:
+    found = outcome(4.5, 3.0, 2.5, 1.5, own=(3.9, 2.8, 2.4, 1.8))
+    assert found.in_hand == (3.9, 2.8, 2.4, 1.5)
+    baselines = [each for each in records(1.5) if each.run.arm in (ALONE, PARALLEL)]
+    text = report([*baselines, Record(run=TINY, outcome=found)])
+    assert "| new, the model in hand | 0 of 1 |" in text
+    assert "| new, the anchor | 1 of 1 (1, 500.0 mnat) |" in text
+
+
+def test_the_report_tells_the_periods_that_were_chosen() -> None:
+    baselines = [r for seed in (0, 1) for r in records(1.5, seed=seed) if r.run.arm != "new"]
+    chosen = [
+        Record(
+            run=replace(TINY, period="auto", seed=seed),
+            outcome=replace(outcome(4.0, 3.0, 2.0, 1.5), chosen=period),
+        )
+        for seed, period in enumerate((3, 5))
+    ]
+    expected = "| H auto, offers late by 2 | 50 % (50 to 50, 2), H 3 to 5 |"
+    assert expected in report([*baselines, *chosen])
 
 
 def test_each_arm_has_its_best_rate() -> None:

@@ -3,6 +3,7 @@ waits where the user asked it to."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mend_optim.codecs.buffers import Buffers
+from mend_optim.engine.ending import Ended
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
 from mend_optim.model.copies import copied, gather, narrow, scatter, sketches
@@ -30,6 +32,8 @@ from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Checkpoint, Kept, anchored, kept_correction
 from mend_optim.worker.correction import Correction, Reading
 
+log = logging.getLogger("mend_optim")
+FRESH = "nothing is merged yet: this learner's own weights stand for the anchor"
 MISSED = (
     "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; "
     "there is: {there}"
@@ -74,6 +78,8 @@ class Handover:
         # The moments that the user named and that have not been reported as missing.
         periods = settings.policies.periods
         self._named = {moment.name for moment in periods.states} if periods else set[str]()
+        # Whether the user was told that an anchor is not trained yet.
+        self._told_fresh = False
         # Corrections whose copies to the GPU may not be done, each with the event that tells.
         self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
 
@@ -180,6 +186,34 @@ class Handover:
                 return False
             learner.wait_for_news(min(left, self._settings.policies.timing.beat_s))
 
+    def finish(self, timeout_s: float, check: Callable[[], None]) -> Ended | None:
+        """Rest until all live learners have finished, then put the anchors into the parameters, but
+        not in place of work that nobody is left to merge. None if that takes too long."""
+        learner = self._learner
+        deadline = time.monotonic() + timeout_s
+        learner.rest(finishing=True)
+        while True:
+            self.run(check)
+            ended = learner.end()
+            left = deadline - time.monotonic()
+            if ended or left <= 0 or learner.closed:
+                break
+            learner.wait_for_end(min(left, self._settings.policies.timing.beat_s))
+        if ended and not ended.keeps_own:
+            self._take_anchors(self._rounding)
+        return ended
+
+    def _take_anchors(self, rounding: Sequence[Tensor | None]) -> None:
+        """Write the anchors into the parameters, except first weights that nobody has trained."""
+        fresh = self._learner.fresh_fragments()
+        pairs = zip(self._layout.fragments, self._learner.anchors(), rounding, strict=True)
+        for fragment, anchor, lost in pairs:
+            if fragment.index not in fresh:
+                scatter(fragment, anchor, self._parameters, replace=True, rounding=lost)
+        if fresh and not self._told_fresh:
+            self._told_fresh = True
+            log.warning("%s: %s", self._settings.name, FRESH)
+
     def extend(
         self, layout: Layout, parameters: Sequence[Tensor], at: tuple[int, int, float]
     ) -> None:
@@ -195,10 +229,8 @@ class Handover:
     @contextmanager
     def swapped(self, own: Sequence[Tensor]) -> Iterator[None]:
         """Put the anchors into the parameters, and `own` back afterwards, also on an exception."""
-        anchors = self._learner.anchors()
         try:
-            for fragment, anchor in zip(self._layout.fragments, anchors, strict=True):
-                scatter(fragment, anchor, self._parameters, replace=True)
+            self._take_anchors([None] * len(self._rounding))
             yield
         finally:
             with torch.no_grad():

@@ -12,9 +12,10 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from mend_optim.errors import UsageError, require
-from mend_optim.protocol.handshake import ADDED
+from mend_optim.protocol.handshake import ADDED, PARAMETER
 from mend_optim.protocol.lineage import content_digest
 
 
@@ -91,13 +92,14 @@ class Layout:
             "a fragment holds whole tensors",
         )
         for name, tensor in zip(names, tensors, strict=True):
-            if not (tensor.is_floating_point() or tensor.is_complex()):
+            if fault := _fault(tensor):
                 raise UsageError(
-                    f"parameter {name} must be floating point or complex to be merged, "
-                    f"got {tensor.dtype}"
+                    f"parameter {name} must be a dense tensor of floating point or complex numbers "
+                    f"to be merged, got {fault}"
                 )
         _refuse_aliases(names, tensors)
-        self.names = tuple(names)
+        #: Without the part that `torch.compile` adds.
+        self.names = tuple(name.replace("_orig_mod.", "") for name in names)
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.dtypes = tuple(str(t.dtype) for t in tensors)
         #: Parameter indices of each added group.
@@ -133,7 +135,7 @@ class Layout:
         added = (", ".join(f"{self.names[i]} {kinds[i]}" for i in group) for group in self.added)
         return (
             ("number of parameters", str(wrapped)),
-            *((f"parameter {name}", kind) for name, kind in listed),
+            *((f"{PARAMETER}{name}", kind) for name, kind in listed),
             *((f"{ADDED} {number}", group) for number, group in enumerate(added, 1)),
         )
 
@@ -172,6 +174,28 @@ class Layout:
                     "another one in param_groups; write to the parameter in place, or make a new "
                     "MendOptimizer"
                 )
+
+
+def is_mergeable(tensor: Tensor) -> bool:
+    """Whether a tensor of an optimizer takes part in merges. Integers don't: they are frozen, such
+    as the quantized weights below an adapter."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def is_shapeless(tensor: Tensor) -> bool:
+    """Whether a tensor has no values yet: that of a lazy module, or one on the meta device."""
+    return is_lazy(tensor) or tensor.is_meta
+
+
+def _fault(tensor: Tensor) -> str:
+    """Why a tensor cannot be merged; empty if it can."""
+    if is_shapeless(tensor):
+        return "one without values yet"
+    if not is_mergeable(tensor):
+        return str(tensor.dtype)
+    if hasattr(tensor, "device_mesh"):
+        return "a DTensor"
+    return "" if tensor.layout == torch.strided else str(tensor.layout)
 
 
 def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:

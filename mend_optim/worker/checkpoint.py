@@ -164,14 +164,16 @@ def with_group(saved: Checkpoint, anchor: Tensor, sketch: str) -> Checkpoint:
     return replace(saved, weights=f"{saved.weights} {sketch}", fragments=fragments)
 
 
-def to_state(checkpoint: Checkpoint, layout: Layout) -> dict[str, Any]:
+def to_state(checkpoint: Checkpoint, layout: Layout | None) -> dict[str, Any]:
     """The checkpoint as tensors and plain containers, for `torch.load(weights_only=True)`.
+
+    Without a layout, `model` is empty: a learner without peers may train what cannot be merged.
 
     `content` is a digest of them all. An anchor that was damaged in a file must not pass for the
     anchor that other learners have under the same lineage."""
     state = {
         "format": FORMAT,
-        "model": [list(pair) for pair in layout.fingerprint()],
+        "model": [list(pair) for pair in layout.fingerprint()] if layout else [],
         "step": checkpoint.step,
         "tokens": checkpoint.tokens,
         **_told(rate=checkpoint.rate),

@@ -18,7 +18,7 @@ from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
 from mend_optim.errors import UsageError
 from mend_optim.model.layout import Fragment, Layout
-from mend_optim.protocol.handshake import ADDED, first_difference
+from mend_optim.protocol.handshake import ADDED, PARAMETER, model_difference
 from mend_optim.protocol.lineage import DIGEST_BYTES, Claim, Lineage, PeerId
 from mend_optim.worker.checkpoint import (
     FACTORS,
@@ -41,6 +41,10 @@ REMEDY = (
 )
 
 T = TypeVar("T")
+
+
+class OtherModelError(UsageError):
+    """The checkpoint is whole, but of another model."""
 
 
 class _Reader:
@@ -127,26 +131,30 @@ class _Reader:
         raise self.fault(key, entry, "[name, incarnation, number]")
 
 
-def from_state(state: object, layout: Layout) -> Checkpoint:
-    """The inverse of `to_state`, for the model of `layout`. Raises `UsageError` if the state is
-    damaged, or of another model."""
+def from_state(state: object, layout: Layout | None) -> Checkpoint:
+    """The inverse of `to_state`, for the model of `layout`.
+
+    Raises:
+        OtherModelError: the state is of another model. Without a layout, that is every state with
+            anchors.
+        UsageError: the state is damaged.
+    """
     read = _Reader("state_dict['mend']", state)
     form = read.take("format", int)
     if form != FORMAT:
         raise read.fault("format", form, f"{FORMAT}, the one that this version writes")
-    _check_model(read, layout)
     entries = read.take("fragments", list)
-    if entries and len(entries) != len(layout.fragments):
-        raise UsageError(
-            f"state_dict must have fragments={len(layout.fragments)}, got {len(entries)}: "
-            f"pass the same `fragments` as the learner that saved it; {REMEDY}"
-        )
+    try:
+        _check_model(read, layout, len(entries))
+    except OtherModelError:
+        # Damage may look like another model.
+        _check_content(read, cast(Mapping[str, Any], state))
+        raise
     totals = Totals(read.count("step"), read.count("tokens"), read.rate("rate"))
+    fragments = layout.fragments if layout else ()
     kept = [
-        _from_fragment(
-            _Reader(f"state_dict['mend']['fragments'][{p}]", entry), layout.fragments[p], totals
-        )
-        for p, entry in enumerate(entries)
+        _from_fragment(_Reader(f"state_dict['mend']['fragments'][{p}]", entry), fragment, totals)
+        for p, (entry, fragment) in enumerate(zip(entries, fragments, strict=False))
     ]
     checkpoint = Checkpoint(
         step=totals.step,
@@ -162,23 +170,45 @@ def from_state(state: object, layout: Layout) -> Checkpoint:
     return checkpoint
 
 
-def _check_model(read: _Reader, layout: Layout) -> None:
-    """Raise `UsageError` unless the checkpoint is of the layout's model."""
+def _check_model(read: _Reader, layout: Layout | None, fragments: int) -> None:
+    """Raise `OtherModelError` unless the checkpoint is of the layout's model. Without anchors, it
+    may be of any model that has no layout."""
     entries = map(read.pair, read.take("model", list))
     saved = tuple((str(field), str(value)) for field, value in entries)
-    present = layout.fingerprint()
+    if not fragments and not (layout and saved):
+        return
+    present = layout.fingerprint() if layout else ()
     here, there = (sum(name.startswith(ADDED) for name, _ in model) for model in (present, saved))
     if here != there:
-        raise UsageError(
+        raise OtherModelError(
             f"state_dict must have the groups that were added after wrapping, {here} here, "
             f"got {there}: wrap what was wrapped, add the same groups with add_param_group(), "
             f"then load; {REMEDY}"
         )
-    different = first_difference(present, saved)
+    different = model_difference(_shapes(present), _shapes(saved))
     if different:
-        raise UsageError(
+        raise OtherModelError(
             f"state_dict must be of the same model, got another one: {different}; {REMEDY}"
         )
+    if layout and fragments and fragments != len(layout.fragments):
+        raise OtherModelError(
+            f"state_dict must have fragments={len(layout.fragments)}, got {fragments}: "
+            f"pass the same `fragments` as the learner that saved it; {REMEDY}"
+        )
+
+
+def _shapes(model: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The fields of a model, with the shapes of its parameters but not their precision: anchors
+    are float32, whatever the parameters are."""
+    return tuple(
+        (name, _shape(kind) if name.startswith(PARAMETER) else kind) for name, kind in model
+    )
+
+
+def _shape(kind: str) -> str:
+    """The shape in "[2, 3] torch.float32", and whether the numbers are complex."""
+    shape, _, dtype = kind.partition("] ")
+    return f"{shape}] complex" if "complex" in dtype else f"{shape}]"
 
 
 def _check_content(read: _Reader, state: Mapping[str, Any]) -> None:

@@ -98,7 +98,9 @@ class FragmentAnchor:
         merged = self.payload.sections(job.offers, job.weights, scratch, job.flush)
         rates = self.velocity.rates(job.offers, job.weights, job.period)
         sections = {**merged, **rates, **self.means.average(job.offers, job.moments)}
-        return Done(sections=sections, digest=payload_digest(sections, job.weights))
+        digest = payload_digest(sections, job.weights)
+        self.payload.sealed(digest)
+        return Done(sections=sections, digest=digest)
 
     # ── moving to another anchor ──────────────────────────────────────────────────────────────────
 

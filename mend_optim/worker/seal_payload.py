@@ -9,8 +9,9 @@ encoded once more if the codec says so. The sections of a seal are either
                     if the outer optimizer needs them
 
 In the second form every learner merges the packets itself. The sealer decodes them no sooner than
-it advances. An encoding of the merged delta has error feedback of its own: the sealer adds the
-residual of one seal to its next merge."""
+it advances, unless their norms scale the mean: then it keeps the mean until it advances. An
+encoding of the merged delta has error feedback of its own: the sealer adds the residual of one seal
+to its next merge."""
 
 from __future__ import annotations
 
@@ -81,6 +82,10 @@ class SealPayload:
         self.relays = scheme in merge.LINEAR and codec.back == "exact"
         #: Encodes merged deltas and keeps their residual; None if the codec does not encode them.
         self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back == "same" else None
+        #: The mean of the packets that `sections` measured and that come back as they are.
+        self._measured: Tensor | None = None
+        #: That mean, and the digest of this learner's seal of it, until it advances.
+        self._sealed: tuple[bytes, Tensor] | None = None
 
     def sections(
         self,
@@ -110,12 +115,14 @@ class SealPayload:
             self.relays and len(packets) <= RELAYED and sum(sizes[1:]) < 4 * self.fragment.numel
         )
         scales = self.scheme == "norm_preserving" and len(packets) > 1 and not flush
+        self._measured = self._sealed = None
         if relays and not scales:
             return packets
         lengths = [scale.Lengths(self.fragment.offsets) for _ in packets] if scales else []
         merged = self._merge(packets, weights, scratch, lengths)
         beside = self._scale(packets, weights, merged, lengths) if scales else {}
         if relays:
+            self._measured = merged
             return {**packets, **beside}
         if self.feedback:
             return {MERGED: self.feedback.encode(merged, flush), **beside}
@@ -123,6 +130,12 @@ class SealPayload:
             LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes
         )
         return {MERGED: packet, **beside}
+
+    def sealed(self, digest: bytes) -> None:
+        """The last `sections` are in a seal of this learner with this payload digest."""
+        if self._measured is not None:
+            self._sealed = digest, self._measured
+            self._measured = None
 
     def _scale(
         self,
@@ -139,7 +152,8 @@ class SealPayload:
         return {SCALE: scale.scale_packet(found)} if any(f != 1 for f in found) else {}
 
     def merged(self, seal: Seal, trusted: bool, scratch: Tensor) -> Tensor:
-        """The merged delta of a seal, not scaled yet, in `scratch` or in the seal's own bytes.
+        """The merged delta of a seal, not scaled yet, in `scratch`, in memory of its own, or in the
+        seal's own bytes.
 
         Args:
             seal: the seal as received.
@@ -149,6 +163,9 @@ class SealPayload:
         Raises:
             PeerError: a section is missing, damaged, or not finite.
         """
+        sealed, self._sealed = self._sealed, None
+        if trusted and sealed and sealed[0] == seal.payload:
+            return sealed[1]
         if MERGED in seal.sections:
             packets = {MERGED: seal.sections[MERGED]}
         else:

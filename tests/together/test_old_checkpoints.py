@@ -1,14 +1,16 @@
-"""Checkpoints that were written by the code of commit c6632d9, in format 1, load here with nothing
-lost, and learners go on from them.
+"""Checkpoints that older code wrote, in format 1, load here with nothing lost, and learners go on
+from them.
 
-The files are `tests/fixtures/CASE-LEARNER.pt`, written once; `tests/fixtures/write_checkpoints.py`
-shows how, and where each learner stood. They stay as they are: if you change the format, write
-new ones beside them."""
+The files are `tests/fixtures/CASE-LEARNER.pt`, written once. `write_checkpoints.py` beside them
+shows how commit c6632d9 wrote them, and where each learner stood; `write_late_checkpoints.py` wrote
+those of learners that adopt late and choose their period, from commit bb59863. They stay as they
+are: if you change the format, write new ones beside them."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -21,10 +23,12 @@ from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
 from mend_optim import (
+    AutoPeriod,
     DiLoCoNesterov,
     Int4,
     MendOptimizer,
     MomentSchedule,
+    Nesterov,
     PowerSGD,
     UsageError,
 )
@@ -88,8 +92,14 @@ OLD = {
     "offline": Old(plain, (17,), STILL),
     "alone": Old(adam, (42, 42), STILL, groups=(1, 0)),  # and a newcomer
 }
+GENTLE = Nesterov(gain=0.9, momentum=0.5)
+LATER = {
+    "late": Old(adam, (190, 190), {**HALVES, "outer": GENTLE}),
+    "chosen": Old(adam, (12,), {"sync_every": AutoPeriod(most=4)}),
+}
+CASES = {**OLD, **LATER}
 FILES = sorted(path.stem for path in FIXTURES.glob("*.pt"))
-NAMED = {f"{case}-{name}" for case, old in OLD.items() for name in old.names} - {"alone-b"}
+NAMED = {f"{case}-{name}" for case, old in CASES.items() for name in old.names} - {"alone-b"}
 
 
 def read_file(content: bytes) -> Saved:
@@ -120,7 +130,7 @@ def loader(file: str, listens: bool = False) -> MendOptimizer:
     """An optimizer for what is in that file, not loaded yet: alone, or one that others may call.
     Close it."""
     case, name = file.split("-")
-    old = OLD[case]
+    old = CASES[case]
     make = partial(newcomer, name=name) if listens else MendOptimizer
     optimizer: MendOptimizer = make(old.make(), **old.options)
     add_groups(optimizer, old.groups[old.names.index(name)])
@@ -189,6 +199,13 @@ PENDING = {
 }
 
 
+#: The entries that came with late adoption. They are left out where they are 0, or empty.
+LATER_WHOLE = {"rate", "period"}
+LATER_FRAGMENT = {"banked_rate", "disagrees"}
+LATER_PENDING = {"rate"}
+LATER_TENSORS = {"disagreement", "scale", "velocity_rate"}
+
+
 def told(value: Any) -> bool:
     """Whether it is more than what stands for nothing."""
     return any(value) if isinstance(value, list) else bool(value)
@@ -197,9 +214,8 @@ def told(value: Any) -> bool:
 def test_the_files_hold_all_that_the_format_has() -> None:
     """Every field and tensor, each with something in it, so that it is seen to be read."""
     assert sorted(NAMED) == FILES
-    wholes = [saved_in(file)[1]["mend"] for file in FILES]
-    fragments = [entry for whole in wholes for entry in whole["fragments"]]
-    pendings = [entry["pending"] for entry in fragments if entry["pending"]]
+    first = [file for file in FILES if file.split("-")[0] in OLD]
+    wholes, fragments, pendings = entries_in(first)
     for entries, keys in ((wholes, WHOLE), (fragments, FRAGMENT), (pendings, PENDING)):
         assert all(entry.keys() == keys for entry in entries)
         assert {key for entry in entries for key in keys if told(entry[key])} == keys
@@ -217,6 +233,26 @@ def test_the_files_hold_all_that_the_format_has() -> None:
     assert sum(len(content_of(file)) for file in FILES) < 200_000
 
 
+def entries_in(files: Iterable[str]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Of these files: the learners, their fragments, and the pending offers of those."""
+    wholes = [saved_in(file)[1]["mend"] for file in files]
+    fragments = [entry for whole in wholes for entry in whole["fragments"]]
+    return wholes, fragments, [entry["pending"] for entry in fragments if entry["pending"]]
+
+
+def test_the_later_files_hold_all_that_came_with_late_adoption() -> None:
+    kinds = entries_in(sorted(NAMED - {file for file in FILES if file.split("-")[0] in OLD}))
+    _, fragments, _ = kinds
+    bases = (WHOLE, FRAGMENT, PENDING)
+    more = (LATER_WHOLE, LATER_FRAGMENT, LATER_PENDING)
+    for entries, base, added in zip(kinds, bases, more, strict=True):
+        assert {
+            key for entry in entries for key in entry.keys() - base if told(entry[key])
+        } == added
+    tensors = [named for entry in fragments for named in entry["tensors"].items()]
+    assert {name for name, tensor in tensors if tensor.any()} >= LATER_TENSORS
+
+
 # ── there and back ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -224,7 +260,7 @@ def test_the_files_hold_all_that_the_format_has() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_what_was_loaded_is_saved_again_to_the_bit(file: str, listens: bool) -> None:
     """All of it, the digest of it all included, until the first step."""
-    with loader(file, listens) as optimizer:
+    with closing(loader(file, listens)) as optimizer:
         load(optimizer, saved_in(file))
         assert_alike(stored(optimizer.state_dict()), saved_in(file)[1])
         whole, status = saved_in(file)[1]["mend"], optimizer.status()
@@ -250,7 +286,7 @@ def test_a_learner_that_went_on_from_it_holds_all_of_it(file: str) -> None:
     """In its engine, its worker and its mailbox. The offers are encoded again, and
     lose the same part again."""
     saved = saved_in(file)
-    with loader(file, listens=True) as optimizer:
+    with closing(loader(file, listens=True)) as optimizer:
         load(optimizer, saved)
         optimizer.join()
         state = stored(optimizer.state_dict())
@@ -263,15 +299,15 @@ def test_a_learner_that_went_on_from_it_holds_all_of_it(file: str) -> None:
         for now, then in zip(kept["fragments"], old["fragments"], strict=True):
             expected = begun(then, old["step"])
             assert_alike({key: now[key] for key in expected}, expected)
-            assert now.keys() == FRAGMENT
+            assert now.keys() == then.keys()
 
 
 # ── going on ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("case", OLD)
+@pytest.mark.parametrize("case", CASES)
 def test_learners_go_on_from_it_and_every_token_counts_once(case: str) -> None:
-    old, watches = OLD[case], [Watch(), Watch()]
+    old, watches = CASES[case], [Watch(), Watch()]
     files = [f"{case}-{name}" for name in old.names]
     each = [{"name": name, "on_event": watches[i]} for i, name in enumerate(old.names)]
     with cluster(old.make(), old.make(), each=each, started=False, **old.options) as made:
@@ -312,7 +348,7 @@ def with_a_wrong_bit(content: bytes, tensor: Tensor) -> bytes:
 @pytest.mark.parametrize("file", [file for file in FILES if fragments_in(file)])
 def test_one_wrong_bit_in_a_tensor_is_refused_and_nothing_changes(file: str) -> None:
     tensors = [tensor for entry in fragments_in(file) for tensor in entry["tensors"].values()]
-    with loader(file) as optimizer:
+    with closing(loader(file)) as optimizer:
         before = [p.clone() for p in parameters(optimizer)], stored(optimizer.state_dict())
         for tensor in tensors:
             if not tensor.any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -105,7 +105,7 @@ def test_work_that_the_old_process_offered_after_its_checkpoint_is_dropped(victi
         old.close()
         train(others, 4)
         settle(others)
-        with newcomer(descent(0.0), old.name, *others, **STILL) as new:
+        with closing(newcomer(descent(0.0), old.name, *others, **STILL)) as new:
             load(new, saved)
             start([*others, new])
             assert how(new) == [("restored", False, 0), ("pulled", False, 3)]
@@ -145,7 +145,7 @@ def test_an_offer_that_was_merged_after_the_checkpoint_is_not_offered_again_and_
         old.close()
         train(others, 4)
         settle(others)
-        with newcomer(descent(0.0), old.name, *others, **FREE) as new:
+        with closing(newcomer(descent(0.0), old.name, *others, **FREE)) as new:
             load(new, saved)
             start([*others, new])
             assert how(new) == [("restored", False, 0), ("pulled", True, 0)]
@@ -171,7 +171,7 @@ def test_what_nobody_merged_is_kept_and_merged_once(victim: int, alone: int) -> 
         train([old], alone)
         saved = save(old)
         old.close()
-        with newcomer(descent(0.0), old.name, *others, **FREE) as new:
+        with closing(newcomer(descent(0.0), old.name, *others, **FREE)) as new:
             load(new, saved)
             start([*others, new])
             assert same(parameters(new), saved[0])
@@ -192,7 +192,7 @@ def test_going_on_twice_from_one_checkpoint_counts_its_work_once() -> None:
     weights."""
     with cluster(*(descent(500.0) for _ in range(2)), **FREE) as made:
         train(made[:1], 5)
-        with newcomer(descent(0.0), "x", *made, **FREE) as twin:
+        with closing(newcomer(descent(0.0), "x", *made, **FREE)) as twin:
             load(twin, save(made[0]))
             start([*made, twin])
             train([*made, twin], 6)
@@ -224,7 +224,7 @@ def test_a_cluster_adopts_the_anchor_of_a_checkpoint_that_is_ahead_of_it() -> No
         [lambda: descent(0.0)] * 2, early, each=[{"name": "b"}, {"name": "c"}], **STILL
     ) as others:
         train(others, 1)
-        with newcomer(descent(0.0), "a", *others, **STILL) as new:
+        with closing(newcomer(descent(0.0), "a", *others, **STILL)) as new:
             load(new, late)
             start([new, *others])
             for other in others:
@@ -245,7 +245,7 @@ def test_a_cluster_of_another_origin_adopts_a_greater_checkpoint_whole() -> None
         descent(90.0), descent(90.0), each=[{"name": "b"}, {"name": "c"}], **STILL
     ) as others:
         train(others, 2)
-        with newcomer(descent(0.0), "a", *others, **STILL) as new:
+        with closing(newcomer(descent(0.0), "a", *others, **STILL)) as new:
             load(new, saved)
             show(new)
             for other in others:
@@ -331,7 +331,9 @@ def test_weights_that_were_not_loaded_are_replaced_by_the_anchor(unmerged: int) 
         others = stack.enter_context(
             resumed([lambda: descent(0.0)], [saved], each=[{"name": "b"}], **FREE)
         )
-        new = stack.enter_context(newcomer(descent(-7e6), "a", *others, on_event=watch, **FREE))
+        new = stack.enter_context(
+            closing(newcomer(descent(-7e6), "a", *others, on_event=watch, **FREE))
+        )
         new.load_state_dict(saved[1])
         start([*others, new])
         assert read(new) == [anchor_in(saved)]
@@ -378,7 +380,9 @@ def test_whom_a_restored_learner_expects_and_does_not_find_is_not_merged_with() 
     with cluster(descent(0.0), descent(0.0), **FREE) as made:
         gone = made[1].status().address
     hasty = replace(TIMING, join_timeout_s=0.1)
-    with MendOptimizer(descent(0.0), listen=LOOPBACK, peers=[gone], timing=hasty, **FREE) as new:
+    with closing(
+        MendOptimizer(descent(0.0), listen=LOOPBACK, peers=[gone], timing=hasty, **FREE)
+    ) as new:
         load(new, saved)
         assert not new.synchronize(0.0)
         assert (new.status().joined, new.status().unmerged_tokens) == (True, 3)
@@ -395,7 +399,7 @@ def test_untrained_weights_do_not_win_by_the_tokens_of_a_checkpoint_of_one_alone
     ) as others:
         train(others, 2)
         settle(others)
-        with newcomer(descent(-7e6), "a", *others, **STILL) as new:
+        with closing(newcomer(descent(-7e6), "a", *others, **STILL)) as new:
             new.load_state_dict(saved[1])
             start([*others, new])
             settle([*others, new])

@@ -86,6 +86,9 @@ class ScriptedLearner:
         self.timeouts.append(timeout_s)
         return True
 
+    def fresh_fragments(self) -> set[int]:
+        return set()
+
     def anchors(self) -> list[Tensor]:
         return [tensor.clone() for tensor in self.held]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from mend_optim import MendOptimizer, PowerSGD, UsageError
 from mend_optim.engine.accounts import Totals
@@ -31,7 +32,17 @@ from mend_optim.worker.checkpoint import (
 )
 from mend_optim.worker.checkpoint_reader import from_state
 from tests.support.checkpoints import adam, assert_alike, load, newcomer, progress, save, stored
-from tests.support.learners import Watch, cluster, descent, drive, parameters, until, weights
+from tests.support.learners import (
+    LOOPBACK,
+    TIMING,
+    Watch,
+    cluster,
+    descent,
+    drive,
+    parameters,
+    until,
+    weights,
+)
 from tests.support.strategies import lineages, peers
 
 NUMELS = (3, 4)
@@ -371,7 +382,7 @@ def test_whatever_stands_where_it_is_taken_whole_or_refused(
     state = with_value(rich, path, value) if path else {**rich, "mend": value}
     try:
         if state["mend"] is not None:
-            from_state(state["mend"], loader()._run.layout)
+            from_state(state["mend"], loader()._run.model.layout_if_any())
     except UsageError:
         assert_refused(state)
     else:
@@ -401,26 +412,30 @@ def test_what_no_learner_can_have_written_is_refused(fault: str, rich: dict[str,
 # ── another's ─────────────────────────────────────────────────────────────────────────────────────
 
 
+def listening(inner: Optimizer, **options: Any) -> closing[MendOptimizer]:
+    """A learner that peers may find: alone, it would leave another model's checkpoint out."""
+    return closing(MendOptimizer(inner, listen=LOOPBACK, timing=TIMING, **options))
+
+
 def test_another_model_is_named_by_its_first_difference(rich: dict[str, Any]) -> None:
-    optimizer = MendOptimizer(SGD(weights(1.0, 2.0), lr=0.1), fragments=2)
-    state = {**rich, "param_groups": optimizer.inner.state_dict()["param_groups"], "state": {}}
-    with pytest.raises(
-        UsageError, match=r"parameter 0: here \[3\] torch.float32, there \[31\] torch.float32"
-    ):
-        optimizer.load_state_dict(state)
-    assert (optimizer.status().step, optimizer.param_groups[0]["lr"]) == (0, 0.1)
+    with listening(SGD(weights(1.0, 2.0), lr=0.1), fragments=2) as optimizer:
+        state = {**rich, "param_groups": optimizer.inner.state_dict()["param_groups"], "state": {}}
+        with pytest.raises(UsageError, match=r"parameter 0: here \[3\], there \[31\]"):
+            optimizer.load_state_dict(state)
+        assert (optimizer.status().step, optimizer.param_groups[0]["lr"]) == (0, 0.1)
 
 
 def test_another_number_of_parameters_is_named(rich: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="number of parameters: here 1, there 2"):
-        MendOptimizer(descent(1.0)).load_state_dict(rich)
+    refusal = pytest.raises(UsageError, match="number of parameters: here 1, there 2")
+    with listening(descent(1.0)) as optimizer, refusal:
+        optimizer.load_state_dict(rich)
 
 
 def test_another_number_of_fragments_is_named(rich: dict[str, Any]) -> None:
-    optimizer = MendOptimizer(adam())
-    with pytest.raises(UsageError, match="fragments=1, got 2"):
-        optimizer.load_state_dict(rich)
-    assert optimizer.status().step == 0
+    with listening(adam()) as optimizer:
+        with pytest.raises(UsageError, match="fragments=1, got 2"):
+            optimizer.load_state_dict(rich)
+        assert optimizer.status().step == 0
 
 
 @pytest.mark.parametrize("form", [0, 2, -1])
@@ -502,7 +517,7 @@ def test_weights_do_not_become_the_saved_ones_by_being_saved_beside_them(
             assert careless.status().step == 1
         again = save(careless)
     watch = Watch()
-    with newcomer(adam(), "b", on_event=watch, **options) as optimizer:
+    with closing(newcomer(adam(), "b", on_event=watch, **options)) as optimizer:
         load(optimizer, again)
         optimizer.join()
         (event,) = watch.until("restored")

@@ -292,6 +292,44 @@ def test_nothing_is_scaled_on_a_flush_or_with_one_member_or_among_equals(how: Co
     assert factors(sealed(how, deltas[:1], [1.0], NORM), how) == []
 
 
+def sealed_by(sealer: SealPayload, how: Codec, deltas: list[Tensor]) -> Seal:
+    weights = [1 / len(deltas)] * len(deltas)
+    members = offers(how, deltas)
+    seal = seal_of(members, weights, sealer.sections(members, weights, torch.empty(NUMEL)))
+    sealer.sealed(seal.payload)
+    return seal
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_the_sealer_keeps_the_mean_that_it_measured_until_it_advances(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how, sealer = find_codec(name), SealPayload(find_codec(name), NORM, FRAGMENT, Buffers())
+    seal = sealed_by(sealer, how, drawn(1, 2))
+    expected, merges = taken(seal, how, NORM), []
+    merge = sealer._merge
+    monkeypatch.setattr(sealer, "_merge", lambda *rest: merges.append(rest) or merge(*rest))
+    first = sealer.merged(seal, True, torch.empty(NUMEL)).clone()
+    assert merges == []
+    again = sealer.merged(seal, True, torch.empty(NUMEL))
+    assert len(merges) == ("merged" not in seal.sections), "it is kept for one advance"
+    assert torch.equal(first, expected)
+    assert torch.equal(again, expected)
+
+
+def test_a_mean_that_was_measured_stands_for_no_other_seal() -> None:
+    how = PowerSGD(rank=4)
+    sealer = SealPayload(how, NORM, FRAGMENT, Buffers())
+    sealed_by(sealer, how, drawn(1, 2))
+    another = sealed(how, drawn(2, 2), [0.5, 0.5], NORM)
+    found = sealer.merged(another, True, torch.empty(NUMEL))
+    assert torch.equal(found, taken(another, how, NORM))
+    # Nor for one of the same digest whose bytes are to be checked.
+    seal = sealed_by(sealer, how, drawn(1, 2))
+    with pytest.raises(PeerError, match="do not match the digest"):
+        sealer.merged(replace(seal, sections=another.sections), False, torch.empty(NUMEL))
+
+
 def test_no_other_merge_is_scaled() -> None:
     for scheme in ("mean", "rda", "median", "trimmed_mean"):
         assert SCALE not in sealed(find_codec("none"), drawn(1, 2), [0.5, 0.5], scheme).sections

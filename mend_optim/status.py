@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Verdict
 from mend_optim.protocol.lineage import PeerId
+
+#: Peers that `str(status)` lists at most.
+LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A learner at one moment; `MendOptimizer.status()` returns it.
+    """A learner at one moment; `MendOptimizer.status()` returns it. `print` it to read it.
 
     Each token that this learner has trained is in an anchor, or counts as unmerged, dropped or
     superseded.
@@ -107,6 +110,16 @@ class Status:
         >>> status = MendOptimizer(inner, name="a").status()
         >>> status.name, status.step, status.joined
         ('a', 0, False)
+        >>> print(status)
+        a has no peers
+          address   none: nobody can dial it
+          trained   0 steps, 0 tokens: 0 unmerged, 0 dropped, 0 superseded
+          position  0, the farthest learner's is 0
+          anchor    none
+          rounds    0 adopted
+          peers     none
+          traffic   0.0 MB sent, 0.0 MB received
+          time      0.0 s in mend_optim
     """
 
     name: str
@@ -129,6 +142,68 @@ class Status:
     cluster_tokens: int = 0
     sync_every: int = 0
     latency: int = 0
+
+    def __str__(self) -> str:
+        lines = {
+            "address": self.address or "none: nobody can dial it",
+            "trained": f"{self.step:,} steps, {self.tokens:,} tokens: "
+            f"{self.unmerged_tokens:,} unmerged, {self.dropped_tokens:,} dropped, "
+            f"{self.superseded_tokens:,} superseded",
+            "position": f"{self.position:,}, the farthest learner's is {self.cluster_step:,}",
+            "anchor": _anchor_text(self.fragments),
+            "rounds": _rounds_text(self),
+            "peers": _peers_text(self.roster),
+            "traffic": f"{self.bytes_sent / 1e6:,.1f} MB sent, "
+            f"{self.bytes_received / 1e6:,.1f} MB received",
+            "time": f"{self.seconds_in_mend:,.1f} s in mend_optim",
+        }
+        state = "has joined" if self.joined else "has not joined yet"
+        head = f"{self.name} {state if self.sync_every else 'has no peers'}"
+        return "\n".join([head, *(f"  {name:9} {text}" for name, text in lines.items())])
+
+
+def _anchor_text(fragments: Sequence[FragmentStatus]) -> str:
+    if not fragments:
+        return "none"
+    first = fragments[0]
+    text = f"version {first.version:,}, {first.tokens:,} tokens, digest {first.digest[:8]}"
+    others = len(fragments) - 1
+    return f"{text}, and {others} more" if others else text
+
+
+def _rounds_text(status: Status) -> str:
+    text = f"{status.rounds_adopted:,} adopted"
+    if status.sync_every:
+        text += f", one every {status.sync_every:,} steps"
+    if status.latency:
+        text += f", each takes {status.latency:,}"
+    last = next((record for record in reversed(status.rounds) if record.members), None)
+    if last:
+        text += f"; the last merged {', '.join(member.name for member in last.members)}"
+    return text
+
+
+def _peers_text(roster: Sequence[PeerStatus]) -> str:
+    texts = [f"{peer.name} {_peer_state(peer)}" for peer in roster[:LISTED]]
+    more = len(roster) - LISTED
+    return ", ".join([*texts, f"{more} more"] if more > 0 else texts) or "none"
+
+
+def _peer_state(peer: PeerStatus) -> str:
+    return f"{peer.state}, {peer.slow:.1f} times slower" if peer.slow else peer.state
+
+
+def status_alone(name: str, step: int, tokens: int, position: int) -> Status:
+    """The status of a learner without peers."""
+    return Status(
+        name=name,
+        address="",
+        step=step,
+        tokens=tokens,
+        position=position,
+        cluster_step=position,
+        cluster_tokens=tokens,
+    )
 
 
 def fragment_statuses(state: EngineState) -> tuple[FragmentStatus, ...]:

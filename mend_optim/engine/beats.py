@@ -51,6 +51,8 @@ class Beats:
             position=state.position,
             paces=self.stragglers.levels(),
             latency=state.latency.median,
+            finishes=state.finishes,
+            ready=state.ready if state.finishes else b"",
         )
 
     def send_to_all(self, now: float) -> None:

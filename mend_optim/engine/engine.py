@@ -13,13 +13,16 @@ from mend_optim.engine.answers import Answers
 from mend_optim.engine.beats import Beats
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import Done, Effect, Extend, Found, Install, Job, Send
+from mend_optim.engine.ending import Ending
+from mend_optim.engine.idleness import Idleness
 from mend_optim.engine.joining import Joining, Resumed
-from mend_optim.engine.ledger import Event, describe
+from mend_optim.engine.ledger import Event
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.offers import Offers
 from mend_optim.engine.outcomes import Outcomes
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import Policies
+from mend_optim.engine.presence import Presence
 from mend_optim.engine.sealer import Sealer
 from mend_optim.engine.standing import Standing, standing_of
 from mend_optim.engine.state import EngineState
@@ -27,6 +30,7 @@ from mend_optim.engine.stragglers import Stragglers
 from mend_optim.errors import unreachable
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Call, Goodbye, Message, Offer, Seal, State, Want
+from mend_optim.protocol.unreached import Unreached
 
 
 class Engine:
@@ -41,10 +45,13 @@ class Engine:
         self.answers = Answers(state)
         self.stragglers = Stragglers(state)
         self.beats = Beats(state, self.stragglers, now)
-        self.offers = Offers(state, self.stragglers)
+        self.idleness = Idleness(state)
+        self.offers = Offers(state, self.stragglers, self.idleness)
         self.sealer = Sealer(state, self.adoption, self.stragglers)
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)
-        self.joining = Joining(state, self.adoption)
+        self.ending = Ending(state, self.boundaries)
+        self.presence = Presence(state)
+        self.joining = Joining(state, self.adoption, self.presence)
         self.outcomes = Outcomes(
             state,
             adoption=self.adoption,
@@ -85,10 +92,11 @@ class Engine:
         """Return each fragment's progress as a checkpoint keeps it."""
         return [standing_of(fragment) for fragment in self.state.fragments]
 
-    def rest(self, now: float) -> None:
+    def rest(self, now: float, finishing: bool = False) -> None:
         """Training pauses to synchronize: offer all unmerged work, then answer calls with empty
-        offers until the next step."""
+        offers until the next step. If it is `finishing`, it ends once all learners do."""
         self.state.resting = True
+        self.state.finishing = finishing
         for fragment in self.state.fragments:
             if fragment.unmerged(self.state.totals).step > 0:
                 fragment.request_offer()
@@ -108,6 +116,11 @@ class Engine:
                 self.state.emit(Send(peer.id, Goodbye(self.state.me)))
             self.state.change(Change.LEFT)
 
+    def abandon(self) -> None:
+        """This is a copy of the learner, which lives on elsewhere: tell nobody anything."""
+        self.state.change(Change.LEFT)
+        self.state.out.clear()
+
     # ── the worker ────────────────────────────────────────────────────────────────────────────────
 
     def finished(self, now: float, job: Job, done: Done) -> None:
@@ -124,17 +137,20 @@ class Engine:
                 for peer in self.state.roster.peers.values():
                     peer.beat = peer.beat and self.beats.comparable(peer.beat)
                 self._beat(now)
+        self._review_end(now)
 
     # ── the network ───────────────────────────────────────────────────────────────────────────────
 
     def met(self, now: float, id: PeerId, address: str, seed: str = "") -> bool:
-        """A peer agreed to our hello, or we to its. False if it is a past incarnation."""
+        """A peer agreed to our hello, or we to its. False if it is a past incarnation, or new to a
+        run that is about to end."""
         for where in (seed, address):  # it may have dialled us before we got through to it
             self.state.seeds.resolve(where, id)
         known = self.state.roster.find(id)
         peer = self.state.roster.meet(now, id, address)
+        if peer:
+            self.presence.met(peer)
         if peer and not known:
-            self.state.emit(describe(id, "met", address=peer.address))
             self.beats.due_at = now
         return peer is not None
 
@@ -154,9 +170,14 @@ class Engine:
 
     def refused(self, now: float, address: str, reason: str) -> None:
         """A hello was refused, by us or by the learner at `address`."""
-        self.state.seeds.refuse(address)
+        self.state.seeds.refuse(address, reason)
         facts = {"address": address, "reason": reason}
         self.state.emit(Event("refused", f"{address} refused: {reason}", facts))
+        self._check_joined(now)
+
+    def unreached(self, now: float, address: str, cause: Unreached) -> None:
+        """Nobody answered at a seed."""
+        self.state.seeds.fail(now, address, cause)
         self._check_joined(now)
 
     def itself(self, address: str) -> None:
@@ -208,9 +229,13 @@ class Engine:
             self._check_joined(now)
 
     def _on_goodbye(self, now: float, goodbye: Goodbye) -> None:
+        peer = self.state.roster.find(goodbye.peer)
         if self.state.roster.leave(goodbye.peer):
-            self.state.emit(describe(goodbye.peer, "left"))
+            self.presence.left(goodbye.peer)
+            if peer:
+                self.ending.left(peer)
             self._poll_all(now)
+            self._review_end(now)
 
     def _on_beat(self, now: float, beat: Beat) -> None:
         state = self.state
@@ -221,7 +246,8 @@ class Engine:
         if peer is None or peer.beat is None:
             return
         beat = peer.beat
-        state.roster.gossip(now, beat.roster)
+        for id in state.roster.gossip(now, beat.roster):
+            self.presence.left(id)
         if not state.fragments or not beat.genesis or not beat.reports:
             return
         self.joining.heard(beat)
@@ -230,6 +256,7 @@ class Engine:
             self.offers.reported(now, fragment, beat, report, was_unknown)
             self.sealer.poll(now, fragment.fragment)
         self._check_joined(now)
+        self._review_end(now)
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -237,7 +264,7 @@ class Engine:
         """Time passed."""
         state = self.state
         for id in state.roster.expire(now):
-            state.emit(describe(id, "evicted"))
+            self.presence.evicted(id)
         if now >= self.beats.due_at:
             self._beat(now)
         state.wake_at = NEVER
@@ -250,11 +277,18 @@ class Engine:
         self._check_joined(now)
         for fragment in state.fragments:
             self.boundaries.agree(fragment.fragment)
+        self._review_end(now)
+
+    def _review_end(self, now: float) -> None:
+        if self.state.fragments and self.ending.review():
+            self._beat(now)
 
     def _beat(self, now: float) -> None:
         if self.state.mode is Mode.CLOSED:
             self.beats.due_at = now + self.state.policies.timing.beat_s
         else:
+            self.presence.review(now)
+            self.idleness.look(now)
             self.beats.send_to_all(now)
 
     def _poll_all(self, now: float) -> None:

@@ -11,9 +11,11 @@ from mend_optim.engine.effects import Reoffer
 from mend_optim.engine.ledger import Event, whole_anchor_record
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.pending import NEVER
+from mend_optim.engine.presence import Presence
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.standing import Standing, resumed
 from mend_optim.engine.state import EngineState
+from mend_optim.engine.waiting import Waiting
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Beat
 
@@ -49,9 +51,11 @@ class Resumed(NamedTuple):
 class Joining:
     """A learner between `begin` and `joined`."""
 
-    def __init__(self, state: EngineState, adoption: Adopter) -> None:
+    def __init__(self, state: EngineState, adoption: Adopter, presence: Presence) -> None:
         self.state = state
         self.adoption = adoption
+        self.presence = presence
+        self.waiting = Waiting(state)
         #: When it stops waiting for learners that do not come.
         self._join_by = NEVER
         #: The position of each peer when we first heard of it.
@@ -73,6 +77,7 @@ class Joining:
         if saved:
             self._resume(saved)
         self._join_by = now + state.policies.timing.join_timeout_s
+        self.waiting.begin(now)
         for beat in state.beats():
             self.heard(beat)
         if state.policies.unknown_optimizer:
@@ -154,16 +159,27 @@ class Joining:
     def check_joined(self, now: float) -> bool:
         """Join, if it is time. Returns whether that is so since just now."""
         state = self.state
-        if state.mode is not Mode.JOINING or self._is_fetching():
+        if not state.mode.before_joined:
             return False
-        live = (peer.beat for peer in state.roster.peers.values() if not peer.suspected)
-        beats = [beat for beat in live if beat]
-        if now < self._join_by and not self._is_complete(beats):
+        beats = self._live_beats()
+        if not self._is_over(now, beats):
+            self.waiting.tell(now, self._join_by)
             return False
         is_met = any(beat.genesis == state.genesis for beat in beats)
         state.change(Change.JOINED if is_met else Change.JOINED_ALONE)
         self._tell_joined(anybody=any(beat.genesis for beat in beats))
         return True
+
+    def _live_beats(self) -> list[Beat]:
+        peers = self.state.roster.peers.values()
+        return [peer.beat for peer in peers if peer.beat and not peer.suspected]
+
+    def _is_over(self, now: float, beats: Sequence[Beat]) -> bool:
+        """Whether there is nothing left to wait for."""
+        if self.state.mode is not Mode.JOINING or self._is_fetching():
+            return False
+        late = now >= self._join_by or self.waiting.is_in_vain(now)
+        return late or self._is_complete(beats)
 
     def _is_fetching(self) -> bool:
         """Whether an anchor is on its way, or moves."""
@@ -181,17 +197,17 @@ class Joining:
         return found and agreed and not self.adoption.outdone(beats)
 
     def _tell_joined(self, anybody: bool) -> None:
-        state = self.state
-        missing, refused = state.seeds.missing, sorted(state.seeds.refused)
-        sought = [*missing, *refused]
+        state, seeds = self.state, self.state.seeds
+        sought = [*seeds.missing, *sorted(seeds.refused)]
         step = state.catch_up_position(max(self._met_at.values(), default=0))
         facts = {"missing": sought, "step": step, "tokens": state.cluster_tokens()}
-        without = ", ".join([*missing, *(f"{address} (refused)" for address in refused)])
+        causes = ", ".join(f"{address} ({seeds.cause(address)})" for address in sought)
         if sought and not anybody:
-            text = f"nobody to train with at {without}: training alone, still looking"
-            state.emit(Event("alone", text, facts))
+            remedies = dict.fromkeys(map(seeds.remedy, seeds.missing))
+            text = f"nobody to train with at {causes}: training alone, still looking"
+            self.presence.alone(Event("alone", "; ".join([text, *remedies]), facts))
             return
         text = f"joined at position {step}"
         if sought:
-            text += f", without {without}"
-        state.emit(Event("joined", text, facts))
+            text += f", without {causes}"
+        state.emit(Event("joined", text, facts, "waiting" if self.waiting.told else ""))

@@ -93,18 +93,25 @@ class RoundRecord:
 class Event:
     """Something that you may want to know about. `on_event` gets each one; the log has its text.
 
+    waiting             causes (by address, why this learner waits for the one there); for_s: at
+                        most so much longer. The first step has to wait.
     joined, alone       missing (addresses); step and tokens of the cluster: where to go on
     restored            step, tokens, unmerged_tokens; intact: whether the weights are those of
                         the checkpoint
     met, left, evicted  peer, incarnation; met also has address
+    suspected, returned the same: a peer may be gone, and it is back after all
+    together            peers (names): this learner is no longer alone
     refused             address, reason
     round               round (a `RoundRecord`)
     slow, recovered     peer, incarnation; cause ("compute" or "link"); ratio: times slower than
                         before; for_s: since the verdict; lost_s: of its work; lost_per_hour_s.
                         Rounds no longer wait for the peer, or wait for it again.
     costly              the same: the lost work would have paid for replacing the peer
+    idle                for_s: this learner's training thread has not stepped for so long. Rounds go
+                        on without its work until it does.
     below_quorum        here and needed (learners): offers have waited for
                         `timing.round_timeout_s`
+    quorum              here and needed: there are enough learners again
     unknown             none: moments are not averaged, because it is not known which they are, or
                         none has the name that you gave
     period              sync_every, before; latency: of rounds until now. The run has chosen
@@ -117,16 +124,19 @@ class Event:
         kind: a word of the first column.
         text: the event in words.
         facts: the facts of the second column, by name.
+        lifts: the kind of the earlier event that this one ends; empty if there is none. The log
+            has both at the same level.
 
     Example:
-        >>> event = Event("met", "b met", {"peer": "b", "incarnation": 7, "address": "b:51900"})
+        >>> event = Event("met", "b met", {"peer": "b", "incarnation": 7, "address": "b:29600"})
         >>> event.facts["address"]
-        'b:51900'
+        'b:29600'
     """
 
     kind: str
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    lifts: str = ""
 
 
 def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRecord:
@@ -186,8 +196,7 @@ def whole_anchor_record(
     )
 
 
-def describe(peer: PeerId, what: str, **facts: Any) -> Event:
-    """An event about a peer."""
-    return Event(
-        what, f"{peer.name} {what}", {"peer": peer.name, "incarnation": peer.incarnation, **facts}
-    )
+def describe(peer: PeerId, kind: str, text: str, *, lifts: str = "", **facts: Any) -> Event:
+    """An event about a peer, whose name the text follows."""
+    known = {"peer": peer.name, "incarnation": peer.incarnation, **facts}
+    return Event(kind, f"{peer.name} {text}", known, lifts)

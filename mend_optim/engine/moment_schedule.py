@@ -71,7 +71,8 @@ class MomentSchedule:
 
     Args:
         first: the period of first moments, in outer rounds: an int of at least 1, or "half_life",
-            the rounds in which a moment forgets half.
+            the rounds in which a moment forgets half. An automatic period counts as 20 steps there,
+            because it is not known yet.
         second: the period of second moments, likewise.
         states: the moments of an optimizer that is not known here, with different names.
 

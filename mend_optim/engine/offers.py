@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mend_optim.engine.effects import Send
+from mend_optim.engine.idleness import Idleness
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.residual_share import NO_SHARE
@@ -18,9 +19,10 @@ from mend_optim.protocol.messages import Beat, Message, Offer, Report, nbytes
 class Offers:
     """Sends a learner's own offers, sends them again, and answers calls."""
 
-    def __init__(self, state: EngineState, stragglers: Stragglers) -> None:
+    def __init__(self, state: EngineState, stragglers: Stragglers, idleness: Idleness) -> None:
         self.state = state
         self.stragglers = stragglers
+        self.idleness = idleness
 
     # ── send ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -58,18 +60,22 @@ class Offers:
 
     def on_call(self, now: float, p: int, caller: PeerId) -> None:
         """The sealer asks for our offer: send the pending one, or make one at the end of this inner
-        step. At rest, take part with nothing."""
+        step. At rest, take part with nothing; so does an idle learner, because there may be no such
+        step for long."""
         state, fragment = self.state, self.state.fragments[p]
         if fragment.pending:
             if fragment.pending.offer and fragment.pending.sent_to != caller:
                 self.send_offer(now, fragment, caller)
         elif state.resting and not state.has_unsent_work(fragment):
             state.emit(Send(caller, self._nothing(fragment)))
-        elif not state.schedule.lockstep:
-            fragment.request_offer(caller)
+        else:
+            if self.idleness.idle:
+                state.emit(Send(caller, self._nothing(fragment)))
+            if not state.schedule.lockstep:
+                fragment.request_offer(caller)
 
     def _nothing(self, fragment: Progress) -> Offer:
-        """An empty offer, with which a learner at rest takes part."""
+        """An empty offer, with which a learner takes part that rests or is idle."""
         claims = self.state.policies.residual_in_weights
         return Offer(
             peer=self.state.me,

@@ -14,27 +14,24 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from mend_optim.engine.schedule import Schedule
-from mend_optim.errors import is_number, require
+from mend_optim.errors import is_number, require, require_instance
 
-#: A learner tells its median once it has seen so many rounds with the present period, and of no
-#: more than so many.
+#: A learner tells its median once it has seen so many rounds, and of no more than so many. Rounds
+#: with an earlier period count, too: how long they take hardly depends on how often they begin.
 FEWEST, LAST = 3, 9
-#: Rounds that take at most so many steps are quick: they follow one another without a pause.
-QUICK = 2
-#: Up to so many steps, rounds that are quick stay quick.
-STILL_QUICK = 3
-#: The period of rounds that are not quick: more of them cost bytes and bring late anchors.
+#: The period of a run that measures nothing, because its rounds take as long as it is told.
 USUAL = 20
-#: A period that is right within this factor is kept.
-STEADY = 1.25
+#: A period that is right within one step, or within this share, is kept.
+STEADY = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoPeriod:
     """The limits of `sync_every="auto"`: a period that the run chooses for itself.
 
-    With rounds that take L inner steps, the period is L if L ≤ 2, else the greater of 20 and L.
-    Rounds that are so quick close most of the gap to per-step averaging (docs/learning.md).
+    With rounds that take L inner steps, the period is L: as often as the link allows. The more
+    often learners hear of one another, the more they gain (docs/learning.md). A link that others
+    need too, or that is paid for by the byte, should get a `bytes_per_s`.
 
     Args:
         least: the shortest period, in inner steps; at least 1.
@@ -46,8 +43,8 @@ class AutoPeriod:
         UsageError: an argument is out of its bounds.
 
     Example:
-        >>> AutoPeriod(most=100).first
-        20
+        >>> AutoPeriod(bytes_per_s=1e6).most
+        512
     """
 
     least: int = 1
@@ -63,11 +60,6 @@ class AutoPeriod:
         positive = rate is None or (is_number(rate) and rate > 0)
         require(positive, "sync_every.bytes_per_s", rate, "None or a number > 0")
 
-    @property
-    def first(self) -> int:
-        """The period until there are measurements."""
-        return min(max(self.least, USUAL), self.most)
-
     def next(self, present: int, latencies: Collection[int], nbytes: int, step_s: float) -> int:
         """The period that follows `present`.
 
@@ -79,16 +71,17 @@ class AutoPeriod:
         """
         if not latencies:
             return present
-        latency = median_high(latencies)
-        quick = latency <= (STILL_QUICK if present <= STILL_QUICK else QUICK)
-        wanted = max(1, latency) if quick else max(USUAL, latency)
+        wanted = median_high(latencies)
         if self.bytes_per_s is not None and step_s > 0:
             wanted = max(wanted, math.ceil(nbytes / (self.bytes_per_s * step_s)))
         wanted = min(max(wanted, self.least), self.most)
-        steady = present >= USUAL and wanted >= USUAL
-        if steady and present / STEADY <= wanted <= present * STEADY:
-            return present
-        return wanted
+        return present if is_steady(present, wanted) else wanted
+
+
+def is_steady(present: int, wanted: int) -> bool:
+    """Whether a period is so close to the one that is wanted that it is kept. Every change lets all
+    turns begin anew."""
+    return abs(wanted - present) <= max(1, STEADY * present)
 
 
 class Latency:
@@ -101,10 +94,6 @@ class Latency:
         """An anchor that merged the learner's offer is ready, so many steps after the snapshot."""
         self._last.append(steps)
 
-    def forget(self) -> None:
-        """The period is another one: rounds may take longer or shorter now."""
-        self._last.clear()
-
     @property
     def median(self) -> int:
         """L, at least 1; 0 if there were too few rounds."""
@@ -115,18 +104,21 @@ def read_period(
     sync_every: int | str | AutoPeriod, fragments: int, adopt_after: int | None
 ) -> tuple[Schedule, AutoPeriod | None]:
     """The first schedule of these arguments, and the limits of an automatic period; None if it is
-    fixed. Under `adopt_after` rounds take a known time, so the period is fixed from the start.
+    fixed. Rounds begin as often as they end, until the run has measured how long they take. Under
+    `adopt_after` that is known, so the period is fixed from the start.
 
     Raises:
         UsageError: an argument is wrong.
     """
+    require_instance("sync_every", sync_every)
     auto = AutoPeriod() if sync_every == "auto" else sync_every
     if not isinstance(auto, AutoPeriod):
         number = type(auto) is int and auto >= 1
         require(number, "sync_every", auto, "an int >= 1, 'auto' or an AutoPeriod(least=…, …)")
         return Schedule(sync_every=auto, fragments=fragments, adopt_after=adopt_after), None  # type: ignore[arg-type]
-    first = max([auto.first, *(n for n in (fragments, adopt_after) if type(n) is int)])
-    schedule = Schedule(
-        sync_every=min(first, auto.most), fragments=fragments, adopt_after=adopt_after
-    )
+    fewest = [auto.least, *(n for n in (fragments, adopt_after) if type(n) is int)]
+    if adopt_after is not None:
+        fewest.append(USUAL)
+    first = min(max(fewest), auto.most)
+    schedule = Schedule(sync_every=first, fragments=fragments, adopt_after=adopt_after)
     return schedule, auto if adopt_after is None else None

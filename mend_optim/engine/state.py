@@ -11,7 +11,7 @@ from mend_optim.engine.effects import Effect, Job, Send, Work
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import MODES, Change, Mode
 from mend_optim.engine.pending import NEVER
-from mend_optim.engine.period import USUAL, Latency
+from mend_optim.engine.period import Latency, is_steady
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
@@ -20,8 +20,8 @@ from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Message, Seal, State, Want
 
 RECORDS = 64
-#: Rounds are late if they take so many inner steps, and this share of the period.
-LATE, LATE_SHARE = 5, 0.5
+#: Rounds are late if they take so many inner steps.
+LATE = 20
 LATE_TEXT = (
     "rounds take {} inner steps, in a period of {}: the later an anchor comes, the less learners "
     "gain from one another; a larger batch per step, a codec such as 'int8', or fewer and faster "
@@ -57,7 +57,7 @@ class EngineState:
         self.policies = policies
         #: When fragments are offered. Its period is the run's present one: see `set_period`.
         self.schedule = policies.schedule
-        #: How many inner steps this learner's rounds take, with the present period.
+        #: How many inner steps this learner's rounds take.
         self.latency = Latency()
         self._told_late = False
         self.roster = Roster(me, address, policies.timing)
@@ -66,8 +66,12 @@ class EngineState:
         self.mode = Mode.NEW
         #: Whether the first inner step may be taken. Once true, it stays so.
         self.joined = False
-        #: From `synchronize()` until the next inner step.
+        #: From `synchronize()` or `finish()` until the next inner step.
         self.resting = False
+        #: Whether the last rest was for `finish()`.
+        self.finishing = False
+        #: What this learner is ready to end on; empty if it is not. Written by `Ending` alone.
+        self.ready = b""
         #: Inner steps and tokens that this process has trained. Invariant: neither ever shrinks.
         self.totals = Totals()
         #: The cluster's inner steps before this learner's first.
@@ -128,6 +132,11 @@ class EngineState:
         genesis."""
         return self.mode.alone
 
+    @property
+    def finishes(self) -> bool:
+        """Whether this learner has trained to its end, and ends as soon as all others do."""
+        return self.finishing and self.resting
+
     # ── the period ────────────────────────────────────────────────────────────────────────────────
 
     def set_period(self, period: int) -> None:
@@ -139,7 +148,6 @@ class EngineState:
         if now == before:
             return
         latency = self.latency.median
-        self.latency.forget()
         for fragment in self.fragments[: self.schedule.fragments]:
             fragment.begin_period(self.schedule, self.totals)
         facts = {"sync_every": now, "before": before, "latency": latency}
@@ -157,8 +165,9 @@ class EngineState:
         snapshot. Once, tell the user if that makes averaging weak."""
         self.latency.add(steps)
         latency, period = self.latency.median, self.schedule.sync_every
-        is_short = self.policies.auto is not None and period < USUAL  # then it will grow
-        if self._told_late or is_short or latency < max(LATE, LATE_SHARE * period):
+        # Rounds may take less time with the next period.
+        changes = self.policies.auto is not None and not is_steady(period, latency)
+        if self._told_late or changes or latency < LATE:
             return
         self._told_late = True
         facts = {"latency": latency, "sync_every": period}

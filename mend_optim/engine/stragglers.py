@@ -74,7 +74,9 @@ class Stragglers:
             if p.beat and p.beat.genesis == self.state.genesis
         ]
         levels = {beat.peer: dict(beat.paces) for beat in beats if beat.paces}
-        levels[self.state.me] = dict(self.levels())
+        # A learner alone has no rounds that could wait for it: it is forgotten, with its verdict.
+        if not self.state.alone:
+            levels[self.state.me] = dict(self.levels())
         for kind, verdict in self._watch.judge(now, levels):
             self.state.emit(_event(now, kind, verdict))
 
@@ -83,8 +85,13 @@ class Stragglers:
         roster, policies = self.state.roster, self.state.policies
         here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.size)
         offers = any(fragment.pending for fragment in self.state.fragments)
-        if here >= needed or not offers or self.state.alone:
+        told = self._short_since == NEVER
+        if here >= needed or self.state.alone:
             self._short_since = None
+            if told and not self.state.alone:
+                self._tell_quorum(here, needed)
+        elif not offers:
+            self._short_since = NEVER if told else None
         elif self._short_since is None:
             self._short_since = now
         elif now - self._short_since >= policies.timing.round_timeout_s:
@@ -92,6 +99,11 @@ class Stragglers:
             self.state.emit(
                 Event("below_quorum", _SHORT.format(needed, here), {"here": here, "needed": needed})
             )
+
+    def _tell_quorum(self, here: int, needed: int) -> None:
+        text = _ENOUGH.format(needed, here)
+        facts = {"here": here, "needed": needed}
+        self.state.emit(Event("quorum", text, facts, lifts="below_quorum"))
 
 
 def _event(now: float, kind: str, verdict: Verdict) -> Event:
@@ -104,13 +116,15 @@ def _event(now: float, kind: str, verdict: Verdict) -> Event:
         "lost_s": verdict.lost_s,
         "lost_per_hour_s": verdict.lost_per_hour_s,
     }
-    return Event(kind, _TEXTS[kind].format(**facts), facts)
+    lifts = ("costly" if verdict.costly else "slow") if kind == "recovered" else ""
+    return Event(kind, _TEXTS[kind].format(**facts), facts, lifts)
 
 
 _SHORT = (
     "nothing can be merged: quorum needs {} learners, and {} are here; training goes on, and "
-    "offers wait"
+    "offers wait; start the others again, or pass a smaller quorum to all"
 )
+_ENOUGH = "rounds go on: quorum needs {} learners, and {} are here"
 
 _TEXTS = {
     "slow": "{peer} is {ratio:.1f} times slower than it was ({cause}): "

@@ -24,6 +24,7 @@ from functools import lru_cache
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
 from mend_optim.protocol.timing import Timing
+from mend_optim.protocol.unreached import Unreached
 
 #: Peers that one beat is sent to at most.
 FANOUT = 16
@@ -107,6 +108,8 @@ class Roster:
         #: By name, the incarnation that was evicted, and its last beat count; `LEFT` after a
         #: goodbye. The oldest comes first.
         self._tombstones: dict[str, tuple[int, int]] = {}
+        #: Whether nobody new is admitted, because the run is about to end.
+        self.closed = False
         #: The counts of this learner's last beats to all, in ascending order.
         self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)
 
@@ -134,15 +137,16 @@ class Roster:
         same incarnation, unless that said goodbye.
 
         Returns:
-            The peer; None if it is this learner or a past incarnation.
+            The peer; None if it is this learner, a past incarnation, or new to a closed roster.
         """
         known = self.peers.get(id.name)
         if id.name == self.me.name or (known and known.id.incarnation > id.incarnation):
             return None
         buried = self._tombstones.get(id.name, (0, 0))
-        if buried >= (id.incarnation, LEFT):
+        is_new = known is None or known.id != id
+        if buried >= (id.incarnation, LEFT) or (is_new and self.closed):
             return None
-        if not known or known.id != id:
+        if known is None or known.id != id:
             self._tombstones.pop(id.name, None)
             count = buried[1] if buried[0] == id.incarnation else 0
             known = self._add(now, id, address, count)
@@ -179,14 +183,20 @@ class Roster:
         """Take note that this learner sends beat number `count` to all."""
         self._broadcasts.append(count)
 
-    def gossip(self, now: float, rumors: Iterable[Rumor]) -> None:
+    def gossip(self, now: float, rumors: Iterable[Rumor]) -> list[PeerId]:
         """Take in what a peer says of others: a greater count is a sign of life, and `left` passes
-        a goodbye on."""
+        a goodbye on.
+
+        Returns:
+            The peers that were on the roster and said goodbye.
+        """
+        left = []
         for rumor in rumors:
-            if rumor.left:
-                self.leave(rumor.peer)
-            else:
+            if not rumor.left:
                 self._learn(now, rumor)
+            elif self.leave(rumor.peer):
+                left.append(rumor.peer)
+        return left
 
     def _learn(self, now: float, rumor: Rumor) -> Peer | None:
         """Take in a sign of life. Return the peer, or None if the rumor brings nothing new."""
@@ -196,6 +206,8 @@ class Roster:
         if name == self.me.name or (incarnation, rumor.count) <= last:
             return None
         if known is None or known.id != rumor.peer:
+            if self.closed:
+                return None
             self._tombstones.pop(name, None)
             known = self._add(now, rumor.peer, rumor.address, rumor.count)
         known.count = rumor.count
@@ -345,31 +357,51 @@ def _rendezvous(fragment: int, name: str) -> bytes:
 
 
 class Seeds:
-    """The addresses that the user gave, and the outcome at each: a peer, this learner itself, or a
-    refusal."""
+    """The addresses that the user gave, and the outcome at each: a peer, this learner itself, a
+    refusal, or nobody."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         #: By address, the peer that was last met there; None: none yet. Addresses of this learner
         #: itself are taken out.
         self.found: dict[str, PeerId | None] = dict.fromkeys(addresses)
-        #: The addresses of learners that must not train with this one. A subset of `found`.
-        self.refused: set[str] = set()
+        #: Why the learners at these addresses must not train with this one. Invariant: refused and
+        #: unreached share no address, and `found` has each of theirs.
+        self.refused: dict[str, str] = {}
+        #: Why nobody is reached at these addresses, and since when that is the cause.
+        self.unreached: dict[str, tuple[Unreached, float]] = {}
 
     def resolve(self, address: str, peer: PeerId) -> None:
         """Take note that a peer was met at an address, be it a seed's or not."""
         if address in self.found:
             self.found[address] = peer
-            self.refused.discard(address)
+            self.refused.pop(address, None)
+            self.unreached.pop(address, None)
 
     def discard(self, address: str) -> None:
         """Forget an address that is this learner's own: there is nothing to wait for."""
         self.found.pop(address, None)
+        self.unreached.pop(address, None)
 
-    def refuse(self, address: str) -> None:
+    def refuse(self, address: str, reason: str) -> None:
         """Take note that the learner at an address must not train with this one: there is nothing
         to wait for, either."""
         if address in self.found:
-            self.refused.add(address)
+            self.refused[address] = reason
+            self.unreached.pop(address, None)
+
+    def fail(self, now: float, address: str, cause: Unreached) -> None:
+        """Take note that nobody was reached at an address."""
+        if address in self.found and self.unreached.get(address, (None, now))[0] is not cause:
+            self.unreached[address] = (cause, now)
+            self.refused.pop(address, None)
+
+    def unresolved(self, now: float, patience_s: float) -> set[str]:
+        """The addresses whose names have not resolved for `patience_s`."""
+        return {
+            address
+            for address, (cause, since) in self.unreached.items()
+            if cause is Unreached.NAME and now >= since + patience_s
+        }
 
     @property
     def missing(self) -> list[str]:
@@ -379,6 +411,19 @@ class Seeds:
             for address, peer in self.found.items()
             if peer is None and address not in self.refused
         ]
+
+    def cause(self, address: str) -> str:
+        """Return why there is nobody to train with at an address."""
+        if address in self.refused:
+            return f"refused: {self.refused[address]}"
+        return self._unreached(address).value
+
+    def remedy(self, address: str) -> str:
+        """Return what to do about it if nobody is reached there. A refusal has its own remedy."""
+        return self._unreached(address).remedy
+
+    def _unreached(self, address: str) -> Unreached:
+        return self.unreached.get(address, (Unreached.ANSWER, 0.0))[0]
 
     def peers(self) -> list[PeerId]:
         """Return the peers that were met at the addresses."""

@@ -23,6 +23,8 @@ PROTOCOL = 5
 #: The prefix of the names of model fields that describe an added parameter group. Learners need not
 #: add a group at the same moment, so these fields must agree only where both sides have them.
 ADDED = "added group"
+#: The prefix of the names of model fields that describe the other parameters.
+PARAMETER = "parameter "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,29 @@ def first_difference(
     return None
 
 
+def model_difference(
+    mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]
+) -> str | None:
+    """Compare two models. Parameters correspond by their order, as in torch's own checkpoints;
+    their names may differ, because not every optimizer is given names.
+
+    Returns:
+        "field: here …, there …" for the first field that differs; None if they agree.
+    """
+    here, there = _parameters(mine), _parameters(theirs)
+    if len(here) == len(there):
+        for (name, kind), (other, kind_there) in zip(here, there, strict=True):
+            if kind != kind_there:
+                field = name if name == other else f"{name}, there {other}"
+                return f"{field}: here {kind}, there {kind_there}"
+    rest = [tuple(f for f in model if not f[0].startswith(PARAMETER)) for model in (mine, theirs)]
+    return first_difference(*rest)
+
+
+def _parameters(model: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    return [field for field in model if field[0].startswith(PARAMETER)]
+
+
 def refusal(mine: Hello, theirs: Hello) -> str:
     """Return why two learners must not train together, naming the first field that differs; empty
     if they may."""
@@ -69,7 +94,13 @@ def refusal(mine: Hello, theirs: Hello) -> str:
     if mine.peer.name == theirs.peer.name:
         return f"name: {mine.peer.name!r} on both sides; give every learner a name of its own"
     models = _without_extras(mine.model, theirs.model)
-    return first_difference(*models) or first_difference(mine.policy, theirs.policy) or ""
+    difference = model_difference(*models)
+    if difference:
+        return f"{difference}; build the same model on both"
+    difference = first_difference(mine.policy, theirs.policy)
+    if difference:
+        return f"{difference}; pass the same {difference.partition(':')[0]} to both"
+    return ""
 
 
 def _without_extras(*models: tuple[tuple[str, str], ...]) -> list[tuple[tuple[str, str], ...]]:

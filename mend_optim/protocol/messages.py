@@ -169,6 +169,11 @@ class Beat:
     #: The median of the inner steps from the sender's snapshots until their anchors were ready,
     #: with the present period; 0 if there were too few.
     latency: int = 0
+    #: Whether the sender has trained to its end, and ends as soon as all others do.
+    finishes: bool = False
+    #: The digest of the anchors and of the roster with which the sender is ready to end; empty if
+    #: it is not.
+    ready: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def parse_address(argument: str, text: str) -> tuple[str, int]:
         UsageError: The text is not an address, or its port is greater than 65535.
     """
     match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
-    remedy = "write '10.0.0.5:51900', 'trainer.example:51900', '[fd00::5]:51900' or ':51900'"
+    remedy = "write '10.0.0.5:29600', 'trainer.example:29600', '[fd00::5]:29600' or ':29600'"
     require(match is not None, argument, text, "an address 'host:port'", remedy)
     assert match is not None
     require(

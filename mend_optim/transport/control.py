@@ -74,8 +74,9 @@ class Links:
         reason = refusal(mine, theirs) or theirs.refusal
         if not reason and not self._handler.met(theirs.peer, address, seed):
             reason = (
-                f"incarnation: {theirs.peer} has left, or was replaced by a newer process of that"
-                " name"
+                f"incarnation: {theirs.peer} has left, was replaced by a newer process of that"
+                " name, or comes when the run is at its end; start it again, or give it a name of"
+                " its own"
             )
         if reason:
             self._report(theirs.peer, address, reason)

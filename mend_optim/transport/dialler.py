@@ -24,6 +24,7 @@ from mend_optim.protocol.timing import Timing
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.control import Links
+from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.handler import Handler
 
 log = logging.getLogger("mend_optim.transport")
@@ -56,7 +57,8 @@ class Dialler:
     """Visits seeds and contacts, one task per address.
 
     Args:
-        handler: Is told which seed is this learner itself, and lists the contacts.
+        handler: Is told which seed is this learner itself, and why one cannot be reached; lists the
+            contacts.
         links: Admits the peers that agree, and runs the control streams with them.
         timing: The beat is the unit of all pauses.
         connect: Opens a connection to an address; `patience_s` is how long the connection may be
@@ -159,7 +161,12 @@ class Dialler:
 
     async def _greet(self, connection: Connection, address: str, seed: str) -> VisitOutcome:
         mine = self._hello()
-        theirs = await connection.hello(mine, self._timing.evict_after_s)
+        try:
+            theirs = await connection.hello(mine, self._timing.evict_after_s)
+        except PeerError as fault:
+            if seed:
+                self._handler.unreached(seed, why_unreached(fault))
+            raise
         if theirs.peer == mine.peer:
             if seed:
                 self._handler.itself(seed)

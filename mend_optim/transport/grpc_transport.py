@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mend_optim.errors import PeerError, require, unreachable
+from mend_optim.errors import PeerError, UsageError, require, unreachable
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import (
@@ -44,6 +44,7 @@ from mend_optim.transport.address import (
 )
 from mend_optim.transport.connection import CALLER, SERVICE, Connection
 from mend_optim.transport.control import Links
+from mend_optim.transport.diagnosis import LEAVING
 from mend_optim.transport.dialler import Dialler
 from mend_optim.transport.forked_sockets import PORTS
 from mend_optim.transport.handler import Handler
@@ -71,6 +72,9 @@ import grpc  # noqa: E402
 import grpc.aio  # noqa: E402
 
 log = logging.getLogger("mend_optim.transport")
+
+#: The process that has used gRPC; 0: none has yet. A child that is forked later inherits it.
+_used_in = 0
 
 #: Seconds that `Transport.stop` lets queued messages leave.
 FLUSH_S = 1.0
@@ -158,9 +162,9 @@ class Server:
         self._server: Any = None
         self._port = 0
 
-    async def start(self, listen: str) -> int:
+    async def start(self, listen: str, listen_from: str) -> int:
         """Listen; return the port. Raises `UsageError` if this machine cannot listen there."""
-        host, port = parse_address("listen", listen)
+        host, port = parse_address(listen_from, listen)
         server = grpc.aio.server(options=_server_options(self._timing))
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
@@ -172,7 +176,7 @@ class Server:
                 bound = bound or server.add_insecure_port(format_address(one, port))
         require(
             bound > 0,
-            "listen",
+            listen_from,
             listen,
             "an address of this machine with a free port",
             "another process may use the port, or the host is not this machine's; port 0 takes any"
@@ -183,6 +187,11 @@ class Server:
         self._port = bound
         PORTS.add(bound)
         return bound
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0 before `start`."""
+        return self._port
 
     async def stop(self) -> None:
         """Stop listening, and end the streams that are open."""
@@ -208,7 +217,7 @@ class Server:
 
     async def _serve_hello(self, request: bytes, context: Any) -> bytes:
         if self._links.closing:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this learner is leaving")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, LEAVING)
         try:
             theirs = decode_hello(request)
             mine = self._hello()
@@ -262,6 +271,7 @@ class Transport:
     Args:
         handler: The learner. `handler.py` says what the transport tells it, and when.
         listen: "host:port" to listen on; None: nobody can dial this learner.
+        listen_from: What the user calls `listen`, for errors.
         advertise: The address that peers should dial, where it is not `listen`.
         seeds: Addresses to dial from the start.
         timing: The learner's timeouts; all of the transport's derive from them.
@@ -270,7 +280,8 @@ class Transport:
         allocate: Returns a writable buffer of that many bytes, for one section.
 
     Raises:
-        UsageError: One of the addresses is not an address.
+        UsageError: One of the addresses is not an address, or this process was forked from one that
+            has used gRPC.
     """
 
     def __init__(
@@ -278,14 +289,16 @@ class Transport:
         handler: Handler,
         *,
         listen: str | None,
+        listen_from: str = "listen",
         advertise: str | None,
         seeds: Sequence[str],
         timing: Timing,
         limit: Callable[[int], int],
         allocate: Callable[[int], memoryview],
     ) -> None:
+        _refuse_after_fork()
         if listen is not None:
-            parse_address("listen", listen)
+            parse_address(listen_from, listen)
         if advertise is not None:
             _, port = parse_address("advertise", advertise)
             require(port > 0, "advertise", advertise, "an address with a port >= 1")
@@ -294,6 +307,7 @@ class Transport:
         self._handler = handler
         self._timing = timing
         self._listen = listen
+        self._listen_from = listen_from
         self._advertise = advertise
         self._seeds = tuple(dict.fromkeys(seeds))
         self._counter = Counter()
@@ -328,6 +342,11 @@ class Transport:
         """Bytes of all frames that arrived."""
         return self._counter.received
 
+    @property
+    def port(self) -> int:
+        """The port that this learner listens on; 0 if it does not listen."""
+        return self._server.port
+
     # ── life ──────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> str:
@@ -339,6 +358,8 @@ class Transport:
         Raises:
             UsageError: This machine cannot listen on `listen`.
         """
+        global _used_in
+        _used_in = os.getpid()
         if FORKS_CRASH:
             log.warning(
                 "gRPC's fork handlers are on, so forked worker processes, such as those of"
@@ -347,7 +368,7 @@ class Transport:
             )
         self._caller = self._handler.hello().peer
         if self._listen is not None:
-            port = await self._server.start(self._listen)
+            port = await self._server.start(self._listen, self._listen_from)
             self._address = self._advertise or advertised(self._listen, port)
         self._dialler.start(self._seeds)
         return self._address
@@ -457,3 +478,14 @@ class Transport:
         """The peer is not known, or nobody can dial it. Tell the handler, but not from within
         `send`."""
         asyncio.get_running_loop().call_soon(self._handler.undelivered, to, message)
+
+
+def _refuse_after_fork() -> None:
+    """gRPC's threads and locks do not survive a fork: its next call would hang, or abort."""
+    if _used_in not in (0, os.getpid()):
+        raise UsageError(
+            "listen and peers must not be given in a process that was forked from a learner's, got "
+            f"process {os.getpid()}, a child of {_used_in}: gRPC does not survive the fork; start "
+            "it with multiprocessing.get_context('spawn'), or make the first MendOptimizer with "
+            "peers after you have forked"
+        )

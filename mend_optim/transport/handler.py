@@ -56,6 +56,7 @@ from typing import Protocol
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message
+from mend_optim.protocol.unreached import Unreached
 
 
 class Handler(Protocol):
@@ -83,8 +84,8 @@ class Handler(Protocol):
                 dialled, or if gossip brought its address.
 
         Returns:
-            False if `id` is a past incarnation, which has left or was replaced. The transport then
-            refuses the peer.
+            False if `id` is a past incarnation, which has left or was replaced, or a newcomer to a
+            run that is about to end. The transport then refuses the peer.
         """
 
     # ── links ─────────────────────────────────────────────────────────────────────────────────────
@@ -100,6 +101,10 @@ class Handler(Protocol):
 
         Either side may have refused. The transport reports each reason once per peer name.
         """
+
+    def unreached(self, address: str, cause: Unreached) -> None:
+        """Nobody answered a hello at this seed. The transport tries again, and reports each failed
+        attempt."""
 
     def itself(self, address: str) -> None:
         """The learner at this seed is this learner."""

@@ -206,6 +206,8 @@ def _beat(beat: Beat) -> pb.Beat:
         position=beat.position,
         paces=[_pace(cause, level) for cause, level in beat.paces],
         latency=beat.latency,
+        finishes=beat.finishes,
+        ready=beat.ready,
     )
 
 
@@ -226,6 +228,8 @@ def _to_beat(beat: pb.Beat) -> Beat:
         position=beat.position,
         paces=tuple(_to_pace(pace) for pace in checked_list("paces", beat.paces, PACE_LIMIT)),
         latency=beat.latency,
+        finishes=beat.finishes,
+        ready=checked_digest("ready", beat.ready),
     )
 
 

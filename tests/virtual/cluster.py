@@ -198,6 +198,13 @@ class Cluster:
             for action, args in held:
                 self.after(0.05 * self.random.random(), learner, action, *args)
 
+    def pause(self, name: str, duration: float) -> None:
+        """The learner's training loop does something else, or has ended; the rest of it lives."""
+        learner = self.learners.get(name)
+        if learner:
+            self.seen["paused"] += 1
+            learner.paused_until = self.now + duration
+
     def rest(self, name: str) -> None:
         """The learner synchronizes, and trains on."""
         learner = self.learners.get(name)
@@ -396,6 +403,7 @@ class Cluster:
         self.traps.clear()
         for learner in list(self.processes.values()):
             self.thaw(learner)
+            learner.paused_until = self.now
         for twin in self.twins:
             self.kill(twin)
         for learner in list(self.learners.values()):

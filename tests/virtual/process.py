@@ -84,6 +84,7 @@ class Learner:
         self.waits_until = 0.0
         self.step_s: float | None = None  # of the inner step under way
         self.woken_at = float("inf")
+        self.paused_until = 0.0  # its training loop does something else until then
 
     @property
     def now(self) -> float:
@@ -158,6 +159,9 @@ class Learner:
 
     def step(self) -> None:
         """One inner step if joined: a new unit of work in every fragment."""
+        if self.cluster.now < self.paused_until:
+            self.cluster.after(0.3, self, self.step)
+            return
         if self.waiting or self.copying or not self.engine.state.joined or self._adopts_late():
             self.cluster.after(0.3, self, self.step)
             self.hand_over()

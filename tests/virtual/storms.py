@@ -138,7 +138,8 @@ def draw(seed: int, wide: bool = False) -> Storm:
     if n > 3 and not wide and r.random() < 0.15:
         heir = list(_draw_heir(r, names))
         storm, faults = replace(storm, quorum=1), heir + (faults if r.random() < 0.5 else [])
-    # Drawn apart, so that a seed has the faults that it had before runs could choose their period.
+    # Drawn apart, so that a seed has the faults that it had before there were these.
+    faults += _draw_pauses(random.Random(f"pauses of {seed}"), names, storm.seconds)
     auto = 0 if wide else random.Random(f"period of {seed}").choice([0, 0, 8, 30])
     return replace(storm, auto=auto, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
@@ -193,6 +194,13 @@ def _draw_heir(r: random.Random, names: list[str]) -> Iterator[Fault]:
     yield Fault(saved, "save", (name,))
     yield Fault(saved + 0.05, "crash", (name,))
     yield Fault(saved + 0.1 + r.random(), "restore", (name,))
+
+
+def _draw_pauses(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:
+    """Training loops that end, or pause for longer than a learner may before it counts as idle."""
+    for name in names if r.random() < 0.15 else ():
+        if r.random() < 0.5:
+            yield Fault(seconds * r.random(), "pause", (name, r.uniform(3.0, 25.0)))
 
 
 def _return(r: random.Random, at: float, name: str) -> Fault:

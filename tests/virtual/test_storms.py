@@ -36,6 +36,8 @@ SEEN = (
     "grace_expired",
     "rested",
     "closing",
+    "paused",
+    "idle",
 )
 REPLAY = """
 import sys

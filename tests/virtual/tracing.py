@@ -351,10 +351,14 @@ class TracedCluster(Cluster):
         match event.kind:
             case "round":
                 return _round(facts["round"])
-            case "met" | "left" | "evicted":
+            case "met" | "left" | "evicted" | "suspected" | "returned":
                 peer = self.name_of(PeerId(facts["peer"], facts["incarnation"]))
-                texts = {"met": "meets {}", "left": "hears that {} left", "evicted": "evicts {}"}
-                return texts[event.kind].format(peer)
+                return PRESENCE[event.kind].format(peer)
+            case "waiting":
+                whom = _and(facts["causes"]) or "the others' weights"
+                return f"waits for {whom}"
+            case "together":
+                return f"is no longer alone: {_and(facts['peers'])}"
             case "joined":
                 without = f", without {_and(facts['missing'])}" if facts["missing"] else ""
                 return f"has joined, at position {facts['step']}{without}"
@@ -365,6 +369,15 @@ class TracedCluster(Cluster):
                 return f"begins from a checkpoint of step {facts['step']}, {unmerged} unmerged"
             case _:
                 return event.kind
+
+
+PRESENCE = {
+    "met": "meets {}",
+    "left": "hears that {} left",
+    "evicted": "evicts {}",
+    "suspected": "suspects {}",
+    "returned": "hears from {} again",
+}
 
 
 def _model(genesis: bytes) -> str:

@@ -97,6 +97,6 @@ def test_nobody_is_superseded_by_an_anchor_that_merged_as_much(old: Lineage, new
 
 
 def test_an_event_about_a_peer_names_it_and_its_incarnation() -> None:
-    event = describe(B, "evicted", address="b:1")
-    assert (event.kind, event.text) == ("evicted", "b evicted")
+    event = describe(B, "met", "is back", lifts="evicted", address="b:1")
+    assert (event.kind, event.text, event.lifts) == ("met", "b is back", "evicted")
     assert event.facts == {"peer": "b", "incarnation": 2, "address": "b:1"}

@@ -7,6 +7,7 @@ from mend_optim.engine.state import Switch
 from mend_optim.membership.roster import Seeds
 from mend_optim.protocol.lineage import Lineage, PeerId, model_key
 from mend_optim.protocol.messages import State
+from mend_optim.protocol.unreached import Unreached
 from tests.support.strategies import digests, lineages
 
 B = PeerId("b", 1)
@@ -62,11 +63,43 @@ def test_nobody_waits_for_a_seed_that_refused_us_or_is_ourselves() -> None:
 
 def test_a_refusal_ends_the_wait_until_the_learner_there_agrees() -> None:
     seeds = Seeds(["a:1"])
-    seeds.refuse("a:1")
-    seeds.refuse("unknown:1")
-    assert (seeds.missing, seeds.refused) == ([], {"a:1"})
+    seeds.refuse("a:1", "another model")
+    seeds.refuse("unknown:1", "another model")
+    assert (seeds.missing, seeds.refused) == ([], {"a:1": "another model"})
+    assert seeds.cause("a:1") == "refused: another model"
     seeds.resolve("a:1", B)
-    assert (seeds.peers(), seeds.refused) == ([B], set())
+    assert (seeds.peers(), seeds.refused) == ([B], {})
+
+
+def test_a_seed_where_nobody_answers_is_missing_for_a_cause() -> None:
+    seeds = Seeds(["a:1"])
+    assert seeds.cause("a:1") == "no answer"
+    seeds.fail(0.0, "a:1", Unreached.NAME)
+    seeds.fail(0.0, "unknown:1", Unreached.NAME)
+    assert (seeds.missing, seeds.cause("a:1")) == (["a:1"], "the name does not resolve")
+    assert seeds.remedy("a:1") == "correct the name in peers, or give an IP address"
+    seeds.resolve("a:1", B)
+    assert (seeds.missing, seeds.unreached) == ([], {})
+
+
+def test_a_learner_that_refused_and_is_gone_may_come_back_as_another() -> None:
+    seeds = Seeds(["a:1"])
+    seeds.refuse("a:1", "another model")
+    seeds.fail(0.0, "a:1", Unreached.REFUSED)
+    assert (seeds.missing, seeds.refused) == (["a:1"], {})
+    seeds.refuse("a:1", "another model")
+    assert (seeds.missing, seeds.unreached) == ([], {})
+
+
+def test_a_name_is_unresolved_for_as_long_as_nothing_else_is_the_cause() -> None:
+    seeds = Seeds(["a:1"])
+    for now in (0.0, 4.0):
+        seeds.fail(now, "a:1", Unreached.NAME)
+    assert (seeds.unresolved(4.9, 5.0), seeds.unresolved(5.0, 5.0)) == (set(), {"a:1"})
+    seeds.fail(6.0, "a:1", Unreached.REFUSED)
+    assert seeds.unresolved(60.0, 5.0) == set()
+    seeds.fail(61.0, "a:1", Unreached.NAME)
+    assert (seeds.unresolved(65.0, 5.0), seeds.unresolved(66.0, 5.0)) == (set(), {"a:1"})
 
 
 def test_an_address_the_user_did_not_name_is_no_seed() -> None:

@@ -120,9 +120,39 @@ def test_a_quorum_that_comes_and_goes_is_waited_for_anew() -> None:
     watch.state.roster.peers["p1"].silent = True
     for now in (patience + 2, 2 * patience + 1):
         watch.review(now)
-        assert len(watch.state.out) == 1
+        assert len(watch.state.out) == 2
     watch.review(2 * patience + 2)
-    assert [event.kind for event in watch.state.out] == ["below_quorum"] * 2
+    below, enough, again = watch.state.out
+    assert (enough.kind, enough.lifts) == ("quorum", "below_quorum")
+    assert enough.text == "rounds go on: quorum needs 3 learners, and 3 are here"
+    assert below.kind == again.kind == "below_quorum"
+
+
+def test_a_shortage_that_was_told_is_not_over_because_no_offer_waits() -> None:
+    watch = short(3, 1, 1)
+    patience = watch.state.policies.timing.round_timeout_s
+    watch.review(0.0)
+    watch.review(patience)
+    pending, watch.state.fragments[0].pending = watch.state.fragments[0].pending, None
+    watch.review(patience + 1)
+    watch.state.fragments[0].pending = pending
+    watch.review(3 * patience)
+    assert [event.kind for event in watch.state.out] == ["below_quorum"]
+    watch.state.roster.peers["p1"].silent = False
+    watch.review(3 * patience + 1)
+    assert [event.kind for event in watch.state.out] == ["below_quorum", "quorum"]
+
+
+@pytest.mark.parametrize(("mode", "told"), [(Mode.TRAINING, ["slow"]), (Mode.SOLO, [])])
+def test_a_learner_alone_is_not_told_that_it_is_slow(mode: Mode, told: list[str]) -> None:
+    """No round could wait for it."""
+    watch = watching()
+    watch.state.mode = mode
+    for seconds in (0.5, 5.0):
+        for now in range(200):
+            watch.stepped(seconds, 10)
+            watch.review(float(now))
+    assert [event.kind for event in watch.state.out] == told
 
 
 @pytest.mark.parametrize("why", ["a quorum is there", "nothing is offered", "nobody is known"])

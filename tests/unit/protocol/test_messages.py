@@ -58,12 +58,14 @@ def test_one_name_twice_is_refused() -> None:
 
 def test_another_model_is_named_before_another_policy() -> None:
     theirs = replace(THERE, model=(MODEL[0], ("parameter w", "[3] torch.float32")), policy=())
-    assert refusal(HERE, theirs) == "parameter w: here [2] torch.float32, there [3] torch.float32"
+    assert refusal(HERE, theirs) == (
+        "parameter w: here [2] torch.float32, there [3] torch.float32; build the same model on both"
+    )
 
 
 def test_another_policy_is_named() -> None:
     theirs = replace(THERE, policy=(POLICY[0], ("codec", "bf16")))
-    assert refusal(HERE, theirs) == "codec: here none, there bf16"
+    assert refusal(HERE, theirs) == ("codec: here none, there bf16; pass the same codec to both")
 
 
 def test_the_size_of_a_message_is_that_of_its_sections() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Message, Offer, Packet, Seal, State
+from mend_optim.protocol.unreached import Unreached
 
 PATIENCE_S = 15.0
 LIMIT = 1 << 20
@@ -49,6 +50,9 @@ class Recorder:
 
     def refused(self, address: str, reason: str) -> None:
         self._note("refused", address, reason)
+
+    def unreached(self, address: str, cause: Unreached) -> None:
+        self._note("unreached", address, cause)
 
     def itself(self, address: str) -> None:
         self._note("itself", address)

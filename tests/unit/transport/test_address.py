@@ -11,7 +11,7 @@ from mend_optim.transport.address import host_of, parse_address, parse_dialable,
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [
-        ("10.0.0.5:51900", ("10.0.0.5", 51900)),
+        ("10.0.0.5:29600", ("10.0.0.5", 29600)),
         ("trainer-1.example.org:1", ("trainer-1.example.org", 1)),
         ("[::1]:65535", ("::1", 65535)),
         (":0", ("", 0)),
@@ -27,12 +27,12 @@ def test_addresses_are_parsed(text, parsed):
 )
 def test_what_is_no_address_is_the_users_error(text):
     with pytest.raises(
-        UsageError, match=r"^peers\[1\] must be an address .*, got .*; write '10.0.0.5:51900'"
+        UsageError, match=r"^peers\[1\] must be an address .*, got .*; write '10.0.0.5:29600'"
     ):
         parse_address("peers[1]", text)
 
 
-@pytest.mark.parametrize("text", [":51900", "host:0", "0.0.0.0:51900", "[::]:51900"])
+@pytest.mark.parametrize("text", [":29600", "host:0", "0.0.0.0:29600", "[::]:29600"])
 def test_an_address_to_dial_has_host_and_port(text):
     with pytest.raises(UsageError, match="peers must be an address with"):
         parse_dialable("peers", text)

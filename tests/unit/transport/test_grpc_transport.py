@@ -53,6 +53,8 @@ from tests.unit.transport.recorder import (
 grpc = room.grpc  # not imported here: its first importer decides about its fork handlers
 LOOPBACK = "127.0.0.1:0"
 TIMING = Timing(beat_s=0.1, round_timeout_s=5.0, evict_after_s=3.0)
+HERE_128 = "sync_every: here 128, there 64; pass the same sync_every to both"
+HERE_64 = "sync_every: here 64, there 128; pass the same sync_every to both"
 HASTY = Timing(beat_s=0.1, round_timeout_s=0.3, evict_after_s=3.0)
 
 
@@ -213,8 +215,8 @@ async def test_a_different_policy_is_refused_on_both_sides_and_reported_once(cre
     b.policy = (("sync_every", "64"),)
     a = await crew("a", b.address, timing=Timing(beat_s=0.01, evict_after_s=3.0))
     await a.until(lambda: a.of("refused"))
-    assert a.of("refused") == [(b.address, "sync_every: here 128, there 64")]
-    assert b.of("refused") == [(a.address, "sync_every: here 64, there 128")]
+    assert a.of("refused") == [(b.address, HERE_128)]
+    assert b.of("refused") == [(a.address, HERE_64)]
     b.policy = a.policy  # it is tried again, and reported no more
     await a.linked_with(b)
     assert len(a.of("refused")) == len(b.of("refused")) == 1

@@ -51,6 +51,8 @@ FULL = Beat(
     position=10,
     paces=(("compute", Level(0.5, 0.25, 0.125, 11)),),
     latency=12,
+    finishes=True,
+    ready=b"r" * 16,
 )
 
 

@@ -1,0 +1,128 @@
+"""The end of a run: all live learners agree to end on one anchor.
+
+    training ──finish()──▶ finishing ──all on the roster finish, ──▶ ready ──all on the roster
+                                       hold the same anchors,                announce the same
+                                       and nothing is unmerged here          digest──▶ ended
+
+A learner tells in its beats that it finishes. Until all others do, it stays at rest, and serves
+their rounds. A learner that is ready tells the digest of its anchors and its roster, and admits no
+newcomer any more.
+
+Nobody moves after somebody has ended. Whoever ended has heard the same digest from its whole
+roster. Each of them had nothing unmerged, takes no further step, and admits nobody who could bring
+work. So no round can merge anything, and all of them end on these anchors, however late they hear
+of it. A learner that died is waited for until it is evicted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mend_optim.engine.boundaries import Boundaries
+from mend_optim.engine.state import EngineState
+from mend_optim.membership.roster import Peer
+from mend_optim.protocol.lineage import content_digest
+
+
+class Ended(NamedTuple):
+    """The learners that end together: their tokens by name, and the digest of what they hold.
+
+    `alone` says whether nobody else is left, and `keeps_own` whether this learner's weights then
+    hold work that is in no anchor. `fresh` says whether nothing of what was trained is in some
+    anchor, because there never was a quorum."""
+
+    tokens: dict[str, int]
+    digest: str
+    alone: bool
+    keeps_own: bool
+    fresh: bool
+
+
+class Ending:
+    """Decides whether this learner is ready to end, and whether all are."""
+
+    def __init__(self, state: EngineState, boundaries: Boundaries) -> None:
+        self.state = state
+        self.boundaries = boundaries
+        # The tokens of those who have ended already, with the anchors that they ended on.
+        self._gone: dict[str, tuple[int, bytes]] = {}
+
+    def review(self) -> bool:
+        """Look again whether this learner is ready. Returns whether it has something new to
+        tell."""
+        state = self.state
+        before, state.ready = state.ready, self._agreement()
+        state.roster.closed = bool(state.ready)
+        return state.ready != before
+
+    def agreed(self) -> bool:
+        """Whether all on the roster are ready to end as this learner is."""
+        ready, peers = self.state.ready, self.state.roster.peers.values()
+        return bool(ready) and all(peer.beat and peer.beat.ready == ready for peer in peers)
+
+    def end(self) -> Ended | None:
+        """Who ends together with this learner; None before all have agreed."""
+        if not self.agreed():
+            return None
+        state = self.state
+        fresh = bool(self.fresh_fragments()) and state.totals.step > 0
+        unmerged = any(f.unmerged(state.totals).step for f in state.fragments)
+        return Ended(
+            tokens=self.tokens(),
+            digest=self.anchors().hex(),
+            alone=state.alone,
+            keeps_own=state.alone and unmerged,
+            fresh=fresh,
+        )
+
+    def fresh_fragments(self) -> set[int]:
+        """The fragments whose anchors are first weights: nothing is merged in them."""
+        return {f.fragment for f in self.state.fragments if not f.lineage.tokens}
+
+    def left(self, peer: Peer) -> None:
+        """A peer said goodbye. If it was ready, it has ended, and this learner will end as it
+        did."""
+        if peer.beat and peer.beat.ready and self._finishes_here(peer):
+            self._gone[peer.id.name] = peer.beat.tokens, self.anchors()
+
+    def tokens(self) -> dict[str, int]:
+        """By name, the tokens of all who end on this learner's anchors, once all have agreed."""
+        state, anchors = self.state, self.anchors()
+        gone = {name: tokens for name, (tokens, on) in self._gone.items() if on == anchors}
+        here = {beat.peer.name: beat.tokens for beat in state.beats()}
+        return {**gone, **here, state.me.name: state.totals.tokens}
+
+    def anchors(self) -> bytes:
+        """The digest of this learner's anchors."""
+        state = self.state
+        keys = [state.key(fragment) for fragment in state.fragments[: state.schedule.fragments]]
+        return content_digest(repr(keys).encode())
+
+    def _agreement(self) -> bytes:
+        """The digest of the anchors and of the roster; empty if this learner is not ready."""
+        state = self.state
+        if not state.finishes or not self._is_settled():
+            return b""
+        if not all(map(self._finishes_here, state.roster)):
+            return b""
+        names = sorted([state.me, *(peer.id for peer in state.roster)])
+        return content_digest(repr(names).encode(), self.anchors())
+
+    def _is_settled(self) -> bool:
+        """Whether nothing here is left that can be merged."""
+        still = all(f.is_still and not f.correction_pending for f in self.state.fragments)
+        return still and (not self.can_merge() or self.boundaries.settled())
+
+    def can_merge(self) -> bool:
+        """Whether those who are left are a quorum, and one of them can seal."""
+        state, roster = self.state, self.state.roster
+        if roster.alone or roster.size < state.policies.quorum.needed(roster.size):
+            return False
+        return all(roster.sealer(f.fragment) is not None for f in state.fragments)
+
+    def _finishes_here(self, peer: Peer) -> bool:
+        """Whether a peer finishes, too, and holds the anchors that this learner holds."""
+        state, beat = self.state, peer.beat
+        if beat is None or not beat.finishes or beat.genesis != state.genesis:
+            return False
+        pairs = zip(state.fragments, beat.reports, strict=False)
+        return all(report.key == state.key(fragment) for fragment, report in pairs)

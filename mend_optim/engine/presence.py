@@ -1,0 +1,104 @@
+"""What the user hears of the peers: who comes, falls silent, dies, returns and leaves, and whether
+this learner is alone. Each change is one event, however it became known."""
+
+from __future__ import annotations
+
+from mend_optim.engine.ledger import Event, describe
+from mend_optim.engine.state import EngineState
+from mend_optim.membership.roster import Peer
+from mend_optim.protocol.lineage import PeerId
+
+#: Names of peers that are gone which are kept, to tell their return; the oldest go first.
+GONE = 1024
+
+_ALONE = "; nobody else is here: training alone until somebody comes"
+
+
+class Presence:
+    """Compares the roster with what the user was told."""
+
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
+        #: The peers on the roster whose coming was told.
+        self._met: set[PeerId] = set()
+        #: The peers that were suspected at the last beat, and why at first. A link that breaks and
+        #: is back within a beat is no news.
+        self._doubts: dict[PeerId, str] = {}
+        #: By name, the event by which the user learned that a peer is gone: "suspected", "evicted"
+        #: or "left".
+        self._gone: dict[str, str] = {}
+        #: The event by which the user learned that this learner is alone; empty if it is not, or
+        #: if that was never told.
+        self._alone = ""
+
+    def met(self, peer: Peer) -> None:
+        """A peer agreed to train with this learner. It may have been heard of before, and it may do
+        so again after each broken link."""
+        if peer.id in self._met:
+            return
+        former = {id for id in self._met if id.name == peer.id.name}
+        self._met = self._met - former | {peer.id}
+        lifts = self._gone.pop(peer.id.name, "")
+        text = "is back" if lifts or former else "met"
+        self.state.emit(describe(peer.id, "met", text, lifts=lifts, address=peer.address))
+
+    def left(self, id: PeerId) -> None:
+        """A peer said goodbye."""
+        self._lost(id, "left", "left")
+
+    def evicted(self, id: PeerId) -> None:
+        """A peer has been silent for so long that the roster forgets it."""
+        patience_s = self.state.policies.timing.evict_after_s
+        self._lost(id, "evicted", f"evicted: nothing was heard of it for {patience_s:g} s")
+
+    def alone(self, event: Event) -> None:
+        """Tell the user that this learner has found nobody."""
+        self._alone = event.kind
+        self.state.emit(event)
+
+    def review(self, now: float) -> None:
+        """At every beat: tell what has changed since the last one."""
+        state = self.state
+        for peer in state.roster:
+            name = peer.id.name
+            if not peer.suspected and name in self._gone:
+                back = describe(peer.id, "returned", "is back", lifts=self._gone.pop(name))
+                state.emit(back)
+            elif peer.suspected and peer.id in self._doubts and name not in self._gone:
+                self._gone[name] = "suspected"
+                text = f"is suspected to be gone ({self._doubts[peer.id]}): no round waits for it"
+                state.emit(describe(peer.id, "suspected", text))
+        suspects = [peer for peer in state.roster if peer.suspected]
+        self._doubts = {p.id: self._doubts.get(p.id, self._doubt(now, p)) for p in suspects}
+        self._tell_company()
+
+    def _doubt(self, now: float, peer: Peer) -> str:
+        """Why a peer is suspected."""
+        if not peer.silent:
+            return "it does not hear this learner"
+        silent_s = now - peer.heard_at
+        if silent_s < self.state.policies.timing.suspect_after_s:
+            return "its connection broke"
+        return f"silent for {silent_s:.0f} s"
+
+    def _lost(self, id: PeerId, kind: str, text: str) -> None:
+        self._met.discard(id)
+        self._gone.pop(id.name, None)
+        self._gone[id.name] = kind
+        if len(self._gone) > GONE:
+            del self._gone[next(iter(self._gone))]
+        alone = self.state.joined and self.state.roster.alone
+        if alone:
+            self._alone = kind
+        self.state.emit(describe(id, kind, text + _ALONE * alone))
+
+    def _tell_company(self) -> None:
+        """Lift the news that this learner is alone."""
+        state = self.state
+        here = state.roster.alive()
+        if self._alone and state.joined and not state.alone and here:
+            names = ", ".join(id.name for id in here)
+            facts = {"peers": [id.name for id in here]}
+            text = f"no longer alone: trains with {names}"
+            state.emit(Event("together", text, facts, lifts=self._alone))
+            self._alone = ""

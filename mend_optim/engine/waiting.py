@@ -1,0 +1,95 @@
+"""What a learner that joins waits for, in words: it holds the training loop up meanwhile."""
+
+from __future__ import annotations
+
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.pending import NEVER
+from mend_optim.engine.state import EngineState
+
+#: A name that has not resolved for this part of `join_timeout_s` is taken for a wrong one. Less
+#: would be wrong where a name resolves only once its machine, or its container, has started.
+UNRESOLVED = 1 / 3
+
+_NO_ANSWER_YET = "no answer yet"
+_NOT_BEGUN = "{} is there, before its first step"
+_GONE = "{} was there, and is gone"
+
+
+class Waiting:
+    """Tells the user whom a learner waits for before its first step, and why: at once, and again
+    when that changes."""
+
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
+        #: Until when causes that explain themselves a moment later are not told.
+        self._hold_until = NEVER
+        #: The last text, without its seconds; empty if there was none.
+        self._told = ""
+
+    @property
+    def told(self) -> bool:
+        """Whether the user was told, so that the end is told as loudly."""
+        return bool(self._told)
+
+    def begin(self, now: float) -> None:
+        """The wait begins."""
+        self._hold_until = now + self.state.policies.timing.beat_s
+
+    def tell(self, now: float, join_by: float) -> None:
+        """The wait goes on until `join_by` at most."""
+        causes = self.causes()
+        open_causes = [why for address, why in causes.items() if not self._failed(address)]
+        if now < self._hold_until and (open_causes or not causes):
+            return
+        what = self._what(causes)
+        if what == self._told:
+            return
+        self._told = what
+        left = max(0.0, join_by - now)
+        text = f"waiting for {what}" if not causes else f"waiting up to {left:.0f} s for {what}"
+        self.state.emit(Event("waiting", text, {"causes": causes, "for_s": left}))
+
+    def is_in_vain(self, now: float) -> bool:
+        """Whether nobody can come any more: nobody can dial this learner, nobody is known, and each
+        address has refused it or has a name that does not exist."""
+        state = self.state
+        if state.roster.address or state.roster.peers or not state.seeds.found:
+            return False
+        patience_s = UNRESOLVED * state.policies.timing.join_timeout_s
+        closed = state.seeds.unresolved(now, patience_s).union(state.seeds.refused)
+        return closed.issuperset(state.seeds.found)
+
+    def causes(self) -> dict[str, str]:
+        """By address, why this learner still waits for the one there."""
+        seeds = self.state.seeds
+        return {
+            address: why
+            for address in seeds.found
+            if address not in seeds.refused and (why := self._why(address))
+        }
+
+    def _failed(self, address: str) -> bool:
+        seeds = self.state.seeds
+        return seeds.found[address] is None and address in seeds.unreached
+
+    def _why(self, address: str) -> str:
+        """Why this learner still waits for the one at an address; empty if it does not."""
+        state = self.state
+        peer = state.seeds.found[address]
+        if peer is None:
+            failure = state.seeds.unreached.get(address)
+            return failure[0].value if failure else _NO_ANSWER_YET
+        known = state.roster.find(peer)
+        if known is None or known.suspected:
+            return _GONE.format(peer.name)
+        return "" if known.beat and known.beat.genesis else _NOT_BEGUN.format(peer.name)
+
+    def _what(self, causes: dict[str, str]) -> str:
+        if causes:
+            return ", ".join(f"{address} ({why})" for address, why in causes.items())
+        sources = {peer for peer, _ in self.state.wants.values()}
+        if self.state.switch:
+            sources = {self.state.switch.peer}
+        if sources:
+            return f"the weights of {', '.join(sorted(peer.name for peer in sources))}"
+        return "the other learners to take the weights to begin with"

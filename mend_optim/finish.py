@@ -1,0 +1,98 @@
+"""The results of `synchronize()` and `finish()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mend_optim.engine.ending import Ended
+from mend_optim.status import Status
+
+NOBODY = "nobody is left to merge with; this learner's own parameters have the rest"
+TOO_FEW = "those who are left are no quorum, or nobody can dial any of them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """How a run ended; `MendOptimizer.finish()` returns it. It is true if all live learners have
+    agreed to end on one model.
+
+    Attributes:
+        agreed: whether all on this learner's roster ended together with it.
+        digest: of the anchors, in hex. All learners with this digest hold the same parameters, bit
+            for bit. Empty if there was no agreement.
+        tokens: by name, the tokens that each of those who ended together has trained.
+        unmerged_tokens: own tokens that are in no anchor. If this learner was the last one, they
+            are in its own parameters.
+        dropped_tokens: own tokens whose work could not be kept.
+        superseded_tokens: own tokens that were merged on a branch which the others left.
+        reason: why there was no agreement, or why some tokens are in no anchor; else empty.
+
+    Example:
+        >>> finish = Finish(agreed=True, digest="5eed", tokens={"a": 640, "b": 320})
+        >>> bool(finish), sorted(finish.tokens)
+        (True, ['a', 'b'])
+    """
+
+    agreed: bool
+    digest: str = ""
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    unmerged_tokens: int = 0
+    dropped_tokens: int = 0
+    superseded_tokens: int = 0
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.agreed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The outcome of `MendOptimizer.synchronize()`. It is true if all that this learner has trained
+    is merged.
+
+    Attributes:
+        merged: whether everything is merged, and nobody was seen to have a greater anchor.
+        unmerged_tokens: own tokens that are in no anchor.
+        reason: why something is not merged; else empty.
+
+    Example:
+        >>> settled = Settled(merged=False, unmerged_tokens=295, reason="nobody is left")
+        >>> bool(settled), settled.unmerged_tokens
+        (False, 295)
+    """
+
+    merged: bool
+    unmerged_tokens: int = 0
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.merged
+
+
+def finished(status: Status, ended: Ended | None, timeout_s: float | None) -> Finish:
+    """The end of a learner with this last status: who ended with it, or nobody in that time."""
+    if ended:
+        reason = (NOBODY if ended.alone else TOO_FEW) if status.unmerged_tokens else ""
+    else:
+        others = ", ".join(peer.name for peer in status.roster) or "nobody"
+        reason = f"not all had finished after {timeout_s:g} s; on the roster: {others}"
+    return Finish(
+        agreed=ended is not None and (ended.alone or not ended.fresh),
+        digest=ended.digest if ended else "",
+        tokens=ended.tokens if ended else {},
+        unmerged_tokens=status.unmerged_tokens,
+        dropped_tokens=status.dropped_tokens,
+        superseded_tokens=status.superseded_tokens,
+        reason=reason,
+    )
+
+
+def settled(status: Status, in_time: bool, alone: bool, timeout_s: float) -> Settled:
+    """The outcome of waiting so long until all was merged."""
+    reason = ""
+    if not in_time:
+        reason = f"it took longer than {timeout_s:g} s"
+    elif status.unmerged_tokens and alone:
+        reason = NOBODY
+    return Settled(merged=not reason, unmerged_tokens=status.unmerged_tokens, reason=reason)

@@ -1,0 +1,81 @@
+"""A status, printed: ten lines for people; its repr keeps every field."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mend_optim import Status
+from mend_optim.engine.ledger import MemberRecord, RoundRecord
+from mend_optim.status import FragmentStatus, PeerStatus
+
+ROUND = RoundRecord(
+    fragment=0,
+    version=12,
+    tokens=123_456,
+    digest="5eedfeed00",
+    reason="all_present",
+    members=tuple(
+        MemberRecord(name=name, incarnation=1, seq=1, tokens=8, steps=8, weight=0.5)
+        for name in "ab"
+    ),
+)
+PULLED = RoundRecord(fragment=0, version=13, tokens=123_464, digest="feed", reason="pulled")
+PEER = PeerStatus(name="b", incarnation=1, state="alive", address="b:1", step=9, tokens=9)
+FRAGMENT = FragmentStatus(
+    index=0, tokens=123_456, version=12, digest="5eedfeed00", unmerged_tokens=16
+)
+STATUS = Status(
+    name="a",
+    address="127.0.0.1:29600",
+    step=1500,
+    tokens=96_000,
+    unmerged_tokens=16,
+    joined=True,
+    rounds_adopted=12,
+    fragments=(FRAGMENT,),
+    roster=(PEER, replace(PEER, name="c", state="suspected"), replace(PEER, name="d", slow=2.51)),
+    rounds=(ROUND, PULLED),
+    bytes_sent=1_234_567,
+    bytes_received=7_654_321,
+    seconds_in_mend=0.52,
+    position=1500,
+    cluster_step=1510,
+    cluster_tokens=123_456,
+    sync_every=8,
+    latency=3,
+)
+PRINTED = """\
+a has joined
+  address   127.0.0.1:29600
+  trained   1,500 steps, 96,000 tokens: 16 unmerged, 0 dropped, 0 superseded
+  position  1,500, the farthest learner's is 1,510
+  anchor    version 12, 123,456 tokens, digest 5eedfeed
+  rounds    12 adopted, one every 8 steps, each takes 3; the last merged a, b
+  peers     b alive, c suspected, d alive, 2.5 times slower
+  traffic   1.2 MB sent, 7.7 MB received
+  time      0.5 s in mend_optim"""
+
+
+def test_a_status_prints_as_lines_for_people() -> None:
+    assert str(STATUS) == PRINTED
+
+
+def test_its_repr_is_that_of_its_fields() -> None:
+    assert repr(STATUS).startswith("Status(name='a', address='127.0.0.1:29600', step=1500, ")
+
+
+def test_lines_do_not_grow_with_the_cluster() -> None:
+    many = replace(STATUS, roster=(PEER,) * 40, fragments=(FRAGMENT,) * 8)
+    peers = "  peers     " + "b alive, " * 5 + "35 more"
+    assert peers in str(many).splitlines()
+    assert "digest 5eedfeed, and 7 more" in str(many)
+    assert len(str(many).splitlines()) == len(PRINTED.splitlines())
+
+
+def test_a_learner_before_it_joins_and_one_without_peers() -> None:
+    waiting = replace(STATUS, joined=False, roster=(), rounds=(), fragments=(), latency=0)
+    assert str(waiting).startswith("a has not joined yet\n")
+    assert "  anchor    none\n" in str(waiting)
+    assert "  peers     none\n" in str(waiting)
+    assert "  rounds    12 adopted, one every 8 steps\n" in str(waiting)
+    assert str(Status(name="a", address="", step=0, tokens=0)).startswith("a has no peers\n")

@@ -1,0 +1,148 @@
+"""Why a hello got no answer: told by real dials, at each kind of place where no learner is."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mend_optim.codecs.packing import fresh
+from mend_optim.errors import PeerError
+from mend_optim.protocol.timing import Timing
+from mend_optim.protocol.unreached import Unreached
+from mend_optim.transport import grpc_transport as room
+from mend_optim.transport.diagnosis import why_unreached
+from mend_optim.transport.grpc_transport import Transport
+from tests.unit.transport.recorder import LIMIT, Recorder
+
+grpc = room.grpc  # not imported here: its first importer decides about its fork handlers
+HOST = "127.0.0.1"
+TIMING = Timing(beat_s=0.1, round_timeout_s=5.0, evict_after_s=1.0)
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
+
+
+def address_of(server: asyncio.Server) -> str:
+    return f"{HOST}:{server.sockets[0].getsockname()[1]}"
+
+
+@asynccontextmanager
+async def tcp(serve: Serve, **options: Any) -> AsyncIterator[str]:
+    server = await asyncio.start_server(serve, HOST, 0, **options)
+    try:
+        yield address_of(server)
+    finally:
+        server.close()
+
+
+async def _speak_http1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    writer.close()
+
+
+async def _speak_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9\r\n")
+    await reader.read()
+    writer.close()
+
+
+async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def _stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(1000):
+        pass
+    writer.close()
+
+
+def tls() -> AbstractAsyncContextManager[str]:
+    """A server that wants TLS. It needs no certificate to refuse one who does not speak it."""
+    return tcp(_stay_silent, ssl=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+
+
+@asynccontextmanager
+async def closed_port() -> AsyncIterator[str]:
+    """A port that is bound, so that nobody else takes it, and at which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        yield f"{HOST}:{bound.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def no_name() -> AsyncIterator[str]:
+    yield "no-such-host.invalid:1"
+
+
+@asynccontextmanager
+async def other_service() -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    port = server.add_insecure_port(f"{HOST}:0")
+    await server.start()
+    try:
+        yield f"{HOST}:{port}"
+    finally:
+        await server.stop(0)
+
+
+PLACES: dict[str, tuple[Callable[[], AbstractAsyncContextManager[str]], Unreached]] = {
+    "closed port": (closed_port, Unreached.REFUSED),
+    "no such name": (no_name, Unreached.NAME),
+    "TLS": (tls, Unreached.PROTOCOL),
+    "HTTP/1": (lambda: tcp(_speak_http1), Unreached.PROTOCOL),
+    "ssh": (lambda: tcp(_speak_first), Unreached.PROTOCOL),
+    "hangs up": (lambda: tcp(_hang_up), Unreached.PROTOCOL),
+    "another gRPC service": (other_service, Unreached.PROTOCOL),
+    "silent": (lambda: tcp(_stay_silent), Unreached.ANSWER),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_dial_tells_why_it_failed(place: str) -> None:
+    there, cause = PLACES[place]
+
+    async def dial() -> None:
+        learner = Recorder("a")
+        async with there() as seed:
+            transport = Transport(
+                learner,
+                listen=None,
+                advertise=None,
+                seeds=[seed],
+                timing=TIMING,
+                limit=[LIMIT].__getitem__,
+                allocate=fresh,
+            )
+            await transport.start()
+            try:
+                await learner.until(lambda: learner.of("unreached"))
+            finally:
+                await transport.stop()
+            assert learner.of("unreached")[0] == (seed, cause)
+            assert learner.of("refused") == learner.of("met") == []
+
+    asyncio.run(dial())
+
+
+@pytest.mark.parametrize(
+    ("details", "cause"),
+    [
+        ("DNS resolution failed for b:1: C-ares status is not ARES_SUCCESS", Unreached.NAME),
+        ("Failed to connect to remote host: No route to host", Unreached.ROUTE),
+        ("connect: Network is unreachable (101)", Unreached.ROUTE),
+        ("this learner is leaving", Unreached.LEAVING),
+        ("words of a gRPC that is not written yet", Unreached.ANSWER),
+    ],
+)
+def test_words_that_no_dial_here_brings_about(details: str, cause: Unreached) -> None:
+    assert why_unreached(PeerError(f"UNAVAILABLE: {details}")) is cause
+
+
+def test_every_cause_has_a_remedy() -> None:
+    assert all(cause.remedy for cause in Unreached)

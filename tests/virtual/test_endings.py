@@ -1,0 +1,136 @@
+"""The end of runs: whole clusters in virtual time, whose learners finish at any step, die, start
+late and come back meanwhile."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from mend_optim.protocol.lineage import PeerId
+from tests.virtual.cluster import Cluster
+from tests.virtual.process import Learner
+from tests.virtual.storms import policies
+from tests.virtual.units import Vector
+
+LIMIT_S = 2000.0
+
+
+@dataclass(frozen=True)
+class End:
+    """One learner's end: who ended with it, on what, and what that is."""
+
+    members: frozenset[PeerId]
+    ready: bytes
+    anchors: list[Vector]
+    left_over: int
+
+
+class Finishing(Learner):
+    """A learner that finishes at some time, and ends when all have agreed."""
+
+    finishes = False
+
+    @property
+    def trains(self) -> bool:
+        return not self.finishes and super().trains
+
+    def finish(self) -> None:
+        state = self.engine.state
+        if not state.joined or not state.fragments:
+            self.cluster.after(0.5, self, self.finish)
+            return
+        self.finishes = True
+        self.engine.rest(self.now, finishing=True)
+        self.pump()
+
+    def pump(self) -> None:
+        super().pump()
+        if self.finishes and not self.dead and self.engine.ending.agreed():
+            self.cluster.ended(self)  # type: ignore[attr-defined]
+
+
+class Ends(Cluster):
+    """A cluster whose learners finish."""
+
+    learner_type = Finishing
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ends: dict[PeerId, End] = {}
+
+    def finish(self, name: str) -> None:
+        learner = self.learners.get(name)
+        if isinstance(learner, Finishing) and not learner.finishes:
+            self.after(0.0, learner, learner.finish)
+
+    def ended(self, learner: Finishing) -> None:
+        state = learner.engine.state
+        peers = frozenset(peer.id for peer in state.roster.peers.values())
+        left_over = max(f.unmerged(state.totals).tokens for f in state.fragments)
+        anchors = [dict(theta) for theta in learner.units.theta]
+        self.ends[learner.id] = End(peers | {learner.id}, state.ready, anchors, left_over)
+        assert not learner.mailbox
+        if learner.engine.ending.can_merge():
+            assert left_over == 0
+            assert learner.weights == anchors
+        learner.engine.leave(learner.now)
+        Learner.pump(learner)
+        self.kill(learner)
+
+    def all_ended(self, names: set[str]) -> bool:
+        return not any(name in self.learners for name in names)
+
+
+def play(seed: int, *, faults: bool) -> Ends:
+    """Learners start, finish and die at times drawn from the seed."""
+    r = random.Random(seed)
+    n = r.randrange(2, 7)
+    options = {"fragments": r.choice([1, 1, 2]), "adopt_after": r.choice([None, None, 0, 2])}
+    chosen = policies(r.choice([None, None, 1, n]), stays=r.random() < 0.3, **options)
+    hidden = r.choice([0, 1]) if n > 2 else 0
+    cluster = Ends(n, seed, chosen, loss=0.05 if faults else 0.0, hidden=hidden)
+    for name in cluster.names:
+        cluster.at(r.uniform(0, 30) if faults else 0.0, cluster.start, name)
+        cluster.at(r.uniform(40, 160), cluster.finish, name)
+    if faults:
+        for name in r.sample(cluster.names, r.randrange(n)):
+            died = r.uniform(10, 200)
+            cluster.at(died, cluster.crash, name)
+            if r.random() < 0.7:
+                back = died + r.uniform(1, 100)
+                cluster.at(back, cluster.start, name)
+                cluster.at(back + r.uniform(5, 100), cluster.finish, name)
+        for name in r.sample(cluster.names, r.randrange(n)):
+            cluster.at(r.uniform(30, 170), cluster.freeze, name, r.uniform(1, 40), r.random() < 0.5)
+    cluster.run(300.0)
+    assert cluster.until(lambda: cluster.all_ended(set(cluster.names)), LIMIT_S), [
+        (x.name, x.engine.state.mode, x.engine.state.ready) for x in cluster.learners.values()
+    ]
+    return cluster
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_that_finish_hold_one_model_and_every_step_is_in_it(seed: int) -> None:
+    cluster = play(seed, faults=False)
+    ends = list(cluster.ends.values())
+    assert len(ends) == len(cluster.names)
+    assert all(end.anchors == ends[0].anchors for end in ends)
+    assert sum(end.left_over for end in ends) == 0
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_whoever_ends_together_holds_one_model_whatever_happens(seed: int) -> None:
+    """Learners that were cut off, came too late or came back end with whom they can."""
+    cluster = play(seed, faults=True)
+    for end in cluster.ends.values():
+        for member in end.members & cluster.ends.keys():
+            assert cluster.ends[member].anchors == end.anchors
+
+
+def test_late_newcomers_are_turned_away() -> None:
+    """In many runs, somebody knocks when all others are about to end."""
+    turned_away = sum(play(seed, faults=True).seen["turned away"] for seed in range(8, 12))
+    assert turned_away > 0

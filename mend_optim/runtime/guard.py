@@ -24,6 +24,14 @@ class Guard:
         """Whether the calling thread holds the mutex."""
         return bool(self.mutex._is_owned())  # type: ignore[attr-defined]
 
+    def abandon(self) -> None:
+        """In a forked child: a thread that is not here may hold the mutex for ever. Make it anew;
+        nobody waits for it here."""
+        self.mutex = threading.RLock()
+        self.changed = threading.Condition(self.mutex)
+        self.over = True
+        self.error = None
+
     def end(self, error: BaseException | None = None) -> None:
         """Make the learner over, after `error` if there was one."""
         with self.mutex:

@@ -5,15 +5,15 @@
     merge worker, one per learner:   ──▶┘        engine        └──▶ events: ledger, log, on_event
 
 The mutex is held for decisions only. Copies, merges and sends happen after it is released. All
-threads are daemons. `Learner.close` is idempotent, and also runs when the interpreter exits."""
+threads are daemons. `Learner.close` is idempotent. It also runs when the interpreter exits, and
+when the learner's owner is gone: the threads reach nothing that leads to the owner."""
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
+import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mend_optim.engine.boundaries import Readings
 from mend_optim.engine.effects import Done, Extend, Job, Send, Work
+from mend_optim.engine.ending import Ended
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
@@ -30,11 +31,12 @@ from mend_optim.errors import ClosedError, MendError, unreachable
 from mend_optim.model.copies import Ready
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.handshake import Hello
+from mend_optim.runtime import open_learners
 from mend_optim.runtime.guard import Guard
-from mend_optim.runtime.ledger_file import LedgerFile
 from mend_optim.runtime.merge_worker import MergeWorker
 from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.runtime.network_side import NetworkSide
+from mend_optim.runtime.reporter import Reporter
 from mend_optim.status import Status, learner_status
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.worker.anchors import Anchors
@@ -42,8 +44,6 @@ from mend_optim.worker.checkpoint import Kept, keep
 from mend_optim.worker.correction import Correction
 
 log = logging.getLogger("mend_optim")
-# The kinds of events that the user may have to act on.
-WARNINGS = ("alone", "refused", "fault", "costly", "below_quorum", "unknown", "unclosed")
 
 
 class Todo(NamedTuple):
@@ -69,6 +69,7 @@ class Learner:
         transport: makes the transport, given its handler.
         ledger: path of the ledger, if there is one.
         on_event: called with every event, on the worker thread.
+        listen: the address that the transport listens on, if it does.
     """
 
     def __init__(
@@ -79,15 +80,17 @@ class Learner:
         transport: Callable[[NetworkSide], Transport],
         ledger: Path | None,
         on_event: Callable[[Event], None] | None,
+        listen: str | None = None,
     ) -> None:
         self.guard = Guard()
-        self.mutex = self.guard.mutex
         self.engine = engine(time.monotonic())
         self.me = self.engine.state.me
         self.worker = MergeWorker(self.guard, self._finished)
-        self._ledger = LedgerFile(ledger, self.me) if ledger else None
-        self._on_event = on_event
+        self._reporter = Reporter(self.me, ledger, on_event, self._present_period)
         self._released = False
+        self._ended = threading.Event()
+        #: Whether its owner is gone. Nobody can use it any more.
+        self.dropped = False
         self._pid = os.getpid()
         self.network = NetworkSide(
             self.engine,
@@ -96,10 +99,21 @@ class Learner:
             transport=transport,
             dispatch=self._dispatch_effects,
         )
-        self.network.start()
-        _open.add(self)
+        with open_learners.making_room(listen):
+            self.network.start()
+        open_learners.add(self)
         # The thread starts last, so that it never sees a half-made learner.
         self.worker.start()
+
+    @property
+    def mutex(self) -> threading.RLock:
+        """The mutex around the engine. In a forked child it is another one."""
+        return self.guard.mutex
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0 if nobody can dial it."""
+        return self.network.transport.port
 
     @property
     def closed(self) -> bool:
@@ -188,10 +202,10 @@ class Learner:
             self.engine.state.emit(event)
             self._dispatch_effects()
 
-    def rest(self) -> None:
-        """Stop stepping, to synchronize."""
+    def rest(self, finishing: bool = False) -> None:
+        """Stop stepping, to synchronize or to finish."""
         with self.mutex:
-            self.engine.rest(time.monotonic())
+            self.engine.rest(time.monotonic(), finishing)
             self._dispatch_effects()
 
     def wait(self, holds: Callable[[], bool], timeout_s: float) -> bool:
@@ -222,6 +236,10 @@ class Learner:
         """At rest, wait until `take` has something to do, or everything is merged."""
         return self.wait(self._has_news, timeout_s)
 
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """At rest, wait until `take` has something to do, or all have agreed to end."""
+        return self.wait(self._may_end, timeout_s)
+
     def check(self) -> None:
         """Raise, once, an error for the fault that stopped a background thread.
 
@@ -237,26 +255,38 @@ class Learner:
         assert self.guard.is_held()
         return bool(self.worker.mailbox) or not self.engine.boundaries.must_wait()
 
-    def _has_news(self) -> bool:
+    def _has_work(self) -> bool:
         assert self.guard.is_held()
-        boundaries = self.engine.boundaries
-        return (
-            bool(self.worker.mailbox)
-            or bool(boundaries.fragments_to_copy())
-            or boundaries.settled()
-        )
+        return bool(self.worker.mailbox) or bool(self.engine.boundaries.fragments_to_copy())
+
+    def _has_news(self) -> bool:
+        return self._has_work() or self.engine.boundaries.settled()
+
+    def _may_end(self) -> bool:
+        return self._has_work() or self.engine.ending.agreed()
 
     # ── where it stands ───────────────────────────────────────────────────────────────────────────
 
     def is_alone(self) -> bool:
-        """Whether no peer shares this learner's model: its weights are the anchor."""
+        """Whether no peer shares this learner's model: its weights are the anchor. So they are in a
+        forked child: the worker may have been at work on the anchors when it was forked."""
         with self.mutex:
-            return self.engine.state.alone
+            return self.inherited or self.engine.state.alone
 
     def is_settled(self) -> bool:
         """Whether, at rest, everything is merged and nobody has a greater anchor."""
         with self.mutex:
             return self.engine.boundaries.settled() and not self.closed
+
+    def end(self) -> Ended | None:
+        """Who ends together with this learner, once all are ready to."""
+        with self.mutex:
+            return None if self.closed else self.engine.ending.end()
+
+    def fresh_fragments(self) -> set[int]:
+        """The fragments whose anchors are first weights: nothing is merged in them."""
+        with self.mutex:
+            return self.engine.ending.fresh_fragments()
 
     def step_count(self) -> int:
         """This learner's own inner steps."""
@@ -273,6 +303,10 @@ class Learner:
         with self.mutex:
             state = self.engine.state
             return state.schedule.sync_every if state.policies.auto else 0
+
+    def _present_period(self) -> int:
+        with self.mutex:
+            return self.engine.state.schedule.sync_every
 
     def status(self, *, step: int, tokens: int, head_start: int, seconds_in_mend: float) -> Status:
         """The status; `head_start` counts until this learner has begun."""
@@ -326,28 +360,11 @@ class Learner:
                 case Work():
                     self.worker.perform(effect.job)
                 case Event():
-                    self.worker.put(partial(self._deliver_event, effect))
+                    self.worker.put(partial(self._reporter.report, effect))
                 case _:
                     unreachable(effect)
         self.guard.changed.notify_all()
         self.network.flush_soon()
-
-    def _deliver_event(self, event: Event) -> None:
-        """Write an event to ledger and log, and call back. None of them may hurt training."""
-        record = event.facts.get("round")
-        if record and self._ledger:
-            self._ledger.add(record)
-        level = logging.INFO
-        if event.kind in WARNINGS:
-            level = logging.WARNING
-        elif record:
-            level = logging.DEBUG
-        log.log(level, "%s: %s", self.me.name, event.text)
-        if self._on_event:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("on_event failed, told of %r", event.kind)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
 
@@ -355,8 +372,7 @@ class Learner:
         """Say goodbye, and stop both threads' work for this learner.
 
         A second call does nothing, nor does a call in a forked child."""
-        _open.discard(self)
-        if self._pid != os.getpid():
+        if self.inherited:
             return
         with self.mutex:
             # A second call would take the loop away from the process's other learners.
@@ -369,21 +385,48 @@ class Learner:
         self.worker.end()
         self.network.stop()
         self.worker.join(CLOSE_S)
-        if self._ledger:
-            self._ledger.close(CLOSE_S)
+        self._reporter.close(CLOSE_S)
         self.network.loop.release()
+        open_learners.discard(self)
+        self._ended.set()
+
+    def await_end(self) -> None:
+        """Wait until `close`, on another thread, has ended."""
+        self._ended.wait(3 * CLOSE_S)
+
+    def drop(self) -> None:
+        """The owner is gone: leave.
+
+        The garbage collector may call this on any thread, in the middle of anything, and whatever
+        locks that thread holds. So the worker thread does the work. A `SimpleQueue` may be put to
+        from there; a lock may not be taken."""
+        self.dropped = True
+        self.worker.put(self._close_dropped)
+
+    def _close_dropped(self) -> None:
+        log.info("%s: its optimizer is gone and was not closed, so it leaves", self.me.name)
+        self.close()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process is a forked child of the one that the learner lives in."""
+        return self._pid != os.getpid()
+
+    def abandon(self) -> None:
+        """In a forked child: be closed. Threads, peers and sockets are the parent's, so say no
+        goodbye and wait for nobody."""
+        self.guard.abandon()
+        self.worker.abandon()
+        self.network.abandon()
+        self.engine.abandon()
 
     def require_open(self) -> None:
+        if self.inherited:
+            raise ClosedError(
+                "this optimizer's learner is in the process that forked this one; here it still "
+                "steps, but it has no peers to wait for"
+            )
         if self.closed:
             raise ClosedError(
                 "this optimizer was closed; it still steps, but it has no peers to wait for"
             )
-
-
-_open: weakref.WeakSet[Learner] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for learner in list(_open):
-        learner.close()

@@ -16,8 +16,8 @@ from mend_optim.protocol.lineage import PeerId
 log = logging.getLogger("mend_optim")
 # The longest that `add` waits for the disk. A healthy one takes a thousandth of it.
 PROMPT_S = 0.2
-# The most lines that wait for the disk. A learner adopts about one anchor a minute.
-KEPT = 1000
+# The most lines that wait for the disk: some megabytes. Quick rounds write tens of lines a second.
+KEPT = 10_000
 
 
 class LedgerFile:

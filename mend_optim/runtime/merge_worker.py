@@ -77,6 +77,10 @@ class MergeWorker:
                 self.thread.join(CLOSE_S)
         return seen[0] if seen else look(anchors)
 
+    def abandon(self) -> None:
+        """In a forked child, which the thread is not in: nobody takes what is put from here on."""
+        self.jobs = queue.SimpleQueue()
+
     def end(self) -> None:
         """Let the thread end after the jobs in the queue."""
         self.jobs.put(None)

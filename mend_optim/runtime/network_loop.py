@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -19,6 +20,8 @@ class NetworkLoop:
     _lock = threading.Lock()
     _shared: NetworkLoop | None = None
     _users = 0
+    # In a forked child, the parent's loop. What belongs to it must not be taken apart here.
+    _inherited: NetworkLoop | None = None
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -47,6 +50,15 @@ class NetworkLoop:
         if not self.thread.is_alive():
             self.loop.close()
 
+    @classmethod
+    def abandon(cls) -> None:
+        """In a forked child: the loop is the parent's, and a thread that is not here may hold the
+        lock. A loop that is made here is a new one."""
+        cls._lock = threading.Lock()
+        cls._inherited = cls._shared
+        cls._shared = None
+        cls._users = 0
+
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop and wait for its result. Called on any other thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
@@ -60,3 +72,7 @@ class NetworkLoop:
     def later(self, delay_s: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         """Call `action` on the loop after so many seconds. Called on the loop."""
         return self.loop.call_later(delay_s, action)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=NetworkLoop.abandon)

@@ -13,6 +13,7 @@ from mend_optim.engine.engine import Engine
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message
+from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
 from mend_optim.transport.grpc_transport import Transport
@@ -71,6 +72,11 @@ class NetworkSide:
         with suppress(Exception):
             self.loop.run(self.transport.stop(), CLOSE_S)
 
+    def abandon(self) -> None:
+        """In a forked child: never call the loop, whose thread and sockets are the parent's."""
+        self._outbox.clear()
+        self._flushing = True
+
     def send(self, send: Send) -> None:
         """Put a message into the outbox; `flush_soon` sends it."""
         assert self._guard.is_held()
@@ -123,6 +129,11 @@ class NetworkSide:
     def refused(self, address: str, reason: str) -> None:
         with self._guard.mutex:
             self._engine.refused(time.monotonic(), address, reason)
+            self._dispatch()
+
+    def unreached(self, address: str, cause: Unreached) -> None:
+        with self._guard.mutex:
+            self._engine.unreached(time.monotonic(), address, cause)
             self._dispatch()
 
     def itself(self, address: str) -> None:

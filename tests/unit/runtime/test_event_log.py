@@ -1,0 +1,134 @@
+"""The log: how loud each event is, and what it says of the rounds without a line for each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mend_optim.engine.ledger import Event, MemberRecord, RoundRecord
+from mend_optim.runtime.event_log import EVERY_S, EventLog, level_of
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """The lines that a user sees at level INFO, by the time the test reads them."""
+    caplog.set_level(logging.INFO, "mend_optim")
+    seen: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    handler = Keep(logging.INFO)
+    logging.getLogger("mend_optim").addHandler(handler)
+    yield seen
+    logging.getLogger("mend_optim").removeHandler(handler)
+
+
+def round_of(*members: str, version: int = 1, **facts: Any) -> Event:
+    record = RoundRecord(
+        fragment=0,
+        version=version,
+        tokens=1000 * version,
+        digest="5eed",
+        reason="all_present" if members else "pulled",
+        members=tuple(
+            MemberRecord(name=name, incarnation=1, seq=1, tokens=8, steps=8, weight=0.5)
+            for name in members
+        ),
+        **facts,
+    )
+    return Event("round", f"fragment 0 version {version}", {"round": record})
+
+
+@pytest.mark.parametrize(
+    ("event", "level"),
+    [
+        (Event("alone", ""), logging.WARNING),
+        (Event("waiting", ""), logging.WARNING),
+        (Event("suspected", ""), logging.WARNING),
+        (Event("evicted", ""), logging.WARNING),
+        (Event("joined", ""), logging.INFO),
+        (Event("left", ""), logging.INFO),
+        (Event("slow", ""), logging.INFO),
+        (round_of("a"), logging.DEBUG),
+        (Event("joined", "", lifts="waiting"), logging.WARNING),
+        (Event("met", "", lifts="evicted"), logging.WARNING),
+        (Event("met", "", lifts="left"), logging.INFO),
+        (Event("together", "", lifts="alone"), logging.WARNING),
+        (Event("quorum", "", lifts="below_quorum"), logging.WARNING),
+        (Event("recovered", "", lifts="costly"), logging.WARNING),
+        (Event("recovered", "", lifts="slow"), logging.INFO),
+    ],
+)
+def test_an_all_clear_is_as_loud_as_the_news_that_it_lifts(event: Event, level: int) -> None:
+    assert level_of(event) == level
+
+
+def test_the_first_merge_is_told_and_then_a_summary_at_most_every_30_s(
+    clock: Clock, lines: list[str]
+) -> None:
+    log = EventLog("a", lambda: 16, clock)
+    log.tell(round_of("a", "b"))
+    assert lines == ["a: first merge: one model of a, b, 1,000 tokens in it, H = 16, nothing lost"]
+    for version in range(2, 61):
+        clock.now += 1.0
+        log.tell(round_of("a", "b", version=version))
+    assert lines[1:] == [
+        "a: merged 30 rounds in 30 s: a, b; 31,000 tokens in the model, H = 16, nothing lost"
+    ]
+
+
+def test_a_pause_between_rounds_brings_no_summary_of_nothing(
+    clock: Clock, lines: list[str]
+) -> None:
+    log = EventLog("a", lambda: 16, clock)
+    log.tell(round_of("a", "b"))
+    clock.now += 10 * EVERY_S
+    log.tell(Event("left", "b left"))
+    assert lines[1:] == ["a: b left"]
+    log.tell(round_of("a", "b", version=2))
+    assert lines[2].startswith("a: merged 1 round in 300 s: a, b; 2,000 tokens")
+
+
+def test_a_summary_names_what_was_lost_and_who_was_not_in_all_rounds(
+    clock: Clock, lines: list[str]
+) -> None:
+    log = EventLog("a", lambda: 16, clock)
+    log.tell(round_of("a", "b"))
+    log.tell(round_of(version=2, dropped_tokens=64, superseded_tokens=32))
+    log.tell(round_of("a", version=3, absent=("b",)))
+    clock.now = EVERY_S
+    log.tell(round_of("a", "b", version=4))
+    assert lines[1:] == [
+        "a: merged 2 rounds in 30 s: a, b in 1; 4,000 tokens in the model, H = 16, "
+        "tokens dropped: 64, tokens superseded: 32, offers missed: 1"
+    ]
+    clock.now = 2 * EVERY_S
+    log.tell(round_of("a", "b", version=5))
+    assert lines[2].endswith("nothing lost")
+
+
+def test_an_anchor_that_was_taken_whole_is_no_merge(clock: Clock, lines: list[str]) -> None:
+    log = EventLog("a", lambda: 16, clock)
+    log.tell(round_of(version=7))
+    assert lines == []
+    log.tell(round_of("a", "b", version=8))
+    assert lines == ["a: first merge: one model of a, b, 8,000 tokens in it, H = 16, nothing lost"]

@@ -1,0 +1,64 @@
+"""Who holds a port of this process, as a new learner finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from mend_optim.errors import UsageError
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.runtime import open_learners
+from mend_optim.runtime.open_learners import making_room
+
+EARLIER = PeerId("earlier", 1)
+HERE = "127.0.0.1:5000"
+TAKEN = UsageError("the port is taken")
+
+
+@dataclass(eq=False)
+class Fake:
+    """A learner whose end is under way on another thread, if it is dropped."""
+
+    port: int
+    dropped: bool
+    me: PeerId = EARLIER
+    calls: list[str] = field(default_factory=list)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def await_end(self) -> None:
+        self.calls.append("await_end")
+        open_learners.discard(self)
+
+
+@pytest.fixture
+def earlier(request: pytest.FixtureRequest) -> Iterator[Fake]:
+    fake = Fake(*request.param)
+    open_learners.add(fake)
+    yield fake
+    open_learners.discard(fake)
+
+
+@pytest.mark.parametrize("earlier", [(5000, True)], indirect=True)
+def test_a_dropped_learner_has_ended_before_its_port_is_taken(earlier: Fake) -> None:
+    with making_room(HERE):
+        assert earlier.calls == ["close", "await_end"]
+
+
+@pytest.mark.parametrize("earlier", [(5000, False)], indirect=True)
+def test_an_open_learner_is_not_disturbed(earlier: Fake) -> None:
+    with pytest.raises(UsageError, match="'earlier' of this process"), making_room(HERE):
+        raise TAKEN
+    assert earlier.calls == []
+
+
+@pytest.mark.parametrize("earlier", [(5001, True), (0, True)], indirect=True)
+@pytest.mark.parametrize("listen", [HERE, "127.0.0.1:0", None])
+def test_a_learner_on_another_port_is_in_nobodys_way(earlier: Fake, listen: str | None) -> None:
+    with pytest.raises(UsageError) as error, making_room(listen):
+        raise TAKEN
+    assert error.value is TAKEN
+    assert earlier.calls == []

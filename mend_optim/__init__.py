@@ -1,7 +1,7 @@
 """Independent training processes, on slow and unreliable links, train one model together.
 
     inner = AdamW(model.parameters(), lr=3e-4)
-    optimizer = MendOptimizer(inner, listen="0.0.0.0:51900", peers=["b:51900"])
+    optimizer = MendOptimizer(inner, listen="0.0.0.0:29600", peers=["b:29600"])
 
 All public names are here. The packages below this one are internal."""
 
@@ -15,9 +15,11 @@ from mend_optim.engine.moment_schedule import Moment, MomentSchedule
 from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.errors import ClosedError, MendError, PeerError, UsageError
+from mend_optim.finish import Finish, Settled
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.optimizer import MendOptimizer
 from mend_optim.protocol.timing import Timing
+from mend_optim.runtime.open_learners import close_all
 from mend_optim.status import FragmentStatus, PeerStatus, Status
 from mend_optim.worker.outer import DiLoCoNesterov, Nesterov
 
@@ -28,6 +30,7 @@ __all__ = [
     "DiLoCoNesterov",
     "Event",
     "FailSlow",
+    "Finish",
     "Float4",
     "FragmentStatus",
     "Grace",
@@ -45,9 +48,11 @@ __all__ = [
     "PowerSGD",
     "Quorum",
     "RoundRecord",
+    "Settled",
     "Sparse",
     "Status",
     "Timing",
     "UsageError",
+    "close_all",
 ]
 __version__ = "0.1.0"

@@ -77,6 +77,12 @@ def require(holds: bool, argument: str, value: object, bound: str, remedy: str =
         )
 
 
+def require_instance(argument: str, value: object) -> None:
+    """Raise `UsageError` if a class was passed in place of an instance of it."""
+    if isinstance(value, type):
+        require(False, argument, value, "an instance", f"write {argument}={value.__name__}()")
+
+
 def unreachable(value: NoReturn) -> NoReturn:
     """Stands in the last case of a `match` over a closed union: mypy proves that no value gets
     there."""

@@ -3,16 +3,14 @@ one model together."""
 
 from __future__ import annotations
 
-import time
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from mend_optim.codecs.registry import Codec
 from mend_optim.engine.late_adoption import Adoption
@@ -21,16 +19,15 @@ from mend_optim.engine.moment_schedule import MomentSchedule
 from mend_optim.engine.period import AutoPeriod, read_period
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.errors import UsageError, is_number, require
+from mend_optim.finish import Finish, Settled
 from mend_optim.membership.failslow import FailSlow
-from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
 from mend_optim.status import Status
 from mend_optim.training_run import TrainingRun
-from mend_optim.worker.checkpoint import to_state
-from mend_optim.worker.checkpoint_reader import from_state
 from mend_optim.worker.outer import Nesterov, Outer
+from mend_optim.wrapped_class import constructing_class, unwrapped, wrapped_class, wrapper_of
 
 
 class MendOptimizer(Optimizer):
@@ -53,8 +50,8 @@ class MendOptimizer(Optimizer):
             None: the environment variable MEND_NAME, else host and process id.
         listen: "host:port" to serve on; port 0 takes a free one. None: the environment variable
             MEND_LISTEN, else this learner takes part by outbound calls only.
-        peers: "host:port" of any reachable learners; they introduce the others. Empty: the
-            environment variable MEND_PEERS, separated by commas.
+        peers: "host:port" of any reachable learners, in a list, or in one text, separated by
+            commas; they introduce the others. Empty: the environment variable MEND_PEERS.
         sync_every: H, the inner steps between two offers of a fragment; at least 1. "auto": the run
             chooses it from the time that its rounds take, within the limits of an `AutoPeriod`.
         fragments: P, the parts that the parameters are synced in, in turns H/P steps apart
@@ -102,6 +99,9 @@ class MendOptimizer(Optimizer):
         1
     """
 
+    #: All state that changes: other libraries make objects that share an optimizer's attributes.
+    _run: TrainingRun
+
     def __init__(
         self,
         inner: Optimizer,
@@ -127,8 +127,8 @@ class MendOptimizer(Optimizer):
         ledger: str | Path | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        plain = not isinstance(inner, MendOptimizer)
-        require(plain, "inner", "MendOptimizer", "a plain optimizer", "wrap once")
+        is_plain = not isinstance(inner, MendOptimizer)
+        require(is_plain, "inner", "MendOptimizer", "a plain optimizer", "wrap once")
         schedule, auto = read_period(sync_every, fragments, adopt_after)
         settings = read_settings(
             inner,
@@ -156,20 +156,39 @@ class MendOptimizer(Optimizer):
 
     def _wrap(self, inner: Optimizer, settings: Settings, groups: int) -> None:
         """Wrap `inner`, which had so many parameter groups when it was first wrapped."""
-        self.inner = inner
-        self.name = settings.name
-        for attribute, hooks in vars(inner).items():
-            if attribute.startswith("_optimizer_") and attribute.endswith("_hooks"):
-                # Both optimizers share one set of hooks, so that each hook fires once.
-                setattr(self, attribute, hooks)
-        self._run = TrainingRun(inner, settings, groups)
-        self._count = TokenCount()
-        self._in_mend_s = 0.0
-        # When the last step returned; None if this library took time since.
-        self._returned_at: float | None = None
-        # This learner's own weights, while the anchor is in their place.
-        self._own_weights: list[Tensor] | None = None
-        self._uncompiled: Any = None
+        super().__setattr__("_run", TrainingRun(inner, settings, groups))
+        super().__setattr__("__class__", wrapped_class(type(self), type(inner)))
+
+    @classmethod
+    def of(cls, inner: type[Optimizer], **arguments: Any) -> type[MendOptimizer]:
+        """A class for libraries that construct the optimizer themselves: its instances are the
+        inner class's, wrapped. It can be pickled.
+
+        Args:
+            inner: the class of the inner optimizer. The new class takes its arguments.
+            **arguments: of `MendOptimizer`, without `inner`.
+
+        Returns:
+            The class.
+
+        Example:
+            >>> import torch
+            >>> Wrapped = MendOptimizer.of(torch.optim.AdamW, name="a")
+            >>> optimizer = Wrapped([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+            >>> optimizer.name, optimizer.defaults["lr"], isinstance(optimizer, torch.optim.AdamW)
+            ('a', 0.1, True)
+        """
+        return constructing_class(cls, inner, arguments)
+
+    @property
+    def inner(self) -> Optimizer:
+        """The inner optimizer."""
+        return self._run.inner
+
+    @property
+    def name(self) -> str:
+        """The learner's name."""
+        return self._run.settings.name
 
     @property
     def _learner(self) -> Learner | None:
@@ -178,30 +197,71 @@ class MendOptimizer(Optimizer):
     # ── a torch optimizer ─────────────────────────────────────────────────────────────────────────
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's own groups: a scheduler may change them through either."""
         return self.inner.param_groups
 
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.inner.param_groups = groups
+
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The inner optimizer's own state."""
         return self.inner.state
 
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.inner.state = state
+
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """The inner optimizer's own defaults."""
         return self.inner.defaults
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, as the inner optimizer does.
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.inner.defaults = defaults
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a `GradScaler` may leave overflows to the inner `step`. Not to the first one of
+        an SGD: if it skips that, its momentum begins as uninitialised memory."""
+        inner = self.inner
+        has_momentum = any(group.get("momentum") for group in inner.param_groups)
+        begins = isinstance(inner, SGD) and has_momentum and not inner.state
+        return getattr(inner, "_step_supports_amp_scaling", False) and not begins
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the inner optimizer, such as the hooks that were registered."""
+        if name == "_run" or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the inner optimizer, unless it is one of this object or its class.
+        Raises `UsageError` for arguments of the constructor, which are read once."""
+        if name in vars(self) or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        elif name in ARGUMENTS and not hasattr(self.inner, name):
+            raise UsageError(
+                f"{name} must be given to the constructor, got {name} = {value!r} afterwards; make "
+                "a new MendOptimizer around the inner optimizer"
+            )
+        else:
+            setattr(self.inner, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self) or hasattr(type(self), name):
+            super().__delattr__(name)
+        else:
+            delattr(self.inner, name)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clear the gradients, as the inner optimizer does, with its arguments.
 
         Tokens that were counted for gradients no step has used are dropped with them."""
-        if self._count.doubtful:
-            parameters = self._run.parameters
-            self._count.cleared(any_gradient(parameters), stamp(parameters))
-        else:
-            self._count.cleared(False, None)
-        self.inner.zero_grad(set_to_none)
+        self._run.clear_gradients(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a run needs to go on to the bit. Waits for nothing on the network.
@@ -223,19 +283,22 @@ class MendOptimizer(Optimizer):
         takes any newer anchor that the others have. Each token counts once. After the first step
         with peers, the learner leaves and joins again as a new incarnation.
 
+        Parameters correspond by their order, as in torch. A group that was added to the saved
+        optimizer may be there from the start.
+
         Args:
             state_dict: from `state_dict()`.
 
         Raises:
-            UsageError: it is damaged, or another model's; then nothing has changed.
+            UsageError: it is damaged or, with peers, another model's; then nothing has changed.
+                Without peers, the "mend" entry of another model is left out with a warning.
         """
-        self._refuse_swapped("load_state_dict")
         mend = state_dict.get("mend")
-        saved = None if mend is None else from_state(mend, self._run.layout)
+        loaded = None if mend is None else self._run.read(mend)
         inner = {key: value for key, value in state_dict.items() if key != "mend"}
         self.inner.load_state_dict(inner)
-        if saved:
-            self._run.resume(saved)
+        if loaded:
+            self._run.resume(loaded)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer, at any time.
@@ -248,29 +311,35 @@ class MendOptimizer(Optimizer):
             param_group: as for any torch optimizer.
 
         Raises:
-            UsageError: its parameters cannot be merged; then nothing has changed.
+            UsageError: there are peers, and its parameters cannot be merged; then nothing has
+                changed.
         """
-        self._refuse_swapped("add_param_group")
         self._run.add_group(param_group)
 
     def __repr__(self) -> str:
-        return f"MendOptimizer(name={self.name!r}, {self.inner!r})"
+        return repr(self.inner)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return what makes a copy or a pickle: an optimizer without peers, and the part of its
+        `state_dict` that is under "mend"."""
+        return unwrapped, (wrapper_of(type(self)),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the contents of a copy or a pickle: an optimizer without peers, and the part of
-        its `state_dict` that is under "mend"."""
         return {
             "inner": self.inner,
             "settings": self._run.settings.offline(),
-            "groups": self._run.wrapped_groups,
+            "groups": self._run.model.wrapped_groups,
             "mend": self.learner_state(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if "mend" not in state:  # a script puts groups or state of its own into the inner optimizer
+            self.inner.__setstate__(state)
+            return
         self._wrap(state["inner"], state["settings"], state["groups"])
         self.load_learner_state(state["mend"])
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Take the inner optimizer's step. At a boundary, copy parameters; when an anchor is ready,
         add its correction.
 
@@ -278,10 +347,13 @@ class MendOptimizer(Optimizer):
         `timing.join_timeout_s` if nobody is found. If the learner takes over a running cluster's
         weights, it drops the gradients of its old ones: that call trains nothing and counts
         nothing. A step with `lr=0` and no gradients, which torch.distributed.checkpoint takes to
-        make an optimizer's first state, counts nothing either.
+        make an optimizer's first state, counts nothing either, nor does a step that a fused
+        optimizer skips for an overflow that a `GradScaler` found.
 
         Args:
             closure: computes the loss again, as for any torch optimizer.
+            *args: handed on to the inner optimizer's `step`.
+            **kwargs: handed on to the inner optimizer's `step`.
 
         Returns:
             The result of the inner optimizer's `step`.
@@ -290,44 +362,8 @@ class MendOptimizer(Optimizer):
             UsageError: the parameters have changed, or the call is inside `global_weights()`.
             MendError: a background thread failed. Raised once; training goes on alone.
         """
-        if closure is None and is_phantom(self.inner):
-            return self.inner.step()
-        learner = self._learner
-        if learner is None:
-            self._run.check_saved()
-            loss = self._inner_step(closure)
-            self._count_step()
-            return loss
-        if self._uncompiled is None:
-            # There is nothing to compile in threads, clocks and copies, if you compile `step()`.
-            self._uncompiled = torch.compiler.disable(self._step_with_peers)  # type: ignore[no-untyped-call]
-        return self._uncompiled(learner, closure)
-
-    def _step_with_peers(self, learner: Learner, closure: Callable[[], float] | None) -> Any:
-        self._refuse_swapped("step")
-        started = time.perf_counter()
-        since_s = None if self._returned_at is None else started - self._returned_at
-        handover, stale = self._run.ensure_joined()
-        if stale:
-            # The gradients are those of weights that the cluster's have replaced.
-            self.inner.zero_grad()
-        handover.before_step(self._run.check_layout)
-        inner_at = time.perf_counter()
-        loss = None if stale and closure is None else self._inner_step(closure)
-        done_at = time.perf_counter()
-        if stale and not any_gradient(self._run.parameters):
-            self._count.take(0)
-        else:
-            tokens, rate = self._count_step()
-            if learner.closed:
-                learner.check()
-            else:
-                seconds = None if since_s is None else since_s + done_at - inner_at
-                learner.stepped(tokens, seconds, rate)
-                handover.run(self._run.check_layout)
-        self._returned_at = time.perf_counter()
-        self._in_mend_s += self._returned_at - done_at + inner_at - started
-        return loss
+        given = (closure, *args) if args or closure is not None else ()
+        return self._run.take_step(*given, **kwargs)
 
     # ── beyond a torch optimizer ──────────────────────────────────────────────────────────────────
 
@@ -344,7 +380,7 @@ class MendOptimizer(Optimizer):
         """
         whole = hasattr(type(n), "__index__") and not isinstance(n, bool) and n >= 0
         require(whole, "n", n, "an int >= 0")
-        self._count.add(index(n), stamp(self._run.parameters))
+        self._run.count_tokens(index(n))
 
     def join(self) -> Status:
         """Do what the first `step()` would do first: show this learner's weights, or where its
@@ -357,12 +393,10 @@ class MendOptimizer(Optimizer):
             The status. Its `position` is the step at which your learning rate schedule and your
             data should go on.
         """
-        self._refuse_swapped("join")
-        if self._learner and not self._learner.closed:
-            self._run.ensure_joined()
+        self._run.join()
         return self.status()
 
-    def synchronize(self, timeout: float | None = None) -> bool:
+    def synchronize(self, timeout: float | None = None) -> Settled:
         """Offer everything that is not merged yet, and wait until it is merged and this learner
         holds the greatest anchor it has heard of.
 
@@ -373,87 +407,94 @@ class MendOptimizer(Optimizer):
             timeout: seconds, at least 0. None: `timing.round_timeout_s`.
 
         Returns:
-            Whether it was done in time. If all others have left, or there were never any peers,
-            nobody is there to merge with, and it is true at once.
+            A `Settled`, true if all is merged. If all others have left, it returns at once.
 
         Raises:
             ClosedError: the optimizer was closed.
             UsageError: the timeout is wrong, or the call is inside `global_weights()`.
         """
-        waits = timeout is None or (is_number(timeout) and timeout >= 0)
-        require(waits, "timeout", timeout, "None or a number of seconds >= 0")
-        learner = self._learner
-        if learner is None:
-            return True
-        learner.require_open()
-        self._refuse_swapped("synchronize")
-        handover, _ = self._run.ensure_joined()
-        self._returned_at = None
-        if timeout is None:
-            timeout = self._run.settings.policies.timing.round_timeout_s
-        return handover.settle(timeout, self._run.check_layout)
+        _check_timeout(timeout)
+        return self._run.settle(timeout)
+
+    def finish(self, timeout: float | None = None) -> Finish:
+        """End the run together with all others: wait until every live learner has called
+        `finish()`, merge what is left, and put the last anchor into the parameters. All learners
+        that end together then have the same parameters, bit for bit, and this one is closed.
+
+        Until then, this learner takes part in the others' rounds with nothing to add. A learner
+        that died is waited for until `timing.evict_after_s`. Whoever wants to join a run that is
+        about to end is refused. Leaving a `with MendOptimizer(…)` block without an exception calls
+        `finish()`.
+
+        Args:
+            timeout: seconds, at least 0. None: as long as it takes.
+
+        Returns:
+            A `Finish`, which is true if all have agreed. After a timeout, this learner still rests;
+            it may step on, call `finish()` again, or `close()`.
+
+        Raises:
+            ClosedError: the optimizer was closed.
+            UsageError: the timeout is wrong, or the call is inside `global_weights()`.
+
+        Example:
+            >>> import torch
+            >>> parameter = torch.nn.Parameter(torch.ones(2))
+            >>> optimizer = MendOptimizer(torch.optim.SGD([parameter], lr=0.1), name="a")
+            >>> optimizer.step()
+            >>> optimizer.finish().tokens
+            {'a': 1}
+        """
+        _check_timeout(timeout)
+        return self._run.finish(timeout)
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
         """Swap the anchor, which is the merged model, into the parameters, to evaluate, save or
         ship it. Your own weights come back afterwards, to the bit, also after an exception.
 
-        Without peers, or while this learner is alone, its weights are the anchor and stay.
+        Without peers, while this learner is alone, and until something is merged, its own weights
+        are the anchor and stay. The last is told once, with a warning.
 
         Raises:
             UsageError: inside the block, by `step()`, `synchronize()` and other calls that need
                 your own weights.
         """
-        self._refuse_swapped("global_weights")
-        learner, handover = self._learner, self._run.handover
-        if learner is None or handover is None or learner.is_alone():
+        with self._run.swapped():
             yield
-            return
-        own = [parameter.detach().clone() for parameter in self._run.parameters]
-        self._own_weights = own
-        try:
-            with handover.swapped(own):
-                yield
-        finally:
-            self._own_weights = None
 
     def status(self) -> Status:
         """Where this learner stands at this moment, as frozen data."""
-        return self._run.status(self._in_mend_s)
+        return self._run.status()
 
     def learner_state(self) -> dict[str, Any]:
         """The part of `state_dict()` that is under "mend"."""
-        own = self._run.parameters if self._own_weights is None else self._own_weights
-        return to_state(self._run.checkpoint(own), self._run.layout)
+        return self._run.saved_state()
 
     def load_learner_state(self, state: Any) -> None:
         """Go on from `learner_state()` as `load_state_dict` does, but leave the inner optimizer's
         state alone."""
-        self._run.resume(from_state(state, self._run.layout))
+        if loaded := self._run.read(state):
+            self._run.resume(loaded)
 
     def close(self) -> None:
         """Say goodbye to the peers and stop the background threads. Later steps are the inner
         optimizer's. A second call does nothing."""
-        if self._learner:
-            self._learner.close()
+        self._run.close()
 
     def __enter__(self) -> MendOptimizer:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None and self._run.takes_part:
+            self.finish()
         self.close()
 
-    def _refuse_swapped(self, call: str) -> None:
-        if self._own_weights is not None:
-            raise UsageError(
-                f"{call}() must not be called inside global_weights(): leave the block first"
-            )
 
-    def _inner_step(self, closure: Callable[[], float] | None) -> Any:
-        return self.inner.step() if closure is None else self.inner.step(closure)
+def _check_timeout(timeout: float | None) -> None:
+    waits = timeout is None or (is_number(timeout) and timeout >= 0)
+    require(waits, "timeout", timeout, "None or a number of seconds >= 0")
 
-    def _count_step(self) -> tuple[int, float]:
-        """Count one inner step. Returns its tokens, and its rate as `TrainingRun.count_step`
-        does."""
-        tokens = self._count.take(self._run.settings.tokens_per_step or 1)
-        return tokens, self._run.count_step(tokens)
+
+#: The arguments of the constructor, which cannot be changed afterwards.
+ARGUMENTS = frozenset(inspect.signature(MendOptimizer).parameters)

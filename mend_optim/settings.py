@@ -6,10 +6,12 @@ import inspect
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
+from typing import TypeVar
 
 from torch.optim import Optimizer
 
@@ -23,7 +25,8 @@ from mend_optim.engine.period import USUAL, AutoPeriod
 from mend_optim.engine.policies import WEIGHTINGS, Policies
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
-from mend_optim.errors import require
+from mend_optim.environment import stand_in, warn_of_unknown
+from mend_optim.errors import PeerError, require, require_instance
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.known_moments import decays, is_unknown_optimizer, known_moments
 from mend_optim.model.layout import Fragment, Layout
@@ -38,6 +41,7 @@ from mend_optim.worker.moment_packet import dense_nbytes
 from mend_optim.worker.outer import Outer
 from mend_optim.worker.round_rate import RATE_NBYTES
 
+T = TypeVar("T")
 MOST_MOMENTS = 4  # that any optimizer known here keeps per parameter
 
 
@@ -45,9 +49,11 @@ MOST_MOMENTS = 4  # that any optimizer known here keeps per parameter
 class Endpoint:
     """A learner's addresses, and where it reports what happens on the network.
 
-    `listen`, `advertise` and `peers` are "host:port". `listen=None`: outbound calls only."""
+    `listen`, `advertise` and `peers` are "host:port". `listen=None`: outbound calls only. Errors
+    about `listen` say `listen_from`, the argument or the variable that it came from."""
 
     listen: str | None
+    listen_from: str = "listen"
     advertise: str | None
     peers: tuple[str, ...]
     ledger: Path | None
@@ -104,31 +110,77 @@ class Settings:
         second learner of the same name."""
         return replace(self, place=None)
 
-    def connect(self, layout: Callable[[], Layout]) -> Learner | None:
+    def connect(self, owner: T, layout: Callable[[T], Layout]) -> Learner | None:
         """Start a learner: its engine, its threads, its transport. None without peers.
 
-        `layout()` is the layout of the parameters as of now."""
+        The learner leaves once `owner` is gone. Its threads are always reachable, so they hold
+        neither the owner nor `on_event`, which may lead to it.
+
+        Args:
+            owner: keeps these settings, and the learner.
+            layout: returns the layout of the owner's parameters as of now.
+        """
         place = self.place
         if place is None:
             return None
         me = PeerId(self.name, time.time_ns())
-        return Learner(
-            engine=lambda now: Engine(me, "", place.peers, self.policies, now),
+        listen, listen_from = place.listen, place.listen_from
+        advertise, peers = place.advertise, place.peers
+        bare = self.offline()
+        present = _through(owner, layout)
+        learner = Learner(
+            engine=lambda now: Engine(me, "", peers, bare.policies, now),
             hello=lambda address: Hello(
-                peer=me, address=address, model=layout().fingerprint(), policy=self.policy()
+                peer=me, address=address, model=present().fingerprint(), policy=bare.policy()
             ),
             transport=lambda handler: Transport(
                 handler,
-                listen=place.listen,
-                advertise=place.advertise,
-                seeds=place.peers,
-                timing=self.policies.timing,
-                limit=lambda p: self._limit(layout().fragments[p]),
+                listen=listen,
+                listen_from=listen_from,
+                advertise=advertise,
+                seeds=peers,
+                timing=bare.policies.timing,
+                limit=lambda p: bare._limit(present().fragments[p]),
                 allocate=Buffers().take_bytes,
             ),
             ledger=place.ledger,
-            on_event=place.on_event,
+            on_event=_reporter(self) if place.on_event else None,
+            listen=place.listen,
         )
+        # The learner is open, or held by the owner: the finalizer need not hold it as well.
+        weakref.finalize(owner, _drop, weakref.ref(learner)).atexit = False
+        return learner
+
+
+def _through(owner: T, layout: Callable[[T], Layout]) -> Callable[[], Layout]:
+    """A function that returns the layout of `owner` and does not hold it."""
+    held = weakref.ref(owner)
+
+    def present() -> Layout:
+        here = held()
+        if here is None:
+            raise PeerError("this learner is leaving")
+        return layout(here)
+
+    return present
+
+
+def _reporter(settings: Settings) -> Callable[[Event], None]:
+    """A function that calls `on_event` of these settings as long as somebody keeps them."""
+    held = weakref.ref(settings)
+
+    def report(event: Event) -> None:
+        here = held()
+        if here and here.place and here.place.on_event:
+            here.place.on_event(event)
+
+    return report
+
+
+def _drop(held: weakref.ref[Learner]) -> None:
+    learner = held()
+    if learner is not None:
+        learner.drop()
 
 
 def read_settings(
@@ -159,7 +211,18 @@ def read_settings(
     Raises:
         UsageError: an argument is wrong; the error names it, its value and its bound.
     """
+    warn_of_unknown()
     require(isinstance(inner, Optimizer), "inner", type(inner).__name__, "a torch.optim.Optimizer")
+    _refuse_classes(
+        quorum=quorum,
+        grace=grace,
+        adoption=adoption,
+        outer=outer,
+        codec=codec,
+        moments=moments,
+        failslow=failslow,
+        timing=timing,
+    )
     _check_merging(weighting, merge, outer)
     encoded = find_codec(codec)
     periods = _periods(moments, encoded, schedule if auto is None else None)
@@ -184,12 +247,16 @@ def read_settings(
     if periods:
         policies = _with_moments(policies, inner, periods)
     named = _read_peers(peers)
-    listen = os.environ.get("MEND_LISTEN") or None if listen is None else listen
+    listen_from = "listen"
+    if listen is None:
+        told, listen_from = stand_in("listen")
+        listen = told or None
     _check_advertise(advertise, listen)
     place = None
     if listen is not None or named:
         place = Endpoint(
             listen=listen,
+            listen_from=listen_from,
             advertise=advertise,
             peers=named,
             ledger=Path(ledger) if ledger else None,
@@ -206,6 +273,11 @@ def read_settings(
         tokens_per_step=tokens_per_step,
         place=place,
     )
+
+
+def _refuse_classes(**policies: object) -> None:
+    for argument, policy in policies.items():
+        require_instance(argument, policy)
 
 
 def _check_merging(weighting: str, merge: str, outer: Outer) -> None:
@@ -280,21 +352,27 @@ def _with_moments(policies: Policies, inner: Optimizer, periods: MomentSchedule)
     """The same policies, with the moments of this inner optimizer averaged every so many rounds."""
     moments = known_moments(inner, periods)
     unknown = type(inner).__name__ if is_unknown_optimizer(inner, periods) else ""
-    resolved = periods.resolve(decays(moments, inner), policies.schedule.sync_every)
+    # An automatic period begins short, whatever it will be.
+    period = policies.schedule.sync_every if policies.auto is None else USUAL
+    resolved = periods.resolve(decays(moments, inner), period)
     return replace(policies, moments=moments, unknown_optimizer=unknown, periods=resolved)
 
 
 def _read_peers(peers: Sequence[str]) -> tuple[str, ...]:
-    """The peers' addresses: those of the argument, else those of the environment."""
-    peers = [peers] if isinstance(peers, str) else peers
+    """The peers' addresses: those of the argument, else those of the environment. One text has them
+    separated by commas."""
     require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
-    named = list(peers)
+    named, source = _separated(peers) if isinstance(peers, str) else list(peers), "peers"
     if not named:
-        told = os.environ.get("MEND_PEERS", "").split(",")
-        named = [address.strip() for address in told if address.strip()]
+        told, source = stand_in("peers")
+        named = _separated(told)
     for address in named:
-        parse_dialable("peers", address)
+        parse_dialable(source, address)
     return tuple(named)
+
+
+def _separated(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 # Endings of the names of learners that the user did not name, in one process.
@@ -302,9 +380,10 @@ _suffixes: Iterator[str] = chain([""], map("-{}".format, count(2)))
 
 
 def _learner_name(name: str | None) -> str:
+    source = "name"
     if name is None:
-        host = socket.gethostname()
-        name = os.environ.get("MEND_NAME") or f"{host}-{os.getpid()}{next(_suffixes)}"
+        told, source = stand_in("name")
+        name = told or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
     good = isinstance(name, str) and 0 < len(name.encode()) <= 200 and name.isprintable()
-    require(good, "name", name, "a printable text of 1 to 200 bytes")
+    require(good, source, name, "a printable text of 1 to 200 bytes")
     return name

@@ -2,110 +2,320 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from mend_optim.errors import UsageError
+from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.handover import Handover
-from mend_optim.model.copies import flat, sketch, sketches
+from mend_optim.model.copies import flat, sketch
 from mend_optim.model.inner_rate import inner_rate
-from mend_optim.model.layout import Layout
+from mend_optim.model.layout import Layout, is_mergeable
+from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
-from mend_optim.status import Status
-from mend_optim.worker.checkpoint import Checkpoint, with_group
+from mend_optim.status import Status, status_alone
+from mend_optim.worker.checkpoint import Checkpoint, to_state, with_group
+from mend_optim.worker.checkpoint_reader import OtherModelError
+from mend_optim.wrapped_parameters import Loaded, WrappedParameters
+
+log = logging.getLogger("mend_optim")
+IN_CHILD = (
+    "saved in a forked process: without the anchors, and without the work that is not merged yet, "
+    "which the parent will offer; save in the process that trains"
+)
 
 
 class TrainingRun:
-    """One model's training: its parameters, its counts, the checkpoint that it goes on from, and
-    its learner. Only the training thread calls it.
+    """One model's training: its steps and counts, the checkpoint that it goes on from, and its
+    learner. Only the training thread calls it.
+
+    It has all the state of a `MendOptimizer` that changes. Some libraries hand out objects of their
+    own that share the optimizer's attributes, and write to those objects.
 
     Args:
         inner: the inner optimizer.
-        settings: the learner's settings; with peers, the learner starts at once.
-        wrapped_groups: the number of `inner.param_groups` when `inner` was wrapped. Each group that
-            was added later is a fragment of its own.
+        settings: the learner's settings. With peers, the learner starts at once, unless some
+            parameter has no shape yet: then the first step starts it.
+        wrapped_groups: the number of `inner.param_groups` when `inner` was wrapped.
     """
 
     def __init__(self, inner: Optimizer, settings: Settings, wrapped_groups: int) -> None:
         self.inner = inner
         self.settings = settings
-        self.wrapped_groups = wrapped_groups
+        self.model = WrappedParameters(inner, settings.schedule.fragments, wrapped_groups)
         #: Inner steps and tokens so far, those before the loaded checkpoint included.
         self.step = 0
         self.tokens = 0
         #: The sum of these steps' inner learning rates; 0 unless the outer optimizer needs it.
         self.rate = 0.0
-        #: Takes part in rounds; None without peers.
+        #: Takes part in rounds; None without peers, and before it has started.
         self.learner: Learner | None = None
         #: Copies parameters out and adds corrections; None before the first step with peers.
         self.handover: Handover | None = None
+        self._count = TokenCount()
+        self._seconds_in_mend = 0.0
+        # When the last step returned; None if this library took time since.
+        self._returned_at: float | None = None
+        # Whether the caller is inside `global_weights()`.
+        self._is_swapped = False
+        # This learner's own weights, while the anchor is in their place.
+        self._own_weights: list[Tensor] | None = None
+        self._uncompiled: Callable[..., Any] | None = None
         # The loaded checkpoint; without its fragments once `handover` has gone on from them.
         self._saved: Checkpoint | None = None
         # Whether the weights were compared with those that `_saved` was saved with.
         self._checked = True
-        self.parameters, self.layout = self._build_layout()
-        self.learner = settings.connect(lambda: self.layout)
+        # Whether the learner is to start at the first step.
+        self._starts_late = False
+        if settings.place is not None:
+            self._starts_late = not self.model.has_shapes
+            if not self._starts_late:
+                self._start()
 
-    def count_step(self, tokens: int) -> float:
-        """Count one inner step on so many tokens. Returns its inner learning rate, or 0 unless the
-        outer optimizer needs it."""
+    # ── steps ─────────────────────────────────────────────────────────────────────────────────────
+
+    def take_step(self, *args: Any, **kwargs: Any) -> Any:
+        """`MendOptimizer.step`, with the arguments of the inner optimizer's."""
+        if not args and not kwargs and is_phantom(self.inner):
+            return self.inner.step()
+        if self.learner is None and not self._starts_late:
+            self._check_saved()
+            loss = self.inner.step(*args, **kwargs)
+            if not self._was_skipped():
+                self._count_step()
+            return loss
+        if self._uncompiled is None:
+            # There is nothing to compile in threads, clocks and copies, if you compile `step()`.
+            # A bound method would be a circle, and the run not gone when its last user is.
+            self._uncompiled = torch.compiler.disable(TrainingRun._step_with_peers)  # type: ignore[no-untyped-call]
+        return self._uncompiled(self, *args, **kwargs)
+
+    def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
+        self.refuse_swapped("step")
+        started = time.perf_counter()
+        since_s = None if self._returned_at is None else started - self._returned_at
+        learner, handover, stale = self.ensure_joined()
+        if stale:
+            # The gradients are those of weights that the cluster's have replaced.
+            self.inner.zero_grad()
+        handover.before_step(self.model.check)
+        inner_at = time.perf_counter()
+        computes = bool(args or kwargs.get("closure"))  # a closure computes new gradients
+        loss = None if stale and not computes else self.inner.step(*args, **kwargs)
+        done_at = time.perf_counter()
+        if stale and not any_gradient(self.model.merged):
+            self._count.take(0)
+        elif not self._was_skipped():
+            tokens, rate = self._count_step()
+            if learner.closed:
+                learner.check()
+            else:
+                seconds = None if since_s is None else since_s + done_at - inner_at
+                learner.stepped(tokens, seconds, rate)
+                handover.run(self.model.check)
+        self._returned_at = time.perf_counter()
+        self._seconds_in_mend += self._returned_at - done_at + inner_at - started
+        return loss
+
+    def _was_skipped(self) -> bool:
+        """Whether the inner step has found an overflow and changed nothing. A `GradScaler` leaves
+        that to fused optimizers, and tells them by this attribute."""
+        found = getattr(self.inner, "found_inf", None)
+        return isinstance(found, Tensor) and bool(found.any())
+
+    def _count_step(self) -> tuple[int, float]:
+        """Count one inner step. Returns its tokens, and its inner learning rate, or 0 unless the
+        outer optimizer needs that."""
+        tokens = self._count.take(self.settings.tokens_per_step or 1)
         counted = self.settings.outer.counts_rates
         rate = inner_rate(self.inner.param_groups) if counted else 0.0
         self.step += 1
         self.tokens += tokens
         self.rate += rate
-        return rate
+        return tokens, rate
 
-    def ensure_joined(self) -> tuple[Handover, bool]:
+    def count_tokens(self, n: int) -> None:
+        """Add tokens to the coming step."""
+        self._count.add(n, stamp(self.model.tensors()))
+
+    def clear_gradients(self, *args: Any, **kwargs: Any) -> None:
+        """`MendOptimizer.zero_grad`."""
+        if self._count.doubtful:
+            self._count.cleared(any_gradient(self.model.tensors()), stamp(self.model.tensors()))
+        else:
+            self._count.cleared(False, None)
+        self.inner.zero_grad(*args, **kwargs)
+
+    # ── the learner ───────────────────────────────────────────────────────────────────────────────
+
+    def _start(self) -> None:
+        """Lay out the parameters, and start the learner. Raises `UsageError`."""
+        self.model.lay_out()
+        self._starts_late = False
+        self._connect()
+
+    def _connect(self) -> None:
+        self.learner = self.settings.connect(self, _layout_of)
+
+    def ensure_joined(self) -> tuple[Learner, Handover, bool]:
         """Before the first inner step with peers, show this learner's weights and join.
 
-        Returns the handover, and whether the cluster's weights have just replaced the learner's."""
-        if self.handover:
-            return self.handover, False
+        Returns the learner, its handover, and whether the cluster's weights have just replaced
+        this learner's."""
+        if self._starts_late:
+            self._start()
         assert self.learner is not None
-        self.check_layout()
+        if self.handover:
+            return self.learner, self.handover, False
+        self.model.check()
         self.handover = Handover(
-            self.learner, self.layout, self.parameters, self.inner, self.settings
+            self.learner, self.model.layout(), self.model.merged, self.inner, self.settings
         )
         replaced = self.handover.begin(self._saved)
         if self._saved:
             # The learner has copies of its own now.
             self._saved = replace(self._saved, fragments=())
-        return self.handover, replaced
+        return self.learner, self.handover, replaced
 
-    def check_layout(self) -> None:
-        """Raise `UsageError` if the inner optimizer's parameters are not those of the layout."""
-        present = [p for group in self.inner.param_groups for p in group["params"]]
-        self.layout.check(present, self.parameters)
+    @property
+    def takes_part(self) -> bool:
+        """Whether it has begun to train with peers, and has not been closed."""
+        return self.handover is not None and not (self.learner is None or self.learner.closed)
+
+    def join(self) -> None:
+        """`MendOptimizer.join`."""
+        self.refuse_swapped("join")
+        if self._starts_late or (self.learner and not self.learner.closed):
+            self.ensure_joined()
+
+    def settle(self, timeout_s: float | None) -> Settled:
+        """`MendOptimizer.synchronize`."""
+        if self.learner is None and not self._starts_late:
+            return Settled(merged=True)
+        learner, handover = self._come_to_rest("synchronize")
+        if timeout_s is None:
+            timeout_s = self.settings.policies.timing.round_timeout_s
+        in_time = handover.settle(timeout_s, self.model.check)
+        return settled(self.status(), in_time, learner.is_alone(), timeout_s)
+
+    def finish(self, timeout_s: float | None) -> Finish:
+        """`MendOptimizer.finish`."""
+        if self.learner is None and not self._starts_late:
+            return Finish(agreed=True, tokens={self.settings.name: self.tokens})
+        learner, handover = self._come_to_rest("finish")
+        ended = handover.finish(math.inf if timeout_s is None else timeout_s, self.model.check)
+        status = self.status()
+        if ended:
+            learner.close()
+        return finished(status, ended, timeout_s)
+
+    def _come_to_rest(self, call: str) -> tuple[Learner, Handover]:
+        if self.learner:
+            self.learner.require_open()
+        self.refuse_swapped(call)
+        learner, handover, _ = self.ensure_joined()
+        self._returned_at = None
+        return learner, handover
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """`MendOptimizer.global_weights`."""
+        self.refuse_swapped("global_weights")
+        learner, handover = self.learner, self.handover
+        self._is_swapped = True
+        try:
+            if learner is None or handover is None or learner.is_alone():
+                yield
+            else:
+                self._own_weights = [tensor.detach().clone() for tensor in self.model.merged]
+                with handover.swapped(self._own_weights):
+                    yield
+        finally:
+            self._is_swapped = False
+            self._own_weights = None
+
+    def refuse_swapped(self, call: str) -> None:
+        """Raise `UsageError` inside `global_weights()`, where the anchor may be in the place of
+        this learner's own weights."""
+        if self._is_swapped:
+            raise UsageError(
+                f"{call}() must not be called inside global_weights(): leave the block first"
+            )
 
     def add_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer, as one more fragment. Raises `UsageError` for
-        parameters that cannot be merged; then nothing has changed."""
-        groups = self.inner.param_groups
+        parameters that cannot be merged, if there are peers; then nothing has changed."""
+        self.refuse_swapped("add_param_group")
+        model, groups = self.model, self.inner.param_groups
         self.inner.add_param_group(param_group)
         try:
-            parameters, layout = self._build_layout()
+            layout = model.build() if model.laid_out else model.layout_if_any()
         except UsageError:
             groups.pop()
             raise
-        if not groups[-1]["params"]:
+        if not any(map(is_mergeable, groups[-1]["params"])):
             return
-        self.parameters = parameters
-        self.layout = layout
-        if self._saved and self._saved.fragments and not self.handover:
-            added = [parameters[i] for i in layout.added[-1]]
-            here = replace(self._saved, step=self.step, tokens=self.tokens, rate=self.rate)
-            self._saved = with_group(here, flat(layout.fragments[-1], parameters), sketch(added))
-        if self.handover:
-            self.handover.extend(layout, parameters, (self.step, self.tokens, self.rate))
+        self._extend_saved(layout)
+        if model.laid_out and layout:
+            model.lay_out(layout)
+            if self.handover:
+                self.handover.extend(layout, model.merged, (self.step, self.tokens, self.rate))
 
-    def checkpoint(self, weights: Sequence[Tensor]) -> Checkpoint:
-        """All that it takes to go on from here; `weights` are this learner's own parameters."""
+    # ── the checkpoint ────────────────────────────────────────────────────────────────────────────
+
+    def saved_state(self) -> dict[str, Any]:
+        """The part of `MendOptimizer.state_dict()` that is under "mend"."""
+        return to_state(self._checkpoint(), self.model.layout_if_any())
+
+    def read(self, state: object) -> Loaded | None:
+        """Read a `saved_state()`. None without peers, if it is another model's.
+
+        Raises:
+            UsageError: the state is damaged or, with peers, another model's.
+        """
+        self.refuse_swapped("load_state_dict")
+        try:
+            return self.model.read(state, regroup=self.handover is None)
+        except OtherModelError as error:
+            if self.settings.place is not None:
+                raise
+            log.warning("%s: the checkpoint's learner is left out: %s", self.settings.name, error)
+            return None
+
+    def resume(self, loaded: Loaded) -> None:
+        """Go on from a checkpoint at the next step: as a new incarnation, if this one has begun."""
+        relaid = self.model.wrapped_groups != loaded.wrapped_groups
+        self.model.wrapped_groups = loaded.wrapped_groups
+        if relaid and self.model.laid_out:
+            self.model.lay_out(loaded.layout)
+        if self.learner and (self.handover or relaid):
+            self.handover = None
+            was_closed = self.learner.closed
+            self.learner.close()
+            self.learner = None
+            if not was_closed:
+                self._connect()
+        self._go_on(loaded.saved)
+
+    def _go_on(self, saved: Checkpoint) -> None:
+        self._saved = saved
+        self._checked = not saved.step
+        self.step = saved.step
+        self.tokens = saved.tokens
+        self.rate = saved.rate
+
+    def _checkpoint(self) -> Checkpoint:
+        """All that it takes to go on from here."""
         saved, learner, handover = self._saved or Checkpoint(), self.learner, self.handover
         # Weights that were loaded and not yet compared may not be those of the checkpoint.
         known = handover is not None or self._checked
@@ -114,10 +324,13 @@ class TrainingRun:
             step=self.step,
             tokens=self.tokens,
             rate=self.rate,
-            weights=sketches(self.layout, weights) if known else saved.weights,
+            weights=self.model.sketches(self._own_weights) if known else saved.weights,
         )
         if learner is None or handover is None:
             return here
+        if learner.inherited:
+            log.warning(IN_CHILD)
+            return replace(here, head_start=learner.head_start())
         return replace(
             here,
             head_start=learner.head_start(),
@@ -126,20 +339,20 @@ class TrainingRun:
             fragments=handover.keep(),
         )
 
-    def resume(self, saved: Checkpoint) -> None:
-        """Go on from a checkpoint at the next step: as a new incarnation, if this one has begun."""
-        if self.learner and self.handover:
-            was_closed = self.learner.closed
-            self.learner.close()
-            self.handover = None
-            self.learner = None if was_closed else self.settings.connect(lambda: self.layout)
-        self._saved = saved
-        self._checked = not saved.step
-        self.step = saved.step
-        self.tokens = saved.tokens
-        self.rate = saved.rate
+    def _extend_saved(self, layout: Layout | None) -> None:
+        """Give a loaded checkpoint, from which no learner has gone on yet, the group that was
+        added."""
+        saved = self._saved
+        if saved is None or not saved.fragments or self.handover:
+            return
+        here = replace(saved, step=self.step, tokens=self.tokens, rate=self.rate)
+        self._saved = replace(here, fragments=())
+        if layout:
+            tensors = self.model.mergeable()
+            added = sketch([tensors[i] for i in layout.added[-1]])
+            self._saved = with_group(here, flat(layout.fragments[-1], tensors), added)
 
-    def check_saved(self) -> None:
+    def _check_saved(self) -> None:
         """Without peers, compare the weights with those of the loaded checkpoint, once.
 
         Other weights are nobody's progress, so they count as first weights."""
@@ -147,13 +360,13 @@ class TrainingRun:
         if self._checked or saved is None:
             return
         self._checked = True
-        if saved.weights != sketches(self.layout, self.parameters):
-            self._saved = None
-            self.step = 0
-            self.tokens = 0
-            self.rate = 0.0
+        present = self.model.sketches()
+        if present and saved.weights and saved.weights != present:
+            self._go_on(Checkpoint())
 
-    def status(self, seconds_in_mend: float) -> Status:
+    # ── where it stands ───────────────────────────────────────────────────────────────────────────
+
+    def status(self) -> Status:
         """Where this learner stands."""
         head_start = self._saved.head_start if self._saved else 0
         if self.learner is not None:
@@ -161,27 +374,16 @@ class TrainingRun:
                 step=self.step,
                 tokens=self.tokens,
                 head_start=head_start,
-                seconds_in_mend=seconds_in_mend,
+                seconds_in_mend=self._seconds_in_mend,
             )
-        position = self.step + head_start
-        return Status(
-            name=self.settings.name,
-            address="",
-            step=self.step,
-            tokens=self.tokens,
-            position=position,
-            cluster_step=position,
-            cluster_tokens=self.tokens,
-        )
+        return status_alone(self.settings.name, self.step, self.tokens, self.step + head_start)
 
-    def _build_layout(self) -> tuple[list[Tensor], Layout]:
-        groups = self.inner.param_groups
-        parameters: list[Tensor] = []
-        names: list[str] = []
-        for group in groups:
-            positions = map(str, range(len(names), len(names) + len(group["params"])))
-            names += map(str, group.get("param_names", positions))
-            parameters += group["params"]
-        later = groups[self.wrapped_groups :]
-        added = [len(group["params"]) for group in later if group["params"]]
-        return parameters, Layout(names, parameters, self.settings.schedule.fragments, added)
+    def close(self) -> None:
+        """`MendOptimizer.close`."""
+        self._starts_late = False
+        if self.learner:
+            self.learner.close()
+
+
+def _layout_of(run: TrainingRun) -> Layout:
+    return run.model.layout()

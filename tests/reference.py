@@ -34,13 +34,12 @@ def weights(scheme: str, work: Sequence[tuple[int, int]]) -> list[Fraction]:
 
 
 def next_period(present: int, latencies: Sequence[int], least: int, most: int) -> int:
-    """The period after `present`: the median latency if rounds are quick, else the greater of 20
-    and it; a change of less than a quarter counts as none."""
+    """The period after `present`: the median latency. A change of one step, or of a quarter of the
+    present period, counts as none."""
     latency = sorted(latencies)[len(latencies) // 2]
-    quick = latency <= 2 or (latency == 3 and present <= 3)
-    wanted = max(least, min(most, latency if quick else max(20, latency)))
-    close = Fraction(4, 5) * present <= wanted <= Fraction(5, 4) * present
-    return present if close and min(present, wanted) >= 20 else wanted
+    wanted = max(least, min(most, latency))
+    close = [n for n in range(1, 1000) if abs(n - present) == 1 or 4 * abs(n - present) <= present]
+    return present if wanted in close else wanted
 
 
 def weighted_mean(deltas: Sequence[Vector], w: Sequence[float]) -> list[float]:

@@ -74,7 +74,7 @@ class Session:
         self.meet()
         second = self.optimizer.synchronize(PATIENCE_S)
         self.meet()
-        return first and second
+        return bool(first and second)
 
     def leave(self) -> None:
         """Close the optimizer when the other learner no longer needs it, and wait until the other

@@ -20,8 +20,12 @@ MODULES = {
 }
 TOP = {
     "errors",
+    "environment",
     "optimizer",
+    "finish",
     "training_run",
+    "wrapped_class",
+    "wrapped_parameters",
     "handover",
     "settings",
     "status",
@@ -118,7 +122,7 @@ CONFINED = {
     "grpc": {"transport.grpc_transport"},
     "google": {"transport.wire", "transport.frames"},
     "threading": {"runtime"},
-    "time": {"runtime", "transport.grpc_transport", "settings", "handover", "optimizer"},
+    "time": {"runtime", "transport.grpc_transport", "settings", "handover", "training_run"},
     "asyncio": {"runtime", "transport"},
 }
 

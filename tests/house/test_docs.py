@@ -31,6 +31,7 @@ LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROMISE = re.compile(r"^### (.+?)\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
+ADDRESS = re.compile(r"[\w\]]:(\d{4,5})\b")
 EXAMPLE = re.compile(r"^ {4}\.venv/bin/python (examples/\S+) (.*)$", re.MULTILINE)
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -119,6 +120,14 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors_of(target), f"{document.name} links to {link}"
 
 
+def test_every_port_that_is_named_stays_free() -> None:
+    """Linux gives any port from 32768 on to the next outgoing connection."""
+    pages = [*DOCUMENTS, *(ROOT / "examples").glob("*.py")]
+    ports = {int(port) for page in pages for port in ADDRESS.findall(read(page))}
+    assert 29600 in ports
+    assert max(ports) < 30000
+
+
 # They have the form that they should have
 
 
@@ -193,7 +202,7 @@ def test_the_learners_of_the_readme_train_one_model() -> None:
     learners = []
     try:
         for script, arguments in commands:
-            told = arguments.replace("51900", port).split()
+            told = arguments.replace("29600", port).split()
             told += ["--steps", "100000", "--batch", "2", "--sync-every", "8", "--progress", "json"]
             command = [sys.executable, str(ROOT / script), *told]
             learners.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))

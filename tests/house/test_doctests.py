@@ -21,7 +21,11 @@ MODULES = sorted({getattr(mend_optim, name).__module__ for name in mend_optim.__
 def lacks(name: str) -> bool:
     public = getattr(mend_optim, name)
     docstring = inspect.cleandoc(public.__doc__ or "")
-    entries = bool(ENTRIES.search(docstring)) or issubclass(public, Exception)
+    if inspect.isfunction(public):
+        without = not inspect.signature(public).parameters
+    else:
+        without = issubclass(public, Exception)
+    entries = without or bool(ENTRIES.search(docstring))
     return not entries or ">>>" not in docstring
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -146,7 +146,9 @@ def cluster(
             peers = [made[0].status().address] if made else []
             own = each[i] if each else {}
             common = {"name": NAMES[i], "listen": LOOPBACK, "peers": peers, "timing": TIMING}
-            made.append(stack.enter_context(MendOptimizer(inner, **{**common, **options, **own})))
+            made.append(
+                stack.enter_context(closing(MendOptimizer(inner, **{**common, **options, **own})))
+            )
         if started:
             start(made)
         yield made

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_two_learners_whose_branch_was_superseded_count_it_exactly(tmp_path: Pat
             settle(greater)
             ahead = anchors(greater[0])
             assert greater[0].status().fragments[0].tokens == 2 * (5 + 9)
-            with newcomer(descent(0.0), "z", *lesser, *greater, **still) as between:
+            with closing(newcomer(descent(0.0), "z", *lesser, *greater, **still)) as between:
                 start([*lesser, *greater, between])
                 for optimizer in (*lesser, between):
                     until(

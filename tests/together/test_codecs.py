@@ -4,6 +4,7 @@ number of bytes."""
 from __future__ import annotations
 
 import math
+from contextlib import closing
 
 import pytest
 import torch
@@ -237,7 +238,7 @@ def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again
         assert held_back(old).any()
         train(3, 6)
         old.close()
-        with newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP) as again:
+        with closing(newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP)) as again:
             load(again, saved)
             assert again.join().rounds[-1].reason == "pulled"
             assert not held_back(again).any()
@@ -268,7 +269,9 @@ def test_what_stayed_in_the_weights_of_a_checkpoint_is_closed_once(offered: bool
         if offered:
             assert not old.synchronize(1.0)
         old.close()
-        with newcomer(SGD(models[3], lr=1.0), "a", others[0], codec=told, **LOCKSTEP) as again:
+        with closing(
+            newcomer(SGD(models[3], lr=1.0), "a", others[0], codec=told, **LOCKSTEP)
+        ) as again:
             load(again, saved)
             again.join()
             for _ in range(2):
@@ -298,7 +301,7 @@ def test_weights_that_a_restored_learner_replaced_have_nothing_left_to_close() -
         weights, state = save(old)
         assert progress(old).residual.unsent
         old.close()
-        with newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP) as again:
+        with closing(newcomer(SGD(models[2], lr=1.0), "a", other, codec=told, **LOCKSTEP)) as again:
             load(again, ([value + 1 for value in weights], state))
             again.join()
             assert not held_back(again).any()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import Parameter
+from torch.optim import SGD
 
 from mend_optim import MendOptimizer, UsageError
 from mend_optim.engine.state import EngineState
@@ -136,7 +138,9 @@ def test_a_group_that_is_another_elsewhere_is_not_merged_with_it() -> None:
 
 def test_a_learner_that_greets_with_another_group_is_refused() -> None:
     watch = Watch()
-    with MendOptimizer(descent(1.0), name="a", listen=LOOPBACK, timing=TIMING, on_event=watch) as a:
+    with closing(
+        MendOptimizer(descent(1.0), name="a", listen=LOOPBACK, timing=TIMING, on_event=watch)
+    ) as a:
         add(a, 5.0)
         address, another = a.status().address, {"params": [Parameter(torch.zeros(2, 2))]}
         b = MendOptimizer(descent(1.0))  # to add the group before it greets anybody
@@ -148,8 +152,9 @@ def test_a_learner_that_greets_with_another_group_is_refused() -> None:
                 listen=None, advertise=None, peers=(address,), ledger=None, on_event=None
             ),
         )
-        b._run.learner = b._run.settings.connect(lambda: b._run.layout)
-        with b:
+        b._run.model.lay_out()
+        b._run.learner = b._run.settings.connect(b._run, lambda run: run.model.layout())
+        with closing(b):
             (refused,) = watch.until("refused")
     assert "added group 1: here 1 [3] torch.float32, there 1 [2, 2] torch.float32" in refused.text
 
@@ -159,8 +164,10 @@ def test_who_joins_later_adds_the_group_before_its_first_step() -> None:
         add(a, 5.0)
         drive([a], 4, lambda i, s: 1.0)
         peers = [a.status().address]
-        with MendOptimizer(
-            descent(9.0), name="b", listen=LOOPBACK, peers=peers, sync_every=2, timing=TIMING
+        with closing(
+            MendOptimizer(
+                descent(9.0), name="b", listen=LOOPBACK, peers=peers, sync_every=2, timing=TIMING
+            )
         ) as b:
             add(b, 9.0)
             join(b, a)
@@ -175,8 +182,10 @@ def test_who_joins_with_more_or_fewer_groups_takes_what_there_is(ahead: int) -> 
     with cluster(descent(1.0), sync_every=2) as (a,):
         drive([a], 4, lambda i, s: 1.0)
         peers = [a.status().address]
-        with MendOptimizer(
-            descent(9.0), name="b", listen=LOOPBACK, peers=peers, sync_every=2, timing=TIMING
+        with closing(
+            MendOptimizer(
+                descent(9.0), name="b", listen=LOOPBACK, peers=peers, sync_every=2, timing=TIMING
+            )
         ) as b:
             add((a, b)[ahead], 5.0)
             join(b, a)
@@ -189,13 +198,12 @@ def test_who_joins_with_more_or_fewer_groups_takes_what_there_is(ahead: int) -> 
 
 
 def test_a_group_that_cannot_be_merged_is_not_added() -> None:
-    for options in ({}, {"listen": LOOPBACK, "timing": TIMING}):
-        with MendOptimizer(descent(1.0), **options) as optimizer:
-            with pytest.raises(UsageError, match="must have memory of its own"):
-                optimizer.add_param_group({"params": [parameters(optimizer)[0].view(3)]})
-            assert len(optimizer.param_groups) == 1
-            step(optimizer, 1.0)
-            assert read(optimizer) == [0.0]
+    with closing(MendOptimizer(descent(1.0), listen=LOOPBACK, timing=TIMING)) as optimizer:
+        with pytest.raises(UsageError, match="must have memory of its own"):
+            optimizer.add_param_group({"params": [parameters(optimizer)[0].view(3)]})
+        assert len(optimizer.param_groups) == 1
+        step(optimizer, 1.0)
+        assert read(optimizer) == [0.0]
 
 
 def test_a_checkpoint_holds_added_groups() -> None:
@@ -227,7 +235,7 @@ def test_a_checkpoint_that_goes_on_alone_takes_a_group_along() -> None:
     add(alone, 5.0)
     step(alone, 1.0)
     later = MendOptimizer(descent(-3.0), listen=LOOPBACK, timing=TIMING)
-    with later:
+    with closing(later):
         add(later, 4.0)
         later.load_state_dict(alone.state_dict())
         start([later])
@@ -247,12 +255,35 @@ def test_synchronize_does_not_wait_for_a_group_that_nobody_else_has() -> None:
 def test_a_checkpoint_wants_groups_added_as_they_were() -> None:
     saved = MendOptimizer(descent(1.0))
     add(saved, 5.0)
-    other = MendOptimizer(descent(1.0, 5.0))
-    with pytest.raises(
-        UsageError,
-        match="groups that were added after wrapping, 0 here, got 1: wrap what was wrapped",
-    ):
+    words = "groups that were added after wrapping, 0 here, got 1: wrap what was wrapped"
+    refusal = pytest.raises(UsageError, match=words)
+    loader = MendOptimizer(descent(1.0, 5.0), listen=LOOPBACK, timing=TIMING)
+    with closing(loader) as other, refusal:
         other.load_state_dict(saved.state_dict())
+
+
+def test_a_group_that_others_added_may_be_there_from_the_start() -> None:
+    """A run unfreezes a group on its way. A learner that resumes with both groups at once has the
+    fragments that the others have."""
+    with cluster(descent(1.0), descent(1.0), **LOCKSTEP) as optimizers:
+        for optimizer in optimizers:
+            add(optimizer, 5.0)
+        drive(optimizers, 3, lambda i, s: float(i))
+        settle(optimizers)
+        saved, values = optimizers[1].state_dict(), read(optimizers[1])
+        optimizers[1].close()
+        groups = [{"params": weights(value)} for value in values]
+        peers = [optimizers[0].status().address]
+        again = MendOptimizer(
+            SGD(groups, lr=1.0), name="b", peers=peers, listen=LOOPBACK, timing=TIMING, **LOCKSTEP
+        )
+        with closing(again):
+            again.load_state_dict(saved)
+            start([optimizers[0], again])
+            drive([optimizers[0], again], 3, lambda i, s: float(i))
+            settle([optimizers[0], again])
+            assert read(again) == read(optimizers[0])
+            assert len(again.status().fragments) == 2
 
 
 def test_a_group_may_be_added_between_loading_and_the_first_step() -> None:
@@ -261,7 +292,7 @@ def test_a_group_may_be_added_between_loading_and_the_first_step() -> None:
         settle(optimizers)
         drive(optimizers[:1], 1, lambda i, s: 1.0)
         state, value = optimizers[0].state_dict(), read(optimizers[0])[0]
-    with MendOptimizer(descent(value), listen=LOOPBACK, timing=TIMING) as later:
+    with closing(MendOptimizer(descent(value), listen=LOOPBACK, timing=TIMING)) as later:
         later.load_state_dict(state)
         add(later, 5.0)
         start([later])

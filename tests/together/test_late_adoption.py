@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -96,6 +97,8 @@ def test_anchors_do_not_depend_on_gains_which_may_differ() -> None:
             descent(0.0), descent(0.0), each=gains, sync_every=4, adopt_after=3, merge="mean"
         ) as made:
             train(made, 20)
+            for o in made:
+                until(o, lambda o=o: o.status().fragments[0].version == 5)  # type: ignore[misc]
             found.append([anchors(o) for o in made])
     (a, b), (c, d) = found
     assert same(a, b)
@@ -106,7 +109,7 @@ def test_anchors_do_not_depend_on_gains_which_may_differ() -> None:
 def test_a_newcomer_has_no_disagreement_and_the_anchor_has_none_of_the_others() -> None:
     with cluster(descent(0.0), descent(0.0), **HALF) as made:
         train(made, 7)
-        with newcomer(descent(9.0), "c", *made, **HALF) as late:
+        with closing(newcomer(descent(9.0), "c", *made, **HALF)) as late:
             start([*made, late])
             assert same(parameters(late), anchors(made[0]))
             assert not progress(late).disagrees

@@ -7,7 +7,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -385,7 +385,9 @@ def test_the_moments_of_an_added_group_are_averaged() -> None:
 )
 def test_alone_it_is_the_inner_optimizer_to_the_bit(place: dict[str, Any]) -> None:
     bare = adamw(fresh())
-    with MendOptimizer(adamw(fresh()), moments=EACH_ROUND, **LOCKSTEP, **place) as optimizer:
+    with closing(
+        MendOptimizer(adamw(fresh()), moments=EACH_ROUND, **LOCKSTEP, **place)
+    ) as optimizer:
         assert_alike(*train([optimizer], 9, pull), *train([bare], 9, pull))
         assert_alike(optimizer.inner.state_dict(), bare.state_dict())
 
@@ -442,7 +444,7 @@ def test_moments_none_sends_and_changes_no_moments() -> None:
             train([own], 7, lambda _, s, p, i=i: noise(i, s, p))
             for k in range(len(SHAPES)):
                 assert_alike(state(optimizer, k), state(own, k))
-        with newcomer(adamw(fresh(9)), "c", *made, moments=None, **LOCKSTEP) as joiner:
+        with closing(newcomer(adamw(fresh(9)), "c", *made, moments=None, **LOCKSTEP)) as joiner:
             assert joiner.join().rounds[-1].reason == "pulled"
             assert not joiner.inner.state
         assert taps[0].kinds | taps[1].kinds == {"Offer", "Seal", "State"}
@@ -479,7 +481,8 @@ def test_learners_with_different_schedules_refuse_each_other(
     watches = [Watch(), Watch()]
     each = [{"moments": m, "on_event": w} for m, w in zip((here, there), watches, strict=True)]
     with cluster(adamw(fresh()), adamw(fresh()), each=each, started=False, sync_every=1):
-        assert watches[0].until("refused")[0].facts["reason"] == words
+        reason = watches[0].until("refused")[0].facts["reason"]
+        assert reason == f"{words}; pass the same moments to both"
         assert watches[1].until("refused")[0].facts["reason"].startswith("moments: here ")
 
 
@@ -560,7 +563,7 @@ def test_a_newcomers_first_step_is_the_step_of_the_others(name: str, former: int
         settle(made)
         veteran, inner = twin(made[1], make), make(fresh(9))
         train([inner], former, noise)
-        with newcomer(inner, "c", *made, **STILL) as joiner:
+        with closing(newcomer(inner, "c", *made, **STILL)) as joiner:
             joiner.join()
             for k in range(len(SHAPES)):
                 here, there = state(inner, k), state(veteran, k)
@@ -575,7 +578,7 @@ def test_a_newcomer_with_an_optimizer_without_such_moments_joins() -> None:
         train(made, 3, noise)
         settle(made)
         hasty = replace(TIMING, join_timeout_s=3.0)
-        with newcomer(SGD(fresh(9), lr=LR), "c", *made, timing=hasty, **STILL) as joiner:
+        with closing(newcomer(SGD(fresh(9), lr=LR), "c", *made, timing=hasty, **STILL)) as joiner:
             joiner.join()
             assert not joiner.inner.state
             assert same(parameters(joiner), anchors(made[0]))
@@ -603,9 +606,11 @@ def join_in_training(veteran: MendOptimizer, joiner: MendOptimizer) -> int:
 def test_a_learner_alone_hands_its_moments_to_the_first_newcomer(name: str) -> None:
     make, _ = OPTIMIZERS[name]
     bare = make(fresh())
-    with MendOptimizer(make(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **STILL) as veteran:
+    with closing(
+        MendOptimizer(make(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **STILL)
+    ) as veteran:
         train([veteran], 4, noise)
-        with newcomer(make(fresh(9)), "b", veteran, **STILL) as joiner:
+        with closing(newcomer(make(fresh(9)), "b", veteran, **STILL)) as joiner:
             position = join_in_training(veteran, joiner)
             tokens = progress(joiner).lineage.tokens  # one per step in the anchor
             assert 4 < tokens <= position
@@ -626,7 +631,7 @@ def test_a_newcomer_begins_without_moments_if_no_round_has_averaged_them() -> No
     with cluster(adamw(fresh()), adamw(fresh()), **options) as made:
         train(made, 5, noise)
         settle(made)
-        with newcomer(adamw(fresh(9)), "c", *made, **options) as joiner:
+        with closing(newcomer(adamw(fresh(9)), "c", *made, **options)) as joiner:
             joiner.join()
             assert not joiner.inner.state
 
@@ -651,7 +656,7 @@ def test_a_newcomer_from_another_cluster_is_averaged_like_the_others() -> None:
     ) as made:
         train(made, 2, noise)
         settle(made)
-        with newcomer(adamw(fresh(9)), "a", *made, **rich) as mover:
+        with closing(newcomer(adamw(fresh(9)), "a", *made, **rich)) as mover:
             load(mover, saved)
             start([*made, mover])
             assert mover.status().rounds[-1].reason == "pulled"
@@ -993,7 +998,9 @@ def test_an_infinite_variance_reaches_nobody() -> None:
         assert near(squares(made[0]), squares(made[1]))
         for k in range(2):
             assert all(near(state(made[0], k)["exp_avg"], state(o, k)["exp_avg"]) for o in made[1:])
-        with newcomer(adamw(fresh(9)), "d", *made, sync_every=1000, moments=EACH_ROUND) as joiner:
+        with closing(
+            newcomer(adamw(fresh(9)), "d", *made, sync_every=1000, moments=EACH_ROUND)
+        ) as joiner:
             joiner.join()
             assert sound(joiner)
 
@@ -1019,12 +1026,12 @@ def test_a_learner_alone_hands_on_its_weights_even_if_its_moments_are_infinite(
     """One gradient was too great and left an infinite variance. The weights are fine, and better
     than any first weights."""
     options = {**STILL, "fragments": fragments}
-    with MendOptimizer(
-        adamw(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **options
+    with closing(
+        MendOptimizer(adamw(fresh()), name="a", listen=LOOPBACK, timing=TIMING, **options)
     ) as veteran:
         train([veteran], 4, noise)
         state(veteran, 0)["exp_avg_sq"][0, 0] = math.inf
-        with newcomer(adamw(fresh(9)), "b", veteran, **options) as joiner:
+        with closing(newcomer(adamw(fresh(9)), "b", veteran, **options)) as joiner:
             join_in_training(veteran, joiner)
             tokens = progress(joiner).lineage.tokens
             assert tokens > 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from mend_optim import ClosedError, MendOptimizer, UsageError
+from mend_optim.finish import NOBODY
 from tests.support.checkpoints import anchors
 from tests.support.learners import (
     LOCKSTEP,
@@ -130,7 +132,10 @@ def test_synchronize_says_that_nobody_is_left_for_a_quorum() -> None:
     with cluster(descent(1.0), descent(1.0), descent(1.0), sync_every=8, quorum=3) as optimizers:
         drive(optimizers, 2, lambda i, s: 1.0)
         optimizers[2].close()
-        assert together(*(lambda o=o: o.synchronize(0.3) for o in optimizers[:2])) == [False, False]
+        found = together(*(lambda o=o: o.synchronize(0.3) for o in optimizers[:2]))
+        assert not any(found)
+        assert {outcome.unmerged_tokens for outcome in found} == {2}
+        assert {outcome.reason for outcome in found} == {"it took longer than 0.3 s"}
         drive(optimizers[:2], 2, lambda i, s: 1.0)  # and training goes on
         assert read(optimizers[0]) == [-3.0]
 
@@ -140,7 +145,9 @@ def test_whoever_is_left_alone_holds_the_anchor() -> None:
         drive([a, b], 2, lambda i, s: 1.0)
         b.close()
         until(a, lambda: a._learner.engine.state.roster.alone)  # type: ignore[union-attr]
-        assert a.synchronize(PATIENCE_S)
+        outcome = a.synchronize(PATIENCE_S)
+        assert not outcome
+        assert (outcome.unmerged_tokens, outcome.reason) == (2, NOBODY)
         assert anchors(a)[0][0] == -1.0
 
 
@@ -156,18 +163,18 @@ def test_after_close_steps_are_the_inner_optimizers() -> None:
 
 
 def test_a_learner_can_be_closed_before_it_begins() -> None:
-    with MendOptimizer(descent(1.0), listen=LOOPBACK, timing=TIMING) as optimizer:
+    with closing(MendOptimizer(descent(1.0), listen=LOOPBACK, timing=TIMING)) as optimizer:
         optimizer.close()
         step(optimizer, 1.0)
         assert read(optimizer) == [0.0]
 
 
 def test_the_environment_can_say_who_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MendOptimizer(descent(1.0), name="a", listen=LOOPBACK, timing=TIMING) as a:
+    with closing(MendOptimizer(descent(1.0), name="a", listen=LOOPBACK, timing=TIMING)) as a:
         monkeypatch.setenv("MEND_NAME", "from outside")
         monkeypatch.setenv("MEND_LISTEN", LOOPBACK)
         monkeypatch.setenv("MEND_PEERS", f" {a.status().address} , ")
-        with MendOptimizer(descent(1.0), timing=TIMING) as b:
+        with closing(MendOptimizer(descent(1.0), timing=TIMING)) as b:
             start([a, b])
             assert (b.status().name, [p.name for p in b.status().roster]) == ("from outside", ["a"])
             assert b.status().address.startswith("127.0.0.1:")
@@ -192,10 +199,11 @@ def test_a_step_takes_what_the_script_and_the_inner_optimizer_take(
     """A learner that waits in this library, or has just synchronized, does not count as slow for
     that."""
     clock, seen = [0.0], list[float | None]()
-    monkeypatch.setattr("mend_optim.optimizer.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    stopped = SimpleNamespace(perf_counter=lambda: clock[0])
+    monkeypatch.setattr("mend_optim.training_run.time", stopped)
     inner = Timed([nn.Parameter(torch.ones(1))], lr=0.1)
     inner.clock = clock
-    with MendOptimizer(inner, name="a", listen="127.0.0.1:0") as optimizer:
+    with closing(MendOptimizer(inner, name="a", listen="127.0.0.1:0")) as optimizer:
         optimizer.join()
         learner, handover = optimizer._learner, optimizer._run.handover
         assert learner is not None
@@ -234,7 +242,9 @@ class Strange(Optimizer):
 def said(kind: str, inner: Optimizer, **options: Any) -> list[str]:
     """The texts of the events of this kind until a learner has joined, and shortly after."""
     watch = Watch()
-    with MendOptimizer(inner, listen="127.0.0.1:0", on_event=watch, **options) as optimizer:
+    with closing(
+        MendOptimizer(inner, listen="127.0.0.1:0", on_event=watch, **options)
+    ) as optimizer:
         for _ in range(3):
             step(optimizer, 1.0)
         watch.until("joined")

@@ -4,6 +4,7 @@ from step to step."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_learners_of_different_rates_agree_to_the_bit_and_a_newcomer_with_them()
         train(made, range(23), wave)
         settle(made)
         c = newcomer(adam(), "d", *made, **options)
-        with c:
+        with closing(c):
             made.append(c)
             start(made)
             train(made, range(23, 41), wave)

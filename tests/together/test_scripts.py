@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -173,9 +174,11 @@ def test_a_joiner_takes_over_frozen_parameters_too() -> None:
         descend(models[1], b, 1)
         joined.set()
 
-    with MendOptimizer(inners[0], name="a", listen=LOOPBACK, timing=TIMING) as a:
+    with closing(MendOptimizer(inners[0], name="a", listen=LOOPBACK, timing=TIMING)) as a:
         descend(models[0], a, 2)
-        with MendOptimizer(inners[1], name="b", peers=[a.status().address], timing=TIMING) as b:
+        with closing(
+            MendOptimizer(inners[1], name="b", peers=[a.status().address], timing=TIMING)
+        ) as b:
             together(train, join)
             assert torch.equal(models[1].middle.bias, torch.full((4,), 1.0))
 

@@ -564,13 +564,11 @@ def test_schedule_free_with_a_closure_merges_x() -> None:
 def test_schedule_free_modes_are_called_on_the_inner_optimizer() -> None:
     problems = two("schedule-free")
     with cluster(*(p.inner for p in problems), **LOCKSTEP) as optimizers:
-        assert not hasattr(optimizers[0], "train")
-        assert not hasattr(optimizers[0], "eval")
-        optimizers[0].inner.eval()  # type: ignore[attr-defined]
+        optimizers[0].eval()  # type: ignore[attr-defined]
         with pytest.raises(Exception, match="not in train mode"):
             optimizers[0].step()
         assert optimizers[0].status().step == 0
-        optimizers[0].inner.train()  # type: ignore[attr-defined]
+        optimizers[0].train()  # type: ignore[attr-defined]
         train(optimizers, problems, 2)
         assert [o.status().rounds_adopted for o in optimizers] == [2, 2]
 

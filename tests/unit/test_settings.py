@@ -16,6 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from mend_optim import (
     Adoption,
+    AutoPeriod,
     FailSlow,
     Grace,
     Int4,
@@ -27,6 +28,7 @@ from mend_optim import (
     Timing,
     UsageError,
 )
+from mend_optim.engine.period import read_period
 from mend_optim.engine.schedule import Schedule
 from mend_optim.model.layout import Layout
 from mend_optim.settings import Settings, read_settings
@@ -185,6 +187,13 @@ def test_half_lives_are_resolved_into_rounds() -> None:
     assert settings.policies.periods.rounds == (("first", 1), ("second", 7))
 
 
+def test_half_lives_do_not_follow_the_first_of_the_automatic_periods() -> None:
+    schedule = MomentSchedule(first="half_life", second="half_life")
+    settings = read(moments=schedule, schedule=Schedule(sync_every=1), auto=AutoPeriod())
+    assert settings.policies.periods is not None
+    assert settings.policies.periods.rounds == (("first", 1), ("second", 35))
+
+
 def test_an_optimizer_whose_moments_nobody_knows_is_named() -> None:
     assert read(Unknown()).policies.unknown_optimizer == "Unknown"
     assert read(Unknown(), moments=None).policies.unknown_optimizer == ""
@@ -240,10 +249,73 @@ def test_an_empty_variable_says_nothing(name: str, monkeypatch: pytest.MonkeyPat
     assert settings.place is None
 
 
-def test_a_wrong_address_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEND_PEERS", "b:1,here")
-    with pytest.raises(UsageError, match="peers must be an address 'host:port', got 'here'"):
-        read()
+@pytest.mark.parametrize(
+    ("variable", "value", "error"),
+    [
+        ("MEND_PEERS", "b:1,here", "MEND_PEERS must be an address 'host:port', got 'here'"),
+        ("MEND_NAME", "a\tb", r"MEND_NAME must be a printable text .*, got 'a\\tb'"),
+    ],
+)
+def test_an_error_names_the_variable_that_the_value_came_from(
+    variable: str, value: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError, match=f"^{error}"):
+        read(name=None)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("nowhere", "MEND_LISTEN must be an address 'host:port', got 'nowhere'"),
+        ("192.0.2.1:0", "MEND_LISTEN must be an address of this machine with a free port, got "),
+    ],
+)
+def test_a_place_to_listen_in_the_environment_is_named(
+    value: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEND_LISTEN", value)
+    layout = Layout(["w", "b"], parameters(), 1)
+
+    def connect() -> None:
+        settings = read()
+        settings.connect(settings, lambda _: layout)
+
+    with pytest.raises(UsageError, match=f"^{error}"):
+        connect()
+
+
+def test_peers_may_be_one_text() -> None:
+    place = read(peers="b:1, c:2").place
+    assert place is not None
+    assert place.peers == ("b:1", "c:2")
+
+
+@pytest.mark.parametrize(
+    ("argument", "policy"),
+    [
+        ("quorum", Quorum),
+        ("grace", Grace),
+        ("adoption", Adoption),
+        ("outer", Nesterov),
+        ("codec", Int4),
+        ("moments", MomentSchedule),
+        ("failslow", FailSlow),
+        ("timing", Timing),
+    ],
+)
+def test_a_class_in_place_of_its_instance_is_refused(argument: str, policy: type) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(**{argument: policy})
+    written = (
+        f"{argument} must be an instance, got {policy!r}; write {argument}={policy.__name__}()"
+    )
+    assert str(caught.value) == written
+
+
+def test_a_class_of_periods_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"sync_every must be .*; write sync_every=AutoPeriod\(\)"):
+        read_period(AutoPeriod, 1, None)  # type: ignore[arg-type]
 
 
 def test_learners_of_one_process_that_nobody_named_have_different_names() -> None:
@@ -323,7 +395,7 @@ def test_offline_settings_are_the_same_without_peers() -> None:
     offline = settings.offline()
     assert offline.place is None
     assert (offline.name, offline.policy()) == (settings.name, settings.policy())
-    assert offline.connect(lambda: pytest.fail("nobody asks for the layout")) is None
+    assert offline.connect(offline, lambda _: pytest.fail("nobody asks for the layout")) is None
 
 
 @pytest.mark.parametrize("moments", [0, 4, 6])

@@ -1,0 +1,139 @@
+"""The parameters of an inner optimizer, as fragments that are merged."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mend_optim.errors import UsageError
+from mend_optim.model.copies import sketches
+from mend_optim.model.layout import Layout, is_mergeable, is_shapeless
+from mend_optim.worker.checkpoint import Checkpoint
+from mend_optim.worker.checkpoint_reader import OtherModelError, from_state
+
+
+class Loaded(NamedTuple):
+    """A checkpoint, and the layout and the number of wrapped groups with which it can be read; no
+    layout without peers, if the parameters could not be merged."""
+
+    saved: Checkpoint
+    layout: Layout | None
+    wrapped_groups: int
+
+
+class WrappedParameters:
+    """The tensors of an inner optimizer, and their layout once there are peers.
+
+    Args:
+        inner: the inner optimizer.
+        fragments: P, for the groups that were wrapped.
+        wrapped_groups: the number of `inner.param_groups` when `inner` was wrapped. Each group that
+            was added later is a fragment of its own.
+    """
+
+    def __init__(self, inner: Optimizer, fragments: int, wrapped_groups: int) -> None:
+        self._inner = inner
+        self._fragments = fragments
+        self.wrapped_groups = wrapped_groups
+        #: The tensors that are merged; empty before they are laid out.
+        self.merged: list[Tensor] = []
+        self._layout: Layout | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the inner optimizer."""
+        return [p for group in self._inner.param_groups for p in group["params"]]
+
+    def mergeable(self) -> list[Tensor]:
+        """The tensors that can be merged."""
+        return [tensor for tensor in self.tensors() if is_mergeable(tensor)]
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether all tensors have values by now."""
+        return not any(map(is_shapeless, self.tensors()))
+
+    # ── layout ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def laid_out(self) -> bool:
+        """Whether there is a layout that learners have in common."""
+        return self._layout is not None
+
+    def lay_out(self, layout: Layout | None = None) -> None:
+        """Let the present tensors be merged by this layout; None: by one made of them. Raises
+        `UsageError`."""
+        self._layout = layout or self.build()
+        self.merged = self.mergeable()
+
+    def layout(self) -> Layout:
+        """The layout that learners have in common."""
+        assert self._layout is not None
+        return self._layout
+
+    def layout_if_any(self) -> Layout | None:
+        """The layout; without peers, that of the present tensors, or None if they could not be
+        merged."""
+        if self._layout is not None:
+            return self._layout
+        with suppress(UsageError):
+            return self.build()
+        return None
+
+    def check(self) -> None:
+        """Raise `UsageError` if the inner optimizer's parameters are not those of the layout."""
+        self.layout().check(self.mergeable(), self.merged)
+
+    def build(self, wrapped_groups: int | None = None) -> Layout:
+        """A layout of the present tensors, if so many groups count as wrapped. Raises
+        `UsageError`."""
+        wrapped = self.wrapped_groups if wrapped_groups is None else wrapped_groups
+        tensors: list[Tensor] = []
+        names: list[str] = []
+        added: list[int] = []
+        seen = 0
+        for number, group in enumerate(self._inner.param_groups):
+            positions = map(str, range(seen, seen + len(group["params"])))
+            seen += len(group["params"])
+            named = zip(group.get("param_names", positions), group["params"], strict=False)
+            kept = [(str(name), tensor) for name, tensor in named if is_mergeable(tensor)]
+            names += [name for name, _ in kept]
+            tensors += [tensor for _, tensor in kept]
+            if kept and number >= wrapped:
+                added.append(len(kept))
+        return Layout(names, tensors, self._fragments, added)
+
+    # ── a checkpoint ──────────────────────────────────────────────────────────────────────────────
+
+    def sketches(self, own: list[Tensor] | None = None) -> str:
+        """The `sketches` of the tensors, or of `own` in their place; empty if they could not be
+        merged."""
+        layout = self.layout_if_any()
+        return sketches(layout, own or self.mergeable()) if layout else ""
+
+    def read(self, state: object, regroup: bool) -> Loaded:
+        """Read a checkpoint.
+
+        A group that was added before the checkpoint was made may be there from the start now. It
+        becomes an added group again, because the other learners have it so.
+
+        Args:
+            state: the part of a `state_dict` that is under "mend".
+            regroup: whether groups may become added ones.
+
+        Raises:
+            OtherModelError: the checkpoint is another model's.
+            UsageError: the checkpoint is damaged.
+        """
+        try:
+            layout = self.layout_if_any()
+            return Loaded(from_state(state, layout), layout, self.wrapped_groups)
+        except OtherModelError as error:
+            refused = error
+        for wrapped in range(len(self._inner.param_groups) - 1, 0, -1) if regroup else ():
+            with suppress(UsageError):
+                layout = self.build(wrapped)
+                return Loaded(from_state(state, layout), layout, wrapped)
+        raise refused

@@ -1,0 +1,196 @@
+"""The end of a run: learners that finish hold one model, bit for bit, however many steps each of
+them took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+from torch.optim import SGD
+
+from mend_optim import Adoption, ClosedError, Finish, MendOptimizer, PowerSGD, UsageError
+from mend_optim.finish import TOO_FEW
+from tests.support.learners import (
+    LOOPBACK,
+    TIMING,
+    cluster,
+    descent,
+    parameters,
+    same,
+    step,
+    together,
+)
+
+FREE: dict[str, Any] = {"sync_every": 3}
+
+
+def noisy(*values: float) -> SGD:
+    """Plain descent over parameters of several shapes."""
+    return SGD([Parameter(torch.full((5, 4), value)) for value in values], lr=0.1)
+
+
+def train(optimizer: MendOptimizer, steps: int, seed: int) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                noise = torch.randn(parameter.shape, generator=draws)
+                parameter.grad = noise.to(parameter.dtype)
+        optimizer.step()
+
+
+def run(optimizers: list[MendOptimizer], steps: list[int]) -> list[Finish]:
+    def work(i: int) -> Callable[[], Finish]:
+        def loop() -> Finish:
+            train(optimizers[i], steps[i], i)
+            return optimizers[i].finish()
+
+        return loop
+
+    return together(*(work(i) for i in range(len(optimizers))))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"adopt_after": 0},
+        {"adoption": Adoption(gain=0.3)},
+        {"codec": PowerSGD(rank=1)},
+        {"codec": "int4"},
+        {"fragments": 2},
+    ],
+    ids=["free", "lockstep", "late", "powersgd", "int4", "fragments"],
+)
+def test_all_end_on_one_model(options: dict[str, Any]) -> None:
+    inners = [noisy(1.0, 2.0) for _ in range(3)]
+    with cluster(*inners, **{**FREE, **options}) as made:
+        found = run(made, [20, 31, 8])
+        assert all(found), found
+        assert len({finish.digest for finish in found}) == 1
+        for finish in found:
+            assert finish.tokens == {"a": 20, "b": 31, "c": 8}
+            assert finish.unmerged_tokens + finish.dropped_tokens + finish.superseded_tokens == 0
+        for other in made[1:]:
+            assert same(parameters(made[0]), parameters(other))
+        assert all(optimizer._learner.closed for optimizer in made if optimizer._learner)
+
+
+def test_a_narrow_model_ends_equal_too() -> None:
+    inners = [descent(1.0, 3.0, dtype=torch.bfloat16, lr=0.01) for _ in range(2)]
+    with cluster(*inners, **FREE) as made:
+        assert all(run(made, [7, 16]))
+        assert same(parameters(made[0]), parameters(made[1]))
+
+
+def test_a_learner_that_ends_early_stays_for_the_others() -> None:
+    """Its quorum of three needs all of them, until the last step of the last."""
+    inners = [noisy(1.0) for _ in range(3)]
+    with cluster(*inners, quorum=3, **FREE) as made:
+        found = run(made, [3, 3, 60])
+        assert all(found)
+        assert made[2].status().fragments[0].tokens == 66
+
+
+def test_it_goes_on_after_a_timeout() -> None:
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as (a, b):
+        together(lambda: train(a, 4, 0), lambda: train(b, 4, 1))
+        finish = a.finish(timeout=0)
+        assert not finish
+        assert "on the roster: b" in finish.reason
+        found = run([a, b], [5, 5])
+        assert all(found)
+        assert found[0].tokens == {"a": 9, "b": 9}
+
+
+def test_the_last_learner_keeps_what_nobody_else_merges() -> None:
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as (a, b):
+        together(lambda: train(a, 6, 0), lambda: train(b, 6, 1))
+        b.close()
+        train(a, 4, 2)
+        before = [parameter.clone() for parameter in parameters(a)]
+        finish = a.finish()
+        assert finish
+        assert list(finish.tokens) == ["a"]
+        assert (finish.unmerged_tokens > 0) == ("nobody is left" in finish.reason)
+        assert finish.unmerged_tokens == 0 or same(before, parameters(a))
+
+
+def test_without_a_quorum_nobody_gets_untrained_weights() -> None:
+    with cluster(noisy(1.0), noisy(1.0), quorum=3, **FREE) as (a, b):
+        together(lambda: train(a, 6, 0), lambda: train(b, 6, 1))
+        before = [parameter.clone() for parameter in parameters(a)]
+        first, second = run([a, b], [0, 0])
+        assert not first
+        assert not second
+        assert (first.unmerged_tokens, first.reason) == (6, TOO_FEW)
+        assert same(before, parameters(a))
+
+
+def test_until_something_is_merged_the_global_weights_are_the_own_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with cluster(noisy(1.0), noisy(1.0), sync_every=100) as (a, b):
+        together(lambda: train(a, 6, 0), lambda: train(b, 6, 1))
+        own = [parameter.clone() for parameter in parameters(a)]
+        for _ in range(2):
+            with a.global_weights():
+                assert same(own, parameters(a))
+        assert caplog.text.count("a: nothing is merged yet") == 1
+        together(a.synchronize, b.synchronize)
+        with a.global_weights():
+            assert not same(own, parameters(a))
+
+
+def test_alone_it_is_done_at_once() -> None:
+    optimizer = MendOptimizer(descent(1.0), name="a")
+    step(optimizer, 1.0)
+    finish = optimizer.finish()
+    assert (bool(finish), dict(finish.tokens), finish.reason) == (True, {"a": 1}, "")
+
+
+def test_a_block_that_ends_finishes() -> None:
+    ends: dict[str, list[torch.Tensor]] = {}
+
+    def work(optimizer: MendOptimizer, steps: int) -> Callable[[], None]:
+        def loop() -> None:
+            with optimizer:
+                train(optimizer, steps, steps)
+            ends[optimizer.name] = parameters(optimizer)
+
+        return loop
+
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as (a, b):
+        together(work(a, 10), work(b, 23))
+    assert same(ends["a"], ends["b"])
+
+
+def test_a_block_that_fails_does_not_wait() -> None:
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as (a, b):
+        together(lambda: train(a, 4, 0), lambda: train(b, 4, 1))
+        with pytest.raises(ZeroDivisionError), a:
+            raise ZeroDivisionError
+        assert b.finish()
+
+
+def test_a_block_without_a_step_does_not_wait() -> None:
+    with MendOptimizer(
+        descent(1.0), name="a", listen=LOOPBACK, peers=["127.0.0.1:9"], timing=TIMING
+    ) as optimizer:
+        pass
+    assert optimizer._learner
+    assert optimizer._learner.closed
+
+
+def test_it_refuses_what_it_cannot_do() -> None:
+    optimizer = MendOptimizer(descent(1.0), name="a", listen=LOOPBACK)
+    with pytest.raises(
+        UsageError, match="timeout must be None or a number of seconds >= 0, got -1"
+    ):
+        optimizer.finish(timeout=-1)
+    optimizer.close()
+    with pytest.raises(ClosedError):
+        optimizer.finish()

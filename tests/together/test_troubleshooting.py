@@ -1,0 +1,434 @@
+"""Every message that docs/troubleshooting.md quotes is said, word for word, at the level that the
+page gives.
+
+Each heading of the page that has a quote has a producer here, which lets the library say it. Names
+of learners, addresses and numbers are examples; nothing else in a quote may differ."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+from torch.optim import SGD, Optimizer
+
+from mend_optim import Event, FailSlow, Int4, MendOptimizer, Timing, UsageError, environment
+from mend_optim.engine.engine import Engine
+from mend_optim.engine.ledger import MemberRecord, RoundRecord
+from mend_optim.engine.policies import Policies
+from mend_optim.engine.schedule import Schedule
+from mend_optim.engine.state import EngineState
+from mend_optim.engine.stragglers import Stragglers
+from mend_optim.protocol.handshake import PROTOCOL, Hello, refusal
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Beat, Goodbye, Level, Report
+from mend_optim.protocol.unreached import Unreached
+from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
+from mend_optim.transport.control import Links
+from tests.support.engines import BASE, GENESIS, DrivenEngine
+from tests.support.learners import LOCKSTEP, LOOPBACK, TIMING, Watch, cluster, descent, drive
+from tests.unit.transport.recorder import Recorder
+from tests.unit.transport.test_diagnosis import PLACES
+
+pytestmark = pytest.mark.usefixtures("no_environment")
+
+PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+ENTRY = re.compile(r"^### (.+?)\n+```text\n(.*?)\n```\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+ADDRESS = re.compile(r"(?<![\w:'\[])[\w.-]+:\d+")
+NUMBER = re.compile(r"\d[\d.,]*(?<![.,])")
+
+A, B, C = (PeerId(name, 1) for name in "abc")
+SEED = "b:29600"
+Said = Sequence["Event | str"]
+
+
+def entries() -> dict[str, tuple[str, str]]:
+    """By heading, the quote and what follows it."""
+    page = PAGE.read_text(encoding="utf-8")
+    return {heading: (quote, text) for heading, quote, text in ENTRY.findall(page)}
+
+
+def generic(text: str) -> str:
+    """A message without what is only an example in it."""
+    return NUMBER.sub("0", ADDRESS.sub("ADDRESS", text))
+
+
+# ── the first step ────────────────────────────────────────────────────────────────────────────────
+
+
+def first(watch: Watch, kind: str) -> list[Event]:
+    return watch.until(kind)[:1]
+
+
+@contextmanager
+def looking(*seeds: str, **options: Any) -> Iterator[Watch]:
+    """A learner that looks for others at these addresses, with nobody there, until it is alone."""
+    watch = Watch()
+    timing = Timing(beat_s=0.1, join_timeout_s=1.0, round_timeout_s=30.0, evict_after_s=30.0)
+    told = {"name": "a", "listen": LOOPBACK, "timing": timing, "on_event": watch, **options}
+    with MendOptimizer(descent(1.0), peers=seeds, **told) as optimizer:
+        optimizer.join()
+        yield watch
+
+
+def dial(place: str) -> Said:
+    """What a learner says that is told to find another at that kind of place."""
+
+    async def visit() -> Said:
+        async with PLACES[place][0]() as seed:
+            return await asyncio.to_thread(look, seed)
+
+    def look(seed: str) -> Said:
+        with looking(seed) as watch:
+            return watch.of("waiting")[-1:]
+
+    return asyncio.run(visit())
+
+
+def alone() -> Said:
+    async def visit() -> Said:
+        async with PLACES["closed port"][0]() as seed:
+            with looking(seed) as watch:
+                return first(watch, "alone")
+
+    return asyncio.run(visit())
+
+
+def joining(*causes: Unreached) -> Engine:
+    engine = Engine(A, "a:1", (SEED,), Policies(schedule=Schedule(sync_every=4)), 0.0)
+    for cause in causes:
+        engine.unreached(0.0, SEED, cause)
+    engine.begin(0.0, GENESIS, (b"",))
+    return engine
+
+
+def of(engine: Engine, now: float, *kinds: str) -> list[Event]:
+    events = [e for e in engine.drain(now) if isinstance(e, Event)]
+    return [e for e in events if e.kind in kinds][-1:]
+
+
+def unreached(cause: Unreached) -> Said:
+    return of(joining(cause), 0.0, "waiting")
+
+
+def meets(genesis: bytes) -> Engine:
+    """A learner that waits, and has met a peer with these first weights, or before its own."""
+    engine = joining()
+    engine.met(0.0, B, SEED, SEED)
+    reports = (Report(BASE.key),) if genesis else ()
+    engine.receive(0.0, Beat(peer=B, address=SEED, count=1, genesis=genesis, reports=reports))
+    engine.tick(1.0)
+    return engine
+
+
+def came_and_went() -> Said:
+    engine = meets(b"")
+    engine.linked(1.1, B, True)
+    engine.linked(1.2, B, False)
+    engine.tick(2.0)
+    return of(engine, 2.0, "waiting")
+
+
+def joined() -> Said:
+    engine = joining(Unreached.REFUSED)
+    engine.met(0.0, B, SEED, SEED)
+    reports = (Report(BASE.key),)
+    engine.receive(0.0, Beat(peer=B, address=SEED, count=1, genesis=GENESIS, reports=reports))
+    (event,) = of(engine, 0.0, "joined")
+    assert event.lifts == "waiting"
+    return [event]
+
+
+# ── refusals ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def refused(inner: Optimizer | None = None, **there: Any) -> Said:
+    """What a learner says whose peer differs from it in this."""
+    told = {"name": "b", "listen": LOOPBACK, "timing": TIMING, **there}
+    with (
+        MendOptimizer(inner or descent(1.0), **told) as b,
+        looking(b.status().address) as watch,
+    ):
+        return first(watch, "refused")
+
+
+def hello(peer: PeerId, protocol: int = PROTOCOL) -> Hello:
+    return Hello(peer=peer, address="", model=(), policy=(), protocol=protocol)
+
+
+def said_of(reason: str) -> Said:
+    engine = joining()
+    engine.refused(0.0, SEED, reason)
+    return of(engine, 0.0, "refused")
+
+
+def past_process() -> Said:
+    recorder = Recorder("a")
+    recorder.newest["b"] = 2
+    return said_of(Links(recorder, None).agree(hello(A), hello(B), SEED))  # type: ignore[arg-type]
+
+
+# ── peers that are gone ───────────────────────────────────────────────────────────────────────────
+
+
+def pair(*peers: PeerId) -> DrivenEngine:
+    engine = DrivenEngine()
+    for peer in peers:
+        engine.beat(peer)
+        engine.engine.linked(engine.now, peer, True)
+    engine.tick(1.0)
+    return engine
+
+
+def silence(engine: DrivenEngine, beats: int, *alive: PeerId) -> DrivenEngine:
+    for _ in range(beats):
+        for peer in alive:
+            engine.beat(peer)
+        engine.tick(1.0)
+    return engine
+
+
+def suspected() -> Said:
+    engine = pair(B, C)
+    engine.engine.linked(engine.now, B, False)
+    return silence(engine, 2, C).events("suspected")
+
+
+def returned() -> Said:
+    return silence(silence(pair(B, C), 6, C), 1, B, C).events("returned")
+
+
+def evicted() -> Said:
+    return silence(pair(B, C), 31, C).events("evicted")
+
+
+def left(*peers: PeerId) -> Said:
+    engine = pair(*peers)
+    engine.receive(Goodbye(B))
+    return engine.events("left")
+
+
+def company() -> Said:
+    engine = DrivenEngine()
+    engine.engine.presence.alone(Event("alone", "nobody is here"))
+    engine.beat(B)
+    engine.tick(1.0)
+    return engine.events("together")
+
+
+def quorum(*back: PeerId) -> Said:
+    """A quorum of three that two cannot meet, and then perhaps can."""
+    engine = DrivenEngine(quorum=3)
+    silence(engine, 1, B)
+    engine.offer()
+    silence(engine, 62, B)
+    said = engine.events("below_quorum")
+    return silence(engine, 2, B, *back).events("quorum") if back else said
+
+
+# ── slow learners ─────────────────────────────────────────────────────────────────────────────────
+
+
+def slow(kind: str) -> Said:
+    policies = Policies(schedule=Schedule(sync_every=10), failslow=FailSlow(restart_s=20.0))
+    state = EngineState(A, "a:1", (), policies)
+    state.genesis = GENESIS
+    watch = Stragglers(state)
+    for count in range(9, 70):
+        for peer in (B, C, PeerId("d", 1)):
+            slower = 2.0 if peer == C and count < 56 else 1.0
+            paces = (("compute", Level(slower, 1.0, 0.01, count)),)
+            state.roster.meet(float(count), peer, f"{peer.name}:1")
+            beat = Beat(peer=peer, address="", count=count, genesis=GENESIS, paces=paces)
+            state.roster.hear(float(count), beat)
+        watch.review(float(count))
+    return [e for e in state.out if isinstance(e, Event) and e.kind == kind]
+
+
+def late() -> Said:
+    engine = DrivenEngine()
+    for _ in range(20):
+        engine.engine.state.measured(30)
+    return engine.events("late")
+
+
+# ── what is not merged ────────────────────────────────────────────────────────────────────────────
+
+
+def fault() -> Said:
+    watch = Watch()
+    each = [{"on_event": watch}, {}]
+    with cluster(descent(0.0), descent(0.0), each=each, **{**LOCKSTEP, "quorum": 1}) as both:
+        drive(both, 2, lambda i, s: 1.0 if i else math.nan)
+        return first(watch, "fault")
+
+
+class Unknown(Optimizer):
+    """An optimizer whose moments nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__([Parameter(torch.ones(3))], {"lr": 0.1})
+
+
+def begins(inner: Optimizer, kind: str, **options: Any) -> Said:
+    watch = Watch()
+    told = {"name": "a", "listen": LOOPBACK, "timing": TIMING, "on_event": watch, **options}
+    with MendOptimizer(inner, **told) as optimizer:
+        optimizer.join()
+        return first(watch, kind)
+
+
+# ── rounds, and settings ──────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def log_lines() -> Iterator[list[str]]:
+    lines: list[str] = []
+    logger = logging.getLogger("mend_optim")
+    before = logger.level
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler = Keep(logging.INFO)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def first_merge() -> Said:
+    with log_lines() as lines, cluster(descent(0.0), descent(0.0), **LOCKSTEP) as both:
+        drive(both, 1, lambda i, s: 1.0)
+    return [line for line in lines if line.startswith("a: first merge")]
+
+
+def summary() -> Said:
+    now = 0.0
+    log = EventLog("a", lambda: 16, lambda: now)
+    members = tuple(
+        MemberRecord(name=name, incarnation=1, seq=1, tokens=8, steps=8, weight=0.5)
+        for name in "ab"
+    )
+    with log_lines() as lines:
+        for version in range(1, 32):
+            record = RoundRecord(
+                fragment=0,
+                version=version,
+                tokens=1000 * version,
+                digest="5eed",
+                reason="all_present",
+                members=members,
+            )
+            log.tell(Event("round", "a round", {"round": record}))
+            now += 1.0
+    return lines[1:]
+
+
+def unknown_variable() -> Said:
+    with pytest.MonkeyPatch.context() as patch, log_lines() as lines:
+        patch.setattr(environment, "_reported", set())
+        patch.setenv("MEND_PEER", "b:1")
+        MendOptimizer(descent(1.0))
+    return lines
+
+
+def wrong_variable() -> Said:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEND_PEERS", "b")
+        with pytest.raises(UsageError) as error:
+            MendOptimizer(descent(1.0))
+    return [str(error.value)]
+
+
+def wrong_class() -> Said:
+    with pytest.raises(UsageError) as error:
+        MendOptimizer(descent(1.0), codec=Int4)  # type: ignore[arg-type]
+    return [str(error.value)]
+
+
+PRODUCERS: dict[str, Callable[[], Said]] = {
+    "Connection refused": lambda: dial("closed port"),
+    "A name that does not resolve": lambda: dial("no such name"),
+    "No answer": lambda: dial("silent"),
+    "Not a learner": lambda: dial("TLS"),
+    "No route": lambda: unreached(Unreached.ROUTE),
+    "A learner that is leaving": lambda: unreached(Unreached.LEAVING),
+    "A peer before its first step": lambda: of(meets(b""), 1.0, "waiting"),
+    "A peer that came and went": came_and_went,
+    "The weights are on their way": lambda: of(meets(b"zother"), 1.0, "waiting"),
+    "Joined after all": joined,
+    "Alone": alone,
+    "Another model": lambda: refused(SGD([Parameter(torch.ones(4))], lr=1.0)),
+    "Other settings": lambda: refused(codec="int8"),
+    "One name twice": lambda: refused(name="a"),
+    "Another version": lambda: said_of(refusal(hello(A), hello(B, PROTOCOL - 1))),
+    "A past process": past_process,
+    "Suspected": suspected,
+    "Back again": returned,
+    "Evicted": evicted,
+    "Left": lambda: left(B, C),
+    "Nobody is left": lambda: left(B),
+    "No longer alone": company,
+    "No quorum": lambda: quorum(),
+    "A quorum again": lambda: quorum(C),
+    "Slow": lambda: slow("slow"),
+    "Costly": lambda: slow("costly"),
+    "As fast as before": lambda: slow("recovered"),
+    "Rounds that take long": late,
+    "Weights that are not finite": fault,
+    "Moments that are not known": lambda: begins(Unknown(), "unknown"),
+    "Work that a merge cannot take": lambda: begins(
+        descent(1.0), "unclosed", codec="powersgd", merge="median"
+    ),
+    "The first merge": first_merge,
+    "The summary": summary,
+    "A variable that means nothing": unknown_variable,
+    "A wrong value in a variable": wrong_variable,
+    "A class in place of an instance": wrong_class,
+}
+
+
+def test_every_quote_has_a_producer() -> None:
+    assert list(PRODUCERS) == list(entries())
+
+
+@pytest.mark.parametrize("heading", PRODUCERS)
+def test_a_message_is_said_as_it_is_quoted(heading: str) -> None:
+    quote, text = entries()[heading]
+    said = PRODUCERS[heading]()
+    assert said
+    for one in said:
+        line = f"a: {one.text}" if isinstance(one, Event) else one
+        assert generic(line) == generic(quote)
+        if isinstance(one, Event):
+            loudness = logging.getLevelName(level_of(one)).lower()
+            words = f"as loud as the {'warning' if one.kind == 'joined' else 'news'} before"
+            assert f"*Event:* `{one.kind}` ({words if one.lifts else loudness})" in text
+
+
+def test_every_warning_is_on_the_page() -> None:
+    kinds = re.findall(r"^\*Event:\* `(\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(WARNINGS) <= set(kinds)
+
+
+def test_every_cause_is_on_the_page() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert [cause for cause in Unreached if cause.value not in page] == []
+
+
+def test_only_examples_may_differ() -> None:
+    assert generic("a: waits 30 s for b:29600") == generic("a: waits 1,200 s for 127.0.0.1:9")
+    assert generic("a: waits for b:1 (refused)") != generic("a: waits for b:1 (silent)")

@@ -1,4 +1,4 @@
-.PHONY: help demo test test-clients test-deep mutants lint types proto bench storm clean
+.PHONY: help demo test test-clients test-suites test-deep mutants lint types proto bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 1000
@@ -20,6 +20,9 @@ test: lint types ## lint, types, then all tests
 
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/together/test_unusual.py -k "clients or free"
+
+test-suites: $(READY) ## suites that others wrote, as they are and with every optimizer wrapped; SUITES="torch skorch --mode alone" are some
+	.venv/bin/python -m tests.suites $(SUITES)
 
 test-deep: $(READY) ## 20,000 storms and 500 stragglers in virtual time, in about half an hour; what fails is made small and printed
 	.venv/bin/python -m tests.virtual.storms
@@ -48,7 +51,7 @@ proto: $(PROTO_READY) ## write mend_optim/transport/_pb from protos/peer.proto
 		--python_out=. --pyi_out=. mend_optim/transport/_pb/peer.proto
 
 clean: ## remove everything that these targets made, the environments too
-	rm -rf .venv .venv-proto build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto .suites build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

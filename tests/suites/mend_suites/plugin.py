@@ -1,0 +1,175 @@
+"""The pytest plugin: `-p mend_suites.plugin --mend=alone --mend-report=FILE`.
+
+It writes one JSON line for each test that ended: how, and what was wrapped in it. So a run that
+crashes has told what it saw."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mend_optim import MendOptimizer
+
+from .digest import StepDigest
+from .partner import Partners, is_partner
+from .wrapping import Wrapping
+
+MODES = ("off", "alone", "live")
+#: The worst phase of a test counts.
+SEVERITY = ("passed", "xfailed", "skipped", "xpassed", "failed", "error")
+#: What was constructed before the first test, while the suite was imported.
+COLLECTION = "(collection)"
+MESSAGE_LENGTH = 600
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mend")
+    group.addoption("--mend", choices=MODES, default="off", help="what to put around optimizers")
+    group.addoption("--mend-report", type=Path, help="a JSON line for each test goes here")
+    group.addoption("--mend-no-cuda", action="store_true", help="Tensor.cuda() stays on the CPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--mend-no-cuda"):
+        torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
+    report = config.getoption("--mend-report")
+    if report is not None:
+        config.pluginmanager.register(Suite(config.getoption("--mend"), report), "mend-suite")
+
+
+def _outcome(report: Any) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    if report.failed and report.when != "call":
+        return "error"
+    return str(report.outcome)
+
+
+def _message(report: Any) -> str:
+    """What went wrong, and in which line of which file."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return str(report.longrepr)[-MESSAGE_LENGTH:]
+    return f"{Path(crash.path).name}:{crash.lineno}: {crash.message[:MESSAGE_LENGTH]}"
+
+
+class Suite:
+    """One run of a suite.
+
+    Args:
+        mode: "off", "alone" or "live".
+        path: where the lines go.
+    """
+
+    def __init__(self, mode: str, path: Path) -> None:
+        self._mode = mode
+        self._file = path.open("w", encoding="utf-8", buffering=1)
+        self._partners = Partners(lambda: self._wrapping.suspended())
+        self._wrapping = Wrapping(self._partners.wrap if mode == "live" else MendOptimizer)
+        self._digest = StepDigest()
+        self._steps = 0
+        self._outcome = ("passed", "")
+        self._stack = ExitStack()
+        if mode != "off":
+            self._stack.enter_context(self._wrapping.installed())
+            self._around("step", self._step)
+        if mode == "live":
+            self._around("load_state_dict", self._load)
+
+    def _around(self, method: str, call: Any) -> None:
+        """Replace a method of all wrappers by `call(original, optimizer, …)`."""
+        original = getattr(MendOptimizer, method)
+
+        @functools.wraps(original)
+        def replacement(optimizer: MendOptimizer, *args: Any, **kwargs: Any) -> Any:
+            return call(original, optimizer, *args, **kwargs)
+
+        setattr(MendOptimizer, method, replacement)
+        self._stack.callback(setattr, MendOptimizer, method, original)
+
+    def _step(self, original: Any, optimizer: MendOptimizer, *args: Any, **kwargs: Any) -> Any:
+        """Count the steps of all wrapped optimizers; their partners take them too."""
+        taken = self._before_step(optimizer)
+        result = original(optimizer, *args, **kwargs)
+        self._after_step(optimizer, taken)
+        return result
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_step(self, optimizer: MendOptimizer) -> int:
+        if self._mode == "live":
+            self._partners.before_step(optimizer)
+        return optimizer.status().step
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after_step(self, optimizer: MendOptimizer, taken: int) -> None:
+        if optimizer.status().step == taken or is_partner(optimizer):
+            return
+        self._steps += 1
+        if self._mode == "live":
+            self._partners.after_step(optimizer)
+
+    def _load(self, original: Any, optimizer: MendOptimizer, *args: Any, **kwargs: Any) -> Any:
+        self._partners.forget(optimizer)
+        return original(optimizer, *args, **kwargs)
+
+    def _counts(self) -> Counter[str]:
+        return Counter(
+            wrapped=sum(self._wrapping.wrapped.values()),
+            steps=self._steps,
+            partners=self._partners.made,
+            rounds=self._partners.rounds,
+            **{f"bare: {reason}": count for reason, count in self._wrapping.bare.items()},
+        )
+
+    def _write(self, test: str, outcome: tuple[str, str], counts: Counter[str]) -> None:
+        line = {
+            "test": test,
+            "outcome": outcome[0],
+            "message": outcome[1],
+            "digest": self._digest.take(),
+            "counts": dict(counts),
+            "partner_errors": self._partners.take_errors(),
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        before = self._counts()
+        self._outcome = ("passed", "")
+        # Both runs of a test draw the same numbers.
+        torch.manual_seed(0)
+        random.seed(0)
+        result = yield
+        self._partners.close()
+        counts = self._counts()
+        counts.subtract(before)
+        self._write(item.nodeid, self._outcome, counts)
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        outcome = _outcome(report)
+        if SEVERITY.index(outcome) > SEVERITY.index(self._outcome[0]):
+            self._outcome = (outcome, _message(report))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed:
+            outcome = "error" if report.failed else "skipped"
+            self._write(report.nodeid, (outcome, _message(report)), Counter())
+
+    def pytest_collection_finish(self) -> None:
+        self._write(COLLECTION, ("passed", ""), self._counts())
+
+    def pytest_unconfigure(self) -> None:
+        self._partners.close()
+        self._digest.close()
+        self._stack.close()
+        self._file.close()

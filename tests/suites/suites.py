@@ -1,0 +1,144 @@
+"""The suites that are run: which version, what it needs, and which of its tests construct
+optimizers.
+
+All versions are pinned. The tests come from source distributions, because wheels seldom have any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: The suite without a release, which lies here.
+CATALOGUE = Path(__file__).with_name("torch_catalogue.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteSource:
+    """A suite.
+
+    `release` is a pinned source distribution; None for `CATALOGUE`. `needs` are pinned
+    packages that its tests import besides their own. `tests` are paths in the distribution, and
+    `options` go to pytest. `by_design` maps the beginning of a test's name to the reason why it
+    may end otherwise with the wrapper: each such difference is a decision."""
+
+    name: str
+    release: str | None
+    tests: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    by_design: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        return self.release or "torch's own"
+
+
+SUITES = (
+    SuiteSource(
+        name="torch",
+        release=None,
+        tests=(CATALOGUE.name,),
+        needs=("expecttest==0.3.0",),
+    ),
+    SuiteSource(
+        name="skorch",
+        release="skorch==1.4.0",
+        tests=(
+            "skorch/tests/test_net.py",
+            "skorch/tests/test_classifier.py",
+            "skorch/tests/test_regressor.py",
+            "skorch/tests/test_helper.py",
+            "skorch/tests/callbacks",
+        ),
+        needs=("flaky==3.8.1", "pandas==2.3.3", "matplotlib==3.10.9"),
+        # They compile for minutes.
+        options=(
+            "-k",
+            "not TestTorchCompile",
+        ),
+    ),
+    SuiteSource(
+        name="ignite",
+        release="pytorch-ignite==0.5.5",
+        tests=(
+            "tests/ignite/handlers/test_param_scheduler.py",
+            "tests/ignite/handlers/test_state_param_scheduler.py",
+            "tests/ignite/handlers/test_lr_finder.py",
+            "tests/ignite/handlers/test_checkpoint.py",
+            "tests/ignite/handlers/test_base_logger.py",
+            "tests/ignite/engine/test_create_supervised.py",
+            "tests/ignite/contrib/engines",
+            "tests/ignite/distributed/test_auto.py",
+        ),
+        needs=("matplotlib==3.10.9", "tqdm==4.70.1", "dill==0.4.1"),
+        # The others start processes with MPI or a second machine.
+        options=(
+            "-k",
+            "not distrib and not hvd and not multinode and not tpu",
+        ),
+    ),
+    SuiteSource(
+        name="accelerate",
+        release="accelerate==1.15.0",
+        tests=(
+            "tests/test_optimizer.py",
+            "tests/test_scheduler.py",
+            "tests/test_accelerator.py",
+            "tests/test_state_checkpointing.py",
+            "tests/test_grad_sync.py",
+            "tests/test_cpu.py",
+        ),
+        needs=("parameterized==0.9.0", "tqdm==4.70.1"),
+    ),
+    SuiteSource(
+        name="pytorch_optimizer",
+        release="pytorch_optimizer==4.1.0",
+        tests=(
+            "tests/test_wrapper_optimizers.py",
+            "tests/test_lr_schedulers.py",
+            "tests/test_general_optimizer_parameters.py",
+            "tests/test_create_optimizer.py",
+            "tests/test_gradients.py",
+            "tests/test_optimizer_variants.py",
+            "tests/optimizers",
+        ),
+        # They compile for minutes.
+        options=(
+            "-k",
+            "not compile",
+        ),
+    ),
+    SuiteSource(
+        name="schedulefree",
+        release="schedulefree==1.4.1",
+        tests=("schedulefree/test_schedulefree.py",),
+        # It is written for a GPU, and runs as well without.
+        options=("--mend-no-cuda",),
+    ),
+    SuiteSource(
+        name="torch-optimizer",
+        release="torch-optimizer==0.3.0",
+        tests=(
+            "tests/test_basic.py",
+            "tests/test_param_validation.py",
+            "tests/test_optimizer_with_nn.py",
+        ),
+    ),
+    SuiteSource(
+        name="pytorch-warmup",
+        release="pytorch-warmup==0.2.0",
+        tests=("test",),
+    ),
+    SuiteSource(
+        name="stable-baselines3",
+        release="stable-baselines3==2.9.2",
+        tests=(
+            "tests/test_save_load.py",
+            "tests/test_custom_policy.py",
+            "tests/test_train_eval_mode.py",
+            "tests/test_deterministic.py",
+        ),
+        needs=("pandas==2.3.3", "matplotlib==3.10.9", "tqdm==4.70.1", "rich==15.0.0"),
+    ),
+)

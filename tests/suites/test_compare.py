@@ -1,0 +1,143 @@
+"""Comparing two runs of a suite: pure, on runs that are written down here; and one real suite of
+three tests, run by the plugin."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.suites.compare import (
+    COLLECTION,
+    MISSING,
+    Comparison,
+    TestEnd,
+    read_run,
+    settled,
+    table,
+)
+from tests.suites.environment import PACKAGES
+
+WRAPPED: dict[str, Any] = {"wrapped": 1, "steps": 3}
+
+
+def end(outcome: str = "passed", *, digest: str = "d", **counts: Any) -> TestEnd:
+    return TestEnd(outcome=outcome, digest=digest, counts=counts)
+
+
+def comparison(baseline: Any, wrapped: Any, **options: Any) -> Comparison:
+    told = {"suite": "s", "mode": "alone", "baseline": baseline, "wrapped": wrapped, **options}
+    return Comparison(**told)
+
+
+def test_another_outcome_or_number_or_none_is_a_difference() -> None:
+    baseline = {test: end() for test in ("same", "fails", "numbers", "crashed")}
+    wrapped = {"same": end(), "fails": end("failed"), "numbers": end(digest="e"), "new": end()}
+    found = comparison(baseline, wrapped).differences()
+    assert [(d.test, d.before, d.after) for d in found] == [
+        ("crashed", "passed", MISSING),
+        ("fails", "passed", "failed"),
+        ("new", MISSING, "passed"),
+        ("numbers", "these numbers", "other numbers"),
+    ]
+    rounded = comparison(baseline, wrapped, numbers=False).differences()
+    assert "numbers" not in {difference.test for difference in rounded}
+
+
+def test_a_difference_by_design_has_its_reason() -> None:
+    baseline, wrapped = {"a[1]": end(), "b": end()}, {"a[1]": end("failed"), "b": end("failed")}
+    found = comparison(baseline, wrapped, by_design={"a[": "we decided so"})
+    assert [d.reason for d in found.differences()] == ["we decided so", ""]
+    assert [d.test for d in found.unexplained()] == ["b"]
+
+
+def test_a_run_in_which_nothing_was_wrapped_proves_nothing() -> None:
+    baseline = {"a": end()}
+    cases: dict[str, dict[str, TestEnd]] = {
+        "no test constructed": {"a": end(), COLLECTION: end(wrapped=5)},
+        "took a step": {"a": end(wrapped=1)},
+    }
+    for why, wrapped in cases.items():
+        assert why in comparison(baseline, wrapped).proves_nothing()
+    good = {"a": end(**WRAPPED)}
+    assert comparison(baseline, good).proves_nothing() == ""
+    assert "no round" in comparison(baseline, good, mode="live").proves_nothing()
+
+
+def test_what_differs_twice_is_a_difference_and_what_is_restless_is_none() -> None:
+    names = ("broken", "recovers", "restless")
+    first = comparison(
+        {**{test: end() for test in names}, "same": end()},
+        {**{test: end("failed", **WRAPPED) for test in names}, "same": end()},
+    )
+    baseline = {"broken": end(), "recovers": end(), "restless": end("failed")}
+    wrapped = {"broken": end("failed"), "recovers": end(), "restless": end()}
+    after, restless = settled(first, baseline, wrapped)
+    assert restless == ["recovers", "restless"]
+    assert [d.test for d in after.differences()] == ["broken"]
+    assert after.tests() == ["broken", "same"]
+
+
+def test_what_could_not_run_again_stays_a_difference() -> None:
+    first = comparison({"a": end()}, {"a": end("failed", **WRAPPED)})
+    for baseline, wrapped in (({}, {}), ({"a": end()}, {}), ({}, {"a": end()})):
+        after, restless = settled(first, baseline, wrapped)
+        assert restless == []
+        assert [d.test for d in after.differences()] == ["a"]
+
+
+def test_the_table_has_a_row_for_each_comparison() -> None:
+    one = comparison({"a": end(), "b": end()}, {"a": end(**WRAPPED), "b": end("failed")})
+    assert table([one]).splitlines()[2:] == ["| s | alone | 2 | 1 | 3 | 0 | 1 | 1 |"]
+
+
+SUITE = """
+import torch
+from torch import nn
+
+def train(steps):
+    weights = nn.Parameter(torch.full((3,), 2.0))
+    optimizer = torch.optim.AdamW([weights], lr=0.1)
+    for _ in range(steps):
+        weights.grad = weights.detach().clone()
+        optimizer.step()
+    return optimizer
+
+def test_trains():
+    train(9)
+
+def test_is_bare():
+    assert not hasattr(train(1), "inner")
+
+def test_has_no_optimizer():
+    assert torch.ones(1).item() == 1
+"""
+
+
+@pytest.mark.parametrize("mode", ["alone", "live"])
+def test_the_plugin_tells_what_it_wrapped(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    for name, target in PACKAGES.items():
+        (tmp_path / "path" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "path" / name).symlink_to(target, target_is_directory=True)
+    runs = {}
+    for each in ("off", mode):
+        report = tmp_path / f"{each}.jsonl"
+        command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "test_suite.py"]
+        command += ["-p", "mend_suites.plugin", f"--mend={each}", f"--mend-report={report}"]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "path")}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+        assert report.exists(), done.stdout
+        runs[each] = read_run(report)
+    found = comparison(runs["off"], runs[mode], mode=mode, numbers=mode == "alone")
+    assert found.proves_nothing() == ""
+    assert [d.test for d in found.differences()] == ["test_suite.py::test_is_bare"]
+    assert found.with_wrapped() == ["test_suite.py::test_is_bare", "test_suite.py::test_trains"]
+    assert found.total("steps") == 10
+    assert found.partner_errors() == []
+    if mode == "live":
+        assert found.end("test_suite.py::test_trains").counts["rounds"] >= 3

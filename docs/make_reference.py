@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference.md"
 WIDTH = 100
 GROUPS = {
-    "The optimizer": "MendOptimizer LearnerState",
+    "The optimizer": "MendOptimizer LearnerState close_all",
     "Policies": "AutoPeriod Adoption Timing Quorum Grace Nesterov DiLoCoNesterov"
     " MomentSchedule Moment FailSlow",
     "Codecs": "Int8 Int4 Float4 Sparse PowerSGD",
@@ -115,8 +115,12 @@ def signature(name: str, function: object) -> str:
     return short if result in (known.empty, None, "None") else f"{short} -> {result}"
 
 
-def describe(name: str, cls: type) -> Iterator[str]:
-    """How you make one, what it is, and the methods that you call."""
+def describe(name: str, public: object) -> Iterator[str]:
+    """How you make one or call it, what it is, and the methods that you call."""
+    if not isinstance(public, type):
+        yield from (f"### {name}", fenced(signature(name, public)), markdown(public.__doc__))
+        return
+    cls = public
     bases = ", ".join(base.__name__ for base in cls.__bases__)
     made = f"class {name}({bases})" if issubclass(cls, Exception) else signature(name, cls)
     yield from (f"### {name}", fenced(made), markdown(cls.__doc__))

@@ -213,7 +213,7 @@ class Learner:
         self.console.say("paused", step=self.step)
 
     def synchronize(self, timeout: float) -> None:
-        self.console.say("synchronized", done=self.optimizer.synchronize(timeout))
+        self.console.say("synchronized", done=bool(self.optimizer.synchronize(timeout)))
 
     def report(self) -> None:
         status = self.optimizer.status()

@@ -13,7 +13,7 @@ from tests.virtual.oracle import Oracle
 from tests.virtual.process import Learner
 from tests.virtual.storms import POINTS, Fault, Storm, check, draw, failure, seen_in, shrunk
 
-STORMS, BATCHES = 2000, 10  # pytest may play each batch in another process
+STORMS, BATCHES = 600, 3  # pytest may play each batch in another process
 SEEN = (
     "crash",
     "cut",
@@ -43,7 +43,7 @@ REPLAY = """
 import sys
 sys.path[:0] = sys.argv[1:]
 from tests.virtual.storms import draw
-for seed in range(10):
+for seed in range(4):
     cluster = draw(seed).play()
     print(cluster.now, cluster.trained, cluster.seen, cluster.keys())
 """
@@ -58,7 +58,7 @@ def test_laws_hold_under_hundreds_of_fault_schedules(batch: int) -> None:
         assert seen[what] > 0, f"no {what} in {each} storms: they are too mild to prove anything"
 
 
-@pytest.mark.parametrize("seed", [3, 5, 9])
+@pytest.mark.parametrize("seed", [3, 5])
 def test_laws_hold_where_there_are_many(seed: int) -> None:
     storm = draw(seed, wide=True)
     assert storm.n * storm.fragments > 24

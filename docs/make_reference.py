@@ -124,7 +124,9 @@ def describe(name: str, public: object) -> Iterator[str]:
     bases = ", ".join(base.__name__ for base in cls.__bases__)
     made = f"class {name}({bases})" if issubclass(cls, Exception) else signature(name, cls)
     yield from (f"### {name}", fenced(made), markdown(cls.__doc__))
-    for attribute, value in vars(cls).items() if name in CALLED else ():
+    own = [base for base in reversed(cls.__mro__) if base.__module__.startswith("mend_optim")]
+    members = {attribute: value for base in own for attribute, value in vars(base).items()}
+    for attribute, value in members.items() if name in CALLED else ():
         method = inspect.isfunction(value)
         if attribute.startswith("_") or not (method or isinstance(value, property)):
             continue

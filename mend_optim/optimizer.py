@@ -10,7 +10,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from mend_optim.codecs.registry import Codec
 from mend_optim.engine.late_adoption import Adoption
@@ -18,8 +18,9 @@ from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
 from mend_optim.engine.period import AutoPeriod, read_period
 from mend_optim.engine.quorum import Grace, Quorum
-from mend_optim.errors import UsageError, is_number, require
+from mend_optim.errors import is_number, require
 from mend_optim.finish import Finish, Settled
+from mend_optim.inner_face import InnerFace
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
@@ -30,7 +31,7 @@ from mend_optim.worker.outer import Nesterov, Outer
 from mend_optim.wrapped_class import constructing_class, unwrapped, wrapped_class, wrapper_of
 
 
-class MendOptimizer(Optimizer):
+class MendOptimizer(InnerFace):
     """Wrap any torch optimizer, so that independent training processes train one model together.
 
     `step()` takes the inner optimizer's step. Every `sync_every` steps, the learner copies its
@@ -99,9 +100,6 @@ class MendOptimizer(Optimizer):
         1
     """
 
-    #: All state that changes: other libraries make objects that share an optimizer's attributes.
-    _run: TrainingRun
-
     def __init__(
         self,
         inner: Optimizer,
@@ -156,8 +154,8 @@ class MendOptimizer(Optimizer):
 
     def _wrap(self, inner: Optimizer, settings: Settings, groups: int) -> None:
         """Wrap `inner`, which had so many parameter groups when it was first wrapped."""
-        super().__setattr__("_run", TrainingRun(inner, settings, groups))
-        super().__setattr__("__class__", wrapped_class(type(self), type(inner)))
+        object.__setattr__(self, "_run", TrainingRun(inner, settings, groups))
+        object.__setattr__(self, "__class__", wrapped_class(type(self), type(inner)))
 
     @classmethod
     def of(cls, inner: type[Optimizer], **arguments: Any) -> type[MendOptimizer]:
@@ -181,11 +179,6 @@ class MendOptimizer(Optimizer):
         return constructing_class(cls, inner, arguments)
 
     @property
-    def inner(self) -> Optimizer:
-        """The inner optimizer."""
-        return self._run.inner
-
-    @property
     def name(self) -> str:
         """The learner's name."""
         return self._run.settings.name
@@ -195,67 +188,6 @@ class MendOptimizer(Optimizer):
         return self._run.learner
 
     # ── a torch optimizer ─────────────────────────────────────────────────────────────────────────
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The inner optimizer's own groups: a scheduler may change them through either."""
-        return self.inner.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.inner.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        """The inner optimizer's own state."""
-        return self.inner.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.inner.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The inner optimizer's own defaults."""
-        return self.inner.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.inner.defaults = defaults
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Whether a `GradScaler` may leave overflows to the inner `step`. Not to the first one of
-        an SGD: if it skips that, its momentum begins as uninitialised memory."""
-        inner = self.inner
-        has_momentum = any(group.get("momentum") for group in inner.param_groups)
-        begins = isinstance(inner, SGD) and has_momentum and not inner.state
-        return getattr(inner, "_step_supports_amp_scaling", False) and not begins
-
-    def __getattr__(self, name: str) -> Any:
-        """Attributes of the inner optimizer, such as the hooks that were registered."""
-        if name == "_run" or name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the inner optimizer, unless it is one of this object or its class.
-        Raises `UsageError` for arguments of the constructor, which are read once."""
-        if name in vars(self) or hasattr(type(self), name):
-            super().__setattr__(name, value)
-        elif name in ARGUMENTS and not hasattr(self.inner, name):
-            raise UsageError(
-                f"{name} must be given to the constructor, got {name} = {value!r} afterwards; make "
-                "a new MendOptimizer around the inner optimizer"
-            )
-        else:
-            setattr(self.inner, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        if name in vars(self) or hasattr(type(self), name):
-            super().__delattr__(name)
-        else:
-            delattr(self.inner, name)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients, as the inner optimizer does, with its arguments.
@@ -315,9 +247,6 @@ class MendOptimizer(Optimizer):
                 changed.
         """
         self._run.add_group(param_group)
-
-    def __repr__(self) -> str:
-        return repr(self.inner)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return what makes a copy or a pickle: an optimizer without peers, and the part of its
@@ -496,5 +425,4 @@ def _check_timeout(timeout: float | None) -> None:
     require(waits, "timeout", timeout, "None or a number of seconds >= 0")
 
 
-#: The arguments of the constructor, which cannot be changed afterwards.
-ARGUMENTS = frozenset(inspect.signature(MendOptimizer).parameters)
+MendOptimizer._arguments = frozenset(inspect.signature(MendOptimizer).parameters)

@@ -17,14 +17,14 @@ from torch.optim import Optimizer
 from mend_optim.errors import UsageError
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.handover import Handover
-from mend_optim.model.copies import flat, sketch
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
 from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
+from mend_optim.run_history import RunHistory
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
 from mend_optim.status import Status, status_alone
-from mend_optim.worker.checkpoint import Checkpoint, to_state, with_group
+from mend_optim.worker.checkpoint import Checkpoint, to_state
 from mend_optim.worker.checkpoint_reader import OtherModelError
 from mend_optim.wrapped_parameters import Loaded, WrappedParameters
 
@@ -53,11 +53,7 @@ class TrainingRun:
         self.inner = inner
         self.settings = settings
         self.model = WrappedParameters(inner, settings.schedule.fragments, wrapped_groups)
-        #: Inner steps and tokens so far, those before the loaded checkpoint included.
-        self.step = 0
-        self.tokens = 0
-        #: The sum of these steps' inner learning rates; 0 unless the outer optimizer needs it.
-        self.rate = 0.0
+        self.history = RunHistory(self.model)
         #: Takes part in rounds; None without peers, and before it has started.
         self.learner: Learner | None = None
         #: Copies parameters out and adds corrections; None before the first step with peers.
@@ -71,10 +67,6 @@ class TrainingRun:
         # This learner's own weights, while the anchor is in their place.
         self._own_weights: list[Tensor] | None = None
         self._uncompiled: Callable[..., Any] | None = None
-        # The loaded checkpoint; without its fragments once `handover` has gone on from them.
-        self._saved: Checkpoint | None = None
-        # Whether the weights were compared with those that `_saved` was saved with.
-        self._checked = True
         # Whether the learner is to start at the first step.
         self._starts_late = False
         if settings.place is not None:
@@ -89,7 +81,7 @@ class TrainingRun:
         if not args and not kwargs and is_phantom(self.inner):
             return self.inner.step()
         if self.learner is None and not self._starts_late:
-            self._check_saved()
+            self.history.check()
             loss = self.inner.step(*args, **kwargs)
             if not self._was_skipped():
                 self._count_step()
@@ -139,9 +131,7 @@ class TrainingRun:
         tokens = self._count.take(self.settings.tokens_per_step or 1)
         counted = self.settings.outer.counts_rates
         rate = inner_rate(self.inner.param_groups) if counted else 0.0
-        self.step += 1
-        self.tokens += tokens
-        self.rate += rate
+        self.history.count(tokens, rate)
         return tokens, rate
 
     def count_tokens(self, n: int) -> None:
@@ -181,10 +171,8 @@ class TrainingRun:
         self.handover = Handover(
             self.learner, self.model.layout(), self.model.merged, self.inner, self.settings
         )
-        replaced = self.handover.begin(self._saved)
-        if self._saved:
-            # The learner has copies of its own now.
-            self._saved = replace(self._saved, fragments=())
+        replaced = self.handover.begin(self.history.saved)
+        self.history.begun()
         return self.learner, self.handover, replaced
 
     @property
@@ -211,7 +199,7 @@ class TrainingRun:
     def finish(self, timeout_s: float | None) -> Finish:
         """`MendOptimizer.finish`."""
         if self.learner is None and not self._starts_late:
-            return Finish(agreed=True, tokens={self.settings.name: self.tokens})
+            return Finish(agreed=True, tokens={self.settings.name: self.history.tokens})
         learner, handover = self._come_to_rest("finish")
         ended = handover.finish(math.inf if timeout_s is None else timeout_s, self.model.check)
         status = self.status()
@@ -265,11 +253,12 @@ class TrainingRun:
             raise
         if not any(map(is_mergeable, groups[-1]["params"])):
             return
-        self._extend_saved(layout)
+        if not self.handover:
+            self.history.extend(layout)
         if model.laid_out and layout:
             model.lay_out(layout)
             if self.handover:
-                self.handover.extend(layout, model.merged, (self.step, self.tokens, self.rate))
+                self.handover.extend(layout, model.merged, self.history.totals)
 
     # ── the checkpoint ────────────────────────────────────────────────────────────────────────────
 
@@ -305,27 +294,12 @@ class TrainingRun:
             self.learner = None
             if not was_closed:
                 self._connect()
-        self._go_on(loaded.saved)
-
-    def _go_on(self, saved: Checkpoint) -> None:
-        self._saved = saved
-        self._checked = not saved.step
-        self.step = saved.step
-        self.tokens = saved.tokens
-        self.rate = saved.rate
+        self.history.go_on(loaded.saved)
 
     def _checkpoint(self) -> Checkpoint:
         """All that it takes to go on from here."""
-        saved, learner, handover = self._saved or Checkpoint(), self.learner, self.handover
-        # Weights that were loaded and not yet compared may not be those of the checkpoint.
-        known = handover is not None or self._checked
-        here = replace(
-            saved,
-            step=self.step,
-            tokens=self.tokens,
-            rate=self.rate,
-            weights=self.model.sketches(self._own_weights) if known else saved.weights,
-        )
+        learner, handover = self.learner, self.handover
+        here = self.history.checkpoint(self._own_weights, begun=handover is not None)
         if learner is None or handover is None:
             return here
         if learner.inherited:
@@ -335,48 +309,24 @@ class TrainingRun:
             here,
             head_start=learner.head_start(),
             period=learner.period(),
-            history=(*saved.history, str(learner.me)),
+            history=(*here.history, str(learner.me)),
             fragments=handover.keep(),
         )
-
-    def _extend_saved(self, layout: Layout | None) -> None:
-        """Give a loaded checkpoint, from which no learner has gone on yet, the group that was
-        added."""
-        saved = self._saved
-        if saved is None or not saved.fragments or self.handover:
-            return
-        here = replace(saved, step=self.step, tokens=self.tokens, rate=self.rate)
-        self._saved = replace(here, fragments=())
-        if layout:
-            tensors = self.model.mergeable()
-            added = sketch([tensors[i] for i in layout.added[-1]])
-            self._saved = with_group(here, flat(layout.fragments[-1], tensors), added)
-
-    def _check_saved(self) -> None:
-        """Without peers, compare the weights with those of the loaded checkpoint, once.
-
-        Other weights are nobody's progress, so they count as first weights."""
-        saved = self._saved
-        if self._checked or saved is None:
-            return
-        self._checked = True
-        present = self.model.sketches()
-        if present and saved.weights and saved.weights != present:
-            self._go_on(Checkpoint())
 
     # ── where it stands ───────────────────────────────────────────────────────────────────────────
 
     def status(self) -> Status:
         """Where this learner stands."""
-        head_start = self._saved.head_start if self._saved else 0
+        history = self.history
         if self.learner is not None:
             return self.learner.status(
-                step=self.step,
-                tokens=self.tokens,
-                head_start=head_start,
+                step=history.step,
+                tokens=history.tokens,
+                head_start=history.head_start,
                 seconds_in_mend=self._seconds_in_mend,
             )
-        return status_alone(self.settings.name, self.step, self.tokens, self.step + head_start)
+        position = history.step + history.head_start
+        return status_alone(self.settings.name, history.step, history.tokens, position)
 
     def close(self) -> None:
         """`MendOptimizer.close`."""

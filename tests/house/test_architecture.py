@@ -23,6 +23,8 @@ TOP = {
     "environment",
     "optimizer",
     "finish",
+    "inner_face",
+    "run_history",
     "training_run",
     "wrapped_class",
     "wrapped_parameters",

@@ -73,10 +73,10 @@ MUTANTS = (
            "            return None\n"
            "        me =", ALONE),
     Mutant("alone-makes-a-copy", 1, "training_run",
-           "self._check_saved()",
-           (("self._check_saved()\n"
+           "self.history.check()",
+           (("self.history.check()\n"
 "            self._copies = [p.clone() for p in self.model.tensors()]")), ALONE),
-    Mutant("alone-groups-are-copies", 1, "optimizer",
+    Mutant("alone-groups-are-copies", 1, "inner_face",
            "return self.inner.param_groups", "return [dict(group) for group in self.inner.param_groups]", ALONE),
     Mutant("alone-closure-is-called-twice", 1, "training_run",
            "            loss = self.inner.step(*args, **kwargs)\n",
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant("finished-alone-loses-the-rest", 11, "handover",
            "if ended and not ended.keeps_own:", "if ended:", of("together/test_finish")),
     # ── the face ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    Mutant("own-attributes-of-a-proxy-go-inside", 1, "optimizer",
+    Mutant("own-attributes-of-a-proxy-go-inside", 1, "inner_face",
            "        if name in vars(self) or hasattr(type(self), name):\n            super().__setattr__(name, value)",
            "        if hasattr(type(self), name):\n            super().__setattr__(name, value)", FACE),
     Mutant("inner-methods-see-the-wrapper", 1, "wrapped_class",

@@ -1,0 +1,104 @@
+"""The steps and tokens of a run so far, and the checkpoint that it goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from mend_optim.model.copies import flat, sketch
+from mend_optim.model.layout import Layout
+from mend_optim.worker.checkpoint import Checkpoint, with_group
+from mend_optim.wrapped_parameters import WrappedParameters
+
+
+class RunHistory:
+    """What lies behind one model's training, in this process and before its checkpoint.
+
+    Args:
+        model: the parameters that are trained.
+    """
+
+    def __init__(self, model: WrappedParameters) -> None:
+        self._model = model
+        #: Inner steps and tokens so far, those before the loaded checkpoint included.
+        self.step = 0
+        self.tokens = 0
+        #: The sum of these steps' inner learning rates; 0 unless the outer optimizer needs it.
+        self.rate = 0.0
+        #: The loaded checkpoint; without its fragments once a learner has gone on from them.
+        self.saved: Checkpoint | None = None
+        # Whether the weights were compared with those that `saved` was saved with.
+        self._checked = True
+
+    @property
+    def totals(self) -> tuple[int, int, float]:
+        """Steps, tokens and rate."""
+        return self.step, self.tokens, self.rate
+
+    @property
+    def head_start(self) -> int:
+        """The cluster's inner steps before those of the checkpoint's learner."""
+        return self.saved.head_start if self.saved else 0
+
+    def count(self, tokens: int, rate: float) -> None:
+        """One inner step was taken."""
+        self.step += 1
+        self.tokens += tokens
+        self.rate += rate
+
+    def go_on(self, saved: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        self.saved = saved
+        self._checked = not saved.step
+        self.step = saved.step
+        self.tokens = saved.tokens
+        self.rate = saved.rate
+
+    def begun(self) -> None:
+        """A learner has gone on from the checkpoint, and has copies of its own now."""
+        if self.saved:
+            self.saved = replace(self.saved, fragments=())
+
+    def check(self) -> None:
+        """Without peers, compare the weights with those of the loaded checkpoint, once.
+
+        Other weights are nobody's progress, so they count as first weights."""
+        saved = self.saved
+        if self._checked or saved is None:
+            return
+        self._checked = True
+        present = self._model.sketches()
+        if present and saved.weights and saved.weights != present:
+            self.go_on(Checkpoint())
+
+    def checkpoint(self, own: list[Tensor] | None, begun: bool) -> Checkpoint:
+        """The part of a checkpoint that is no learner's.
+
+        Args:
+            own: this learner's own weights, if others are in their place.
+            begun: whether a learner has gone on from `saved`.
+        """
+        saved = self.saved or Checkpoint()
+        # Weights that were loaded and not yet compared may not be those of the checkpoint.
+        known = begun or self._checked
+        return replace(
+            saved,
+            step=self.step,
+            tokens=self.tokens,
+            rate=self.rate,
+            weights=self._model.sketches(own) if known else saved.weights,
+        )
+
+    def extend(self, layout: Layout | None) -> None:
+        """Give a loaded checkpoint, from which no learner has gone on yet, the group that was
+        added."""
+        saved = self.saved
+        if saved is None or not saved.fragments:
+            return
+        here = replace(saved, step=self.step, tokens=self.tokens, rate=self.rate)
+        self.saved = replace(here, fragments=())
+        if layout:
+            tensors = self._model.mergeable()
+            added = sketch([tensors[i] for i in layout.added[-1]])
+            self.saved = with_group(here, flat(layout.fragments[-1], tensors), added)

@@ -26,6 +26,8 @@ from mend_optim.model.moment_state import (
     install,
     read,
 )
+from mend_optim.model.weights_watch import WeightsWatch
+from mend_optim.runtime import new_weights
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
 from mend_optim.worker.anchors import Anchors
@@ -34,6 +36,10 @@ from mend_optim.worker.correction import Correction, Reading
 
 log = logging.getLogger("mend_optim")
 FRESH = "nothing is merged yet: this learner's own weights stand for the anchor"
+JUMPED = (
+    "weights were replaced after step {}, and the jump counts as progress: call reset_progress() "
+    "after you load weights in mid-run, unless all learners load the same"
+)
 MISSED = (
     "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; "
     "there is: {there}"
@@ -82,6 +88,7 @@ class Handover:
         self._told_fresh = False
         # Corrections whose copies to the GPU may not be done, each with the event that tells.
         self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
+        self._watch = WeightsWatch(parameters)
 
     def begin(self, saved: Checkpoint | None) -> bool:
         """Before the first inner step, show the learner's weights, or where its checkpoint stood,
@@ -149,8 +156,10 @@ class Handover:
         deadline = time.monotonic() + self._patience_s
         while True:
             todo = self._learner.take()
-            for correction in todo.corrections:
-                self._apply(correction)
+            if todo.corrections:
+                with self._watch.moving():
+                    for correction in todo.corrections:
+                        self._apply(correction)
             if todo.fragments_to_copy:
                 try:
                     check()
@@ -166,10 +175,19 @@ class Handover:
                 return
 
     def before_step(self, check: Callable[[], None]) -> None:
-        """Under `adopt_after=0`, apply an anchor that came while nobody waited for it, after a rest
-        or a restart: it may replace the weights, and would drop the coming step."""
+        """Tell the user if the weights were replaced since the last step.
+
+        Under `adopt_after=0`, apply an anchor that came while nobody waited for it, after a rest or
+        a restart: it may replace the weights, and would drop the coming step."""
+        if self._watch.replaced():
+            self._learner.tell(Event("jumped", JUMPED.format(self._learner.step_count())))
         while self._synchronous and self._learner.steps_on():
             self.run(check)
+
+    def after_step(self, check: Callable[[], None]) -> None:
+        """An inner step was taken and counted."""
+        self._watch.stepped()
+        self.run(check)
 
     def settle(self, timeout_s: float, check: Callable[[], None]) -> bool:
         """Rest, copying what is due, until everything this learner trained is merged and nobody has
@@ -202,6 +220,21 @@ class Handover:
         if ended and not ended.keeps_own:
             self._take_anchors(self._rounding)
         return ended
+
+    def begin_anew(self, check: Callable[[], None]) -> None:
+        """The user has put other weights in the place of this learner's: they are the start of the
+        next offer. Waits for the worker's jobs, never for the network."""
+        check()
+        if not new_weights.await_copies(self._learner, len(self._layout.fragments)):
+            return
+        for lost in self._rounding:
+            if lost is not None:
+                lost.zero_()
+        copies = [self._copy(fragment.index) for fragment in self._layout.fragments]
+        copied(self._device)()
+        for correction in new_weights.begin_anew(self._learner, copies):
+            self._apply_moments(correction)
+        self._watch.restarted()
 
     def _take_anchors(self, rounding: Sequence[Tensor | None]) -> None:
         """Write the anchors into the parameters, except first weights that nobody has trained."""

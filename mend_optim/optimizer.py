@@ -392,6 +392,26 @@ class MendOptimizer(InnerFace):
         with self._run.swapped():
             yield
 
+    def reset_progress(self) -> None:
+        """Take the present weights as the start of the next offer. Call it after you have loaded
+        other weights in mid-run, such as the best ones so far, and before the next `step()`.
+
+        Otherwise the jump counts as progress, as if it had been trained: this learner offers it,
+        and the others take their share of it. That is what you want only if all learners load the
+        same weights.
+
+        Work that no offer holds yet is dropped, and counted in `dropped_tokens`. An offer on its
+        way stays. The loaded weights are this learner's own: later rounds draw it back to the
+        anchor as `adoption` says, and `synchronize()` and `finish()` put the anchor in their place.
+
+        It waits for nothing on the network. Before the first step, and while this learner is alone,
+        so that its weights are the anchor, there is nothing to reset.
+
+        Raises:
+            UsageError: the parameters have changed, or the call is inside `global_weights()`.
+        """
+        self._run.reset_progress()
+
     def status(self) -> Status:
         """Where this learner stands at this moment, as frozen data."""
         return self._run.status()

@@ -114,7 +114,7 @@ class TrainingRun:
             else:
                 seconds = None if since_s is None else since_s + done_at - inner_at
                 learner.stepped(tokens, seconds, rate)
-                handover.run(self.model.check)
+                handover.after_step(self.model.check)
         self._returned_at = time.perf_counter()
         self._seconds_in_mend += self._returned_at - done_at + inner_at - started
         return loss
@@ -206,6 +206,12 @@ class TrainingRun:
         if ended:
             learner.close()
         return finished(status, ended, timeout_s)
+
+    def reset_progress(self) -> None:
+        """`MendOptimizer.reset_progress`."""
+        self.refuse_swapped("reset_progress")
+        if self.handover and self.takes_part:
+            self.handover.begin_anew(self.model.check)
 
     def _come_to_rest(self, call: str) -> tuple[Learner, Handover]:
         if self.learner:

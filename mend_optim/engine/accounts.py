@@ -239,6 +239,20 @@ class Accounts:
         self.dropped_tokens += dropped.tokens
         return dropped
 
+    def begin_anew(self, totals: Totals) -> Totals:
+        """The user has put other weights in the place of this learner's. The pending offer stays,
+        and everything else that is unmerged is dropped. Returns how much that is."""
+        pending, unmerged = self.pending, self.unmerged(totals)
+        kept = Totals(pending.steps, pending.tokens, pending.rate) if pending else Totals()
+        self.settled = Totals(
+            totals.step - kept.step, totals.tokens - kept.tokens, totals.rate - kept.rate
+        )
+        self.inherited = None
+        self.residual.forget()
+        dropped = Totals(unmerged.step - kept.step, unmerged.tokens - kept.tokens)
+        self.dropped_tokens += dropped.tokens
+        return dropped
+
     # ── first weights, other models ───────────────────────────────────────────────────────────────
 
     def started_elsewhere(self, lineage: Lineage, totals: Totals, dropped_tokens: int) -> None:

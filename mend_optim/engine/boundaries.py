@@ -9,6 +9,7 @@ from types import MappingProxyType
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import Agree, Found, Prepare, Snapshot
+from mend_optim.engine.ledger import whole_anchor_record
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.progress import Motion, Progress
 from mend_optim.engine.state import EngineState
@@ -163,6 +164,26 @@ class Boundaries:
             return False
         self.waited_out()
         return any(fragment.is_moving for fragment in self.state.fragments)
+
+    # ── other weights ─────────────────────────────────────────────────────────────────────────────
+
+    def begin_anew(self) -> list[bool]:
+        """The user has put other weights in the place of this learner's, and training goes on from
+        them. No fragment is being copied. Returns for each of them whether an offer of it is on its
+        way, which stays."""
+        state = self.state
+        state.resting = False
+        for fragment in state.fragments:
+            dropped = fragment.begin_anew(state.totals)
+            record = whole_anchor_record(
+                fragment.fragment,
+                fragment.lineage,
+                fragment.lineage,
+                "reset",
+                dropped_tokens=dropped.tokens,
+            )
+            state.record(record)
+        return [fragment.pending is not None for fragment in state.fragments]
 
     # ── rest ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -109,6 +109,14 @@ class Engine:
         self.state.fragments[p].correction_applied(replaced, self.state.totals)
         self.outcomes.go_on(now, p)
 
+    def begin_anew(self, now: float) -> list[bool]:
+        """The user has put other weights in the place of this learner's. Returns for each fragment
+        whether an offer of it is on its way, which stays."""
+        kept = self.boundaries.begin_anew()
+        for fragment in self.state.fragments:
+            self.outcomes.go_on(now, fragment.fragment)
+        return kept
+
     def leave(self, now: float) -> None:
         """Say goodbye. From here on the learner takes no anchor and runs no round."""
         if self.state.mode is not Mode.CLOSED:

@@ -47,7 +47,8 @@ class RoundRecord:
         tokens: in the new anchor, of all learners.
         digest: of the new anchor's history, in hex.
         reason: why the round was sealed: "all_present", "slow_left_out" or "grace_expired"; or how
-            else the anchor came: "pulled", "founded" or "restored".
+            else the anchor came: "pulled", "founded" or "restored". "reset": it is the same
+            anchor, and you called `reset_progress()`.
         sealer: name of the learner that sealed the round.
         members: the learners whose offers were merged.
         absent: names of learners that were expected and are not members.
@@ -99,6 +100,9 @@ class Event:
     restored            step, tokens, unmerged_tokens; intact: whether the weights are those of
                         the checkpoint
     met, left, evicted  peer, incarnation; met also has address
+    reset               dropped_tokens: of work that no offer held when you called
+                        `reset_progress()`
+    jumped              none: the weights were replaced between two steps
     suspected, returned the same: a peer may be gone, and it is back after all
     together            peers (names): this learner is no longer alone
     refused             address, reason

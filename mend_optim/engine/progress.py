@@ -248,6 +248,15 @@ class Progress(Accounts):
             self.cycle_start = totals.step
         return dropped.tokens
 
+    def begin_anew(self, totals: Totals) -> Totals:
+        """The user has put other weights in the place of this learner's, and of what a correction
+        would have made of them. All that they differ by is a disagreement. Returns the steps and
+        tokens that are dropped."""
+        self.correction_pending = False
+        self.adopt_at = None
+        self.disagrees = True
+        return super().begin_anew(totals)
+
     def averaged_moments(self, versions: dict[str, int]) -> None:
         """The means of these versions, by order of moment, include this learner's moments."""
         self.averaged |= versions

@@ -17,6 +17,7 @@ log = logging.getLogger("mend_optim")
 # The kinds of events that the user may have to act on.
 WARNINGS = (
     "waiting",
+    "jumped",
     "alone",
     "suspected",
     "evicted",

@@ -229,6 +229,20 @@ class FragmentAnchor:
             return []
         return read_scale(state.sections[SCALE], len(self.fragment.shapes), MOST)
 
+    def begin_anew(self, weights: Tensor, keeps_offer: bool) -> None:
+        """The user has put these weights in the place of this learner's, which owns the copy no
+        more. They are where the next Δ begins: all that they differ by is a disagreement.
+
+        `keeps_offer` says whether the pending offer stays. Its Δ counts as in the weights, because
+        an anchor that merges it will take that much out of them."""
+        rest = delta(self.theta, weights)
+        if not keeps_offer:
+            self.progress = None
+        elif self.progress is not None:
+            rest.sub_(self.progress)
+        self.disagreement = rest
+        self.feedback.weights_residual = None
+
     def agree(self) -> Correction:
         """Give up what is left of the disagreement."""
         values, self.disagreement = self.disagreement, None

@@ -50,6 +50,7 @@ THREADS, SHARE, BRANCHES, WIRE = (
     of("together/test_branches"),
     of("unit/transport/test_wire"),
 )
+RESET, WATCH = of("together/test_reset_progress"), of("unit/model/test_weights_watch")
 DISAGREEMENT, SCALES = of("unit/worker/test_disagreement"), of("unit/worker/test_scale")
 VELOCITY, RATES = of("unit/worker/test_velocity"), of("unit/worker/test_round_rate")
 PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
@@ -884,6 +885,22 @@ MUTANTS = (
            "            self.feedback.weights_on", DISAGREEMENT),
     Mutant("other-weights-keep-the-disagreement", 10, "worker/checkpoint", "        disagrees=False,\n", "",
            of("unit/worker/test_checkpoint")),
+    Mutant("a-jump-is-offered", 10, "worker/fragment_anchor", "        self.disagreement = rest\n", "        pass\n", DISAGREEMENT),
+    Mutant("a-jump-takes-the-pending-offer-up", 10, "worker/fragment_anchor",
+           "        elif self.progress is not None:\n            rest.sub_(self.progress)", "        elif False:\n            pass", DISAGREEMENT),
+    Mutant("reset-keeps-what-stays-in-the-weights", 10, "worker/fragment_anchor",
+           "        self.disagreement = rest\n        self.feedback.weights_residual = None", "        self.disagreement = rest", DISAGREEMENT),
+    Mutant("reset-drops-the-pending-offer", 5, "engine/accounts",
+           "Totals(pending.steps, pending.tokens, pending.rate) if pending else Totals()", "Totals()", RESET),
+    Mutant("reset-is-not-counted", 5, "engine/accounts",
+           "kept.tokens)\n        self.dropped_tokens += dropped.tokens", "kept.tokens)", RESET),
+    Mutant("reset-leaves-the-rest-on", 10, "engine/boundaries",
+           "        state.resting = False\n        for fragment in state.fragments:\n            dropped", "        for fragment in state.fragments:\n            dropped", RESET),
+    Mutant("reset-applies-what-was-on-its-way", 10, "runtime/new_weights", "            mailbox.clear()\n", "", RESET),
+    Mutant("reset-keeps-what-rounding-lost", 10, "handover", "                lost.zero_()", "                pass", RESET),
+    Mutant("jump-at-any-touch", 10, "model/weights_watch", ".norm() > JUMP * trained", ".norm() > 0 * trained", WATCH),
+    Mutant("jump-of-corrections", 10, "model/weights_watch", "[base + (new - old) for", "[base for", WATCH),
+    Mutant("jump-by-the-last-span-alone", 10, "model/weights_watch", "[torch.maximum(now, FADES * known) for", "[now for", WATCH),
     Mutant("settled-before-agreed", 10, "engine/boundaries",
            " or f.correction_pending or f.disagrees for f", " or f.correction_pending for f", TRAINING),
     Mutant("agree-before-all-is-merged", 10, "engine/boundaries",

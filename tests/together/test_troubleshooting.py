@@ -34,7 +34,16 @@ from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
 from mend_optim.transport.control import Links
 from tests.support.engines import BASE, GENESIS, DrivenEngine
-from tests.support.learners import LOCKSTEP, LOOPBACK, TIMING, Watch, cluster, descent, drive
+from tests.support.learners import (
+    LOCKSTEP,
+    LOOPBACK,
+    TIMING,
+    Watch,
+    cluster,
+    descent,
+    drive,
+    parameters,
+)
 from tests.unit.transport.recorder import Recorder
 from tests.unit.transport.test_diagnosis import PLACES
 
@@ -271,6 +280,16 @@ def fault() -> Said:
         return first(watch, "fault")
 
 
+def jumped() -> Said:
+    watch = Watch()
+    with cluster(descent(0.0), descent(0.0), each=[{"on_event": watch}, {}], **LOCKSTEP) as both:
+        drive(both, 40, lambda i, s: 1.0)
+        for parameter in parameters(both[0]):
+            parameter.fill_(1000.0)
+        drive(both, 1, lambda i, s: 1.0)
+        return watch.until("jumped")
+
+
 class Unknown(Optimizer):
     """An optimizer whose moments nobody knows."""
 
@@ -389,6 +408,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "As fast as before": lambda: slow("recovered"),
     "Rounds that take long": late,
     "Weights that are not finite": fault,
+    "Weights that were replaced": jumped,
     "Moments that are not known": lambda: begins(Unknown(), "unknown"),
     "Work that a merge cannot take": lambda: begins(
         descent(1.0), "unclosed", codec="powersgd", merge="median"

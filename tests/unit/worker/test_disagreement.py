@@ -3,6 +3,7 @@ work, whatever happens; and nobody else sees anything of a disagreement."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -83,6 +84,12 @@ class Learner(LoneFragment):
             self.pending = self.offer_from(job)
             self.offered, self.later = self.later, torch.zeros(NUMEL)
         return self.pending
+
+    def jump(self, change: Tensor) -> None:
+        """The user loads other weights, and drops the work that no offer holds."""
+        self.weights = self.weights + change
+        self.fragment.begin_anew(self.weights.clone(), keeps_offer=self.pending is not None)
+        self.later = torch.zeros(NUMEL)
 
     def take(self, job: Job) -> None:
         done = perform(self.anchors, job)
@@ -226,6 +233,31 @@ def test_offers_and_anchors_are_the_same_to_the_bit_whatever_the_gains(
     assert play.seen == played("none", script, seed, gains=False).seen
     play.rest()
     assert all(torch.equal(learner.weights, play.anchors[0]) for learner in play.learners)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@settings(max_examples=20)
+@given(script=scripts, seed=SEEDS, jumps=st.lists(st.integers(0, 2), min_size=1, max_size=5))
+def test_other_weights_are_a_disagreement_whatever_is_on_its_way(
+    codec: str, script: list[tuple[Turn, Turn, Turn, bool]], seed: int, jumps: list[int]
+) -> None:
+    """Its twin drops the same work and stays where it is. So no anchor has anything of a jump:
+    without a codec that rounds, to the bit."""
+    far = torch.full((NUMEL,), 1024.0)
+    found = []
+    for change in (far, torch.zeros(NUMEL)):
+        play = Play(CODECS[codec], seed)
+        for (*turns, _), who in zip(script, itertools.cycle(jumps), strict=False):
+            play.round(tuple(turns))
+            play.learners[who].jump(change)
+            play.learners[who].check()
+        play.rest()
+        found.append(play.anchors[0].clone())
+        for learner in play.learners:
+            assert learner.fragment.disagreement is None
+            torch.testing.assert_close(learner.weights, play.anchors[0], rtol=0, atol=4e-3)
+    assert codec != "none" or torch.equal(*found)
+    assert all(anchor.abs().max() < 200 for anchor in found)
 
 
 # One step at a time

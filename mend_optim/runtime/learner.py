@@ -87,7 +87,8 @@ class Learner:
         self.me = self.engine.state.me
         self.worker = MergeWorker(self.guard, self._finished)
         self._reporter = Reporter(self.me, ledger, on_event, self._present_period)
-        self._released = False
+        #: The thread that closes it, or has closed it.
+        self.closer: int | None = None
         self._ended = threading.Event()
         #: Whether its owner is gone. Nobody can use it any more.
         self.dropped = False
@@ -376,9 +377,9 @@ class Learner:
             return
         with self.mutex:
             # A second call would take the loop away from the process's other learners.
-            if self._released:
+            if self.closer is not None:
                 return
-            self._released = True
+            self.closer = threading.get_ident()
             self.engine.leave(time.monotonic())
             self._dispatch_effects()
             self.guard.end()

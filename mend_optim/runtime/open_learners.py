@@ -13,6 +13,8 @@ from typing import Protocol
 
 from mend_optim.errors import UsageError
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.runtime.farewell import Farewell
+from mend_optim.runtime.guard import Guard
 from mend_optim.transport.address import parse_address
 
 
@@ -20,6 +22,9 @@ class OpenLearner(Protocol):
     """The part of a `Learner` that this module needs."""
 
     me: PeerId
+    guard: Guard
+    #: The thread that closes it; None if none does.
+    closer: int | None
 
     @property
     def port(self) -> int:
@@ -42,16 +47,20 @@ class OpenLearner(Protocol):
 _open: weakref.WeakSet[OpenLearner] = weakref.WeakSet()
 # In a forked child, the learners of the parent: gRPC's part of them must not be taken apart here.
 _inherited: list[OpenLearner] = []
+_farewell = Farewell(lambda: list(_open))
 
 
 def add(learner: OpenLearner) -> None:
     """A learner takes part from now on."""
     _open.add(learner)
+    _farewell.prepare()
 
 
 def discard(learner: OpenLearner) -> None:
     """A learner has ended."""
     _open.discard(learner)
+    if not _open:
+        _farewell.give_back()
 
 
 @atexit.register
@@ -119,6 +128,8 @@ def _abandon_all() -> None:
     _open = weakref.WeakSet()
     for learner in _inherited:
         learner.abandon()
+    # The child ends by SIGTERM as any process does.
+    _farewell.give_back()
 
 
 if hasattr(os, "register_at_fork"):

@@ -50,6 +50,7 @@ THREADS, SHARE, BRANCHES, WIRE = (
     of("together/test_branches"),
     of("unit/transport/test_wire"),
 )
+SIGTERM = of("system/test_endings", "sigterm")
 RESET, WATCH = of("together/test_reset_progress"), of("unit/model/test_weights_watch")
 DISAGREEMENT, SCALES = of("unit/worker/test_disagreement"), of("unit/worker/test_scale")
 VELOCITY, RATES = of("unit/worker/test_velocity"), of("unit/worker/test_round_rate")
@@ -416,6 +417,14 @@ MUTANTS = (
            (("torch.compiler.disable(TrainingRun._step_with_peers)  # type: ignore[no-untyped-call]\n"
              "        return self._uncompiled(self, *args, **kwargs)")),
            "torch.compiler.disable(self._step_with_peers)\n        return self._uncompiled(*args, **kwargs)", LIFE),
+    Mutant("sigterm-says-no-goodbye", 7, "runtime/open_learners", "    _farewell.prepare()\n", "", SIGTERM),
+    Mutant("sigterm-waits-inside-a-learner", 7, "runtime/farewell", "if not any(map(_is_inside, learners)):", "if True:", SIGTERM),
+    Mutant("sigterm-takes-the-users-handler", 7, "runtime/farewell", "signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:", "True:",
+           of("unit/runtime/test_farewell")),
+    Mutant("sigterm-answers-for-the-user", 7, "runtime/farewell", "if not self._is_handler():", "if False:", SIGTERM),
+    Mutant("second-sigterm-cuts-the-goodbye-off", 7, "runtime/farewell", "            return\n        self._begun = True", "            self._end()\n        self._begun = True", SIGTERM),
+    Mutant("sigterm-is-kept-after-the-last", 7, "runtime/open_learners", "    if not _open:\n        _farewell.give_back()", "    pass",
+           of("unit/runtime/test_farewell")),
     Mutant("garbage-keeps-its-port", 7, "runtime/open_learners", "        gc.collect()", "        pass", LIFE),
     Mutant("the-leaving-keep-their-port", 7, "runtime/open_learners", "        earlier.await_end()", "        pass",
            of("unit/runtime/test_open_learners")),

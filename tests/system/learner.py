@@ -11,6 +11,10 @@ a line.
     cut        die by SIGKILL when the next seal of its own making has reached some peers
     leave      end: by "close", by the end of a "with" block, or "plain", without either
     fail       raise in the training loop
+    finish     finish the run, and print what it ends on
+    handle     handle SIGTERM itself from now on
+    signal_inside
+               get SIGTERM at some moment: see `MOMENTS`
     exit       end at the next round, out of `on_event`: see ENDINGS
     children   name the processes that it has forked
 
@@ -40,8 +44,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from mend_optim import Event, MendOptimizer, Timing
+from mend_optim.engine.boundaries import Boundaries
 from mend_optim.protocol.messages import Seal
+from mend_optim.runtime.learner import Learner as Learners
 from mend_optim.runtime.network_loop import NetworkLoop
+from mend_optim.runtime.network_side import NetworkSide
 from mend_optim.transport.grpc_transport import Transport
 
 INPUTS, EXAMPLES, BATCH = 16, 1024, 32
@@ -50,6 +57,13 @@ ENDINGS: dict[str, Callable[[], object]] = {
     "os._exit": lambda: os._exit(3),
     "Ctrl-C": lambda: os.kill(os.getpid(), signal.SIGINT),
     "raise": lambda: int("a bug of the user's"),
+}
+# Functions that the training thread calls, and what it does then.
+MOMENTS: dict[str, tuple[Any, str, str]] = {
+    "counts a step": (Boundaries, "with the mutex held", "stepped"),
+    "takes its tasks": (Boundaries, "with the mutex held", "fragments_to_copy"),
+    "hands effects out": (Learners, "with the mutex held", "_dispatch_effects"),
+    "closes": (NetworkSide, "while it closes", "stop"),
 }
 END_OF_COMPLAINTS = "── ended ──\n"
 Order = dict[str, Any]
@@ -236,6 +250,40 @@ class Learner:
 
     def fail(self) -> None:
         raise RuntimeError("a bug in the training loop")
+
+    def finish(self) -> None:
+        self.console.say("finishing")
+        finish = self.optimizer.finish()
+        self.console.say("finished", weights=digest(self.model), **asdict(finish))
+
+    def handle(self) -> None:
+        """Handle SIGTERM as a script does that wants to save its work first."""
+        former = signal.getsignal(signal.SIGTERM)
+
+        def note(number: int, frame: Any) -> None:
+            if callable(former):
+                former(number, frame)
+            # Not by the console, whose lock this thread may hold.
+            os.write(1, b'{"event": "terminated"}\n')
+
+        signal.signal(signal.SIGTERM, note)
+        self.console.say("handles")
+
+    def signal_inside(self, moment: str) -> None:
+        """Get SIGTERM in the middle of the next call of this function, on this thread."""
+        owner: Any
+        owner, _, name = MOMENTS[moment]
+        function = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                setattr(owner, name, function)
+                # Launchers may send it twice.
+                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return function(*args, **kwargs)
+
+        setattr(owner, name, call)
 
     def exit(self, how: str) -> None:
         self.ending = how

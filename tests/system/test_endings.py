@@ -9,6 +9,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.system.learner import MOMENTS
 from tests.system.processes import Learner, Supervisor, free_addresses
 
 DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
@@ -62,7 +65,69 @@ def test_sigterm_ends_a_learner_and_its_data_loader(supervisor: Supervisor) -> N
     assert leaver.await_end() == -signal.SIGTERM
     assert leaver.complaints == ""
     supervisor.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
-    loss_was_seen(stayer)
+    goodbye_was_heard(stayer)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_sigterm_says_goodbye_in_the_middle_of_anything(
+    supervisor: Supervisor, moment: str
+) -> None:
+    """The training thread may hold the learner's mutex, or be closing the learner."""
+    stayer, leaver = pair(supervisor, DISTANT)
+    leaver.order("signal_inside", moment=moment)
+    if moment == "closes":
+        leaver.order("leave", how="close")
+    assert leaver.await_end() == -signal.SIGTERM
+    goodbye_was_heard(stayer)
+
+
+def test_sigterm_says_goodbye_while_a_learner_waits_for_others(supervisor: Supervisor) -> None:
+    (nobody,) = free_addresses(1)
+    patient = {**DISTANT, "join_timeout_s": 600.0}
+    leaver = supervisor.start("leaver", peers=[nobody], timing=patient)
+    leaver.await_event("waiting")
+    leaver.signal(signal.SIGTERM)
+    assert leaver.await_end() == -signal.SIGTERM
+    assert not leaver.events["alone"]
+
+
+@pytest.mark.parametrize("call", ["finish", "synchronize"])
+def test_sigterm_says_goodbye_in_the_calls_that_wait(supervisor: Supervisor, call: str) -> None:
+    stayer, leaver = pair(supervisor, DISTANT)
+    if call == "finish":
+        leaver.ask("finish", "finishing")
+    else:
+        stayer.ask("pause", "paused")
+        leaver.ask("pause", "paused")
+        leaver.order("synchronize", timeout=600.0)
+    leaver.signal(signal.SIGTERM)
+    assert leaver.await_end() == -signal.SIGTERM
+    assert stayer.await_event("left")["peer"] == "leaver"
+    assert not leaver.events["finished"] + leaver.events["synchronized"]
+
+
+def test_sigterm_says_goodbye_during_a_transfer(supervisor: Supervisor) -> None:
+    """Every step is a round of 17 MB, and most of the time some of it is on its way."""
+    large: dict[str, Any] = {"width": 2048, "sync_every": 1, "timing": DISTANT}
+    stayer = supervisor.start("stayer", **large)
+    leaver = supervisor.start("leaver", seed=1, peers=[stayer.address], **large)
+    leaver.await_rounds(3)
+    leaver.signal(signal.SIGTERM)
+    assert leaver.await_end() == -signal.SIGTERM
+    assert stayer.await_event("left")["peer"] == "leaver"
+
+
+def test_the_users_handler_of_sigterm_is_called_and_nothing_else_happens(
+    supervisor: Supervisor,
+) -> None:
+    """It even calls the handler before it, which was none before this library."""
+    stayer, leaver = pair(supervisor, DISTANT)
+    leaver.ask("handle", "handles")
+    leaver.signal(signal.SIGTERM)
+    leaver.await_event("terminated")
+    leaver.await_steps(20)
+    assert not stayer.events["left"]
+    assert leaver.leave() == 0
 
 
 def test_ctrl_c_ends_a_learner_and_its_data_loader(supervisor: Supervisor) -> None:

@@ -10,6 +10,7 @@ import pytest
 from mend_optim.errors import UsageError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.runtime import open_learners
+from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.open_learners import making_room
 
 EARLIER = PeerId("earlier", 1)
@@ -25,6 +26,8 @@ class Fake:
     dropped: bool
     me: PeerId = EARLIER
     calls: list[str] = field(default_factory=list)
+    guard: Guard = field(default_factory=Guard)
+    closer: int | None = None
 
     def close(self) -> None:
         self.calls.append("close")

@@ -102,6 +102,17 @@ def test_an_offer_on_its_way_stays() -> None:
         assert read(made[0])[0] > -14
 
 
+def test_a_correction_on_its_way_to_the_former_weights_is_not_applied_to_the_loaded_ones() -> None:
+    with cluster(descent(0.0), descent(0.0), **FREE) as made:
+        drive(made, 4, lambda i, s: (1.0, 3.0)[i])
+        until(made[0], lambda: progress(made[0]).correction_pending)
+        jump(made[0], 2.0**14)
+        made[0].reset_progress()
+        assert not progress(made[0]).correction_pending
+        step(made[0], 1.0)
+        assert read(made[0]) == [2.0**14 - 1]
+
+
 def test_lockstep_goes_on_after_it() -> None:
     options = {"sync_every": 2, "adopt_after": 1, "merge": "mean"}
     with cluster(descent(0.0), descent(0.0), **options) as made:
@@ -135,6 +146,8 @@ def test_narrow_weights_are_what_was_loaded() -> None:
         drive(made, 6, up)
         jump(made[0], 3.0)
         made[0].reset_progress()
+        assert made[0]._run.handover
+        assert not any(lost.any() for lost in made[0]._run.handover._rounding if lost is not None)
         settle(made)
         assert same(parameters(made[0]), parameters(made[1]))
         assert read(made[0])[0] <= 1.0

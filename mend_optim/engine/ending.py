@@ -21,6 +21,7 @@ from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.roster import Peer
 from mend_optim.protocol.lineage import content_digest
+from mend_optim.protocol.messages import Beat
 
 
 class Ended(NamedTuple):
@@ -78,11 +79,21 @@ class Ending:
         """The fragments whose anchors are first weights: nothing is merged in them."""
         return {f.fragment for f in self.state.fragments if not f.lineage.tokens}
 
-    def left(self, peer: Peer) -> None:
-        """A peer said goodbye. If it was ready, it has ended, and this learner will end as it
-        did."""
-        if peer.beat and peer.beat.ready and self._finishes_here(peer):
-            self._gone[peer.id.name] = peer.beat.tokens, self.anchors()
+    def left(self, peer: Peer, told: bool) -> None:
+        """A peer has left. If it was ready, it has ended, and this learner will end as it did. If
+        others tell so, its last beat may not have come yet: that it finished is enough."""
+        if peer.beat and (peer.beat.ready or not told):
+            self._note(peer.beat)
+
+    def heard_late(self, beat: Beat) -> None:
+        """The beat of a peer that has left, or is not admitted: its goodbye was faster."""
+        if beat.ready:
+            self._note(beat)
+
+    def _note(self, beat: Beat) -> None:
+        """Its sender has ended, if it holds our anchors."""
+        if self.state.fragments and self._finishes_here(beat):
+            self._gone[beat.peer.name] = beat.tokens, self.anchors()
 
     def tokens(self) -> dict[str, int]:
         """By name, the tokens of all who end on this learner's anchors, once all have agreed."""
@@ -102,7 +113,7 @@ class Ending:
         state = self.state
         if not state.finishes or not self._is_settled():
             return b""
-        if not all(map(self._finishes_here, state.roster)):
+        if not all(peer.beat and self._finishes_here(peer.beat) for peer in state.roster):
             return b""
         names = sorted([state.me, *(peer.id for peer in state.roster)])
         return content_digest(repr(names).encode(), self.anchors())
@@ -119,10 +130,10 @@ class Ending:
             return False
         return all(roster.sealer(f.fragment) is not None for f in state.fragments)
 
-    def _finishes_here(self, peer: Peer) -> bool:
-        """Whether a peer finishes, too, and holds the anchors that this learner holds."""
-        state, beat = self.state, peer.beat
-        if beat is None or not beat.finishes or beat.genesis != state.genesis:
+    def _finishes_here(self, beat: Beat) -> bool:
+        """Whether its sender finishes, too, and holds the anchors that this learner holds."""
+        state = self.state
+        if not beat.finishes or beat.genesis != state.genesis:
             return False
         pairs = zip(state.fragments, beat.reports, strict=False)
         return all(report.key == state.key(fragment) for fragment, report in pairs)

@@ -121,6 +121,8 @@ class Engine:
         """Say goodbye. From here on the learner takes no anchor and runs no round."""
         if self.state.mode is not Mode.CLOSED:
             for peer in list(self.state.roster.peers.values()):
+                if self.state.ready:  # in a big roster, not everyone has had that beat
+                    self.beats.send(peer.id)
                 self.state.emit(Send(peer.id, Goodbye(self.state.me)))
             self.state.change(Change.LEFT)
 
@@ -199,7 +201,7 @@ class Engine:
             case Beat():
                 self._on_beat(now, message)
             case Goodbye():
-                self._on_goodbye(now, message)
+                self._left(now, message.peer, told=True)
             case _:
                 closed = self.state.mode is Mode.CLOSED
                 if not closed and self.state.has_fragment(message.fragment):
@@ -236,12 +238,13 @@ class Engine:
             self.adoption.unreachable(to, message.fragment)
             self._check_joined(now)
 
-    def _on_goodbye(self, now: float, goodbye: Goodbye) -> None:
-        peer = self.state.roster.find(goodbye.peer)
-        if self.state.roster.leave(goodbye.peer):
-            self.presence.left(goodbye.peer)
+    def _left(self, now: float, id: PeerId, told: bool) -> None:
+        """A peer has left. `told` says whether it told so itself, and not others."""
+        peer = self.state.roster.find(id)
+        if self.state.roster.leave(id):
+            self.presence.left(id)
             if peer:
-                self.ending.left(peer)
+                self.ending.left(peer, told)
             self._poll_all(now)
             self._review_end(now)
 
@@ -252,10 +255,12 @@ class Engine:
         was_unknown = known is None or known.beat is None or known.beat.genesis != state.genesis
         peer = state.roster.hear(now, self.beats.comparable(beat))
         if peer is None or peer.beat is None:
+            self.ending.heard_late(beat)
             return
         beat = peer.beat
-        for id in state.roster.gossip(now, beat.roster):
-            self.presence.left(id)
+        for rumor in (rumor for rumor in beat.roster if rumor.left):
+            self._left(now, rumor.peer, told=False)
+        state.roster.gossip(now, beat.roster)
         if not state.fragments or not beat.genesis or not beat.reports:
             return
         self.joining.heard(beat)

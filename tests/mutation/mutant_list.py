@@ -51,6 +51,7 @@ THREADS, SHARE, BRANCHES, WIRE = (
     of("unit/transport/test_wire"),
 )
 SIGTERM = of("system/test_endings", "sigterm")
+BIG_END = of("virtual/test_endings", "roster")
 RESET, WATCH = of("together/test_reset_progress"), of("unit/model/test_weights_watch")
 DISAGREEMENT, SCALES = of("unit/worker/test_disagreement"), of("unit/worker/test_scale")
 VELOCITY, RATES = of("unit/worker/test_velocity"), of("unit/worker/test_round_rate")
@@ -99,7 +100,10 @@ MUTANTS = (
     Mutant("ready-with-work-left", 11, "engine/ending",
            "return still and (not self.can_merge() or self.boundaries.settled())", "return still", ENDING),
     Mutant("ready-while-others-train", 11, "engine/ending",
-           "if beat is None or not beat.finishes or", "if beat is None or", ENDING),
+           "if not beat.finishes or beat.genesis", "if beat.genesis", ENDING),
+    Mutant("the-last-beat-goes-to-few", 11, "engine/engine",
+           "                if self.state.ready:  # in", "                if False:  # in", BIG_END),
+    Mutant("goodbyes-by-gossip-are-in-no-account", 11, "engine/engine", "self._left(now, rumor.peer, told=False)", "self._left(now, rumor.peer, told=True)", BIG_END),
     Mutant("ready-beside-another-anchor", 11, "engine/ending",
            "return all(report.key == state.key(fragment) for fragment, report in pairs)", "return True", ENDING),
     Mutant("ends-before-the-others-are-ready", 11, "engine/ending",

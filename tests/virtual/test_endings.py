@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner
@@ -26,6 +27,7 @@ class End:
     ready: bytes
     anchors: list[Vector]
     left_over: int
+    tokens: dict[str, int]
 
 
 class Finishing(Learner):
@@ -71,7 +73,9 @@ class Ends(Cluster):
         peers = frozenset(peer.id for peer in state.roster.peers.values())
         left_over = max(f.unmerged(state.totals).tokens for f in state.fragments)
         anchors = [dict(theta) for theta in learner.units.theta]
-        self.ends[learner.id] = End(peers | {learner.id}, state.ready, anchors, left_over)
+        self.ends[learner.id] = End(
+            peers | {learner.id}, state.ready, anchors, left_over, learner.engine.ending.tokens()
+        )
         assert not learner.mailbox
         if learner.engine.ending.can_merge():
             assert left_over == 0
@@ -128,6 +132,23 @@ def test_whoever_ends_together_holds_one_model_whatever_happens(seed: int) -> No
     for end in cluster.ends.values():
         for member in end.members & cluster.ends.keys():
             assert cluster.ends[member].anchors == end.anchors
+
+
+def test_in_a_roster_that_no_beat_goes_through_all_end_with_the_whole_account() -> None:
+    """A beat goes to 16 of them. Each that ends tells all others, whatever beat they had."""
+    n = FANOUT + 4
+    cluster = Ends(n, 1, policies(None, stays=False), loss=0.0, duplicates=0.0)
+    cluster.start_all()
+    for i, name in enumerate(cluster.names):
+        cluster.at(8.0 + i / 4, cluster.finish, name)
+    cluster.run(8.0)
+    assert cluster.until(lambda: cluster.all_ended(set(cluster.names)), 60.0)
+    ends = list(cluster.ends.values())
+    assert len(ends) == n
+    for end in ends:
+        assert end.anchors == ends[0].anchors
+        assert end.tokens == ends[0].tokens
+        assert len(end.tokens) == n
 
 
 def test_late_newcomers_are_turned_away() -> None:

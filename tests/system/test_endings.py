@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.system import endings
 from tests.system.learner import MOMENTS
 from tests.system.processes import Learner, Supervisor, free_addresses
 
@@ -224,3 +225,21 @@ def test_a_callback_that_raises_in_every_round_ends_nothing(supervisor: Supervis
     assert leaver.leave() == 0
     assert "a bug of the user's" in leaver.complaints
     goodbye_was_heard(stayer)
+
+
+# ── finish() ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("run", endings.RUNS)
+def test_learners_of_any_pace_finish_on_one_model(supervisor: Supervisor, run: str) -> None:
+    """To the bit, with every token in the account. `python -m tests.system.endings` plays more."""
+    assert endings.play(supervisor, endings.RUNS[run]) == []
+
+
+def test_an_ending_that_is_not_equal_is_noticed() -> None:
+    end = {"weights": "a", "digest": "d", "agreed": True, "tokens": {"l0": 1}}
+    end |= {"unmerged_tokens": 0, "dropped_tokens": 0, "superseded_tokens": 0}
+    assert endings.wrong([end, end], {"l0": 1}) == []
+    assert endings.wrong([end, {**end, "weights": "b"}], {"l0": 1})
+    assert endings.wrong([end, {**end, "dropped_tokens": 1}], {"l0": 1})
+    assert endings.wrong([end], {"l0": 2})

@@ -28,7 +28,7 @@ from mend_optim.settings import Settings, read_settings
 from mend_optim.status import Status
 from mend_optim.training_run import TrainingRun
 from mend_optim.worker.outer import Nesterov, Outer
-from mend_optim.wrapped_class import constructing_class, unwrapped, wrapped_class, wrapper_of
+from mend_optim.wrapped_class import constructing_class, take_class, unwrapped, wrapper_of
 
 
 class MendOptimizer(InnerFace):
@@ -155,7 +155,7 @@ class MendOptimizer(InnerFace):
     def _wrap(self, inner: Optimizer, settings: Settings, groups: int) -> None:
         """Wrap `inner`, which had so many parameter groups when it was first wrapped."""
         object.__setattr__(self, "_run", TrainingRun(inner, settings, groups))
-        object.__setattr__(self, "__class__", wrapped_class(type(self), type(inner)))
+        take_class(self, type(inner))
 
     @classmethod
     def of(cls, inner: type[Optimizer], **arguments: Any) -> type[MendOptimizer]:
@@ -195,17 +195,20 @@ class MendOptimizer(InnerFace):
         Tokens that were counted for gradients no step has used are dropped with them."""
         self._run.clear_gradients(*args, **kwargs)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Everything that a run needs to go on to the bit. Waits for nothing on the network.
+
+        Args:
+            *args, **kwargs: handed on to the inner optimizer's `state_dict`.
 
         Returns:
             The inner optimizer's state, which the inner optimizer can load, and under "mend" the
             anchors, velocities, lineages, pending offers, residuals and counters. Tensors are
             copies on the host; containers are plain.
         """
-        return {**self.inner.state_dict(), "mend": self.learner_state()}
+        return {**self.inner.state_dict(*args, **kwargs), "mend": self.learner_state()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Go on from a checkpoint: from a `MendOptimizer`'s, or from the bare inner optimizer's.
 
         Load the model's weights that were saved with it as well. With other weights, the learner
@@ -220,6 +223,7 @@ class MendOptimizer(InnerFace):
 
         Args:
             state_dict: from `state_dict()`.
+            *args, **kwargs: handed on to the inner optimizer's `load_state_dict`.
 
         Raises:
             UsageError: it is damaged or, with peers, another model's; then nothing has changed.
@@ -228,7 +232,7 @@ class MendOptimizer(InnerFace):
         mend = state_dict.get("mend")
         loaded = None if mend is None else self._run.read(mend)
         inner = {key: value for key, value in state_dict.items() if key != "mend"}
-        self.inner.load_state_dict(inner)
+        self.inner.load_state_dict(inner, *args, **kwargs)
         if loaded:
             self._run.resume(loaded)
 
@@ -281,8 +285,7 @@ class MendOptimizer(InnerFace):
 
         Args:
             closure: computes the loss again, as for any torch optimizer.
-            *args: handed on to the inner optimizer's `step`.
-            **kwargs: handed on to the inner optimizer's `step`.
+            *args, **kwargs: handed on to the inner optimizer's `step`.
 
         Returns:
             The result of the inner optimizer's `step`.

@@ -64,7 +64,7 @@ STORM = (
 
 # fmt: off
 ENDING = of("virtual/test_endings")
-FACE = of("contract/test_face")
+FACE, KIND = of("contract/test_face"), of("contract/test_wrapped_class")
 MUTANTS = (
     # ── 1: alone is identity ─────────────────────────────────────────────────────────────────────────────────────────
     Mutant("alone-starts-a-thread", 1, "settings",
@@ -122,6 +122,26 @@ MUTANTS = (
            "        if hasattr(type(self), name):\n            super().__setattr__(name, value)", FACE),
     Mutant("inner-methods-see-the-wrapper", 1, "wrapped_class",
            "{name: _Forwarded(inner, name) for name in theirs - ours}", "{}", FACE),
+    Mutant("signatures-are-the-wrappers", 1, "wrapped_class",
+           "method.__signature__ = inspect.signature(theirs)", "pass", KIND),
+    Mutant("own-wrappers-step-is-passed-over", 1, "wrapped_class",
+           "return getattr(wrapper, name)(self,", "return getattr(self.inner, name)(", KIND),
+    Mutant("hooks-see-the-inner-optimizer", 1, "wrapped_class",
+           "inner if wrapped is None else wrapped,", "inner,", KIND),
+    Mutant("hooks-end-with-the-wrapper", 1, "wrapped_class",
+           "inner if wrapped is None else wrapped,", "wrapped,", KIND),
+    Mutant("wrapped-twice-by-a-new", 1, "wrapped_class",
+           'if "_run" in vars(self):', "if False:", KIND),
+    Mutant("its-class-constructs-nothing", 1, "wrapped_class",
+           "construct(self, inner(*args, **kwargs))", "construct(self, *args, **kwargs)", KIND),
+    Mutant("registers-hear-of-the-wrapper", 1, "wrapped_class",
+           'if "_wrapper" not in vars(cls):', "if True:", KIND),
+    Mutant("slots-are-refused", 1, "wrapped_class",
+           "    with suppress(TypeError):\n        object", "    with suppress(KeyError):\n        object", KIND),
+    Mutant("inner-copies-the-wrapper", 1, "wrapped_class",
+           "OWN_LIFE[name] for name in OWN_LIFE if", "OWN_LIFE[name] for name in () if", KIND),
+    Mutant("checkpoint-arguments-are-dropped", 1, "optimizer",
+           "self.inner.state_dict(*args, **kwargs)", "self.inner.state_dict()", KIND),
     Mutant("skipped-step-counts", 1, "training_run",
            "return isinstance(found, Tensor) and bool(found.any())", "return False", of("contract/test_scaler contract/test_alone")),
     Mutant("added-groups-are-not-found-again", 1, "wrapped_parameters",

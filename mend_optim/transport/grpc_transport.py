@@ -393,9 +393,12 @@ class Transport:
         outboxes = [outbox for link in self._links for outbox in link.outboxes()]
         for outbox in outboxes:
             outbox.close()
-        flushed = asyncio.gather(*(outbox.finished.wait() for outbox in outboxes))
-        await asyncio.wait({flushed}, timeout=FLUSH_S)
-        flushed.cancel()
+        waits = [asyncio.ensure_future(outbox.finished.wait()) for outbox in outboxes]
+        if waits:
+            await asyncio.wait(waits, timeout=FLUSH_S)
+        # One by one: `gather` would tell of its cancellation, in a traceback that alarms users.
+        for wait in waits:
+            wait.cancel()
 
     def _hello(self) -> Hello:
         return replace(self._handler.hello(), address=self._address)

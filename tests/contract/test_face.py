@@ -235,6 +235,7 @@ def test_steps_and_groups_through_a_proxy_are_the_optimizers() -> None:
     assert read(optimizer) == [2.0, 8.0]
     assert (optimizer.status().step, optimizer.status().tokens) == (2, 7)
     assert isinstance(proxy, SGD)
+    assert str(proxy) == str(optimizer).replace("SGD", "Proxy")
 
 
 def test_a_proxy_shows_the_global_weights_and_refuses_steps_there() -> None:

@@ -3,6 +3,7 @@ that a test constructs.
 
     python -m tests.suites                   # all suites, alone and with a live peer
     python -m tests.suites skorch torch --mode alone
+    python -m tests.suites scripts           # training scripts, in place of suites
 
 Ends with status 1 if a test ends otherwise and no decision explains it, or if a run shows
 nothing."""
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.suites import scripts
 from tests.suites.compare import Comparison, Run, read_run, settled, table
 from tests.suites.environment import ROOT, Place
 from tests.suites.suites import SUITES, SuiteSource
@@ -112,13 +114,16 @@ def run_suite(suite: SuiteSource, folder: Path, modes: Sequence[str]) -> list[Co
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["scripts"]:
+        return scripts.main(given[1:])
     names = [suite.name for suite in SUITES]
     parser = argparse.ArgumentParser(prog="python -m tests.suites", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"any of {', '.join(names)}")
     parser.add_argument("--mode", choices=[*WRAPPED, "both"], default="both")
     parser.add_argument("--folder", type=Path, default=ROOT / ".suites")
     parser.add_argument("--jobs", type=int, default=2, help="suites at a time")
-    told = parser.parse_args(arguments)
+    told = parser.parse_args(given)
     if unknown := set(told.suites) - set(names):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     modes = WRAPPED if told.mode == "both" else (told.mode,)

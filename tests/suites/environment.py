@@ -1,8 +1,8 @@
 """A place for each suite: its source distribution, and an environment with what it needs.
 
 The environments see the packages of the interpreter that runs this, torch above all, and add their
-own. They don't see this repository: a folder on their path has `mend_optim` and the plugin in it,
-and nothing else, because suites have packages named `tests` too."""
+own. They don't see this repository: a folder on their path has `mend_optim`, the plugin and
+the scripts in it, and nothing else, because suites have packages named `tests` too."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import tarfile
 import venv
 from pathlib import Path
 
-from tests.suites.suites import CATALOGUE, SuiteSource
+from tests.suites.suites import SuiteSource
 
-ROOT = Path(__file__).parents[2]
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PACKAGES = {
     "mend_optim": ROOT / "mend_optim",
-    "mend_suites": ROOT / "tests" / "suites" / "mend_suites",
+    "mend_suites": HERE / "mend_suites",
+    "mend_scripts": HERE / "mend_scripts",
 }
 #: One thread, no GPU, no network, no display, and nothing that makes learners of optimizers.
 SURROUNDINGS = {
@@ -61,7 +62,8 @@ class Place:
         if self._suite.release is None:
             folder = self._home / "source" / self._suite.name
             folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy(CATALOGUE, folder)
+            for test in self._suite.tests:
+                shutil.copy(HERE / test, folder)
         wanted = "\n".join([self._suite.version, *self._suite.needs])
         ready = self._home / "ready"
         if ready.exists() and ready.read_text() == wanted:

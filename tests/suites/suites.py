@@ -7,17 +7,13 @@ All versions are pinned. The tests come from source distributions, because wheel
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-
-#: The suite without a release, which lies here.
-CATALOGUE = Path(__file__).with_name("torch_catalogue.py")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteSource:
     """A suite.
 
-    `release` is a pinned source distribution; None for `CATALOGUE`. `needs` are pinned
+    `release` is a pinned source distribution; None if its `tests` lie here. `needs` are pinned
     packages that its tests import besides their own. `tests` are paths in the distribution, and
     `options` go to pytest. `by_design` maps the beginning of a test's name to the reason why it
     may end otherwise with the wrapper: each such difference is a decision."""
@@ -38,7 +34,7 @@ SUITES = (
     SuiteSource(
         name="torch",
         release=None,
-        tests=(CATALOGUE.name,),
+        tests=("torch_catalogue.py",),
         needs=("expecttest==0.3.0",),
     ),
     SuiteSource(

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from mend_optim import MendOptimizer, Timing
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LOOPBACK = "127.0.0.1:0"
 #: Rounds every other step, adopted a step later: short tests have rounds, and each learner takes
 #: them at the same steps.
@@ -102,6 +102,8 @@ def _mirror(original: Optimizer) -> Any:
         "__init__": Optimizer.__init__,
         "add_param_group": Optimizer.add_param_group,
         "zero_grad": Optimizer.zero_grad,
+        # Its own, where the class of the original has those of an optimizer inside it.
+        **dict.fromkeys(("param_groups", "state", "defaults")),
     }
     metaclass: Any = type(type(original))
     kind = metaclass(type(original).__name__, (type(original),), body)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import Optimizer
 
 from mend_optim import MendOptimizer
 
@@ -74,7 +75,8 @@ class Suite:
         self._mode = mode
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._partners = Partners(lambda: self._wrapping.suspended())
-        self._wrapping = Wrapping(self._partners.wrap if mode == "live" else MendOptimizer)
+        self._wrapping = Wrapping(self._wrap)
+        self._collected = False
         self._digest = StepDigest()
         self._steps = 0
         self._outcome = ("passed", "")
@@ -84,6 +86,12 @@ class Suite:
             self._around("step", self._step)
         if mode == "live":
             self._around("load_state_dict", self._load)
+
+    def _wrap(self, inner: Optimizer) -> MendOptimizer:
+        """What suites construct while they are imported has no test in which a partner could live
+        and die."""
+        has_partner = self._mode == "live" and self._collected
+        return self._partners.wrap(inner) if has_partner else MendOptimizer(inner)
 
     def _around(self, method: str, call: Any) -> None:
         """Replace a method of all wrappers by `call(original, optimizer, …)`."""
@@ -166,6 +174,7 @@ class Suite:
             self._write(report.nodeid, (outcome, _message(report)), Counter())
 
     def pytest_collection_finish(self) -> None:
+        self._collected = True
         self._write(COLLECTION, ("passed", ""), self._counts())
 
     def pytest_unconfigure(self) -> None:

@@ -203,6 +203,14 @@ def test_bad_addresses_are_refused_at_construction(options):
 
 
 @scenario
+async def test_what_cannot_be_sent_in_time_is_given_up_in_silence(crew: Crew) -> None:
+    a, _ = await crew.pair()
+    for link in a.transport._links:
+        link.open_request("pull", 0)  # nothing takes its messages
+    await a.transport.stop()
+
+
+@scenario
 async def test_two_learners_meet_and_each_knows_where_to_dial_the_other(crew):
     a, b = await crew.pair()
     assert a.of("met") == [(b.id, b.address, b.address)]

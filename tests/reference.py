@@ -367,3 +367,23 @@ def factor(deltas: Sequence[Vector], w: Sequence[float]) -> float:
     if length == 0:
         return 1.0
     return max(1.0, min(mean_length / length, greatest_factor(w)))
+
+
+# ── buffers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def buffer_mean(column: Sequence[float], w: Sequence[float]) -> float:
+    """The weighted mean of one element of a buffer, among the members that weigh something."""
+    members = [(value, weight) for value, weight in zip(column, w, strict=True) if weight]
+    mean = math.fsum(value * weight for value, weight in members)
+    values = [value for value, _ in members]
+    return max(min(values), min(max(values), mean))
+
+
+def followed(now: float, anchor: float, base: float) -> float:
+    """One element of a buffer, moved by anchor − base, but not past the anchor."""
+    if now == base:
+        return anchor
+    moved = now + (anchor - base)
+    low, high = sorted((now, anchor))
+    return max(low, min(high, moved))

@@ -1,7 +1,10 @@
 """Which parameters belong to which fragment: an exact, balanced partition of the model.
 
 A fragment is a set of whole tensors. Its flat buffer is float32 on the host and holds the tensors
-end to end, in parameter order. `copies.py` copies between parameters and flat buffers."""
+end to end, in parameter order. `copies.py` copies between parameters and flat buffers.
+
+The buffers of modules, such as batch-norm statistics, are one more fragment (`BufferFragment`),
+whose flat buffer holds their own bytes. `module_buffers.py` copies those."""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from mend_optim.errors import UsageError, require
-from mend_optim.protocol.handshake import ADDED, PARAMETER
+from mend_optim.protocol.handshake import ADDED, BUFFER, PARAMETER
 from mend_optim.protocol.lineage import content_digest
 
 
@@ -56,18 +59,44 @@ class Fragment:
         return slice(self.offsets[place], self.offsets[place + 1])
 
 
+@dataclass(frozen=True)
+class BufferFragment(Fragment):
+    """The fragment of the buffers of modules: `tensors` are indices into those buffers.
+
+    Its flat buffer has the tensors in their own dtypes, bit by bit, so that integers stay exact. It
+    counts in words of 4 bytes: `offsets` do, and `numel` does. Every tensor begins at a multiple of
+    8 bytes. What pads it is zero."""
+
+    #: One name for each tensor, for messages.
+    names: tuple[str, ...]
+    #: The dtypes of the elements; of a complex tensor, that of its real and imaginary parts.
+    dtypes: tuple[torch.dtype, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the flat buffer, in bytes."""
+        return 4 * self.numel
+
+    def view(self, place: int, flat: Tensor) -> Tensor:
+        """Tensor `place` of the fragment in a flat buffer (uint8), as a view of it."""
+        dtype, shape = self.dtypes[place], self.shapes[place]
+        start = 4 * self.offsets[place]
+        return flat[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+
 class Layout:
-    """The parameters of a model as P fragments, plus one fragment for each group that was added
-    after wrapping.
+    """The parameters of a model as P fragments, then the buffers of modules as one fragment, if
+    there are any, then one fragment for each group that was added after wrapping.
 
     Args:
         names: one name for each parameter, for messages and for the fingerprint.
         tensors: the parameters. Those of added groups come last.
         fragments: P, at most the number of tensors that were wrapped.
         added: the number of tensors in each group that was added after wrapping.
+        buffers: the buffers, with their names.
 
     Raises:
-        UsageError: a parameter cannot be merged.
+        UsageError: a parameter or a buffer cannot be merged.
     """
 
     def __init__(
@@ -76,6 +105,8 @@ class Layout:
         tensors: Sequence[Tensor],
         fragments: int,
         added: Sequence[int] = (),
+        *,
+        buffers: Sequence[tuple[str, Tensor]] = (),
     ) -> None:
         wrapped = len(tensors) - sum(added)
         require(
@@ -98,6 +129,13 @@ class Layout:
                     f"to be merged, got {fault}"
                 )
         _refuse_aliases(names, tensors)
+        for name, tensor in buffers:
+            if fault := _buffer_fault(tensor):
+                raise UsageError(
+                    f"buffers: {name} must be a dense tensor with memory of its own to be merged, "
+                    f"got {fault}; give `buffers` the modules without it, or register it with "
+                    "persistent=False"
+                )
         #: Without the part that `torch.compile` adds.
         self.names = tuple(name.replace("_orig_mod.", "") for name in names)
         self.shapes = tuple(tuple(t.shape) for t in tensors)
@@ -109,14 +147,18 @@ class Layout:
         )
         shapes = [(*t.shape, 2) if t.is_complex() else tuple(t.shape) for t in tensors]
         sizes = [prod(shape) for shape in shapes]
-        self.fragments = tuple(
-            Fragment(
-                p,
-                members,
-                (0, *accumulate(sizes[i] for i in members)),
-                tuple(shapes[i] for i in members),
-            )
-            for p, members in enumerate((*partition(sizes[:wrapped], fragments), *self.added))
+        self.buffers = tuple((name, *_kind(tensor)) for name, tensor in buffers)
+        made = [_buffer_fragment(fragments, buffers)] if buffers else []
+        first_added = fragments + len(made)
+
+        def fragment(p: int, members: tuple[int, ...]) -> Fragment:
+            offsets = (0, *accumulate(sizes[i] for i in members))
+            return Fragment(p, members, offsets, tuple(shapes[i] for i in members))
+
+        self.fragments: tuple[Fragment, ...] = (
+            *map(fragment, range(fragments), partition(sizes[:wrapped], fragments)),
+            *made,
+            *map(fragment, range(first_added, first_added + len(added)), self.added),
         )
 
     @property
@@ -136,8 +178,14 @@ class Layout:
         return (
             ("number of parameters", str(wrapped)),
             *((f"{PARAMETER}{name}", kind) for name, kind in listed),
+            *((f"{BUFFER}{name}", f"{shape} {dtype}") for name, shape, dtype in self.buffers),
             *((f"{ADDED} {number}", group) for number, group in enumerate(added, 1)),
         )
+
+    def policy(self) -> tuple[tuple[str, str], ...]:
+        """(field, value) pairs about the buffers that two learners must have in common; none
+        without buffers."""
+        return (("buffers", f"{len(self.buffers)} tensors"),) if self.buffers else ()
 
     def groups(self) -> tuple[bytes, ...]:
         """One digest per fragment. For an added group it covers the names, shapes and dtypes of the
@@ -175,6 +223,17 @@ class Layout:
                     "MendOptimizer"
                 )
 
+    def check_buffers(self, tensors: Sequence[Tensor]) -> None:
+        """Raise `UsageError` if the buffers no longer match the layout."""
+        for (name, *kind), tensor in zip(self.buffers, tensors, strict=True):
+            (shape, dtype), (shape_now, dtype_now) = kind, _kind(tensor)
+            if (shape, dtype) != (shape_now, dtype_now):
+                raise UsageError(
+                    f"buffers: {name} must keep its shape {shape} and {dtype} while it trains with "
+                    f"peers, got {shape_now} {dtype_now}; close() this optimizer and make a new "
+                    "one for the changed model"
+                )
+
 
 def is_mergeable(tensor: Tensor) -> bool:
     """Whether a tensor of an optimizer takes part in merges. Integers don't: they are frozen, such
@@ -196,6 +255,37 @@ def _fault(tensor: Tensor) -> str:
     if hasattr(tensor, "device_mesh"):
         return "a DTensor"
     return "" if tensor.layout == torch.strided else str(tensor.layout)
+
+
+def _kind(tensor: Tensor) -> tuple[list[int], str]:
+    """The shape and the dtype of a tensor."""
+    return list(tensor.shape), str(tensor.dtype)
+
+
+def _buffer_fault(tensor: Tensor) -> str:
+    """Why a buffer cannot be merged; empty if it can."""
+    if is_shapeless(tensor):
+        return "one without values yet"
+    if hasattr(tensor, "device_mesh"):
+        return "a DTensor"
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return str(tensor.dtype if tensor.is_quantized else tensor.layout)
+    repeats = zip(tensor.shape, tensor.stride(), strict=True)
+    return "an expanded one" if any(n > 1 and step == 0 for n, step in repeats) else ""
+
+
+def _buffer_fragment(p: int, buffers: Sequence[tuple[str, Tensor]]) -> BufferFragment:
+    """The fragment of these buffers."""
+    tensors = [torch.view_as_real(t) if t.is_complex() else t for _, t in buffers]
+    words = (2 * -(-t.numel() * t.dtype.itemsize // 8) for t in tensors)
+    return BufferFragment(
+        index=p,
+        tensors=tuple(range(len(tensors))),
+        offsets=(0, *accumulate(words)),
+        shapes=tuple(tuple(t.shape) for t in tensors),
+        names=tuple(name for name, _ in buffers),
+        dtypes=tuple(t.dtype for t in tensors),
+    )
 
 
 def _refuse_aliases(names: Sequence[str], tensors: Sequence[Tensor]) -> None:

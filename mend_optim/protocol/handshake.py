@@ -25,6 +25,8 @@ PROTOCOL = 5
 ADDED = "added group"
 #: The prefix of the names of model fields that describe the other parameters.
 PARAMETER = "parameter "
+#: The prefix of the names of model fields that describe buffers.
+BUFFER = "buffer "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +66,26 @@ def model_difference(
     mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...]
 ) -> str | None:
     """Compare two models. Parameters correspond by their order, as in torch's own checkpoints;
-    their names may differ, because not every optimizer is given names.
+    their names may differ, because not every optimizer is given names. So do buffers; how many
+    there are is compared elsewhere.
 
     Returns:
         "field: here …, there …" for the first field that differs; None if they agree.
     """
-    here, there = _parameters(mine), _parameters(theirs)
-    if len(here) == len(there):
-        for (name, kind), (other, kind_there) in zip(here, there, strict=True):
-            if kind != kind_there:
-                field = name if name == other else f"{name}, there {other}"
-                return f"{field}: here {kind}, there {kind_there}"
-    rest = [tuple(f for f in model if not f[0].startswith(PARAMETER)) for model in (mine, theirs)]
+    for prefix in (PARAMETER, BUFFER):
+        here, there = _listed(mine, prefix), _listed(theirs, prefix)
+        if len(here) == len(there):
+            for (name, kind), (other, kind_there) in zip(here, there, strict=True):
+                if kind != kind_there:
+                    field = name if name == other else f"{name}, there {other}"
+                    return f"{field}: here {kind}, there {kind_there}"
+    models = (mine, theirs)
+    rest = [tuple(f for f in model if not f[0].startswith((PARAMETER, BUFFER))) for model in models]
     return first_difference(*rest)
 
 
-def _parameters(model: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
-    return [field for field in model if field[0].startswith(PARAMETER)]
+def _listed(model: tuple[tuple[str, str], ...], prefix: str) -> list[tuple[str, str]]:
+    return [field for field in model if field[0].startswith(prefix)]
 
 
 def refusal(mine: Hello, theirs: Hello) -> str:

@@ -28,9 +28,9 @@ from mend_optim.engine.effects import (
 )
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError, unreachable
-from mend_optim.model.layout import Fragment, Layout
+from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.lineage import content_digest
-from mend_optim.worker import merge
+from mend_optim.worker.buffer_anchor import BufferAnchor
 from mend_optim.worker.correction import Correction
 from mend_optim.worker.fragment_anchor import FragmentAnchor
 from mend_optim.worker.outer import Outer
@@ -41,7 +41,8 @@ class Anchors:
 
     Args:
         layout: the fragments.
-        weights: the first anchor of each fragment: flat float32, owned by this object from now on.
+        weights: the first anchor of each fragment: flat float32, or the bytes of the buffers; owned
+            by this object from now on.
         codec: encodes offers and, if it says so, merged deltas.
         outer: the outer optimizer.
         scheme: how offers are merged, one of `MERGES`.
@@ -66,11 +67,14 @@ class Anchors:
         self.scheme = scheme
         self.buffers = buffers
         self.moments = moments
-        self.fragments: list[FragmentAnchor] = []
+        self.fragments: list[FragmentAnchor | BufferAnchor] = []
         for fragment, anchor in zip(layout.fragments, weights, strict=True):
             self._add(fragment, anchor)
 
     def _add(self, fragment: Fragment, weights: Tensor) -> None:
+        if isinstance(fragment, BufferFragment):
+            self.fragments.append(BufferAnchor(fragment, weights, self.buffers))
+            return
         self.fragments.append(
             FragmentAnchor(
                 fragment,
@@ -132,8 +136,9 @@ class Anchors:
         return tuple(self.fragments[state.fragment].install(state, job) for state in job.states)
 
     def _found(self, job: Found) -> Done:
-        if not all(merge.finite(tensor) for tensor in job.tensors):
-            return Done(fault="its parameters are not finite")
+        # A group may have been added since the copies were made.
+        for fragment, weights in zip(self.fragments, job.tensors, strict=False):
+            fragment.refuse_strange(weights)
         for p, weights in enumerate(job.tensors):
             self.fragments[p].found(weights, job.moments[p] if job.moments else None)
         return Done(digest=self.genesis())

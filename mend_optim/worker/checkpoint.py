@@ -25,9 +25,9 @@ from mend_optim.codecs.packing import as_bytes
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
-from mend_optim.model.layout import Fragment, Layout
+from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.lineage import Claim, Lineage, content_digest
-from mend_optim.worker.correction import Correction, MomentCorrection, Reading
+from mend_optim.worker.correction import BufferCorrection, Correction, MomentCorrection, Reading
 from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, flat, unflat
 from mend_optim.worker.velocity import VELOCITY, VELOCITY_RATE
 
@@ -51,6 +51,10 @@ NUMBERS = (VELOCITY_RATE,)
 FACTORS = "scale"
 #: The names of codecs' memories, which are tensors of any size.
 MEMORIES = ("memory", "returned_memory")
+#: The base of a correction of buffers: what they rested on, or what was offered.
+BASE, OFFERED = "base", "offered"
+#: The names of the tensors of buffers, which are bytes.
+BUFFER_TENSORS = ("anchor", "delta", "correction", BASE, OFFERED)
 #: Prefixes of tensors of a moment; the moment's name follows.
 MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)
 
@@ -58,8 +62,8 @@ MOMENTS = (OWN, LATEST, MEAN, NEWCOMER)
 @dataclass(frozen=True)
 class Kept:
     """One fragment in a checkpoint. `tensors` are flat float32, those of `TENSORS`, `NUMBERS`,
-    `FACTORS`, `MEMORIES` and `MOMENTS` that exist. `replace` says whether its correction, not yet
-    applied, replaces the weights."""
+    `FACTORS`, `MEMORIES` and `MOMENTS` that exist; of buffers, those of `BUFFER_TENSORS`, flat
+    bytes. `replace` says whether its correction, not yet applied, replaces the weights."""
 
     standing: Standing
     tensors: Mapping[str, Tensor]
@@ -105,20 +109,25 @@ def keep(standing: Standing, tensors: dict[str, Tensor], correction: Correction 
         for m in correction.moments
     }
     tensors = {**tensors, "correction": correction.values.clone(), **moments}
+    if isinstance(correction, BufferCorrection) and correction.base is not None:
+        tensors[OFFERED if correction.is_offer else BASE] = correction.base.clone()
     return Kept(standing, tensors, correction.replace)
 
 
 def kept_correction(fragment: Fragment, kept: Kept, values: Tensor) -> Correction:
     """The saved correction, with its values copied into `values`."""
+    values.copy_(kept.tensors["correction"])
+    if isinstance(fragment, BufferFragment):
+        is_offer = OFFERED in kept.tensors
+        base = kept.tensors.get(OFFERED if is_offer else BASE)
+        return BufferCorrection(fragment.index, values, kept.replace, base=base, is_offer=is_offer)
     moments = tuple(
         MomentCorrection(name.removeprefix(kind), *unflat(tensor, fragment.numel), kind == NEWCOMER)
         for name, tensor in kept.tensors.items()
         for kind in (NEWCOMER, MEAN)
         if name.startswith(kind)
     )
-    return Correction(
-        fragment.index, values.copy_(kept.tensors["correction"]), kept.replace, moments
-    )
+    return Correction(fragment.index, values, kept.replace, moments)
 
 
 def anchored(kept: Kept) -> Kept:

@@ -17,10 +17,11 @@ from mend_optim.engine.moment_schedule import ORDERS
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
 from mend_optim.errors import UsageError
-from mend_optim.model.layout import Fragment, Layout
-from mend_optim.protocol.handshake import ADDED, PARAMETER, model_difference
+from mend_optim.model.layout import BufferFragment, Fragment, Layout
+from mend_optim.protocol.handshake import ADDED, BUFFER, PARAMETER, model_difference
 from mend_optim.protocol.lineage import DIGEST_BYTES, Claim, Lineage, PeerId
 from mend_optim.worker.checkpoint import (
+    BUFFER_TENSORS,
     FACTORS,
     FORMAT,
     MEMORIES,
@@ -185,6 +186,12 @@ def _check_model(read: _Reader, layout: Layout | None, fragments: int) -> None:
             f"got {there}: wrap what was wrapped, add the same groups with add_param_group(), "
             f"then load; {REMEDY}"
         )
+    here, there = (sum(name.startswith(BUFFER) for name, _ in model) for model in (present, saved))
+    if fragments and here != there:
+        raise OtherModelError(
+            f"state_dict must have {here} buffers, got {there}: pass the same `buffers` as the "
+            f"learner that saved it; {REMEDY}"
+        )
     different = model_difference(_shapes(present), _shapes(saved))
     if different:
         raise OtherModelError(
@@ -242,11 +249,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     last = Totals(*_counts(read, "last", totals)) if "last" in read else Totals()
     steps, tokens = _counts(read, "banked", totals)
     settled = Totals(steps, tokens, read.rate("banked_rate"))
-    tensors = {
-        name: _tensor(read, name, tensor, _numel(str(name), fragment))
-        for name, tensor in read.take("tensors", dict).items()
-        if name in (*TENSORS, *NUMBERS, FACTORS, *MEMORIES) or str(name).startswith(MOMENTS)
-    }
+    tensors = _tensors(read, fragment)
     for name in NUMBERS:
         if name in tensors and float(tensors[name]) < 0:
             raise read.fault(name, float(tensors[name]), "a tensor of a number >= 0")
@@ -257,7 +260,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     if correction_pending:
         needed.add("correction")
     disagrees = read.flag("disagrees")
-    if disagrees:
+    if disagrees and not isinstance(fragment, BufferFragment):
         needed.add("disagreement")
     if needed - set(tensors):
         raise UsageError(
@@ -278,6 +281,21 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         disagrees=disagrees,
     )
     return Kept(standing, tensors, read.take("replace", bool))
+
+
+def _tensors(read: _Reader, fragment: Fragment) -> dict[str, Tensor]:
+    """The tensors of a fragment, those of names that are known."""
+    saved = read.take("tensors", dict)
+    if isinstance(fragment, BufferFragment):
+        # They may hold a mask, so not every number is finite.
+        bound = f"a dense uint8 tensor of {fragment.nbytes} elements"
+        kind = (torch.uint8, (fragment.nbytes,))
+        return {n: _dense(read, n, saved[n], bound, kind) for n in BUFFER_TENSORS if n in saved}
+    return {
+        name: _tensor(read, name, tensor, _numel(str(name), fragment))
+        for name, tensor in saved.items()
+        if name in (*TENSORS, *NUMBERS, FACTORS, *MEMORIES) or str(name).startswith(MOMENTS)
+    }
 
 
 def _lineage(read: _Reader) -> Lineage:
@@ -329,16 +347,23 @@ def _from_pending(read: _Reader, totals: Totals, last: Totals) -> Pending:
 def _tensor(read: _Reader, name: str, value: object, numel: int | None) -> Tensor:
     """A saved tensor, on the host."""
     bound = f"a dense float32 tensor of {'any number of' if numel is None else numel} elements"
+    if numel is None and isinstance(value, Tensor):
+        numel = value.numel()
+    values = _dense(read, name, value, bound, (torch.float32, (numel,)))
+    if not finite(values):
+        raise read.fault(name, "NaN or infinity in it", "a tensor of finite values")
+    return values
+
+
+def _dense(
+    read: _Reader, name: str, value: object, bound: str, kind: tuple[torch.dtype, tuple[int | None]]
+) -> Tensor:
+    """A saved tensor of this dtype and shape, on the host; else it is not `bound`."""
     if not isinstance(value, Tensor):
         raise read.fault(name, value, bound)
-    shape = (value.numel() if numel is None else numel,)
-    found = (value.dtype, tuple(value.shape), value.layout)
-    if found != (torch.float32, shape, torch.strided) or value.is_meta:
+    if (value.dtype, tuple(value.shape), value.layout) != (*kind, torch.strided) or value.is_meta:
         raise read.fault(
             name, f"{value.dtype} {list(value.shape)} {value.layout} on {value.device}", bound
         )
     # Loaders move all tensors of a checkpoint to the model's device.
-    values = value.detach().cpu()
-    if not finite(values):
-        raise read.fault(name, "NaN or infinity in it", "a tensor of finite values")
-    return values
+    return value.detach().cpu()

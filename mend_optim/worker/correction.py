@@ -21,15 +21,38 @@ class Correction:
     moments: tuple[MomentCorrection, ...] = field(default=(), compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class BufferCorrection(Correction):
+    """The change to the buffers: `values` are their anchor, in flat bytes. They follow it as
+    `move_buffers` says, from `base`, or become it if there is none."""
+
+    base: Tensor | None = field(default=None, compare=False, repr=False)
+    #: Whether `base` is what this learner offered, else what its buffers rested on.
+    is_offer: bool = False
+
+
 def stack(older: Correction | None, newer: Correction) -> Correction:
     """One correction that does what `older`, not yet applied, and then `newer` would do."""
     if older is None:
         return newer
+    if isinstance(newer, BufferCorrection):
+        assert isinstance(older, BufferCorrection)
+        return _stacked_buffers(older, newer)
     moments = (*older.moments, *newer.moments)
     if newer.replace:
         return replace(newer, moments=moments)
     newer.values.add_(older.values)
     return Correction(newer.fragment, newer.values, older.replace, moments)
+
+
+def _stacked_buffers(older: BufferCorrection, newer: BufferCorrection) -> BufferCorrection:
+    """The buffers have not followed the older anchor. So they are still near what they rested on
+    before it, or near what was offered since."""
+    replaces = newer.replace or older.replace
+    if older.base is None or newer.base is None or newer.is_offer:
+        base = None if older.base is None else newer.base
+        return replace(newer, replace=replaces, base=base)
+    return replace(newer, replace=replaces, base=older.base, is_offer=older.is_offer)
 
 
 class Reading(NamedTuple):

@@ -21,6 +21,7 @@ from mend_optim.protocol.lineage import content_digest
 from mend_optim.protocol.messages import SCALE, Offer, State, section
 from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
+from mend_optim.worker.merge import finite
 from mend_optim.worker.moment_means import MomentMeans
 from mend_optim.worker.outer import Outer, correction_between, delta, disagreement
 from mend_optim.worker.scale import read_scale, scale_packet, scaled, unscaled
@@ -180,6 +181,11 @@ class FragmentAnchor:
         self.velocity.reset()
         if moments is not None:
             self.means.founded(moments)
+
+    def refuse_strange(self, weights: Tensor) -> None:
+        """Raise `PeerError` if these weights cannot be an anchor."""
+        if not finite(weights):
+            raise PeerError("its parameters are not finite")
 
     def _leaving(self, forget: bool, merged_own_offer: bool) -> Tensor | None:
         """The values that have to leave the weights beside the step of the anchor, because the new

@@ -1,0 +1,198 @@
+"""The anchor of the fragment of buffers, beside which a learner keeps only what it has offered.
+
+An offer holds the values of the buffers, not a delta, and the new anchor is their weighted mean: no
+outer optimizer, no factor, no codec and no disagreement. All of these are for work, which adds up;
+buffers are observations of one thing. Values travel in their own dtypes, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.packing import RAW, as_bytes, view
+from mend_optim.engine.effects import Advance, Done, Install, Merge, Prepare, Reoffer
+from mend_optim.errors import PeerError
+from mend_optim.model.layout import BufferFragment
+from mend_optim.protocol.lineage import content_digest
+from mend_optim.protocol.messages import MERGED, Offer, Packet, State, section
+from mend_optim.worker.correction import BufferCorrection, Reading
+from mend_optim.worker.seal_payload import payload_digest
+
+
+class BufferAnchor:
+    """The anchor of buffers, and the pending offer; the methods are those of `FragmentAnchor`.
+
+    Args:
+        fragment: the fragment of the buffers.
+        values: the first anchor: flat bytes, owned by this object from now on.
+        buffers: the pool for all other tensors.
+    """
+
+    def __init__(self, fragment: BufferFragment, values: Tensor, buffers: Buffers) -> None:
+        self.fragment = fragment
+        self.buffers = buffers
+        self.theta = values
+        #: The values in the pending offer, until an anchor has merged them.
+        self.offered: Tensor | None = None
+
+    # ── offers and seals ──────────────────────────────────────────────────────────────────────────
+
+    def prepare(self, job: Prepare) -> Done:
+        self.refuse_strange(job.tensor)
+        self.offered = job.tensor
+        return Done(sections={"delta": self._packet(job.tensor)})
+
+    def reoffer(self, job: Reoffer) -> Done:
+        assert self.offered is not None
+        return Done(sections={"delta": self._packet(self.offered)})
+
+    def inspect(self, offer: Offer) -> Done:
+        self._read(section(offer.sections, "delta"))
+        return Done()
+
+    def merge(self, job: Merge) -> Done:
+        out = self.copy()
+        # An empty offer is of a learner at rest, whose buffers are the anchor's.
+        values = [
+            _values(section(offer.sections, "delta")) if offer.steps else self.theta
+            for offer in job.offers
+        ]
+        tokens = [offer.tokens if offer.steps else -1 for offer in job.offers]
+        mean_buffers(self.fragment, values, job.weights, tokens, out)
+        self.refuse_strange(out)
+        sections = {MERGED: self._packet(out)}
+        return Done(sections=sections, digest=payload_digest(sections, job.weights))
+
+    # ── moving to another anchor ──────────────────────────────────────────────────────────────────
+
+    def advance(self, job: Advance) -> BufferCorrection:
+        """Take the anchor of a seal. A seal that is refused changes nothing."""
+        seal = job.seal
+        packet = section(seal.sections, MERGED)
+        if not job.sealed_here and payload_digest({MERGED: packet}, seal.weights) != seal.payload:
+            raise PeerError("Merged bytes do not match the digest in the seal")
+        return self._move(self._read(packet), job.merged_own_offer, job.replace)
+
+    def verify(self, state: State) -> None:
+        """Raise `PeerError` unless this is a whole anchor of this fragment."""
+        sections = [state.sections[name].data for name in sorted(state.sections)]
+        if content_digest(*sections) != state.content:
+            raise PeerError("Anchor's bytes do not match the digest that came with them")
+        self._read(section(state.sections, "anchor"))
+
+    def install(self, state: State, job: Install) -> BufferCorrection:
+        """Take a verified anchor as a whole."""
+        anchor = _values(state.sections["anchor"])
+        return self._move(anchor, job.merged_own_offer, job.replace)
+
+    def _move(self, anchor: Tensor, merged_own_offer: bool, replace: bool) -> BufferCorrection:
+        """The anchor has these values now."""
+        offered = self.offered if merged_own_offer else None
+        base = None if replace else self.copy() if offered is None else offered
+        if merged_own_offer or replace:
+            self.offered = None
+        self.theta.copy_(anchor)
+        return BufferCorrection(
+            self.fragment.index, self.copy(), replace, base=base, is_offer=offered is not None
+        )
+
+    def agree(self) -> BufferCorrection:
+        """Let the buffers become the anchor."""
+        return BufferCorrection(self.fragment.index, self.copy(), replace=False)
+
+    def found(self, weights: Tensor, moments: Mapping[str, Reading] | None) -> None:
+        """Take this learner's own buffers as the anchor. They have no moments."""
+        del moments
+        self.theta.copy_(weights)
+        self.drop()
+
+    def drop(self) -> None:
+        """Give up the pending offer."""
+        self.offered = None
+
+    # ── what may be an anchor ─────────────────────────────────────────────────────────────────────
+
+    def refuse_strange(self, values: Tensor) -> None:
+        """Raise `PeerError` if an element is NaN or infinite, unless the anchor has the same there:
+        a mask of -inf is a constant of the model."""
+        for place, name in enumerate(self.fragment.names):
+            found = self.fragment.view(place, values)
+            if not found.is_floating_point():
+                continue
+            wide, known = found.double(), self.fragment.view(place, self.theta).double()
+            alike = (wide == known) | (wide.isnan() & known.isnan())
+            if not bool((wide.isfinite() | alike).all()):
+                raise PeerError(f"Buffer {name} is not finite")
+
+    def _read(self, packet: Packet) -> Tensor:
+        """The values of a received packet. Raises `PeerError`."""
+        fragment = self.fragment
+        if (packet.codec, packet.numel, packet.nbytes) != (RAW, fragment.numel, fragment.nbytes):
+            raise PeerError(
+                f"Buffers have {packet.nbytes} bytes in codec {packet.codec!r}; "
+                f"{fragment.nbytes} bytes in {RAW!r} are needed"
+            )
+        values = _values(packet)
+        self.refuse_strange(values)
+        return values
+
+    def _packet(self, values: Tensor) -> Packet:
+        return Packet(RAW, self.fragment.numel, as_bytes(values))
+
+    # ── copies ────────────────────────────────────────────────────────────────────────────────────
+
+    def export(self) -> Done:
+        """The whole anchor, for a peer."""
+        packet = self._packet(self.copy())
+        return Done(sections={"anchor": packet}, digest=content_digest(packet.data))
+
+    def save(self) -> dict[str, Tensor]:
+        """Copies of all tensors, by the names they have in a checkpoint."""
+        offered = {} if self.offered is None else {"delta": self.offered.clone()}
+        return {"anchor": self.theta.clone(), **offered}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take copies of what `save` returned."""
+        self.theta.copy_(tensors["anchor"])
+        self.offered = tensors["delta"].clone() if "delta" in tensors else None
+
+    def copy(self) -> Tensor:
+        """A copy of the anchor."""
+        return self.buffers.take(self.fragment.numel).view(torch.uint8).copy_(self.theta)
+
+
+def _values(packet: Packet) -> Tensor:
+    """The bytes of a packet, at an address where any dtype may lie."""
+    return view(packet.data, torch.int64).view(torch.uint8)
+
+
+def mean_buffers(
+    fragment: BufferFragment,
+    values: Sequence[Tensor],
+    w: Sequence[float],
+    tokens: Sequence[int],
+    out: Tensor,
+) -> None:
+    """The weighted mean of buffers, in `out`: flat bytes, as all `values` are.
+
+    Floating-point elements are summed in float64 and rounded once, to their dtype. Where all
+    members agree, that is their value to the bit, and else it lies between the least and the
+    greatest. Integers and bools are those of the member with the most tokens, the first of equal
+    ones. Members that weigh nothing count for neither."""
+    members = [i for i, weight in enumerate(w) if weight]
+    most = max(members, key=lambda i: tokens[i])
+    for place in range(len(fragment.names)):
+        target = fragment.view(place, out)
+        if not target.is_floating_point():
+            target.copy_(fragment.view(place, values[most]))
+            continue
+        wide = [fragment.view(place, values[i]).double() for i in members]
+        least, greatest, mean = wide[0].clone(), wide[0].clone(), torch.zeros_like(wide[0])
+        for i, value in zip(members, wide, strict=True):
+            torch.minimum(least, value, out=least)
+            torch.maximum(greatest, value, out=greatest)
+            mean.add_(value * w[i])
+        target.copy_(mean.clamp_(least, greatest))

@@ -288,7 +288,8 @@ class Adopter:
     def _due_in(self, anchor: State) -> tuple[str, ...]:
         """The moments that the round averaged which merged our pending offer. Of an anchor farther
         on nobody knows which they were: ours are due again."""
-        return self.state.moments_due(anchor.lineage.version) if self._is_next(anchor) else ()
+        version = anchor.lineage.version
+        return self.state.moments_due(anchor.fragment, version) if self._is_next(anchor) else ()
 
     def _is_next(self, anchor: State) -> bool:
         """Whether one round leads from our anchor to this one."""

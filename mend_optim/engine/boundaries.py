@@ -55,13 +55,14 @@ class Boundaries:
             case Mode.FOUNDING:
                 return self._all_to_copy()
             case Mode.TRAINING:
-                totals, schedule = state.totals, state.schedule
-                due = (
-                    f for f in state.fragments if f.wants_snapshot(totals, schedule, state.flush)
-                )
-                return [fragment.fragment for fragment in due]
+                return [f.fragment for f in state.fragments if self._wants_snapshot(f)]
             case _:
                 return []
+
+    def _wants_snapshot(self, fragment: Progress) -> bool:
+        state = self.state
+        flush = state.flushes(fragment.fragment)
+        return fragment.wants_snapshot(state.totals, state.schedule, flush)
 
     def _all_to_copy(self) -> list[int]:
         """All fragments, once they stand still; none if nothing has been trained by now."""
@@ -80,7 +81,7 @@ class Boundaries:
     def moments(self, p: int) -> tuple[str, ...]:
         """Which moments go with the copy of fragment `p`."""
         state, fragment = self.state, self.state.fragments[p]
-        if self.founding:
+        if self.founding and not state.is_buffers(p):
             return tuple(moment.name for moment in state.policies.moments)
         return state.moments_owed(fragment)
 
@@ -89,7 +90,7 @@ class Boundaries:
         `snapshot`."""
         state, fragment = self.state, self.state.fragments[p]
         is_due = state.schedule.due(state.totals.step, fragment.cycle_start)
-        fragment.snapshot(state.totals, state.resting or is_due, state.flush)
+        fragment.snapshot(state.totals, state.resting or is_due, state.flushes(p))
 
     def snapshot(self, p: int, tensor: Snapshot, moments: Readings = MappingProxyType({})) -> None:
         """The copy of fragment `p` that was reserved is ready to become an offer."""

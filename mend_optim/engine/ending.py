@@ -105,7 +105,7 @@ class Ending:
     def anchors(self) -> bytes:
         """The digest of this learner's anchors."""
         state = self.state
-        keys = [state.key(fragment) for fragment in state.fragments[: state.schedule.fragments]]
+        keys = [state.key(fragment) for fragment in state.fragments[: state.shared]]
         return content_digest(repr(keys).encode())
 
     def _agreement(self) -> bytes:

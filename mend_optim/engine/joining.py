@@ -86,13 +86,9 @@ class Joining:
             state.emit(Event("unclosed", UNFLUSHED.format(state.policies.unflushed_merge)))
 
     def _fresh(self, genesis: bytes, count: int) -> list[Progress]:
-        """Fragments of first weights. The first turns are staggered; groups that were added have
-        no turns of their own."""
-        schedule = self.state.schedule
-        lineage = Lineage.fresh(genesis)
-        starts = [schedule.first_cycle_start(p) for p in range(min(count, schedule.fragments))]
-        starts += [0] * (count - len(starts))
-        return [Progress(self.state.me, p, lineage, start) for p, start in enumerate(starts)]
+        """Fragments of first weights, whose first turns are staggered."""
+        first_start, lineage = self.state.schedule.first_cycle_start, Lineage.fresh(genesis)
+        return [Progress(self.state.me, p, lineage, first_start(p)) for p in range(count)]
 
     def _restored(self, saved: Resumed) -> list[Progress]:
         """Fragments that go on where a checkpoint stood."""

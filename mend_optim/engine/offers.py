@@ -76,14 +76,15 @@ class Offers:
 
     def _nothing(self, fragment: Progress) -> Offer:
         """An empty offer, with which a learner takes part that rests or is idle."""
-        claims = self.state.policies.residual_in_weights
+        state, p = self.state, fragment.fragment
+        claims = state.policies.residual_in_weights or state.is_buffers(p)
         return Offer(
-            peer=self.state.me,
-            fragment=fragment.fragment,
+            peer=state.me,
+            fragment=p,
             seq=0,
             tokens=0,
             steps=0,
-            genesis=self.state.genesis,
+            genesis=state.genesis,
             key=fragment.lineage.key,
             due=False,
             again=fragment.residual.share if claims else NO_SHARE,
@@ -108,7 +109,9 @@ class Offers:
         then takes that much longer than the offer took."""
         assert pending.offer is not None
         size, took = nbytes(pending.offer.sections), now - pending.sent_at
-        self.stragglers.delivered(took, size)
+        if not self.state.is_buffers(pending.offer.fragment):
+            # So few bytes say nothing about the link.
+            self.stragglers.delivered(took, size)
         dense = sum(4 * packet.numel for packet in pending.offer.sections.values())
         longest = self.state.policies.timing.round_timeout_s
         pending.seal_s = min(took * max(1.0, dense / max(1, size)), longest)

@@ -126,7 +126,7 @@ class Outcomes:
             state.fault(f"seal of {seal.sealer.name} refused: {done.fault}")
         else:
             offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None
-            if job.merged_own_offer and fragment.pending:
+            if job.merged_own_offer and fragment.pending and not state.is_buffers(p):
                 state.measured(state.totals.step - fragment.pending.step)
             if job.merged_own_offer:
                 self._note_moments(fragment, moment_names(seal.sections), job.lineage.version)
@@ -136,7 +136,7 @@ class Outcomes:
                 state.schedule,
                 merged_own_offer=job.merged_own_offer,
                 replaced=job.replace,
-                gain=job.gain if job.merged_own_offer else None,
+                gain=self._gain(p, job.gain if job.merged_own_offer else None),
             )
             if job.forget or (job.replace and not job.merged_own_offer):
                 fragment.residual.forget()
@@ -145,6 +145,11 @@ class Outcomes:
             self.sealer.advanced(now, seal)
             state.moved(p)
         self.go_on(now, p)
+
+    def _gain(self, p: int, gain: float | None) -> float | None:
+        """The gain of a correction. Buffers don't follow an anchor all the way, whatever the gain;
+        what is missing is made up for at rest."""
+        return 0.0 if self.state.is_buffers(p) else gain
 
     def _note_moments(self, fragment: Progress, moments: Collection[str], version: int) -> None:
         """Of these moments, those in our pending offer have a mean with ours in it since that
@@ -184,7 +189,7 @@ class Outcomes:
             state.schedule,
             merged_own_offer=merged,
             replaced=job.replace,
-            gain=job.gain if merged else None,
+            gain=self._gain(p, job.gain if merged else None),
         )
         state.set_period(anchor.period)
         if job.forget or job.replace:

@@ -11,7 +11,7 @@ from mend_optim.engine.mode import Mode
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import weights
 from mend_optim.engine.progress import Progress
-from mend_optim.engine.residual_share import is_all_residual, weighed_entries
+from mend_optim.engine.residual_share import is_all_residual, weighed, weighed_entries
 from mend_optim.engine.round import Phase, Round
 from mend_optim.engine.round_plan import Plan, View, plan
 from mend_optim.engine.state import EngineState
@@ -149,16 +149,20 @@ class Sealer:
         state, round = self.state, view.round
         lineage = state.fragments[round.fragment].lineage
         offers = round.close(view.now, view.expected, reason)
-        entries = weighed_entries(offers, lineage.tokens)
+        if state.is_buffers(round.fragment):
+            # A learner at rest has no progress, but it has values: those of the anchor.
+            entries = [weighed(offer, all_residual=True) for offer in offers]
+        else:
+            entries = weighed_entries(offers, lineage.tokens)
         merge = Merge(
             fragment=round.fragment,
             base=lineage,
             offers=offers,
             weights=tuple(weights(state.policies.weighting, entries)),
-            moments=state.moments_due(lineage.version + 1),
+            moments=state.moments_due(round.fragment, lineage.version + 1),
             period=state.schedule.sync_every,
             # At rest there may be no later round to take along what this one loses.
-            flush=is_all_residual(offers) or state.flush,
+            flush=is_all_residual(offers) or state.flushes(round.fragment),
         )
         state.work(merge)
 
@@ -224,7 +228,8 @@ class Sealer:
         # The sealer's own rounds are quicker than the others': one of few does not speak for them.
         told = [state.latency.median, *(beat.latency for beat in state.beats())]
         up = max(nbytes(offer.sections) for offer in job.offers)
-        volume = (up + nbytes(done.sections)) * len(state.fragments)
+        # Buffers are few beside the parameters.
+        volume = (up + nbytes(done.sections)) * (len(state.fragments) - state.has_buffers)
         known = [latency for latency in told if latency]
         if 2 * len(known) <= len(told):
             return state.schedule.sync_every

@@ -148,7 +148,7 @@ class EngineState:
         if now == before:
             return
         latency = self.latency.median
-        for fragment in self.fragments[: self.schedule.fragments]:
+        for fragment in self.fragments[: self.shared]:
             fragment.begin_period(self.schedule, self.totals)
         facts = {"sync_every": now, "before": before, "latency": latency}
         self.emit(Event("period", f"offers every {now} steps from here on, not {before}", facts))
@@ -177,14 +177,16 @@ class EngineState:
     def _averages_moments(self) -> bool:
         return self.schedule.sync_every >= self.policies.least_period
 
-    def moments_due(self, version: int) -> tuple[str, ...]:
-        """The names of the moments that the round averages which makes this version."""
-        return self.policies.due(version) if self._averages_moments else ()
+    def moments_due(self, p: int, version: int) -> tuple[str, ...]:
+        """The names of the moments that the round of fragment `p` averages which makes this
+        version."""
+        averages = self._averages_moments and not self.is_buffers(p)
+        return self.policies.due(version) if averages else ()
 
     def moments_owed(self, fragment: Progress) -> tuple[str, ...]:
         """The names of the moments that an offer of this fragment brings now: see
         `Policies.owed`."""
-        if not self._averages_moments:
+        if not self._averages_moments or self.is_buffers(fragment.fragment):
             return ()
         return self.policies.owed(fragment.averaged, fragment.lineage.version + 1)
 
@@ -209,6 +211,23 @@ class EngineState:
         self.groups = groups
         self.rounds.append(Round(p))
         self.seals.append(None)
+
+    @property
+    def shared(self) -> int:
+        """The number of fragments that all learners have from the start: those of the parameters
+        that were wrapped, and that of the buffers."""
+        return self.schedule.fragments + self.has_buffers
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether there is a fragment of buffers: one after the wrapped parameters that is no added
+        group."""
+        p = self.schedule.fragments
+        return p < len(self.groups) and not self.groups[p]
+
+    def is_buffers(self, p: int) -> bool:
+        """Whether fragment `p` is that of the buffers."""
+        return p == self.schedule.fragments and self.has_buffers
 
     def has_fragment(self, p: int) -> bool:
         return 0 <= p < len(self.fragments)
@@ -258,14 +277,14 @@ class EngineState:
 
     # ── this learner and the others ───────────────────────────────────────────────────────────────
 
-    @property
-    def flush(self) -> bool:
-        """Whether an offer made now is to bring the residuals of earlier encodings, too."""
-        return self.resting and self.policies.residual_in_weights
+    def flushes(self, p: int) -> bool:
+        """Whether an offer of fragment `p` made now is to bring the residuals of earlier encodings,
+        too."""
+        return self.resting and self.policies.residual_in_weights and not self.is_buffers(p)
 
     def has_unsent_work(self, fragment: Progress) -> bool:
         """Whether, at rest, something of this learner is in no anchor."""
-        residual = self.flush and fragment.residual.unsent
+        residual = self.flushes(fragment.fragment) and fragment.residual.unsent
         return residual or fragment.pending is not None or fragment.unmerged(self.totals).step > 0
 
     def key(self, fragment: Progress) -> Key:

@@ -73,7 +73,8 @@ def offer_of(
 
 class DrivenEngine:
     """A learner that has begun and joined. `seals`: whether it can be dialled; its peers cannot be,
-    so that it runs all rounds, or else they are."""
+    so that it runs all rounds, or else they are. `buffers`: whether its last fragment is that of
+    buffers."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class DrivenEngine:
         failslow: FailSlow | None = FailSlow(),
         residual_in_weights: bool = False,
         auto: AutoPeriod | None = None,
+        buffers: bool = False,
         **schedule: Any,
     ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
@@ -97,7 +99,7 @@ class DrivenEngine:
             auto=auto,
         )
         self.engine = Engine(ME, "me:1" if seals else "", (), policies, self.now)
-        self.engine.begin(self.now, GENESIS, (b"",) * plan.fragments)
+        self.engine.begin(self.now, GENESIS, (b"",) * (plan.fragments + buffers))
         self.log: list[Any] = []
         assert self.engine.state.joined
 

@@ -312,7 +312,7 @@ def test_moments_wait_for_a_period_that_is_long_enough(now: int, due: tuple[str,
         least_period=20,
     )
     state = EngineState(ME, "", (), policies)
-    assert state.moments_due(3) == due
+    assert state.moments_due(0, 3) == due
     progress = Progress(ME, 0, Lineage.fresh(GENESIS), 0)
     progress.lineage = replace(progress.lineage, version=2)
     assert state.moments_owed(progress) == due

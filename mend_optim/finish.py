@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mend_optim.engine.ending import Ended
+from mend_optim.errors import is_number, require
 from mend_optim.status import Status
 
 NOBODY = "nobody is left to merge with; this learner's own parameters have the rest"
@@ -96,3 +97,9 @@ def settled(status: Status, in_time: bool, alone: bool, timeout_s: float) -> Set
     elif status.unmerged_tokens and alone:
         reason = NOBODY
     return Settled(merged=not reason, unmerged_tokens=status.unmerged_tokens, reason=reason)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Check the argument of either call. Raises `UsageError`."""
+    waits = timeout is None or (is_number(timeout) and timeout >= 0)
+    require(waits, "timeout", timeout, "None or a number of seconds >= 0")

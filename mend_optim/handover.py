@@ -18,7 +18,8 @@ from mend_optim.engine.ending import Ended
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
 from mend_optim.model.copies import copied, gather, narrow, scatter, sketches
-from mend_optim.model.layout import Layout
+from mend_optim.model.layout import BufferFragment, Fragment, Layout
+from mend_optim.model.module_buffers import ModuleBuffers, gather_buffers, move_buffers
 from mend_optim.model.moment_state import (
     FragmentState,
     clip_first_moment,
@@ -32,7 +33,7 @@ from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Checkpoint, Kept, anchored, kept_correction
-from mend_optim.worker.correction import Correction, Reading
+from mend_optim.worker.correction import BufferCorrection, Correction, Reading
 
 log = logging.getLogger("mend_optim")
 FRESH = "nothing is merged yet: this learner's own weights stand for the anchor"
@@ -47,8 +48,8 @@ MISSED = (
 
 
 class Handover:
-    """Carries tensors between the training thread and the learner: parameters and moments out,
-    corrections back. Only the training thread calls it.
+    """Carries tensors between the training thread and the learner: parameters, buffers of modules
+    and moments out, corrections back. Only the training thread calls it.
 
     Args:
         learner: the engine, worker and network side of this learner.
@@ -56,6 +57,7 @@ class Handover:
         parameters: the model's parameters, in the layout's order.
         inner: the inner optimizer, whose state holds the moments.
         settings: this learner's settings.
+        module_buffers: the layout's buffers.
     """
 
     def __init__(
@@ -65,7 +67,10 @@ class Handover:
         parameters: Sequence[Tensor],
         inner: Optimizer,
         settings: Settings,
+        *,
+        module_buffers: ModuleBuffers | None = None,
     ) -> None:
+        self._module_buffers = module_buffers or ModuleBuffers(())
         self._learner = learner
         self._layout = layout
         self._parameters = parameters
@@ -79,7 +84,8 @@ class Handover:
         # Per fragment, what its parameters' dtypes have rounded away; None where they are float32.
         rounds = any(map(narrow, parameters))
         self._rounding = [
-            self._buffers.take(f.numel).zero_() if rounds else None for f in layout.fragments
+            self._memory(f).zero_() if rounds and not isinstance(f, BufferFragment) else None
+            for f in layout.fragments
         ]
         # The moments that the user named and that have not been reported as missing.
         periods = settings.policies.periods
@@ -123,7 +129,7 @@ class Handover:
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
         intact = saved.weights == sketches(self._layout, self._parameters)
         kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
-        anchors = self._anchors([self._buffers.take(f.numel) for f in self._layout.fragments])
+        anchors = self._anchors(list(map(self._memory, self._layout.fragments)))
         corrections = []
         for p, fragment in enumerate(kept):
             anchors.load(p, fragment.tensors)
@@ -131,7 +137,7 @@ class Handover:
             if rounding is not None and "rounding" in fragment.tensors:
                 rounding.copy_(fragment.tensors["rounding"])
             if "correction" in fragment.tensors:
-                values = self._buffers.take(self._layout.fragments[p].numel)
+                values = self._memory(self._layout.fragments[p])
                 corrections.append(kept_correction(self._layout.fragments[p], fragment, values))
         standings = [fragment.standing for fragment in kept]
         resumed = Resumed(saved.totals, standings, saved.head_start, intact, saved.period)
@@ -241,7 +247,11 @@ class Handover:
         fresh = self._learner.fresh_fragments()
         pairs = zip(self._layout.fragments, self._learner.anchors(), rounding, strict=True)
         for fragment, anchor, lost in pairs:
-            if fragment.index not in fresh:
+            if fragment.index in fresh:
+                continue
+            if isinstance(fragment, BufferFragment):
+                move_buffers(fragment, self._present_buffers(), anchor, None)
+            else:
                 scatter(fragment, anchor, self._parameters, replace=True, rounding=lost)
         if fresh and not self._told_fresh:
             self._told_fresh = True
@@ -261,7 +271,9 @@ class Handover:
 
     @contextmanager
     def swapped(self, own: Sequence[Tensor]) -> Iterator[None]:
-        """Put the anchors into the parameters, and `own` back afterwards, also on an exception."""
+        """Put the anchors into the parameters, and `own` back afterwards, also on an exception. So
+        it does with buffers."""
+        own_buffers = [tensor.detach().clone() for tensor in self._present_buffers()]
         try:
             self._take_anchors([None] * len(self._rounding))
             yield
@@ -269,11 +281,27 @@ class Handover:
             with torch.no_grad():
                 for parameter, value in zip(self._parameters, own, strict=True):
                     parameter.copy_(value)
+                for tensor, value in zip(self._present_buffers(), own_buffers, strict=True):
+                    tensor.copy_(value)
+
+    def _present_buffers(self) -> list[Tensor]:
+        """The layout's buffers. Raises `UsageError` if they are others than they were."""
+        tensors = self._module_buffers.tensors()
+        self._layout.check_buffers(tensors)
+        return tensors
+
+    def _memory(self, fragment: Fragment) -> Tensor:
+        """Host memory for a flat copy of the fragment."""
+        memory = self._buffers.take(fragment.numel)
+        return memory.view(torch.uint8) if isinstance(fragment, BufferFragment) else memory
 
     def _copy(self, p: int) -> Tensor:
         fragment = self._layout.fragments[p]
-        buffer = self._buffers.take(fragment.numel)
-        gather(fragment, self._parameters, buffer, self._rounding[p])
+        buffer = self._memory(fragment)
+        if isinstance(fragment, BufferFragment):
+            gather_buffers(fragment, self._present_buffers(), buffer, self._device)
+        else:
+            gather(fragment, self._parameters, buffer, self._rounding[p])
         return buffer
 
     def _offer(self, fragments_to_copy: Mapping[int, Sequence[str]], founding: bool) -> None:
@@ -312,11 +340,16 @@ class Handover:
             self._learner.tell(Event("unknown", MISSED.format(name=name, there=", ".join(there))))
 
     def _apply(self, correction: Correction) -> None:
-        """Add a correction to parameters and moments (law 10)."""
+        """Add a correction to parameters and moments (law 10), or let the buffers follow one."""
         fragment = self._layout.fragments[correction.fragment]
-        rounding = self._rounding[correction.fragment]
-        scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
-        self._apply_moments(correction)
+        if isinstance(fragment, BufferFragment):
+            assert isinstance(correction, BufferCorrection)
+            tensors = self._present_buffers()
+            move_buffers(fragment, tensors, correction.values, correction.base)
+        else:
+            rounding = self._rounding[correction.fragment]
+            scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
+            self._apply_moments(correction)
         if self._device is not None:
             # The correction's buffer returns to its pool when nothing refers to it. That must not
             # be before the asynchronous copy to the GPU is done.

@@ -4,12 +4,13 @@ one model together."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from pathlib import Path
 from typing import Any
 
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from mend_optim.codecs.registry import Codec
@@ -18,10 +19,11 @@ from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
 from mend_optim.engine.period import AutoPeriod, read_period
 from mend_optim.engine.quorum import Grace, Quorum
-from mend_optim.errors import is_number, require
-from mend_optim.finish import Finish, Settled
+from mend_optim.errors import require
+from mend_optim.finish import Finish, Settled, check_timeout
 from mend_optim.inner_face import InnerFace
 from mend_optim.membership.failslow import FailSlow
+from mend_optim.model.module_buffers import read_modules
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
@@ -29,6 +31,7 @@ from mend_optim.status import Status
 from mend_optim.training_run import TrainingRun
 from mend_optim.worker.outer import Nesterov, Outer
 from mend_optim.wrapped_class import constructing_class, take_class, unwrapped, wrapper_of
+from mend_optim.wrapped_parameters import WrappedParameters, wrapped_again
 
 
 class MendOptimizer(InnerFace):
@@ -45,8 +48,7 @@ class MendOptimizer(InnerFace):
 
     Args:
         inner: any torch optimizer. All its parameters are merged; they must be floating point or
-            complex. Its moments are averaged as `moments` says, and its other state stays local, as
-            do the model's buffers.
+            complex. Its moments are averaged as `moments` says; its other state stays local.
         name: stable name of this learner, unique in the cluster; 1 to 200 bytes of printable text.
             None: the environment variable MEND_NAME, else host and process id.
         listen: "host:port" to serve on; port 0 takes a free one. None: the environment variable
@@ -77,6 +79,9 @@ class MendOptimizer(InnerFace):
         moments: how often the inner optimizer's moments are averaged: a `MomentSchedule` (DES-LOC,
             arXiv 2505.22549), or None for never. "auto": `MomentSchedule()` where deltas travel as
             floats ("none" and "bf16"), else never.
+        buffers: a module, or several, whose persistent buffers (batch-norm statistics) are merged
+            in rounds of their own: the weighted mean of floating-point ones; integers and bools of
+            the member with most tokens. None: buffers stay local.
         failslow: when rounds no longer wait for a learner that has become slow: a `FailSlow`, or
             None for never.
         tokens_per_step: tokens of each step for which `count_tokens` was not called; at least 1.
@@ -118,6 +123,7 @@ class MendOptimizer(InnerFace):
         outer: Outer = Nesterov(),
         codec: str | Codec = "none",
         moments: MomentSchedule | str | None = "auto",
+        buffers: Module | Iterable[Module] | None = None,
         failslow: FailSlow | None = FailSlow(),
         tokens_per_step: int | None = None,
         timing: Timing = Timing(),
@@ -150,12 +156,12 @@ class MendOptimizer(InnerFace):
             ledger=ledger,
             on_event=on_event,
         )
-        self._wrap(inner, settings, len(inner.param_groups))
+        groups, modules = len(inner.param_groups), read_modules(buffers)
+        self._wrap(settings, WrappedParameters(inner, settings.schedule.fragments, groups, modules))
 
-    def _wrap(self, inner: Optimizer, settings: Settings, groups: int) -> None:
-        """Wrap `inner`, which had so many parameter groups when it was first wrapped."""
-        object.__setattr__(self, "_run", TrainingRun(inner, settings, groups))
-        take_class(self, type(inner))
+    def _wrap(self, settings: Settings, model: WrappedParameters) -> None:
+        object.__setattr__(self, "_run", TrainingRun(settings, model))
+        take_class(self, type(model.inner))
 
     @classmethod
     def of(cls, inner: type[Optimizer], **arguments: Any) -> type[MendOptimizer]:
@@ -259,9 +265,8 @@ class MendOptimizer(InnerFace):
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "inner": self.inner,
             "settings": self._run.settings.offline(),
-            "groups": self._run.model.wrapped_groups,
+            **self._run.model.wrapping(),
             "mend": self.learner_state(),
         }
 
@@ -269,7 +274,7 @@ class MendOptimizer(InnerFace):
         if "mend" not in state:  # a script puts groups or state of its own into the inner optimizer
             self.inner.__setstate__(state)
             return
-        self._wrap(state["inner"], state["settings"], state["groups"])
+        self._wrap(state["settings"], wrapped_again(state))
         self.load_learner_state(state["mend"])
 
     def step(self, closure: Callable[[], float] | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -345,7 +350,7 @@ class MendOptimizer(InnerFace):
             ClosedError: the optimizer was closed.
             UsageError: the timeout is wrong, or the call is inside `global_weights()`.
         """
-        _check_timeout(timeout)
+        check_timeout(timeout)
         return self._run.settle(timeout)
 
     def finish(self, timeout: float | None = None) -> Finish:
@@ -377,7 +382,7 @@ class MendOptimizer(InnerFace):
             >>> optimizer.finish().tokens
             {'a': 1}
         """
-        _check_timeout(timeout)
+        check_timeout(timeout)
         return self._run.finish(timeout)
 
     @contextmanager
@@ -441,11 +446,6 @@ class MendOptimizer(InnerFace):
         if kind is None and self._run.takes_part:
             self.finish()
         self.close()
-
-
-def _check_timeout(timeout: float | None) -> None:
-    waits = timeout is None or (is_number(timeout) and timeout >= 0)
-    require(waits, "timeout", timeout, "None or a number of seconds >= 0")
 
 
 MendOptimizer._arguments = frozenset(inspect.signature(MendOptimizer).parameters)

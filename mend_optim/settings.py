@@ -131,7 +131,10 @@ class Settings:
         learner = Learner(
             engine=lambda now: Engine(me, "", peers, bare.policies, now),
             hello=lambda address: Hello(
-                peer=me, address=address, model=present().fingerprint(), policy=bare.policy()
+                peer=me,
+                address=address,
+                model=present().fingerprint(),
+                policy=(*bare.policy(), *present().policy()),
             ),
             transport=lambda handler: Transport(
                 handler,

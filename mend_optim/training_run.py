@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from mend_optim.errors import UsageError
 from mend_optim.finish import Finish, Settled, finished, settled
@@ -43,17 +42,16 @@ class TrainingRun:
     own that share the optimizer's attributes, and write to those objects.
 
     Args:
-        inner: the inner optimizer.
         settings: the learner's settings. With peers, the learner starts at once, unless some
             parameter has no shape yet: then the first step starts it.
-        wrapped_groups: the number of `inner.param_groups` when `inner` was wrapped.
+        model: the inner optimizer's tensors, and the buffers that are merged with them.
     """
 
-    def __init__(self, inner: Optimizer, settings: Settings, wrapped_groups: int) -> None:
-        self.inner = inner
+    def __init__(self, settings: Settings, model: WrappedParameters) -> None:
+        self.inner = model.inner
         self.settings = settings
-        self.model = WrappedParameters(inner, settings.schedule.fragments, wrapped_groups)
-        self.history = RunHistory(self.model)
+        self.model = model
+        self.history = RunHistory(model)
         #: Takes part in rounds; None without peers, and before it has started.
         self.learner: Learner | None = None
         #: Copies parameters out and adds corrections; None before the first step with peers.
@@ -168,9 +166,7 @@ class TrainingRun:
         if self.handover:
             return self.learner, self.handover, False
         self.model.check()
-        self.handover = Handover(
-            self.learner, self.model.layout(), self.model.merged, self.inner, self.settings
-        )
+        self.handover = _handover(self, self.learner)
         replaced = self.handover.begin(self.history.saved)
         self.history.begun()
         return self.learner, self.handover, replaced
@@ -343,3 +339,15 @@ class TrainingRun:
 
 def _layout_of(run: TrainingRun) -> Layout:
     return run.model.layout()
+
+
+def _handover(run: TrainingRun, learner: Learner) -> Handover:
+    model = run.model
+    return Handover(
+        learner,
+        model.layout(),
+        model.merged,
+        run.inner,
+        run.settings,
+        module_buffers=model.buffers,
+    )

@@ -1,16 +1,20 @@
-"""The parameters of an inner optimizer, as fragments that are merged."""
+"""The parameters of an inner optimizer, and the buffers beside them, as fragments that are
+merged."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from mend_optim.errors import UsageError
 from mend_optim.model.copies import sketches
 from mend_optim.model.layout import Layout, is_mergeable, is_shapeless
+from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.worker.checkpoint_reader import OtherModelError, from_state
 
@@ -32,19 +36,29 @@ class WrappedParameters:
         fragments: P, for the groups that were wrapped.
         wrapped_groups: the number of `inner.param_groups` when `inner` was wrapped. Each group that
             was added later is a fragment of its own.
+        modules: those whose buffers are merged, too.
     """
 
-    def __init__(self, inner: Optimizer, fragments: int, wrapped_groups: int) -> None:
-        self._inner = inner
+    def __init__(
+        self,
+        inner: Optimizer,
+        fragments: int,
+        wrapped_groups: int,
+        modules: Sequence[Module] = (),
+    ) -> None:
+        #: The inner optimizer.
+        self.inner = inner
         self._fragments = fragments
         self.wrapped_groups = wrapped_groups
+        #: The buffers that are merged.
+        self.buffers = ModuleBuffers(modules)
         #: The tensors that are merged; empty before they are laid out.
         self.merged: list[Tensor] = []
         self._layout: Layout | None = None
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the inner optimizer."""
-        return [p for group in self._inner.param_groups for p in group["params"]]
+        return [p for group in self.inner.param_groups for p in group["params"]]
 
     def mergeable(self) -> list[Tensor]:
         """The tensors that can be merged."""
@@ -53,7 +67,15 @@ class WrappedParameters:
     @property
     def has_shapes(self) -> bool:
         """Whether all tensors have values by now."""
-        return not any(map(is_shapeless, self.tensors()))
+        return not any(map(is_shapeless, [*self.tensors(), *self.buffers.tensors()]))
+
+    def wrapping(self) -> dict[str, Any]:
+        """How the inner optimizer was wrapped, for a copy or a pickle."""
+        return {
+            "inner": self.inner,
+            "groups": self.wrapped_groups,
+            "buffers": self.buffers.modules,
+        }
 
     # ── layout ────────────────────────────────────────────────────────────────────────────────────
 
@@ -66,6 +88,7 @@ class WrappedParameters:
         """Let the present tensors be merged by this layout; None: by one made of them. Raises
         `UsageError`."""
         self._layout = layout or self.build()
+        self.buffers.fix()
         self.merged = self.mergeable()
 
     def layout(self) -> Layout:
@@ -83,8 +106,10 @@ class WrappedParameters:
         return None
 
     def check(self) -> None:
-        """Raise `UsageError` if the inner optimizer's parameters are not those of the layout."""
+        """Raise `UsageError` if the inner optimizer's parameters, or the buffers, are not those of
+        the layout."""
         self.layout().check(self.mergeable(), self.merged)
+        self.layout().check_buffers(self.buffers.tensors())
 
     def build(self, wrapped_groups: int | None = None) -> Layout:
         """A layout of the present tensors, if so many groups count as wrapped. Raises
@@ -94,7 +119,7 @@ class WrappedParameters:
         names: list[str] = []
         added: list[int] = []
         seen = 0
-        for number, group in enumerate(self._inner.param_groups):
+        for number, group in enumerate(self.inner.param_groups):
             positions = map(str, range(seen, seen + len(group["params"])))
             seen += len(group["params"])
             named = zip(group.get("param_names", positions), group["params"], strict=False)
@@ -103,7 +128,7 @@ class WrappedParameters:
             tensors += [tensor for _, tensor in kept]
             if kept and number >= wrapped:
                 added.append(len(kept))
-        return Layout(names, tensors, self._fragments, added)
+        return Layout(names, tensors, self._fragments, added, buffers=self.buffers.named())
 
     # ── a checkpoint ──────────────────────────────────────────────────────────────────────────────
 
@@ -132,8 +157,14 @@ class WrappedParameters:
             return Loaded(from_state(state, layout), layout, self.wrapped_groups)
         except OtherModelError as error:
             refused = error
-        for wrapped in range(len(self._inner.param_groups) - 1, 0, -1) if regroup else ():
+        for wrapped in range(len(self.inner.param_groups) - 1, 0, -1) if regroup else ():
             with suppress(UsageError):
                 layout = self.build(wrapped)
                 return Loaded(from_state(state, layout), layout, wrapped)
         raise refused
+
+
+def wrapped_again(state: Mapping[str, Any]) -> WrappedParameters:
+    """The inverse of `wrapping`, beside the settings. Older pickles have no buffers."""
+    fragments, buffers = state["settings"].schedule.fragments, state.get("buffers", ())
+    return WrappedParameters(state["inner"], fragments, state["groups"], buffers)

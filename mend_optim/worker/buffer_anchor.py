@@ -109,6 +109,13 @@ class BufferAnchor:
         self.theta.copy_(weights)
         self.drop()
 
+    def begin_anew(self, weights: Tensor, keeps_offer: bool) -> None:
+        """The user has put these values in the place of this learner's. The next offer has whatever
+        the buffers hold then, so only an offer that nobody has is given up."""
+        del weights
+        if not keeps_offer:
+            self.offered = None
+
     def drop(self) -> None:
         """Give up the pending offer."""
         self.offered = None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.cluster import (
+    buffers,
     convergence,
     delay,
     failslow,
@@ -30,6 +31,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "codec": codec.run,
     "convergence": convergence.run,
     "moments": moments.run,
+    "buffers": buffers.run,
     "learning": learning.run,
     "alone": alone.run,
     "checkpoint": checkpoint.run,

@@ -184,7 +184,9 @@ def test_a_buffer_travels_bit_by_bit(dtype: torch.dtype, shape: tuple[int, ...])
     for found, expected in zip(there, tensors.values(), strict=True):
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
-    assert torch.equal(packed, flat(fragment, *there))  # the padding, too
+    clean = torch.zeros_like(packed)
+    gather_buffers(fragment, there, clean)
+    assert torch.equal(packed, clean)  # the padding, too
 
 
 def test_a_buffer_need_not_be_contiguous() -> None:
@@ -234,12 +236,25 @@ def test_what_nobody_changed_is_not_written() -> None:
     assert (mask._version, count._version) == versions
 
 
-def test_an_infinity_that_all_have_stays() -> None:
-    now = torch.tensor([-math.inf, 3.0])
-    base, anchor = torch.tensor([-math.inf, 2.0]), torch.tensor([-math.inf, 1.0])
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=8))
+def test_a_buffer_that_stood_still_becomes_the_anchor_to_the_bit(
+    rows: list[tuple[float, float]],
+) -> None:
+    """1e6 + (0.1 - 1e6) is not 0.1."""
+    now, anchor = torch.tensor([(1e6, 0.1), *rows]).t().contiguous()
+    fragment = fragment_of(a=now)
+    move_buffers(fragment, [now], flat(fragment, anchor), flat(fragment, now))
+    assert torch.equal(now, anchor)
+
+
+def test_an_infinity_that_all_have_stays_and_moves_nothing() -> None:
+    """The last one is of a learner that has seen its first value since."""
+    now = torch.tensor([-math.inf, 3.0, 7.0])
+    base = torch.tensor([-math.inf, 2.0, math.inf])
+    anchor = torch.tensor([-math.inf, 1.0, math.inf])
     fragment = fragment_of(a=now)
     move_buffers(fragment, [now], flat(fragment, anchor), flat(fragment, base))
-    assert now.tolist() == [-math.inf, 2.0]
+    assert now.tolist() == [-math.inf, 2.0, 7.0]
 
 
 @pytest.mark.parametrize(("base", "expected"), [(10, 13), (13, 13), (7, 7)])

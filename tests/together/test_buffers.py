@@ -320,6 +320,31 @@ def test_a_checkpoint_with_other_buffers_is_refused(before: bool) -> None:
             optimizer.load_state_dict(with_them if before else without)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor.float(),
+        lambda tensor: tensor[:-8],
+        lambda tensor: tensor.view(-1, 8),
+        lambda tensor: tensor + 1,
+        lambda tensor: None,
+    ],
+    ids=["dtype", "size", "shape", "content", "absent"],
+)
+def test_damaged_buffers_in_a_checkpoint_are_refused(change: Callable[[Tensor], Any]) -> None:
+    models = [Model(seed) for seed in range(2)]
+    inners, each = optimizers(models)
+    with cluster(*inners, each=each, **LOCKSTEP) as made:
+        drive(models, made, range(3))
+        state = stored(made[0].state_dict())
+        tensors = state["mend"]["fragments"][1]["tensors"]
+        tensors["anchor"] = change(tensors["anchor"])
+        if tensors["anchor"] is None:
+            del tensors["anchor"]
+        with pytest.raises(UsageError, match="state_dict"):
+            made[0].load_state_dict(state)
+
+
 def test_a_copy_keeps_them() -> None:
     model = Model(0)
     (inner,), _ = optimizers([model])

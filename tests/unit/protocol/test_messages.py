@@ -63,6 +63,23 @@ def test_another_model_is_named_before_another_policy() -> None:
     )
 
 
+def test_buffers_correspond_by_their_order() -> None:
+    def with_buffers(peer: Hello, **buffers: str) -> Hello:
+        fields = tuple((f"buffer {name}", kind) for name, kind in buffers.items())
+        told = (("buffers", f"{len(buffers)} tensors"),) if buffers else ()
+        return replace(peer, model=MODEL + fields, policy=POLICY + told)
+
+    here = with_buffers(HERE, mean="[3] torch.float32", n="[] torch.int64")
+    assert refusal(here, with_buffers(THERE, m="[3] torch.float32", k="[] torch.int64")) == ""
+    assert refusal(here, with_buffers(THERE, mean="[3] torch.float32", k="[] torch.int32")) == (
+        "buffer n, there buffer k: here [] torch.int64, there [] torch.int32; build the same model "
+        "on both"
+    )
+    assert refusal(here, THERE) == (
+        "buffers: here 2 tensors, there absent; pass the same buffers to both"
+    )
+
+
 def test_another_policy_is_named() -> None:
     theirs = replace(THERE, policy=(POLICY[0], ("codec", "bf16")))
     assert refusal(HERE, theirs) == ("codec: here none, there bf16; pass the same codec to both")

@@ -233,9 +233,8 @@ class Handover:
         check()
         if not new_weights.await_copies(self._learner, len(self._layout.fragments)):
             return
-        for lost in self._rounding:
-            if lost is not None:
-                lost.zero_()
+        for lost in [rounding for rounding in self._rounding if rounding is not None]:
+            lost.zero_()
         copies = [self._copy(fragment.index) for fragment in self._layout.fragments]
         copied(self._device)()
         for correction in new_weights.begin_anew(self._learner, copies):

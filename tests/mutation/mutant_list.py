@@ -67,7 +67,6 @@ ENDING = of("virtual/test_endings")
 FACE, KIND = of("contract/test_face"), of("contract/test_wrapped_class")
 OWN_BUFFERS, BUFFERS = of("unit/model/test_module_buffers"), of("unit/worker/test_buffer_anchor")
 BUFFER_ROUNDS = of("unit/engine/test_buffer_rounds")
-FACE = of("contract/test_face")
 MUTANTS = (
     # ── 1: alone is identity ─────────────────────────────────────────────────────────────────────────────────────────
     Mutant("alone-starts-a-thread", 1, "settings",

@@ -143,6 +143,17 @@ class Accounts:
             self.inherited = pending.claim
         self.residual.withdrawn(pending.flush)
 
+    def renamed(self, me: PeerId, totals: Totals) -> None:
+        """This process has another incarnation from here on. As after a restart from a checkpoint,
+        its unmerged work stays that of the former one, in whose name it may have been offered."""
+        offered = self.pending.steps if self.pending else 0
+        if self.unmerged(totals).step > offered:
+            self.inherited = self.claim
+        self.me = me
+        self.seq = 0
+        if self.pending:
+            self.pending.renamed(me)
+
     # ── comparison with an anchor ─────────────────────────────────────────────────────────────────
 
     def includes_pending(self, lineage: Lineage) -> bool:

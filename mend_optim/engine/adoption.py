@@ -179,7 +179,7 @@ class Adopter:
         if not fragment.is_still:
             fragment.defer(seal)
         elif seal.base != fragment.lineage.digest:
-            if seal.sealer != state.me:
+            if not state.is_me(seal.sealer):
                 self._want(now, seal.fragment, seal.sealer, fragment.lineage.digest)
         else:
             self._advance(fragment, seal)
@@ -194,7 +194,7 @@ class Adopter:
         merged = fragment.includes_pending(lineage)
         replace = self._waits_exactly(fragment) if merged else fragment.in_doubt(lineage)
         gain = self._gain(fragment) if merged and not replace else 1.0
-        here = seal.sealer == self.state.me
+        here = self.state.is_me(seal.sealer)
         predecessor = seal.sealer.name == self.state.me.name and not here
         fragment.move()
         self.state.work(

@@ -98,6 +98,13 @@ class Pending:
         if self.offer:
             self.offer = replace(self.offer, seq=seq, follows=follows, inherited=self.claim)
 
+    def renamed(self, me: PeerId) -> None:
+        """Its sender has another incarnation. Its author stays, and so do number and bytes."""
+        self.sent_to = None
+        self.delivered = False
+        if self.offer:
+            self.offer = replace(self.offer, peer=me, inherited=self.claim)
+
     def transplanted(self, genesis: bytes) -> None:
         """Our model has become another one: nobody has the offer as it is now."""
         if self.offer:

@@ -84,7 +84,8 @@ class Round:
     def fresh(self, offer: Offer, lineage: Lineage) -> bool:
         """Whether the offer is new here: not merged and not held yet. An empty offer is fresh
         unless its sender has an offer here."""
-        if offer.genesis != lineage.genesis:
+        repeated = any(_repeats(later, offer) for later in self.inbox.values())
+        if offer.genesis != lineage.genesis or repeated:
             return False
         if not offer.steps:
             # Tokens without a step are no work.
@@ -95,8 +96,10 @@ class Round:
         )
 
     def add(self, offer: Offer) -> None:
-        """Hold a fresh offer, in place of an older one of its sender."""
-        self.inbox[offer.peer] = offer
+        """Hold a fresh offer, in place of an older one of its sender. If the sender has another
+        incarnation now, it still counts once for a quorum."""
+        kept = {peer: held for peer, held in self.inbox.items() if not _repeats(offer, held)}
+        self.inbox = {**kept, offer.peer: offer}
 
     def purge(self, lineage: Lineage) -> None:
         """Drop the offers that the anchor has merged by now, and empty offers, which count for one
@@ -207,6 +210,13 @@ def _fits(offer: Offer, lineage: Lineage) -> bool:
     """Whether an anchor can merge the offer without a repetition and without a gap. An anchor that
     has an offer has the one that it follows, so the merged vector says all that is in it."""
     return lineage.last_merged(offer.claim.author) == offer.follows <= offer.claim.settled
+
+
+def _repeats(later: Offer, offer: Offer) -> bool:
+    """Whether `later`, from a later incarnation of the same sender, has all that `offer` has."""
+    is_later = later.peer.name == offer.peer.name and later.peer > offer.peer
+    same = (later.claim, later.seq) == (offer.claim, offer.seq)
+    return is_later and (same or not offer.steps)
 
 
 def _nothing(offer: Offer) -> Offer:

@@ -245,5 +245,5 @@ class Sealer:
 
     def advanced(self, now: float, seal: Seal) -> None:
         """This learner has the anchor of a seal."""
-        if seal.sealer == self.state.me:
+        if self.state.is_me(seal.sealer):
             self.state.rounds[seal.fragment].advanced(now)

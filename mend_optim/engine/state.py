@@ -53,7 +53,10 @@ class EngineState:
     `install` and `extend` of the lists by fragment."""
 
     def __init__(self, me: PeerId, address: str, seeds: Sequence[str], policies: Policies) -> None:
+        #: This learner. Written by `rename` alone.
         self.me = me
+        #: The incarnations that this process had before.
+        self.former: set[PeerId] = set()
         self.policies = policies
         #: When fragments are offered. Its period is the run's present one: see `set_period`.
         self.schedule = policies.schedule
@@ -250,7 +253,7 @@ class EngineState:
         if isinstance(effect, Send):
             if self.mode is Mode.CLOSED:
                 return
-            if effect.to == self.me:
+            if self.is_me(effect.to):
                 self.loopback.append(effect.message)
                 return
         self.out.append(effect)
@@ -276,6 +279,18 @@ class EngineState:
         self.wake_at = min(self.wake_at, at)
 
     # ── this learner and the others ───────────────────────────────────────────────────────────────
+
+    def rename(self, me: PeerId) -> None:
+        """Go on under another incarnation."""
+        self.former.add(self.me)
+        self.me = self.roster.me = me
+        self.seeds.held.clear()
+        for fragment in self.fragments:
+            fragment.renamed(me, self.totals)
+
+    def is_me(self, id: PeerId) -> bool:
+        """Whether that is this process, under any of its incarnations."""
+        return id == self.me or id in self.former
 
     def flushes(self, p: int) -> bool:
         """Whether an offer of fragment `p` made now is to bring the residuals of earlier encodings,

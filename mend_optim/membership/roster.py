@@ -10,7 +10,8 @@ this learner for a while, from anybody. A deaf peer is suspected, because nothin
 arrives.
 
 A name has one incarnation on the roster: a greater one replaces a smaller one. Of an evicted peer
-only a tombstone stays, which keeps old gossip from bringing the peer back.
+only a tombstone stays, which keeps old gossip from bringing the peer back. A process that is not
+beyond them is turned away, and told so: `namesake`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
 from mend_optim.protocol.timing import Timing
@@ -33,7 +35,7 @@ FANOUT = 16
 DEAF = 6
 #: Tombstones kept; the oldest go first. Every start of a process may bring a new name.
 GRAVES = 1024
-#: Goodbyes passed on in one beat, the newest.
+#: Goodbyes, and processes turned away, that one beat passes on: the newest.
 GOODBYES = 64
 #: The beat count of a peer that said goodbye. No news of that incarnation can be newer.
 LEFT = 2**62
@@ -108,6 +110,8 @@ class Roster:
         #: By name, the incarnation that was evicted, and its last beat count; `LEFT` after a
         #: goodbye. The oldest comes first.
         self._tombstones: dict[str, tuple[int, int]] = {}
+        #: By name, the last process that was turned away. The oldest comes first.
+        self._turned_away: dict[str, PeerId] = {}
         #: Whether nobody new is admitted, because the run is about to end.
         self.closed = False
         #: The counts of this learner's last beats to all, in ascending order.
@@ -140,14 +144,19 @@ class Roster:
             The peer; None if it is this learner, a past incarnation, or new to a closed roster.
         """
         known = self.peers.get(id.name)
-        if id.name == self.me.name or (known and known.id.incarnation > id.incarnation):
+        if id.name == self.me.name:
             return None
-        buried = self._tombstones.get(id.name, (0, 0))
-        is_new = known is None or known.id != id
-        if buried >= (id.incarnation, LEFT) or (is_new and self.closed):
+        if self.namesake(id):
+            self._turned_away.pop(id.name, None)
+            self._turned_away[id.name] = id
+            if len(self._turned_away) > GRAVES:
+                del self._turned_away[next(iter(self._turned_away))]
             return None
         if known is None or known.id != id:
-            self._tombstones.pop(id.name, None)
+            if self.closed:
+                return None
+            self._turned_away.pop(id.name, None)
+            buried = self._tombstones.pop(id.name, (0, 0))
             count = buried[1] if buried[0] == id.incarnation else 0
             known = self._add(now, id, address, count)
         known.heard_at = now
@@ -157,6 +166,24 @@ class Roster:
         known.deaf = False
         known.address = address or known.address
         return known
+
+    def namesake(self, id: PeerId) -> Namesake | None:
+        """Return the process of the same name because of which `meet` turns this one away, if there
+        is one."""
+        known = self.peers.get(id.name)
+        if known and known.id.incarnation > id.incarnation:
+            return Namesake(known.id, Life.SUSPECTED if known.silent else Life.ALIVE)
+        incarnation, count = self._tombstones.get(id.name, (0, 0))
+        if (incarnation, count) >= (id.incarnation, LEFT):
+            return Namesake(PeerId(id.name, incarnation), Life.GONE)
+        return None
+
+    def turned_away(self) -> tuple[PeerId, ...]:
+        """Return the processes that were turned away because one of their name is alive, the
+        newest. That one shall hear of it."""
+        known = [(id, self.namesake(id)) for id in self._turned_away.values()]
+        alive = [id for id, namesake in known if namesake and namesake.life is Life.ALIVE]
+        return tuple(alive[-GOODBYES:])
 
     def hear(self, now: float, beat: Beat) -> Peer | None:
         """Take in a beat from the peer itself.
@@ -351,6 +378,9 @@ class Roster:
         return (everyone + everyone)[start : start + FANOUT]
 
 
+_NOT_GIVEN_UP = "this learner's earlier process, started {}, is not yet given up there"
+
+
 @lru_cache(maxsize=4096)
 def _rendezvous(fragment: int, name: str) -> bytes:
     return hashlib.blake2b(f"{fragment}/{name}".encode(), digest_size=16).digest()
@@ -367,6 +397,9 @@ class Seeds:
         #: Why the learners at these addresses must not train with this one. Invariant: refused and
         #: unreached share no address, and `found` has each of theirs.
         self.refused: dict[str, str] = {}
+        #: The later process of this learner's name that the learner at an address has not given
+        #: up, and since when it says so.
+        self.held: dict[str, tuple[Namesake, float]] = {}
         #: Why nobody is reached at these addresses, and since when that is the cause.
         self.unreached: dict[str, tuple[Unreached, float]] = {}
 
@@ -380,6 +413,7 @@ class Seeds:
     def discard(self, address: str) -> None:
         """Forget an address that is this learner's own: there is nothing to wait for."""
         self.found.pop(address, None)
+        self.held.pop(address, None)
         self.unreached.pop(address, None)
 
     def refuse(self, address: str, reason: str) -> None:
@@ -387,13 +421,32 @@ class Seeds:
         to wait for, either."""
         if address in self.found:
             self.refused[address] = reason
+            self.held.pop(address, None)
             self.unreached.pop(address, None)
+
+    def hold(self, now: float, address: str, namesake: Namesake) -> None:
+        """Take note that the learner at an address turns this one away as long as another process
+        of its name is not given up there."""
+        if address in self.found and self.held.get(address, (None, now))[0] != namesake:
+            self.held[address] = (namesake, now)
+            self.refused.pop(address, None)
+            self.unreached.pop(address, None)
+
+    def linked(self, peer: PeerId) -> None:
+        """Take note that a peer lets this learner in."""
+        self.held = {at: held for at, held in self.held.items() if self.found.get(at) != peer}
+
+    def held_until(self, patience_s: float) -> float:
+        """Until when to wait for the peers to give up a process that they suspect."""
+        suspected = [at for known, at in self.held.values() if known.life is Life.SUSPECTED]
+        return max(suspected, default=float("-inf")) + patience_s
 
     def fail(self, now: float, address: str, cause: Unreached) -> None:
         """Take note that nobody was reached at an address."""
         if address in self.found and self.unreached.get(address, (None, now))[0] is not cause:
             self.unreached[address] = (cause, now)
             self.refused.pop(address, None)
+            self.held.pop(address, None)
 
     def unresolved(self, now: float, patience_s: float) -> set[str]:
         """The addresses whose names have not resolved for `patience_s`."""
@@ -409,17 +462,24 @@ class Seeds:
         return [
             address
             for address, peer in self.found.items()
-            if peer is None and address not in self.refused
+            if (peer is None or address in self.held) and address not in self.refused
         ]
 
     def cause(self, address: str) -> str:
         """Return why there is nobody to train with at an address."""
         if address in self.refused:
             return f"refused: {self.refused[address]}"
+        if address in self.held:
+            namesake, _ = self.held[address]
+            if namesake.life is Life.ALIVE:
+                return f"another process of this name, started {namesake.id.started}, is alive"
+            return _NOT_GIVEN_UP.format(namesake.id.started)
         return self._unreached(address).value
 
     def remedy(self, address: str) -> str:
         """Return what to do about it if nobody is reached there. A refusal has its own remedy."""
+        if address in self.held:
+            return "end that process, or give each a name of its own"
         return self._unreached(address).remedy
 
     def _unreached(self, address: str) -> Unreached:

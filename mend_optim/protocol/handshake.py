@@ -3,11 +3,16 @@
 The learner that dials sends its hello, and the other answers with its own. Each side compares the
 two. If they differ in anything on which learners must agree, `refusal` names the first field that
 differs, with the values on both sides. Then the two don't train together.
+
+A learner is also turned away while a later process of its name is known. Its machine's clock may
+have been set back between two starts, or there are two processes of one name. The other side tells
+it of that process: see `Namesake`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from mend_optim.protocol.lineage import PeerId
 
@@ -29,6 +34,36 @@ PARAMETER = "parameter "
 BUFFER = "buffer "
 
 
+class Life(Enum):
+    """What a learner knows of the life of another process."""
+
+    #: It was heard of lately.
+    ALIVE = "alive"
+    #: It was not heard of lately, and is not given up yet.
+    SUSPECTED = "suspected"
+    #: It said goodbye, or was evicted.
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Namesake:
+    """A process that has the name of the receiver of a hello, and a later start."""
+
+    id: PeerId
+    life: Life
+
+    def reason(self, other: PeerId) -> str:
+        """Return why `other`, with the earlier start, is turned away."""
+        name, later = self.id.name, self.id.started
+        if self.life is Life.ALIVE:
+            return (
+                f"name: {name!r} is the name of a live process, started {later}, so the one started"
+                f" {other.started} is turned away; give each a name of its own, or end one of them"
+            )
+        is_gone = "is gone" if self.life is Life.GONE else "is not given up yet"
+        return f"name: a process {name!r} with a later start, {later}, {is_gone}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """A learner's side of the comparison; also the answer to a hello."""
@@ -45,6 +80,8 @@ class Hello:
     protocol: int = PROTOCOL
     #: In an answer, why the sender refuses the receiver; empty in a welcome and in a request.
     refusal: str = ""
+    #: The reason for the refusal, if that is a process with the receiver's name and a later start.
+    namesake: Namesake | None = None
 
 
 def first_difference(
@@ -97,7 +134,10 @@ def refusal(mine: Hello, theirs: Hello) -> str:
             " install the same mend-optim on both"
         )
     if mine.peer.name == theirs.peer.name:
-        return f"name: {mine.peer.name!r} on both sides; give every learner a name of its own"
+        return (
+            f"name: {mine.peer.name!r} on both sides, here started {mine.peer.started}, there"
+            f" {theirs.peer.started}; give every learner a name of its own, or end one of the two"
+        )
     models = _without_extras(mine.model, theirs.model)
     difference = model_difference(*models)
     if difference:

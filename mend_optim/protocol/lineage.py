@@ -30,6 +30,8 @@ from typing import NamedTuple
 
 #: Length of every digest.
 DIGEST_BYTES = 16
+#: Incarnations are below this, so that there is room beyond each. Clocks reach it in 2116.
+INCARNATIONS = 1 << 62
 
 
 class PeerId(NamedTuple):
@@ -37,8 +39,25 @@ class PeerId(NamedTuple):
 
     #: The learner's name. Unique among the learners that train together.
     name: str
-    #: The time of the process's start in nanoseconds: new at every start, and greater than before.
+    #: The time of the process's start in nanoseconds, or some seconds more: see `beyond`. New at
+    #: every start, and greater than before.
     incarnation: int
+
+    def beyond(self, incarnation: int) -> PeerId:
+        """Return this process under an incarnation that is greater than another one, for a machine
+        whose clock was set back.
+
+        The new one is at most 4.3 s greater, and follows from both. So of two processes that have
+        to exceed the same one, each takes one of its own."""
+        digest = content_digest(f"{self.incarnation} {incarnation}".encode())
+        return self._replace(incarnation=incarnation + 1 + int.from_bytes(digest[:4], "big"))
+
+    @property
+    def started(self) -> str:
+        """When the process started by its own clock, in UTC."""
+        days, second = divmod(self.incarnation // 10**9, 24 * 60 * 60)
+        time = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
+        return f"{_date(days)} {time} UTC"
 
     def __str__(self) -> str:
         return f"{self.name}#{self.incarnation:x}"
@@ -81,6 +100,20 @@ class Claim(NamedTuple):
     #: The number of the author's last offer that is not part of the claim.
     #: Invariant: settled < the offer's `seq`.
     settled: int
+
+
+def _date(days: int) -> str:
+    """The date so many days after 1 January 1970.
+
+    Years begin in March here, so that leap days come last. A cycle of the calendar is 400 years, or
+    146,097 days."""
+    cycle, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day -= (153 * month + 2) // 5
+    year += 400 * cycle + month // 10
+    return f"{year:04}-{(month + 2) % 12 + 1:02}-{day + 1:02}"
 
 
 def content_digest(*parts: bytes | memoryview) -> bytes:

@@ -57,7 +57,7 @@ class Fragment:
         not taken yet."""
         progress, pending = self.progress, self.progress.pending
         entry = (
-            Entry(ME, pending.seq, pending.tokens, pending.steps)
+            Entry(pending.claim.author, pending.seq, pending.tokens, pending.steps)
             if mine and pending
             else Entry(OTHER, 1, 7, 1)
         )
@@ -79,7 +79,7 @@ class Accounting(RuleBasedStateMachine):
         self.fragment = Fragment()
         self.merged, self.dropped = Totals(), Totals()
         self.replacing = False
-        self.offered: list[int] = []
+        self.offered: list[tuple[PeerId, int]] = []
 
     @property
     def progress(self) -> Progress:
@@ -102,7 +102,7 @@ class Accounting(RuleBasedStateMachine):
         before = self.unmerged()
         pending = self.fragment.offer()
         assert (pending.steps, pending.tokens) == (before.step, before.tokens)
-        self.offered.append(pending.seq)
+        self.offered.append((pending.claim.author, pending.seq))
 
     @precondition(lambda self: self.progress.pending)
     @rule()
@@ -133,6 +133,11 @@ class Accounting(RuleBasedStateMachine):
         self.progress.founded(self.progress.lineage, self.fragment.totals)
         self.merged = Totals(self.merged.step + unmerged.step, self.merged.tokens + unmerged.tokens)
 
+    @rule()
+    def rename(self) -> None:
+        me = self.progress.me
+        self.progress.renamed(me.beyond(me.incarnation), self.fragment.totals)
+
     @invariant()
     def everything_is_accounted_for(self) -> None:
         unmerged, totals = self.unmerged(), self.fragment.totals
@@ -149,7 +154,7 @@ class Accounting(RuleBasedStateMachine):
 
     @invariant()
     def sequence_numbers_are_never_used_twice(self) -> None:
-        assert self.offered == sorted(set(self.offered))
+        assert len(self.offered) == len(set(self.offered))
 
     @invariant()
     def nothing_is_copied_while_something_is_on_its_way(self) -> None:
@@ -402,6 +407,29 @@ def test_unmerged_work_stays_its_authors_and_gets_a_number_that_the_author_canno
     assert heir.progress.claim == Claim(HEIR, 0)
     heir.progress.withdraw()
     assert heir.progress.claim == Claim(ME, 0)
+
+
+def test_under_another_incarnation_its_work_stays_that_of_the_former_one() -> None:
+    """As it would after a restart from a checkpoint of that moment."""
+    one, sent = first_offer()
+    heir = again(one)
+    sent.offer = None
+    one.progress.renamed(HEIR, one.totals)
+    assert one.progress.pending is sent
+    for fragment in (one, heir):
+        progress = fragment.progress
+        assert progress.pending is not None
+        assert (progress.pending.claim, progress.pending.seq) == (Claim(ME, 0), 1)
+        assert progress.claim == Claim(ME, 1)
+        assert not progress.in_doubt(by(ME, 1))
+        assert progress.in_doubt(by(ME, 1, 2))
+
+
+def test_under_another_incarnation_with_nothing_unmerged_it_begins_anew() -> None:
+    one = Fragment()
+    one.progress.renamed(HEIR, one.totals)
+    one.step(4)
+    assert one.offer().claim == Claim(HEIR, 0)
 
 
 def test_a_checkpoint_with_nothing_unmerged_leaves_nothing_to_inherit() -> None:

@@ -25,9 +25,11 @@ NEXT = {
 }
 
 
-def offer(name: str, seq: int = 1, steps: int = 5, **facts: Any) -> Offer:
+def offer(name: str, seq: int = 1, steps: int = 5, incarnation: int = 1, **facts: Any) -> Offer:
     given: dict[str, Any] = {"tokens": 10 * steps, "genesis": BASE.genesis, "due": False, **facts}
-    return Offer(peer=PeerId(name, 1), fragment=0, seq=seq, steps=steps, key=BASE.key, **given)
+    return Offer(
+        peer=PeerId(name, incarnation), fragment=0, seq=seq, steps=steps, key=BASE.key, **given
+    )
 
 
 def holding(*offers: Offer) -> Round:
@@ -418,3 +420,26 @@ def test_no_authors_work_is_ever_merged_twice(arrivals: list[Any], data: st.Data
                 settled[o.claim.author] = o.seq
             lineage = lineage.seal([o.entry for o in members], b"payload")
             round.purge(lineage)
+
+
+def test_a_process_under_two_incarnations_counts_once() -> None:
+    """It sends its offer again, in the name of the work's author."""
+    first, again = offer("a"), offer("a", incarnation=2, inherited=Claim(PeerId("a", 1), 0))
+    empty, later = offer("b", seq=0, steps=0), offer("b", seq=0, steps=0, incarnation=2)
+    round = holding(first, empty)
+    assert round.fresh(again, BASE)
+    assert round.fresh(later, BASE)
+    round.add(again)
+    round.add(later)
+    assert sorted(round.inbox) == [PeerId("a", 2), PeerId("b", 2)]
+    assert not round.fresh(first, BASE)
+    assert not round.fresh(empty, BASE)
+
+
+def test_other_work_of_an_earlier_incarnation_is_kept() -> None:
+    """It died, and had offered more than its checkpoint holds."""
+    first, again = offer("a", 2), offer("a", 9, incarnation=2, inherited=Claim(PeerId("a", 1), 1))
+    round = holding(first)
+    assert round.fresh(again, BASE)
+    round.add(again)
+    assert sorted(round.inbox) == [PeerId("a", 1), PeerId("a", 2)]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mend_optim.errors import UsageError
 from mend_optim.membership.roster import DEAF, FANOUT, GOODBYES, GRAVES, Peer, Roster
+from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
 from mend_optim.protocol.timing import Timing
@@ -344,6 +345,58 @@ def test_hello_of_ourselves_or_of_a_past_incarnation_meets_nobody() -> None:
     assert roster.meet(0, B, "b:1") is None
     assert roster.meet(0, PeerId("a", 9), "a:2") is None
     assert roster.alive() == [PeerId("b", 2)]
+
+
+def test_a_process_with_an_earlier_start_is_turned_away_until_it_exceeds_the_later_one() -> None:
+    roster, later = new(), PeerId("b", 2)
+    roster.hear(0, beat("b", 1, incarnation=2))
+    assert roster.namesake(B) == Namesake(later, Life.ALIVE)
+    roster.expire(4)
+    assert roster.namesake(B) == Namesake(later, Life.SUSPECTED)
+    roster.expire(31)
+    assert roster.namesake(B) == Namesake(later, Life.GONE)
+    assert roster.namesake(later) is None
+    assert roster.meet(32, B, "b:1") is None
+    assert roster.meet(32, PeerId("b", 3), "b:1") is not None
+    assert roster.namesake(PeerId("b", 3)) is None
+
+
+def test_a_process_that_said_goodbye_is_gone_for_itself_too() -> None:
+    roster = new("b")
+    roster.leave(B)
+    assert roster.namesake(B) == Namesake(B, Life.GONE)
+
+
+def test_a_live_process_shall_hear_of_those_that_are_turned_away_because_of_it() -> None:
+    roster = new()
+    roster.hear(0, beat("b", 1, incarnation=3))
+    for incarnation in (2, 1):
+        roster.meet(0, PeerId("b", incarnation), "")
+    assert roster.turned_away() == (B,)
+    roster.expire(4)
+    assert roster.turned_away() == ()
+    roster.hear(5, beat("b", 2, incarnation=3))
+    assert roster.turned_away() == (B,)
+    roster.leave(PeerId("b", 3))
+    assert roster.turned_away() == ()
+
+
+def test_a_process_that_was_turned_away_is_forgotten_with_the_next_one_of_its_name() -> None:
+    roster = new()
+    roster.hear(0, beat("b", 1, incarnation=2))
+    roster.meet(0, B, "")
+    roster.meet(0, PeerId("b", 3), "")
+    assert roster.turned_away() == ()
+
+
+def test_only_the_last_that_were_turned_away_are_remembered_and_fewer_passed_on() -> None:
+    roster = new()
+    for i in range(GRAVES + 1):
+        roster.hear(0, beat(f"b{i}", 1, incarnation=2))
+        roster.meet(0, PeerId(f"b{i}", 1), "")
+    assert len(roster._turned_away) == GRAVES
+    assert len(roster.turned_away()) == GOODBYES
+    assert roster.turned_away()[-1] == PeerId(f"b{GRAVES}", 1)
 
 
 def test_a_peer_that_says_hello_before_its_first_beat_is_on_the_roster() -> None:

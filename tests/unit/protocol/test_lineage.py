@@ -1,15 +1,44 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.protocol.lineage import DIGEST_BYTES, Claim, Entry, Lineage, PeerId, content_digest
+from mend_optim.protocol.lineage import (
+    DIGEST_BYTES,
+    INCARNATIONS,
+    Claim,
+    Entry,
+    Lineage,
+    PeerId,
+    content_digest,
+)
 from tests.support.strategies import digests, entries, lineages, peers
 
 ME = PeerId("me", 1)
+incarnations = st.integers(0, INCARNATIONS - 1)
+
+
+@given(incarnations)
+def test_a_start_is_told_as_a_date(incarnation: int) -> None:
+    since = timedelta(seconds=incarnation // 10**9)
+    started = datetime(1970, 1, 1, tzinfo=timezone.utc) + since
+    assert PeerId("me", incarnation).started == f"{started:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@given(incarnations, incarnations)
+def test_an_incarnation_beyond_another_is_near_it(mine: int, known: int) -> None:
+    later = PeerId("me", mine).beyond(known)
+    assert later.name == "me"
+    assert known < later.incarnation <= known + 2**32
+
+
+def test_two_processes_that_must_exceed_the_same_one_don_t_become_one() -> None:
+    later = {PeerId("me", mine).beyond(7 * 10**17) for mine in range(10_000)}
+    assert len(later) == 10_000
 
 
 @given(lineages, entries(), digests, st.randoms(use_true_random=False))

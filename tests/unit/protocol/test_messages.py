@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.protocol.handshake import PROTOCOL, Hello, first_difference, refusal
+from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, first_difference, refusal
 from mend_optim.protocol.lineage import Entry, Key, PeerId
 from mend_optim.protocol.messages import YOURS, Offer, Packet, Seal, nbytes
 
@@ -51,9 +51,21 @@ def test_another_protocol_is_refused_before_anything_else() -> None:
 
 
 def test_one_name_twice_is_refused() -> None:
-    assert refusal(HERE, replace(THERE, peer=PeerId("a", 2))).startswith(
-        "name: 'a' on both sides; give every learner"
+    other = PeerId("a", 10**18)
+    assert refusal(HERE, replace(THERE, peer=other)) == (
+        "name: 'a' on both sides, here started 1970-01-01 00:00:00 UTC, there 2001-09-09 01:46:40"
+        " UTC; give every learner a name of its own, or end one of the two"
     )
+
+
+def test_a_process_that_is_turned_away_hears_of_both_starts_and_the_remedy() -> None:
+    known, other = PeerId("a", 10**18), PeerId("a", 5 * 10**17)
+    text = Namesake(known, Life.ALIVE).reason(other)
+    assert known.started in text
+    assert other.started in text
+    assert text.endswith("give each a name of its own, or end one of them")
+    assert "is gone" in Namesake(known, Life.GONE).reason(other)
+    assert "not given up yet" in Namesake(known, Life.SUSPECTED).reason(other)
 
 
 def test_another_model_is_named_before_another_policy() -> None:

@@ -31,7 +31,7 @@ from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.known_moments import decays, is_unknown_optimizer, known_moments
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.handshake import Hello
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import INCARNATIONS, PeerId
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
 from mend_optim.transport.address import parse_dialable
@@ -123,14 +123,14 @@ class Settings:
         place = self.place
         if place is None:
             return None
-        me = PeerId(self.name, time.time_ns())
+        me = PeerId(self.name, time.time_ns() % INCARNATIONS)
         listen, listen_from = place.listen, place.listen_from
         advertise, peers = place.advertise, place.peers
         bare = self.offline()
         present = _through(owner, layout)
         learner = Learner(
             engine=lambda now: Engine(me, "", peers, bare.policies, now),
-            hello=lambda address: Hello(
+            hello=lambda me, address: Hello(
                 peer=me,
                 address=address,
                 model=present().fingerprint(),

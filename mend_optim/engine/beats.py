@@ -46,6 +46,7 @@ class Beats:
             genesis=state.genesis,
             reports=tuple(reports),
             roster=state.roster.rumors(),
+            turned_away=state.roster.turned_away(),
             ping=ping,
             pong=pong,
             position=state.position,

@@ -18,6 +18,7 @@ from mend_optim.engine.idleness import Idleness
 from mend_optim.engine.joining import Joining, Resumed
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.mode import Change, Mode
+from mend_optim.engine.namesakes import Namesakes
 from mend_optim.engine.offers import Offers
 from mend_optim.engine.outcomes import Outcomes
 from mend_optim.engine.pending import NEVER
@@ -28,6 +29,7 @@ from mend_optim.engine.standing import Standing, standing_of
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.errors import unreachable
+from mend_optim.protocol.handshake import Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Call, Goodbye, Message, Offer, Seal, State, Want
 from mend_optim.protocol.unreached import Unreached
@@ -51,6 +53,7 @@ class Engine:
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)
         self.ending = Ending(state, self.boundaries)
         self.presence = Presence(state)
+        self.namesakes = Namesakes(state)
         self.joining = Joining(state, self.adoption, self.presence)
         self.outcomes = Outcomes(
             state,
@@ -152,8 +155,8 @@ class Engine:
     # ── the network ───────────────────────────────────────────────────────────────────────────────
 
     def met(self, now: float, id: PeerId, address: str, seed: str = "") -> bool:
-        """A peer agreed to our hello, or we to its. False if it is a past incarnation, or new to a
-        run that is about to end."""
+        """A peer agreed to our hello, or we to its. False if a later process of its name is known
+        (`Roster.namesake`), or if it is new to a run that is about to end."""
         for where in (seed, address):  # it may have dialled us before we got through to it
             self.state.seeds.resolve(where, id)
         known = self.state.roster.find(id)
@@ -168,6 +171,7 @@ class Engine:
         """The control stream with a peer opened or broke."""
         self.state.roster.link(now, id, up)
         if up:
+            self.state.seeds.linked(id)
             self.beats.send(id)
         self._poll_all(now)
 
@@ -184,6 +188,15 @@ class Engine:
         facts = {"address": address, "reason": reason}
         self.state.emit(Event("refused", f"{address} refused: {reason}", facts))
         self._check_joined(now)
+
+    def outranked(self, now: float, address: str, namesake: Namesake) -> bool:
+        """The learner at `address` turns this one away, because it knows a later process of this
+        one's name. Returns whether this learner has another incarnation now."""
+        renewed = self.namesakes.known(now, address, namesake)
+        if renewed:
+            self.joining.renewed(now)
+        self._check_joined(now)
+        return renewed
 
     def unreached(self, now: float, address: str, cause: Unreached) -> None:
         """Nobody answered at a seed."""
@@ -250,6 +263,7 @@ class Engine:
 
     def _on_beat(self, now: float, beat: Beat) -> None:
         state = self.state
+        self.namesakes.heard(beat)
         self.beats.heard(beat)
         known = state.roster.find(beat.peer)
         was_unknown = known is None or known.beat is None or known.beat.genesis != state.genesis

@@ -32,6 +32,8 @@ UNFLUSHED = (
     "synchronize() cannot merge it; merge='mean' and 'rda' can; or choose another codec, such as "
     "'int4'"
 )
+#: Beats in which a learner hears that its earlier process was evicted: it asks every other beat.
+PROMPT_BEATS = 4
 
 
 class Resumed(NamedTuple):
@@ -159,12 +161,16 @@ class Joining:
             return False
         beats = self._live_beats()
         if not self._is_over(now, beats):
-            self.waiting.tell(now, self._join_by)
+            self.waiting.tell(now, self._deadline())
             return False
         is_met = any(beat.genesis == state.genesis for beat in beats)
         state.change(Change.JOINED if is_met else Change.JOINED_ALONE)
         self._tell_joined(anybody=any(beat.genesis for beat in beats))
         return True
+
+    def renewed(self, now: float) -> None:
+        """This learner has another incarnation, so all will let it in: it waits as at first."""
+        self._join_by = max(self._join_by, now + self.state.policies.timing.join_timeout_s)
 
     def _live_beats(self) -> list[Beat]:
         peers = self.state.roster.peers.values()
@@ -174,8 +180,15 @@ class Joining:
         """Whether there is nothing left to wait for."""
         if self.state.mode is not Mode.JOINING or self._is_fetching():
             return False
-        late = now >= self._join_by or self.waiting.is_in_vain(now)
+        late = now >= self._deadline() or self.waiting.is_in_vain(now)
         return late or self._is_complete(beats)
+
+    def _deadline(self) -> float:
+        """When it stops waiting: later, if a peer has yet to give up this learner's earlier
+        process."""
+        timing = self.state.policies.timing
+        patience_s = timing.evict_after_s + PROMPT_BEATS * timing.beat_s
+        return max(self._join_by, self.state.seeds.held_until(patience_s))
 
     def _is_fetching(self) -> bool:
         """Whether an anchor is on its way, or moves."""

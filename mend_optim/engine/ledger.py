@@ -106,6 +106,8 @@ class Event:
     suspected, returned the same: a peer may be gone, and it is back after all
     together            peers (names): this learner is no longer alone
     refused             address, reason
+    renewed             address, before, after: this learner's incarnation was behind that of an
+                        earlier process of its name, which the learner at the address knows
     round               round (a `RoundRecord`)
     slow, recovered     peer, incarnation; cause ("compute" or "link"); ratio: times slower than
                         before; for_s: since the verdict; lost_s: of its work; lost_per_hour_s.

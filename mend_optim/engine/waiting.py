@@ -70,11 +70,14 @@ class Waiting:
 
     def _failed(self, address: str) -> bool:
         seeds = self.state.seeds
-        return seeds.found[address] is None and address in seeds.unreached
+        failed = seeds.found[address] is None and address in seeds.unreached
+        return failed or address in seeds.held
 
     def _why(self, address: str) -> str:
         """Why this learner still waits for the one at an address; empty if it does not."""
         state = self.state
+        if address in state.seeds.held:
+            return state.seeds.cause(address)
         peer = state.seeds.found[address]
         if peer is None:
             failure = state.seeds.unreached.get(address)

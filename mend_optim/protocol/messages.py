@@ -174,6 +174,9 @@ class Beat:
     #: The digest of the anchors and of the roster with which the sender is ready to end; empty if
     #: it is not.
     ready: bytes = b""
+    #: Processes that the sender turned away, because it knows a live one of their name with a later
+    #: start.
+    turned_away: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from mend_optim.errors import ClosedError, MendError, unreachable
 from mend_optim.model.copies import Ready
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.lineage import PeerId
 from mend_optim.runtime import open_learners
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.merge_worker import MergeWorker
@@ -65,7 +66,7 @@ class Learner:
 
     Args:
         engine: makes the engine, given the time.
-        hello: makes this learner's side of a handshake, given its address.
+        hello: makes this learner's side of a handshake, given its id and its address.
         transport: makes the transport, given its handler.
         ledger: path of the ledger, if there is one.
         on_event: called with every event, on the worker thread.
@@ -76,7 +77,7 @@ class Learner:
         self,
         *,
         engine: Callable[[float], Engine],
-        hello: Callable[[str], Hello],
+        hello: Callable[[PeerId, str], Hello],
         transport: Callable[[NetworkSide], Transport],
         ledger: Path | None,
         on_event: Callable[[Event], None] | None,
@@ -84,9 +85,8 @@ class Learner:
     ) -> None:
         self.guard = Guard()
         self.engine = engine(time.monotonic())
-        self.me = self.engine.state.me
         self.worker = MergeWorker(self.guard, self._finished)
-        self._reporter = Reporter(self.me, ledger, on_event, self._present_period)
+        self._reporter = Reporter(lambda: self.me, ledger, on_event, self._present_period)
         #: The thread that closes it, or has closed it.
         self.closer: int | None = None
         self._ended = threading.Event()
@@ -110,6 +110,11 @@ class Learner:
     def mutex(self) -> threading.RLock:
         """The mutex around the engine. In a forked child it is another one."""
         return self.guard.mutex
+
+    @property
+    def me(self) -> PeerId:
+        """Its name, and its present incarnation."""
+        return self.engine.state.me
 
     @property
     def port(self) -> int:

@@ -31,7 +31,8 @@ class LedgerFile:
 
     def __init__(self, path: Path, by: PeerId) -> None:
         self._path = path
-        self._by = by
+        #: Its incarnation may change.
+        self.by = by
         # Use `with` on the lock, never on the condition: see `Guard`.
         self._mutex = threading.Lock()
         self._condition = threading.Condition(self._mutex)
@@ -51,7 +52,7 @@ class LedgerFile:
     def add(self, record: RoundRecord) -> None:
         """Stamp a record and hand it to the thread. It is in the file when this returns, unless
         the disk fails or hangs."""
-        line = record.json(self._by, time.time()).encode() + b"\n"
+        line = record.json(self.by, time.time()).encode() + b"\n"
         with self._mutex:
             if self._closed or len(self._lines) >= KEPT:
                 self._dropped += 1

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from mend_optim.engine.effects import Send
 from mend_optim.engine.engine import Engine
-from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.handshake import Hello, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message
 from mend_optim.protocol.unreached import Unreached
@@ -27,7 +27,7 @@ class NetworkSide:
     Args:
         engine: told of what the transport reports, with the mutex held.
         guard: the mutex around the engine.
-        hello: makes this learner's side of a handshake, given its address.
+        hello: makes this learner's side of a handshake, given its id and its address.
         transport: makes the transport, given its handler.
         dispatch: called with the mutex held, after each call of the engine, to hand out its
             effects.
@@ -38,7 +38,7 @@ class NetworkSide:
         engine: Engine,
         guard: Guard,
         *,
-        hello: Callable[[str], Hello],
+        hello: Callable[[PeerId, str], Hello],
         transport: Callable[[NetworkSide], Transport],
         dispatch: Callable[[], None],
     ) -> None:
@@ -109,13 +109,24 @@ class NetworkSide:
     # ── the transport's handler ───────────────────────────────────────────────────────────────────
 
     def hello(self) -> Hello:
-        return self._hello(self._engine.state.roster.address)
+        roster = self._engine.state.roster
+        return self._hello(roster.me, roster.address)
 
     def met(self, id: PeerId, address: str, seed: str) -> bool:
         with self._guard.mutex:
             is_current = self._engine.met(time.monotonic(), id, address, seed)
             self._dispatch()
             return is_current
+
+    def namesake(self, id: PeerId) -> Namesake | None:
+        with self._guard.mutex:
+            return self._engine.state.roster.namesake(id)
+
+    def outranked(self, address: str, namesake: Namesake) -> PeerId | None:
+        with self._guard.mutex:
+            is_renewed = self._engine.outranked(time.monotonic(), address, namesake)
+            self._dispatch()
+            return self._engine.state.me if is_renewed else None
 
     def linked(self, id: PeerId, up: bool) -> None:
         with self._guard.mutex:

@@ -21,10 +21,12 @@ from mend_optim.transport.address import parse_address
 class OpenLearner(Protocol):
     """The part of a `Learner` that this module needs."""
 
-    me: PeerId
     guard: Guard
     #: The thread that closes it; None if none does.
     closer: int | None
+
+    @property
+    def me(self) -> PeerId: ...
 
     @property
     def port(self) -> int:

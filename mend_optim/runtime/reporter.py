@@ -18,7 +18,7 @@ class Reporter:
     """Reports one learner's events. Only its worker thread calls `report`.
 
     Args:
-        me: the learner.
+        me: returns the learner: it may take another incarnation.
         ledger: path of the ledger, if there is one.
         on_event: called with every event.
         period: returns the present period of the run.
@@ -26,19 +26,21 @@ class Reporter:
 
     def __init__(
         self,
-        me: PeerId,
+        me: Callable[[], PeerId],
         ledger: Path | None,
         on_event: Callable[[Event], None] | None,
         period: Callable[[], int],
     ) -> None:
-        self._log = EventLog(me.name, period)
-        self._ledger = LedgerFile(ledger, me) if ledger else None
+        self._me = me
+        self._log = EventLog(me().name, period)
+        self._ledger = LedgerFile(ledger, me()) if ledger else None
         self._on_event = on_event
 
     def report(self, event: Event) -> None:
         """Write an event to ledger and log, and call back. None of them may hurt training."""
         record = event.facts.get("round")
         if record and self._ledger:
+            self._ledger.by = self._me()
             self._ledger.add(record)
         self._log.tell(event)
         if self._on_event:

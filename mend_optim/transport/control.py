@@ -2,7 +2,7 @@
 
     stranger ──hello, both agree──▶ link ──first stream opens──▶ linked ──last one closes──▶ link
        ▲                             │
-       └── a newer incarnation comes, or no stream is open for long
+       └── a newer incarnation is known, or no stream is open for long
 
 Only a peer with a link may open streams. Either side may dial, or both: a message goes out on the
 newest stream there is.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.handshake import Hello, refusal
+from mend_optim.protocol.handshake import Hello, Life, refusal
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Seal, State
 from mend_optim.transport.address import seen_from
@@ -33,6 +33,8 @@ log = logging.getLogger("mend_optim.transport")
 LINGER_S = 1.0
 #: Refusals remembered, so that each is reported once. Further ones are not reported.
 REASONS = 1000
+#: The refusal of a newcomer that the handler does not want to meet, whatever its incarnation is.
+AT_ITS_END = "the run is at its end, and admits no newcomer; start this learner again afterwards"
 
 
 class Links:
@@ -45,6 +47,9 @@ class Links:
         self._links: dict[PeerId, Link] = {}
         #: (peer name, reason) of every refusal that the handler was told.
         self._reported: set[tuple[str, str]] = set()
+        #: This learner, which the streams of its dialling name as their caller. Set by
+        #: `Transport.start`, and whenever the learner takes another incarnation.
+        self.me: PeerId | None = None
         #: The learner is leaving: it accepts no hello and no stream, and dials nobody any more.
         #: Only `Transport.stop` sets this.
         self.closing = False
@@ -71,16 +76,34 @@ class Links:
             Why the two must not train together. Empty if they may; then the handler has met the
             peer.
         """
-        reason = refusal(mine, theirs) or theirs.refusal
+        reason = refusal(mine, theirs)
+        if not reason and theirs.namesake:
+            name = theirs.peer.name
+            renewed = self._handler.outranked(seed or address or name, theirs.namesake)
+            if renewed:
+                self._rename(renewed)
+            return theirs.refusal or theirs.namesake.reason(mine.peer)
+        reason = reason or theirs.refusal
+        is_told = bool(reason)
         if not reason and not self._handler.met(theirs.peer, address, seed):
-            reason = (
-                f"incarnation: {theirs.peer} has left, was replaced by a newer process of that"
-                " name, or comes when the run is at its end; start it again, or give it a name of"
-                " its own"
-            )
-        if reason:
+            namesake = self._handler.namesake(theirs.peer)
+            reason = namesake.reason(theirs.peer) if namesake else AT_ITS_END
+            # The others settle themselves.
+            is_told = namesake is None or namesake.life is Life.ALIVE
+        if is_told:
             self._report(theirs.peer, address, reason)
         return reason
+
+    def answer(self, mine: Hello, theirs: Hello, reason: str) -> Hello:
+        """Return this learner's hello to a peer that it refuses for this reason."""
+        return replace(mine, refusal=reason, namesake=self._handler.namesake(theirs.peer))
+
+    def _rename(self, me: PeerId) -> None:
+        """This learner has another incarnation. Its streams name the former one as their caller, so
+        end them all. Each side then dials, and says hello, again."""
+        self.me = me
+        for link in self:
+            self._hang_up(link)
 
     def _report(self, peer: PeerId, address: str, reason: str) -> None:
         """Tell the handler of a refusal, once: the two will try again and again."""
@@ -112,6 +135,9 @@ class Links:
     def dismiss(self, link: Link) -> None:
         """Make the peer a stranger again."""
         self._links.pop(link.id, None)
+        self._hang_up(link)
+
+    def _hang_up(self, link: Link) -> None:
         self._drop(link)
         for outbox in link.streams:
             outbox.close()
@@ -119,10 +145,14 @@ class Links:
 
     def tidy(self, patience_s: float) -> None:
         """Dismiss the peers without a control stream for `patience_s`. A transfer under way has its
-        own patience, so its peer stays."""
+        own patience, so its peer stays. A peer that is outranked by now goes at once, so that its
+        next hello is told why."""
         now = asyncio.get_running_loop().time()
         for link in self:
-            if not link.streams and not link.busy and now - link.down_since > patience_s:
+            namesake = self._handler.namesake(link.id)
+            is_past = namesake is not None and namesake.id != link.id
+            is_still = not link.streams and not link.busy
+            if is_past or (is_still and now - link.down_since > patience_s):
                 self.dismiss(link)
 
     def _drop(self, link: Link) -> None:

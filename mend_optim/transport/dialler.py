@@ -40,6 +40,7 @@ class VisitOutcome(Enum):
     FAILED = "nobody answered"
     DUPLICATE = "the peer is already dialled at another address"
     REFUSED = "the two learners must not train together"
+    OUTRANKED = "one of them has a name of which the other knows a process with a later start"
     OURSELVES = "this learner itself is there"
 
 
@@ -50,6 +51,7 @@ NEXT_VISIT = {
     VisitOutcome.FAILED: 10.0,
     VisitOutcome.DUPLICATE: 10.0,
     VisitOutcome.REFUSED: 30.0,
+    VisitOutcome.OUTRANKED: 2.0,
 }
 
 
@@ -171,7 +173,15 @@ class Dialler:
             if seed:
                 self._handler.itself(seed)
             return VisitOutcome.OURSELVES
-        if self._links.agree(mine, theirs, address, seed):
+        reason = self._links.agree(mine, theirs, address, seed)
+        if theirs.namesake:
+            return VisitOutcome.OUTRANKED
+        if reason:
+            answer = self._links.answer(mine, theirs, reason)
+            if answer.namesake:
+                # the peer has agreed, and cannot know this reason otherwise
+                await connection.hello(answer, self._timing.evict_after_s)
+                return VisitOutcome.OUTRANKED
             return VisitOutcome.REFUSED
         if self._is_dialled(theirs.peer):
             return VisitOutcome.DUPLICATE

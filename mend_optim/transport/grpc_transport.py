@@ -228,7 +228,7 @@ class Server:
             address = seen_from(theirs.address, host)
             reason = self._links.agree(mine, theirs, address)
             if reason:
-                mine = replace(mine, refusal=reason)
+                mine = self._links.answer(mine, theirs, reason)
             else:
                 self._links.admit(theirs.peer, address, host)
         return encode_hello(mine)
@@ -325,8 +325,6 @@ class Transport:
         self._dialler = Dialler(
             handler, self._links, timing, connect=self._connect, hello=self._hello
         )
-        #: This learner; known from `start` on.
-        self._caller: PeerId | None = None
         #: Where peers should dial this learner; known once it listens, empty if nobody can.
         self._address = ""
         #: Connections on their way to be closed; the loop itself holds tasks only weakly.
@@ -366,7 +364,7 @@ class Transport:
                 " DataLoader(num_workers=2), may crash; import mend_optim before grpc, or set"
                 " GRPC_ENABLE_FORK_SUPPORT=0, or start the workers by spawning"
             )
-        self._caller = self._handler.hello().peer
+        self._links.me = self._handler.hello().peer
         if self._listen is not None:
             port = await self._server.start(self._listen, self._listen_from)
             self._address = self._advertise or advertised(self._listen, port)
@@ -410,8 +408,8 @@ class Transport:
         channel = grpc.aio.insecure_channel(
             address, options=_channel_options(self._timing, patience_s)
         )
-        assert self._caller is not None, "nothing is dialled before `start`"
-        return Connection(channel, self._caller, self._counter, self._timing.round_timeout_s)
+        assert self._links.me is not None, "nothing is dialled before `start`"
+        return Connection(channel, self._links.me, self._counter, self._timing.round_timeout_s)
 
     def _open_bulk(self, link: Link, method: str) -> Dialled:
         """Open a stream for a bulky message, on the peer's connection for these."""

@@ -53,7 +53,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.handshake import Hello, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message
 from mend_optim.protocol.unreached import Unreached
@@ -84,8 +84,23 @@ class Handler(Protocol):
                 dialled, or if gossip brought its address.
 
         Returns:
-            False if `id` is a past incarnation, which has left or was replaced, or a newcomer to a
-            run that is about to end. The transport then refuses the peer.
+            False if the peer has a `namesake`, or is a newcomer to a run that is about to end. The
+            transport then refuses the peer.
+        """
+
+    def namesake(self, id: PeerId) -> Namesake | None:
+        """Return the process because of which this one is turned away: it has the same name, and a
+        later start. None if there is none.
+
+        The transport tells the peer of it. It also asks for the peers that it has links with.
+        """
+
+    def outranked(self, address: str, namesake: Namesake) -> PeerId | None:
+        """The learner at `address` turns this one away because of a `namesake`.
+
+        Returns:
+            What this learner is called from here on, if it has taken another incarnation. The
+            transport then says hello to all peers again.
         """
 
     # ── links ─────────────────────────────────────────────────────────────────────────────────────

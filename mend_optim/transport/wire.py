@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from mend_optim.errors import PeerError, unreachable
-from mend_optim.protocol.handshake import Hello
-from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
+from mend_optim.protocol.handshake import Hello, Life, Namesake
+from mend_optim.protocol.lineage import INCARNATIONS, Claim, Entry, Key, Lineage, PeerId
 from mend_optim.protocol.messages import (
     Beat,
     Bulk,
@@ -71,6 +71,8 @@ def _id(peer: PeerId) -> pb.PeerId:
 
 
 def _to_id(peer: pb.PeerId) -> PeerId:
+    limit = "an incarnation is {}; it must be below {}".format
+    check(peer.incarnation < INCARNATIONS, limit(peer.incarnation, INCARNATIONS))
     return PeerId(checked_name("peer name", peer.name), peer.incarnation)
 
 
@@ -114,6 +116,7 @@ def decode_id(data: bytes) -> PeerId:
 
 def encode_hello(hello: Hello) -> bytes:
     """Encode a hello, or the answer to one."""
+    other = hello.namesake
     return _bytes(
         pb.Hello(
             peer=_id(hello.peer),
@@ -122,6 +125,7 @@ def encode_hello(hello: Hello) -> bytes:
             policy=_fields(hello.policy),
             protocol=hello.protocol,
             refusal=hello.refusal,
+            namesake=pb.Namesake(peer=_id(other.id), life=other.life.value) if other else None,
         )
     )
 
@@ -136,7 +140,14 @@ def decode_hello(data: bytes) -> Hello:
         policy=_to_fields(hello.policy),
         protocol=hello.protocol,
         refusal=hello.refusal,
+        namesake=_to_namesake(hello.namesake) if hello.HasField("namesake") else None,
     )
+
+
+def _to_namesake(namesake: pb.Namesake) -> Namesake:
+    known = {life.value: life for life in Life}
+    check(namesake.life in known, f"the life of a process is {namesake.life[:80]!r}")
+    return Namesake(_to_id(namesake.peer), known[namesake.life])
 
 
 def encode_want(want: Want) -> bytes:
@@ -208,6 +219,7 @@ def _beat(beat: Beat) -> pb.Beat:
         latency=beat.latency,
         finishes=beat.finishes,
         ready=beat.ready,
+        turned_away=map(_id, beat.turned_away),
     )
 
 
@@ -230,6 +242,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         latency=beat.latency,
         finishes=beat.finishes,
         ready=checked_digest("ready", beat.ready),
+        turned_away=tuple(map(_to_id, checked_list("processes", beat.turned_away))),
     )
 
 

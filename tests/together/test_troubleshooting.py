@@ -27,7 +27,7 @@ from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
-from mend_optim.protocol.handshake import PROTOCOL, Hello, refusal
+from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, refusal
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Goodbye, Level, Report
 from mend_optim.protocol.unreached import Unreached
@@ -179,9 +179,16 @@ def said_of(reason: str) -> Said:
     return of(engine, 0.0, "refused")
 
 
-def past_process() -> Said:
+def outranked(life: Life, kind: str) -> Said:
+    """What a learner says of another process of its name."""
+    engine = joining()
+    engine.outranked(0.0, SEED, Namesake(PeerId("a", 10**18), life))
+    return of(engine, 0.0, kind)
+
+
+def at_its_end() -> Said:
     recorder = Recorder("a")
-    recorder.newest["b"] = 2
+    recorder.met = lambda id, address, seed: False  # type: ignore[method-assign]
     return said_of(Links(recorder, None).agree(hello(A), hello(B), SEED))  # type: ignore[arg-type]
 
 
@@ -387,6 +394,8 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "A learner that is leaving": lambda: unreached(Unreached.LEAVING),
     "A peer before its first step": lambda: of(meets(b""), 1.0, "waiting"),
     "A peer that came and went": came_and_went,
+    "An earlier process that is not given up": lambda: outranked(Life.SUSPECTED, "waiting"),
+    "A clock that was set back": lambda: outranked(Life.GONE, "renewed"),
     "The weights are on their way": lambda: of(meets(b"zother"), 1.0, "waiting"),
     "Joined after all": joined,
     "Alone": alone,
@@ -394,7 +403,8 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Other settings": lambda: refused(codec="int8"),
     "One name twice": lambda: refused(name="a"),
     "Another version": lambda: said_of(refusal(hello(A), hello(B, PROTOCOL - 1))),
-    "A past process": past_process,
+    "Two live processes of one name": lambda: outranked(Life.ALIVE, "refused"),
+    "A run at its end": at_its_end,
     "Suspected": suspected,
     "Back again": returned,
     "Evicted": evicted,

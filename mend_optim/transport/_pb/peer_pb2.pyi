@@ -33,20 +33,30 @@ class Field(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("peer", "address", "model", "policy", "protocol", "refusal")
+    __slots__ = ("peer", "address", "model", "policy", "protocol", "refusal", "namesake")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    NAMESAKE_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     model: _containers.RepeatedCompositeFieldContainer[Field]
     policy: _containers.RepeatedCompositeFieldContainer[Field]
     protocol: int
     refusal: str
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., model: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., policy: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., protocol: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
+    namesake: Namesake
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., model: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., policy: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., protocol: _Optional[int] = ..., refusal: _Optional[str] = ..., namesake: _Optional[_Union[Namesake, _Mapping]] = ...) -> None: ...
+
+class Namesake(_message.Message):
+    __slots__ = ("peer", "life")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    life: str
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., life: _Optional[str] = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("beat", "goodbye", "call", "want")
@@ -61,7 +71,7 @@ class Control(_message.Message):
     def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., call: _Optional[_Union[Call, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong", "position", "paces", "latency", "finishes", "ready")
+    __slots__ = ("peer", "address", "count", "step", "tokens", "seconds_per_step", "training", "genesis", "reports", "roster", "ping", "pong", "position", "paces", "latency", "finishes", "ready", "turned_away")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +89,7 @@ class Beat(_message.Message):
     LATENCY_FIELD_NUMBER: _ClassVar[int]
     FINISHES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    TURNED_AWAY_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
@@ -96,7 +107,8 @@ class Beat(_message.Message):
     latency: int
     finishes: bool
     ready: bytes
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ..., latency: _Optional[int] = ..., finishes: bool = ..., ready: _Optional[bytes] = ...) -> None: ...
+    turned_away: _containers.RepeatedCompositeFieldContainer[PeerId]
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ..., latency: _Optional[int] = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., turned_away: _Optional[_Iterable[_Union[PeerId, _Mapping]]] = ...) -> None: ...
 
 class Pace(_message.Message):
     __slots__ = ("cause", "now", "before", "spread", "run")

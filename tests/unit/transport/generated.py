@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from mend_optim.protocol.handshake import Hello
-from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
+from mend_optim.protocol.handshake import Hello, Life, Namesake
+from mend_optim.protocol.lineage import INCARNATIONS, Claim, Entry, Key, Lineage, PeerId
 from mend_optim.protocol.messages import (
     Beat,
     Call,
@@ -31,7 +31,7 @@ NUMBER = st.floats(0, allow_infinity=False, allow_nan=False)
 POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
 LEVEL = st.builds(Level, POSITIVE, POSITIVE, NUMBER, st.integers(0, 2**32 - 1))
 FRAGMENT = st.integers(0, 2**32 - 1)
-ID = st.builds(PeerId, NAME, U64)
+ID = st.builds(PeerId, NAME, st.integers(0, INCARNATIONS - 1))
 KEY = st.builds(Key, U64, U64, DIGEST)
 HELD = st.lists(st.tuples(ID, U64), max_size=3).map(tuple)
 FIELDS = st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple)
@@ -52,6 +52,7 @@ HELLO = st.builds(
     policy=FIELDS,
     protocol=st.integers(0, 2**32 - 1),
     refusal=TEXT,
+    namesake=st.none() | st.builds(Namesake, ID, st.sampled_from(Life)),
 )
 BEAT = st.builds(
     Beat,
@@ -70,6 +71,7 @@ BEAT = st.builds(
     position=U64,
     paces=st.lists(st.tuples(NAME, LEVEL), max_size=3).map(tuple),
     latency=U64,
+    turned_away=st.lists(ID, max_size=3).map(tuple),
 )
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
 CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT), WANT)

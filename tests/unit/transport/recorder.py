@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.handshake import Hello, Life, Namesake
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Message, Offer, Packet, Seal, State
 from mend_optim.protocol.unreached import Unreached
@@ -25,6 +25,8 @@ class Recorder:
         self.events: list[tuple[Any, ...]] = []
         self.known: list[tuple[PeerId, str]] = []
         self.newest: dict[str, int] = {}
+        #: What it knows of the newest of each name, if not that it is alive.
+        self.lives: dict[str, Life] = {}
         self.answer: Callable[[Message], None] = lambda message: None
         self._changed = asyncio.Event()
 
@@ -41,6 +43,19 @@ class Recorder:
         self.newest[id.name] = id.incarnation
         self._note("met", id, address, seed)
         return True
+
+    def namesake(self, id: PeerId) -> Namesake | None:
+        newest = self.newest.get(id.name, 0)
+        if id.incarnation >= newest:
+            return None
+        return Namesake(PeerId(id.name, newest), self.lives.get(id.name, Life.ALIVE))
+
+    def outranked(self, address: str, namesake: Namesake) -> PeerId | None:
+        self._note("outranked", address, namesake)
+        if namesake.life is not Life.GONE:
+            return None
+        self.id = self.id.beyond(namesake.id.incarnation)
+        return self.id
 
     def linked(self, id: PeerId, up: bool) -> None:
         self._note("linked", id, up)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
-from mend_optim.protocol.lineage import Key, PeerId
+from mend_optim.protocol.lineage import INCARNATIONS, Key, PeerId
 from mend_optim.protocol.messages import Bulk, Offer, Seal
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import ACK, CHUNK, Assembler, sender, to_frames
@@ -22,7 +22,7 @@ from tests.unit.transport.recorder import packet
 
 LIMIT = 5 << 20
 
-ME = PeerId("a", 2**64 - 1)
+ME = PeerId("a", INCARNATIONS - 1)
 
 FRAME = pb.Frame(chunk=b"abcd").SerializeToString()
 

@@ -21,6 +21,7 @@ import pytest
 
 from mend_optim.codecs.packing import fresh
 from mend_optim.errors import UsageError
+from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import (
     Beat,
@@ -261,12 +262,80 @@ async def test_a_port_in_use_is_the_users_error(crew):
 
 
 @scenario
-async def test_a_past_incarnation_is_refused(crew):
+async def test_a_process_whose_namesake_lives_is_refused_on_both_sides(crew):
     b = await crew("b")
     b.newest["a"] = 7
     a = await crew("a", b.address)
+    known = Namesake(PeerId("a", 7), Life.ALIVE)
+    await a.until(lambda: a.of("outranked"))
+    assert a.of("outranked")[0] == (b.address, known)
+    assert b.of("refused") == [(a.address, known.reason(a.id))]
+    assert a.of("met") == b.of("met") == []
+
+
+@scenario
+async def test_a_process_whose_namesake_is_suspected_asks_until_it_is_gone(crew):
+    b = await crew("b")
+    b.newest["a"], b.lives["a"] = 7, Life.SUSPECTED
+    a = await crew("a", b.address)
+    await a.until(lambda: len(a.of("outranked")) > 1)
+    assert a.id == PeerId("a", 1)
+    b.lives["a"] = Life.GONE
+    await a.linked_with(b)
+    assert a.id == PeerId("a", 1).beyond(7)
+    await b.linked_with(a)
+    assert b.of("refused") == a.of("refused") == []
+
+
+@scenario
+async def test_a_process_that_is_dialled_hears_of_its_namesake_too(crew):
+    """The one that knows of it dials, and cannot be dialled."""
+    a = await crew("a")
+    b = await crew("b", a.address, listen=None)
+    b.newest["a"], b.lives["a"] = 7, Life.GONE
+    await b.linked_with(a)
+    assert a.id == PeerId("a", 1).beyond(7)
+    assert a.of("outranked") == [("b", Namesake(PeerId("a", 7), Life.GONE))]
+
+
+@scenario
+async def test_with_another_incarnation_all_links_are_made_anew(crew):
+    """Those of its own dialling, and those of the peers' dialling."""
+    b = await crew("b")
+    a = await crew("a", b.address)
+    c = await crew("c", a.address)
+    await a.linked_with(b, c)
+    former = a.id
+    d = await crew("d", a.address, listen=None)
+    d.newest["a"], d.lives["a"] = 7, Life.GONE
+    await d.linked_with(a)
+    await b.linked_with(a)
+    await c.linked_with(a)
+    assert a.id != former
+    assert not b.up[former]
+    assert not c.up[former]
+    a.transport.send(b.id, Call(a.id, 0), "")
+    await b.until(lambda: b.messages(Call))
+    await a.until(lambda: a.up.get(b.id) and a.up.get(c.id))
+
+
+@scenario
+async def test_a_link_with_a_past_incarnation_is_cut(crew):
+    """The handler may hear of a later process of that name from others. Then the next hello of the
+    earlier one is told so."""
+    a, b = await crew.pair()
+    b.newest["a"] = 7
+    await b.gone(a)
+    await a.until(lambda: a.of("outranked"))
+
+
+@scenario
+async def test_a_newcomer_to_a_run_at_its_end_is_refused(crew):
+    b = await crew("b")
+    b.met = lambda id, address, seed: False
+    a = await crew("a", b.address)
     await a.until(lambda: a.of("refused"))
-    assert "incarnation" in a.of("refused")[0][1]
+    assert "the run is at its end" in a.of("refused")[0][1]
 
 
 @scenario

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
-from mend_optim.protocol.lineage import Entry, Key, PeerId
+from mend_optim.protocol.lineage import INCARNATIONS, Entry, Key, PeerId
 from mend_optim.protocol.messages import Beat, Control, Level, Offer, Report, Rumor, Seal
 from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
@@ -19,7 +19,7 @@ from mend_optim.transport.frames import Assembler
 from mend_optim.transport.limits import COUNT_LIMIT, MESSAGE_LIMIT, PACE_LIMIT
 from tests.unit.transport.generated import CONTROL, HELLO, ID, OFFER, SEAL, STATE, WANT
 
-ME = PeerId("a", 2**64 - 1)
+ME = PeerId("a", INCARNATIONS - 1)
 
 
 def beat(**facts: object) -> Beat:
@@ -53,6 +53,7 @@ FULL = Beat(
     latency=12,
     finishes=True,
     ready=b"r" * 16,
+    turned_away=(ME,),
 )
 
 
@@ -199,3 +200,16 @@ def test_a_message_of_an_unknown_kind_is_refused():
         wire.decode_control(b"")
     with pytest.raises(PeerError, match="the header is of an unknown kind"):
         wire.message_from(pb.Header(), {})
+
+
+def test_an_incarnation_that_leaves_no_room_beyond_it_is_refused() -> None:
+    data = pb.PeerId(name="a", incarnation=INCARNATIONS).SerializeToString()
+    with pytest.raises(PeerError, match="must be below"):
+        wire.decode_id(data)
+
+
+def test_a_life_that_nobody_knows_is_refused() -> None:
+    namesake = pb.Namesake(peer=pb.PeerId(name="a"), life="undead")
+    hello = pb.Hello(peer=pb.PeerId(name="b"), namesake=namesake)
+    with pytest.raises(PeerError, match="'undead'"):
+        wire.decode_hello(hello.SerializeToString())

@@ -36,6 +36,7 @@ from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
 from mend_optim.transport.address import parse_dialable
 from mend_optim.transport.grpc_transport import Transport
+from mend_optim.worker.checkpoint import Checkpoint, is_past, newest
 from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
 from mend_optim.worker.outer import Outer
@@ -110,7 +111,9 @@ class Settings:
         second learner of the same name."""
         return replace(self, place=None)
 
-    def connect(self, owner: T, layout: Callable[[T], Layout]) -> Learner | None:
+    def connect(
+        self, owner: T, layout: Callable[[T], Layout], saved: Checkpoint | None = None
+    ) -> Learner | None:
         """Start a learner: its engine, its threads, its transport. None without peers.
 
         The learner leaves once `owner` is gone. Its threads are always reachable, so they hold
@@ -119,11 +122,14 @@ class Settings:
         Args:
             owner: keeps these settings, and the learner.
             layout: returns the layout of the owner's parameters as of now.
+            saved: the checkpoint that the learner will go on from, if that is known already.
         """
         place = self.place
         if place is None:
             return None
         me = PeerId(self.name, time.time_ns() % INCARNATIONS)
+        if saved and is_past(me, saved):
+            me = me.beyond(newest(self.name, saved))
         listen, listen_from = place.listen, place.listen_from
         advertise, peers = place.advertise, place.peers
         bare = self.offline()

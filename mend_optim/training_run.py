@@ -23,7 +23,7 @@ from mend_optim.run_history import RunHistory
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
 from mend_optim.status import Status, status_alone
-from mend_optim.worker.checkpoint import Checkpoint, to_state
+from mend_optim.worker.checkpoint import Checkpoint, is_past, to_state
 from mend_optim.worker.checkpoint_reader import OtherModelError
 from mend_optim.wrapped_parameters import Loaded, WrappedParameters
 
@@ -153,7 +153,7 @@ class TrainingRun:
         self._connect()
 
     def _connect(self) -> None:
-        self.learner = self.settings.connect(self, _layout_of)
+        self.learner = self.settings.connect(self, _layout_of, self.history.saved)
 
     def ensure_joined(self) -> tuple[Learner, Handover, bool]:
         """Before the first inner step with peers, show this learner's weights and join.
@@ -284,19 +284,20 @@ class TrainingRun:
             return None
 
     def resume(self, loaded: Loaded) -> None:
-        """Go on from a checkpoint at the next step: as a new incarnation, if this one has begun."""
+        """Go on from a checkpoint at the next step: as a new incarnation, if this one has begun, or
+        if that checkpoint knows a later one."""
         relaid = self.model.wrapped_groups != loaded.wrapped_groups
         self.model.wrapped_groups = loaded.wrapped_groups
         if relaid and self.model.laid_out:
             self.model.lay_out(loaded.layout)
-        if self.learner and (self.handover or relaid):
+        self.history.go_on(loaded.saved)
+        if self.learner and (self.handover or relaid or is_past(self.learner.me, loaded.saved)):
             self.handover = None
             was_closed = self.learner.closed
             self.learner.close()
             self.learner = None
             if not was_closed:
                 self._connect()
-        self.history.go_on(loaded.saved)
 
     def _checkpoint(self) -> Checkpoint:
         """All that it takes to go on from here."""

@@ -26,7 +26,7 @@ from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
-from mend_optim.protocol.lineage import Claim, Lineage, content_digest
+from mend_optim.protocol.lineage import Claim, Lineage, PeerId, content_digest
 from mend_optim.worker.correction import BufferCorrection, Correction, MomentCorrection, Reading
 from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, flat, unflat
 from mend_optim.worker.velocity import VELOCITY, VELOCITY_RATE
@@ -86,6 +86,27 @@ class Checkpoint:
     @property
     def totals(self) -> Totals:
         return Totals(self.step, self.tokens, self.rate)
+
+
+def newest(name: str, checkpoint: Checkpoint) -> int:
+    """The greatest incarnation of a learner of this name in the checkpoint; 0 if there is none. A
+    learner that goes on from it must be another process than all of them."""
+    found = [0]
+    for entry in checkpoint.history:
+        who, _, incarnation = entry.rpartition("#")
+        if who == name and set(incarnation) <= set("0123456789abcdef"):
+            found.append(int(incarnation or "0", 16))
+    for kept in checkpoint.fragments:
+        standing = kept.standing
+        claims = [standing.claim, standing.pending.claim if standing.pending else standing.claim]
+        authors = [*standing.lineage.merged, *(claim.author for claim in claims)]
+        found += [author.incarnation for author in authors if author.name == name]
+    return max(found)
+
+
+def is_past(id: PeerId, checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint has a process of this one's name that is the same, or a later one."""
+    return id.incarnation <= newest(id.name, checkpoint)
 
 
 def keep(standing: Standing, tensors: dict[str, Tensor], correction: Correction | None) -> Kept:

@@ -19,7 +19,7 @@ from mend_optim.engine.standing import Standing
 from mend_optim.errors import UsageError
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.handshake import ADDED, BUFFER, PARAMETER, model_difference
-from mend_optim.protocol.lineage import DIGEST_BYTES, Claim, Lineage, PeerId
+from mend_optim.protocol.lineage import DIGEST_BYTES, INCARNATIONS, Claim, Lineage, PeerId
 from mend_optim.worker.checkpoint import (
     BUFFER_TENSORS,
     FACTORS,
@@ -127,7 +127,7 @@ class _Reader:
         """A peer and its number, from [name, incarnation, number]."""
         if isinstance(entry, Sequence) and [type(part) for part in entry] == [str, int, int]:
             name, incarnation, number = entry
-            if 0 <= incarnation < LIMIT and 0 <= number < LIMIT:
+            if 0 <= incarnation < INCARNATIONS and 0 <= number < LIMIT:
                 return PeerId(name, incarnation), number
         raise self.fault(key, entry, "[name, incarnation, number]")
 

@@ -18,8 +18,10 @@ from mend_optim.worker.checkpoint import (
     Checkpoint,
     Kept,
     anchored,
+    is_past,
     keep,
     kept_correction,
+    newest,
     state_digest,
     to_state,
     with_group,
@@ -43,6 +45,23 @@ STANDING = Standing(
     has_unsent_residual=True,
     disagrees=True,
 )
+
+
+def test_the_newest_process_of_a_name_is_found_wherever_the_checkpoint_has_it() -> None:
+    merged = {PeerId("a", 7): 3, PeerId("b", 90): 1}
+    lineage = replace(STANDING.lineage, merged=merged)
+    claimed = replace(STANDING, claim=Claim(PeerId("a", 8), 0))
+    offered = replace(STANDING, pending=replace(PENDING, claim=Claim(PeerId("a", 9), 0)))
+    for standing, expected in ((STANDING, 1), (claimed, 8), (offered, 9)):
+        assert newest("a", Checkpoint(fragments=(Kept(standing, {}),))) == expected
+    assert newest("a", Checkpoint(fragments=(Kept(replace(STANDING, lineage=lineage), {}),))) == 7
+    history = ("a#b", "a#a", "b#ff", "nonsense", "a#nonsense", "a#")
+    checkpoint = Checkpoint(history=history, fragments=(Kept(offered, {}),))
+    assert newest("a", checkpoint) == 11
+    assert newest("c", checkpoint) == 0
+    assert newest("a", Checkpoint()) == 0
+    assert is_past(PeerId("a", 11), checkpoint)
+    assert not is_past(PeerId("a", 12), checkpoint)
 
 
 def tensors() -> dict[str, Tensor]:

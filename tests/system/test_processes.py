@@ -75,6 +75,27 @@ def test_a_killed_learner_comes_back_from_nothing_and_takes_the_trained_weights(
         assert not any(r["superseded"] or r["dropped_tokens"] for r in later)
 
 
+def test_a_killed_learner_whose_clock_was_set_back_comes_back_when_it_is_given_up(
+    supervisor: Supervisor,
+) -> None:
+    a, b, c = supervisor.start_all("abc")
+    await_common_seals(supervisor, [a, b, c], 2)
+    c.kill()
+    peers = [a.address, b.address]
+    again = supervisor.start("c", seed=99, listen=c.address, peers=peers, clock_behind_s=3600.0)
+    supervisor.until(
+        lambda: any("is not yet given up" in event["text"] for event in again.events["waiting"]),
+        "what it waits for",
+    )
+    again.await_event("renewed")
+    assert any(x.events["evicted"] for x in (a, b))
+    again.await_event("took over")
+    assert not again.events["alone"]
+    await_common_seals(supervisor, [a, b, again], 2)
+    assert_one_model(supervisor.settle(a, b, again))
+    assert len({event["after"] for event in again.events["renewed"]}) == 1
+
+
 def test_a_newcomer_starts_from_the_weights_of_a_learner_that_trained_alone(
     supervisor: Supervisor,
 ) -> None:

@@ -20,6 +20,7 @@ from mend_optim.engine.policies import Policies
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
+from mend_optim.worker.checkpoint import is_past, newest
 from tests.virtual.oracle import Oracle
 from tests.virtual.process import Learner, Saved
 
@@ -55,6 +56,8 @@ class Cluster:
         self.speed = {name: self.random.choice([1.0, 1.0, 2.0, 3.0]) for name in self.names}
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.order, self.incarnations = itertools.count(), itertools.count(10**6, 10**6)
+        # Of processes whose clock was set back: less than that of any other.
+        self.early = itertools.count(10**5)
         self.processes: dict[PeerId, Learner] = {}
         self.learners: dict[str, Learner] = {}
         self.listening: dict[str, Learner] = {}
@@ -65,6 +68,8 @@ class Cluster:
         self.training, self.trained = True, 0
         # Faults injected and decisions taken; tests assert that they happened.
         self.seen: Counter[str] = Counter()
+        # The processes that were told of another one of their name which is alive.
+        self.refused: set[PeerId] = set()
         self.saved: list[Saved] = []
         self.traps: list[str] = []  # points of a round at which the sealer shall die
         self.oracle = Oracle(self)
@@ -126,9 +131,18 @@ class Cluster:
         if name not in self.learners:
             self.launch(name, begin_after, saved)
 
-    def launch(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> Learner:
-        """Start a new process of that name, even if an older one still runs."""
-        id = PeerId(name, next(self.incarnations))
+    def launch(
+        self,
+        name: str,
+        begin_after: float = 0.5,
+        saved: Saved | None = None,
+        early: bool = False,
+    ) -> Learner:
+        """Start a new process of that name, even if an older one still runs. `early`: its clock was
+        set back."""
+        id = PeerId(name, next(self.early if early else self.incarnations))
+        if saved and is_past(id, saved.checkpoint):
+            id = id.beyond(newest(name, saved.checkpoint))
         address = name if name not in self.listening else str(id)
         learner = self.learner_type(self, id, address if self.dialable[name] else "", saved)
         self.processes[id] = self.learners[name] = learner
@@ -139,12 +153,20 @@ class Cluster:
         learner.pump()
         return learner
 
-    def duplicate(self, name: str, duration: float, younger: bool) -> None:
+    def start_early(self, name: str) -> None:
+        """Start a learner whose clock was set back, perhaps from any of the checkpoints."""
+        if name not in self.learners:
+            self.seen["set back"] += 1
+            saved = self.random.choice([None, *self.saved])
+            self.launch(name, saved=saved, early=True)
+
+    def duplicate(self, name: str, duration: float, younger: bool, early: bool = False) -> None:
         """A second process of the same name runs for a while; then one of the two dies."""
         older = self.learners.get(name)
         if older:
             self.seen["duplicated"] += 1
-            self.at(duration, self._part_twins, older, self.launch(name), younger)
+            newer = self.launch(name, early=early)
+            self.at(duration, self._part_twins, older, newer, younger)
 
     def _part_twins(self, older: Learner, newer: Learner, younger: bool) -> None:
         if not older.dead and not newer.dead:
@@ -162,12 +184,12 @@ class Cluster:
         self.seen["crash"] += 1
         self.oracle.died(learner)
         learner.dead, learner.frozen = True, False
-        del self.processes[learner.id]
+        del self.processes[learner.me]
         if self.learners.get(learner.name) is learner:
             del self.learners[learner.name]
         if self.listening.get(learner.address) is learner:
             del self.listening[learner.address]
-        self.unlink(lambda link: learner.id in link)
+        self.unlink(lambda link: learner.me in link)
 
     def leave(self, name: str) -> None:
         """A clean close: the learner says goodbye and ends."""
@@ -187,7 +209,7 @@ class Cluster:
             self.at(duration, self.thaw, learner)
             if breaks:
                 self.at(
-                    duration / 2, self.unlink, lambda link: learner.frozen and learner.id in link
+                    duration / 2, self.unlink, lambda link: learner.frozen and learner.me in link
                 )
 
     def thaw(self, learner: Learner) -> None:
@@ -303,13 +325,14 @@ class Cluster:
 
     def dial(self, learner: Learner) -> None:
         """Dial every address that is known and not linked, once a second."""
+        self.cut_outranked(learner)
         contacts = {p.address for p in learner.engine.state.roster.peers.values() if p.address}
         for address in sorted(contacts | set(learner.engine.state.seeds.found)):
             there = self.listening.get(address)
             if (
                 there
                 and there is not learner
-                and frozenset((learner.id, there.id)) not in self.links
+                and frozenset((learner.me, there.me)) not in self.links
                 and not self.parted(learner.name, there.name)
             ):
                 self.after(self.random.random() * self.delay_s, learner, self.hello, learner, there)
@@ -318,13 +341,43 @@ class Cluster:
     def hello(self, caller: Learner, callee: Learner) -> None:
         if callee.dead or callee.frozen or self.parted(caller.name, callee.name):
             return
-        if not callee.engine.met(callee.now, caller.id, caller.address):
-            self.seen["turned away"] += 1
-            caller.engine.refused(caller.now, callee.address, "of the past")
-        elif caller.engine.met(caller.now, callee.id, callee.address, callee.address):
-            self.links.add(frozenset((caller.id, callee.id)))
+        if not callee.engine.met(callee.now, caller.me, caller.address):
+            self.turn_away(callee, caller)
+        elif not caller.engine.met(caller.now, callee.me, callee.address, callee.address):
+            self.turn_away(caller, callee)
+        else:
+            self.links.add(frozenset((caller.me, callee.me)))
             for here, there in ((caller, callee), (callee, caller)):
-                here.linked(there.id, True)
+                here.linked(there.me, True)
+
+    def turn_away(self, by: Learner, other: Learner) -> None:
+        """A learner refuses another, and tells it of a process of its name, if that is why."""
+        self.seen["turned away"] += 1
+        before, namesake = other.me, by.engine.state.roster.namesake(other.me)
+        if namesake is None:
+            other.engine.refused(other.now, by.address, "at its end")
+        else:
+            self.seen[f"namesake {namesake.life.value}"] += 1
+            if other.engine.outranked(other.now, by.address, namesake):
+                self.rename(other, before)
+        other.pump()
+
+    def rename(self, learner: Learner, before: PeerId) -> None:
+        """The learner has another incarnation: its links break."""
+        self.seen["renamed in training"] += bool(learner.engine.state.totals.step)
+        assert learner.me not in self.processes
+        self.processes[learner.me] = self.processes.pop(before)
+        for link in sorted(tuple(sorted(link)) for link in self.links if before in link):
+            self.links.discard(frozenset(link))
+            (there,) = (id for id in link if id != before)
+            self.at(self.random.random(), self.linked, there, before, False)
+            learner.linked(there, False)
+
+    def cut_outranked(self, learner: Learner) -> None:
+        """Break the links with processes that this learner would turn away by now."""
+        if self.seen["duplicated"] or self.seen["set back"]:
+            roster, me = learner.engine.state.roster, learner.me
+            self.unlink(lambda link: me in link and any(map(roster.namesake, link - {me})))
 
     def send(self, sender: Learner, effect: Send) -> None:
         to, _message = effect.to, effect.message
@@ -366,14 +419,14 @@ class Cluster:
             asker = self.processes.get(effect.to)
             question = self._question(asker, effect.reply, message) if asker else None
             if asker and question:
-                self.after(later, asker, asker.report, "undelivered", sender.id, question)
+                self.after(later, asker, asker.report, "undelivered", sender.me, question)
 
     def _question(self, asker: Learner, reply: str, answer: Seal | State) -> Message | None:
         fragments = asker.engine.state.fragments
         if answer.fragment >= len(fragments):
             return None
         if reply == PULL:
-            return Want(asker.id, answer.fragment, b"")
+            return Want(asker.me, answer.fragment, b"")
         pending = fragments[answer.fragment].pending
         return pending.offer if pending else None
 
@@ -382,6 +435,8 @@ class Cluster:
     def note(self, learner: Learner, event: Event) -> None:
         self.seen[event.kind] += 1
         assert event.kind != "fault", (learner.name, event.text)
+        if event.kind == "refused" and learner.name in event.text:
+            self.refused.add(learner.id)
         record = event.facts.get("round")
         if record:
             self.seen[record.reason] += 1

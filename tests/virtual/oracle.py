@@ -101,7 +101,7 @@ class Oracle:
         """Laws 3 and 6: the learner that seals is the sealer by its own roster, merges on its own
         anchor, and has a quorum of that roster."""
         state = learner.engine.state
-        assert state.roster.sealer(job.fragment) == learner.id, ("sealed by another", learner.id)
+        assert state.roster.sealer(job.fragment) == learner.me, ("sealed by another", learner.id)
         assert len(job.offers) >= self.cluster.policies.quorum.needed(state.roster.size), (
             "sealed below quorum"
         )
@@ -192,7 +192,7 @@ class Oracle:
         """The units in the offers that a sealer holds, or with `safe=False` any learner. An offer
         of work from a checkpoint is not safe: another process may have offered the same work."""
         state = learner.engine.state
-        if p >= len(state.rounds) or (safe and state.roster.sealer(p) != learner.id):
+        if p >= len(state.rounds) or (safe and state.roster.sealer(p) != learner.me):
             return set()
         offers = [
             offer for offer in state.rounds[p].inbox.values() if offer.claim.author == offer.peer

@@ -13,6 +13,7 @@ from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Message, Seal
+from mend_optim.worker.checkpoint import Checkpoint, Kept
 from tests.virtual.units import Correction, Units, Vector, add, stack
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ class Saved:
     mailbox: dict[int, Correction]
     heirs: frozenset[PeerId]
     groups: tuple[bytes, ...]
+    #: The processes that saved it, each as it was called then.
+    history: tuple[PeerId, ...]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What a real checkpoint would tell of processes."""
+        fragments = tuple(Kept(standing, {}) for standing in self.resumed.standings)
+        return Checkpoint(history=tuple(map(str, self.history)), fragments=fragments)
 
     def beside_other_weights(self) -> Saved:
         """The same checkpoint, restored with other weights than it was saved with: these become the
@@ -85,6 +94,12 @@ class Learner:
         self.step_s: float | None = None  # of the inner step under way
         self.woken_at = float("inf")
         self.paused_until = 0.0  # its training loop does something else until then
+
+    @property
+    def me(self) -> PeerId:
+        """What it is called now. `id` is what it was called at its start: the oracle knows its work
+        by that."""
+        return self.engine.state.me
 
     @property
     def now(self) -> float:
@@ -155,7 +170,9 @@ class Learner:
                 self.units.disagreement,
             )
         )
-        return Saved(resumed, *copies, dict(self.mailbox), self.heirs | {self.id}, self.groups)
+        history = (*(self.saved.history if self.saved else ()), self.me)
+        heirs = self.heirs | {self.id}
+        return Saved(resumed, *copies, dict(self.mailbox), heirs, self.groups, history)
 
     def step(self) -> None:
         """One inner step if joined: a new unit of work in every fragment."""

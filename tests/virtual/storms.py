@@ -140,6 +140,7 @@ def draw(seed: int, wide: bool = False) -> Storm:
         storm, faults = replace(storm, quorum=1), heir + (faults if r.random() < 0.5 else [])
     # Drawn apart, so that a seed has the faults that it had before there were these.
     faults += _draw_pauses(random.Random(f"pauses of {seed}"), names, storm.seconds)
+    faults += _draw_clocks(random.Random(f"clocks of {seed}"), names, storm.seconds)
     auto = 0 if wide else random.Random(f"period of {seed}").choice([0, 0, 8, 30])
     return replace(storm, auto=auto, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
@@ -201,6 +202,19 @@ def _draw_pauses(r: random.Random, names: list[str], seconds: float) -> Iterator
     for name in names if r.random() < 0.15 else ():
         if r.random() < 0.5:
             yield Fault(seconds * r.random(), "pause", (name, r.uniform(3.0, 25.0)))
+
+
+def _draw_clocks(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:
+    """Clocks that are set back between two starts of a learner, and twins of which the younger one
+    seems to be the older."""
+    for name in r.sample(names, r.choice([0, 0, 0, 1, 2])):
+        at, lasting = seconds * r.random(), 12 * r.random()
+        if r.random() < 0.3:
+            yield Fault(at, "duplicate", (name, lasting, r.random() < 0.5, True))
+            continue
+        yield Fault(at * r.random(), "save", (r.choice(names),))
+        yield Fault(at, r.choice(["crash", "crash", "leave"]), (name,))
+        yield Fault(at + lasting, "start_early", (name,))
 
 
 def _return(r: random.Random, at: float, name: str) -> Fault:

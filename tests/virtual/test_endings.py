@@ -73,8 +73,8 @@ class Ends(Cluster):
         peers = frozenset(peer.id for peer in state.roster.peers.values())
         left_over = max(f.unmerged(state.totals).tokens for f in state.fragments)
         anchors = [dict(theta) for theta in learner.units.theta]
-        self.ends[learner.id] = End(
-            peers | {learner.id}, state.ready, anchors, left_over, learner.engine.ending.tokens()
+        self.ends[learner.me] = End(
+            peers | {learner.me}, state.ready, anchors, left_over, learner.engine.ending.tokens()
         )
         assert not learner.mailbox
         if learner.engine.ending.can_merge():

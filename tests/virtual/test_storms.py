@@ -37,6 +37,11 @@ SEEN = (
     "rested",
     "closing",
     "paused",
+    "set back",
+    "renewed",
+    "renamed in training",
+    "namesake alive",
+    "namesake suspected",
     "idle",
 )
 REPLAY = """

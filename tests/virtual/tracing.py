@@ -268,8 +268,14 @@ class TracedCluster(Cluster):
 
     # what happens
 
-    def launch(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> Learner:
-        learner = super().launch(name, begin_after, saved)
+    def launch(
+        self,
+        name: str,
+        begin_after: float = 0.5,
+        saved: Saved | None = None,
+        early: bool = False,
+    ) -> Learner:
+        learner = super().launch(name, begin_after, saved, early)
         self.line(self.name_of(learner.id), "starts")
         return learner
 

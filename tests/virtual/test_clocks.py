@@ -1,0 +1,112 @@
+"""A learner whose clock was set back between two starts, in a whole cluster in virtual time: it
+trains with the others again, and its work is merged. The oracle checks the laws all along;
+`test_storms.py` has such starts among all other faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.virtual.cluster import Cluster
+from tests.virtual.process import Learner
+from tests.virtual.storms import policies
+
+NAME = "learner-0"
+
+
+def running(seed: int, n: int = 3) -> Cluster:
+    cluster = Cluster(n, seed, policies(fragments=1 + seed % 2), loss=0.0, duplicates=0.0)
+    cluster.start_all()
+    cluster.run(25.0)
+    return cluster
+
+
+def all_merged(cluster: Cluster, learner: Learner) -> bool:
+    """Whether everything that this process has trained is in the model that all end on."""
+    assert learner.engine.state.totals.step > 0
+    assert cluster.settle()
+    return not any(unit[0] == learner.id for _, unit in cluster.oracle.missing())
+
+
+@pytest.mark.parametrize("ends", ["crash", "leave"])
+@pytest.mark.parametrize("pause_s", [0.2, 4.0, 20.0])
+def test_a_learner_whose_clock_was_set_back_merges_its_work_again(
+    ends: str, pause_s: float
+) -> None:
+    """After a goodbye it is let in at once. After a crash it waits for the eviction before its
+    first step, even if that takes longer than it waits for learners that may never come."""
+    for seed in range(4):
+        cluster = running(seed)
+        former = cluster.learners[NAME]
+        getattr(cluster, ends)(NAME)
+        cluster.run(pause_s)
+        learner = cluster.launch(NAME, early=True)
+        cluster.run(40.0)
+        assert learner.id < former.id < learner.me
+        assert cluster.seen["renamed in training"] == 0
+        # A peer that has not noticed the death yet takes the two for twins.
+        assert cluster.seen["refused"] == 0 or pause_s < 1
+        assert all_merged(cluster, learner)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_learner_goes_beyond_the_processes_of_its_checkpoint_by_itself(seed: int) -> None:
+    """No peer has to tell it: those may have gone as well."""
+    cluster = running(seed)
+    former = cluster.learners[NAME]
+    cluster.until(lambda: bool(cluster.save(NAME) or cluster.saved), 5.0)
+    cluster.leave(NAME)
+    learner = cluster.launch(NAME, saved=cluster.saved[0], early=True)
+    assert former.id < learner.me == learner.id
+    cluster.run(20.0)
+    assert cluster.seen["renewed"] == 0
+    assert all_merged(cluster, learner)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_learner_that_hears_of_it_after_it_has_trained_loses_nothing(seed: int) -> None:
+    """Those that it met at first knew nothing of its earlier process."""
+    cluster = running(seed)
+    cluster.crash(NAME)
+    cluster.run(12.0)
+    cluster.crash("learner-1")
+    cluster.run(0.5)
+    cluster.start("learner-1")
+    cluster.cut([(NAME, "learner-2"), ("learner-2", NAME)], 30.0)
+    learner = cluster.launch(NAME, early=True)
+    cluster.run(29.0)
+    assert learner.me == learner.id
+    assert learner.engine.state.totals.step > 0
+    cluster.run(20.0)
+    assert cluster.seen["renamed in training"] == 1
+    assert learner.me != learner.id
+    assert all_merged(cluster, learner)
+    assert all(f.dropped_tokens == 0 for f in learner.engine.state.fragments)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_twins_whose_clocks_were_set_back_stay_two(seed: int) -> None:
+    """Both are to go beyond the same process. One of them trains with the others, and both are
+    told."""
+    cluster = running(seed)
+    cluster.leave(NAME)
+    twins = [cluster.launch(NAME, early=True) for _ in range(2)]
+    cluster.run(40.0)
+    assert len({twin.me for twin in twins}) == 2
+    met = [cluster.learners["learner-1"].engine.state.roster.find(twin.me) for twin in twins]
+    assert sum(peer is not None for peer in met) == 1
+    assert cluster.refused >= {twin.id for twin in twins}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_process_that_lives_is_not_replaced_by_one_with_an_earlier_start(seed: int) -> None:
+    """Both users hear of it. Once the living one is dead, the other gets in."""
+    cluster = running(seed)
+    older = cluster.learners[NAME]
+    newer = cluster.launch(NAME, early=True)
+    cluster.run(30.0)
+    assert newer.me == newer.id
+    assert cluster.learners["learner-1"].engine.state.roster.find(older.me)
+    assert cluster.refused >= {older.id, newer.id}
+    cluster.kill(older)
+    cluster.run(30.0)
+    assert cluster.learners["learner-1"].engine.state.roster.find(newer.me)

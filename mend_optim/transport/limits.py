@@ -5,6 +5,7 @@ Every check raises `PeerError` with a text that names the thing, its size and th
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Collection
 from typing import TypeVar
 
@@ -14,6 +15,11 @@ from mend_optim.errors import PeerError
 MESSAGE_LIMIT = 4 << 20
 #: Bytes of a learner's name, an address, a codec's or a section's name.
 NAME_LIMIT = 256
+#: Bytes of a text that a peer wrote for people: a reason, or a field of its model or settings.
+TEXT_LIMIT = 1024
+#: The greatest counter: tokens, versions, steps, sequence numbers, incarnations. Sums of two of
+#: them still fit into the 64 bits of the wire.
+COUNTER_LIMIT = 2**62
 #: Bytes of a digest.
 DIGEST_LIMIT = 32
 #: Entries of any list: peers, fragments, members, fields.
@@ -38,10 +44,30 @@ def check_size(what: str, nbytes: int, limit: int) -> None:
 
 
 def checked_name(what: str, text: str, *, may_be_empty: bool = False) -> str:
-    """Return a name, or raise if it is too long, or empty where it must not be."""
+    """Return a name. Raise if it is too long, empty where it must not be, or could pass for
+    another: names are printable, and in the composed form of Unicode (NFC)."""
     check(bool(text) or may_be_empty, f"{what} is empty")
     check_size(what, len(text.encode()), NAME_LIMIT)
+    plain = text.isascii() or unicodedata.is_normalized("NFC", text)
+    check(text.isprintable() and plain, f"{what} {text!a} is not printable text in NFC")
     return text
+
+
+def checked_text(what: str, text: str) -> str:
+    """Return a text for people with everything escaped that is not printable, such as line breaks
+    and terminal codes. Raise if it is too long."""
+    check_size(what, len(text.encode()), TEXT_LIMIT)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    )
+
+
+def checked_count(what: str, count: int) -> int:
+    """Return a counter, or raise if it is too great."""
+    check(count <= COUNTER_LIMIT, f"{what} is {count}; the limit is {COUNTER_LIMIT}")
+    return count
 
 
 def checked_digest(what: str, digest: bytes) -> bytes:
@@ -56,7 +82,8 @@ def checked_list(what: str, entries: _C, limit: int = COUNT_LIMIT) -> _C:
     return entries
 
 
-def checked_number(what: str, value: float) -> float:
-    """Return a number, or raise unless it is finite and at least 0."""
+def checked_number(what: str, value: float, limit: float = math.inf) -> float:
+    """Return a number, or raise unless it is finite, at least 0 and at most `limit`."""
     check(math.isfinite(value) and value >= 0, f"{what} is {value}; it must be finite and >= 0")
+    check(value <= limit, f"{what} is {value}; the limit is {limit:g}")
     return value

@@ -39,10 +39,12 @@ from mend_optim.transport.limits import (
     PACE_LIMIT,
     check,
     check_size,
+    checked_count,
     checked_digest,
     checked_list,
     checked_name,
     checked_number,
+    checked_text,
 )
 
 _P = TypeVar("_P", bound=Proto)
@@ -82,7 +84,11 @@ def _key(key: Key) -> pb.Key:
 
 def _to_key(owner: pb.Report | pb.Offer | pb.Seal | pb.Lineage) -> Key:
     check(owner.HasField("key"), f"the {type(owner).__name__} has no key")
-    return Key(owner.key.tokens, owner.key.version, checked_digest("digest", owner.key.digest))
+    return Key(
+        checked_count("tokens of an anchor", owner.key.tokens),
+        checked_count("version of an anchor", owner.key.version),
+        checked_digest("digest", owner.key.digest),
+    )
 
 
 def _merged(pairs: Iterable[tuple[PeerId, int]]) -> list[pb.Merged]:
@@ -90,7 +96,11 @@ def _merged(pairs: Iterable[tuple[PeerId, int]]) -> list[pb.Merged]:
 
 
 def _to_merged(what: str, pairs: Any) -> tuple[tuple[PeerId, int], ...]:
-    return tuple((_to_id(pair.peer), pair.seq) for pair in checked_list(what, pairs))
+    return tuple(_to_pair(pair) for pair in checked_list(what, pairs))
+
+
+def _to_pair(pair: pb.Merged) -> tuple[PeerId, int]:
+    return _to_id(pair.peer), checked_count("number of an offer", pair.seq)
 
 
 def _fields(pairs: Iterable[tuple[str, str]]) -> list[pb.Field]:
@@ -98,7 +108,10 @@ def _fields(pairs: Iterable[tuple[str, str]]) -> list[pb.Field]:
 
 
 def _to_fields(fields: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((field.name, field.value) for field in checked_list("fields", fields))
+    return tuple(
+        (checked_text("field name", field.name), checked_text("field value", field.value))
+        for field in checked_list("fields", fields)
+    )
 
 
 # ── hello and control ─────────────────────────────────────────────────────────────────────────────
@@ -139,7 +152,7 @@ def decode_hello(data: bytes) -> Hello:
         model=_to_fields(hello.model),
         policy=_to_fields(hello.policy),
         protocol=hello.protocol,
-        refusal=hello.refusal,
+        refusal=checked_text("refusal", hello.refusal),
         namesake=_to_namesake(hello.namesake) if hello.HasField("namesake") else None,
     )
 
@@ -227,19 +240,19 @@ def _to_beat(beat: pb.Beat) -> Beat:
     return Beat(
         peer=_to_id(beat.peer),
         address=checked_name("address", beat.address, may_be_empty=True),
-        count=beat.count,
-        step=beat.step,
-        tokens=beat.tokens,
+        count=checked_count("number of a beat", beat.count),
+        step=checked_count("steps", beat.step),
+        tokens=checked_count("tokens", beat.tokens),
         seconds_per_step=checked_number("seconds per step", beat.seconds_per_step),
         training=beat.training,
         genesis=checked_digest("genesis", beat.genesis),
         reports=tuple(_to_report(report) for report in checked_list("reports", beat.reports)),
         roster=tuple(_to_rumor(rumor) for rumor in checked_list("rumors", beat.roster)),
-        ping=beat.ping,
-        pong=beat.pong,
-        position=beat.position,
+        ping=checked_count("ping", beat.ping),
+        pong=checked_count("pong", beat.pong),
+        position=checked_count("position", beat.position),
         paces=tuple(_to_pace(pace) for pace in checked_list("paces", beat.paces, PACE_LIMIT)),
-        latency=beat.latency,
+        latency=checked_count("latency", beat.latency),
         finishes=beat.finishes,
         ready=checked_digest("ready", beat.ready),
         turned_away=tuple(map(_to_id, checked_list("processes", beat.turned_away))),
@@ -266,7 +279,7 @@ def _to_rumor(rumor: pb.Rumor) -> Rumor:
     return Rumor(
         peer=_to_id(rumor.peer),
         address=checked_name("address", rumor.address, may_be_empty=True),
-        count=rumor.count,
+        count=checked_count("number of a beat", rumor.count),
         left=rumor.left,
     )
 
@@ -328,7 +341,7 @@ def _claim(claim: Claim) -> pb.Merged:
 
 
 def _to_claim(claim: pb.Merged) -> Claim:
-    return Claim(_to_id(claim.peer), claim.seq)
+    return Claim(*_to_pair(claim))
 
 
 def _offer(offer: Offer) -> pb.Offer:
@@ -358,17 +371,20 @@ def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
     return Offer(
         peer=_to_id(offer.peer),
         fragment=offer.fragment,
-        seq=offer.seq,
-        tokens=offer.tokens,
-        steps=offer.steps,
+        seq=checked_count("number of an offer", offer.seq),
+        tokens=checked_count("tokens of an offer", offer.tokens),
+        steps=checked_count("steps of an offer", offer.steps),
         rate=checked_number("rate of an offer", offer.rate),
         genesis=checked_digest("genesis", offer.genesis),
         key=_to_key(offer),
         due=offer.due,
         sections=sections,
         inherited=inherited,
-        follows=offer.follows,
-        again=(offer.again_tokens, offer.again_steps),
+        follows=checked_count("number of an offer", offer.follows),
+        again=(
+            checked_count("tokens of a residual", offer.again_tokens),
+            checked_count("steps of a residual", offer.again_steps),
+        ),
     )
 
 
@@ -403,15 +419,24 @@ def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
         fragment=seal.fragment,
         base=checked_digest("digest", seal.base),
         key=_to_key(seal),
-        members=tuple(Entry(_to_id(m.peer), m.seq, m.tokens, m.steps) for m in members),
-        weights=tuple(checked_number("weight", m.weight) for m in members),
+        members=tuple(_to_entry(member) for member in members),
+        weights=tuple(checked_number("weight", m.weight, 1.0) for m in members),
         absent=tuple(
             checked_name("peer name", name) for name in checked_list("absent peers", seal.absent)
         ),
         reason=checked_name("reason", seal.reason, may_be_empty=True),
         payload=checked_digest("digest", seal.payload),
-        period=seal.period,
+        period=checked_count("period", seal.period),
         sections=sections,
+    )
+
+
+def _to_entry(member: pb.Member) -> Entry:
+    return Entry(
+        _to_id(member.peer),
+        checked_count("number of an offer", member.seq),
+        checked_count("tokens of a member", member.tokens),
+        checked_count("steps of a member", member.steps),
     )
 
 
@@ -431,7 +456,7 @@ def _to_state(state: pb.State, sections: Sections) -> State:
         fragment=state.fragment,
         lineage=_to_lineage(state.lineage),
         content=checked_digest("content", state.content),
-        period=state.period,
+        period=checked_count("period", state.period),
         sections=sections,
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import strategies as st
 
@@ -21,19 +23,24 @@ from mend_optim.protocol.messages import (
     State,
     Want,
 )
-from mend_optim.transport.limits import DIGEST_LIMIT
+from mend_optim.transport.limits import COUNTER_LIMIT, DIGEST_LIMIT
 
+COUNTER = st.integers(0, COUNTER_LIMIT)
 U64 = st.integers(0, 2**64 - 1)
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
+TEXT = (
+    st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=40)
+    .map(partial(unicodedata.normalize, "NFC"))
+    .filter(str.isprintable)
+)
+NAME = st.just("é") | TEXT.map(lambda text: text or "name")
 DIGEST = st.binary(max_size=DIGEST_LIMIT)
 NUMBER = st.floats(0, allow_infinity=False, allow_nan=False)
 POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
 LEVEL = st.builds(Level, POSITIVE, POSITIVE, NUMBER, st.integers(0, 2**32 - 1))
 FRAGMENT = st.integers(0, 2**32 - 1)
 ID = st.builds(PeerId, NAME, st.integers(0, INCARNATIONS - 1))
-KEY = st.builds(Key, U64, U64, DIGEST)
-HELD = st.lists(st.tuples(ID, U64), max_size=3).map(tuple)
+KEY = st.builds(Key, COUNTER, COUNTER, DIGEST)
+HELD = st.lists(st.tuples(ID, COUNTER), max_size=3).map(tuple)
 FIELDS = st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple)
 PACKET = st.builds(
     lambda codec, numel, data: Packet(codec, numel, memoryview(data)),
@@ -42,7 +49,9 @@ PACKET = st.builds(
     st.binary(max_size=64),
 )
 SECTIONS = st.dictionaries(NAME, PACKET, max_size=4)
-MEMBERS = st.lists(st.tuples(st.builds(Entry, ID, U64, U64, U64), NUMBER), max_size=4)
+MEMBERS = st.lists(
+    st.tuples(st.builds(Entry, ID, COUNTER, COUNTER, COUNTER), st.floats(0, 1)), max_size=4
+)
 
 HELLO = st.builds(
     Hello,
@@ -58,19 +67,19 @@ BEAT = st.builds(
     Beat,
     peer=ID,
     address=TEXT,
-    count=U64,
-    step=U64,
-    tokens=U64,
+    count=COUNTER,
+    step=COUNTER,
+    tokens=COUNTER,
     seconds_per_step=NUMBER,
     training=st.booleans(),
     genesis=DIGEST,
     reports=st.lists(st.builds(Report, KEY, HELD, DIGEST), max_size=3).map(tuple),
-    roster=st.lists(st.builds(Rumor, ID, TEXT, U64, st.booleans()), max_size=3).map(tuple),
-    ping=U64,
-    pong=U64,
-    position=U64,
+    roster=st.lists(st.builds(Rumor, ID, TEXT, COUNTER, st.booleans()), max_size=3).map(tuple),
+    ping=COUNTER,
+    pong=COUNTER,
+    position=COUNTER,
     paces=st.lists(st.tuples(NAME, LEVEL), max_size=3).map(tuple),
-    latency=U64,
+    latency=COUNTER,
     turned_away=st.lists(ID, max_size=3).map(tuple),
 )
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
@@ -83,18 +92,18 @@ OFFER = st.builds(
         Offer,
         peer=ID,
         fragment=FRAGMENT,
-        seq=U64,
-        tokens=U64,
-        steps=U64,
+        seq=COUNTER,
+        tokens=COUNTER,
+        steps=COUNTER,
         rate=st.floats(0, allow_infinity=False),
         genesis=DIGEST,
         key=KEY,
         due=st.booleans(),
         sections=SECTIONS,
-        follows=U64,
-        again=st.tuples(U64, U64),
+        follows=COUNTER,
+        again=st.tuples(COUNTER, COUNTER),
     ),
-    st.none() | st.builds(Claim, ID, st.integers(0, 2**64 - 2)),
+    st.none() | st.builds(Claim, ID, st.integers(0, COUNTER_LIMIT - 1)),
 )
 SEAL = st.builds(
     lambda of, **rest: Seal(
@@ -108,16 +117,16 @@ SEAL = st.builds(
     absent=st.lists(NAME, max_size=3).map(tuple),
     reason=TEXT,
     payload=DIGEST,
-    period=U64,
+    period=COUNTER,
     sections=SECTIONS,
 )
 LINEAGE = st.builds(
     Lineage,
-    tokens=U64,
-    version=U64,
+    tokens=COUNTER,
+    version=COUNTER,
     digest=DIGEST,
     genesis=DIGEST,
-    merged=st.dictionaries(ID, U64, max_size=4),
+    merged=st.dictionaries(ID, COUNTER, max_size=4),
 )
 STATE = st.builds(
     State,
@@ -125,7 +134,7 @@ STATE = st.builds(
     fragment=FRAGMENT,
     lineage=LINEAGE,
     content=DIGEST,
-    period=U64,
+    period=COUNTER,
     sections=SECTIONS,
 )
 BULK = st.one_of(OFFER, SEAL, STATE)

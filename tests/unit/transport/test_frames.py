@@ -30,10 +30,10 @@ GOOD = Offer(
     peer=ME,
     fragment=0,
     seq=7,
-    tokens=2**63,
+    tokens=2**61,
     steps=5,
     genesis=b"genesis",
-    key=Key(2**64 - 1, 3, b"digest"),
+    key=Key(2**62, 3, b"digest"),
     due=True,
 )
 

@@ -431,7 +431,7 @@ async def test_control_messages_go_both_ways_with_a_learner_that_nobody_can_dial
     await b.linked_with(a)
     await a.linked_with(b)
     assert a.address == b.of("met")[0][1] == ""
-    up, down = Beat(peer=a.id, address="", count=2**62, tokens=2**64 - 1), Call(b.id, 1)
+    up, down = Beat(peer=a.id, address="", count=2**61, tokens=2**62), Call(b.id, 1)
     a.transport.send(b.id, up, "")
     b.transport.send(a.id, down, "")
     await b.until(lambda: b.messages(Beat) == [up])

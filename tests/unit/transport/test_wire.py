@@ -6,17 +6,26 @@ from contextlib import suppress
 from dataclasses import MISSING, fields
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message as Proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
-from mend_optim.protocol.lineage import INCARNATIONS, Entry, Key, PeerId
-from mend_optim.protocol.messages import Beat, Control, Level, Offer, Report, Rumor, Seal
+from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.lineage import INCARNATIONS, Claim, Entry, Key, Lineage, PeerId
+from mend_optim.protocol.messages import Beat, Control, Level, Offer, Report, Rumor, Seal, State
 from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler
-from mend_optim.transport.limits import COUNT_LIMIT, MESSAGE_LIMIT, PACE_LIMIT
+from mend_optim.transport.limits import (
+    COUNT_LIMIT,
+    COUNTER_LIMIT,
+    MESSAGE_LIMIT,
+    PACE_LIMIT,
+    TEXT_LIMIT,
+)
 from tests.unit.transport.generated import CONTROL, HELLO, ID, OFFER, SEAL, STATE, WANT
 
 ME = PeerId("a", INCARNATIONS - 1)
@@ -112,8 +121,8 @@ def test_mutated_control_gives_a_message_or_a_peer_error(message, data):
         )
 
 
-@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
-def test_weights_are_finite(weight):
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0, 1.5])
+def test_weights_are_shares(weight):
     seal = Seal(
         sealer=ME,
         fragment=0,
@@ -213,3 +222,110 @@ def test_a_life_that_nobody_knows_is_refused() -> None:
     hello = pb.Hello(peer=pb.PeerId(name="b"), namesake=namesake)
     with pytest.raises(PeerError, match="'undead'"):
         wire.decode_hello(hello.SerializeToString())
+
+
+# ── hostile numbers and texts ─────────────────────────────────────────────────────────────────────
+
+
+def counters(message: Proto) -> list[tuple[Proto, str]]:
+    """Every 64-bit counter of a protobuf message that is set, with the part that has it."""
+    found: list[tuple[Proto, str]] = []
+    for field, value in message.ListFields():
+        if field.type in (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64):
+            found.append((message, field.name))
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            parts = value if field.is_repeated else [value]
+            found += [entry for part in parts for entry in counters(part)]
+    return found
+
+
+ENTRY = Entry(ME, 1, 2, 3)
+WHOLE = Offer(
+    peer=ME,
+    fragment=0,
+    seq=9,
+    tokens=1,
+    steps=1,
+    genesis=b"",
+    key=Key(1, 1, b""),
+    due=False,
+    follows=1,
+    again=(1, 1),
+    inherited=Claim(ME, 1),
+)
+SEALED = Seal(
+    sealer=ME,
+    fragment=0,
+    base=b"",
+    key=Key(1, 1, b""),
+    members=(ENTRY,),
+    weights=(1.0,),
+    absent=("b",),
+    reason="all_present",
+    payload=b"",
+    period=1,
+)
+ANCHOR = State(
+    peer=ME,
+    fragment=0,
+    lineage=Lineage(tokens=1, version=1, digest=b"", genesis=b"", merged={ME: 1}),
+    content=b"",
+    period=1,
+    sections={},
+)
+
+
+def test_no_counter_may_be_beyond_its_limit() -> None:
+    """The sum of two counters that pass still fits into 64 bits, so no peer can make a learner's
+    own messages impossible to encode."""
+    control = pb.Control.FromString(wire.encode_control(FULL))
+    headers = [wire.header_of(message) for message in (WHOLE, SEALED, ANCHOR)]
+    seen = 0
+    for message, decode in (
+        (control, lambda m: wire.decode_control(m.SerializeToString())),
+        *((header, lambda m: wire.message_from(m, {})) for header in headers),
+    ):
+        decode(message)
+        for part, name in counters(message):
+            value = getattr(part, name)
+            setattr(part, name, COUNTER_LIMIT + 1)
+            with pytest.raises(PeerError, match=rf"is {COUNTER_LIMIT + 1}; "):
+                decode(message)
+            setattr(part, name, value)
+            seen += 1
+    assert seen > 35
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a\nb", "a\x1b[2J", "a\u202eb", "a\u200bb", "a\x00", "e\u0301"],
+    ids=["line", "terminal", "bidi", "invisible", "NUL", "not composed"],
+)
+def test_names_are_printable(name: str) -> None:
+    with pytest.raises(PeerError, match="is not printable text in NFC") as refused:
+        wire.decode_id(wire.encode_id(PeerId(name, 1)))
+    assert str(refused.value).isascii()
+
+
+def hello(**facts: object) -> Hello:
+    facts = {"model": (), "policy": (), "address": "", **facts}
+    return Hello(peer=ME, **facts)  # type: ignore[arg-type]
+
+
+def test_what_a_peer_says_for_people_is_shown_escaped() -> None:
+    said = "wrong password\nLOG ERROR run: \x1b]0;owned\x07"
+    got = wire.decode_hello(wire.encode_hello(hello(refusal=said, policy=(("a\n", "b\n"),))))
+    assert got.refusal == r"wrong password\nLOG ERROR run: \x1b]0;owned\x07"
+    assert got.policy == ((r"a\n", r"b\n"),)
+
+
+@pytest.mark.parametrize("where", ["refusal", "model", "policy"])
+def test_what_a_peer_says_for_people_is_short(where: str) -> None:
+    for size in (TEXT_LIMIT, TEXT_LIMIT + 1):
+        text = "x" * size
+        said = hello(**{where: text if where == "refusal" else (("field", text),)})
+        if size == TEXT_LIMIT:
+            assert wire.decode_hello(wire.encode_hello(said)) == said
+        else:
+            with pytest.raises(PeerError, match=r"is 1025 bytes; the limit is 1024"):
+                wire.decode_hello(wire.encode_hello(said))

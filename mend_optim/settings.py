@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import socket
+import unicodedata
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -395,4 +396,5 @@ def _learner_name(name: str | None) -> str:
         name = told or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
     good = isinstance(name, str) and 0 < len(name.encode()) <= 200 and name.isprintable()
     require(good, source, name, "a printable text of 1 to 200 bytes")
-    return name
+    # One text, whichever way an operating system spells an accent.
+    return unicodedata.normalize("NFC", name)

@@ -70,7 +70,7 @@ class Engine:
         """Return the effects in order, each of them once. Messages to this learner itself are
         delivered first."""
         while self.state.loopback:
-            self.receive(now, self.state.loopback.popleft())
+            self._take(now, self.state.loopback.popleft())
         out, self.state.out = self.state.out, []
         return out
 
@@ -208,8 +208,19 @@ class Engine:
         self.state.seeds.discard(address)
 
     def receive(self, now: float, message: Message) -> None:
-        """A message arrived. Anything but a beat and a goodbye is ignored before the first step has
-        begun, and after `leave`."""
+        """A message arrived from the peer that it names. Anything but a beat and a goodbye is
+        ignored before the first step has begun, and after `leave`."""
+        if not self.state.is_own(message):
+            self._take(now, message)
+
+    def passed_on(self, now: float, offer: Offer) -> None:
+        """A peer passed on the offer of another learner. It is ignored unless that learner is gone
+        from here, too: one that lives offers by itself."""
+        author = self.state.roster.find(offer.peer)
+        if author is None or author.suspected:
+            self.receive(now, offer)
+
+    def _take(self, now: float, message: Message) -> None:
         match message:
             case Beat():
                 self._on_beat(now, message)

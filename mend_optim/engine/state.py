@@ -111,6 +111,10 @@ class EngineState:
         #: Effects that nobody has taken yet, in order.
         self.out: list[Effect] = []
 
+    def is_own(self, message: Message) -> bool:
+        """Whether a message names this learner as its sender. None of those comes from a peer."""
+        return self.me == (message.sealer if isinstance(message, Seal) else message.peer)
+
     # ── modes ─────────────────────────────────────────────────────────────────────────────────────
 
     def change(self, change: Change) -> None:

@@ -12,7 +12,7 @@ from mend_optim.engine.effects import Send
 from mend_optim.engine.engine import Engine
 from mend_optim.protocol.handshake import Hello, Namesake
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Message
+from mend_optim.protocol.messages import Message, Offer
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
@@ -154,6 +154,11 @@ class NetworkSide:
     def receive(self, message: Message) -> None:
         with self._guard.mutex:
             self._engine.receive(time.monotonic(), message)
+            self._dispatch()
+
+    def passed_on(self, offer: Offer) -> None:
+        with self._guard.mutex:
+            self._engine.passed_on(time.monotonic(), offer)
             self._dispatch()
 
     def delivered(self, to: PeerId, message: Message) -> None:

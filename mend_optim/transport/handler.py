@@ -55,7 +55,7 @@ from typing import Protocol
 
 from mend_optim.protocol.handshake import Hello, Namesake
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Message
+from mend_optim.protocol.messages import Message, Offer
 from mend_optim.protocol.unreached import Unreached
 
 
@@ -129,10 +129,13 @@ class Handler(Protocol):
     def receive(self, message: Message) -> None:
         """A whole message arrived.
 
-        The peer that sent the message is the one that the message names. The one exception is an
-        offer that was passed on: it names the learner that made it. A seal that answers an offer of
-        this learner contains that offer's packet again, which the sealer had left out.
+        The peer that sent the message is the one that the message names. A seal that answers an
+        offer of this learner contains that offer's packet again, which the sealer had left out.
         """
+
+    def passed_on(self, offer: Offer) -> None:
+        """A peer passed on a whole offer. The offer names the learner that made it, which is
+        another one, and is gone as far as that peer knows."""
 
     def delivered(self, to: PeerId, message: Message) -> None:
         """The peer has the whole of an offer. Its seals are still to come."""

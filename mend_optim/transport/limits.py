@@ -57,11 +57,14 @@ def checked_text(what: str, text: str) -> str:
     """Return a text for people with everything escaped that is not printable, such as line breaks
     and terminal codes. Raise if it is too long."""
     check_size(what, len(text.encode()), TEXT_LIMIT)
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def clipped(text: str) -> str:
+    """Return as much of a text for people as a peer takes."""
+    return text.encode()[:TEXT_LIMIT].decode(errors="ignore")
 
 
 def checked_count(what: str, count: int) -> int:

@@ -334,7 +334,7 @@ class TransferServer:
         offer = await self._carrier.download(link, stream, passed_on=True)
         if not isinstance(offer, Offer):
             raise PeerError(f"peer {link.id} passed on a {_described(offer)}")
-        self._handler.receive(offer)
+        self._handler.passed_on(offer)
         await stream.write(ACK)
 
 

@@ -45,6 +45,7 @@ from mend_optim.transport.limits import (
     checked_name,
     checked_number,
     checked_text,
+    clipped,
 )
 
 _P = TypeVar("_P", bound=Proto)
@@ -137,7 +138,7 @@ def encode_hello(hello: Hello) -> bytes:
             model=_fields(hello.model),
             policy=_fields(hello.policy),
             protocol=hello.protocol,
-            refusal=hello.refusal,
+            refusal=clipped(hello.refusal),
             namesake=pb.Namesake(peer=_id(other.id), life=other.life.value) if other else None,
         )
     )

@@ -19,6 +19,7 @@ from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
 from mend_optim.protocol.lineage import content_digest
 from mend_optim.protocol.messages import SCALE, Offer, State, section
+from mend_optim.worker.blame import blamed_on_peer
 from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.merge import finite
@@ -90,15 +91,18 @@ class FragmentAnchor:
         return Done(sections={"delta": packet, **self.means.again()})
 
     def inspect(self, offer: Offer) -> Done:
-        check_packet(section(offer.sections, "delta"), self.fragment.shapes)
-        self.means.check(offer.sections)
+        with blamed_on_peer():
+            check_packet(section(offer.sections, "delta"), self.fragment.shapes)
+            self.means.check(offer.sections)
         return Done()
 
     def merge(self, job: Merge) -> Done:
         scratch = self.buffers.take(self.theta.numel())
-        merged = self.payload.sections(job.offers, job.weights, scratch, job.flush)
-        rates = self.velocity.rates(job.offers, job.weights, job.period)
-        sections = {**merged, **rates, **self.means.average(job.offers, job.moments)}
+        with blamed_on_peer():
+            merged = self.payload.sections(job.offers, job.weights, scratch, job.flush)
+            rates = self.velocity.rates(job.offers, job.weights, job.period)
+            means = self.means.average(job.offers, job.moments)
+        sections = {**merged, **rates, **means}
         digest = payload_digest(sections, job.weights)
         self.payload.sealed(digest)
         return Done(sections=sections, digest=digest)
@@ -108,12 +112,13 @@ class FragmentAnchor:
     def advance(self, job: Advance) -> Correction:
         """Take a seal's outer step. A seal that is refused changes nothing."""
         seal = job.seal
-        if not job.sealed_here:
-            self.means.check(seal.sections)
         scratch = self.buffers.take(self.theta.numel())
-        merged = self.payload.merged(seal, job.sealed_here, scratch)
-        factors = self.payload.factors(seal)
-        rate = self.velocity.round_rate(seal.sections)
+        with blamed_on_peer():
+            if not job.sealed_here:
+                self.means.check(seal.sections)
+            merged = self.payload.merged(seal, job.sealed_here, scratch)
+            factors = self.payload.factors(seal)
+            rate = self.velocity.round_rate(seal.sections)
         if job.sealed_here and self.payload.feedback:
             self.payload.feedback.commit()
         if job.sealed_by_predecessor:
@@ -138,13 +143,14 @@ class FragmentAnchor:
 
     def verify(self, state: State) -> None:
         """Raise `PeerError` unless this is a whole anchor of this fragment."""
-        sections = [state.sections[name].data for name in sorted(state.sections)]
-        if content_digest(*sections) != state.content:
-            raise PeerError("Anchor's bytes do not match the digest that came with them")
-        check_packet(section(state.sections, "anchor"), self.fragment.shapes)
-        self.velocity.check(state.sections, self.fragment.shapes)
-        self._scale_of(state)
-        self.means.check(state.sections)
+        with blamed_on_peer():
+            sections = [state.sections[name].data for name in sorted(state.sections)]
+            if content_digest(*sections) != state.content:
+                raise PeerError("Anchor's bytes do not match the digest that came with them")
+            check_packet(section(state.sections, "anchor"), self.fragment.shapes)
+            self.velocity.check(state.sections, self.fragment.shapes)
+            self._scale_of(state)
+            self.means.check(state.sections)
 
     def install(self, state: State, job: Install) -> Correction:
         """Take a verified anchor as a whole."""

@@ -58,6 +58,7 @@ DISAGREEMENT, SCALES = of("unit/worker/test_disagreement"), of("unit/worker/test
 VELOCITY, RATES = of("unit/worker/test_velocity"), of("unit/worker/test_round_rate")
 PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
 FORKS = of("together/test_forks")
+BLAME = of("unit/worker/test_blame")
 LIFE, IDLE = of("together/test_life"), of("unit/engine/test_idleness")
 STORM = (
     "tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",
@@ -576,6 +577,26 @@ MUTANTS = (
     Mutant("all-clear-is-quiet", 7, "runtime/event_log", "kind = event.lifts or event.kind", "kind = event.kind", of("unit/runtime/test_event_log")),
     Mutant("every-round-is-a-summary", 7, "runtime/event_log", "now - self._since >= EVERY_S", "now >= self._since", of("unit/runtime/test_event_log")),
     # ── 8: bad input is refused ──────────────────────────────────────────────────────────────────────────────────────
+    Mutant("counters-without-limit", 8, "transport/limits", "    check(count <= COUNTER_LIMIT, f", "    check(True, f", WIRE),
+    Mutant("period-without-limit", 8, "transport/wire", 'period=checked_count("period", state.period)', "period=state.period", WIRE),
+    Mutant("names-of-any-kind", 8, "transport/limits", "check(text.isprintable() and plain, f", "check(plain, f", WIRE),
+    Mutant("names-that-look-alike", 8, "transport/limits", "check(text.isprintable() and plain, f", "check(text.isprintable(), f", WIRE),
+    Mutant("texts-as-they-are", 8, "transport/limits", "    if text.isprintable():\n", "    if True:\n", WIRE),
+    Mutant("texts-of-any-length", 8, "transport/limits", "len(text.encode()), TEXT_LIMIT)", "0, TEXT_LIMIT)", WIRE),
+    Mutant("weights-above-one", 8, "transport/wire", 'checked_number("weight", m.weight, 1.0)', 'checked_number("weight", m.weight)', WIRE),
+    Mutant("offers-in-our-name", 8, "engine/engine", "        if not self.state.is_own(message):\n", "        if True:\n", SEALING),
+    Mutant("offers-of-the-living-passed-on", 8, "engine/engine", "if author is None or author.suspected:", "if True:", SEALING),
+    Mutant("passed-on-as-its-own", 8, "transport/transfers", "self._handler.passed_on(offer)", "self._handler.receive(offer)", PASSED_ON),
+    Mutant("errors-of-a-peer-end-a-thread", 8, "worker/blame", "except Exception as error:", "except PeerError as error:", BLAME),
+    Mutant("memory-is-a-peers-fault", 8, "worker/blame", "except (PeerError, MemoryError):", "except PeerError:", BLAME),
+    Mutant("inspecting-blames-nobody", 8, "worker/fragment_anchor",
+           "        with blamed_on_peer():\n            check_packet(section(offer", "        if True:\n            check_packet(section(offer", ANCHOR),
+    Mutant("merging-blames-nobody", 8, "worker/fragment_anchor",
+           "        with blamed_on_peer():\n            merged = self.payload.sections", "        if True:\n            merged = self.payload.sections", ANCHOR),
+    Mutant("advancing-blames-nobody", 8, "worker/fragment_anchor",
+           "        with blamed_on_peer():\n            if not job.sealed_here", "        if True:\n            if not job.sealed_here", ANCHOR),
+    Mutant("verifying-blames-nobody", 8, "worker/fragment_anchor",
+           "        with blamed_on_peer():\n            sections = [state", "        if True:\n            sections = [state", ANCHOR),
     Mutant("offers-need-not-be-good", 8, "worker/fragment_anchor",
            "        check_packet(section(offer.sections", "        (section(offer.sections",
            ANCHOR),

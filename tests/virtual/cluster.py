@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mend_optim.engine.effects import PULL, Send
+from mend_optim.engine.effects import PASS_ON, PULL, Send
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.state import EngineState
@@ -405,7 +405,7 @@ class Cluster:
         if receiver is None or self.is_cut(sender.name, to.name):
             self.fail(sender, effect)
             return
-        self.happen(receiver, receiver.receive, (message,))
+        self.happen(receiver, receiver.receive, (message, effect.reply == PASS_ON))
         if isinstance(message, Offer):
             self.after(0.05, sender, sender.report, "delivered", to, message)
 

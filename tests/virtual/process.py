@@ -12,7 +12,7 @@ from mend_optim.engine.effects import EXCHANGE, Extend, Job, Merge, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Call, Message, Seal
+from mend_optim.protocol.messages import Call, Message, Offer, Seal
 from mend_optim.worker.checkpoint import Checkpoint, Kept
 from tests.virtual.units import Correction, Units, Vector, add, stack
 
@@ -294,8 +294,12 @@ class Learner:
         if publishes:
             self.cluster.caught(self, "told")
 
-    def receive(self, message: Message) -> None:
-        self.engine.receive(self.now, message)
+    def receive(self, message: Message, passed_on: bool = False) -> None:
+        if passed_on:
+            assert isinstance(message, Offer)
+            self.engine.passed_on(self.now, message)
+        else:
+            self.engine.receive(self.now, message)
         self.pump()
 
     def linked(self, there: PeerId, up: bool) -> None:

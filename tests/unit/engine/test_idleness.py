@@ -74,11 +74,11 @@ def test_a_sealer_does_not_wait_for_its_own_training_thread() -> None:
     engine.beat()
     engine.step()
     pause(engine, 2)
-    engine.receive(Call(ME, 0))
+    engine.engine.state.loopback.append(Call(ME, 0))
     engine.engine.drain(engine.now)
     assert ME not in engine.engine.state.rounds[0].inbox
     pause(engine, 102)
-    engine.receive(Call(ME, 0))
+    engine.engine.state.loopback.append(Call(ME, 0))
     engine.engine.drain(engine.now)
     assert engine.engine.state.rounds[0].inbox[ME].steps == 0
 

@@ -379,6 +379,27 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
     assert engine.sent(Offer) == []
 
 
+@pytest.mark.parametrize("steps", [0, 4])
+def test_nobody_else_offers_in_our_name(steps: int) -> None:
+    engine = DrivenEngine()
+    engine.beat(PEER)
+    for deliver in (engine.engine.receive, engine.engine.passed_on):
+        deliver(engine.now, offer_of(ME, steps=steps))
+    assert engine.jobs(Inspect) == []
+    assert engine.engine.state.rounds[0].inbox == {}
+
+
+def test_the_offer_of_a_learner_that_lives_is_not_taken_from_another() -> None:
+    engine = DrivenEngine()
+    engine.beat(THIRD)
+    engine.engine.linked(engine.now, THIRD, True)
+    engine.engine.passed_on(engine.now, offer_of(THIRD))
+    assert engine.jobs(Inspect) == []
+    engine.engine.linked(engine.now, THIRD, False)
+    engine.engine.passed_on(engine.now, offer_of(THIRD))
+    assert [job.offer.peer for job in engine.jobs(Inspect)] == [THIRD]
+
+
 # Slow peers
 
 

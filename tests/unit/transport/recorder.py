@@ -72,6 +72,9 @@ class Recorder:
     def itself(self, address: str) -> None:
         self._note("itself", address)
 
+    def passed_on(self, offer: Offer) -> None:
+        self._note("passed on", offer)
+
     def receive(self, message: Message) -> None:
         self._note("received", message)
         self.answer(message)

@@ -592,8 +592,9 @@ async def test_an_offer_is_passed_on_beside_ones_own(a, b):
     own, orphan = offer_of(a), replace(offer_of(a, seq=7), peer=GONE)
     a.transfers.exchange(a.link, own)
     a.transfers.pass_on(a.link, orphan)
-    await b.until(lambda: len(b.messages(Offer)) == 2)
-    assert {(offer.peer, offer.seq) for offer in b.messages(Offer)} == {(a.id, 1), (GONE, 7)}
+    await b.until(lambda: b.messages(Offer) and b.of("passed on"))
+    (taken,), ((passed,),) = b.messages(Offer), b.of("passed on")
+    assert [(offer.peer, offer.seq) for offer in (taken, passed)] == [(a.id, 1), (GONE, 7)]
     b.reply("exchange", seal_of(b, own))
     await a.comes_to_rest()
     assert a.of("delivered") == [(b.id, own)]  # of the other nothing is told

@@ -319,11 +319,16 @@ def test_what_a_peer_says_for_people_is_shown_escaped() -> None:
     assert got.policy == ((r"a\n", r"b\n"),)
 
 
-@pytest.mark.parametrize("where", ["refusal", "model", "policy"])
+def test_a_long_refusal_is_clipped_where_it_is_made() -> None:
+    got = wire.decode_hello(wire.encode_hello(hello(refusal="x" + "é" * TEXT_LIMIT)))
+    assert got.refusal == "x" + "é" * (TEXT_LIMIT // 2 - 1)
+
+
+@pytest.mark.parametrize("where", ["model", "policy"])
 def test_what_a_peer_says_for_people_is_short(where: str) -> None:
     for size in (TEXT_LIMIT, TEXT_LIMIT + 1):
         text = "x" * size
-        said = hello(**{where: text if where == "refusal" else (("field", text),)})
+        said = hello(**{where: (("field", text),)})
         if size == TEXT_LIMIT:
             assert wire.decode_hello(wire.encode_hello(said)) == said
         else:

@@ -36,6 +36,7 @@ from mend_optim.protocol.lineage import PeerId, content_digest
 from mend_optim.protocol.messages import RATE, Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
+from mend_optim.worker.moment_means import MomentMeans
 from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer
 from mend_optim.worker.seal_payload import SealPayload, payload_digest
 from tests import reference
@@ -874,6 +875,32 @@ def test_a_refused_seal_changes_no_bit(kind: str) -> None:
     done = learner.receive(SEALS[kind]())
     assert done.fault != ""
     assert done.corrections == ()
+    assert contents(learner) == before
+
+
+def missed(*_: object) -> None:
+    raise RuntimeError("size 8256 beside 17")
+
+
+@pytest.mark.parametrize("kind", ["inspect", "merge", "advance", "install"])
+def test_what_the_checks_miss_is_a_fault_and_ends_no_thread(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The moments' checks stand for any."""
+    learner, other = (Learner(name, vector(0, 0)) for name in "ab")
+    offer, seal, anchor = other.offer(), seal_with(vector(1, 2)), other.export()
+    before = contents(learner)
+    for check in ("check", "average"):
+        monkeypatch.setattr(MomentMeans, check, missed)
+    jobs = {
+        "inspect": Inspect(offer),
+        "merge": Merge(fragment=0, base=BASE, offers=(offer,), weights=(1.0,)),
+        "install": Install(states=(anchor,), merged_own_offer=False, replace=True),
+    }
+    done = (
+        learner.receive(seal, False) if kind == "advance" else perform(learner.anchors, jobs[kind])
+    )
+    assert done.fault == "RuntimeError: size 8256 beside 17"
     assert contents(learner) == before
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import socket
-import unicodedata
 import time
+import unicodedata
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -126,7 +126,7 @@ class Ending:
     def can_merge(self) -> bool:
         """Whether those who are left are a quorum, and one of them can seal."""
         state, roster = self.state, self.state.roster
-        if roster.alone or roster.size < state.policies.quorum.needed(roster.size):
+        if roster.alone or roster.heard < state.policies.quorum.needed(roster.heard):
             return False
         return all(roster.sealer(f.fragment) is not None for f in state.fragments)
 

@@ -12,6 +12,7 @@ from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.protocol.lineage import Entry
+from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 
 
@@ -28,6 +29,7 @@ class Policies:
     adoption: Adoption = Adoption()
     weighting: str = "tokens"
     timing: Timing = Timing()
+    limits: Limits = Limits()
     failslow: FailSlow | None = FailSlow()
     moments: tuple[Moment, ...] = ()
     periods: MomentSchedule | None = None

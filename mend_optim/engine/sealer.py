@@ -82,7 +82,7 @@ class Sealer:
     def _gather(self, now: float, fragment: Progress, round: Round) -> View:
         state = self.state
         expected = self._expected(fragment.fragment)
-        needed = state.policies.quorum.needed(state.roster.size)
+        needed = state.policies.quorum.needed(state.roster.heard)
         return View(
             now=now,
             round=round,
@@ -102,7 +102,9 @@ class Sealer:
         lockstep = state.schedule.lockstep
         peers = [state.roster.find(id) for id in state.roster.alive()]
         here = [
-            peer.id for peer in peers if peer and peer.has(p) and (lockstep or self._trains(peer))
+            peer.id
+            for peer in peers
+            if peer and peer.heard and peer.has(p) and (lockstep or self._trains(peer))
         ]
         return [state.me, *here]
 

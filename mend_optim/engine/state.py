@@ -63,7 +63,7 @@ class EngineState:
         #: How many inner steps this learner's rounds take.
         self.latency = Latency()
         self._told_late = False
-        self.roster = Roster(me, address, policies.timing)
+        self.roster = Roster(me, address, policies.timing, policies.limits)
         self.seeds = Seeds(seeds)
         #: Written by `change` alone: see `mode.py`.
         self.mode = Mode.NEW

@@ -83,7 +83,7 @@ class Stragglers:
     def _count_live(self, now: float) -> None:
         """Tell the user once if offers have waited for a quorum longer than a round may take."""
         roster, policies = self.state.roster, self.state.policies
-        here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.size)
+        here, needed = 1 + len(roster.alive()), policies.quorum.needed(roster.heard)
         offers = any(fragment.pending for fragment in self.state.fragments)
         told = self._short_since == NEVER
         if here >= needed or self.state.alone:

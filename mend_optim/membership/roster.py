@@ -12,6 +12,12 @@ arrives.
 A name has one incarnation on the roster: a greater one replaces a smaller one. Of an evicted peer
 only a tombstone stays, which keeps old gossip from bringing the peer back. A process that is not
 beyond them is turned away, and told so: `namesake`.
+
+A word about a third learner is only a hint. A peer that this learner has not heard itself is
+dialled, and news of it is passed on, but it counts for no quorum, seals nothing and holds up no
+round. A goodbye that somebody else tells of is believed only of a peer that is not linked with this
+learner. The roster has at most `limits.learners` places; a peer known by hearsay gives its place up
+first.
 """
 
 from __future__ import annotations
@@ -21,18 +27,23 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
+from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
 
+LIMITS = Limits()
 #: Peers that one beat is sent to at most.
 FANOUT = 16
 #: Beats of this learner that a peer may not have heard of before it is deaf. In a big roster, where
 #: not every beat goes to everyone, up to twice as many. Silence makes a suspect after half as long.
 DEAF = 6
+#: Beats after a peer was met in which those that this learner has not heard yet hold up rounds.
+PHANTOMS = 5
 #: Tombstones kept; the oldest go first. Every start of a process may bring a new name.
 GRAVES = 1024
 #: Goodbyes, and processes turned away, that one beat passes on: the newest.
@@ -74,6 +85,11 @@ class Peer:
     beat: Beat | None = None
 
     @property
+    def heard(self) -> bool:
+        """Whether this learner has heard the peer itself, not only of it."""
+        return self.beat is not None
+
+    @property
     def suspected(self) -> bool:
         """Whether the peer may be dead or cut off. Rounds don't wait for it, and it doesn't seal,
         but it counts for the quorum until it is evicted."""
@@ -99,12 +115,14 @@ class Roster:
         me: This learner.
         address: Where others can dial this learner; empty if nobody can, and then it never seals.
         timing: When silence makes a suspect, and when it evicts.
+        limits: How many learners there may be.
     """
 
-    def __init__(self, me: PeerId, address: str, timing: Timing) -> None:
+    def __init__(self, me: PeerId, address: str, timing: Timing, limits: Limits = LIMITS) -> None:
         self.me = me
         self.address = address
         self.timing = timing
+        self.limits = limits
         #: By name. Invariant: peers[name].id.name == name != me.name.
         self.peers: dict[str, Peer] = {}
         #: By name, the incarnation that was evicted, and its last beat count; `LEFT` after a
@@ -141,7 +159,8 @@ class Roster:
         same incarnation, unless that said goodbye.
 
         Returns:
-            The peer; None if it is this learner, a past incarnation, or new to a closed roster.
+            The peer; None if it is this learner, a past incarnation, or new to a closed or full
+            roster.
         """
         known = self.peers.get(id.name)
         if id.name == self.me.name:
@@ -153,7 +172,7 @@ class Roster:
                 del self._turned_away[next(iter(self._turned_away))]
             return None
         if known is None or known.id != id:
-            if self.closed:
+            if self.closed or (known is None and not self._make_room()):
                 return None
             self._turned_away.pop(id.name, None)
             buried = self._tombstones.pop(id.name, (0, 0))
@@ -196,7 +215,7 @@ class Roster:
         if known and known.beat and beat.count <= known.beat.count:
             return None
         # if gossip was faster than the beat, `_learn` finds nothing new in it
-        peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count)) or known
+        peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count), direct=True) or known
         if peer:
             peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
             peer.beat = beat
@@ -212,28 +231,52 @@ class Roster:
 
     def gossip(self, now: float, rumors: Iterable[Rumor]) -> list[PeerId]:
         """Take in what a peer says of others: a greater count is a sign of life, and `left` passes
-        a goodbye on.
+        a goodbye on. A peer that is linked with this learner says goodbye itself.
 
         Returns:
             The peers that were on the roster and said goodbye.
         """
         left = []
-        for rumor in rumors:
+        for rumor in islice(rumors, self.limits.rumors):
             if not rumor.left:
                 self._learn(now, rumor)
-            elif self.leave(rumor.peer):
+            elif not self._is_linked(rumor.peer.name) and self.leave(rumor.peer):
                 left.append(rumor.peer)
         return left
 
-    def _learn(self, now: float, rumor: Rumor) -> Peer | None:
-        """Take in a sign of life. Return the peer, or None if the rumor brings nothing new."""
+    def _may_be(self, name: str) -> bool:
+        """Whether hearsay may bring this name to the roster, or a new process of it: not in place
+        of a peer that is linked, and only while there is room."""
+        return not self._is_linked(name) and (
+            name in self.peers or self.size < self.limits.learners
+        )
+
+    def _is_linked(self, name: str) -> bool:
+        peer = self.peers.get(name)
+        return peer is not None and peer.linked
+
+    def _make_room(self) -> bool:
+        """Whether there is room for one more peer; if need be, one known by hearsay goes."""
+        if self.size < self.limits.learners:
+            return True
+        hearsay = next((p for p in self if not p.heard and not p.linked), None)
+        if hearsay is None:
+            return False
+        del self.peers[hearsay.id.name]
+        return True
+
+    def _learn(self, now: float, rumor: Rumor, direct: bool = False) -> Peer | None:
+        """Take in a sign of life, which is `direct` if the peer itself gave it. Return the peer, or
+        None if the rumor brings nothing new."""
         name, incarnation = rumor.peer
         known = self.peers.get(name)
         last = (known.id.incarnation, known.count) if known else self._tombstones.get(name, (0, -1))
         if name == self.me.name or (incarnation, rumor.count) <= last:
             return None
         if known is None or known.id != rumor.peer:
-            if self.closed:
+            if self.closed or not (direct or self._may_be(name)):
+                return None
+            if known is None and direct and not self._make_room():
                 return None
             self._tombstones.pop(name, None)
             known = self._add(now, rumor.peer, rumor.address, rumor.count)
@@ -331,6 +374,11 @@ class Roster:
         """The number of learners on the roster, this one included."""
         return 1 + len(self.peers)
 
+    @property
+    def heard(self) -> int:
+        """The number of learners that this one has heard itself, this one included."""
+        return 1 + sum(peer.heard for peer in self)
+
     def alive(self) -> list[PeerId]:
         """Return the peers that are not suspected, in name order."""
         return sorted(p.id for p in self if not p.suspected)
@@ -342,7 +390,8 @@ class Roster:
         Learners with the same roster agree without a word. When one comes or goes, only its own
         fragments change hands.
         """
-        candidates = [p.id for p in self if p.address and not p.suspected and p.has(fragment)]
+        here = [p for p in self if p.heard and not p.suspected]
+        candidates = [p.id for p in here if p.address and p.has(fragment)]
         if self.address:
             candidates.append(self.me)
         return max(candidates, key=lambda id: _rendezvous(fragment, id.name), default=None)
@@ -355,8 +404,11 @@ class Roster:
             started: Whether there have been rounds here. If so, fresh peers don't count: a peer
                 that began with nothing seals for nobody.
         """
-        met = (p.met_at for p in self if not (started and p.fresh))
-        return max(met, default=float("-inf")) + self.timing.beat_s
+        peers = [p for p in self if not (started and p.fresh)]
+        met = max((p.met_at for p in peers), default=float("-inf"))
+        # Phantoms may come at any time. They hold rounds up while real learners meet, not later.
+        heard = max((p.met_at for p in peers if p.heard), default=float("-inf"))
+        return min(met, heard + PHANTOMS * self.timing.beat_s) + self.timing.beat_s
 
     def rumors(self) -> tuple[Rumor, ...]:
         """Return what this learner passes on: every peer that is not silent, and the goodbyes."""

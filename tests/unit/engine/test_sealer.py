@@ -353,7 +353,7 @@ def orphaned() -> DrivenEngine:
 
 def _greater(peer: PeerId, than: PeerId) -> bool:
     roster = Roster(than, "me:1", Timing())
-    roster.meet(0.0, peer, "other:1")
+    roster.hear(0.0, Beat(peer=peer, address="other:1", count=1))
     return roster.sealer(0) == peer
 
 
@@ -377,6 +377,26 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
     engine.engine.linked(engine.now, THIRD, False)
     engine.tick(0.5)
     assert engine.sent(Offer) == []
+
+
+def test_phantoms_are_counted_for_no_quorum() -> None:
+    """A caller that says hello in many names stops no round."""
+    engine = sealer(PEER)
+    for i in range(10):
+        engine.engine.met(engine.now, PeerId(f"phantom-{i}", 1), "")
+    engine.tick(1.0)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    assert len(engine.merge().offers) == 2
+
+
+def test_lockstep_waits_for_no_phantom() -> None:
+    engine = sealer(PEER, adopt_after=0, grace_s=100.0)
+    engine.engine.met(engine.now, THIRD, "")
+    engine.tick(1.0)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    assert len(engine.merge().offers) == 2
 
 
 @pytest.mark.parametrize("steps", [0, 4])

@@ -80,7 +80,7 @@ def short(quorum: int | None, here: int, gone: int = 0) -> Stragglers:
     watch.state.mode = Mode.TRAINING
     for i in range(here + gone):
         peer = PeerId(f"p{i}", 1)
-        watch.state.roster.meet(0.0, peer, f"p{i}:1")
+        watch.state.roster.hear(0.0, Beat(peer=peer, address=f"p{i}:1", count=1))
         watch.state.roster.peers[peer.name].silent = i >= here
     fragment = Progress(ME, 0, Lineage.fresh(b"genesis"), cycle_start=0)
     watch.state.fragments = [fragment]

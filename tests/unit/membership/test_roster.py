@@ -7,19 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.errors import UsageError
-from mend_optim.membership.roster import DEAF, FANOUT, GOODBYES, GRAVES, Peer, Roster
+from mend_optim.membership.roster import DEAF, FANOUT, GOODBYES, GRAVES, PHANTOMS, Peer, Roster
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
+from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 
 TIMING = Timing(beat_s=1, evict_after_s=30)  # suspected after 3 s
 ME, B = PeerId("a", 1), PeerId("b", 1)
 
 
-def new(*names: str, now: float = 0.0, address: str = "a:1") -> Roster:
+def new(*names: str, now: float = 0.0, address: str = "a:1", learners: int = 256) -> Roster:
     """The roster of a, who has heard the first beat of each of `names`."""
-    roster = Roster(ME, address, TIMING)
+    roster = Roster(ME, address, TIMING, Limits(learners=learners))
     for name in names:
         roster.hear(now, beat(name, 1))
     return roster
@@ -315,7 +316,7 @@ def test_after_a_goodbye_the_next_incarnation_is_welcome() -> None:
 def test_only_the_last_goodbyes_are_remembered_and_fewer_passed_on() -> None:
     """A cluster whose learners get a new name at every start must not carry all of them for
     ever."""
-    roster = new("b")
+    roster = new("b", learners=2 * GRAVES)
     for i in range(2 * GRAVES):
         roster.leave(PeerId(f"x{i}", 1))
         roster.leave(PeerId("x0", 1 + i))  # a goodbye that is new again is among the last
@@ -541,3 +542,72 @@ def test_everybody_hears_a_beat_in_turn(others: int, first: int) -> None:
 def test_a_wrong_timeout_is_named(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Timing(**wrong)
+
+
+# Hearsay
+
+
+def test_hearsay_seals_nothing_and_counts_for_no_quorum() -> None:
+    roster = new("b")
+    before = roster.sealer(0)
+    roster.gossip(0, [rumor(f"phantom-{i}", 9) for i in range(50)])
+    assert roster.size == 52
+    assert roster.heard == 2
+    assert roster.sealer(0) == before
+
+
+def test_a_hello_alone_counts_for_no_quorum() -> None:
+    """A caller that says hello in ten names, and sends no beat, must not stop all rounds."""
+    roster = new("b")
+    for i in range(10):
+        roster.meet(5.0, PeerId(f"phantom-{i}", 1), f"phantom-{i}:1")
+    assert roster.heard == 2
+
+
+def test_phantoms_hold_rounds_up_only_while_learners_meet() -> None:
+    roster = new("b", now=2.0)
+    for i in range(1, 100):
+        now = 2.0 + i
+        roster.meet(now, PeerId(f"phantom-{i}", 1), "")
+        assert roster.known_at(started=False) == min(now, 2.0 + PHANTOMS) + TIMING.beat_s
+
+
+def test_the_roster_has_so_many_places_and_hearsay_gives_its_own_up() -> None:
+    roster = new("b", learners=4)
+    roster.gossip(0, [rumor(name, 9) for name in "cdefg"])
+    assert set(roster.peers) == {"b", "c", "d"}
+    assert roster.hear(0, beat("x", 1)) is not None
+    assert roster.meet(0, PeerId("y", 1), "y:1") is not None
+    assert set(roster.peers) == {"b", "x", "y"}
+    roster.link(0, PeerId("y", 1), True)
+    assert roster.meet(0, PeerId("z", 1), "z:1") is None
+    assert roster.hear(0, beat("z", 1)) is None
+    assert set(roster.peers) == {"b", "x", "y"}
+    roster.leave(B)
+    assert roster.meet(0, PeerId("z", 1), "z:1") is not None
+
+
+def test_of_one_beat_only_so_many_rumors_are_looked_at() -> None:
+    roster = new("b", learners=4)
+    roster.gossip(0, [rumor("b", 10 + i) for i in range(20)])
+    assert known(roster).count == 10 + 15
+
+
+def test_a_linked_peer_says_goodbye_itself() -> None:
+    roster = new("b")
+    roster.link(0, B, True)
+    goodbye = rumor("b", 2**62, left=True)
+    assert roster.gossip(0, [goodbye, rumor("b", 2**62, incarnation=2**62, left=True)]) == []
+    assert roster.alive() == [B]
+    roster.link(1, B, False)
+    assert roster.gossip(1, [goodbye]) == [B]
+
+
+def test_a_linked_peer_has_no_other_process_by_hearsay() -> None:
+    roster = new("b")
+    roster.link(0, B, True)
+    roster.gossip(0, [rumor("b", 1, incarnation=9)])
+    assert roster.find(B)
+    roster.link(1, B, False)
+    roster.gossip(1, [rumor("b", 1, incarnation=9)])
+    assert roster.find(PeerId("b", 9))

@@ -1,0 +1,42 @@
+"""How much peers may cost a learner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mend_optim.errors import require
+
+#: The most learners that a limit may allow: what they tell of one another fits into one beat.
+MOST_LEARNERS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much peers may cost this learner. Learners need not have the same limits.
+
+    Args:
+        learners: the most learners in the run, with this one, from 2 to 4096. One more is refused
+            until somebody leaves.
+
+    Raises:
+        UsageError: an argument is out of its bounds.
+
+    Example:
+        >>> Limits(learners=1000)
+        Limits(learners=1000)
+    """
+
+    learners: int = 256
+
+    def __post_init__(self) -> None:
+        require(
+            type(self.learners) is int and 2 <= self.learners <= MOST_LEARNERS,
+            "limits.learners",
+            self.learners,
+            f"an int from 2 to {MOST_LEARNERS}",
+        )
+
+    @property
+    def rumors(self) -> int:
+        """The most rumors of one beat that are looked at."""
+        return 4 * self.learners

@@ -102,7 +102,7 @@ class Oracle:
         anchor, and has a quorum of that roster."""
         state = learner.engine.state
         assert state.roster.sealer(job.fragment) == learner.me, ("sealed by another", learner.id)
-        assert len(job.offers) >= self.cluster.policies.quorum.needed(state.roster.size), (
+        assert len(job.offers) >= self.cluster.policies.quorum.needed(state.roster.heard), (
             "sealed below quorum"
         )
         self.cluster.seen["merge"] += 1

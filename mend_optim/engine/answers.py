@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mend_optim.engine.effects import PULL, Export, Send
 from mend_optim.engine.state import EngineState
+from mend_optim.protocol.lineage import Key
 from mend_optim.protocol.messages import State, Want
 
 
@@ -12,6 +13,8 @@ class Answers:
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
+        # By fragment, the anchor that the worker copies out for all who want it.
+        self._exporting: dict[int, Key] = {}
 
     def asked(self, want: Want) -> None:
         """A peer wants an anchor of ours."""
@@ -32,12 +35,17 @@ class Answers:
             if seal and seal.base == want.have and seal.key == fragment.lineage.key:
                 state.unanswered.remove(want)
                 state.emit(Send(want.peer, seal, PULL))
-        if any(want.fragment == p for want in state.unanswered):
+        key = fragment.lineage.key
+        wanted = any(want.fragment == p for want in state.unanswered)
+        if wanted and self._exporting.get(p) != key:
+            self._exporting[p] = key
             state.work(Export(p, fragment.lineage))
 
     def exported(self, job: Export, content: State) -> None:
         """The worker has copied the anchor out, for every peer that still lacks it."""
         state = self.state
+        if self._exporting.get(job.fragment) == job.lineage.key:
+            del self._exporting[job.fragment]
         for want in [w for w in state.unanswered if w.fragment == job.fragment]:
             state.unanswered.remove(want)
             if want.have != job.lineage.digest:

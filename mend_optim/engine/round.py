@@ -24,6 +24,7 @@ from enum import Enum
 from mend_optim.engine.quorum import Delays
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Offer
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 
 
 class Phase(Enum):
@@ -209,7 +210,8 @@ class Round:
 def _fits(offer: Offer, lineage: Lineage) -> bool:
     """Whether an anchor can merge the offer without a repetition and without a gap. An anchor that
     has an offer has the one that it follows, so the merged vector says all that is in it."""
-    return lineage.last_merged(offer.claim.author) == offer.follows <= offer.claim.settled
+    in_turn = lineage.last_merged(offer.claim.author) == offer.follows <= offer.claim.settled
+    return in_turn and lineage.tokens + offer.tokens <= COUNTER_LIMIT
 
 
 def _repeats(later: Offer, offer: Offer) -> bool:

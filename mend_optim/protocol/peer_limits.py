@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from mend_optim.errors import require
 
+#: The greatest counter: tokens, versions, steps, sequence numbers, incarnations. Sums of two of
+#: them still fit into the 64 bits of the wire.
+COUNTER_LIMIT = 2**62
 #: The most learners that a limit may allow: what they tell of one another fits into one beat.
 MOST_LEARNERS = 4096
 

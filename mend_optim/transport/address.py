@@ -12,6 +12,10 @@ _ADDRESS = re.compile(
     r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[\w.-]*)):(?P<port>[0-9]{1,5})", re.ASCII
 )
 _ANY = ("", "0.0.0.0", "::")
+# gRPC would take "unix:4242" for a socket in the working directory.
+_SCHEMES = frozenset(
+    ("unix", "unix-abstract", "vsock", "dns", "xds", "google-c2p", "ipv4", "ipv6", "passthrough")
+)
 
 
 def parse_address(argument: str, text: str) -> tuple[str, int]:
@@ -35,6 +39,8 @@ def parse_address(argument: str, text: str) -> tuple[str, int]:
         "an address with a port of at most 65535",
         remedy,
     )
+    is_scheme = (match["host"] or "").lower() in _SCHEMES
+    require(not is_scheme, argument, text, "an address with the name of a host", remedy)
     return match["ipv6"] or match["host"] or "", int(match["port"])
 
 

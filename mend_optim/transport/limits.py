@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import TypeVar
 
 from mend_optim.errors import PeerError
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 
 #: Bytes of one protobuf message.
 MESSAGE_LIMIT = 4 << 20
@@ -17,9 +18,6 @@ MESSAGE_LIMIT = 4 << 20
 NAME_LIMIT = 256
 #: Bytes of a text that a peer wrote for people: a reason, or a field of its model or settings.
 TEXT_LIMIT = 1024
-#: The greatest counter: tokens, versions, steps, sequence numbers, incarnations. Sums of two of
-#: them still fit into the 64 bits of the wire.
-COUNTER_LIMIT = 2**62
 #: Bytes of a digest.
 DIGEST_LIMIT = 32
 #: Entries of any list: peers, fragments, members, fields.

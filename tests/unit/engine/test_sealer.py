@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from mend_optim.engine.effects import Advance, Inspect, Install, Merge
+from mend_optim.engine.effects import Advance, Export, Inspect, Install, Merge
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, PeerId
-from mend_optim.protocol.messages import Beat, Call, Offer, Seal, Want
+from mend_optim.protocol.messages import Beat, Call, Offer, Seal, State, Want
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from mend_optim.protocol.timing import Timing
 from tests.support.engines import (
     BASE,
@@ -397,6 +398,30 @@ def test_lockstep_waits_for_no_phantom() -> None:
     engine.offer()
     admit(engine, offer_of(PEER))
     assert len(engine.merge().offers) == 2
+
+
+def test_no_offer_makes_an_anchor_that_nobody_can_tell_of() -> None:
+    engine = sealer(PEER, THIRD)
+    admit(engine, replace(offer_of(PEER), tokens=COUNTER_LIMIT))
+    assert PEER in engine.engine.state.rounds[0].inbox
+    follows = replace(offer_of(THIRD), tokens=COUNTER_LIMIT)
+    assert not engine.engine.state.rounds[0].fresh(follows, grown(BASE))
+    assert engine.engine.state.rounds[0].fresh(
+        replace(follows, tokens=COUNTER_LIMIT - 10), grown(BASE)
+    )
+
+
+def test_all_that_want_an_anchor_share_one_copy() -> None:
+    """Each copy takes the worker as long as a merge: thousands of wants stopped all rounds."""
+    engine = sealer(PEER, THIRD)
+    for have in (b"x", b"y", b"z"):
+        for peer in (PEER, THIRD):
+            engine.receive(Want(peer, 0, have))
+    (job,) = engine.jobs(Export)
+    engine.done(job)
+    assert [to for to, _ in engine.sent(State)] == [PEER, THIRD]
+    engine.receive(Want(PEER, 0, b"x"))
+    assert len(engine.jobs(Export)) == 1
 
 
 @pytest.mark.parametrize("steps", [0, 4])

@@ -23,7 +23,8 @@ from mend_optim.protocol.messages import (
     State,
     Want,
 )
-from mend_optim.transport.limits import COUNTER_LIMIT, DIGEST_LIMIT
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT
+from mend_optim.transport.limits import DIGEST_LIMIT
 
 COUNTER = st.integers(0, COUNTER_LIMIT)
 U64 = st.integers(0, 2**64 - 1)

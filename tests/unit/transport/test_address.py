@@ -32,6 +32,14 @@ def test_what_is_no_address_is_the_users_error(text):
         parse_address("peers[1]", text)
 
 
+@pytest.mark.parametrize("text", ["unix:4242", "DNS:80", "vsock:1", "ipv4:1"])
+def test_no_host_has_the_name_of_a_scheme(text):
+    """gRPC would take the first for a socket in the working directory."""
+    with pytest.raises(UsageError, match="peers must be an address with the name of a host"):
+        parse_dialable("peers", text)
+    assert seen_from(text, "10.0.0.1") == ""
+
+
 @pytest.mark.parametrize("text", [":29600", "host:0", "0.0.0.0:29600", "[::]:29600"])
 def test_an_address_to_dial_has_host_and_port(text):
     with pytest.raises(UsageError, match="peers must be an address with"):

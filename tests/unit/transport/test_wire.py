@@ -16,12 +16,12 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import INCARNATIONS, Claim, Entry, Key, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Control, Level, Offer, Report, Rumor, Seal, State
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler
 from mend_optim.transport.limits import (
     COUNT_LIMIT,
-    COUNTER_LIMIT,
     MESSAGE_LIMIT,
     PACE_LIMIT,
     TEXT_LIMIT,

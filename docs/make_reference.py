@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "reference.md"
 WIDTH = 100
 GROUPS = {
     "The optimizer": "MendOptimizer LearnerState close_all",
-    "Policies": "AutoPeriod Adoption Timing Quorum Grace Nesterov DiLoCoNesterov"
+    "Policies": "AutoPeriod Adoption Timing Limits Quorum Grace Nesterov DiLoCoNesterov"
     " MomentSchedule Moment FailSlow",
     "Codecs": "Int8 Int4 Float4 Sparse PowerSGD",
     "What a learner tells you": "Status FragmentStatus PeerStatus RoundRecord MemberRecord Event",

@@ -18,6 +18,7 @@ from mend_optim.errors import ClosedError, MendError, PeerError, UsageError
 from mend_optim.finish import Finish, Settled
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.optimizer import MendOptimizer
+from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.open_learners import close_all
 from mend_optim.status import FragmentStatus, PeerStatus, Status
@@ -37,6 +38,7 @@ __all__ = [
     "Int4",
     "Int8",
     "LearnerState",
+    "Limits",
     "MemberRecord",
     "MendError",
     "MendOptimizer",

@@ -24,6 +24,7 @@ from mend_optim.finish import Finish, Settled, check_timeout
 from mend_optim.inner_face import InnerFace
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.module_buffers import read_modules
+from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
@@ -87,6 +88,7 @@ class MendOptimizer(InnerFace):
         tokens_per_step: tokens of each step for which `count_tokens` was not called; at least 1.
             None: 1.
         timing: the only timeouts, a `Timing`.
+        limits: how much peers may cost this learner, a `Limits`.
         advertise: "host:port" that others should dial, if it differs from `listen`; needs `listen`.
         ledger: path of a JSONL file, to which each adopted anchor appends a line. None: no file.
         on_event: called with every `Event`, on a background thread. None: events are only logged.
@@ -127,6 +129,7 @@ class MendOptimizer(InnerFace):
         failslow: FailSlow | None = FailSlow(),
         tokens_per_step: int | None = None,
         timing: Timing = Timing(),
+        limits: Limits = Limits(),
         advertise: str | None = None,
         ledger: str | Path | None = None,
         on_event: Callable[[Event], None] | None = None,
@@ -152,6 +155,7 @@ class MendOptimizer(InnerFace):
             failslow=failslow,
             tokens_per_step=tokens_per_step,
             timing=timing,
+            limits=limits,
             advertise=advertise,
             ledger=ledger,
             on_event=on_event,

@@ -33,6 +33,7 @@ from mend_optim.model.known_moments import decays, is_unknown_optimizer, known_m
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import INCARNATIONS, PeerId
+from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.learner import Learner
 from mend_optim.transport.address import parse_dialable
@@ -212,6 +213,7 @@ def read_settings(
     failslow: FailSlow | None,
     tokens_per_step: int | None,
     timing: Timing,
+    limits: Limits,
     advertise: str | None,
     ledger: str | Path | None,
     on_event: Callable[[Event], None] | None,
@@ -232,11 +234,13 @@ def read_settings(
         moments=moments,
         failslow=failslow,
         timing=timing,
+        limits=limits,
     )
     _check_merging(weighting, merge, outer)
     encoded = find_codec(codec)
     periods = _periods(moments, encoded, schedule if auto is None else None)
     _check_patience(failslow, timing)
+    require(isinstance(limits, Limits), "limits", limits, "a Limits(learners=…)")
     _check_reports(ledger, on_event)
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
@@ -248,6 +252,7 @@ def read_settings(
         adoption=_adoption(adoption),
         weighting=weighting,
         timing=timing,
+        limits=limits,
         failslow=failslow,
         residual_in_weights=encoded.residual_in_weights and merge in SHARED,
         unflushed_merge=merge if encoded.residual_in_weights and merge not in SHARED else "",

@@ -15,7 +15,8 @@ from mend_optim.engine.period import Latency, is_steady
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
-from mend_optim.membership.roster import Roster, Seeds
+from mend_optim.membership.roster import Roster
+from mend_optim.membership.seeds import Seeds
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Message, Seal, State, Want
 
@@ -113,7 +114,7 @@ class EngineState:
 
     def is_own(self, message: Message) -> bool:
         """Whether a message names this learner as its sender. None of those comes from a peer."""
-        return self.me == (message.sealer if isinstance(message, Seal) else message.peer)
+        return self.is_me(message.sealer if isinstance(message, Seal) else message.peer)
 
     # ── modes ─────────────────────────────────────────────────────────────────────────────────────
 

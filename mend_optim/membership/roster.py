@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -34,7 +34,6 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
-from mend_optim.protocol.unreached import Unreached
 
 LIMITS = Limits()
 #: Peers that one beat is sent to at most.
@@ -430,113 +429,6 @@ class Roster:
         return (everyone + everyone)[start : start + FANOUT]
 
 
-_NOT_GIVEN_UP = "this learner's earlier process, started {}, is not yet given up there"
-
-
 @lru_cache(maxsize=4096)
 def _rendezvous(fragment: int, name: str) -> bytes:
     return hashlib.blake2b(f"{fragment}/{name}".encode(), digest_size=16).digest()
-
-
-class Seeds:
-    """The addresses that the user gave, and the outcome at each: a peer, this learner itself, a
-    refusal, or nobody."""
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        #: By address, the peer that was last met there; None: none yet. Addresses of this learner
-        #: itself are taken out.
-        self.found: dict[str, PeerId | None] = dict.fromkeys(addresses)
-        #: Why the learners at these addresses must not train with this one. Invariant: refused and
-        #: unreached share no address, and `found` has each of theirs.
-        self.refused: dict[str, str] = {}
-        #: The later process of this learner's name that the learner at an address has not given
-        #: up, and since when it says so.
-        self.held: dict[str, tuple[Namesake, float]] = {}
-        #: Why nobody is reached at these addresses, and since when that is the cause.
-        self.unreached: dict[str, tuple[Unreached, float]] = {}
-
-    def resolve(self, address: str, peer: PeerId) -> None:
-        """Take note that a peer was met at an address, be it a seed's or not."""
-        if address in self.found:
-            self.found[address] = peer
-            self.refused.pop(address, None)
-            self.unreached.pop(address, None)
-
-    def discard(self, address: str) -> None:
-        """Forget an address that is this learner's own: there is nothing to wait for."""
-        self.found.pop(address, None)
-        self.held.pop(address, None)
-        self.unreached.pop(address, None)
-
-    def refuse(self, address: str, reason: str) -> None:
-        """Take note that the learner at an address must not train with this one: there is nothing
-        to wait for, either."""
-        if address in self.found:
-            self.refused[address] = reason
-            self.held.pop(address, None)
-            self.unreached.pop(address, None)
-
-    def hold(self, now: float, address: str, namesake: Namesake) -> None:
-        """Take note that the learner at an address turns this one away as long as another process
-        of its name is not given up there."""
-        if address in self.found and self.held.get(address, (None, now))[0] != namesake:
-            self.held[address] = (namesake, now)
-            self.refused.pop(address, None)
-            self.unreached.pop(address, None)
-
-    def linked(self, peer: PeerId) -> None:
-        """Take note that a peer lets this learner in."""
-        self.held = {at: held for at, held in self.held.items() if self.found.get(at) != peer}
-
-    def held_until(self, patience_s: float) -> float:
-        """Until when to wait for the peers to give up a process that they suspect."""
-        suspected = [at for known, at in self.held.values() if known.life is Life.SUSPECTED]
-        return max(suspected, default=float("-inf")) + patience_s
-
-    def fail(self, now: float, address: str, cause: Unreached) -> None:
-        """Take note that nobody was reached at an address."""
-        if address in self.found and self.unreached.get(address, (None, now))[0] is not cause:
-            self.unreached[address] = (cause, now)
-            self.refused.pop(address, None)
-            self.held.pop(address, None)
-
-    def unresolved(self, now: float, patience_s: float) -> set[str]:
-        """The addresses whose names have not resolved for `patience_s`."""
-        return {
-            address
-            for address, (cause, since) in self.unreached.items()
-            if cause is Unreached.NAME and now >= since + patience_s
-        }
-
-    @property
-    def missing(self) -> list[str]:
-        """The addresses where a peer may still turn up."""
-        return [
-            address
-            for address, peer in self.found.items()
-            if (peer is None or address in self.held) and address not in self.refused
-        ]
-
-    def cause(self, address: str) -> str:
-        """Return why there is nobody to train with at an address."""
-        if address in self.refused:
-            return f"refused: {self.refused[address]}"
-        if address in self.held:
-            namesake, _ = self.held[address]
-            if namesake.life is Life.ALIVE:
-                return f"another process of this name, started {namesake.id.started}, is alive"
-            return _NOT_GIVEN_UP.format(namesake.id.started)
-        return self._unreached(address).value
-
-    def remedy(self, address: str) -> str:
-        """Return what to do about it if nobody is reached there. A refusal has its own remedy."""
-        if address in self.held:
-            return "end that process, or give each a name of its own"
-        return self._unreached(address).remedy
-
-    def _unreached(self, address: str) -> Unreached:
-        return self.unreached.get(address, (Unreached.ANSWER, 0.0))[0]
-
-    def peers(self) -> list[PeerId]:
-        """Return the peers that were met at the addresses."""
-        return [peer for peer in self.found.values() if peer is not None]

@@ -34,7 +34,10 @@ LINGER_S = 1.0
 #: Refusals remembered, so that each is reported once. Further ones are not reported.
 REASONS = 1000
 #: The refusal of a newcomer that the handler does not want to meet, whatever its incarnation is.
-AT_ITS_END = "the run is at its end, and admits no newcomer; start this learner again afterwards"
+AT_ITS_END = (
+    "the run is at its end or has all the learners that it takes (limits.learners), and admits no "
+    "newcomer; start this learner again later"
+)
 
 
 class Links:

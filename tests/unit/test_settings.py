@@ -83,6 +83,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("peers", None, "peers must be addresses 'host:port' of other learners"),
     ("peers", 5, "peers must be addresses 'host:port' of other learners"),
     ("peers", "here", "peers must be an address 'host:port'"),
+    ("limits", 256, "limits must be a Limits(learners=…)"),
     ("quorum", 0, "quorum.minimum must be None or an int >= 1"),
     ("quorum", 1.5, "quorum.minimum must be None or an int >= 1"),
     ("grace", -1, "grace.max_s must be a number of seconds >= 0"),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.engine.state import Switch
-from mend_optim.membership.roster import Seeds
+from mend_optim.membership.seeds import Seeds
 from mend_optim.protocol.lineage import Lineage, PeerId, model_key
 from mend_optim.protocol.messages import State
 from mend_optim.protocol.unreached import Unreached

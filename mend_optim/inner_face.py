@@ -83,6 +83,3 @@ class InnerFace(Optimizer):
             super().__delattr__(name)
         else:
             delattr(self.inner, name)
-
-    def __repr__(self) -> str:
-        return repr(self.inner)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from mend_optim import Event, Moment, MomentSchedule, Nesterov, Timing
+from mend_optim import Event, Limits, Moment, MomentSchedule, Nesterov, Timing
 from mend_optim.engine.schedule import Schedule
 from mend_optim.handover import Handover
 from mend_optim.model.layout import Layout
@@ -112,7 +112,7 @@ def settings_of(inner: Optimizer, **told: Any) -> Settings:
     defaults |= {"name": "a", "peers": (), "schedule": schedule, "quorum": 1, "grace": 1.0}
     defaults |= {"weighting": "tokens", "merge": "mean", "codec": "none", "moments": None}
     defaults |= {"timing": Timing(round_timeout_s=60.0, beat_s=2.0), "adoption": "auto"}
-    return read_settings(inner, outer=Nesterov(), **{**defaults, **told})
+    return read_settings(inner, outer=Nesterov(), limits=Limits(), **{**defaults, **told})
 
 
 def made(

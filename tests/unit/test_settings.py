@@ -20,6 +20,7 @@ from mend_optim import (
     FailSlow,
     Grace,
     Int4,
+    Limits,
     Moment,
     MomentSchedule,
     Nesterov,
@@ -52,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
     "failslow": FailSlow(),
     "tokens_per_step": None,
     "timing": Timing(),
+    "limits": Limits(),
     "advertise": None,
     "ledger": None,
     "on_event": None,
@@ -303,6 +305,7 @@ def test_peers_may_be_one_text() -> None:
         ("moments", MomentSchedule),
         ("failslow", FailSlow),
         ("timing", Timing),
+        ("limits", Limits),
     ],
 )
 def test_a_class_in_place_of_its_instance_is_refused(argument: str, policy: type) -> None:

@@ -391,7 +391,7 @@ def test_a_process_that_was_turned_away_is_forgotten_with_the_next_one_of_its_na
 
 
 def test_only_the_last_that_were_turned_away_are_remembered_and_fewer_passed_on() -> None:
-    roster = new()
+    roster = new(learners=2 * GRAVES)
     for i in range(GRAVES + 1):
         roster.hear(0, beat(f"b{i}", 1, incarnation=2))
         roster.meet(0, PeerId(f"b{i}", 1), "")

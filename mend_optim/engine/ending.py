@@ -21,7 +21,7 @@ from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.roster import Peer
 from mend_optim.protocol.lineage import content_digest
-from mend_optim.protocol.messages import Beat
+from mend_optim.protocol.messages import Beat, Rumor
 
 
 class Ended(NamedTuple):
@@ -46,6 +46,12 @@ class Ending:
         self.boundaries = boundaries
         # The tokens of those who have ended already, with the anchors that they ended on.
         self._gone: dict[str, tuple[int, bytes]] = {}
+        # The end on which all have agreed. It stays: the others may leave before training looks.
+        self._ended: Ended | None = None
+
+    def trained_on(self) -> None:
+        """This learner has stepped since it last rested: it has not ended."""
+        self._ended = None
 
     def review(self) -> bool:
         """Look again whether this learner is ready. Returns whether it has something new to
@@ -53,17 +59,20 @@ class Ending:
         state = self.state
         before, state.ready = state.ready, self._agreement()
         state.roster.closed = bool(state.ready)
+        if self._ended is None and self._all_ready():
+            self._ended = self._account()
         return state.ready != before
-
-    def agreed(self) -> bool:
-        """Whether all on the roster are ready to end as this learner is."""
-        ready, peers = self.state.ready, self.state.roster.peers.values()
-        return bool(ready) and all(peer.beat and peer.beat.ready == ready for peer in peers)
 
     def end(self) -> Ended | None:
         """Who ends together with this learner; None before all have agreed."""
-        if not self.agreed():
-            return None
+        return self._ended
+
+    def _all_ready(self) -> bool:
+        """Whether all on the roster are ready to end as this learner is."""
+        ready, peers = self.state.ready, self.state.roster.peers.values()
+        return bool(ready) and all(peer.word and peer.word.ready == ready for peer in peers)
+
+    def _account(self) -> Ended:
         state = self.state
         fresh = bool(self.fresh_fragments()) and state.totals.step > 0
         unmerged = any(f.unmerged(state.totals).step for f in state.fragments)
@@ -79,10 +88,15 @@ class Ending:
         """The fragments whose anchors are first weights: nothing is merged in them."""
         return {f.fragment for f in self.state.fragments if not f.lineage.tokens}
 
-    def left(self, peer: Peer, told: bool) -> None:
+    def left(self, peer: Peer, rumor: Rumor | None) -> None:
         """A peer has left. If it was ready, it has ended, and this learner will end as it did. If
-        others tell so, its last beat may not have come yet: that it finished is enough."""
-        if peer.beat and (peer.beat.ready or not told):
+        others tell so, its last beat may not have come yet: that it finished is enough. A peer that
+        this learner has never heard must have been ready for what this learner is ready for."""
+        if peer.beat is None:
+            word = rumor if rumor and rumor.ready else peer.rumor
+            if word and word.ready and word.ready == self.state.ready:
+                self._gone[peer.id.name] = word.tokens, self.anchors()
+        elif peer.beat.ready or rumor:
             self._note(peer.beat)
 
     def heard_late(self, beat: Beat) -> None:
@@ -99,7 +113,8 @@ class Ending:
         """By name, the tokens of all who end on this learner's anchors, once all have agreed."""
         state, anchors = self.state, self.anchors()
         gone = {name: tokens for name, (tokens, on) in self._gone.items() if on == anchors}
-        here = {beat.peer.name: beat.tokens for beat in state.beats()}
+        words = [peer.word for peer in state.roster]
+        here = {word.peer.name: word.tokens for word in words if word}
         return {**gone, **here, state.me.name: state.totals.tokens}
 
     def anchors(self) -> bytes:
@@ -113,7 +128,7 @@ class Ending:
         state = self.state
         if not state.finishes or not self._is_settled():
             return b""
-        if not all(peer.beat and self._finishes_here(peer.beat) for peer in state.roster):
+        if not all(peer.word and self._finishes_here(peer.word) for peer in state.roster):
             return b""
         names = sorted([state.me, *(peer.id for peer in state.roster)])
         return content_digest(repr(names).encode(), self.anchors())
@@ -130,9 +145,12 @@ class Ending:
             return False
         return all(roster.sealer(f.fragment) is not None for f in state.fragments)
 
-    def _finishes_here(self, beat: Beat) -> bool:
-        """Whether its sender finishes, too, and holds the anchors that this learner holds."""
+    def _finishes_here(self, beat: Beat | Rumor) -> bool:
+        """Whether its sender finishes, too, and holds the anchors that this learner holds. A rumor
+        does not tell these. What its peer is ready for does, before anybody ends."""
         state = self.state
+        if isinstance(beat, Rumor):
+            return beat.finishes
         if not beat.finishes or beat.genesis != state.genesis:
             return False
         pairs = zip(state.fragments, beat.reports, strict=False)

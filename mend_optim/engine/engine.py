@@ -31,7 +31,17 @@ from mend_optim.engine.stragglers import Stragglers
 from mend_optim.errors import unreachable
 from mend_optim.protocol.handshake import Namesake
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Call, Goodbye, Message, Offer, Seal, State, Want
+from mend_optim.protocol.messages import (
+    Beat,
+    Call,
+    Goodbye,
+    Message,
+    Offer,
+    Rumor,
+    Seal,
+    State,
+    Want,
+)
 from mend_optim.protocol.unreached import Unreached
 
 
@@ -98,6 +108,8 @@ class Engine:
     def rest(self, now: float, finishing: bool = False) -> None:
         """Training pauses to synchronize: offer all unmerged work, then answer calls with empty
         offers until the next step. If it is `finishing`, it ends once all learners do."""
+        if not self.state.resting:
+            self.ending.trained_on()
         self.state.resting = True
         self.state.finishing = finishing
         for fragment in self.state.fragments:
@@ -225,7 +237,7 @@ class Engine:
             case Beat():
                 self._on_beat(now, message)
             case Goodbye():
-                self._left(now, message.peer, told=True)
+                self._left(now, message.peer)
             case _:
                 closed = self.state.mode is Mode.CLOSED
                 if not closed and self.state.has_fragment(message.fragment):
@@ -262,13 +274,13 @@ class Engine:
             self.adoption.unreachable(to, message.fragment)
             self._check_joined(now)
 
-    def _left(self, now: float, id: PeerId, told: bool) -> None:
-        """A peer has left. `told` says whether it told so itself, and not others."""
+    def _left(self, now: float, id: PeerId, rumor: Rumor | None = None) -> None:
+        """A peer has left, as it told itself, or as others tell."""
         peer = self.state.roster.find(id)
         if self.state.roster.leave(id):
             self.presence.left(id)
             if peer:
-                self.ending.left(peer, told)
+                self.ending.left(peer, rumor)
             self._poll_all(now)
             self._review_end(now)
 
@@ -283,9 +295,8 @@ class Engine:
             self.ending.heard_late(beat)
             return
         beat = peer.beat
-        for rumor in (rumor for rumor in beat.roster if rumor.left):
-            self._left(now, rumor.peer, told=False)
-        state.roster.gossip(now, beat.roster)
+        for goodbye in state.roster.gossip(now, beat.roster):
+            self._left(now, goodbye.peer, goodbye)
         if not state.fragments or not beat.genesis or not beat.reports:
             return
         self.joining.heard(beat)

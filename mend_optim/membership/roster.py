@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 
@@ -82,11 +82,19 @@ class Peer:
     deaf: bool = False
     #: Its newest beat; None until there is one.
     beat: Beat | None = None
+    #: The newest rumor of it; None until there is one.
+    rumor: Rumor | None = None
 
     @property
     def heard(self) -> bool:
         """Whether this learner has heard the peer itself, not only of it."""
         return self.beat is not None
+
+    @property
+    def word(self) -> Beat | Rumor | None:
+        """How far it is with its end: its newest beat, or what others tell of one that this learner
+        has not heard itself."""
+        return self.beat or self.rumor
 
     @property
     def suspected(self) -> bool:
@@ -127,6 +135,8 @@ class Roster:
         #: By name, the incarnation that was evicted, and its last beat count; `LEFT` after a
         #: goodbye. The oldest comes first.
         self._tombstones: dict[str, tuple[int, int]] = {}
+        #: By name, the last word of a peer that finished and said goodbye. Each has a tombstone.
+        self._ends: dict[str, Beat | Rumor] = {}
         #: By name, the last process that was turned away. The oldest comes first.
         self._turned_away: dict[str, PeerId] = {}
         #: Whether nobody new is admitted, because the run is about to end.
@@ -228,20 +238,20 @@ class Roster:
         """Take note that this learner sends beat number `count` to all."""
         self._broadcasts.append(count)
 
-    def gossip(self, now: float, rumors: Iterable[Rumor]) -> list[PeerId]:
+    def gossip(self, now: float, rumors: Iterable[Rumor]) -> list[Rumor]:
         """Take in what a peer says of others: a greater count is a sign of life, and `left` passes
         a goodbye on. A peer that is linked with this learner says goodbye itself.
 
         Returns:
-            The peers that were on the roster and said goodbye.
+            The goodbyes that are believed; `leave` is still to be called.
         """
-        left = []
+        goodbyes = []
         for rumor in islice(rumors, self.limits.rumors):
             if not rumor.left:
                 self._learn(now, rumor)
-            elif not self._is_linked(rumor.peer.name) and self.leave(rumor.peer):
-                left.append(rumor.peer)
-        return left
+            elif not self._is_linked(rumor.peer.name):
+                goodbyes.append(rumor)
+        return goodbyes
 
     def _may_be(self, name: str) -> bool:
         """Whether hearsay may bring this name to the roster, or a new process of it: not in place
@@ -279,6 +289,8 @@ class Roster:
                 return None
             self._tombstones.pop(name, None)
             known = self._add(now, rumor.peer, rumor.address, rumor.count)
+        if not direct:
+            known.rumor = rumor
         known.count = rumor.count
         known.heard_at = now
         known.silent = False
@@ -330,13 +342,18 @@ class Roster:
             return False
         self.peers.pop(id.name, None)
         self._bury(id, LEFT)
+        if known and known.word and known.word.finishes:
+            self._ends[id.name] = known.word
         return known is not None
 
     def _bury(self, id: PeerId, count: int) -> None:
         self._tombstones.pop(id.name, None)
+        self._ends.pop(id.name, None)
         self._tombstones[id.name] = (id.incarnation, count)
         if len(self._tombstones) > GRAVES:
-            del self._tombstones[next(iter(self._tombstones))]
+            oldest = next(iter(self._tombstones))
+            del self._tombstones[oldest]
+            self._ends.pop(oldest, None)
 
     def expire(self, now: float) -> list[PeerId]:
         """Suspect the silent peers, and evict those that have been silent for long.
@@ -411,9 +428,9 @@ class Roster:
 
     def rumors(self) -> tuple[Rumor, ...]:
         """Return what this learner passes on: every peer that is not silent, and the goodbyes."""
-        known = [Rumor(p.id, p.address, p.count) for p in self if not p.silent]
+        known = [_told(Rumor(p.id, p.address, p.count), p.word) for p in self if not p.silent]
         left = [
-            Rumor(PeerId(name, incarnation), "", count, left=True)
+            _told(Rumor(PeerId(name, incarnation), "", count, left=True), self._ends.get(name))
             for name, (incarnation, count) in self._tombstones.items()
             if count == LEFT
         ]
@@ -427,6 +444,13 @@ class Roster:
             return everyone
         start = count * FANOUT % len(everyone)
         return (everyone + everyone)[start : start + FANOUT]
+
+
+def _told(rumor: Rumor, word: Beat | Rumor | None) -> Rumor:
+    """The rumor, with how far its peer is with its end."""
+    if word is None or not word.finishes:
+        return rumor
+    return replace(rumor, finishes=True, ready=word.ready, tokens=word.tokens)
 
 
 @lru_cache(maxsize=4096)

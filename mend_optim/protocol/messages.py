@@ -104,6 +104,12 @@ class Rumor:
     count: int
     #: Whether it said goodbye. Then `address` is empty.
     left: bool = False
+    #: Whether it has trained to its end, as in `Beat`; so are the next two. A learner that nobody
+    #: can dial hears of others like it by such rumors only.
+    finishes: bool = False
+    ready: bytes = b""
+    #: Its tokens, if it finishes.
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,7 @@ class Learner:
         return self._has_work() or self.engine.boundaries.settled()
 
     def _may_end(self) -> bool:
-        return self._has_work() or self.engine.ending.agreed()
+        return self._has_work() or self.engine.ending.end() is not None
 
     # ── where it stands ───────────────────────────────────────────────────────────────────────────
 

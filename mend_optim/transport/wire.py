@@ -273,7 +273,15 @@ def _to_report(report: pb.Report) -> Report:
 
 
 def _rumor(rumor: Rumor) -> pb.Rumor:
-    return pb.Rumor(peer=_id(rumor.peer), address=rumor.address, count=rumor.count, left=rumor.left)
+    return pb.Rumor(
+        peer=_id(rumor.peer),
+        address=rumor.address,
+        count=rumor.count,
+        left=rumor.left,
+        finishes=rumor.finishes,
+        ready=rumor.ready,
+        tokens=rumor.tokens,
+    )
 
 
 def _to_rumor(rumor: pb.Rumor) -> Rumor:
@@ -282,6 +290,9 @@ def _to_rumor(rumor: pb.Rumor) -> Rumor:
         address=checked_name("address", rumor.address, may_be_empty=True),
         count=checked_count("number of a beat", rumor.count),
         left=rumor.left,
+        finishes=rumor.finishes,
+        ready=checked_digest("ready", rumor.ready),
+        tokens=checked_count("tokens", rumor.tokens),
     )
 
 

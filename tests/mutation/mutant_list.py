@@ -65,7 +65,7 @@ STORM = (
 )  # 150 fault schedules
 
 # fmt: off
-ENDING = of("virtual/test_endings")
+ENDING, READY = of("virtual/test_endings"), of("unit/engine/test_ending")
 FACE, KIND = of("contract/test_face"), of("contract/test_wrapped_class")
 OWN_BUFFERS, BUFFERS = of("unit/model/test_module_buffers"), of("unit/worker/test_buffer_anchor")
 BUFFER_ROUNDS = of("unit/engine/test_buffer_rounds")
@@ -107,15 +107,25 @@ MUTANTS = (
            "if not beat.finishes or beat.genesis", "if beat.genesis", ENDING),
     Mutant("the-last-beat-goes-to-few", 11, "engine/engine",
            "                if self.state.ready:  # in", "                if False:  # in", BIG_END),
-    Mutant("goodbyes-by-gossip-are-in-no-account", 11, "engine/engine", "self._left(now, rumor.peer, told=False)", "self._left(now, rumor.peer, told=True)", BIG_END),
+    Mutant("goodbyes-by-gossip-are-in-no-account", 11, "engine/engine", "self._left(now, goodbye.peer, goodbye)", "self._left(now, goodbye.peer)", BIG_END),
     Mutant("ready-beside-another-anchor", 11, "engine/ending",
-           "return all(report.key == state.key(fragment) for fragment, report in pairs)", "return True", ENDING),
+           "return all(report.key == state.key(fragment) for fragment, report in pairs)", "return True", READY),
+    Mutant("an-end-does-not-last", 11, "engine/ending", "if self._ended is None and self._all_ready():\n            self._ended = self._account()",
+           "self._ended = self._account() if self._all_ready() else None", READY),
+    Mutant("an-end-outlasts-training", 11, "engine/engine", "            self.ending.trained_on()\n", "            pass\n", READY),
+    Mutant("hearsay-is-always-ready", 11, "engine/ending", "            return beat.finishes\n", "            return True\n", READY),
+    Mutant("hearsay-never-finishes", 11, "engine/ending", "            return beat.finishes\n", "            return False\n", READY),
+    Mutant("left-by-hearsay-on-any-anchor", 11, "engine/ending", " and word.ready == self.state.ready:", ":", READY),
+    Mutant("left-by-hearsay-for-nobody", 11, "engine/ending", "word = rumor if rumor and rumor.ready else peer.rumor", "word = peer.rumor", READY),
+    Mutant("ends-are-not-passed-on", 11, "membership/roster", "_told(Rumor(p.id, p.address, p.count), p.word)", "Rumor(p.id, p.address, p.count)", READY),
+    Mutant("goodbyes-without-their-end", 11, "membership/roster", "left=True), self._ends.get(name))", "left=True), None)", READY),
+    Mutant("an-end-outlives-its-tombstone", 11, "membership/roster", "        self._ends.pop(id.name, None)\n        self._tombstones[id", "        self._tombstones[id", READY),
     Mutant("ends-before-the-others-are-ready", 11, "engine/ending",
-           "return bool(ready) and all(peer.beat and peer.beat.ready == ready for peer in peers)", "return bool(ready)", ENDING),
+           "return bool(ready) and all(peer.word and peer.word.ready == ready for peer in peers)", "return bool(ready)", ENDING),
     Mutant("waits-for-a-quorum-that-cannot-come", 11, "engine/ending",
            "if roster.alone or roster.heard < state.policies.quorum.needed(roster.heard):", "if roster.alone:", ENDING),
     Mutant("ending-run-admits-newcomers", 11, "engine/ending",
-           "state.roster.closed = bool(state.ready)", "pass", ENDING),
+           "state.roster.closed = bool(state.ready)", "pass", READY),
     Mutant("finished-with-own-weights", 11, "handover",
            "if ended and not ended.keeps_own:", "if False:", of("together/test_finish")),
     Mutant("finished-alone-loses-the-rest", 11, "handover",
@@ -578,8 +588,8 @@ MUTANTS = (
     Mutant("every-round-is-a-summary", 7, "runtime/event_log", "now - self._since >= EVERY_S", "now >= self._since", of("unit/runtime/test_event_log")),
     # ── 8: bad input is refused ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("phantoms-count-for-quorum", 6, "engine/sealer", "needed(state.roster.heard)", "needed(state.roster.size)", SEALING),
-    Mutant("hello-is-enough-to-be-heard", 6, "membership/roster", "        return self.beat is not None\n\n    @property\n    def suspected",
-           "        return True\n\n    @property\n    def suspected", ROSTER),
+    Mutant("hello-is-enough-to-be-heard", 6, "membership/roster", "        return self.beat is not None\n\n    @property\n    def word",
+           "        return True\n\n    @property\n    def word", ROSTER),
     Mutant("phantoms-seal", 4, "membership/roster", "here = [p for p in self if p.heard and not p.suspected]",
            "here = [p for p in self if not p.suspected]", ROSTER),
     Mutant("phantoms-hold-up-rounds", 7, "membership/roster", "min(met, heard + PHANTOMS * self.timing.beat_s)", "met", ROSTER),
@@ -588,7 +598,7 @@ MUTANTS = (
     Mutant("hearsay-without-end", 8, "membership/roster", "name in self.peers or self.size < self.limits.learners", "True", ROSTER),
     Mutant("hearsay-keeps-its-place", 8, "membership/roster", "if not p.heard and not p.linked), None)", "if False), None)", ROSTER),
     Mutant("rumors-without-end", 8, "membership/roster", "islice(rumors, self.limits.rumors)", "rumors", ROSTER),
-    Mutant("goodbye-in-anothers-name", 8, "membership/roster", "elif not self._is_linked(rumor.peer.name) and", "elif", ROSTER),
+    Mutant("goodbye-in-anothers-name", 8, "membership/roster", "elif not self._is_linked(rumor.peer.name):", "else:", ROSTER),
     Mutant("hearsay-replaces-the-linked", 8, "membership/roster", "return not self._is_linked(name) and (", "return (", ROSTER),
     Mutant("tokens-beyond-the-wire", 8, "engine/round", " and lineage.tokens + offer.tokens <= COUNTER_LIMIT", "", SEALING),
     Mutant("a-copy-for-each-want", 7, "engine/answers", "if wanted and self._exporting.get(p) != key:", "if wanted:", SEALING),

@@ -4,6 +4,7 @@ them took."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,6 +78,28 @@ def test_all_end_on_one_model(options: dict[str, Any]) -> None:
         for other in made[1:]:
             assert same(parameters(made[0]), parameters(other))
         assert all(optimizer._learner.closed for optimizer in made if optimizer._learner)
+
+
+def test_learners_that_nobody_can_dial_end_together() -> None:
+    """Two of them never hear each other: the one that both can dial tells each of the other."""
+    hub = MendOptimizer(noisy(1.0), name="hub", listen="127.0.0.1:0", timing=TIMING, **FREE)
+    peers = [hub.status().address]
+    others = [
+        MendOptimizer(noisy(1.0), name=name, peers=peers, timing=TIMING, **FREE)
+        for name in ("left", "right")
+    ]
+    made = [hub, *others]
+    try:
+        together(*(partial(optimizer.join) for optimizer in made))
+        ends = run(made, [9, 13, 6])
+    finally:
+        for optimizer in made:
+            optimizer.close()
+    assert all(end.agreed for end in ends)
+    assert len({end.digest for end in ends}) == 1
+    assert all(end.tokens == {"hub": 9, "left": 13, "right": 6} for end in ends)
+    assert same(*map(parameters, made[:2]))
+    assert same(*map(parameters, made[1:]))
 
 
 def test_a_narrow_model_ends_equal_too() -> None:

@@ -381,6 +381,8 @@ class Cluster:
 
     def send(self, sender: Learner, effect: Send) -> None:
         to, _message = effect.to, effect.message
+        if not (self.dialable[sender.name] or self.dialable[to.name]):
+            return  # nobody can link two learners that cannot be dialled
         lost = self.random.random() < self.loss or self.is_cut(sender.name, to.name)
         if lost:
             self.seen["lost"] += 1

@@ -50,7 +50,7 @@ class Finishing(Learner):
 
     def pump(self) -> None:
         super().pump()
-        if self.finishes and not self.dead and self.engine.ending.agreed():
+        if self.finishes and not self.dead and self.engine.ending.end():
             self.cluster.ended(self)  # type: ignore[attr-defined]
 
 
@@ -94,7 +94,7 @@ def play(seed: int, *, faults: bool) -> Ends:
     n = r.randrange(2, 7)
     options = {"fragments": r.choice([1, 1, 2]), "adopt_after": r.choice([None, None, 0, 2])}
     chosen = policies(r.choice([None, None, 1, n]), stays=r.random() < 0.3, **options)
-    hidden = r.choice([0, 1]) if n > 2 else 0
+    hidden = r.choice([0, 1, n - 1]) if n > 2 else 0
     cluster = Ends(n, seed, chosen, loss=0.05 if faults else 0.0, hidden=hidden)
     for name in cluster.names:
         cluster.at(r.uniform(0, 30) if faults else 0.0, cluster.start, name)
@@ -149,9 +149,3 @@ def test_in_a_roster_that_no_beat_goes_through_all_end_with_the_whole_account() 
         assert end.anchors == ends[0].anchors
         assert end.tokens == ends[0].tokens
         assert len(end.tokens) == n
-
-
-def test_late_newcomers_are_turned_away() -> None:
-    """In many runs, somebody knocks when all others are about to end."""
-    turned_away = sum(play(seed, faults=True).seen["turned away"] for seed in range(8, 12))
-    assert turned_away > 0

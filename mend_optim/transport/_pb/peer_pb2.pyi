@@ -135,16 +135,22 @@ class Report(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ...) -> None: ...
 
 class Rumor(_message.Message):
-    __slots__ = ("peer", "address", "count", "left")
+    __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    FINISHES_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
     left: bool
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ...) -> None: ...
+    finishes: bool
+    ready: bytes
+    tokens: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("peer",)

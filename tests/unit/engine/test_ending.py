@@ -1,0 +1,152 @@
+"""When a learner is ready to end, and what it takes from others' word."""
+
+from __future__ import annotations
+
+from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.messages import Beat, Goodbye, Report, Rumor
+from tests.support.engines import BASE, GENESIS, PEER, THIRD, DrivenEngine, grown
+
+
+class Finishing:
+    """A learner that finishes beside one peer. A third learner is known by that peer's word
+    only."""
+
+    def __init__(self) -> None:
+        self.driven = DrivenEngine()
+        self.engine, self.state = self.driven.engine, self.driven.engine.state
+        self.beats = 0
+        self.hear(finishes=False)
+        self.engine.rest(self.driven.now, finishing=True)
+
+    def hear(
+        self,
+        anchor: Lineage = BASE,
+        *,
+        finishes: bool = True,
+        ready: bytes = b"",
+        rumors: tuple[Rumor, ...] = (),
+    ) -> None:
+        self.beats += 1
+        self.engine.met(self.driven.now, PEER, "")
+        self.engine.receive(
+            self.driven.now,
+            Beat(
+                peer=PEER,
+                address="",
+                count=self.beats,
+                step=1,
+                tokens=10,
+                training=True,
+                genesis=GENESIS,
+                reports=(Report(anchor.key),),
+                roster=rumors,
+                finishes=finishes,
+                ready=ready,
+            ),
+        )
+
+    def rumor(self, *, finishes: bool = True, ready: bytes = b"", left: bool = False) -> Rumor:
+        count = 2**62 if left else self.beats + 1
+        return Rumor(THIRD, "", count, left, finishes=finishes, ready=ready, tokens=70)
+
+
+def test_it_is_ready_once_its_peer_finishes_on_its_anchor() -> None:
+    end = Finishing()
+    end.hear(finishes=False)
+    assert not end.state.ready
+    end.hear(BASE.found({}, 0, b"another model"))
+    assert not end.state.ready
+    assert not end.state.roster.closed
+    end.hear()
+    assert end.state.ready
+    assert end.state.roster.closed
+
+
+def test_a_run_that_is_about_to_end_admits_nobody() -> None:
+    late = PeerId("late", 1)
+    for ready in (True, False):
+        end = Finishing()
+        end.hear(finishes=ready)
+        assert end.engine.met(end.driven.now, late, "") is not ready
+
+
+def test_it_has_ended_although_the_others_have_left_since() -> None:
+    """Else a learner would wait for others that are gone, because it looked too late."""
+    end = Finishing()
+    end.hear()
+    end.hear(ready=end.state.ready)
+    ended = end.engine.ending.end()
+    assert ended
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    assert end.engine.ending.end() == ended
+    end.driven.step()
+    end.engine.rest(end.driven.now, finishing=True)
+    assert end.engine.ending.end() != ended
+
+
+def test_a_peer_that_left_another_anchor_is_in_no_account() -> None:
+    end = Finishing()
+    end.hear(grown(BASE), ready=b"x" * 16)
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    assert PEER.name not in end.engine.ending.tokens()
+
+
+def test_it_waits_for_a_learner_that_it_knows_by_hearsay() -> None:
+    """Of two learners that nobody can dial, neither ever hears the other itself."""
+    end = Finishing()
+    end.hear(rumors=(end.rumor(finishes=False),))
+    assert not end.state.ready
+    end.hear(rumors=(end.rumor(),))
+    ready = end.state.ready
+    assert ready
+    end.hear(ready=ready, rumors=(end.rumor(),))
+    assert not end.engine.ending.end()
+    end.hear(ready=ready, rumors=(end.rumor(ready=b"other"),))
+    assert not end.engine.ending.end()
+    end.hear(ready=ready, rumors=(end.rumor(ready=ready),))
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens == {"me": 0, "peer": 10, "third": 70}
+
+
+def test_who_left_by_hearsay_is_in_the_account_if_it_was_ready_as_we_are() -> None:
+    for told, names in ((True, {"me", "peer", "third"}), (False, {"me", "peer"})):
+        end = Finishing()
+        end.hear(rumors=(end.rumor(),))
+        last = end.state.ready if told else b"other"
+        end.hear(rumors=(end.rumor(ready=last, left=True),))
+        end.hear(ready=end.state.ready)
+        ended = end.engine.ending.end()
+        assert ended
+        assert set(ended.tokens) == names
+
+
+def test_a_learner_passes_on_how_far_others_are() -> None:
+    end = Finishing()
+    end.hear(ready=b"r" * 16, rumors=(end.rumor(),))
+    told = {rumor.peer: rumor for rumor in end.state.roster.rumors()}
+    assert (told[PEER].finishes, told[PEER].ready, told[PEER].tokens) == (True, b"r" * 16, 10)
+    assert (told[THIRD].finishes, told[THIRD].tokens) == (True, 70)
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    (goodbye,) = (rumor for rumor in end.state.roster.rumors() if rumor.left)
+    assert (goodbye.peer, goodbye.ready, goodbye.tokens) == (PEER, b"r" * 16, 10)
+
+
+def test_before_it_finishes_nothing_of_it_is_told() -> None:
+    end = Finishing()
+    end.hear(finishes=False)
+    (told,) = end.state.roster.rumors()
+    assert told == Rumor(PEER, "", told.count)
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    (goodbye,) = end.state.roster.rumors()
+    assert goodbye == Rumor(PEER, "", 2**62, left=True)
+
+
+def test_goodbyes_are_remembered_with_their_tombstones_only() -> None:
+    end = Finishing()
+    end.hear(ready=b"r")
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    end.engine.met(end.driven.now, PeerId(PEER.name, 2), "")
+    end.engine.receive(end.driven.now, Goodbye(PeerId(PEER.name, 2)))
+    (goodbye,) = end.state.roster.rumors()
+    assert not goodbye.finishes

@@ -107,7 +107,7 @@ MUTANTS = (
            "if not beat.finishes or beat.genesis", "if beat.genesis", ENDING),
     Mutant("the-last-beat-goes-to-few", 11, "engine/engine",
            "                if self.state.ready:  # in", "                if False:  # in", BIG_END),
-    Mutant("goodbyes-by-gossip-are-in-no-account", 11, "engine/engine", "self._left(now, goodbye.peer, goodbye)", "self._left(now, goodbye.peer)", BIG_END),
+    Mutant("goodbyes-by-gossip-are-in-no-account", 11, "engine/engine", "self._left(now, goodbye.peer, goodbye)", "self._left(now, goodbye.peer)", READY),
     Mutant("ready-beside-another-anchor", 11, "engine/ending",
            "return all(report.key == state.key(fragment) for fragment, report in pairs)", "return True", READY),
     Mutant("an-end-does-not-last", 11, "engine/ending", "if self._ended is None and self._all_ready():\n            self._ended = self._account()",
@@ -129,7 +129,7 @@ MUTANTS = (
     Mutant("finished-with-own-weights", 11, "handover",
            "if ended and not ended.keeps_own:", "if False:", of("together/test_finish")),
     Mutant("finished-alone-loses-the-rest", 11, "handover",
-           "if ended and not ended.keeps_own:", "if ended:", of("together/test_finish")),
+           "if ended and not ended.keeps_own:", "if ended:", of("unit/test_handover")),
     # ── the face ─────────────────────────────────────────────────────────────────────────────────────────────────────
     Mutant("own-attributes-of-a-proxy-go-inside", 1, "inner_face",
            "        if name in vars(self) or hasattr(type(self), name):\n            super().__setattr__(name, value)",

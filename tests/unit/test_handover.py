@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from mend_optim import Event, Limits, Moment, MomentSchedule, Nesterov, Timing
+from mend_optim.engine.ending import Ended
 from mend_optim.engine.schedule import Schedule
 from mend_optim.handover import Handover
 from mend_optim.model.layout import Layout
@@ -37,6 +38,7 @@ class ScriptedLearner:
         self.settled: list[bool] = []
         self.timeouts: list[float] = []
         self.held: list[Tensor] = []
+        self.ends: list[Ended | None] = []
 
     def begin(self, anchors: Any, resumed: Any, corrections: Sequence[Correction]) -> bool:
         self.calls.append(("begin", resumed, list(corrections)))
@@ -75,8 +77,16 @@ class ScriptedLearner:
         self.calls.append("steps_on")
         return bool(self.todos)
 
-    def rest(self) -> None:
-        self.calls.append("rest")
+    def rest(self, finishing: bool = False) -> None:
+        self.calls.append("finish" if finishing else "rest")
+
+    def end(self) -> Ended | None:
+        return self.ends.pop(0)
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        self.calls.append("wait for the end")
+        self.timeouts.append(timeout_s)
+        return True
 
     def is_settled(self) -> bool:
         return not self.closed and (self.settled.pop(0) if self.settled else False)
@@ -410,3 +420,16 @@ def test_settling_waits_no_longer_than_it_was_told() -> None:
     learner.settled = [False, True]
     assert handover.settle(0.5, lambda: None)
     assert 0 < learner.timeouts[0] <= 0.5
+
+
+@pytest.mark.parametrize("keeps_own", [False, True])
+def test_the_end_writes_the_anchors_except_over_work_that_nobody_merges(keeps_own: bool) -> None:
+    handover, learner, parameters = made()
+    handover.begin(None)
+    for parameter in parameters:
+        parameter.data.add_(10.0)
+    ended = Ended(tokens={}, digest="", alone=keeps_own, keeps_own=keeps_own, fresh=False)
+    learner.calls, learner.ends = [], [None, ended]
+    assert handover.finish(60.0, lambda: None) is ended
+    assert learner.calls == ["finish", "take", "wait for the end", "take"]
+    assert values(parameters) == ([11.0, 12.0] if keeps_own else [1.0, 2.0])

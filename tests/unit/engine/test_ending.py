@@ -71,13 +71,16 @@ def test_a_run_that_is_about_to_end_admits_nobody() -> None:
 
 
 def test_it_has_ended_although_the_others_have_left_since() -> None:
-    """Else a learner would wait for others that are gone, because it looked too late."""
+    """Else a learner would wait for others that are gone, because it looked too late: here for the
+    third, which never hears that the peer has left."""
     end = Finishing()
-    end.hear()
-    end.hear(ready=end.state.ready)
+    end.hear(rumors=(end.rumor(),))
+    ready = end.state.ready
+    end.hear(ready=ready, rumors=(end.rumor(ready=ready),))
     ended = end.engine.ending.end()
     assert ended
     end.engine.receive(end.driven.now, Goodbye(PEER))
+    assert end.state.ready not in (b"", ready)
     assert end.engine.ending.end() == ended
     end.driven.step()
     end.engine.rest(end.driven.now, finishing=True)

@@ -1,7 +1,7 @@
 .PHONY: help demo test test-clients test-suites test-deep mutants lint types proto bench storm clean
 
 PYTHON ?= python3
-DEMO_STEPS ?= 1000
+DEMO_STEPS ?= 800
 
 # Everything runs in .venv, which is made on demand and again when the dependencies change.
 READY = .venv/ready

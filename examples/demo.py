@@ -291,7 +291,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Three learners train one model, beside one that trains alone."
     )
-    parser.add_argument("--steps", type=int, default=1000, help="inner steps of every learner")
+    parser.add_argument("--steps", type=int, default=800, help="inner steps of every learner")
     parser.add_argument("--sync-every", default="auto", help="inner steps between rounds, or auto")
     parser.add_argument("--batch", type=int, default=8, help="windows of text per step")
     parser.add_argument("--seed", type=int, default=0)

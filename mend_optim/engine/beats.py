@@ -54,6 +54,7 @@ class Beats:
             latency=state.latency.median,
             finishes=state.finishes,
             ready=state.ready if state.finishes else b"",
+            ended=state.ended if state.finishes else b"",
         )
 
     def send_to_all(self, now: float) -> None:

@@ -48,10 +48,15 @@ class Ending:
         self._gone: dict[str, tuple[int, bytes]] = {}
         # The end on which all have agreed. It stays: the others may leave before training looks.
         self._ended: Ended | None = None
+        # What this learner was ready for since it last stepped, each with the tokens of all who had
+        # to be. They had finished, so these are their last.
+        self._told: dict[bytes, dict[str, int]] = {}
 
     def trained_on(self) -> None:
         """This learner has stepped since it last rested: it has not ended."""
         self._ended = None
+        self._told.clear()
+        self.state.ended = b""
 
     def review(self) -> bool:
         """Look again whether this learner is ready. Returns whether it has something new to
@@ -59,13 +64,29 @@ class Ending:
         state = self.state
         before, state.ready = state.ready, self._agreement()
         state.roster.closed = bool(state.ready)
-        if self._ended is None and self._all_ready():
-            self._ended = self._account()
+        if state.ready:
+            self._told.setdefault(state.ready, self.tokens())
+        if self._all_ready():
+            self._end(state.ready)
         return state.ready != before
 
+    def heard(self, beat: Beat) -> None:
+        """A peer that has ended has heard from everybody, and so from this learner, that all were
+        ready for that. So all of them have ended, although this one may not hear it from each."""
+        if beat.ended in self._told:
+            self._end(beat.ended)
+
+    def _end(self, ready: bytes) -> None:
+        if self._ended is None:
+            account = self._account()
+            self._ended = account._replace(tokens={**self._told[ready], **account.tokens})
+            self.state.ended = ready
+
     def end(self) -> Ended | None:
-        """Who ends together with this learner; None before all have agreed."""
-        return self._ended
+        """Who ends together with this learner; None before all have agreed. What some of them had
+        trained may be told after that."""
+        ended = self._ended
+        return ended and ended._replace(tokens={**ended.tokens, **self.tokens()})
 
     def _all_ready(self) -> bool:
         """Whether all on the roster are ready to end as this learner is."""
@@ -93,11 +114,15 @@ class Ending:
         others tell so, its last beat may not have come yet: that it finished is enough. A peer that
         this learner has never heard must have been ready for what this learner is ready for."""
         if peer.beat is None:
-            word = rumor if rumor and rumor.ready else peer.rumor
-            if word and word.ready and word.ready == self.state.ready:
-                self._gone[peer.id.name] = word.tokens, self.anchors()
+            if peer.rumor:
+                self.told(peer.rumor)
         elif peer.beat.ready or rumor:
             self._note(peer.beat)
+
+    def told(self, rumor: Rumor) -> None:
+        """Others tell that a peer has left. Of several goodbyes, not each tells of its end."""
+        if rumor.ready in self._told:
+            self._gone[rumor.peer.name] = rumor.tokens, self.anchors()
 
     def heard_late(self, beat: Beat) -> None:
         """The beat of a peer that has left, or is not admitted: its goodbye was faster."""

@@ -136,7 +136,7 @@ class Engine:
         """Say goodbye. From here on the learner takes no anchor and runs no round."""
         if self.state.mode is not Mode.CLOSED:
             for peer in list(self.state.roster.peers.values()):
-                if self.state.ready:  # in a big roster, not everyone has had that beat
+                if self.state.ready or self.state.ended:  # not everyone may know it yet
                     self.beats.send(peer.id)
                 self.state.emit(Send(peer.id, Goodbye(self.state.me)))
             self.state.change(Change.LEFT)
@@ -293,10 +293,13 @@ class Engine:
         peer = state.roster.hear(now, self.beats.comparable(beat))
         if peer is None or peer.beat is None:
             self.ending.heard_late(beat)
+            self.ending.heard(beat)
             return
         beat = peer.beat
         for goodbye in state.roster.gossip(now, beat.roster):
             self._left(now, goodbye.peer, goodbye)
+            self.ending.told(goodbye)
+        self.ending.heard(beat)
         if not state.fragments or not beat.genesis or not beat.reports:
             return
         self.joining.heard(beat)

@@ -76,6 +76,8 @@ class EngineState:
         self.finishing = False
         #: What this learner is ready to end on; empty if it is not. Written by `Ending` alone.
         self.ready = b""
+        #: What this learner has ended on; empty if it has not. Written by `Ending` alone.
+        self.ended = b""
         #: Inner steps and tokens that this process has trained. Invariant: neither ever shrinks.
         self.totals = Totals()
         #: The cluster's inner steps before this learner's first.

@@ -233,6 +233,7 @@ def _beat(beat: Beat) -> pb.Beat:
         latency=beat.latency,
         finishes=beat.finishes,
         ready=beat.ready,
+        ended=beat.ended,
         turned_away=map(_id, beat.turned_away),
     )
 
@@ -256,6 +257,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         latency=checked_count("latency", beat.latency),
         finishes=beat.finishes,
         ready=checked_digest("ready", beat.ready),
+        ended=checked_digest("ended", beat.ended),
         turned_away=tuple(map(_to_id, checked_list("processes", beat.turned_away))),
     )
 

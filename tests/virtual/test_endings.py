@@ -73,8 +73,10 @@ class Ends(Cluster):
         peers = frozenset(peer.id for peer in state.roster.peers.values())
         left_over = max(f.unmerged(state.totals).tokens for f in state.fragments)
         anchors = [dict(theta) for theta in learner.units.theta]
+        end = learner.engine.ending.end()
+        assert end
         self.ends[learner.me] = End(
-            peers | {learner.me}, state.ready, anchors, left_over, learner.engine.ending.tokens()
+            peers | {learner.me}, state.ready, anchors, left_over, end.tokens
         )
         assert not learner.mailbox
         if learner.engine.ending.can_merge():

@@ -24,6 +24,7 @@ class Finishing:
         *,
         finishes: bool = True,
         ready: bytes = b"",
+        ended: bytes = b"",
         rumors: tuple[Rumor, ...] = (),
     ) -> None:
         self.beats += 1
@@ -42,6 +43,7 @@ class Finishing:
                 roster=rumors,
                 finishes=finishes,
                 ready=ready,
+                ended=ended,
             ),
         )
 
@@ -153,3 +155,40 @@ def test_goodbyes_are_remembered_with_their_tombstones_only() -> None:
     end.engine.receive(end.driven.now, Goodbye(PeerId(PEER.name, 2)))
     (goodbye,) = end.state.roster.rumors()
     assert not goodbye.finishes
+
+
+def test_it_ends_as_a_peer_did_that_had_heard_from_all() -> None:
+    """Behind a hub, the word of the third may never come: the hub ends, and leaves."""
+    end = Finishing()
+    end.hear(rumors=(end.rumor(),))
+    ready = end.state.ready
+    end.hear(ended=b"what others were ready for")
+    assert not end.engine.ending.end()
+    end.hear(ready=b"later", ended=ready, rumors=(end.rumor(),))
+    ended = end.engine.ending.end()
+    assert ended
+    assert set(ended.tokens) == {"me", "peer", "third"}
+    assert end.state.ended == ready
+
+
+def test_an_end_of_before_it_trained_on_is_none() -> None:
+    end = Finishing()
+    end.hear()
+    ready = end.state.ready
+    end.driven.step()
+    end.engine.rest(end.driven.now, finishing=True)
+    end.hear(finishes=False, ended=ready)
+    assert not end.engine.ending.end()
+    assert end.state.ended == b""
+
+
+def test_who_left_is_in_the_account_by_what_was_told_before() -> None:
+    end = Finishing()
+    end.hear(rumors=(end.rumor(),))
+    ready = end.state.ready
+    end.hear(rumors=(end.rumor(ready=ready),))
+    end.hear(rumors=(Rumor(THIRD, "", 2**62, left=True),))
+    end.hear(ready=end.state.ready)
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens["third"] == 70

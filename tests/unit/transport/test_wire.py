@@ -62,6 +62,7 @@ FULL = Beat(
     latency=12,
     finishes=True,
     ready=b"r" * 16,
+    ended=b"e" * 16,
     turned_away=(ME,),
 )
 

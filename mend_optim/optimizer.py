@@ -363,8 +363,8 @@ class MendOptimizer(InnerFace):
         that end together then have the same parameters, bit for bit, and this one is closed.
 
         Until then, this learner takes part in the others' rounds with nothing to add. A learner
-        that died is waited for until `timing.evict_after_s`. Whoever wants to join a run that is
-        about to end is refused. Leaving a `with MendOptimizer(…)` block without an exception calls
+        that died is waited for until `timing.evict_after_s`. A newcomer to a run that is about to
+        end is refused. Leaving a `with MendOptimizer(…)` block without an exception calls
         `finish()`.
 
         Args:

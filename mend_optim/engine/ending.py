@@ -8,8 +8,8 @@ A learner tells in its beats that it finishes. Until all others do, it stays at 
 their rounds. A learner that is ready tells the digest of its anchors and its roster, and admits no
 newcomer any more.
 
-Nobody moves after somebody has ended. Whoever ended has heard the same digest from its whole
-roster. Each of them had nothing unmerged, takes no further step, and admits nobody who could bring
+Nobody moves after somebody has ended. A learner that ended has heard the same digest from its whole
+roster. Each of them had nothing unmerged, takes no further step, and admits nobody that could bring
 work. So no round can merge anything, and all of them end on these anchors, however late they hear
 of it. A learner that died is waited for until it is evicted."""
 
@@ -48,8 +48,8 @@ class Ending:
         self._gone: dict[str, tuple[int, bytes]] = {}
         # The end on which all have agreed. It stays: the others may leave before training looks.
         self._ended: Ended | None = None
-        # What this learner was ready for since it last stepped, each with the tokens of all who had
-        # to be. They had finished, so these are their last.
+        # The digests that this learner was ready for since it last stepped, each with the tokens of
+        # all that had to be ready. They had finished, so these are their last.
         self._told: dict[bytes, dict[str, int]] = {}
 
     def trained_on(self) -> None:
@@ -83,8 +83,8 @@ class Ending:
             self.state.ended = ready
 
     def end(self) -> Ended | None:
-        """Who ends together with this learner; None before all have agreed. What some of them had
-        trained may be told after that."""
+        """The end, with all learners that share it; None before all have agreed. News of their
+        tokens may come after that."""
         ended = self._ended
         return ended and ended._replace(tokens={**ended.tokens, **self.tokens()})
 
@@ -172,7 +172,7 @@ class Ending:
 
     def _finishes_here(self, beat: Beat | Rumor) -> bool:
         """Whether its sender finishes, too, and holds the anchors that this learner holds. A rumor
-        does not tell these. What its peer is ready for does, before anybody ends."""
+        does not tell these; the digest that its peer is ready for has them in it."""
         state = self.state
         if isinstance(beat, Rumor):
             return beat.finishes

@@ -74,9 +74,10 @@ class EngineState:
         self.resting = False
         #: Whether the last rest was for `finish()`.
         self.finishing = False
-        #: What this learner is ready to end on; empty if it is not. Written by `Ending` alone.
+        #: The digest that this learner is ready to end on; empty if it is not. Written by `Ending`
+        #: alone, as is the next one.
         self.ready = b""
-        #: What this learner has ended on; empty if it has not. Written by `Ending` alone.
+        #: The digest that this learner has ended on; empty if it has not.
         self.ended = b""
         #: Inner steps and tokens that this process has trained. Invariant: neither ever shrinks.
         self.totals = Totals()

@@ -1,4 +1,5 @@
-"""What a learner that joins waits for, in words: it holds the training loop up meanwhile."""
+"""The causes for which a learner that joins still waits, in words: it holds the training loop up
+meanwhile."""
 
 from __future__ import annotations
 

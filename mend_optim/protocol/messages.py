@@ -180,7 +180,8 @@ class Beat:
     #: The digest of the anchors and of the roster with which the sender is ready to end; empty if
     #: it is not.
     ready: bytes = b""
-    #: What the sender has ended on, because all others were ready for it; empty if it has not.
+    #: The digest that the sender has ended on, because all others were ready for it; empty if it
+    #: has not.
     ended: bytes = b""
     #: Processes that the sender turned away, because it knows a live one of their name with a later
     #: start.

@@ -22,7 +22,8 @@ class Finish:
         agreed: whether all on this learner's roster ended together with it.
         digest: of the anchors, in hex. All learners with this digest hold the same parameters, bit
             for bit. Empty if there was no agreement.
-        tokens: by name, the tokens that each of those who ended together has trained.
+        tokens: by name, the tokens of all learners that finished on these anchors. One that died
+            after it had finished may be among them.
         unmerged_tokens: own tokens that are in no anchor. If this learner was the last one, they
             are in its own parameters.
         dropped_tokens: own tokens whose work could not be kept.

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.state import EngineState
-from mend_optim.membership.roster import Peer
 from mend_optim.protocol.lineage import content_digest
 from mend_optim.protocol.messages import Beat, Rumor
 
@@ -38,19 +37,25 @@ class Ended(NamedTuple):
     fresh: bool
 
 
+class Told(NamedTuple):
+    """The learners that this one was ready to end with: their tokens by name, and the digest of the
+    anchors that they all held. They had finished, so the tokens are their last."""
+
+    tokens: dict[str, int]
+    anchors: bytes
+
+
 class Ending:
     """Decides whether this learner is ready to end, and whether all are."""
 
     def __init__(self, state: EngineState, boundaries: Boundaries) -> None:
         self.state = state
         self.boundaries = boundaries
-        # The tokens of those who have ended already, with the anchors that they ended on.
-        self._gone: dict[str, tuple[int, bytes]] = {}
         # The end on which all have agreed. It stays: the others may leave before training looks.
         self._ended: Ended | None = None
-        # The digests that this learner was ready for since it last stepped, each with the tokens of
-        # all that had to be ready. They had finished, so these are their last.
-        self._told: dict[bytes, dict[str, int]] = {}
+        # By digest, all that this learner was ready for since it last stepped. A learner ends only
+        # if all the others were ready for the same, so those that have left are in here, too.
+        self._told: dict[bytes, Told] = {}
 
     def trained_on(self) -> None:
         """This learner has stepped since it last rested: it has not ended."""
@@ -62,10 +67,11 @@ class Ending:
         """Look again whether this learner is ready. Returns whether it has something new to
         tell."""
         state = self.state
+        self._forget_those_that_train_on()
         before, state.ready = state.ready, self._agreement()
         state.roster.closed = bool(state.ready)
         if state.ready:
-            self._told.setdefault(state.ready, self.tokens())
+            self._told.setdefault(state.ready, Told(self._tokens(), state.anchors_digest()))
         if self._all_ready():
             self._end(state.ready)
         return state.ready != before
@@ -73,20 +79,25 @@ class Ending:
     def heard(self, beat: Beat) -> None:
         """A peer that has ended has heard from everybody, and so from this learner, that all were
         ready for that. So all of them have ended, although this one may not hear it from each."""
-        if beat.ended in self._told:
+        told = self._told.get(beat.ended)
+        if told and told.anchors == self.state.anchors_digest():
             self._end(beat.ended)
+
+    def end(self) -> Ended | None:
+        """The end, with all learners that share it; None before all have agreed."""
+        return self._ended
+
+    def _forget_those_that_train_on(self) -> None:
+        """A learner whose `finish` ran out of time may step again. It does not end with us then."""
+        for peer in self.state.roster:
+            if peer.word and not peer.word.finishes:
+                for told in self._told.values():
+                    told.tokens.pop(peer.id.name, None)
 
     def _end(self, ready: bytes) -> None:
         if self._ended is None:
-            account = self._account()
-            self._ended = account._replace(tokens={**self._told[ready], **account.tokens})
+            self._ended = self._account()
             self.state.ended = ready
-
-    def end(self) -> Ended | None:
-        """The end, with all learners that share it; None before all have agreed. News of their
-        tokens may come after that."""
-        ended = self._ended
-        return ended and ended._replace(tokens={**ended.tokens, **self.tokens()})
 
     def _all_ready(self) -> bool:
         """Whether all on the roster are ready to end as this learner is."""
@@ -97,9 +108,14 @@ class Ending:
         state = self.state
         fresh = bool(self.fresh_fragments()) and state.totals.step > 0
         unmerged = any(f.unmerged(state.totals).step for f in state.fragments)
+        anchors = state.anchors_digest()
+        tokens = {}
+        for told in self._told.values():
+            if told.anchors == anchors:
+                tokens.update(told.tokens)
         return Ended(
-            tokens=self.tokens(),
-            digest=self.anchors().hex(),
+            tokens=tokens,
+            digest=anchors.hex(),
             alone=state.alone,
             keeps_own=state.alone and unmerged,
             fresh=fresh,
@@ -109,44 +125,11 @@ class Ending:
         """The fragments whose anchors are first weights: nothing is merged in them."""
         return {f.fragment for f in self.state.fragments if not f.lineage.tokens}
 
-    def left(self, peer: Peer, rumor: Rumor | None) -> None:
-        """A peer has left. If it was ready, it has ended, and this learner will end as it did. If
-        others tell so, its last beat may not have come yet: that it finished is enough. A peer that
-        this learner has never heard must have been ready for what this learner is ready for."""
-        if peer.beat is None:
-            if peer.rumor:
-                self.told(peer.rumor)
-        elif peer.beat.ready or rumor:
-            self._note(peer.beat)
-
-    def told(self, rumor: Rumor) -> None:
-        """Others tell that a peer has left. Of several goodbyes, not each tells of its end."""
-        if rumor.ready in self._told:
-            self._gone[rumor.peer.name] = rumor.tokens, self.anchors()
-
-    def heard_late(self, beat: Beat) -> None:
-        """The beat of a peer that has left, or is not admitted: its goodbye was faster."""
-        if beat.ready:
-            self._note(beat)
-
-    def _note(self, beat: Beat) -> None:
-        """Its sender has ended, if it holds our anchors."""
-        if self.state.fragments and self._finishes_here(beat):
-            self._gone[beat.peer.name] = beat.tokens, self.anchors()
-
-    def tokens(self) -> dict[str, int]:
-        """By name, the tokens of all who end on this learner's anchors, once all have agreed."""
-        state, anchors = self.state, self.anchors()
-        gone = {name: tokens for name, (tokens, on) in self._gone.items() if on == anchors}
-        words = [peer.word for peer in state.roster]
-        here = {word.peer.name: word.tokens for word in words if word}
-        return {**gone, **here, state.me.name: state.totals.tokens}
-
-    def anchors(self) -> bytes:
-        """The digest of this learner's anchors."""
-        state = self.state
-        keys = [state.key(fragment) for fragment in state.fragments[: state.shared]]
-        return content_digest(repr(keys).encode())
+    def _tokens(self) -> dict[str, int]:
+        """The tokens of this learner and of its roster, by name."""
+        words = [peer.word for peer in self.state.roster]
+        others = {word.peer.name: word.tokens for word in words if word}
+        return {**others, self.state.me.name: self.state.totals.tokens}
 
     def _agreement(self) -> bytes:
         """The digest of the anchors and of the roster; empty if this learner is not ready."""
@@ -156,7 +139,7 @@ class Ending:
         if not all(peer.word and self._finishes_here(peer.word) for peer in state.roster):
             return b""
         names = sorted([state.me, *(peer.id for peer in state.roster)])
-        return content_digest(repr(names).encode(), self.anchors())
+        return content_digest(repr(names).encode(), state.anchors_digest())
 
     def _is_settled(self) -> bool:
         """Whether nothing here is left that can be merged."""

@@ -37,7 +37,6 @@ from mend_optim.protocol.messages import (
     Goodbye,
     Message,
     Offer,
-    Rumor,
     Seal,
     State,
     Want,
@@ -274,13 +273,10 @@ class Engine:
             self.adoption.unreachable(to, message.fragment)
             self._check_joined(now)
 
-    def _left(self, now: float, id: PeerId, rumor: Rumor | None = None) -> None:
+    def _left(self, now: float, id: PeerId) -> None:
         """A peer has left, as it told itself, or as others tell."""
-        peer = self.state.roster.find(id)
         if self.state.roster.leave(id):
             self.presence.left(id)
-            if peer:
-                self.ending.left(peer, rumor)
             self._poll_all(now)
             self._review_end(now)
 
@@ -292,13 +288,11 @@ class Engine:
         was_unknown = known is None or known.beat is None or known.beat.genesis != state.genesis
         peer = state.roster.hear(now, self.beats.comparable(beat))
         if peer is None or peer.beat is None:
-            self.ending.heard_late(beat)
             self.ending.heard(beat)
             return
         beat = peer.beat
         for goodbye in state.roster.gossip(now, beat.roster):
-            self._left(now, goodbye.peer, goodbye)
-            self.ending.told(goodbye)
+            self._left(now, goodbye.peer)
         self.ending.heard(beat)
         if not state.fragments or not beat.genesis or not beat.reports:
             return

@@ -17,7 +17,7 @@ from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.seeds import Seeds
-from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.lineage import Key, Lineage, PeerId, content_digest
 from mend_optim.protocol.messages import Beat, Message, Seal, State, Want
 
 RECORDS = 64
@@ -318,6 +318,11 @@ class EngineState:
         if self.alone and tokens:
             return Key(key.tokens + tokens, key.version + 1, key.digest)
         return key
+
+    def anchors_digest(self) -> bytes:
+        """The digest of what `key` gives for all fragments that learners share."""
+        keys = [self.key(fragment) for fragment in self.fragments[: self.shared]]
+        return content_digest(repr(keys).encode())
 
     def beats(self) -> Iterator[Beat]:
         """The last beat of every peer that has sent one."""

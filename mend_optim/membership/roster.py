@@ -135,8 +135,6 @@ class Roster:
         #: By name, the incarnation that was evicted, and its last beat count; `LEFT` after a
         #: goodbye. The oldest comes first.
         self._tombstones: dict[str, tuple[int, int]] = {}
-        #: By name, the last word of a peer that finished and said goodbye. Each has a tombstone.
-        self._ends: dict[str, Beat | Rumor] = {}
         #: By name, the last process that was turned away. The oldest comes first.
         self._turned_away: dict[str, PeerId] = {}
         #: Whether nobody new is admitted, because the run is about to end.
@@ -342,18 +340,13 @@ class Roster:
             return False
         self.peers.pop(id.name, None)
         self._bury(id, LEFT)
-        if known and known.word and known.word.finishes:
-            self._ends[id.name] = known.word
         return known is not None
 
     def _bury(self, id: PeerId, count: int) -> None:
         self._tombstones.pop(id.name, None)
-        self._ends.pop(id.name, None)
         self._tombstones[id.name] = (id.incarnation, count)
         if len(self._tombstones) > GRAVES:
-            oldest = next(iter(self._tombstones))
-            del self._tombstones[oldest]
-            self._ends.pop(oldest, None)
+            del self._tombstones[next(iter(self._tombstones))]
 
     def expire(self, now: float) -> list[PeerId]:
         """Suspect the silent peers, and evict those that have been silent for long.
@@ -430,7 +423,7 @@ class Roster:
         """Return what this learner passes on: every peer that is not silent, and the goodbyes."""
         known = [_told(Rumor(p.id, p.address, p.count), p.word) for p in self if not p.silent]
         left = [
-            _told(Rumor(PeerId(name, incarnation), "", count, left=True), self._ends.get(name))
+            Rumor(PeerId(name, incarnation), "", count, left=True)
             for name, (incarnation, count) in self._tombstones.items()
             if count == LEFT
         ]

@@ -62,6 +62,7 @@ class Ends(Cluster):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ends: dict[PeerId, End] = {}
+        self.died: set[str] = set()
 
     def finish(self, name: str) -> None:
         learner = self.learners.get(name)
@@ -103,6 +104,7 @@ def play(seed: int, *, faults: bool) -> Ends:
         cluster.at(r.uniform(40, 160), cluster.finish, name)
     if faults:
         for name in r.sample(cluster.names, r.randrange(n)):
+            cluster.died.add(name)
             died = r.uniform(10, 200)
             cluster.at(died, cluster.crash, name)
             if r.random() < 0.7:
@@ -134,6 +136,9 @@ def test_whoever_ends_together_holds_one_model_whatever_happens(seed: int) -> No
     for end in cluster.ends.values():
         for member in end.members & cluster.ends.keys():
             assert cluster.ends[member].anchors == end.anchors
+        for member, other in cluster.ends.items():
+            if member.name in end.tokens.keys() - cluster.died:
+                assert other.anchors == end.anchors
 
 
 def test_in_a_roster_that_no_beat_goes_through_all_end_with_the_whole_account() -> None:

@@ -144,10 +144,11 @@ def test_it_has_the_periods_that_the_run_chooses() -> None:
 
 def test_it_is_in_what_learners_agree_to_end_on() -> None:
     engine = learner(PEER)
-    before = engine.engine.ending.anchors()
+    state = engine.engine.state
+    before = state.anchors_digest()
     fragment = progress(engine)
     fragment.lineage = grown(fragment.lineage)
-    assert engine.engine.ending.anchors() != before
+    assert state.anchors_digest() != before
 
 
 # ── measurements ──────────────────────────────────────────────────────────────────────────────────

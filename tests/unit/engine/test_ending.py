@@ -11,8 +11,9 @@ class Finishing:
     """A learner that finishes beside one peer. A third learner is known by that peer's word
     only."""
 
-    def __init__(self) -> None:
-        self.driven = DrivenEngine()
+    def __init__(self, quorum: int | None = None, steps: int = 0) -> None:
+        self.driven = DrivenEngine(quorum=quorum)
+        self.driven.step(steps)
         self.engine, self.state = self.driven.engine, self.driven.engine.state
         self.beats = 0
         self.hear(finishes=False)
@@ -64,6 +65,22 @@ def test_it_is_ready_once_its_peer_finishes_on_its_anchor() -> None:
     assert end.state.roster.closed
 
 
+def test_work_that_no_quorum_can_merge_holds_nobody_up() -> None:
+    for quorum in (2, 3):
+        end = Finishing(quorum=quorum, steps=1)
+        end.hear()
+        assert bool(end.state.ready) is (quorum == 3)
+
+
+def test_it_waits_for_a_peer_that_is_behind() -> None:
+    end = Finishing()
+    end.state.fragments[0].lineage = grown(BASE)
+    end.hear(BASE)
+    assert not end.state.ready
+    end.hear(grown(BASE))
+    assert end.state.ready
+
+
 def test_a_run_that_is_about_to_end_admits_nobody() -> None:
     late = PeerId("late", 1)
     for ready in (True, False):
@@ -93,7 +110,9 @@ def test_a_peer_that_left_another_anchor_is_in_no_account() -> None:
     end = Finishing()
     end.hear(grown(BASE), ready=b"x" * 16)
     end.engine.receive(end.driven.now, Goodbye(PEER))
-    assert PEER.name not in end.engine.ending.tokens()
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens == {"me": 0}
 
 
 def test_it_waits_for_a_learner_that_it_knows_by_hearsay() -> None:
@@ -114,16 +133,25 @@ def test_it_waits_for_a_learner_that_it_knows_by_hearsay() -> None:
     assert ended.tokens == {"me": 0, "peer": 10, "third": 70}
 
 
-def test_who_left_by_hearsay_is_in_the_account_if_it_was_ready_as_we_are() -> None:
-    for told, names in ((True, {"me", "peer", "third"}), (False, {"me", "peer"})):
-        end = Finishing()
-        end.hear(rumors=(end.rumor(),))
-        last = end.state.ready if told else b"other"
-        end.hear(rumors=(end.rumor(ready=last, left=True),))
-        end.hear(ready=end.state.ready)
-        ended = end.engine.ending.end()
-        assert ended
-        assert set(ended.tokens) == names
+def test_all_that_left_after_they_had_finished_are_in_the_account() -> None:
+    end = Finishing()
+    end.hear(rumors=(end.rumor(),))
+    end.hear(rumors=(end.rumor(left=True),))
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens == {"me": 0, "peer": 10, "third": 70}
+
+
+def test_a_peer_that_trains_on_is_in_no_account() -> None:
+    end = Finishing()
+    end.hear()
+    assert end.state.ready
+    end.hear(finishes=False)
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens == {"me": 0}
 
 
 def test_a_learner_passes_on_how_far_others_are() -> None:
@@ -132,9 +160,6 @@ def test_a_learner_passes_on_how_far_others_are() -> None:
     told = {rumor.peer: rumor for rumor in end.state.roster.rumors()}
     assert (told[PEER].finishes, told[PEER].ready, told[PEER].tokens) == (True, b"r" * 16, 10)
     assert (told[THIRD].finishes, told[THIRD].tokens) == (True, 70)
-    end.engine.receive(end.driven.now, Goodbye(PEER))
-    (goodbye,) = (rumor for rumor in end.state.roster.rumors() if rumor.left)
-    assert (goodbye.peer, goodbye.ready, goodbye.tokens) == (PEER, b"r" * 16, 10)
 
 
 def test_before_it_finishes_nothing_of_it_is_told() -> None:
@@ -145,16 +170,6 @@ def test_before_it_finishes_nothing_of_it_is_told() -> None:
     end.engine.receive(end.driven.now, Goodbye(PEER))
     (goodbye,) = end.state.roster.rumors()
     assert goodbye == Rumor(PEER, "", 2**62, left=True)
-
-
-def test_goodbyes_are_remembered_with_their_tombstones_only() -> None:
-    end = Finishing()
-    end.hear(ready=b"r")
-    end.engine.receive(end.driven.now, Goodbye(PEER))
-    end.engine.met(end.driven.now, PeerId(PEER.name, 2), "")
-    end.engine.receive(end.driven.now, Goodbye(PeerId(PEER.name, 2)))
-    (goodbye,) = end.state.roster.rumors()
-    assert not goodbye.finishes
 
 
 def test_it_ends_as_a_peer_did_that_had_heard_from_all() -> None:
@@ -182,13 +197,24 @@ def test_an_end_of_before_it_trained_on_is_none() -> None:
     assert end.state.ended == b""
 
 
-def test_who_left_is_in_the_account_by_what_was_told_before() -> None:
+def test_an_end_on_anchors_that_are_not_ours_any_more_is_none() -> None:
     end = Finishing()
-    end.hear(rumors=(end.rumor(),))
+    end.hear()
     ready = end.state.ready
-    end.hear(rumors=(end.rumor(ready=ready),))
-    end.hear(rumors=(Rumor(THIRD, "", 2**62, left=True),))
-    end.hear(ready=end.state.ready)
+    end.state.fragments[0].lineage = grown(BASE)
+    end.hear(grown(BASE), finishes=False, ended=ready)
+    assert not end.engine.ending.end()
+    end.engine.receive(end.driven.now, Goodbye(PEER))
     ended = end.engine.ending.end()
     assert ended
-    assert ended.tokens["third"] == 70
+    assert ended.tokens == {"me": 0}
+
+
+def test_an_account_is_of_the_last_anchors() -> None:
+    end = Finishing()
+    end.hear()
+    end.state.fragments[0].lineage = grown(BASE)
+    end.engine.receive(end.driven.now, Goodbye(PEER))
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens == {"me": 0}

@@ -14,6 +14,7 @@ from mend_optim.engine.beats import Beats
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import Done, Effect, Extend, Found, Install, Job, Send
 from mend_optim.engine.ending import Ending
+from mend_optim.engine.finish_wait import FinishWait
 from mend_optim.engine.idleness import Idleness
 from mend_optim.engine.joining import Joining, Resumed
 from mend_optim.engine.ledger import Event
@@ -61,6 +62,7 @@ class Engine:
         self.sealer = Sealer(state, self.adoption, self.stragglers)
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)
         self.ending = Ending(state, self.boundaries)
+        self.finish_wait = FinishWait(state)
         self.presence = Presence(state)
         self.namesakes = Namesakes(state)
         self.joining = Joining(state, self.adoption, self.presence)
@@ -335,6 +337,7 @@ class Engine:
         else:
             self.presence.review(now)
             self.idleness.look(now)
+            self.finish_wait.review(now)
             self.beats.send_to_all(now)
 
     def _poll_all(self, now: float) -> None:

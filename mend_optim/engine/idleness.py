@@ -8,6 +8,7 @@ since its last offer stays in its weights. With its next step it takes part as b
 from __future__ import annotations
 
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.policies import Policies
 from mend_optim.engine.state import EngineState
 
 #: A learner is not idle as long as this many of its inner steps take.
@@ -16,6 +17,12 @@ TEXT = (
     "no step for {for_s:.0f} s: rounds go on without this learner's work until it steps again; "
     "close() the optimizer if its training has ended"
 )
+
+
+def patience_s(policies: Policies, step_s: float) -> float:
+    """How long a training loop may pause, in seconds: as long as a silent peer is kept on the
+    roster, as a round waits in vain, and as some of its steps take."""
+    return max(policies.timing.evict_after_s, policies.grace.max_s, PAUSE_STEPS * step_s)
 
 
 class Idleness:
@@ -34,14 +41,6 @@ class Idleness:
         """Whether there was no step for long. False as soon as there is one."""
         return self._idle_at == self.state.totals.step
 
-    @property
-    def _patience_s(self) -> float:
-        """As long as a silent peer is kept on the roster, and as a round waits in vain."""
-        policies = self.state.policies
-        return max(
-            policies.timing.evict_after_s, policies.grace.max_s, PAUSE_STEPS * self.state.step_s
-        )
-
     def look(self, now: float) -> None:
         """Time passed. The learner is told once in each pause, unless it asked for the rest."""
         state = self.state
@@ -50,7 +49,7 @@ class Idleness:
             self._since = now
             return
         for_s = now - self._since
-        if self.idle or for_s < self._patience_s:
+        if self.idle or for_s < patience_s(state.policies, state.step_s):
             return
         self._idle_at = self._step
         if not state.resting and not state.alone:

@@ -115,6 +115,10 @@ class Event:
     costly              the same: the lost work would have paid for replacing the peer
     idle                for_s: this learner's training thread has not stepped for so long. Rounds go
                         on without its work until it does.
+    finishing           causes (by name, why `finish()` still waits for that learner). Not more
+                        often than every 30 s
+    held_up             peers (names), for_s: `finish()` waits for learners whose training threads
+                        have not stepped for so long
     below_quorum        here and needed (learners): offers have waited for
                         `timing.round_timeout_s`
     quorum              here and needed: there are enough learners again

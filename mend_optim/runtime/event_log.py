@@ -24,6 +24,7 @@ WARNINGS = (
     "refused",
     "fault",
     "costly",
+    "held_up",
     "below_quorum",
     "unknown",
     "unclosed",

@@ -60,6 +60,7 @@ PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
 FORKS = of("together/test_forks")
 BLAME = of("unit/worker/test_blame")
 LIFE, IDLE = of("together/test_life"), of("unit/engine/test_idleness")
+FINISH_WAIT = of("unit/engine/test_finish_wait")
 STORM = (
     "tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",
 )  # 150 fault schedules
@@ -538,8 +539,13 @@ MUTANTS = (
            "            elif not state.schedule.lockstep:\n                fragment.request_offer(caller)", IDLE),
     Mutant("idle-for-ever", 7, "engine/idleness",
            "return self._idle_at == self.state.totals.step", "return self._idle_at >= 0", IDLE),
-    Mutant("idle-at-once", 7, "engine/idleness", "if self.idle or for_s < self._patience_s:", "if self.idle:", IDLE),
-    Mutant("idle-while-a-step-takes-long", 7, "engine/idleness", ", PAUSE_STEPS * self.state.step_s\n", "\n", IDLE),
+    Mutant("idle-at-once", 7, "engine/idleness", "if self.idle or for_s < patience_s(state.policies, state.step_s):", "if self.idle:", IDLE),
+    Mutant("idle-while-a-step-takes-long", 7, "engine/idleness", ", PAUSE_STEPS * step_s)\n", ")\n", IDLE),
+    Mutant("a-finish-that-says-nothing", 11, "engine/engine", "            self.finish_wait.review(now)\n", "", FINISH_WAIT),
+    Mutant("a-finish-that-talks-all-the-time", 11, "engine/finish_wait", "            self._due_at = now + EVERY_S\n", "", FINISH_WAIT),
+    Mutant("a-standstill-is-told-with-each-beat", 11, "engine/finish_wait", "        if names - self._held_up_by:", "        if names:", FINISH_WAIT),
+    Mutant("a-standstill-that-counts-from-before", 11, "engine/finish_wait", "        self._steps.clear()\n", "", FINISH_WAIT),
+    Mutant("a-slow-learner-holds-the-end-up", 11, "engine/finish_wait", "patience_s(self.state.policies, peer.beat.seconds_per_step)", "patience_s(self.state.policies, 0.0)", FINISH_WAIT),
     Mutant("idle-before-it-has-joined", 7, "engine/idleness", "if not state.joined or state", "if state", IDLE),
     Mutant("a-child-keeps-the-mutex", 7, "runtime/guard",
            "here.\"\"\"\n        self.mutex = threading.RLock()", "here.\"\"\"", FORKS),

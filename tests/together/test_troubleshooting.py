@@ -195,6 +195,18 @@ def at_its_end() -> Said:
 # ── peers that are gone ───────────────────────────────────────────────────────────────────────────
 
 
+def finishes(beats: int, *kinds: str) -> Said:
+    """A learner finishes beside b, whose training loop stands still."""
+    engine = DrivenEngine()
+    engine.beat(B, step=120)
+    engine.engine.rest(engine.now, finishing=True)
+    for _ in range(beats):
+        engine.now += 1.0
+        engine.beat(B, step=120)
+        engine.engine.tick(engine.now)
+    return of(engine.engine, engine.now, *kinds)
+
+
 def pair(*peers: PeerId) -> DrivenEngine:
     engine = DrivenEngine()
     for peer in peers:
@@ -413,6 +425,8 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "No longer alone": company,
     "No quorum": lambda: quorum(),
     "A quorum again": lambda: quorum(C),
+    "An end that has to wait": lambda: finishes(2, "finishing"),
+    "An end that is held up": lambda: finishes(32, "held_up"),
     "Slow": lambda: slow("slow"),
     "Costly": lambda: slow("costly"),
     "As fast as before": lambda: slow("recovered"),

@@ -89,6 +89,9 @@ class MendOptimizer(InnerFace):
             None: 1.
         timing: the only timeouts, a `Timing`.
         limits: how much peers may cost this learner, a `Limits`.
+        group: "auto" refuses to take part where `torch.distributed` runs several ranks, because a
+            learner is one process. None: each rank holds a whole model, and is a learner of its
+            own.
         advertise: "host:port" that others should dial, if it differs from `listen`; needs `listen`.
         ledger: path of a JSONL file, to which each adopted anchor appends a line. None: no file.
         on_event: called with every `Event`, on a background thread. None: events are only logged.
@@ -130,6 +133,7 @@ class MendOptimizer(InnerFace):
         tokens_per_step: int | None = None,
         timing: Timing = Timing(),
         limits: Limits = Limits(),
+        group: str | None = "auto",
         advertise: str | None = None,
         ledger: str | Path | None = None,
         on_event: Callable[[Event], None] | None = None,
@@ -156,6 +160,7 @@ class MendOptimizer(InnerFace):
             tokens_per_step=tokens_per_step,
             timing=timing,
             limits=limits,
+            group=group,
             advertise=advertise,
             ledger=ledger,
             on_event=on_event,

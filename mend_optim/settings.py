@@ -35,6 +35,7 @@ from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import INCARNATIONS, PeerId
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
+from mend_optim.ranks import check_group
 from mend_optim.runtime.learner import Learner
 from mend_optim.transport.address import parse_dialable
 from mend_optim.transport.grpc_transport import Transport
@@ -65,7 +66,8 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One learner's settings. `place` is None for a learner without peers."""
+    """One learner's settings. `place` is None for a learner without peers. `group` is "auto", or
+    None for a process that is a learner of its own whatever other ranks there are."""
 
     name: str
     policies: Policies
@@ -73,6 +75,7 @@ class Settings:
     codec: Codec
     merge: str
     tokens_per_step: int | None
+    group: str | None
     place: Endpoint | None
 
     @property
@@ -214,6 +217,7 @@ def read_settings(
     tokens_per_step: int | None,
     timing: Timing,
     limits: Limits,
+    group: str | None,
     advertise: str | None,
     ledger: str | Path | None,
     on_event: Callable[[Event], None] | None,
@@ -241,6 +245,7 @@ def read_settings(
     periods = _periods(moments, encoded, schedule if auto is None else None)
     _check_patience(failslow, timing)
     require(isinstance(limits, Limits), "limits", limits, "a Limits(learners=…)")
+    check_group(group)
     _check_reports(ledger, on_event)
     weighs = tokens_per_step is None or (type(tokens_per_step) is int and tokens_per_step >= 1)
     require(weighs, "tokens_per_step", tokens_per_step, "None or an int >= 1")
@@ -286,6 +291,7 @@ def read_settings(
         codec=encoded,
         merge=merge,
         tokens_per_step=tokens_per_step,
+        group=group,
         place=place,
     )
 

@@ -19,6 +19,7 @@ from mend_optim.handover import Handover
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
 from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
+from mend_optim.ranks import refuse_ranks
 from mend_optim.run_history import RunHistory
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
@@ -148,6 +149,7 @@ class TrainingRun:
 
     def _start(self) -> None:
         """Lay out the parameters, and start the learner. Raises `UsageError`."""
+        refuse_ranks(self.settings.group)
         self.model.lay_out()
         self._starts_late = False
         self._connect()
@@ -165,6 +167,7 @@ class TrainingRun:
         assert self.learner is not None
         if self.handover:
             return self.learner, self.handover, False
+        refuse_ranks(self.settings.group)  # the ranks may have met since the construction
         self.model.check()
         self.handover = _handover(self, self.learner)
         replaced = self.handover.begin(self.history.saved)

@@ -24,6 +24,7 @@ TOP = {
     "optimizer",
     "finish",
     "inner_face",
+    "ranks",
     "run_history",
     "training_run",
     "wrapped_class",

@@ -72,8 +72,9 @@ class MendOptimizer(InnerFace):
         weighting: weight of an offer in the merge: "tokens", "throughput" (tokens²/steps) or
             "uniform".
         merge: "norm_preserving" (the mean, each tensor of it as long as the members' are on
-            average), "mean", "rda" (radial-directional), or "trimmed_mean" or "median" of each
-            coordinate, which ignore `weighting`.
+            average), "mean", "rda" (radial-directional), or one that a few wrong members cannot
+            take away and that ignores `weighting`: "trimmed_mean" or "median" of each coordinate,
+            or "centered_clip" (members clipped to a ball around their median).
         outer: the outer optimizer, a `Nesterov` or a `DiLoCoNesterov`.
         codec: how deltas travel: "none" (float32), "bf16", "int8", "int4", "float4", "sparse",
             "powersgd", or a codec with options, such as `PowerSGD(rank=8)`.

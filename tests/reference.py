@@ -75,6 +75,22 @@ def trimmed_mean(deltas: Sequence[Vector], cut: int) -> list[float]:
     return [math.fsum(column) / len(column) for column in kept]
 
 
+def centered_clip(deltas: Sequence[Vector]) -> list[float]:
+    """The mean of the members, clipped to a ball around their median, for one tensor. The ball is
+    as large as the lower median of their distances to it."""
+    centre = [statistics.median(column) for column in zip(*deltas, strict=True)]
+    offsets = [[x - c for x, c in zip(delta, centre, strict=True)] for delta in deltas]
+    radius = statistics.median_low([norm(offset) for offset in offsets])
+    clipped = [
+        [x * min(1.0, radius / norm(offset)) if norm(offset) else 0.0 for x in offset]
+        for offset in offsets
+    ]
+    return [
+        c + math.fsum(column) / len(deltas)
+        for c, column in zip(centre, zip(*clipped, strict=True), strict=True)
+    ]
+
+
 def nesterov(
     lr: float, momentum: float, start: Vector, deltas: Sequence[Vector]
 ) -> Iterator[list[float]]:

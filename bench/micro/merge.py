@@ -25,7 +25,7 @@ NUMEL, TENSORS, MEMBERS = 10_000_000, 100, 4
 WARM = 1
 WEIGHTS = (0.1, 0.2, 0.3, 0.4)
 OFFSETS = tuple(range(0, NUMEL + 1, NUMEL // TENSORS))
-REPEATS = {"mean": 15, "rda": 7, "trimmed_mean": 3, "median": 3, "job": 7}
+REPEATS = {"mean": 15, "rda": 7, "trimmed_mean": 3, "median": 3, "centered_clip": 3, "job": 7}
 
 
 def _floor(deltas: list[Tensor], out: Tensor) -> None:
@@ -85,6 +85,6 @@ def run() -> Iterator[Result]:
         "<= 1.2",
         "floor = mul + 3 add_",
     )
-    for scheme in ("rda", "trimmed_mean", "median"):
+    for scheme in ("rda", "trimmed_mean", "median", "centered_clip"):
         yield measure(scheme, lambda scheme=scheme: merge(scheme, deltas, WEIGHTS, out, OFFSETS))  # type: ignore[misc]
     yield measure("job", job, notes="mean and digest, as a sealer's worker does it")

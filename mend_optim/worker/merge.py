@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mend_optim.codecs.packing import PART, placed
 
-MERGES = ("norm_preserving", "mean", "rda", "trimmed_mean", "median")
+MERGES = ("norm_preserving", "mean", "rda", "trimmed_mean", "median", "centered_clip")
 #: The merges in which each member has a share. A median would ignore the residual that a single
 #: learner flushes.
 SHARED = ("norm_preserving", "mean", "rda")
@@ -81,6 +81,12 @@ def _norm(values: Tensor) -> float:
     return math.sqrt(math.fsum(norm**2 for norm in norms))
 
 
+def _distance(a: Tensor, b: Tensor) -> float:
+    """‖a − b‖₂, block by block. Infinite where a square overflows."""
+    norms = (_norm(a[block] - b[block]) for block in blocks(a.numel(), FINE))
+    return math.sqrt(math.fsum(norm**2 for norm in norms))
+
+
 def radial_directional(
     deltas: Sequence[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]
 ) -> Tensor:
@@ -136,6 +142,27 @@ def coordinate_median(deltas: Sequence[Tensor], out: Tensor) -> Tensor:
     return out
 
 
+def centered_clip(deltas: Sequence[Tensor], out: Tensor, offsets: Sequence[int]) -> Tensor:
+    """Per tensor, the unweighted mean of the members, each clipped to a ball around their
+    coordinate median m:
+
+        Δ̄ = m + (1/n) Σ (Δᵢ − m) min(1, ρ/‖Δᵢ − m‖),        ρ = the lower median of ‖Δᵢ − m‖
+
+    Centred clipping (arXiv 2012.10333) with a centre that needs no memory of earlier rounds, so any
+    learner can seal the next one. Fewer than half of the members, whatever they send, cannot move
+    the result further from m than an honest member is. Two members have their mean."""
+    members = len(deltas)
+    for start, stop in itertools.pairwise(offsets):
+        parts = [delta[start:stop] for delta in deltas]
+        centre = coordinate_median(parts, torch.empty(stop - start))
+        distances = [_distance(part, centre) for part in parts]
+        radius = sorted(distances)[(members - 1) // 2]
+        shares = [min(1.0, radius / d) / members if d else 1.0 / members for d in distances]
+        rest = 1.0 - math.fsum(shares)
+        weighted_mean([*parts, centre], [*shares, rest], out[start:stop])
+    return out
+
+
 def merge(
     scheme: str, deltas: Sequence[Tensor], w: Sequence[float], out: Tensor, offsets: Sequence[int]
 ) -> Tensor:
@@ -149,6 +176,8 @@ def merge(
             return radial_directional(deltas, w, out, offsets)
         case "trimmed_mean":
             return trimmed_mean(deltas, out)
+        case "centered_clip":
+            return centered_clip(deltas, out, offsets)
         case _:
             return coordinate_median(deltas, out)
 

@@ -160,7 +160,8 @@ def test_every_token_is_merged_once_whatever_the_pace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("merge", "expected"), [("mean", 5.0), ("rda", 5.0), ("median", 3.0), ("trimmed_mean", 5.0)]
+    ("merge", "expected"),
+    [("mean", 5.0), ("rda", 5.0), ("median", 3.0), ("trimmed_mean", 5.0), ("centered_clip", 3.0)],
 )
 def test_merges(merge: str, expected: float) -> None:
     with cluster(

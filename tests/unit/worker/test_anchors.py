@@ -218,7 +218,7 @@ def test_an_offer_that_was_not_merged_is_as_good_on_the_next_anchor(
     assert close(merged(slow.seal(slow.offer())), merged(slow.seal(before)))
 
 
-@pytest.mark.parametrize("scheme", ["mean", "rda", "trimmed_mean", "median"])
+@pytest.mark.parametrize("scheme", ["mean", "rda", "trimmed_mean", "median", "centered_clip"])
 @pytest.mark.parametrize("weighting", ["tokens", "throughput", "uniform"])
 def test_a_member_at_rest_changes_nothing_but_the_lineage(scheme: str, weighting: str) -> None:
     a, b, idle = (Learner(name, vector(0, 0), scheme=scheme) for name in "abc")

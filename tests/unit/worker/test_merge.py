@@ -247,6 +247,59 @@ def test_median_is_numpys(drawn: tuple[list[Tensor], list[float]]) -> None:
     )
 
 
+@given(contributions(most=9))
+def test_centered_clip_is_the_textbooks(drawn: tuple[list[Tensor], list[float]]) -> None:
+    deltas, w = drawn
+    expected = reference.centered_clip([delta.tolist() for delta in deltas])
+    assert merged("centered_clip", deltas, w).tolist() == pytest.approx(
+        expected, abs=30 * EPS * span(deltas)
+    )
+
+
+def test_two_members_are_not_clipped() -> None:
+    deltas = randn(2, 50)
+    assert torch.allclose(merged("centered_clip", deltas, [0.9, 0.1]), sum(deltas) / 2, atol=1e-6)
+
+
+def test_members_that_are_alike_have_nearly_their_mean() -> None:
+    """Unlike the median, clipping keeps most of what each member knows: its error is the mean's."""
+    deltas = randn(9, 2000)
+    exact = torch.stack(deltas).mean(0)
+    clipped, median = (merged(s, deltas, [1 / 9] * 9) for s in ("centered_clip", "median"))
+    assert float((clipped - exact).norm()) < 0.2 * float((median - exact).norm())
+
+
+def test_centered_clip_clips_each_tensor_on_its_own() -> None:
+    deltas, w = randn(3, 30), [0.2, 0.3, 0.5]
+    deltas[0][:10] *= 100
+    whole = merged("centered_clip", deltas, w, [0, 10, 10, 30])
+    parts = [
+        merged("centered_clip", [delta[a:b] for delta in deltas], w) for a, b in ((0, 10), (10, 30))
+    ]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+GARBAGE = st.floats(-(2.0**126), 2.0**126, width=32)
+
+
+@given(st.data(), st.integers(2, 5), st.integers(1, 4))
+def test_fewer_than_half_cannot_take_centered_clip_away(
+    data: st.DataObject, honest: int, numel: int
+) -> None:
+    """Liars that all send what they like, the greatest numbers that a packet may hold included."""
+    deltas = data.draw(vectors(honest, numel))
+    liars = data.draw(st.integers(1, honest - 1))
+    lies = data.draw(
+        st.lists(st.lists(GARBAGE, min_size=numel, max_size=numel), min_size=liars, max_size=liars)
+    )
+    everybody = [*deltas, *(torch.tensor(lie, dtype=torch.float32) for lie in lies)]
+    result = merged("centered_clip", everybody, [1.0] * len(everybody)).double()
+    stacked = torch.stack(deltas).double()
+    diameter = float((stacked.amax(0) - stacked.amin(0)).norm())
+    slack = 1e-5 * span(deltas) + 1e-30
+    assert float((result - stacked[0]).norm()) <= 2 * diameter + slack
+
+
 @pytest.mark.parametrize(("scheme", "honest"), [("trimmed_mean", 3), ("median", 2), ("median", 4)])
 @given(data=st.data(), garbage=st.sampled_from([1e30, -1e30, 1e9]))
 def test_one_garbage_member_cannot_leave_the_honest_range(

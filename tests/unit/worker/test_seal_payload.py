@@ -174,7 +174,7 @@ def test_what_was_not_trained_costs_nothing_on_the_way_back() -> None:
         assert not taken(seal, find_codec("none"), scheme)[100:].any()
 
 
-@pytest.mark.parametrize("scheme", ["rda", "median", "trimmed_mean"])
+@pytest.mark.parametrize("scheme", ["rda", "median", "trimmed_mean", "centered_clip"])
 def test_only_means_are_relayed(scheme: str) -> None:
     """The others take norms and orders, which may differ between machines in the last bit."""
     assert "merged" in sealed(PowerSGD(rank=4), drawn(1, 3), [1 / 3] * 3, scheme).sections
@@ -331,7 +331,7 @@ def test_a_mean_that_was_measured_stands_for_no_other_seal() -> None:
 
 
 def test_no_other_merge_is_scaled() -> None:
-    for scheme in ("mean", "rda", "median", "trimmed_mean"):
+    for scheme in ("mean", "rda", "median", "trimmed_mean", "centered_clip"):
         assert SCALE not in sealed(find_codec("none"), drawn(1, 2), [0.5, 0.5], scheme).sections
 
 

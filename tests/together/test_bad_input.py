@@ -45,6 +45,8 @@ POLICIES = [Quorum, Grace, Nesterov, DiLoCoNesterov, Timing, FailSlow, MomentSch
 PEER = "127.0.0.1:9"  # nobody is ever there
 NAMES = "['bf16', 'float4', 'int4', 'int8', 'none', 'powersgd', 'sparse']"
 CODEC = f"codec must be one of {NAMES} or a codec such as PowerSGD(rank=4), got {{}}"
+MERGES = "('norm_preserving', 'mean', 'rda', 'trimmed_mean', 'median', 'centered_clip')"
+MERGE = f"merge must be one of {MERGES}, got {{}}"
 
 # Refused values, and the beginning of each message; {} stands for the value.
 ALWAYS: list[tuple[str, Any, str]] = [
@@ -101,12 +103,12 @@ ALWAYS: list[tuple[str, Any, str]] = [
     (
         "merge",
         "avg",
-        "merge must be one of ('norm_preserving', 'mean', 'rda', 'trimmed_mean', 'median'), got {}",
+        MERGE,
     ),
     (
         "merge",
         ["mean"],
-        "merge must be one of ('norm_preserving', 'mean', 'rda', 'trimmed_mean', 'median'), got {}",
+        MERGE,
     ),
     ("outer", None, "outer must be a Nesterov(gain=…) or a DiLoCoNesterov(lr=…), got {}"),
     ("outer", 0.7, "outer must be a Nesterov(gain=…) or a DiLoCoNesterov(lr=…), got {}"),

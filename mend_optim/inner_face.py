@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch.optim import SGD, Optimizer
 
 from mend_optim.errors import UsageError
+from mend_optim.own_methods import heeded
 from mend_optim.training_run import TrainingRun
 
 
@@ -63,7 +64,7 @@ class InnerFace(Optimizer):
         """Attributes of the inner optimizer, such as the hooks that were registered."""
         if name == "_run" or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.inner, name)
+        return heeded(self._run, getattr(self.inner, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the inner optimizer, unless it is one of this object or its class.

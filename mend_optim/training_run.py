@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mend_optim.engine.ledger import Event
 from mend_optim.errors import UsageError
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.handover import Handover
@@ -20,6 +21,7 @@ from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
 from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
 from mend_optim.ranks import refuse_ranks
+from mend_optim.model.unseen_moves import CALLS, UnseenMoves, versions
 from mend_optim.run_history import RunHistory
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
@@ -33,6 +35,23 @@ IN_CHILD = (
     "saved in a forked process: without the anchors, and without the work that is not merged yet, "
     "which the parent will offer; save in the process that trains"
 )
+UNSEEN = (
+    "{method}() and others have moved the weights {calls} times without a step: nothing is merged; "
+    "let the optimizer step in step(), for example with a closure"
+)
+
+
+class Begun(NamedTuple):
+    """An inner step that has begun.
+
+    `stale` says that the cluster's weights have just replaced this learner's. `started` and
+    `inner_at` are times: when the step began, and when the inner optimizer began its part.
+    `since_s` are the seconds since the last step; None if this library took time meanwhile."""
+
+    stale: bool
+    started: float
+    since_s: float | None
+    inner_at: float
 
 
 class TrainingRun:
@@ -58,6 +77,7 @@ class TrainingRun:
         #: Copies parameters out and adds corrections; None before the first step with peers.
         self.handover: Handover | None = None
         self._count = TokenCount()
+        self._unseen = UnseenMoves()
         self._seconds_in_mend = 0.0
         # When the last step returned; None if this library took time since.
         self._returned_at: float | None = None
@@ -92,31 +112,55 @@ class TrainingRun:
         return self._uncompiled(self, *args, **kwargs)
 
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:
-        self.refuse_swapped("step")
+        begun = self.begin_step()
+        computes = bool(args or kwargs.get("closure"))  # a closure computes new gradients
+        loss = None if begun.stale and not computes else self.inner.step(*args, **kwargs)
+        self.end_step(begun)
+        return loss
+
+    def begin_step(self) -> Begun:
+        """The inner optimizer is about to step. `end_step` follows."""
         started = time.perf_counter()
         since_s = None if self._returned_at is None else started - self._returned_at
-        learner, handover, stale = self.ensure_joined()
-        if stale:
-            # The gradients are those of weights that the cluster's have replaced.
-            self.inner.zero_grad()
-        handover.before_step(self.model.check)
-        inner_at = time.perf_counter()
-        computes = bool(args or kwargs.get("closure"))  # a closure computes new gradients
-        loss = None if stale and not computes else self.inner.step(*args, **kwargs)
+        stale = False
+        if self.learner or self._starts_late:
+            self.refuse_swapped("step")
+            _, handover, stale = self.ensure_joined()
+            if stale:
+                # The gradients are those of weights that the cluster's have replaced.
+                self.inner.zero_grad()
+            handover.before_step(self.model.check)
+        else:
+            self.history.check()
+        return Begun(stale, started, since_s, time.perf_counter())
+
+    def end_step(self, begun: Begun) -> None:
+        """The inner optimizer has stepped: the step is counted. With peers, copy what is due and
+        add what is ready."""
         done_at = time.perf_counter()
-        if stale and not any_gradient(self.model.merged):
+        self._unseen.stepped()
+        if begun.stale and not any_gradient(self.model.merged):
             self._count.take(0)
         elif not self._was_skipped():
             tokens, rate = self._count_step()
-            if learner.closed:
-                learner.check()
-            else:
-                seconds = None if since_s is None else since_s + done_at - inner_at
-                learner.stepped(tokens, seconds, rate)
-                handover.after_step(self.model.check)
+            if self.learner and self.learner.closed:
+                self.learner.check()
+            elif self.learner and self.handover:
+                since_s, inner_s = begun.since_s, done_at - begun.inner_at
+                seconds = None if since_s is None else since_s + inner_s
+                self.learner.stepped(tokens, seconds, rate)
+                self.handover.after_step(self.model.check)
         self._returned_at = time.perf_counter()
-        self._seconds_in_mend += self._returned_at - done_at + inner_at - started
-        return loss
+        self._seconds_in_mend += self._returned_at - done_at + begun.inner_at - begun.started
+
+    def versions(self) -> tuple[int, ...]:
+        """With peers, a value that changes when the weights do."""
+        return versions(self.model.merged) if self.learner else ()
+
+    def passed(self, method: str, before: tuple[int, ...]) -> None:
+        """A method that only the inner optimizer has was called, and no step was taken in it."""
+        if self.learner and self._unseen.moved(self.versions() != before):
+            self.learner.tell(Event("unseen", UNSEEN.format(method=method, calls=CALLS)))
 
     def _was_skipped(self) -> bool:
         """Whether the inner step has found an overflow and changed nothing. A `GradScaler` leaves

@@ -13,6 +13,8 @@ from weakref import ref
 
 from torch.optim import Optimizer
 
+from mend_optim.own_methods import heeded
+
 #: Methods whose arguments the wrapper hands on: they show the inner class's signature. Libraries
 #: look there for `set_to_none` or `grad_scaler` before they pass it.
 HANDED_ON = ("step", "zero_grad", "state_dict", "load_state_dict", "add_param_group")
@@ -39,7 +41,9 @@ class _Forwarded:
         self._name = name
 
     def __get__(self, wrapped: Any, owner: type) -> Any:
-        return getattr(self._inner if wrapped is None else wrapped.inner, self._name)
+        if wrapped is None:
+            return getattr(self._inner, self._name)
+        return heeded(wrapped._run, getattr(wrapped.inner, self._name))
 
     def __set__(self, wrapped: Any, value: Any) -> None:
         setattr(wrapped.inner, self._name, value)

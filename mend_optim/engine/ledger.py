@@ -103,6 +103,7 @@ class Event:
     reset               dropped_tokens: of work that no offer held when you called
                         `reset_progress()`
     jumped              none: the weights were replaced between two steps
+    unseen              none: methods of the inner optimizer train, and no step is taken
     suspected, returned the same: a peer may be gone, and it is back after all
     together            peers (names): this learner is no longer alone
     refused             address, reason

@@ -18,6 +18,7 @@ log = logging.getLogger("mend_optim")
 WARNINGS = (
     "waiting",
     "jumped",
+    "unseen",
     "alone",
     "suspected",
     "evicted",

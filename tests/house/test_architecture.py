@@ -25,6 +25,7 @@ TOP = {
     "finish",
     "inner_face",
     "ranks",
+    "own_methods",
     "run_history",
     "training_run",
     "wrapped_class",

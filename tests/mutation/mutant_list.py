@@ -59,6 +59,7 @@ VELOCITY, RATES = of("unit/worker/test_velocity"), of("unit/worker/test_round_ra
 PASSED_ON = of("unit/transport/test_grpc_transport", "passed_on")
 FORKS = of("together/test_forks")
 BLAME = of("unit/worker/test_blame")
+OWN = of("contract/test_own_methods together/test_own_methods unit/model/test_unseen_moves")
 LIFE, IDLE = of("together/test_life"), of("unit/engine/test_idleness")
 FINISH_WAIT = of("unit/engine/test_finish_wait")
 STORM = (
@@ -81,9 +82,9 @@ MUTANTS = (
            "            return None\n"
            "        me =", ALONE),
     Mutant("alone-makes-a-copy", 1, "training_run",
-           "self.history.check()",
-           (("self.history.check()\n"
-"            self._copies = [p.clone() for p in self.model.tensors()]")), ALONE),
+           "            self.history.check()\n            loss",
+           (("            self.history.check()\n"
+"            self._copies = [p.clone() for p in self.model.tensors()]\n            loss")), ALONE),
     Mutant("alone-groups-are-copies", 1, "inner_face",
            "return self.inner.param_groups", "return [dict(group) for group in self.inner.param_groups]", ALONE),
     Mutant("alone-closure-is-called-twice", 1, "training_run",
@@ -145,6 +146,12 @@ MUTANTS = (
            of("unit/transport/test_grpc_transport", "given_up_in_silence")),
     Mutant("proxies-have-no-name", 1, "optimizer",
            "    def __reduce_ex__", "    def __repr__(self) -> str:\n        return repr(self.inner)\n\n    def __reduce_ex__", FACE),
+    Mutant("steps-of-own-methods-are-unseen", 1, "own_methods", "in (inner, *within)]", "in ()]", OWN),
+    Mutant("own-methods-begin-with-the-call", 1, "own_methods", "        inner = self._run.inner\n", "        self._before()\n        inner = self._run.inner\n", OWN),
+    Mutant("own-methods-leave-their-hooks", 1, "own_methods", "                handle.remove()", "                pass", OWN),
+    Mutant("training-without-a-step-is-silent", 1, "model/unseen_moves", "return changed and self._calls == CALLS", "return False", OWN),
+    Mutant("training-without-a-step-is-told-again-and-again", 1, "model/unseen_moves", "self._calls == CALLS", "self._calls >= CALLS", OWN),
+    Mutant("moves-between-steps-are-training", 1, "training_run", "        self._unseen.stepped()\n", "", OWN),
     Mutant("signatures-are-the-wrappers", 1, "wrapped_class",
            "method.__signature__ = inspect.signature(theirs)", "pass", KIND),
     Mutant("own-wrappers-step-is-passed-over", 1, "wrapped_class",

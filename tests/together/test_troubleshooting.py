@@ -27,6 +27,7 @@ from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
+from mend_optim.model.unseen_moves import CALLS
 from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, refusal
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Goodbye, Level, Report
@@ -43,7 +44,9 @@ from tests.support.learners import (
     descent,
     drive,
     parameters,
+    weights,
 )
+from tests.support.two_steps import Mover
 from tests.unit.transport.recorder import Recorder
 from tests.unit.transport.test_diagnosis import PLACES
 
@@ -309,6 +312,15 @@ def jumped() -> Said:
         return watch.until("jumped")
 
 
+def unseen() -> Said:
+    watch = Watch()
+    inner = Mover(weights(0.0))
+    with cluster(inner, started=False, each=[{"on_event": watch}]) as (optimizer,):
+        for _ in range(CALLS):
+            optimizer.move()
+        return watch.until("unseen")
+
+
 class Unknown(Optimizer):
     """An optimizer whose moments nobody knows."""
 
@@ -433,6 +445,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Rounds that take long": late,
     "Weights that are not finite": fault,
     "Weights that were replaced": jumped,
+    "Training without a step": unseen,
     "Moments that are not known": lambda: begins(Unknown(), "unknown"),
     "Work that a merge cannot take": lambda: begins(
         descent(1.0), "unclosed", codec="powersgd", merge="median"

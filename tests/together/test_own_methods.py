@@ -1,0 +1,119 @@
+"""Methods that only the inner optimizer has, with peers: steps that are taken in them are merged,
+and training without any step is told."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mend_optim.model.unseen_moves import CALLS
+from tests.support.learners import (
+    LOCKSTEP,
+    Watch,
+    cluster,
+    parameters,
+    read,
+    same,
+    step,
+    together,
+    weights,
+)
+from tests.support.two_steps import SAM, Mover
+
+STEPS = 4
+RATE = 0.125
+
+
+def gradient(optimizer: Optimizer, target: float) -> None:
+    (parameter,) = optimizer.param_groups[0]["params"]
+    parameter.grad = parameter.detach() - target
+
+
+def sharp_step(optimizer: Any, target: float) -> None:
+    gradient(optimizer, target)
+    optimizer.first_step()
+    gradient(optimizer, target)
+    optimizer.second_step()
+
+
+def merged_by_hand(targets: tuple[float, float]) -> list[Tensor]:
+    """Two bare learners whose weights are averaged after each step."""
+    pair = [SAM(weights(1.0), lr=RATE) for _ in targets]
+    for _ in range(STEPS):
+        for optimizer, target in zip(pair, targets, strict=True):
+            sharp_step(optimizer, target)
+        (mean,) = torch.stack([parameters(each)[0] for each in pair]).mean(0, keepdim=True)
+        for each in pair:
+            parameters(each)[0].copy_(mean)
+    return parameters(pair[0])
+
+
+def test_two_calls_are_one_step_which_is_merged() -> None:
+    targets = (-3.0, 9.0)
+    with cluster(*(SAM(weights(1.0), lr=RATE) for _ in targets), **LOCKSTEP) as optimizers:
+
+        def train(i: int) -> None:
+            for _ in range(STEPS):
+                sharp_step(optimizers[i], targets[i])
+
+        together(lambda: train(0), lambda: train(1))
+        for optimizer in optimizers:
+            assert (optimizer.status().step, optimizer.status().rounds_adopted) == (STEPS, STEPS)
+            assert same(parameters(optimizer), merged_by_hand(targets))
+
+
+def test_who_joins_in_the_second_call_takes_the_others_weights_and_not_its_old_ones() -> None:
+    pair = [SAM(weights(1.0), lr=RATE), SAM(weights(50.0), lr=RATE)]
+    with cluster(*pair, started=False, sync_every=100) as (old, new):
+        old.join()
+        for _ in range(STEPS):
+            sharp_step(old, -3.0)
+        gradient(new, -3.0)
+        new.first_step()
+        assert read(new) == [50.5]
+        old.param_groups[0]["lr"] = 0.0
+        joined = threading.Event()
+
+        def step_on() -> None:
+            while not joined.is_set():
+                sharp_step(old, -3.0)
+
+        def join() -> None:
+            new.second_step()
+            joined.set()
+
+        together(step_on, join)
+        assert read(new) == read(old)
+        assert new.status().step == 0
+
+
+def test_methods_that_move_the_weights_without_a_step_are_told_once() -> None:
+    watch = Watch()
+    inner = Mover(weights(1.0), lr=RATE)
+    with cluster(inner, started=False, each=[{"on_event": watch}]) as (optimizer,):
+        for _ in range(CALLS - 1):
+            optimizer.move()
+            optimizer.look()
+        assert not watch.of("unseen")
+        optimizer.move()
+        (event,) = watch.until("unseen")
+        assert "move() and others have moved the weights 16 times" in event.text
+        for _ in range(2 * CALLS):
+            optimizer.move()
+    assert len(watch.of("unseen")) == 1
+
+
+def test_methods_that_move_the_weights_between_steps_are_no_news() -> None:
+    watch = Watch()
+    inner = Mover(weights(1.0), lr=RATE)
+    with cluster(inner, each=[{"on_event": watch}]) as (optimizer,):
+        for _ in range(2 * CALLS):
+            optimizer.move()
+            optimizer.move()
+            step(optimizer, 1.0)
+        optimizer.close()
+    assert watch.of("unseen") == []

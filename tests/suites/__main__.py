@@ -106,6 +106,8 @@ def run_suite(suite: SuiteSource, folder: Path, modes: Sequence[str]) -> list[Co
         print(table([comparison]).splitlines()[-1], flush=True)
         for test in restless:
             print(f"  left out, it does not end the same twice: {test}")
+        if comparison.unsteady:
+            print(f"  draw other numbers every time: {len(comparison.unsteady)} tests")
         for difference in comparison.differences():
             print(f"  {difference}")
         for error in comparison.partner_errors():

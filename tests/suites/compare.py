@@ -63,7 +63,8 @@ class Difference:
 class Comparison:
     """A baseline and a wrapped run of one suite.
 
-    `numbers` says whether digests were compared: with a live peer, merges round."""
+    `numbers` says whether digests were compared: with a live peer, merges round. They are not
+    compared in tests that are `unsteady`: these draw other numbers every time."""
 
     suite: str
     mode: str
@@ -71,6 +72,7 @@ class Comparison:
     wrapped: Run
     by_design: Mapping[str, str] = field(default_factory=dict)
     numbers: bool = True
+    unsteady: frozenset[str] = frozenset()
 
     def tests(self) -> list[str]:
         return sorted((self.baseline.keys() | self.wrapped.keys()) - {COLLECTION})
@@ -95,9 +97,12 @@ class Comparison:
             told = {"test": test, "message": after.message, "reason": reason}
             if before.outcome != after.outcome:
                 found.append(Difference(before=before.outcome, after=after.outcome, **told))
-            elif self.numbers and before.digest != after.digest:
+            elif self._has_numbers(test) and before.digest != after.digest:
                 found.append(Difference(before="these numbers", after="other numbers", **told))
         return found
+
+    def _has_numbers(self, test: str) -> bool:
+        return self.numbers and test not in self.unsteady
 
     def repeats(self, test: str, baseline: Run) -> bool:
         """Whether the test ended as in another run of the baseline."""
@@ -125,19 +130,24 @@ def settled(first: Comparison, baseline: Run, wrapped: Run) -> tuple[Comparison,
     """The comparison after its differing tests ran once more on both sides.
 
     A test says nothing about the wrapper if it agreed the second time, or if its baseline did not
-    end twice the same. These are returned by name, and left out. What did not run again on both
-    sides stays different."""
+    end twice the same. If these were other numbers, the test is unsteady. If they were other
+    outcomes, it is returned by name, and left out. What did not run again on both sides stays
+    different."""
     again = replace(first, baseline=baseline, wrapped=wrapped)
     still = {difference.test for difference in again.differences()}
-    restless = {
-        difference.test
-        for difference in first.differences()
-        if difference.test in baseline.keys() & wrapped.keys()
-        and (difference.test not in still or not first.repeats(difference.test, baseline))
-    }
+    restless, unsteady = set(), set()
+    for test in (difference.test for difference in first.differences()):
+        ran_again = test in baseline and test in wrapped
+        if not ran_again or (test in still and first.repeats(test, baseline)):
+            continue
+        if first.baseline.get(test, TestEnd()).outcome != first.end(test).outcome:
+            restless.add(test)
+        elif baseline[test].outcome == wrapped[test].outcome:
+            unsteady.add(test)
     kept = {test: end for test, end in first.baseline.items() if test not in restless}
     seen = {test: end for test, end in first.wrapped.items() if test not in restless}
-    return replace(first, baseline=kept, wrapped=seen), sorted(restless)
+    steady = replace(first, baseline=kept, wrapped=seen, unsteady=frozenset(unsteady))
+    return steady, sorted(restless)
 
 
 def table(comparisons: Sequence[Comparison]) -> str:

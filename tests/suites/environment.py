@@ -28,6 +28,7 @@ SURROUNDINGS = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
+    "TORCH_DEVICE": "cpu",
     "HF_HUB_OFFLINE": "1",
     "MPLBACKEND": "Agg",
 }

@@ -153,4 +153,33 @@ SUITES = (
         ),
         needs=("pandas==2.3.3", "matplotlib==3.10.9", "tqdm==4.70.1", "rich==15.0.0"),
     ),
+    SuiteSource(
+        name="timm",
+        release="timm==1.0.31",
+        tests=(
+            "tests/test_optim.py",
+            "tests/test_scheduler.py",
+            "tests/test_checkpoint_saver.py",
+            "tests/test_checkpoint_loading.py",
+            "tests/test_task.py",
+            "tests/test_train_resume.py",
+        ),
+        # They compile for minutes.
+        options=("--mend-no-vision", "-k", "not compile"),
+    ),
+    SuiteSource(
+        name="poutyne",
+        release="poutyne==1.19.0",
+        tests=("tests/framework",),
+        needs=("pandas==2.3.3", "scikit-learn==1.7.2", "matplotlib==3.10.9"),
+    ),
+    SuiteSource(
+        name="gpytorch",
+        release="gpytorch==1.15.2",
+        tests=(
+            "test/examples",
+            "test/variational",
+            "test/kernels/test_newton_girard_additive_kernel.py",
+        ),
+    ),
 )

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from tests.suites.compare import (
@@ -21,6 +22,7 @@ from tests.suites.compare import (
     table,
 )
 from tests.suites.environment import PACKAGES
+from tests.suites.mend_suites.plugin import seed_all
 
 WRAPPED: dict[str, Any] = {"wrapped": 1, "steps": 3}
 
@@ -80,6 +82,28 @@ def test_what_differs_twice_is_a_difference_and_what_is_restless_is_none() -> No
     assert restless == ["recovers", "restless"]
     assert [d.test for d in after.differences()] == ["broken"]
     assert after.tests() == ["broken", "same"]
+
+
+def test_other_numbers_every_time_are_compared_by_outcome() -> None:
+    names = ("steady", "unsteady", "breaks")
+    first = comparison(
+        {test: end(digest="1") for test in names},
+        {test: end(digest="2", **WRAPPED) for test in names},
+    )
+    baseline = {"steady": end(digest="1"), "unsteady": end(digest="3"), "breaks": end(digest="3")}
+    wrapped = {"steady": end(digest="2"), "unsteady": end(digest="4"), "breaks": end("failed")}
+    after, restless = settled(first, baseline, wrapped)
+    assert after.unsteady == {"unsteady"}
+    assert restless == []
+    assert [d.test for d in after.differences()] == ["breaks", "steady"]
+
+
+def test_generators_that_nobody_seeds_draw_the_same_twice() -> None:
+    draws = []
+    for _ in range(2):
+        seed_all()
+        draws.append(numpy.random.default_rng().integers(2**60, size=3).tolist())
+    assert draws[0] == draws[1]
 
 
 def test_what_could_not_run_again_stays_a_difference() -> None:

@@ -14,8 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from numpy.random import bit_generator
 from torch.optim import Optimizer
 
 from mend_optim import MendOptimizer
@@ -37,14 +39,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mend", choices=MODES, default="off", help="what to put around optimizers")
     group.addoption("--mend-report", type=Path, help="a JSON line for each test goes here")
     group.addoption("--mend-no-cuda", action="store_true", help="Tensor.cuda() stays on the CPU")
+    group.addoption(
+        "--mend-no-vision",
+        action="store_true",
+        help="torchvision is imported without its operators",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--mend-no-cuda"):
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
+    if config.getoption("--mend-no-vision"):
+        _declare_vision()
     report = config.getoption("--mend-report")
     if report is not None:
         config.pluginmanager.register(Suite(config.getoption("--mend"), report), "mend-suite")
+
+
+def _declare_vision() -> None:
+    """Declare the operator that torchvision looks for when it is imported. Its builds for CUDA
+    cannot load their operators beside torch's build for the CPU."""
+    fragment = torch.library.Library("torchvision", "DEF")
+    fragment.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    # The declaration lives as long as the object.
+    _declare_vision.__dict__["fragment"] = fragment
 
 
 def _outcome(report: Any) -> str:
@@ -61,6 +79,15 @@ def _message(report: Any) -> str:
     if crash is None:
         return str(report.longrepr)[-MESSAGE_LENGTH:]
     return f"{Path(crash.path).name}:{crash.lineno}: {crash.message[:MESSAGE_LENGTH]}"
+
+
+def seed_all() -> None:
+    """Both runs of a test draw the same numbers, also from generators that take their seed from the
+    operating system, as those of environments do."""
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    vars(bit_generator)["randbits"] = random.Random(0).getrandbits
 
 
 class Suite:
@@ -153,9 +180,7 @@ class Suite:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         before = self._counts()
         self._outcome = ("passed", "")
-        # Both runs of a test draw the same numbers.
-        torch.manual_seed(0)
-        random.seed(0)
+        seed_all()
         result = yield
         self._partners.close()
         counts = self._counts()

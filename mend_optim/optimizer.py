@@ -243,7 +243,8 @@ class MendOptimizer(InnerFace):
 
         Raises:
             UsageError: it is damaged or, with peers, another model's; then nothing has changed.
-                Without peers, the "mend" entry of another model is left out with a warning.
+                Without peers, and if it was saved before the first step, the "mend" entry of
+                another model is left out with a warning.
         """
         mend = state_dict.get("mend")
         loaded = None if mend is None else self._run.read(mend)

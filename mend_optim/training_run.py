@@ -316,16 +316,17 @@ class TrainingRun:
         return to_state(self._checkpoint(), self.model.layout_if_any())
 
     def read(self, state: object) -> Loaded | None:
-        """Read a `saved_state()`. None without peers, if it is another model's.
+        """Read a `saved_state()`. None if it is another model's, and there are no peers or nothing
+        was trained.
 
         Raises:
-            UsageError: the state is damaged or, with peers, another model's.
+            UsageError: the state is damaged or, with peers, another model's that was trained.
         """
         self.refuse_swapped("load_state_dict")
         try:
             return self.model.read(state, regroup=self.handover is None)
         except OtherModelError as error:
-            if self.settings.place is not None:
+            if self.settings.place is not None and not error.is_blank:
                 raise
             log.warning("%s: the checkpoint's learner is left out: %s", self.settings.name, error)
             return None

@@ -47,6 +47,10 @@ T = TypeVar("T")
 class OtherModelError(UsageError):
     """The checkpoint is whole, but of another model."""
 
+    #: Whether it was saved before the first step. Then there is nothing to go on from, and nothing
+    #: is lost if it is left out.
+    is_blank = False
+
 
 class _Reader:
     """Takes values of the expected type from a mapping that anybody may have written. `where` names
@@ -147,9 +151,10 @@ def from_state(state: object, layout: Layout | None) -> Checkpoint:
     entries = read.take("fragments", list)
     try:
         _check_model(read, layout, len(entries))
-    except OtherModelError:
+    except OtherModelError as error:
         # Damage may look like another model.
         _check_content(read, cast(Mapping[str, Any], state))
+        error.is_blank = not entries and not read.count("step")
         raise
     totals = Totals(read.count("step"), read.count("tokens"), read.rate("rate"))
     fragments = layout.fragments if layout else ()

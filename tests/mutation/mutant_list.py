@@ -1195,6 +1195,12 @@ MUTANTS = (
     Mutant("own-buffers-do-not-come-back", 2, "handover",
            "                for tensor, value in zip(self._present_buffers(), own_buffers, strict=True):\n                    tensor.copy_(value)\n", "",
            of("together/test_buffers", "swapped_in")),
+    Mutant("untrained-checkpoints-of-others-are-refused", 11, "training_run",
+           "if self.settings.place is not None and not error.is_blank:", "if self.settings.place is not None:", of("unit/worker/test_checkpoint_reader")),
+    Mutant("anchors-of-another-model-are-nothing", 11, "worker/checkpoint_reader",
+           "not entries and not read.count(\"step\")", "not read.count(\"step\")", of("unit/worker/test_checkpoint_reader")),
+    Mutant("steps-of-another-model-are-nothing", 11, "worker/checkpoint_reader",
+           "not entries and not read.count(\"step\")", "not entries", of("unit/worker/test_checkpoint_reader")),
     Mutant("checkpoint-of-other-buffers-is-read", 11, "worker/checkpoint_reader",
            "if fragments and here != there:", "if False:", of("together/test_buffers", "other_buffers")),
 )  # fmt: skip

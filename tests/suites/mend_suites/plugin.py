@@ -32,6 +32,8 @@ SEVERITY = ("passed", "xfailed", "skipped", "xpassed", "failed", "error")
 #: What was constructed before the first test, while the suite was imported.
 COLLECTION = "(collection)"
 MESSAGE_LENGTH = 600
+#: Declarations live as long as this object.
+VISION = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,12 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _declare_vision() -> None:
-    """Declare the operator that torchvision looks for when it is imported. Its builds for CUDA
+    """Declare the operators that torchvision looks for when it is imported. Its builds for CUDA
     cannot load their operators beside torch's build for the CPU."""
-    fragment = torch.library.Library("torchvision", "DEF")
-    fragment.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    # The declaration lives as long as the object.
-    _declare_vision.__dict__["fragment"] = fragment
+    for name in ("nms", "qnms"):
+        VISION.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def _outcome(report: Any) -> str:

@@ -431,6 +431,30 @@ def test_another_number_of_parameters_is_named(rich: dict[str, Any]) -> None:
         optimizer.load_state_dict(rich)
 
 
+def test_another_model_that_nobody_has_trained_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Libraries cut the state of an optimizer to the parameters that are left."""
+    with listening(descent(1.0, 2.0)) as saved, listening(descent(1.0, lr=0.5)) as optimizer:
+        state = saved.state_dict()
+        state["param_groups"][0]["params"].pop()
+        optimizer.load_state_dict(state)
+        assert (optimizer.status().step, optimizer.param_groups[0]["lr"]) == (0, 1.0)
+        assert "number of parameters: here 1, there 2" in caplog.text
+        saved.join()
+        state["mend"] = saved.state_dict()["mend"]
+        assert state["mend"]["step"] == 0
+        assert state["mend"]["fragments"]
+        with pytest.raises(UsageError, match="number of parameters"):
+            optimizer.load_state_dict(state)
+        alone = MendOptimizer(descent(1.0, 2.0))
+        alone.step()
+        state["mend"] = alone.state_dict()["mend"]
+        assert not state["mend"]["fragments"]
+        with pytest.raises(UsageError, match="number of parameters"):
+            optimizer.load_state_dict(state)
+
+
 def test_another_number_of_fragments_is_named(rich: dict[str, Any]) -> None:
     with listening(adam()) as optimizer:
         with pytest.raises(UsageError, match="fragments=1, got 2"):

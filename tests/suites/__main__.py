@@ -34,10 +34,12 @@ class Runner:
     Args:
         suite: the suite.
         folder: where environments and reports are.
+        every: of how many tests one is run.
     """
 
-    def __init__(self, suite: SuiteSource, folder: Path) -> None:
+    def __init__(self, suite: SuiteSource, folder: Path, every: int = 1) -> None:
         self._suite = suite
+        self._every = every
         self._place = Place(suite, folder)
         self._reports = folder / "reports"
 
@@ -53,7 +55,7 @@ class Runner:
         with (self._reports / f"{name}.log").open("w") as log:
             try:
                 subprocess.run(
-                    [*self._command(mode, report), *(only or self._suite.tests)],
+                    [*self._command(mode, report), *self._chosen(only)],
                     cwd=self._place.source(),
                     env=self._place.surroundings(),
                     stdout=log,
@@ -79,6 +81,10 @@ class Runner:
             return first, []
         return settled(first, self.run("off", differing), self.run(mode, differing))
 
+    def _chosen(self, only: Sequence[str]) -> list[str]:
+        """The names of tests or files for the command line."""
+        return [*only] if only else [f"--mend-every={self._every}", *self._suite.tests]
+
     def _command(self, mode: str, report: Path) -> list[str]:
         return [
             *(str(self._place.python), "-m", "pytest", "-q"),
@@ -95,8 +101,10 @@ class Runner:
         ]
 
 
-def run_suite(suite: SuiteSource, folder: Path, modes: Sequence[str]) -> list[Comparison]:
-    runner = Runner(suite, folder)
+def run_suite(
+    suite: SuiteSource, folder: Path, modes: Sequence[str], every: int = 1
+) -> list[Comparison]:
+    runner = Runner(suite, folder, every)
     runner.prepare()
     baseline = runner.run("off")
     done = []
@@ -125,13 +133,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mode", choices=[*WRAPPED, "both"], default="both")
     parser.add_argument("--folder", type=Path, default=ROOT / ".suites")
     parser.add_argument("--jobs", type=int, default=2, help="suites at a time")
+    parser.add_argument("--every", type=int, default=1, help="run one test in so many")
     told = parser.parse_args(given)
     if unknown := set(told.suites) - set(names):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     modes = WRAPPED if told.mode == "both" else (told.mode,)
     chosen = [suite for suite in SUITES if not told.suites or suite.name in told.suites]
+    folder = told.folder.resolve()
     with ThreadPoolExecutor(told.jobs) as pool:
-        each = pool.map(lambda suite: run_suite(suite, told.folder.resolve(), modes), chosen)
+        each = pool.map(lambda suite: run_suite(suite, folder, modes, told.every), chosen)
         comparisons = [comparison for comparisons in each for comparison in comparisons]
     print(table(comparisons))
     nothing = [

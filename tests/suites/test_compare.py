@@ -16,6 +16,7 @@ from tests.suites.compare import (
     COLLECTION,
     MISSING,
     Comparison,
+    Run,
     TestEnd,
     read_run,
     settled,
@@ -142,21 +143,26 @@ def test_has_no_optimizer():
 """
 
 
+def play(folder: Path, mode: str, *options: str) -> Run:
+    """The suite's run by the plugin, in a process of its own."""
+    (folder / "test_suite.py").write_text(SUITE)
+    path = folder / "path"
+    path.mkdir(exist_ok=True)
+    for name, target in PACKAGES.items():
+        if not (path / name).exists():
+            (path / name).symlink_to(target, target_is_directory=True)
+    report = folder / f"{mode}.jsonl"
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "test_suite.py", *options]
+    command += ["-p", "mend_suites.plugin", f"--mend={mode}", f"--mend-report={report}"]
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True)
+    assert report.exists(), done.stdout
+    return read_run(report)
+
+
 @pytest.mark.parametrize("mode", ["alone", "live"])
 def test_the_plugin_tells_what_it_wrapped(tmp_path: Path, mode: str) -> None:
-    (tmp_path / "test_suite.py").write_text(SUITE)
-    for name, target in PACKAGES.items():
-        (tmp_path / "path" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "path" / name).symlink_to(target, target_is_directory=True)
-    runs = {}
-    for each in ("off", mode):
-        report = tmp_path / f"{each}.jsonl"
-        command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "test_suite.py"]
-        command += ["-p", "mend_suites.plugin", f"--mend={each}", f"--mend-report={report}"]
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "path")}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
-        assert report.exists(), done.stdout
-        runs[each] = read_run(report)
+    runs = {each: play(tmp_path, each) for each in ("off", mode)}
     found = comparison(runs["off"], runs[mode], mode=mode, numbers=mode == "alone")
     assert found.proves_nothing() == ""
     assert [d.test for d in found.differences()] == ["test_suite.py::test_is_bare"]
@@ -165,3 +171,8 @@ def test_the_plugin_tells_what_it_wrapped(tmp_path: Path, mode: str) -> None:
     assert found.partner_errors() == []
     if mode == "live":
         assert found.end("test_suite.py::test_trains").counts["rounds"] >= 3
+
+
+def test_one_test_in_so_many_is_run(tmp_path: Path) -> None:
+    ran = play(tmp_path, "off", "--mend-every=2").keys() - {COLLECTION}
+    assert ran == {"test_suite.py::test_trains", "test_suite.py::test_has_no_optimizer"}

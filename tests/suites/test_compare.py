@@ -140,6 +140,17 @@ def test_is_bare():
 
 def test_has_no_optimizer():
     assert torch.ones(1).item() == 1
+
+class Minimizer(torch.optim.SGD):
+    def minimize(self):
+        self.step()
+
+def test_has_a_method_that_steps():
+    weights = nn.Parameter(torch.full((3,), 2.0))
+    optimizer = Minimizer([weights], lr=0.1)
+    for _ in range(9):
+        weights.grad = weights.detach().clone()
+        optimizer.minimize()
 """
 
 
@@ -166,11 +177,12 @@ def test_the_plugin_tells_what_it_wrapped(tmp_path: Path, mode: str) -> None:
     found = comparison(runs["off"], runs[mode], mode=mode, numbers=mode == "alone")
     assert found.proves_nothing() == ""
     assert [d.test for d in found.differences()] == ["test_suite.py::test_is_bare"]
-    assert found.with_wrapped() == ["test_suite.py::test_is_bare", "test_suite.py::test_trains"]
-    assert found.total("steps") == 10
+    assert len(found.with_wrapped()) == 3
+    assert found.total("steps") == 19
     assert found.partner_errors() == []
     if mode == "live":
-        assert found.end("test_suite.py::test_trains").counts["rounds"] >= 3
+        for test in ("trains", "has_a_method_that_steps"):
+            assert found.end(f"test_suite.py::test_{test}").counts["rounds"] >= 3
 
 
 def test_one_test_in_so_many_is_run(tmp_path: Path) -> None:

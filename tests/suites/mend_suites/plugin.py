@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import numpy
 import pytest
@@ -21,6 +22,7 @@ from numpy.random import bit_generator
 from torch.optim import Optimizer
 
 from mend_optim import MendOptimizer
+from mend_optim.training_run import TrainingRun
 
 from .digest import StepDigest
 from .partner import Partners, is_partner
@@ -111,6 +113,9 @@ class Suite:
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._partners = Partners(lambda: self._wrapping.suspended())
         self._wrapping = Wrapping(self._wrap)
+        self._wrappers: WeakKeyDictionary[TrainingRun, ref[MendOptimizer]] = WeakKeyDictionary()
+        #: Those whose `step()` is running.
+        self._within: WeakSet[TrainingRun] = WeakSet()
         self._collected = False
         self._digest = StepDigest()
         self._steps = 0
@@ -118,26 +123,30 @@ class Suite:
         self._stack = ExitStack()
         if mode != "off":
             self._stack.enter_context(self._wrapping.installed())
-            self._around("step", self._step)
+            self._around(MendOptimizer, "step", self._step)
+            self._around(TrainingRun, "begin_step", self._begin)
+            self._around(TrainingRun, "end_step", self._end)
         if mode == "live":
-            self._around("load_state_dict", self._load)
+            self._around(MendOptimizer, "load_state_dict", self._load)
 
     def _wrap(self, inner: Optimizer) -> MendOptimizer:
         """What suites construct while they are imported has no test in which a partner could live
         and die."""
         has_partner = self._mode == "live" and self._collected
-        return self._partners.wrap(inner) if has_partner else MendOptimizer(inner)
+        wrapped = self._partners.wrap(inner) if has_partner else MendOptimizer(inner)
+        self._wrappers[wrapped._run] = ref(wrapped)
+        return wrapped
 
-    def _around(self, method: str, call: Any) -> None:
-        """Replace a method of all wrappers by `call(original, optimizer, …)`."""
-        original = getattr(MendOptimizer, method)
+    def _around(self, kind: type, method: str, call: Any) -> None:
+        """Replace a method of a class by `call(original, self, …)`."""
+        original = getattr(kind, method)
 
         @functools.wraps(original)
-        def replacement(optimizer: MendOptimizer, *args: Any, **kwargs: Any) -> Any:
-            return call(original, optimizer, *args, **kwargs)
+        def replacement(called: Any, *args: Any, **kwargs: Any) -> Any:
+            return call(original, called, *args, **kwargs)
 
-        setattr(MendOptimizer, method, replacement)
-        self._stack.callback(setattr, MendOptimizer, method, original)
+        setattr(kind, method, replacement)
+        self._stack.callback(setattr, kind, method, original)
 
     def _step(self, original: Any, optimizer: MendOptimizer, *args: Any, **kwargs: Any) -> Any:
         """Count the steps of all wrapped optimizers; their partners take them too."""
@@ -146,14 +155,36 @@ class Suite:
         self._after_step(optimizer, taken)
         return result
 
+    def _begin(self, original: Any, run: TrainingRun) -> Any:
+        """A method that only the inner optimizer has is about to step."""
+        optimizer = self._outside_step(run)
+        if optimizer is not None:
+            self._before_step(optimizer)
+            self._within.discard(run)
+        return original(run)
+
+    def _end(self, original: Any, run: TrainingRun, begun: Any) -> None:
+        taken = run.history.step
+        original(run, begun)
+        optimizer = self._outside_step(run)
+        if optimizer is not None:
+            self._after_step(optimizer, taken)
+
+    def _outside_step(self, run: TrainingRun) -> MendOptimizer | None:
+        """The wrapper of the run, unless its `step()` is running."""
+        wrapped = self._wrappers.get(run)
+        return None if wrapped is None or run in self._within else wrapped()
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, optimizer: MendOptimizer) -> int:
+        self._within.add(optimizer._run)
         if self._mode == "live":
             self._partners.before_step(optimizer)
         return optimizer.status().step
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_step(self, optimizer: MendOptimizer, taken: int) -> None:
+        self._within.discard(optimizer._run)
         if optimizer.status().step == taken or is_partner(optimizer):
             return
         self._steps += 1

@@ -37,6 +37,7 @@ from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 from mend_optim.ranks import check_group
 from mend_optim.runtime.learner import Learner
+from mend_optim.runtime.ledger_file import LINKED
 from mend_optim.transport.address import parse_dialable
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.worker.checkpoint import Checkpoint, is_past, newest
@@ -326,6 +327,8 @@ def _check_patience(failslow: FailSlow | None, timing: Timing) -> None:
 def _check_reports(ledger: str | Path | None, on_event: Callable[[Event], None] | None) -> None:
     is_file = isinstance(ledger, str | Path) and str(ledger) != "" and not Path(ledger).is_dir()
     require(ledger is None or is_file, "ledger", ledger, "None or the path of a file")
+    is_link = ledger is not None and Path(ledger).is_symlink()
+    require(not is_link, "ledger", str(ledger), "no symbolic link", LINKED)
     takes_event = on_event is None or _takes_one(on_event)
     require(takes_event, "on_event", on_event, "None or a function of an Event")
 

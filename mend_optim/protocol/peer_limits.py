@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 
 from mend_optim.errors import require
@@ -11,6 +12,16 @@ from mend_optim.errors import require
 COUNTER_LIMIT = 2**62
 #: The most learners that a limit may allow: what they tell of one another fits into one beat.
 MOST_LEARNERS = 4096
+#: Bytes of a learner's name, an address, a codec's or a section's name.
+NAME_LIMIT = 256
+#: Entries of any list: peers, fragments, members, fields.
+COUNT_LIMIT = 1 << 16
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text could not pass for another: it is printable, and in the composed form of
+    Unicode (NFC)."""
+    return text.isprintable() and (text.isascii() or unicodedata.is_normalized("NFC", text))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,10 @@ holds nobody up."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 import threading
 import time
 from collections import deque
@@ -18,6 +20,11 @@ log = logging.getLogger("mend_optim")
 PROMPT_S = 0.2
 # The most lines that wait for the disk: some megabytes. Quick rounds write tens of lines a second.
 KEPT = 10_000
+# A new ledger is for its owner's eyes: it names all learners and what they did.
+MODE = 0o600
+# Whoever may write to the folder could else lead the lines into another file of the user's.
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+LINKED = "it is a symbolic link; give the path of the file that it leads to"
 
 
 class LedgerFile:
@@ -99,9 +106,9 @@ class LedgerFile:
         """Append the lines that wait. Each is taken away when all of it is in the file."""
         if not self._lines:
             return
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        file = _opened(self._path)
         try:
-            if _ends_within_a_line(self._path):
+            if _ends_within_a_line(self._path, file):
                 _write_all(file, b"\n")
             while self._lines:
                 _write_all(file, self._lines[0])
@@ -136,14 +143,25 @@ def _write_all(file: int, content: bytes) -> None:
         content = content[os.write(file, content) :]
 
 
-def _ends_within_a_line(path: Path) -> bool:
+def _opened(path: Path) -> int:
+    """Open the ledger to append to it. Raises `OSError`; one that says so if it is a link."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(error.errno, LINKED) from error
+        raise
+
+
+def _ends_within_a_line(path: Path, file: int) -> bool:
     """Whether a full disk, or a kill, has cut the last line short."""
+    about = os.fstat(file)
     # The path may be a device or a pipe.
-    if not path.is_file():
+    if not stat.S_ISREG(about.st_mode) or not about.st_size:
         return False
-    with path.open("rb") as file:
-        return (
-            file.seek(0, os.SEEK_END) > 0
-            and file.seek(-1, os.SEEK_END) >= 0
-            and file.read(1) != b"\n"
-        )
+    reading = os.open(path, os.O_RDONLY | NO_LINK)
+    try:
+        os.lseek(reading, -1, os.SEEK_END)
+        return os.read(reading, 1) != b"\n"
+    finally:
+        os.close(reading)

@@ -5,23 +5,18 @@ Every check raises `PeerError` with a text that names the thing, its size and th
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Collection
 from typing import TypeVar
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.peer_limits import COUNTER_LIMIT
+from mend_optim.protocol.peer_limits import COUNT_LIMIT, COUNTER_LIMIT, NAME_LIMIT, is_plain
 
 #: Bytes of one protobuf message.
 MESSAGE_LIMIT = 4 << 20
-#: Bytes of a learner's name, an address, a codec's or a section's name.
-NAME_LIMIT = 256
 #: Bytes of a text that a peer wrote for people: a reason, or a field of its model or settings.
 TEXT_LIMIT = 1024
 #: Bytes of a digest.
 DIGEST_LIMIT = 32
-#: Entries of any list: peers, fragments, members, fields.
-COUNT_LIMIT = 1 << 16
 #: Sections of one bulky message.
 SECTION_LIMIT = 256
 #: Paces in one beat.
@@ -46,8 +41,7 @@ def checked_name(what: str, text: str, *, may_be_empty: bool = False) -> str:
     another: names are printable, and in the composed form of Unicode (NFC)."""
     check(bool(text) or may_be_empty, f"{what} is empty")
     check_size(what, len(text.encode()), NAME_LIMIT)
-    plain = text.isascii() or unicodedata.is_normalized("NFC", text)
-    check(text.isprintable() and plain, f"{what} {text!a} is not printable text in NFC")
+    check(is_plain(text), f"{what} {text!a} is not printable text in NFC")
     return text
 
 

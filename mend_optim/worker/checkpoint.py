@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import as_bytes
@@ -224,12 +225,22 @@ def state_digest(state: Mapping[str, Any]) -> str:
     def stand_in(tensor: Any) -> str:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{type(tensor).__name__} is neither a plain container nor a tensor")
+        if is_expanded(tensor):
+            raise TypeError(f"a tensor {list(tensor.shape)} is larger than its bytes in the file")
         tensors.append(as_bytes(tensor.detach().cpu().contiguous()))
         return f"{tensor.dtype} {list(tensor.shape)}"
 
     plain = {key: value for key, value in state.items() if key != "content"}
     text = json.dumps(plain, default=stand_in, sort_keys=True)
     return content_digest(text.encode(), *tensors).hex()
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether a dense tensor has more elements than its storage holds: a file of a kilobyte may
+    bring one that fills the memory once it is copied."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def _to_fragment(kept: Kept) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The keys are older than today's field names: old checkpoints must load, so keys 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -20,6 +21,7 @@ from mend_optim.errors import UsageError
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.handshake import ADDED, BUFFER, PARAMETER, model_difference
 from mend_optim.protocol.lineage import DIGEST_BYTES, INCARNATIONS, Claim, Lineage, PeerId
+from mend_optim.protocol.peer_limits import COUNT_LIMIT, COUNTER_LIMIT, NAME_LIMIT, is_plain
 from mend_optim.worker.checkpoint import (
     BUFFER_TENSORS,
     FACTORS,
@@ -30,18 +32,20 @@ from mend_optim.worker.checkpoint import (
     TENSORS,
     Checkpoint,
     Kept,
+    is_expanded,
     state_digest,
 )
 from mend_optim.worker.merge import finite
 
-#: Numbers below this fit a message.
-LIMIT = 1 << 63
 REMEDY = (
     "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner "
     "state alone"
 )
 
 T = TypeVar("T")
+#: Shows a value however large it is.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 
 class OtherModelError(UsageError):
@@ -64,7 +68,7 @@ class _Reader:
 
     def fault(self, key: str, value: object, bound: str) -> UsageError:
         """The error for a value that is not `bound`."""
-        shown = repr(value)[:80]
+        shown = _SHORT.repr(value)[:80]
         return UsageError(
             f"{self._where}{f'[{key!r}]' if key else ''} must be {bound}, got {shown}; {REMEDY}"
         )
@@ -93,10 +97,17 @@ class _Reader:
         return key in self and self.take(key, bool)
 
     def count(self, key: str) -> int:
-        """An int from 0 to 2⁶³ − 1."""
+        """An int from 0 to 2⁶², the greatest that peers take."""
         value = self.take(key, int)
-        if not 0 <= value < LIMIT:
-            raise self.fault(key, value, "an int >= 0, in 63 bits")
+        if not 0 <= value <= COUNTER_LIMIT:
+            raise self.fault(key, value, "an int from 0 to 2**62")
+        return value
+
+    def step(self, key: str, optional: bool = False) -> Any:
+        """A number of steps, which may lie before the first: within 2⁶² either way."""
+        value = self.take(key, int, optional)
+        if value is not None and abs(value) > COUNTER_LIMIT:
+            raise self.fault(key, value, "an int within 2**62 of 0")
         return value
 
     def rate(self, key: str) -> float:
@@ -131,7 +142,8 @@ class _Reader:
         """A peer and its number, from [name, incarnation, number]."""
         if isinstance(entry, Sequence) and [type(part) for part in entry] == [str, int, int]:
             name, incarnation, number = entry
-            if 0 <= incarnation < INCARNATIONS and 0 <= number < LIMIT:
+            named = 0 < len(name.encode(errors="replace")) <= NAME_LIMIT and is_plain(name)
+            if named and 0 <= incarnation < INCARNATIONS and 0 <= number <= COUNTER_LIMIT:
                 return PeerId(name, incarnation), number
         raise self.fault(key, entry, "[name, incarnation, number]")
 
@@ -144,6 +156,16 @@ def from_state(state: object, layout: Layout | None) -> Checkpoint:
             anchors.
         UsageError: the state is damaged.
     """
+    try:
+        return _from_state(state, layout)
+    except RecursionError as error:
+        raise UsageError(
+            "state_dict['mend'] must be what state_dict() gave, got containers that are nested too "
+            f"deep; {REMEDY}"
+        ) from error
+
+
+def _from_state(state: object, layout: Layout | None) -> Checkpoint:
     read = _Reader("state_dict['mend']", state)
     form = read.take("format", int)
     if form != FORMAT:
@@ -274,12 +296,12 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     standing = Standing(
         lineage=lineage,
         claim=Claim(*read.numbered("claim")),
-        cycle_start=read.take("mark", int),
+        cycle_start=read.step("mark"),
         settled=settled,
         dropped_tokens=read.count("dropped_tokens"),
         pending=_from_pending(read.inside("pending"), totals, last) if has_pending else None,
         correction_pending=correction_pending,
-        adopt_at=read.take("adopt_at", int, optional=True),
+        adopt_at=read.step("adopt_at", optional=True),
         averaged=_averaged(read.inside("averaged")),
         last=last,
         has_unsent_residual=read.flag("owes"),
@@ -304,7 +326,10 @@ def _tensors(read: _Reader, fragment: Fragment) -> dict[str, Tensor]:
 
 
 def _lineage(read: _Reader) -> Lineage:
-    merged = dict(read.peer("merged", entry) for entry in read.take("merged", list))
+    entries = read.take("merged", list)
+    if len(entries) > COUNT_LIMIT:
+        raise read.fault("merged", f"{len(entries)} authors", f"at most {COUNT_LIMIT} authors")
+    merged = dict(read.peer("merged", entry) for entry in entries)
     return Lineage(
         tokens=read.count("tokens"),
         version=read.count("version"),
@@ -366,7 +391,8 @@ def _dense(
     """A saved tensor of this dtype and shape, on the host; else it is not `bound`."""
     if not isinstance(value, Tensor):
         raise read.fault(name, value, bound)
-    if (value.dtype, tuple(value.shape), value.layout) != (*kind, torch.strided) or value.is_meta:
+    is_dense = value.layout is torch.strided and not value.is_meta and not is_expanded(value)
+    if (value.dtype, tuple(value.shape)) != kind or not is_dense:
         raise read.fault(
             name, f"{value.dtype} {list(value.shape)} {value.layout} on {value.device}", bound
         )

@@ -319,6 +319,13 @@ def test_a_class_in_place_of_its_instance_is_refused(argument: str, policy: type
     assert str(caught.value) == written
 
 
+def test_a_ledger_must_not_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "ledger").symlink_to(tmp_path / "other")
+    remedy = "ledger must be no symbolic link, .*; it is a symbolic link; give the path of the file"
+    with pytest.raises(UsageError, match=remedy):
+        read(peers=PEER, ledger=tmp_path / "ledger")
+
+
 def test_a_class_of_periods_is_refused() -> None:
     with pytest.raises(UsageError, match=r"sync_every must be .*; write sync_every=AutoPeriod\(\)"):
         read_period(AutoPeriod, 1, None)  # type: ignore[arg-type]

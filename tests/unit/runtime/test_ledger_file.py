@@ -182,3 +182,28 @@ def test_a_learner_ends_although_its_disk_hangs(
     file.add(record(2))
     assert warnings(caplog) == [f"the ledger {path} hangs: 1 lines are not written"]
     assert versions(path) == [1]
+
+
+def test_a_new_ledger_is_its_owners_alone_and_an_old_one_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(b"")
+    (tmp_path / "old").chmod(0o644)
+    for name, mode in (("new", 0o600), ("old", 0o644)):
+        with ledger(tmp_path / name) as file:
+            file.add(record(1))
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode
+
+
+def test_a_ledger_that_becomes_a_link_leaves_the_other_file_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "ledger"
+    victim.write_bytes(b"precious")
+    path.symlink_to(victim)
+    with ledger(path) as file:
+        file.add(record(1))
+        assert victim.read_bytes() == b"precious"
+        path.unlink()
+        file.add(record(2))
+    assert versions(path) == [1, 2]
+    (warning,) = warnings(caplog)
+    assert "a symbolic link; give the path of the file that it leads to" in warning

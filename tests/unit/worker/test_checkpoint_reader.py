@@ -582,3 +582,80 @@ def disagreeing() -> dict[str, Any]:
     tensors = [{"anchor": torch.zeros(n), "disagreement": torch.ones(n)} for n in NUMELS]
     fragments = tuple(Kept(standing, held) for held in tensors)
     return to_state(ordered(Checkpoint(step=9, tokens=90, fragments=fragments)), LAYOUT)
+
+
+# ── hostile ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def put(*path: Any) -> Callable[[dict[str, Any], Any], None]:
+    """A function that puts a value there into a state."""
+
+    def change(state: dict[str, Any], value: Any) -> None:
+        target: Any = state
+        for key in path[:-1]:
+            target = target[key]
+        target[path[-1]] = value
+
+    return change
+
+
+FIRST = ("fragments", 0)
+MANY = [[f"a{n}", 1, 1] for n in range((1 << 16) + 1)]
+HOSTILE = {
+    "model": (put("model"), nested(10**4), "a list of"),
+    "field": (put("model", 0), ["a", nested(10**4)], "nested too deep"),
+    "history": (put("history"), [nested(10**4)], "nested too deep"),
+    "weights": (put("weights"), nested(10**4), "of type str"),
+    "memory": (
+        put(*FIRST, "tensors", "memory"),
+        torch.zeros(1).expand(1 << 36),
+        "dense float32 tensor",
+    ),
+    "unknown tensor": (
+        put(*FIRST, "tensors", "unknown"),
+        torch.zeros(1).expand(1 << 36),
+        "larger than its bytes",
+    ),
+    "author": (put(*FIRST, "claim"), ["", 1, 1], r"\[name, incarnation, number\]"),
+    "long author": (put(*FIRST, "claim"), ["a" * 5000, 1, 1], "incarnation"),
+    "author of two lines": (put(*FIRST, "claim"), ["a\nb", 1, 1], "incarnation"),
+    "look-alike": (put(*FIRST, "lineage", "merged"), [["e\u0301", 1, 1]], "incarnation"),
+    "surrogate": (put(*FIRST, "lineage", "merged"), [["\ud800", 1, 1]], "incarnation"),
+    "number": (put(*FIRST, "claim"), ["a", 1, 2**62 + 1], "incarnation"),
+    "authors": (put(*FIRST, "lineage", "merged"), MANY, "at most 65536 authors"),
+    "tokens": (put(*FIRST, "lineage", "tokens"), 2**62 + 1, "from 0 to 2"),
+    "mark": (put(*FIRST, "mark"), 2**70, "within 2"),
+    "mark before": (put(*FIRST, "mark"), -(2**70), "within 2"),
+    "adopt_at": (put(*FIRST, "adopt_at"), 2**70, "within 2"),
+}
+
+
+@pytest.mark.parametrize("row", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_checkpoint_is_refused(row: Any) -> None:
+    change, value, message = row
+    lineage = Lineage(tokens=1, version=1, digest=b"d" * 16, genesis=b"g" * 16, merged={})
+    standing = Standing(
+        lineage=lineage,
+        claim=Claim(PeerId("a", 1), 0),
+        cycle_start=0,
+        settled=Totals(),
+        dropped_tokens=0,
+        pending=None,
+        correction_pending=False,
+        adopt_at=None,
+    )
+    anchors = (torch.zeros(fragment.numel) for fragment in LAYOUT.fragments)
+    fragments = tuple(Kept(standing, {"anchor": anchor}) for anchor in anchors)
+    saved = Checkpoint(weights="00", fragments=fragments)
+    state = copy.deepcopy(to_state(saved, LAYOUT))
+    assert from_state(state, LAYOUT).fragments
+    change(state, value)
+    with pytest.raises(UsageError, match=message):
+        from_state(state, LAYOUT)

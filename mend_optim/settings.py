@@ -157,6 +157,8 @@ class Settings:
                 timing=bare.policies.timing,
                 limit=lambda p: bare._limit(present().fragments[p]),
                 allocate=Buffers().take_bytes,
+                limits=bare.policies.limits,
+                sizes=lambda: [fragment.numel for fragment in present().fragments],
             ),
             ledger=place.ledger,
             on_event=_reporter(self) if place.on_event else None,

@@ -38,6 +38,7 @@ from mend_optim.protocol.messages import (
     Goodbye,
     Message,
     Offer,
+    Rumor,
     Seal,
     State,
     Want,
@@ -276,9 +277,22 @@ class Engine:
             self._check_joined(now)
 
     def _left(self, now: float, id: PeerId) -> None:
-        """A peer has left, as it told itself, or as others tell."""
-        if self.state.roster.leave(id):
+        """A peer has told that it leaves."""
+        if self._forget(id):
+            self._poll_all(now)
+            self._review_end(now)
+
+    def _forget(self, id: PeerId) -> bool:
+        """A peer has left, as it told itself, or as others tell. Returns whether it was here."""
+        is_news = self.state.roster.leave(id)
+        if is_news:
             self.presence.left(id)
+        return is_news
+
+    def _take_rumors(self, now: float, rumors: Sequence[Rumor]) -> None:
+        """However many have left, the rounds are looked at once."""
+        goodbyes = self.state.roster.gossip(now, rumors)
+        if any([self._forget(goodbye.peer) for goodbye in goodbyes]):
             self._poll_all(now)
             self._review_end(now)
 
@@ -293,8 +307,7 @@ class Engine:
             self.ending.heard(beat)
             return
         beat = peer.beat
-        for goodbye in state.roster.gossip(now, beat.roster):
-            self._left(now, goodbye.peer)
+        self._take_rumors(now, beat.roster)
         self.ending.heard(beat)
         if not state.fragments or not beat.genesis or not beat.reports:
             return

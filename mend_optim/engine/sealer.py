@@ -28,8 +28,10 @@ class Sealer:
         self.state = state
         self.adoption = adoption
         self.stragglers = stragglers
-        #: Offers that the worker is checking: (sender, fragment, seq).
-        self._inspecting: set[tuple[PeerId, int, int]] = set()
+        #: By sender and fragment, the offer that the worker is checking, and the newest one that
+        #: came meanwhile. A peer that sends one after the other must not fill the worker's queue.
+        self._inspecting: dict[tuple[PeerId, int], Offer] = {}
+        self._uninspected: dict[tuple[PeerId, int], Offer] = {}
 
     # ── offers come in ────────────────────────────────────────────────────────────────────────────
 
@@ -42,23 +44,34 @@ class Sealer:
         self.adoption.catch_up(now, fragment, offer.key, offer.peer)
         if seal and offer.steps and seal.place(offer.claim.author, offer.seq) is not None:
             state.emit(Send(offer.peer, seal, EXCHANGE))
-        ticket = (offer.peer, p, offer.seq)
-        if ticket in self._inspecting or not state.rounds[p].fresh(offer, fragment.lineage):
+        if not state.rounds[p].fresh(offer, fragment.lineage):
             return
         if offer.steps and offer.peer != state.me:
-            self._inspecting.add(ticket)
-            state.work(Inspect(offer))
+            self._have_inspected(offer)
         else:
             self._admit(now, offer)
+
+    def _have_inspected(self, offer: Offer) -> None:
+        """Have the worker check an offer's bytes, once it has checked the sender's former one."""
+        place = (offer.peer, offer.fragment)
+        former = self._inspecting.get(place)
+        if former is None:
+            self._inspecting[place] = offer
+            self.state.work(Inspect(offer))
+        elif (former.claim, former.seq) != (offer.claim, offer.seq):
+            self._uninspected[place] = offer
 
     def inspected(self, now: float, offer: Offer, done: Done) -> None:
         """The worker has checked an offer's bytes."""
         state, p = self.state, offer.fragment
-        self._inspecting.discard((offer.peer, p, offer.seq))
+        self._inspecting.pop((offer.peer, p), None)
+        newer = self._uninspected.pop((offer.peer, p), None)
         if done.fault:
             state.fault(f"offer {offer.seq} of {offer.peer.name} refused: {done.fault}")
         elif state.rounds[p].fresh(offer, state.fragments[p].lineage):
             self._admit(now, offer)
+        if newer:
+            self.on_offer(now, newer)
 
     def _admit(self, now: float, offer: Offer) -> None:
         self.state.rounds[offer.fragment].add(offer)

@@ -39,6 +39,8 @@ SCALE = "scale"
 RATE = "rate"
 #: The prefix of the names of all sections that hold moments.
 MOMENT_PREFIX = "moment."
+#: The other names of sections. In a seal, a number names the packet of that member.
+SECTION_NAMES = frozenset(("delta", MERGED, SCALE, RATE, "anchor", "velocity", "velocity_rate"))
 
 
 # ── sections ──────────────────────────────────────────────────────────────────────────────────────
@@ -75,6 +77,11 @@ def section(sections: Sections, name: str) -> Packet:
     if name not in sections:
         raise PeerError(f"section {name!r} is missing")
     return sections[name]
+
+
+def is_known(name: str) -> bool:
+    """Return whether this version has a use for a section of that name."""
+    return name in SECTION_NAMES or name.startswith(MOMENT_PREFIX) or name.isdecimal()
 
 
 def nbytes(sections: Sections) -> int:

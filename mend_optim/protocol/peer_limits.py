@@ -12,6 +12,10 @@ from mend_optim.errors import require
 COUNTER_LIMIT = 2**62
 #: The most learners that a limit may allow: what they tell of one another fits into one beat.
 MOST_LEARNERS = 4096
+#: The least limit on the bytes of offers that are on their way.
+LEAST_RECEIVE_BYTES = 1 << 20
+#: Bytes of offers that may be on their way besides one copy of the model from each peer.
+SPARE_RECEIVE_BYTES = 64 << 20
 #: Bytes of a learner's name, an address, a codec's or a section's name.
 NAME_LIMIT = 256
 #: Entries of any list: peers, fragments, members, fields.
@@ -31,16 +35,20 @@ class Limits:
     Args:
         learners: the most learners in the run, with this one, from 2 to 4096. One more is refused
             until somebody leaves.
+        receive_bytes: the most bytes of offers that may be on their way to this learner at a time;
+            further ones wait for their turn. None: 64 MiB, and the size of the model in float32
+            for each peer, of which there are at least 2. Offers that have arrived don't count.
 
     Raises:
         UsageError: an argument is out of its bounds.
 
     Example:
         >>> Limits(learners=1000)
-        Limits(learners=1000)
+        Limits(learners=1000, receive_bytes=None)
     """
 
     learners: int = 256
+    receive_bytes: int | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -49,8 +57,23 @@ class Limits:
             self.learners,
             f"an int from 2 to {MOST_LEARNERS}",
         )
+        require(
+            self.receive_bytes is None
+            or (type(self.receive_bytes) is int and self.receive_bytes >= LEAST_RECEIVE_BYTES),
+            "limits.receive_bytes",
+            self.receive_bytes,
+            f"None or an int >= {LEAST_RECEIVE_BYTES}",
+            "an offer that is greater waits until no other one is on its way",
+        )
 
     @property
     def rumors(self) -> int:
         """The most rumors of one beat that are looked at."""
         return 4 * self.learners
+
+    def receiving(self, numel: int, peers: int) -> int:
+        """The most bytes of offers that may be on their way: of a model of `numel` elements, with
+        that many peers."""
+        if self.receive_bytes is not None:
+            return self.receive_bytes
+        return SPARE_RECEIVE_BYTES + 4 * numel * max(2, peers)

@@ -60,6 +60,9 @@ class Links:
     def __iter__(self) -> Iterator[Link]:
         return iter(list(self._links.values()))
 
+    def __len__(self) -> int:
+        return len(self._links)
+
     def get(self, id: PeerId) -> Link | None:
         """Return the link with exactly this incarnation."""
         return self._links.get(id)
@@ -199,6 +202,7 @@ class Links:
         """Take what the peer sends until the stream ends, then end this side of it."""
         try:
             while (data := await stream.read(patient=True)) is not None:
+                await link.inflow.take(len(data))
                 self._take(link, decode_control(data))
         except PeerError as fault:
             log.debug("control stream of %s: %s", link.id, fault)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -29,6 +30,9 @@ from mend_optim.transport.handler import Handler
 
 log = logging.getLogger("mend_optim.transport")
 
+#: Addresses known by hearsay that are dialled at a time. A peer may tell of many learners, and of
+#: anybody's addresses.
+HEARSAY_DIALS = 8
 #: Failures in a row beyond this many don't lengthen the pause any more (2**10 beats).
 FAILURES = 10
 
@@ -86,6 +90,7 @@ class Dialler:
         #: The task that visits each address, while it runs.
         self._dials: dict[str, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
+        self._hearsay = asyncio.Semaphore(HEARSAY_DIALS)
 
     def start(self, seeds: Sequence[str]) -> None:
         """Begin to dial the seeds, and whatever contacts the handler lists."""
@@ -135,7 +140,7 @@ class Dialler:
         """Visit an address again and again."""
         failures = 0
         while self._is_wanted(contact):
-            outcome = await self._visit(address, seed)
+            outcome = await self._visit(address, seed, self._turn(contact))
             if outcome is VisitOutcome.OURSELVES or self._links.closing:
                 return
             beats = NEXT_VISIT[outcome]
@@ -147,12 +152,22 @@ class Dialler:
             # random, so that learners that lost each other don't all dial at the same moment
             await asyncio.sleep(self._timing.beat_s * beats * self._random.uniform(0.5, 1.0))
 
-    async def _visit(self, address: str, seed: str) -> VisitOutcome:
+    def _turn(self, contact: PeerId | None) -> AbstractAsyncContextManager[object]:
+        """What a hello must wait for: for nothing, if it goes to a seed, or to a peer that has
+        agreed before."""
+        is_hearsay = contact is not None and self._links.get(contact) is None
+        return self._hearsay if is_hearsay else nullcontext()
+
+    async def _visit(
+        self, address: str, seed: str, turn: AbstractAsyncContextManager[object]
+    ) -> VisitOutcome:
         # A control stream that died silently must fail, and be dialled again, before the peer is
         # evicted.
         connection = self._connect(address, self._timing.evict_after_s / 6)
         try:
-            return await self._greet(connection, address, seed)
+            async with turn:
+                theirs = await self._say_hello(connection, seed)
+            return await self._meet(connection, theirs, address, seed)
         except PeerError as fault:
             log.debug("%s: %s", address, fault)
         except Exception:
@@ -161,14 +176,18 @@ class Dialler:
             await connection.close()
         return VisitOutcome.FAILED
 
-    async def _greet(self, connection: Connection, address: str, seed: str) -> VisitOutcome:
-        mine = self._hello()
+    async def _say_hello(self, connection: Connection, seed: str) -> Hello:
         try:
-            theirs = await connection.hello(mine, self._timing.evict_after_s)
+            return await connection.hello(self._hello(), self._timing.evict_after_s)
         except PeerError as fault:
             if seed:
                 self._handler.unreached(seed, why_unreached(fault))
             raise
+
+    async def _meet(
+        self, connection: Connection, theirs: Hello, address: str, seed: str
+    ) -> VisitOutcome:
+        mine = self._hello()
         if theirs.peer == mine.peer:
             if seed:
                 self._handler.itself(seed)

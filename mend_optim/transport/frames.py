@@ -4,19 +4,22 @@
     chunk …    the sections' bytes in the header's order, at most `CHUNK` bytes in each frame
 
 The receiver checks a header whole, and its sizes against the fragment's limit, before it allocates
-anything. It carries sections that it doesn't know like any other, so a later version may add some.
+anything. A later version may add sections: those that this one doesn't know are taken up to
+`UNKNOWN_LIMIT`. Those of an offer are not kept, so nobody passes them on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Bulk, Message, Packet, Seal
+from mend_optim.protocol.messages import Bulk, Message, Offer, Packet, Seal, is_known
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.limits import (
     SECTION_LIMIT,
+    UNKNOWN_LIMIT,
     check,
     check_size,
     checked_list,
@@ -109,7 +112,12 @@ class Assembler:
     def __init__(self, limit: Callable[[int], int], allocate: Callable[[int], memoryview]) -> None:
         self._limit = limit
         self._allocate = allocate
-        #: The message whose header has arrived; its sections' buffers fill up one after the other.
+        #: The header of the message that has begun; None while there is none.
+        self._header: pb.Header | None = None
+        #: Its fragment, and the bytes of all its sections.
+        self.fragment = self.nbytes = 0
+        #: The message, once its first bytes have come; its sections' buffers fill up one after the
+        #: other.
         self._message: Bulk | None = None
         #: The parts of these buffers that are still to be filled, in the header's order. Empty
         #: while there is no message.
@@ -118,27 +126,34 @@ class Assembler:
     @property
     def busy(self) -> bool:
         """Whether a message has begun and is not whole yet."""
-        return self._message is not None
+        return self._header is not None
 
     def feed(self, frame: bytes) -> Bulk | None:
         """Take the next frame; return the message that it completes, if it completes one.
+
+        Nothing is allocated before the first chunk: whoever feeds it may wait in between.
 
         Raises:
             PeerError: The frame is not valid here. Give the stream up; it cannot go on.
         """
         if frame[:1] == bytes([_CHUNK_TAG]):
+            check(self._header is not None, "a chunk arrived outside a message")
+            self._allocate_sections()
             self._fill(_chunk_in(frame))
         else:
             self._begin(frame)
-        if self._unfilled:
+            if not self.nbytes:
+                self._allocate_sections()
+        if self._message is None or self._unfilled:
             return None
         whole = self._message
         self._message = None
-        return whole
+        self._header = None
+        return _without_unknown(whole)
 
     def _begin(self, frame: bytes) -> None:
-        """Check a header, then allocate what it announces."""
-        check(self._message is None, "a header arrived within a message")
+        """Check a header."""
+        check(self._header is None, "a header arrived within a message")
         parsed = parse(pb.Frame, frame)
         check(parsed.WhichOneof("kind") == "header", "the frame is neither a header nor a chunk")
         header = parsed.header
@@ -152,8 +167,19 @@ class Assembler:
         nbytes = sum(section.nbytes for section in sections)
         limit = check_fragment(self._limit, bare.fragment)
         check_size(f"the payload for fragment {bare.fragment}", nbytes, limit)
+        unknown = sum(section.nbytes for section in sections if not is_known(section.name))
+        check_size("the payload of unknown sections", unknown, UNKNOWN_LIMIT)
+        self._header = header
+        self.fragment = bare.fragment
+        self.nbytes = nbytes
+
+    def _allocate_sections(self) -> None:
+        """Make the message of the header, with room for its bytes, unless that is made."""
+        if self._message is not None or self._header is None:
+            return
+        sections = self._header.sections
         packets = {s.name: Packet(s.codec, s.numel, self._buffer(s.nbytes)) for s in sections}
-        self._message = message_from(header, packets)
+        self._message = message_from(self._header, packets)
         self._unfilled = [packet.data for packet in packets.values() if packet.nbytes]
 
     def _buffer(self, nbytes: int) -> memoryview:
@@ -161,7 +187,6 @@ class Assembler:
 
     def _fill(self, chunk: memoryview) -> None:
         """Copy a chunk to the buffers; it may end one section and begin the next."""
-        check(self._message is not None, "a chunk arrived outside a message")
         while chunk and self._unfilled:
             buffer = self._unfilled[0]
             size = min(len(buffer), len(chunk))
@@ -172,3 +197,11 @@ class Assembler:
             else:
                 self._unfilled[0] = buffer[size:]
         check(not chunk, "more bytes arrived than the header announced")
+
+
+def _without_unknown(message: Bulk) -> Bulk:
+    """An offer without the sections that this version doesn't know."""
+    if not isinstance(message, Offer) or all(map(is_known, message.sections)):
+        return message
+    known = {name: packet for name, packet in message.sections.items() if is_known(name)}
+    return replace(message, sections=known)

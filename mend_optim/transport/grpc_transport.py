@@ -33,6 +33,7 @@ from mend_optim.protocol.messages import (
     State,
     Want,
 )
+from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport.address import (
     advertised,
@@ -47,9 +48,10 @@ from mend_optim.transport.control import Links
 from mend_optim.transport.diagnosis import LEAVING
 from mend_optim.transport.dialler import Dialler
 from mend_optim.transport.forked_sockets import PORTS
+from mend_optim.transport.grpc_options import channel_options, most_streams, server_options
 from mend_optim.transport.handler import Handler
-from mend_optim.transport.limits import MESSAGE_LIMIT
 from mend_optim.transport.link import Link
+from mend_optim.transport.receiving import BusyError, Receiving
 from mend_optim.transport.stream import Counter, Dialled, Served
 from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
 from mend_optim.transport.wire import decode_hello, decode_id, encode_hello
@@ -87,51 +89,6 @@ End = Callable[[Link, Served], Awaitable[None]]
 """The server's end of a stream."""
 
 
-# ── gRPC's options ────────────────────────────────────────────────────────────────────────────────
-
-
-def _options(timing: Timing, patience_s: float) -> dict[str, int]:
-    """Return the options of a connection that may stand still for `patience_s`: a transfer must
-    survive an outage that is shorter."""
-    return {
-        "grpc.max_send_message_length": MESSAGE_LIMIT,
-        "grpc.max_receive_message_length": MESSAGE_LIMIT,
-        "grpc.keepalive_time_ms": int(1000 * _quiet_s(timing)),
-        "grpc.keepalive_timeout_ms": int(1000 * patience_s),
-        # without this it is a minute, whatever the line above says
-        "grpc.http2.ping_timeout_ms": int(1000 * patience_s),
-        "grpc.keepalive_permit_without_calls": 1,
-        "grpc.http2.max_pings_without_data": 0,
-    }
-
-
-def _quiet_s(timing: Timing) -> float:
-    """Return how long a connection may be silent before gRPC pings the other end."""
-    return timing.evict_after_s / 3
-
-
-def _server_options(timing: Timing) -> list[tuple[str, int]]:
-    options = _options(timing, timing.round_timeout_s)
-    # without this a second learner on the same port would quietly share the port
-    options["grpc.so_reuseport"] = 0
-    # peers ping as their own timing says
-    options["grpc.http2.max_ping_strikes"] = 0
-    return list(options.items())
-
-
-def _channel_options(timing: Timing, patience_s: float) -> list[tuple[str, int]]:
-    options = _options(timing, patience_s)
-    # a proxy in the environment is not for peers
-    options["grpc.enable_http_proxy"] = 0
-    # a connection of its own for every channel
-    options["grpc.use_local_subchannel_pool"] = 1
-    # despite its name, this is how long one attempt to connect may take
-    options["grpc.min_reconnect_backoff_ms"] = int(1000 * timing.evict_after_s)
-    options["grpc.initial_reconnect_backoff_ms"] = int(200 * timing.beat_s)
-    options["grpc.max_reconnect_backoff_ms"] = int(1000 * _quiet_s(timing))
-    return list(options.items())
-
-
 # ── serving ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -144,6 +101,8 @@ class Server:
         timing: Sets the patience of a stream.
         counter: Counts the bytes of all streams.
         hello: Returns this learner's hello, with its address.
+        learners: The most learners in the run.
+        streams: Returns the most streams of one peer.
     """
 
     def __init__(
@@ -153,19 +112,26 @@ class Server:
         timing: Timing,
         counter: Counter,
         hello: Callable[[], Hello],
+        *,
+        learners: int,
+        streams: Callable[[], int],
     ) -> None:
         self._links = links
         self._transfers = transfers
         self._timing = timing
         self._counter = counter
         self._hello = hello
+        self._learners = learners
+        self._streams = streams
         self._server: Any = None
         self._port = 0
 
     async def start(self, listen: str, listen_from: str) -> int:
         """Listen; return the port. Raises `UsageError` if this machine cannot listen there."""
         host, port = parse_address(listen_from, listen)
-        server = grpc.aio.server(options=_server_options(self._timing))
+        server = grpc.aio.server(
+            options=server_options(self._timing, self._learners, self._streams())
+        )
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
         )
@@ -242,12 +208,12 @@ class Server:
             if link is None or self._links.closing:
                 raise PeerError(f"peer {caller} must say hello before it opens a stream")
             code = grpc.StatusCode.INVALID_ARGUMENT
-            link.busy += 1
-            try:
+            with link.serving(self._streams()):
                 await end(link, Served(context, self._counter, self._timing.round_timeout_s))
-            finally:
-                link.busy -= 1
             return
+        except BusyError as fault:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            reason = str(fault)
         except PeerError as fault:
             reason = str(fault)
         except Exception as fault:
@@ -278,6 +244,8 @@ class Transport:
         limit: Returns the greatest payload, in bytes, of a message for a fragment. Raises
             `LookupError` if there is no such fragment.
         allocate: Returns a writable buffer of that many bytes, for one section.
+        limits: How much peers may cost.
+        sizes: Returns the elements of each fragment.
 
     Raises:
         UsageError: One of the addresses is not an address, or this process was forked from one that
@@ -295,6 +263,8 @@ class Transport:
         timing: Timing,
         limit: Callable[[int], int],
         allocate: Callable[[int], memoryview],
+        limits: Limits = Limits(),
+        sizes: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         _refuse_after_fork()
         if listen is not None:
@@ -311,16 +281,19 @@ class Transport:
         self._advertise = advertise
         self._seeds = tuple(dict.fromkeys(seeds))
         self._counter = Counter()
-        carrier = Carrier(handler, limit, allocate)
         patience_s = timing.round_timeout_s
+        carrier = Carrier(handler, limit, allocate, patience_s=patience_s)
         self._transfers = Transfers(handler, carrier, patience_s=patience_s, dial=self._open_bulk)
         self._links = Links(handler, self._transfers)
+        receiving = Receiving(lambda: limits.receiving(sum(sizes()), len(self._links)), patience_s)
         self._server = Server(
             self._links,
-            TransferServer(handler, carrier, patience_s=patience_s),
+            TransferServer(handler, carrier, receiving, patience_s=patience_s),
             timing,
             self._counter,
             self._hello,
+            learners=limits.learners,
+            streams=lambda: most_streams(len(sizes())),
         )
         self._dialler = Dialler(
             handler, self._links, timing, connect=self._connect, hello=self._hello
@@ -406,7 +379,7 @@ class Transport:
     def _connect(self, address: str, patience_s: float) -> Connection:
         """Open a connection that may be dead for `patience_s` before it fails."""
         channel = grpc.aio.insecure_channel(
-            address, options=_channel_options(self._timing, patience_s)
+            address, options=channel_options(self._timing, patience_s)
         )
         assert self._links.me is not None, "nothing is dialled before `start`"
         return Connection(channel, self._links.me, self._counter, self._timing.round_timeout_s)

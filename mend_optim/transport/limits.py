@@ -9,7 +9,13 @@ from collections.abc import Collection
 from typing import TypeVar
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.peer_limits import COUNT_LIMIT, COUNTER_LIMIT, NAME_LIMIT, is_plain
+from mend_optim.protocol.peer_limits import (
+    COUNT_LIMIT,
+    COUNTER_LIMIT,
+    MOST_LEARNERS,
+    NAME_LIMIT,
+    is_plain,
+)
 
 #: Bytes of one protobuf message.
 MESSAGE_LIMIT = 4 << 20
@@ -19,6 +25,10 @@ TEXT_LIMIT = 1024
 DIGEST_LIMIT = 32
 #: Sections of one bulky message.
 SECTION_LIMIT = 256
+#: Bytes of the sections of one bulky message that this version doesn't know.
+UNKNOWN_LIMIT = 1 << 20
+#: Rumors in one beat: of every learner that there may be, and of many that left.
+RUMOR_LIMIT = 2 * MOST_LEARNERS
 #: Paces in one beat.
 PACE_LIMIT = 8
 

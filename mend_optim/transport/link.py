@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Message, Want
 from mend_optim.transport.connection import Connection
+from mend_optim.transport.inflow import Inflow
+from mend_optim.transport.receiving import BusyError
 
 #: Messages that wait in one outbox at most; one more drops the oldest.
 OUTBOX_LIMIT = 256
@@ -74,6 +77,10 @@ class Link:
         self.dialled = False
         #: Transfers under way, in either direction. While there are some, the link stays.
         self.busy = 0
+        #: Streams of the peer's dialling that are open.
+        self.served = 0
+        #: How fast its control messages are read, on whatever stream they come.
+        self.inflow = Inflow()
         #: When the last control stream closed, or the peer was admitted, by the loop's clock.
         self.down_since = 0.0
         #: Outboxes of the open control streams, the newest last.
@@ -89,6 +96,20 @@ class Link:
         self.connection: Connection | None = None
         #: Closes `connection` without waiting. Set exactly while there is a connection.
         self.hang_up: Callable[[], object] | None = None
+
+    @contextmanager
+    def serving(self, most: int) -> Iterator[None]:
+        """Count a stream of the peer's dialling while it is open. Raises `BusyError` if `most` of
+        them are open."""
+        if self.served >= most:
+            raise BusyError(f"peer {self.id} has {self.served} streams open, the most that it may")
+        self.served += 1
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.served -= 1
+            self.busy -= 1
 
     def reach(self, address: str, host: str) -> None:
         """Dial the peer at `address` from now on. An empty address tells nothing new."""

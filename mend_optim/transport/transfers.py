@@ -30,6 +30,7 @@ from mend_optim.protocol.messages import Bulk, Message, Offer, Seal, State, Want
 from mend_optim.transport.frames import ACK, Assembler, check_fragment, check_sender, to_frames
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.link import Link, Outbox
+from mend_optim.transport.receiving import Pace, Places, Receiving
 from mend_optim.transport.stream import Stream
 from mend_optim.transport.wire import decode_want, encode_want
 
@@ -44,14 +45,21 @@ class Carrier:
         limit: Returns the greatest payload, in bytes, of a message for a fragment. Raises
             `LookupError` if there is no such fragment.
         allocate: Returns a writable buffer of that many bytes, for one section.
+        patience_s: Seconds that a message may stand still, or creep, while it arrives.
     """
 
     def __init__(
-        self, handler: Handler, limit: Callable[[int], int], allocate: Callable[[int], memoryview]
+        self,
+        handler: Handler,
+        limit: Callable[[int], int],
+        allocate: Callable[[int], memoryview],
+        *,
+        patience_s: float,
     ) -> None:
         self._handler = handler
         self.limit = limit
         self._allocate = allocate
+        self._patience_s = patience_s
 
     async def upload(self, stream: Stream, message: Bulk) -> None:
         """Send one whole message."""
@@ -66,6 +74,7 @@ class Carrier:
         limit: Callable[[int], int] | None = None,
         patient: bool = False,
         passed_on: bool = False,
+        announce: Callable[[int, int], Coroutine[Any, Any, None]] | None = None,
     ) -> Bulk:
         """Read one whole message.
 
@@ -76,14 +85,22 @@ class Carrier:
             patient: Whether the message may take as long as it likes to begin. Once it has begun,
                 the stream's patience holds.
             passed_on: Whether the message may name another sender than the peer.
+            announce: Awaited with the fragment and the size in bytes, once they are known and
+                before there is any memory for them.
 
         Raises:
-            PeerError: The stream broke or ended, or brought something else.
+            PeerError: The stream broke or ended, or brought something else, or was too slow.
         """
         inbox = Assembler(limit or self.limit, self._allocate)
+        pace: Pace | None = None
         while (frame := await stream.read(patient and not inbox.busy)) is not None:
             self._handler.heard(link.id)
             message = inbox.feed(frame)
+            if pace:
+                pace.moved(len(frame))
+            elif announce:
+                await announce(inbox.fragment, inbox.nbytes)
+            pace = pace or Pace(self._patience_s)
             if message is not None:
                 if not passed_on:
                     check_sender(message, link.id)
@@ -245,13 +262,19 @@ class TransferServer:
     Args:
         handler: The learner.
         carrier: Sends and reads the messages.
+        receiving: The offers that arrive.
         patience_s: Seconds after which a pull ends without an answer.
     """
 
-    def __init__(self, handler: Handler, carrier: Carrier, *, patience_s: float) -> None:
+    def __init__(
+        self, handler: Handler, carrier: Carrier, receiving: Receiving, *, patience_s: float
+    ) -> None:
         self._handler = handler
         self._carrier = carrier
+        self._receiving = receiving
         self._patience_s = patience_s
+        #: The answers that are sent, by peer, kind and fragment.
+        self._answering = Places()
 
     async def exchange(self, link: Link, stream: Stream) -> None:
         """Take an offer, then send the fragment's seals until one holds it or the learner sends a
@@ -259,15 +282,22 @@ class TransferServer:
         fragment, seq = await self._take_offer(link, stream)
         outbox = link.requests["exchange", fragment]
         try:
-            is_last = False
-            while not is_last:
-                is_last = await self._send_seal(stream, outbox, link.id, seq)
+            work = self._send_seals(stream, outbox, link.id, seq)
+            await self._answering.run((link.id, "exchange", fragment), work)
         finally:
             link.close_request("exchange", fragment, outbox)
 
+    async def _send_seals(self, stream: Stream, outbox: Outbox, peer: PeerId, seq: int) -> None:
+        is_last = False
+        while not is_last:
+            is_last = await self._send_seal(stream, outbox, peer, seq)
+
     async def _take_offer(self, link: Link, stream: Stream) -> tuple[int, int]:
         """Take an offer; return its fragment and number. No variable keeps its bytes afterwards."""
-        offer = await self._carrier.download(link, stream)
+        download = partial(self._carrier.download, link, stream)
+        offer = await self._receiving.take(
+            link.id, "exchange", lambda announce: download(announce=announce)
+        )
         if not isinstance(offer, Offer):
             raise PeerError(f"peer {link.id} began an exchange with a {_described(offer)}")
         await stream.write(ACK)
@@ -295,12 +325,16 @@ class TransferServer:
         timer = asyncio.get_running_loop().call_later(self._patience_s, outbox.close)
         try:
             self._handler.receive(want)
-            answer = await outbox.get()
-            if isinstance(answer, (State, Seal)):
-                await self._carrier.upload(stream, answer)
+            work = self._answer(stream, outbox)
+            await self._answering.run((link.id, "pull", want.fragment), work)
         finally:
             timer.cancel()
             link.close_request("pull", want.fragment, outbox)
+
+    async def _answer(self, stream: Stream, outbox: Outbox) -> None:
+        answer = await outbox.get()
+        if isinstance(answer, (State, Seal)):
+            await self._carrier.upload(stream, answer)
 
     async def push(self, link: Link, stream: Stream) -> None:
         """Take the answer to a want that this learner sent over the control stream, and nothing
@@ -331,7 +365,10 @@ class TransferServer:
 
     async def pass_on(self, link: Link, stream: Stream) -> None:
         """Take the offer of another learner, which is gone."""
-        offer = await self._carrier.download(link, stream, passed_on=True)
+        download = partial(self._carrier.download, link, stream, passed_on=True)
+        offer = await self._receiving.take(
+            link.id, "pass on", lambda announce: download(announce=announce)
+        )
         if not isinstance(offer, Offer):
             raise PeerError(f"peer {link.id} passed on a {_described(offer)}")
         self._handler.passed_on(offer)

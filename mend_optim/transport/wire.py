@@ -37,6 +37,7 @@ from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.limits import (
     MESSAGE_LIMIT,
     PACE_LIMIT,
+    RUMOR_LIMIT,
     check,
     check_size,
     checked_count,
@@ -249,7 +250,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         training=beat.training,
         genesis=checked_digest("genesis", beat.genesis),
         reports=tuple(_to_report(report) for report in checked_list("reports", beat.reports)),
-        roster=tuple(_to_rumor(rumor) for rumor in checked_list("rumors", beat.roster)),
+        roster=tuple(map(_to_rumor, checked_list("rumors", beat.roster, RUMOR_LIMIT))),
         ping=checked_count("ping", beat.ping),
         pong=checked_count("pong", beat.pong),
         position=checked_count("position", beat.position),

@@ -50,6 +50,9 @@ PACKET = st.builds(
     st.binary(max_size=64),
 )
 SECTIONS = st.dictionaries(NAME, PACKET, max_size=4)
+KNOWN_SECTIONS = st.dictionaries(
+    st.sampled_from(["delta", "moment.exp_avg", "moment.exp_avg_sq", "0", "17"]), PACKET, max_size=4
+)
 MEMBERS = st.lists(
     st.tuples(st.builds(Entry, ID, COUNTER, COUNTER, COUNTER), st.floats(0, 1)), max_size=4
 )
@@ -100,7 +103,7 @@ OFFER = st.builds(
         genesis=DIGEST,
         key=KEY,
         due=st.booleans(),
-        sections=SECTIONS,
+        sections=KNOWN_SECTIONS,
         follows=COUNTER,
         again=st.tuples(COUNTER, COUNTER),
     ),

@@ -17,6 +17,7 @@ from mend_optim.protocol.lineage import INCARNATIONS, Key, PeerId
 from mend_optim.protocol.messages import Bulk, Offer, Seal
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import ACK, CHUNK, Assembler, sender, to_frames
+from mend_optim.transport.limits import UNKNOWN_LIMIT
 from tests.unit.transport.generated import BULK, CONTROL
 from tests.unit.transport.recorder import packet
 
@@ -103,7 +104,7 @@ def test_sections_of_any_size_are_chunked_and_put_together_again():
 
 
 def test_chunks_may_span_sections():
-    sections = {"one": packet(b"aaaa"), "two": packet(b"bbbb")}
+    sections = {"anchor": packet(b"aaaa"), "delta": packet(b"bbbb")}
     frames = list(to_frames(replace(GOOD, sections=sections)))
     (out,) = assembled(
         [
@@ -135,14 +136,14 @@ def test_every_section_has_a_writable_buffer_of_its_own():
     first, *rest = to_frames(
         replace(
             GOOD,
-            sections={"a": packet(b"1"), "none": packet(b""), "b": packet(struct.pack("<f", 1.5))},
+            sections={"0": packet(b"1"), "1": packet(b""), "2": packet(struct.pack("<f", 1.5))},
         )
     )
     assert assembler.feed(first) is None
     out = [assembler.feed(frame) for frame in rest][-1]
     assert [len(view) for view in given] == [1, 4]
-    assert out.sections["b"].data.obj is given[1].obj
-    assert out.sections["none"].nbytes == 0
+    assert out.sections["2"].data.obj is given[1].obj
+    assert out.sections["1"].nbytes == 0
 
 
 def test_sizes_are_checked_before_anything_is_allocated():
@@ -160,17 +161,47 @@ def test_an_unknown_fragment_is_refused(limits):
         Assembler(limits.__getitem__, fresh).feed(next(to_frames(GOOD)))
 
 
-def test_unknown_sections_and_fields_are_carried_or_ignored():
-    section = pb.Section(name="exp_avg_sq", codec="from the future", numel=3, nbytes=2)
-    offer = pb.Offer(peer=pb.PeerId(name="a", incarnation=1), key=pb.Key(digest=b"d"))
-    offer.MergeFromString(b"\xa2\x06\x03new")  # field 100
-    out = assembled(
-        [header(offer=offer, sections=[section]), pb.Frame(chunk=b"xy").SerializeToString()]
-    )
-    assert contents(out[0]) == [("exp_avg_sq", "from the future", 3, b"xy")]
+LATER = pb.Section(name="exp_avg_sq", codec="from the future", numel=3, nbytes=2)
 
 
-BEGUN = next(to_frames(replace(GOOD, sections={"a": packet(b"1234")})))
+def test_unknown_fields_are_ignored_and_unknown_sections_carried():
+    key = pb.Key(digest=b"d")
+    state = pb.State(peer=pb.PeerId(name="a", incarnation=1), lineage=pb.Lineage(key=key))
+    state.MergeFromString(b"\xa2\x06\x03new")  # field 100
+    chunk = pb.Frame(chunk=b"xy").SerializeToString()
+    (out,) = assembled([header(state=state, sections=[LATER]), chunk])
+    assert contents(out) == [("exp_avg_sq", "from the future", 3, b"xy")]
+
+
+def test_an_offers_unknown_sections_are_dropped():
+    """It may be passed on, and nobody is to hold bytes that nobody has a use for."""
+    known = pb.Section(name="delta", codec="none", numel=1, nbytes=4)
+    chunk = pb.Frame(chunk=b"xyabcd").SerializeToString()
+    (out,) = assembled([offer_with([LATER, known]), chunk])
+    assert contents(out) == [("delta", "none", 1, b"abcd")]
+
+
+def test_unknown_sections_are_bounded_together():
+    half = (UNKNOWN_LIMIT >> 1) + 1
+    named = [pb.Section(name=f"new {i}", codec="none", numel=1, nbytes=half) for i in range(2)]
+    feed = Assembler(lambda fragment: 1 << 40, fresh).feed
+    assert feed(offer_with(named[:1])) is None
+    fault = f"the payload of unknown sections is {2 * half} bytes; the limit is {UNKNOWN_LIMIT}"
+    with pytest.raises(PeerError, match=fault):
+        Assembler(lambda fragment: 1 << 40, fresh).feed(offer_with(named))
+
+
+def test_nothing_is_allocated_before_the_first_chunk():
+    """A message may wait for its turn once its header has come."""
+    given = []
+    assembler = Assembler(lambda fragment: 1 << 40, lambda n: given.append(n) or fresh(n))
+    assert assembler.feed(offer_with([LATER])) is None
+    assert (assembler.fragment, assembler.nbytes, given) == (0, 2, [])
+    assembler.feed(pb.Frame(chunk=b"x").SerializeToString())
+    assert given == [2]
+
+
+BEGUN = next(to_frames(replace(GOOD, sections={"0": packet(b"1234")})))
 
 GARBAGE = {
     "nothing": ([b""], "neither a header nor a chunk"),

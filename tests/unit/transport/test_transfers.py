@@ -19,6 +19,7 @@ from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
 from mend_optim.transport import wire
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.link import Link, Outbox
+from mend_optim.transport.receiving import Receiving
 from mend_optim.transport.stream import within
 from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
 from tests.unit.transport.recorder import (
@@ -137,9 +138,11 @@ class Side(Recorder):
         self.cable = Cable()
         self.script: Script | None = None
         self.faults: list[str] = []  # of the streams that this side served
-        carrier = Carrier(self, [LIMIT, LIMIT].__getitem__, fresh)
+        carrier = Carrier(self, [LIMIT, LIMIT].__getitem__, fresh, patience_s=PATIENCE_S)
+        self.receiving = Receiving(lambda: self.room, PATIENCE_S)
+        self.room = 4 * LIMIT
         self.transfers = Transfers(self, carrier, patience_s=PATIENCE_S, dial=self._dial)
-        self.server = TransferServer(self, carrier, patience_s=PATIENCE_S)
+        self.server = TransferServer(self, carrier, self.receiving, patience_s=PATIENCE_S)
 
     @contextmanager
     def _open(self, method: str) -> Iterator[End]:

@@ -21,9 +21,9 @@ from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler
 from mend_optim.transport.limits import (
-    COUNT_LIMIT,
     MESSAGE_LIMIT,
     PACE_LIMIT,
+    RUMOR_LIMIT,
     TEXT_LIMIT,
 )
 from tests.unit.transport.generated import CONTROL, HELLO, ID, OFFER, SEAL, STATE, WANT
@@ -193,8 +193,8 @@ def test_paces_are_few():
 
 def test_lists_are_bounded():
     peer = pb.PeerId(name="a")
-    many = pb.Beat(peer=peer, roster=[pb.Rumor(peer=peer)] * (COUNT_LIMIT + 1))
-    with pytest.raises(PeerError, match="the message has 65537 rumors; the limit is 65536"):
+    many = pb.Beat(peer=peer, roster=[pb.Rumor(peer=peer)] * (RUMOR_LIMIT + 1))
+    with pytest.raises(PeerError, match="the message has 8193 rumors; the limit is 8192"):
         wire.decode_control(pb.Control(beat=many).SerializeToString())
     with pytest.raises(PeerError, match="Control is 4194305 bytes; the limit is 4194304"):
         wire.decode_control(bytes(MESSAGE_LIMIT + 1))

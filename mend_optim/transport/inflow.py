@@ -1,0 +1,33 @@
+"""How fast one peer's control messages are read."""
+
+from __future__ import annotations
+
+import asyncio
+
+#: Control messages that are read in a second, and how many at once after a pause.
+RATE = 500.0
+BURST = 1000.0
+#: Bytes of a control message that cost as much as one message more.
+UNIT = 1024
+
+
+class Inflow:
+    """Makes the reader of a control stream wait, so that no peer can keep the engine busy.
+
+    gRPC reads no further while its reader waits, and the peer's messages stay with the peer. None
+    is lost. No honest peer comes near the rate: it sends a beat per `beat_s`, and a few messages
+    for each round of a fragment.
+    """
+
+    def __init__(self) -> None:
+        self._left = BURST
+        self._looked_at = 0.0
+
+    async def take(self, nbytes: int) -> None:
+        """Take note of a message, and wait as long as the peer has sent too much."""
+        now = asyncio.get_running_loop().time()
+        self._left = min(BURST, self._left + RATE * (now - self._looked_at))
+        self._looked_at = now
+        self._left -= 1 + nbytes / UNIT
+        if self._left < 0:
+            await asyncio.sleep(-self._left / RATE)

@@ -21,7 +21,8 @@ GROUPS = {
     "Policies": "AutoPeriod Adoption Timing Limits Quorum Grace Nesterov DiLoCoNesterov"
     " MomentSchedule Moment FailSlow",
     "Codecs": "Int8 Int4 Float4 Sparse PowerSGD",
-    "What a learner tells you": "Status FragmentStatus PeerStatus RoundRecord MemberRecord Event",
+    "What a learner tells you": "Status FragmentStatus PeerStatus Refused RoundRecord MemberRecord"
+    " Event",
     "Errors": "MendError UsageError PeerError ClosedError",
 }
 CALLED = GROUPS["The optimizer"].split()  # you call their methods; those of the rest are internal

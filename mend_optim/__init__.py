@@ -19,6 +19,7 @@ from mend_optim.finish import Finish, Settled
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.optimizer import MendOptimizer
 from mend_optim.protocol.peer_limits import Limits
+from mend_optim.protocol.refusals import Refused
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.open_learners import close_all
 from mend_optim.status import FragmentStatus, PeerStatus, Status
@@ -49,6 +50,7 @@ __all__ = [
     "PeerStatus",
     "PowerSGD",
     "Quorum",
+    "Refused",
     "RoundRecord",
     "Settled",
     "Sparse",

@@ -9,6 +9,7 @@ from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Verdict
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.refusals import Refused
 
 #: Peers that `str(status)` lists at most.
 LISTED = 5
@@ -100,6 +101,8 @@ class Status:
         cluster_step: the position of the learner that is farthest on.
         cluster_tokens: tokens in the fullest anchor that this learner has heard of.
         sync_every: the present period of the run, in inner steps; 0 without peers.
+        refused: what was refused of peers, by peer and reason, with how often; the peer is "" for
+            callers that have not said hello. At most about 130 kinds; the rest counts as "others".
         latency: inner steps from a snapshot of this learner until its anchor was ready, the median
             of the last rounds; 0 if there were too few.
 
@@ -142,6 +145,7 @@ class Status:
     cluster_tokens: int = 0
     sync_every: int = 0
     latency: int = 0
+    refused: tuple[Refused, ...] = ()
 
     def __str__(self) -> str:
         lines = {
@@ -157,6 +161,8 @@ class Status:
             f"{self.bytes_received / 1e6:,.1f} MB received",
             "time": f"{self.seconds_in_mend:,.1f} s in mend_optim",
         }
+        if self.refused:
+            lines["refused"] = _refused_text(self.refused)
         state = "has joined" if self.joined else "has not joined yet"
         head = f"{self.name} {state if self.sync_every else 'has no peers'}"
         return "\n".join([head, *(f"  {name:9} {text}" for name, text in lines.items())])
@@ -187,6 +193,12 @@ def _peers_text(roster: Sequence[PeerStatus]) -> str:
     texts = [f"{peer.name} {_peer_state(peer)}" for peer in roster[:LISTED]]
     more = len(roster) - LISTED
     return ", ".join([*texts, f"{more} more"] if more > 0 else texts) or "none"
+
+
+def _refused_text(refused: Sequence[Refused]) -> str:
+    count = sum(kind.times for kind in refused)
+    first = max(refused, key=lambda kind: kind.times)
+    return f"{count:,} messages and streams, most of {first.peer or 'strangers'}: {first.reason}"
 
 
 def _peer_state(peer: PeerStatus) -> str:
@@ -246,6 +258,7 @@ def learner_status(
     seconds_in_mend: float,
     bytes_sent: int,
     bytes_received: int,
+    refused: tuple[Refused, ...] = (),
 ) -> Status:
     """The status of a learner with peers, some of which may be `failing`."""
     fragments = fragment_statuses(state)
@@ -270,4 +283,5 @@ def learner_status(
         cluster_tokens=state.cluster_tokens(),
         sync_every=state.schedule.sync_every,
         latency=state.latency.median,
+        refused=(*refused, *state.refusals.counted()),
     )

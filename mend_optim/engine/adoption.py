@@ -187,9 +187,8 @@ class Adopter:
     def _advance(self, fragment: Progress, seal: Seal) -> None:
         lineage = fragment.lineage.seal(seal.members, seal.payload)
         if lineage.key != seal.key:
-            self.state.fault(
-                f"seal of {seal.sealer.name} refused: its lineage does not follow from its members"
-            )
+            why = "its lineage does not follow from its members"
+            self.state.refuse(seal.sealer, "seal", why)
             return
         merged = fragment.includes_pending(lineage)
         replace = self._waits_exactly(fragment) if merged else fragment.in_doubt(lineage)

@@ -123,7 +123,7 @@ class Outcomes:
             fragment.move_refused()
             if fragment.pending:
                 fragment.pending.lost()  # no other seal will come for it: the anchor is pulled
-            state.fault(f"seal of {seal.sealer.name} refused: {done.fault}")
+            state.refuse(seal.sealer, "seal", done.fault)
         else:
             offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None
             if job.merged_own_offer and fragment.pending and not state.is_buffers(p):
@@ -162,7 +162,7 @@ class Outcomes:
         """The worker has installed whole anchors, or refused their bytes."""
         state = self.state
         if done.fault:
-            state.fault(f"state of {job.states[0].peer.name} refused: {done.fault}")
+            state.refuse(job.states[0].peer, "state", done.fault)
             for anchor in job.states:
                 state.fragments[anchor.fragment].move_refused()
         else:

@@ -67,7 +67,7 @@ class Sealer:
         self._inspecting.pop((offer.peer, p), None)
         newer = self._uninspected.pop((offer.peer, p), None)
         if done.fault:
-            state.fault(f"offer {offer.seq} of {offer.peer.name} refused: {done.fault}")
+            state.refuse(offer.peer, f"offer {offer.seq}", done.fault)
         elif state.rounds[p].fresh(offer, state.fragments[p].lineage):
             self._admit(now, offer)
         if newer:

@@ -19,6 +19,7 @@ from mend_optim.membership.roster import Roster
 from mend_optim.membership.seeds import Seeds
 from mend_optim.protocol.lineage import Key, Lineage, PeerId, content_digest
 from mend_optim.protocol.messages import Beat, Message, Seal, State, Want
+from mend_optim.protocol.refusals import Refusals
 
 RECORDS = 64
 #: Rounds are late if they take so many inner steps.
@@ -108,6 +109,8 @@ class EngineState:
         self.wants: dict[int, tuple[PeerId, float]] = {}
         #: Wants of peers that are answered once the anchor stands still.
         self.unanswered: list[Want] = []
+        #: What was refused of peers' bulky messages.
+        self.refusals = Refusals()
         #: When something is to be looked at again. Reset by every tick.
         self.wake_at = NEVER
         #: Messages of this learner to itself.
@@ -269,6 +272,11 @@ class EngineState:
     def work(self, job: Job) -> None:
         """Have the worker do something."""
         self.emit(Work(job))
+
+    def refuse(self, peer: PeerId, what: str, why: str) -> None:
+        """Count something that was refused of a peer, and tell the user."""
+        self.refusals.add(peer.name, f"{what.split()[0]} refused: {why}")
+        self.fault(f"{what} of {peer.name} refused: {why}")
 
     def fault(self, text: str) -> None:
         """Tell the user of something that was refused, or could not be done."""

@@ -327,6 +327,7 @@ class Learner:
                 seconds_in_mend=seconds_in_mend,
                 bytes_sent=self.network.transport.bytes_sent,
                 bytes_received=self.network.transport.bytes_received,
+                refused=self.network.transport.refusals.counted(),
             )
 
     def anchors(self) -> list[Tensor]:

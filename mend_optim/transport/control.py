@@ -19,6 +19,7 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import Hello, Life, refusal
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Seal, State
+from mend_optim.protocol.refusals import Refusals
 from mend_optim.transport.address import seen_from
 from mend_optim.transport.frames import check_sender
 from mend_optim.transport.handler import Handler
@@ -50,6 +51,8 @@ class Links:
         self._links: dict[PeerId, Link] = {}
         #: (peer name, reason) of every refusal that the handler was told.
         self._reported: set[tuple[str, str]] = set()
+        #: What was refused of them and of strangers.
+        self.refusals = Refusals()
         #: This learner, which the streams of its dialling name as their caller. Set by
         #: `Transport.start`, and whenever the learner takes another incarnation.
         self.me: PeerId | None = None
@@ -205,6 +208,7 @@ class Links:
                 await link.inflow.take(len(data))
                 self._take(link, decode_control(data))
         except PeerError as fault:
+            self.refusals.add(link.id.name, str(fault))
             log.debug("control stream of %s: %s", link.id, fault)
         finally:
             outbox.close()

@@ -34,6 +34,7 @@ from mend_optim.protocol.messages import (
     Want,
 )
 from mend_optim.protocol.peer_limits import Limits
+from mend_optim.protocol.refusals import Refusals
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport.address import (
     advertised,
@@ -188,6 +189,7 @@ class Server:
             theirs = decode_hello(request)
             mine = self._hello()
         except PeerError as fault:
+            self._links.refusals.add("", str(fault))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(fault)[:REASON_LIMIT])
         if theirs.peer != mine.peer:
             host = host_of(context.peer())
@@ -202,6 +204,7 @@ class Server:
     async def _serve(self, end: End, _: object, context: Any) -> None:
         """Run the server's end of a stream. A fault becomes the RPC's status."""
         code = grpc.StatusCode.FAILED_PRECONDITION
+        link: Link | None = None
         try:
             caller = decode_id(dict(context.invocation_metadata()).get(CALLER, b""))
             link = self._links.get(caller)
@@ -221,6 +224,8 @@ class Server:
             reason = type(fault).__name__
             log.debug("serving %s", context.peer(), exc_info=True)
         log.debug("refused a stream of %s: %s", context.peer(), reason)
+        # strangers choose their names
+        self._links.refusals.add(link.id.name if link else "", reason)
         await context.abort(code, reason[:REASON_LIMIT])
 
     async def _serve_control(self, link: Link, stream: Served) -> None:
@@ -312,6 +317,11 @@ class Transport:
     def bytes_received(self) -> int:
         """Bytes of all frames that arrived."""
         return self._counter.received
+
+    @property
+    def refusals(self) -> Refusals:
+        """What was refused of the peers' streams and hellos."""
+        return self._links.refusals
 
     @property
     def port(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from mend_optim import Status
 from mend_optim.engine.ledger import MemberRecord, RoundRecord
+from mend_optim.protocol.refusals import Refused
 from mend_optim.status import FragmentStatus, PeerStatus
 
 ROUND = RoundRecord(
@@ -79,3 +80,9 @@ def test_a_learner_before_it_joins_and_one_without_peers() -> None:
     assert "  peers     none\n" in str(waiting)
     assert "  rounds    12 adopted, one every 8 steps\n" in str(waiting)
     assert str(Status(name="a", address="", step=0, tokens=0)).startswith("a has no peers\n")
+
+
+def test_refusals_are_told_once_there_are_some() -> None:
+    refused = (Refused("mallory", "offer refused: …", 1200), Refused("", "no hello", 3))
+    line = "  refused   1,203 messages and streams, most of mallory: offer refused: …"
+    assert str(replace(STATUS, refused=refused)) == f"{PRINTED}\n{line}"

@@ -10,6 +10,7 @@ from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, PeerId
 from mend_optim.protocol.messages import Beat, Call, Offer, Seal, State, Want
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
+from mend_optim.protocol.refusals import Refused
 from mend_optim.protocol.timing import Timing
 from tests.support.engines import (
     BASE,
@@ -529,3 +530,42 @@ def test_without_failslow_all_are_waited_for() -> None:
     engine.offer()
     admit(engine, offer_of(PEER))
     assert engine.jobs(Merge) == []
+
+
+# Offers that come faster than they can be checked
+
+
+def test_of_one_senders_offers_one_is_checked_at_a_time_and_the_newest_next() -> None:
+    """Each holds its bytes while it waits in the worker's queue."""
+    engine = sealer(PEER, THIRD)
+    for seq in (1, 2, 3, 4):
+        engine.receive(offer_of(PEER, seq=seq))
+    engine.receive(offer_of(THIRD))
+    jobs = engine.jobs(Inspect)
+    assert [(job.offer.peer, job.offer.seq) for job in jobs] == [(PEER, 1), (THIRD, 1)]
+    engine.done(jobs[0])
+    assert engine.engine.state.rounds[0].inbox[PEER].seq == 1
+    (newest,) = engine.jobs(Inspect)
+    assert newest.offer.seq == 4
+    engine.done(newest)
+    assert engine.engine.state.rounds[0].inbox[PEER].seq == 4
+    assert engine.jobs(Inspect) == []
+
+
+def test_an_offer_that_is_sent_again_while_it_is_checked_is_checked_once() -> None:
+    engine = sealer(PEER)
+    for _ in range(3):
+        engine.receive(offer_of(PEER))
+    (job,) = engine.jobs(Inspect)
+    engine.done(job)
+    assert engine.jobs(Inspect) == []
+
+
+def test_what_was_refused_is_counted_by_peer_and_reason() -> None:
+    engine = sealer(PEER)
+    for seq in (1, 2):
+        engine.receive(offer_of(PEER, seq=seq))
+        (job,) = engine.jobs(Inspect)
+        engine.done(job, fault=f"section 'delta {seq}' is missing")
+    counted = engine.engine.state.refusals.counted()
+    assert counted == (Refused("peer", "offer refused: section … is missing", 2),)

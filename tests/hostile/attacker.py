@@ -1,0 +1,175 @@
+"""A hostile peer: a raw client on the project's own messages, which follows no rule of theirs.
+
+It has one outbound connection, no listening port, and what a learner answers to its first hello. It
+runs in the process of the test, so that it costs the learners no more than its messages do."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from mend_optim.transport._pb import peer_pb2 as pb
+from mend_optim.transport.connection import CALLER, SERVICE
+
+REPLY_S = 20.0
+MESSAGE_LIMIT = 4 << 20
+_END = object()
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class Call:
+    """One stream to a learner. What is put goes out in order; what comes back is kept."""
+
+    def __init__(self, rpc: Any, me: pb.PeerId) -> None:
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.answers: list[bytes] = []
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+        self._ended = threading.Event()
+        metadata = ((CALLER, me.SerializeToString()),)
+        self._rpc = rpc(iter(self._outbox.get, _END), metadata=metadata)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def put(self, *frames: bytes) -> None:
+        for frame in frames:
+            self._outbox.put(frame)
+
+    def finish(self) -> None:
+        self._outbox.put(_END)
+
+    def cancel(self) -> None:
+        self._outbox.put(_END)
+        self._rpc.cancel()
+
+    def ended(self, within_s: float = REPLY_S) -> bool:
+        """Whether the learner ends the stream in time."""
+        return self._ended.wait(within_s)
+
+    def _read(self) -> None:
+        try:
+            for answer in self._rpc:
+                self.answers.append(answer)
+            self.code = self._rpc.code()
+        except grpc.RpcError as fault:
+            self.code, self.details = fault.code(), fault.details()
+        self._ended.set()
+
+
+class Attacker:
+    """A peer of any name that has said hello to the learner at `address`."""
+
+    def __init__(self, address: str, name: str = "mallory", incarnation: int = 0) -> None:
+        self.me = pb.PeerId(name=name, incarnation=incarnation or time.time_ns())
+        self.channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self.calls: list[Call] = []
+        #: The learner's own hello.
+        self.host = pb.Hello()
+
+    def __enter__(self) -> Attacker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for call in self.calls:
+            call.cancel()
+        self.channel.close()
+
+    # ── saying hello ──────────────────────────────────────────────────────────────────────────────
+
+    def hello(self, **changes: Any) -> pb.Hello:
+        """Say hello, with the learner's own model and settings; return the answer."""
+        if not self.host.model:
+            self.host = self._hello(pb.Hello(peer=self.me, protocol=0))
+        mine = pb.Hello()
+        mine.CopyFrom(self.host)
+        mine.ClearField("refusal")
+        mine.ClearField("namesake")
+        mine.peer.CopyFrom(self.me)
+        mine.address = ""
+        for field, value in changes.items():
+            setattr(mine, field, value)
+        return self._hello(mine)
+
+    def _hello(self, hello: pb.Hello) -> pb.Hello:
+        call = self.channel.unary_unary(f"/{SERVICE}/Hello")
+        answer = call(hello.SerializeToString(), timeout=REPLY_S, wait_for_ready=True)
+        return pb.Hello.FromString(answer)
+
+    # ── streams ───────────────────────────────────────────────────────────────────────────────────
+
+    def open(self, method: str, *frames: bytes) -> Call:
+        """Open a stream of this method, and send these frames on it."""
+        call = Call(self.channel.stream_stream(f"/{SERVICE}/{method}"), self.me)
+        call.put(*frames)
+        self.calls.append(call)
+        return call
+
+    def control(self, *messages: Any) -> Call:
+        """Open a control stream, and say these messages on it."""
+        return self.open("Control", *map(control, messages))
+
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────
+
+    def beat(self, **fields: Any) -> pb.Beat:
+        """A beat of the attacker; without reports it shows no anchor."""
+        return pb.Beat(**{"peer": self.me, "count": 1, "training": True, **fields})
+
+    def want(self, fragment: int = 0) -> pb.Want:
+        return pb.Want(peer=self.me, fragment=fragment)
+
+    def offer(self, sections: Iterable[tuple[str, int]], **fields: Any) -> bytes:
+        """The header of an offer with sections of these sizes in bytes."""
+        known = {"peer": self.me, "seq": 1, "tokens": 1, "steps": 1, "key": pb.Key(), "due": True}
+        return header(sections, offer=pb.Offer(**{**known, **fields}))
+
+
+def control(message: Any) -> bytes:
+    """A message as it goes over a control stream."""
+    kind = type(message).__name__.lower()
+    data: bytes = pb.Control(**{kind: message}).SerializeToString()
+    return data
+
+
+def header(sections: Iterable[tuple[str, int]], **kind: Any) -> bytes:
+    """The first frame of a bulky message."""
+    listed = [
+        pb.Section(name=name, codec="none", numel=nbytes // 4, nbytes=nbytes)
+        for name, nbytes in sections
+    ]
+    data: bytes = pb.Frame(header=pb.Header(sections=listed, **kind)).SerializeToString()
+    return data
+
+
+def chunks(nbytes: int, size: int = 1 << 20) -> Iterator[bytes]:
+    """Frames that carry so many bytes."""
+    while nbytes > 0:
+        yield pb.Frame(chunk=b"\1" * min(size, nbytes)).SerializeToString()
+        nbytes -= size
+
+
+def rumors(count: int, start: int = 0, **fields: Any) -> list[pb.Rumor]:
+    """News of peers that do not exist."""
+    now = time.time_ns()
+    return [
+        pb.Rumor(**{"peer": pb.PeerId(name=f"phantom-{n}", incarnation=now), "count": 1, **fields})
+        for n in range(start, start + count)
+    ]
+
+
+def say(stream: Call, *messages: Any) -> None:
+    """Say control messages on an open stream."""
+    with suppress(ValueError):
+        stream.put(*map(control, messages))

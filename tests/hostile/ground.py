@@ -1,0 +1,100 @@
+"""Two real learners that are attacked, and what an attack may cost them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.system.processes import Learner, Supervisor
+
+#: The most that one attack may leave behind in a learner.
+MEMORY_MB = 150
+FILES = 24
+#: What learners do after each attack, within the supervisor's patience.
+STEPS, ROUNDS = 20, 2
+WIDTH = 700
+#: Elements of the model, and the greatest message about it: see `Settings._limit`.
+NUMEL = 17 * WIDTH + (WIDTH + 1) * WIDTH + (WIDTH + 1) * 4
+LIMIT = 24 * NUMEL
+
+
+class Ground:
+    """The learners "a", which is attacked, and "b", which trains with it."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.a, self.b = supervisor.start_all("ab", width=WIDTH)
+        for learner in (self.a, self.b):
+            learner.await_rounds(ROUNDS)
+        self.genesis = bytes.fromhex(self.a.report()["genesis"])
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Whatever happens inside: both go on, and it has cost no more than it may.
+
+        The longest gap of training is not measured: on a busy machine it is as long as the machine
+        makes it. Each learner must take steps and adopt anchors while the attack lasts, and
+        after it."""
+        memory, files = memory_mb(self.a), open_files(self.a)
+        seen = {learner: len(learner.rounds) for learner in (self.a, self.b)}
+        yield
+        for learner, before in seen.items():
+            learner.await_steps(STEPS)
+            learner.await_rounds(ROUNDS)
+            ledger = learner.rounds[before:]
+            assert all({m["name"] for m in round["members"]} <= {"a", "b"} for round in ledger)
+            assert "Traceback" not in learner.complaints, learner.complaints
+        grown = memory_mb(self.a) - memory
+        assert grown < MEMORY_MB, f"{grown} MB more"
+        assert open_files(self.a) - files < FILES
+
+    @contextmanager
+    def lasts(self) -> Iterator[None]:
+        """Both train and merge while the attack lasts, that is inside."""
+        yield
+        for learner in (self.a, self.b):
+            learner.await_steps(5)
+            learner.await_rounds(1)
+
+
+def pid(learner: Learner) -> int:
+    return int(learner.events["born"][0]["pid"])
+
+
+def memory_mb(learner: Learner) -> int:
+    """Resident memory of a learner's process."""
+    status = Path(f"/proc/{pid(learner)}/status").read_text(encoding="utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) // 1024
+
+
+def open_files(learner: Learner) -> int:
+    return len(os.listdir(f"/proc/{pid(learner)}/fd"))
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+@contextmanager
+def connections(address: str, count: int, opening: bytes = PREFACE) -> Iterator[list[bool]]:
+    """Raw connections that say this and nothing else; yields which of them were answered."""
+    host, _, port = address.rpartition(":")
+    sockets, answered = [], []
+    try:
+        for _ in range(count):
+            one = socket.create_connection((host, int(port)), timeout=5)
+            sockets.append(one)
+            with suppress(OSError):
+                one.sendall(opening)
+        for one in sockets:
+            try:
+                answered.append(bool(one.recv(64)))
+            except OSError:
+                answered.append(False)
+        yield answered
+    finally:
+        for one in sockets:
+            one.close()

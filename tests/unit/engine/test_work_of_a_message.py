@@ -1,0 +1,88 @@
+"""A message costs the engine a bounded number of operations, however large it is: they happen with
+the mutex held that `step()` takes. Operations are calls, so the count is the same on every machine;
+`python -m bench messages` tells the time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mend_optim.membership import roster
+from mend_optim.protocol.lineage import Key, PeerId
+from mend_optim.protocol.messages import Beat, Report, Rumor
+from mend_optim.protocol.peer_limits import Limits
+from tests.support.engines import GENESIS, PEER, DrivenEngine
+
+#: Calls, of Python and of C. A thousand take about a tenth of a millisecond.
+MOST = 40_000
+
+
+def calls_of(action: Callable[[], Any]) -> int:
+    """How many functions an action calls, directly or not."""
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def rumors(count: int, start: int = 0, left: bool = False) -> tuple[Rumor, ...]:
+    names = (f"phantom {n}" for n in range(start, start + count))
+    return tuple(Rumor(PeerId(name, 1), "10.0.0.1:1", 1, left=left) for name in names)
+
+
+def beat(count: int, roster: tuple[Rumor, ...] = (), held: int = 0, ping: int = 0) -> Beat:
+    report = Report(Key(0, 0, b""), tuple((PeerId(f"p{n}", 1), 1) for n in range(held)))
+    return Beat(
+        peer=PEER,
+        address="",
+        count=count,
+        genesis=GENESIS,
+        reports=(report,),
+        roster=roster,
+        ping=ping,
+    )
+
+
+def full() -> DrivenEngine:
+    """An engine whose roster hearsay has filled."""
+    engine = DrivenEngine()
+    engine.beat(PEER)
+    engine.receive(beat(900, rumors(300)))
+    assert engine.engine.state.roster.size == Limits().learners
+    return engine
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        beat(901, rumors(8192, 1000)),
+        beat(901, rumors(8192, 0, left=True)),
+        beat(901, held=60_000),
+        beat(901, ping=1),
+    ],
+    ids=["newcomers", "goodbyes", "held", "question"],
+)
+def test_a_beat_of_megabytes_costs_a_bounded_number_of_calls(message: Beat) -> None:
+    engine = full()
+    assert calls_of(lambda: engine.receive(message)) < MOST
+
+
+def test_goodbyes_have_the_rounds_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = full()
+    asked = []
+    sealer = roster.Roster.sealer
+    monkeypatch.setattr(roster.Roster, "sealer", lambda self, p: asked.append(p) or sealer(self, p))
+    engine.receive(beat(901, rumors(250, 0, left=True)))
+    assert engine.engine.state.roster.size < 10
+    assert len(asked) < 10

@@ -21,7 +21,7 @@ from bench.cluster import (
     slow,
     straggler,
 )
-from bench.micro import alone, checkpoint, codec, exchange, merge, sync
+from bench.micro import alone, checkpoint, codec, exchange, merge, messages, sync
 from bench.peers import faults
 from bench.result import Result, environment, line
 
@@ -37,6 +37,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "liars": liars.run,
     "alone": alone.run,
     "checkpoint": checkpoint.run,
+    "messages": messages.run,
     "slow": slow.run,
     "straggler": straggler.run,
     "failslow": failslow.run,

@@ -51,6 +51,7 @@ from mend_optim.transport.dialler import Dialler
 from mend_optim.transport.forked_sockets import PORTS
 from mend_optim.transport.grpc_options import channel_options, most_streams, server_options
 from mend_optim.transport.handler import Handler
+from mend_optim.transport.inflow import Inflow
 from mend_optim.transport.link import Link
 from mend_optim.transport.receiving import BusyError, Receiving
 from mend_optim.transport.stream import Counter, Dialled, Served
@@ -83,6 +84,8 @@ _used_in = 0
 FLUSH_S = 1.0
 #: Seconds that a stopped server lets answers end that were just given.
 GRACE_S = 0.1
+#: Why a hello is not looked at.
+OVERRUN = "too many hellos come at a time; try again"
 #: Characters of an RPC's status.
 REASON_LIMIT = 500
 
@@ -122,6 +125,8 @@ class Server:
         self._timing = timing
         self._counter = counter
         self._hello = hello
+        #: Anybody may say hello, under any name.
+        self._hellos = Inflow()
         self._learners = learners
         self._streams = streams
         self._server: Any = None
@@ -185,6 +190,9 @@ class Server:
     async def _serve_hello(self, request: bytes, context: Any) -> bytes:
         if self._links.closing:
             await context.abort(grpc.StatusCode.UNAVAILABLE, LEAVING)
+        if self._hellos.is_overrun:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, OVERRUN)
+        await self._hellos.take(len(request))
         try:
             theirs = decode_hello(request)
             mine = self._hello()

@@ -1,4 +1,4 @@
-"""How fast one peer's control messages are read."""
+"""How fast a peer's control messages are read, and all hellos together."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ class Inflow:
     def __init__(self) -> None:
         self._left = BURST
         self._looked_at = 0.0
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether so much waits that more of it had better be refused."""
+        return self._left < -BURST
 
     async def take(self, nbytes: int) -> None:
         """Take note of a message, and wait as long as the peer has sent too much."""

@@ -27,8 +27,13 @@ DIGEST_LIMIT = 32
 SECTION_LIMIT = 256
 #: Bytes of the sections of one bulky message that this version doesn't know.
 UNKNOWN_LIMIT = 1 << 20
-#: Rumors in one beat: of every learner that there may be, and of many that left.
-RUMOR_LIMIT = 2 * MOST_LEARNERS
+#: Rumors in one beat: of every learner that there may be, and the goodbyes that it passes on.
+RUMOR_LIMIT = MOST_LEARNERS + 64
+#: Offers held that one beat tells of, in all of its reports: each learner's, of each fragment.
+HELD_LIMIT = 1 << 14
+#: Reports, one per fragment, and processes turned away in one beat.
+REPORT_LIMIT = 1 << 13
+AWAY_LIMIT = 1024
 #: Paces in one beat.
 PACE_LIMIT = 8
 
@@ -85,6 +90,14 @@ def checked_list(what: str, entries: _C, limit: int = COUNT_LIMIT) -> _C:
     """Return a list, or raise if it has too many entries."""
     check(len(entries) <= limit, f"the message has {len(entries)} {what}; the limit is {limit}")
     return entries
+
+
+def checked_reports(reports: _C) -> _C:
+    """Return a beat's reports, or raise if they are too many, or tell of too many offers held."""
+    checked_list("reports", reports, REPORT_LIMIT)
+    held = sum(len(report.held) for report in reports)  # type: ignore[attr-defined]
+    check(held <= HELD_LIMIT, f"the beat has {held} offers held; the limit is {HELD_LIMIT}")
+    return reports
 
 
 def checked_number(what: str, value: float, limit: float = math.inf) -> float:

@@ -35,6 +35,7 @@ from mend_optim.protocol.messages import (
 )
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.limits import (
+    AWAY_LIMIT,
     MESSAGE_LIMIT,
     PACE_LIMIT,
     RUMOR_LIMIT,
@@ -45,6 +46,7 @@ from mend_optim.transport.limits import (
     checked_list,
     checked_name,
     checked_number,
+    checked_reports,
     checked_text,
     clipped,
 )
@@ -240,6 +242,7 @@ def _beat(beat: Beat) -> pb.Beat:
 
 
 def _to_beat(beat: pb.Beat) -> Beat:
+    away = checked_list("processes", beat.turned_away, AWAY_LIMIT)
     return Beat(
         peer=_to_id(beat.peer),
         address=checked_name("address", beat.address, may_be_empty=True),
@@ -249,7 +252,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         seconds_per_step=checked_number("seconds per step", beat.seconds_per_step),
         training=beat.training,
         genesis=checked_digest("genesis", beat.genesis),
-        reports=tuple(_to_report(report) for report in checked_list("reports", beat.reports)),
+        reports=tuple(map(_to_report, checked_reports(beat.reports))),
         roster=tuple(map(_to_rumor, checked_list("rumors", beat.roster, RUMOR_LIMIT))),
         ping=checked_count("ping", beat.ping),
         pong=checked_count("pong", beat.pong),
@@ -259,7 +262,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         finishes=beat.finishes,
         ready=checked_digest("ready", beat.ready),
         ended=checked_digest("ended", beat.ended),
-        turned_away=tuple(map(_to_id, checked_list("processes", beat.turned_away))),
+        turned_away=tuple(map(_to_id, away)),
     )
 
 

@@ -181,7 +181,7 @@ def test_r9_training_can_open_its_own_files(ground: Ground, tmp_path: Path) -> N
 
 @held
 def test_l1_rumors_of_thousands_stop_no_training(ground, mallory):
-    stream = mallory.control(mallory.beat(roster=rumors(8000)))
+    stream = mallory.control(mallory.beat(roster=rumors(4000)))
     for count in range(2, 12):
         say(stream, mallory.beat(count=count, roster=rumors(1000, 1000 * count)))
     with ground.lasts():

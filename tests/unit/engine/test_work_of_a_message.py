@@ -17,7 +17,7 @@ from mend_optim.protocol.peer_limits import Limits
 from tests.support.engines import GENESIS, PEER, DrivenEngine
 
 #: Calls, of Python and of C. A thousand take about a tenth of a millisecond.
-MOST = 40_000
+MOST = 30_000
 
 
 def calls_of(action: Callable[[], Any]) -> int:
@@ -66,8 +66,8 @@ def full() -> DrivenEngine:
 @pytest.mark.parametrize(
     "message",
     [
-        beat(901, rumors(8192, 1000)),
-        beat(901, rumors(8192, 0, left=True)),
+        beat(901, rumors(4160, 1000)),
+        beat(901, rumors(4160, 0, left=True)),
         beat(901, held=60_000),
         beat(901, ping=1),
     ],

@@ -12,15 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from mend_optim.codecs.packing import fresh
-from mend_optim.errors import UsageError
+from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import (
@@ -34,10 +35,11 @@ from mend_optim.protocol.messages import (
     Want,
 )
 from mend_optim.protocol.timing import Timing
+from mend_optim.transport import dialler, wire
 from mend_optim.transport import grpc_transport as room
-from mend_optim.transport import wire
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.connection import CALLER, SERVICE
+from mend_optim.transport.dialler import HEARSAY_DIALS
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.grpc_transport import Transport
 from tests.unit.transport.recorder import (
@@ -355,6 +357,71 @@ async def test_a_peer_is_dialled_once_however_many_addresses_it_has(crew):
 async def test_peers_heard_of_are_dialled(crew):
     a, b = await crew("a"), await crew("b")
     a.known = [(b.id, b.address)]
+    await a.linked_with(b)
+
+
+@scenario
+async def test_eight_that_are_known_by_hearsay_are_dialled_at_a_time(crew):
+    """Nobody answers at these: each hello lasts until its deadline, and then another has its
+    turn."""
+    silent = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(20)]
+    a = await crew("a", timing=Timing(beat_s=0.05, evict_after_s=0.5, round_timeout_s=5.0))
+    addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in silent]
+    greeted, open_now, most = [], 0, 0
+    say_hello = dialler.Connection.hello
+
+    async def count(connection, mine, timeout_s):
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        try:
+            return await say_hello(connection, mine, timeout_s)
+        finally:
+            greeted.append(connection)
+            open_now -= 1
+            a._changed.set()
+
+    with patch.object(dialler.Connection, "hello", count):
+        a.known = [(PeerId(f"phantom {n}", 1), address) for n, address in enumerate(addresses)]
+        await a.until(lambda: len(greeted) >= 3 * HEARSAY_DIALS)
+        a.known = []
+    assert most == HEARSAY_DIALS
+    for server in silent:
+        server.close()
+
+
+@scenario
+async def test_a_peer_that_has_agreed_waits_for_no_turn(crew):
+    a, b = await crew.pair()
+    dials = b.transport._dialler
+    assert isinstance(dials._turn(a.id), nullcontext)
+    assert isinstance(dials._turn(None), nullcontext)
+    assert dials._turn(PeerId("phantom", 1)) is dials._hearsay
+
+
+@scenario
+async def test_a_peer_with_too_many_streams_open_is_told_to_come_back(crew):
+    a, b = await crew.pair()
+    link, served = a.transport._links.get(b.id), b.transport._links.get(a.id)
+    want = wire.encode_want(Want(a.id, 0, b""))
+    served.served += 10_000
+    with a.transport._open_bulk(link, "Pull") as stream:
+        await stream.write(want)
+        with pytest.raises(PeerError, match="RESOURCE_EXHAUSTED: peer a#1 has 1"):
+            await stream.read()
+    served.served -= 10_000
+    (refused,) = b.transport.refusals.counted()
+    assert refused.peer == "a"
+
+
+@scenario
+async def test_hellos_that_come_too_fast_are_refused(crew):
+    b = await crew("b")
+    b.transport._server._hellos._left = -1e9
+    b.transport._server._hellos._looked_at = asyncio.get_running_loop().time()
+    a = await crew("a", b.address)
+    await a.until(lambda: a.of("unreached"))
+    b.transport._server._hellos._left = 0
     await a.linked_with(b)
 
 

@@ -21,8 +21,11 @@ from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler
 from mend_optim.transport.limits import (
+    AWAY_LIMIT,
+    HELD_LIMIT,
     MESSAGE_LIMIT,
     PACE_LIMIT,
+    REPORT_LIMIT,
     RUMOR_LIMIT,
     TEXT_LIMIT,
 )
@@ -194,7 +197,7 @@ def test_paces_are_few():
 def test_lists_are_bounded():
     peer = pb.PeerId(name="a")
     many = pb.Beat(peer=peer, roster=[pb.Rumor(peer=peer)] * (RUMOR_LIMIT + 1))
-    with pytest.raises(PeerError, match="the message has 8193 rumors; the limit is 8192"):
+    with pytest.raises(PeerError, match="the message has 4161 rumors; the limit is 4160"):
         wire.decode_control(pb.Control(beat=many).SerializeToString())
     with pytest.raises(PeerError, match="Control is 4194305 bytes; the limit is 4194304"):
         wire.decode_control(bytes(MESSAGE_LIMIT + 1))
@@ -335,3 +338,22 @@ def test_what_a_peer_says_for_people_is_short(where: str) -> None:
         else:
             with pytest.raises(PeerError, match=r"is 1025 bytes; the limit is 1024"):
                 wire.decode_hello(wire.encode_hello(said))
+
+
+def test_the_entries_of_one_beat_are_bounded_together():
+    """Each costs microseconds on the loop, and a peer may send beat after beat."""
+    peer = pb.PeerId(name="a")
+    held = [pb.Merged(peer=peer, seq=1)] * (HELD_LIMIT // 2 + 1)
+    reports = [pb.Report(key=pb.Key(), held=held)] * 2
+    for beat, fault in (
+        (pb.Beat(peer=peer, reports=reports), f"{HELD_LIMIT + 2} offers held; the limit is"),
+        (pb.Beat(peer=peer, reports=[pb.Report(key=pb.Key())] * (REPORT_LIMIT + 1)), "reports"),
+        (pb.Beat(peer=peer, turned_away=[peer] * (AWAY_LIMIT + 1)), "processes"),
+    ):
+        with pytest.raises(PeerError, match=fault):
+            wire.decode_control(pb.Control(beat=beat).SerializeToString())
+    assert len(wire.decode_control(control_of(reports[:1])).reports[0].held) == len(held)
+
+
+def control_of(reports):
+    return pb.Control(beat=pb.Beat(peer=pb.PeerId(name="a"), reports=reports)).SerializeToString()

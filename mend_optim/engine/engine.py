@@ -291,8 +291,8 @@ class Engine:
 
     def _take_rumors(self, now: float, rumors: Sequence[Rumor]) -> None:
         """However many have left, the rounds are looked at once."""
-        goodbyes = self.state.roster.gossip(now, rumors)
-        if any([self._forget(goodbye.peer) for goodbye in goodbyes]):
+        gone = [r for r in self.state.roster.gossip(now, rumors) if self._forget(r.peer)]
+        if gone:
             self._poll_all(now)
             self._review_end(now)
 

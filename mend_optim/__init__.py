@@ -23,6 +23,7 @@ from mend_optim.protocol.refusals import Refused
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.open_learners import close_all
 from mend_optim.status import FragmentStatus, PeerStatus, Status
+from mend_optim.worker.offer_sizes import Guard
 from mend_optim.worker.outer import DiLoCoNesterov, Nesterov
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Float4",
     "FragmentStatus",
     "Grace",
+    "Guard",
     "Int4",
     "Int8",
     "LearnerState",

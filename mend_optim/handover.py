@@ -27,6 +27,7 @@ from mend_optim.model.moment_state import (
     install,
     read,
 )
+from mend_optim.model.ruined_state import reset_moments
 from mend_optim.model.weights_watch import WeightsWatch
 from mend_optim.runtime import new_weights
 from mend_optim.runtime.learner import Learner
@@ -124,6 +125,7 @@ class Handover:
             scheme=settings.merge,
             buffers=self._buffers,
             moments=settings.policies.moments,
+            guard=settings.guard,
         )
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
@@ -348,6 +350,8 @@ class Handover:
         else:
             rounding = self._rounding[correction.fragment]
             scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
+            if correction.resets:
+                reset_moments(self._state(correction.fragment))
             self._apply_moments(correction)
         if self._device is not None:
             # The correction's buffer returns to its pool when nothing refers to it. That must not

@@ -30,6 +30,7 @@ from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
 from mend_optim.status import Status
 from mend_optim.training_run import TrainingRun
+from mend_optim.worker.offer_sizes import Guard
 from mend_optim.worker.outer import Nesterov, Outer
 from mend_optim.wrapped_class import constructing_class, take_class, unwrapped, wrapper_of
 from mend_optim.wrapped_parameters import WrappedParameters, wrapped_again
@@ -84,6 +85,8 @@ class MendOptimizer(InnerFace):
         buffers: a module, or several, whose persistent buffers (batch-norm statistics) are merged
             in rounds of their own: the weighted mean of floating-point ones; integers and bools of
             the member with most tokens. None: buffers stay local.
+        guard: when a learner's offer is so large that rounds refuse it as an accident: a `Guard`,
+            or None for never.
         failslow: when rounds no longer wait for a learner that has become slow: a `FailSlow`, or
             None for never.
         tokens_per_step: tokens of each step for which `count_tokens` was not called; at least 1.
@@ -130,6 +133,7 @@ class MendOptimizer(InnerFace):
         codec: str | Codec = "none",
         moments: MomentSchedule | str | None = "auto",
         buffers: Module | Iterable[Module] | None = None,
+        guard: Guard | None = Guard(),
         failslow: FailSlow | None = FailSlow(),
         tokens_per_step: int | None = None,
         timing: Timing = Timing(),
@@ -157,6 +161,7 @@ class MendOptimizer(InnerFace):
             outer=outer,
             codec=codec,
             moments=moments,
+            guard=guard,
             failslow=failslow,
             tokens_per_step=tokens_per_step,
             timing=timing,

@@ -43,6 +43,7 @@ from mend_optim.transport.grpc_transport import Transport
 from mend_optim.worker.checkpoint import Checkpoint, is_past, newest
 from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
+from mend_optim.worker.offer_sizes import Guard
 from mend_optim.worker.outer import Outer
 from mend_optim.worker.round_rate import RATE_NBYTES
 
@@ -75,6 +76,7 @@ class Settings:
     outer: Outer
     codec: Codec
     merge: str
+    guard: Guard | None
     tokens_per_step: int | None
     group: str | None
     place: Endpoint | None
@@ -216,6 +218,7 @@ def read_settings(
     outer: Outer,
     codec: str | Codec,
     moments: MomentSchedule | str | None,
+    guard: Guard | None,
     failslow: FailSlow | None,
     tokens_per_step: int | None,
     timing: Timing,
@@ -239,11 +242,13 @@ def read_settings(
         outer=outer,
         codec=codec,
         moments=moments,
+        guard=guard,
         failslow=failslow,
         timing=timing,
         limits=limits,
     )
     _check_merging(weighting, merge, outer)
+    require(isinstance(guard, Guard | None), "guard", guard, "None or a Guard(norm=…)")
     encoded = find_codec(codec)
     periods = _periods(moments, encoded, schedule if auto is None else None)
     _check_patience(failslow, timing)
@@ -293,6 +298,7 @@ def read_settings(
         outer=outer,
         codec=encoded,
         merge=merge,
+        guard=guard,
         tokens_per_step=tokens_per_step,
         group=group,
         place=place,

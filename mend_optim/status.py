@@ -89,6 +89,8 @@ class Status:
         superseded_tokens: own tokens that were merged on a branch which the others left.
         joined: whether it has joined the others, or found that it is alone.
         rounds_adopted: anchors adopted since the start.
+        outsized_offers: offers, of any learner, that these rounds refused or scaled down because of
+            their size: see `Guard`.
         fragments: the anchors; empty before the first step with peers.
         roster: the known peers, by name.
         rounds: records of the last adopted anchors, the newest last.
@@ -134,6 +136,7 @@ class Status:
     superseded_tokens: int = 0
     joined: bool = False
     rounds_adopted: int = 0
+    outsized_offers: int = 0
     fragments: tuple[FragmentStatus, ...] = ()
     roster: tuple[PeerStatus, ...] = ()
     rounds: tuple[RoundRecord, ...] = ()
@@ -183,6 +186,8 @@ def _rounds_text(status: Status) -> str:
         text += f", one every {status.sync_every:,} steps"
     if status.latency:
         text += f", each takes {status.latency:,}"
+    if status.outsized_offers:
+        text += f"; {status.outsized_offers:,} offers were outsized"
     last = next((record for record in reversed(status.rounds) if record.members), None)
     if last:
         text += f"; the last merged {', '.join(member.name for member in last.members)}"
@@ -272,6 +277,7 @@ def learner_status(
         superseded_tokens=max((f.superseded_tokens for f in state.fragments), default=0),
         joined=state.joined,
         rounds_adopted=state.adopted_rounds,
+        outsized_offers=state.outsized,
         fragments=fragments,
         roster=peer_statuses(state, failing),
         rounds=tuple(state.records),

@@ -403,3 +403,42 @@ def followed(now: float, anchor: float, base: float) -> float:
     moved = now + (anchor - base)
     low, high = sorted((now, anchor))
     return max(low, min(high, moved))
+
+
+# ── the sizes of offers ───────────────────────────────────────────────────────────────────────────
+
+
+def judged(
+    known: Sequence[tuple[float, int]],
+    found: Sequence[tuple[float, int] | None],
+    refusals: int,
+    norm: float,
+    clip: bool,
+) -> list[tuple[float, float]]:
+    """(times, factor) of each offer (RMS, steps) of a round, after these merged ones."""
+
+    def middle(values: list[float], low: bool) -> float:
+        ordered, half = sorted(values), len(values) // 2
+        if len(ordered) % 2:
+            return ordered[half]
+        return ordered[half - 1] if low else (ordered[half - 1] + ordered[half]) / 2
+
+    def expected(of: list[tuple[float, int]], steps: int, low: bool) -> float:
+        return middle([size * steps / n if steps > n else size for size, n in of], low)
+
+    verdicts = []
+    for i, offer in enumerate(found):
+        if offer is None or len(known) < 5:
+            verdicts.append((0.0, 1.0))
+            continue
+        size, steps = offer
+        usual = expected(list(known), steps, low=True)
+        others = [o for k, o in enumerate(found) if o is not None and k != i]
+        alike = bool(others) and size <= norm * expected(others, steps, low=False)
+        if size <= norm * usual:
+            verdicts.append((0.0, 1.0))
+        elif alike or refusals >= 3:
+            verdicts.append((-size / usual, 1.0))
+        else:
+            verdicts.append((size / usual, norm * usual / size if clip else 0.0))
+    return verdicts

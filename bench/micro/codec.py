@@ -148,8 +148,10 @@ def sealed(codec: Codec, deltas: Sequence[Tensor]) -> Seal:
         for i, packet in enumerate(packets)
     ]
     weights = (1 / n,) * n
-    sections = SealPayload(codec, "mean", fragment(), Buffers()).sections(
-        offers, weights, torch.empty(NUMEL)
+    sections = (
+        SealPayload(codec, "mean", fragment(), Buffers())
+        .merge(offers, weights, torch.empty(NUMEL))
+        .sections
     )
     members = tuple(offer.entry for offer in offers)
     payload = payload_digest(sections, weights)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mend_optim.engine.ledger import Event
 from mend_optim.protocol.lineage import Lineage, PeerId
@@ -16,6 +16,15 @@ from mend_optim.protocol.messages import Message, Offer, Seal, Sections, State
 
 Snapshot = Any
 """Memory of the training thread, for the worker. The engine hands it on and never looks inside."""
+
+
+class Outsize(NamedTuple):
+    """An offer that is too large to be training: see `worker/offer_sizes.py`."""
+
+    #: The RMS of its delta.
+    rms: float
+    #: How many times the usual size that is.
+    times: float
 
 
 # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────
@@ -85,6 +94,8 @@ class Merge:
     #: Whether the merged delta must come back without a further loss, because no later round may
     #: take that loss along.
     flush: bool = False
+    #: By index among the offers, the empty ones whose senders' own offers were refused before.
+    outsized: Mapping[int, Outsize] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +150,16 @@ class Agree:
 
 
 @dataclass(frozen=True, slots=True)
+class Retake:
+    """Give up all local progress in a fragment: its weights become the anchor, as it is. The inner
+    optimizer's moments of these parameters begin anew."""
+
+    fragment: int
+    #: What is wrong with the weights.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """Make this learner's own weights the anchors, because it is alone, and keep its moments for
     newcomers. Both are copies, by fragment, in order."""
@@ -156,7 +177,19 @@ class Export:
     lineage: Lineage
 
 
-Job = Prepare | Reoffer | Extend | Inspect | Merge | Advance | Install | Agree | Found | Export
+Job = (
+    Prepare
+    | Reoffer
+    | Extend
+    | Inspect
+    | Merge
+    | Advance
+    | Install
+    | Agree
+    | Retake
+    | Found
+    | Export
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +204,9 @@ class Done:
     fault: str = ""
     #: Why the result lacks some moments; empty if it lacks none.
     warning: str = ""
+    #: Of a merge: by index, the offers that are refused. If there are any, nothing was merged. Of a
+    #: seal: by index, the members whose offers were refused, or scaled down.
+    outsized: Mapping[int, Outsize] = field(default_factory=dict)
 
 
 # ── effects ───────────────────────────────────────────────────────────────────────────────────────

@@ -123,7 +123,8 @@ class Engine:
     def correction_applied(self, now: float, p: int, replaced: bool) -> None:
         """The training thread takes the correction of fragment `p`, and applies it before its next
         forward pass."""
-        self.state.fragments[p].correction_applied(replaced, self.state.totals)
+        state = self.state
+        state.fragments[p].correction_applied(replaced, state.totals, state.schedule)
         self.outcomes.go_on(now, p)
 
     def begin_anew(self, now: float) -> list[bool]:

@@ -47,8 +47,8 @@ class RoundRecord:
         tokens: in the new anchor, of all learners.
         digest: of the new anchor's history, in hex.
         reason: why the round was sealed: "all_present", "slow_left_out" or "grace_expired"; or how
-            else the anchor came: "pulled", "founded" or "restored". "reset": it is the same
-            anchor, and you called `reset_progress()`.
+            else the anchor came: "pulled", "founded" or "restored". "reset" and "healed": it is the
+            same anchor; you called `reset_progress()`, or the weights were ruined.
         sealer: name of the learner that sealed the round.
         members: the learners whose offers were merged.
         absent: names of learners that were expected and are not members.
@@ -102,6 +102,10 @@ class Event:
     met, left, evicted  peer, incarnation; met also has address
     reset               dropped_tokens: of work that no offer held when you called
                         `reset_progress()`
+    outsized            peer, incarnation, fragment, times: a learner's offer was so many times the
+                        usual size; refused: whether it was, or was scaled down
+    healed              fragment, reason, dropped_tokens: this learner's weights in the fragment
+                        were ruined, and are the anchor now
     jumped              none: the weights were replaced between two steps
     unseen              none: methods of the inner optimizer train, and no step is taken
     suspected, returned the same: a peer may be gone, and it is back after all

@@ -74,6 +74,13 @@ class Offers:
             if not state.schedule.lockstep:
                 fragment.request_offer(caller)
 
+    def send_nothing(self, fragment: Progress, to: PeerId | None) -> None:
+        """Take part with an empty offer, because the work there is cannot be offered. It goes to
+        `to` if that is alive, else to the fragment's sealer."""
+        target = to if self._is_live(to) else self.state.roster.sealer(fragment.fragment)
+        if target is not None:
+            self.state.emit(Send(target, self._nothing(fragment)))
+
     def _nothing(self, fragment: Progress) -> Offer:
         """An empty offer, with which a learner takes part that rests or is idle."""
         state, p = self.state, fragment.fragment

@@ -22,7 +22,9 @@ from mend_optim.engine.effects import (
     Merge,
     Prepare,
     Reoffer,
+    Retake,
 )
+from mend_optim.engine.healing import Healing
 from mend_optim.engine.ledger import sealed_record, whole_anchor_record
 from mend_optim.engine.mode import Change
 from mend_optim.engine.offers import Offers
@@ -50,6 +52,7 @@ class Outcomes:
         self.adoption = adoption
         self.answers = answers
         self.offers = offers
+        self.healing = Healing(state, offers)
         self.sealer = sealer
         self.boundaries = boundaries
 
@@ -69,6 +72,9 @@ class Outcomes:
             case Agree():
                 self.state.fragments[job.fragment].agreed()
                 self.go_on(now, job.fragment)
+            case Retake():
+                self.healing.retaken(job, done)
+                self.go_on(now, job.fragment)
             case Found():
                 self._founded(now, job, done)
             case Extend():
@@ -81,7 +87,7 @@ class Outcomes:
     def go_on(self, now: float, p: int) -> None:
         """Go on with everything that had to wait until fragment `p` stands still."""
         fragment = self.state.fragments[p]
-        if not fragment.is_still:
+        if not fragment.is_still or self.healing.go_on(fragment):
             return
         if self.state.switch:
             self.adoption.finish_switch()
@@ -101,8 +107,9 @@ class Outcomes:
         asked = fragment.copied()
         if fragment.pending and fragment.pending.seq == job.seq:
             if done.fault:
-                self.state.fault(f"fragment {job.fragment} was not offered: {done.fault}")
-                fragment.refused(self.state.totals)
+                self.healing.not_offered(fragment, asked, done.fault)
+            elif self.healing.is_ruined(job.fragment):
+                self.healing.not_offered(fragment, asked, "")
             else:
                 self._tell_missing_moments(job.fragment, done)
                 fragment.offered(self.state.genesis, done.sections)
@@ -144,6 +151,7 @@ class Outcomes:
             state.record(sealed_record(seal, job.merged_own_offer, offer))
             self.sealer.advanced(now, seal)
             state.moved(p)
+            self.healing.sealed(fragment, seal, done)
         self.go_on(now, p)
 
     def _gain(self, p: int, gain: float | None) -> float | None:

@@ -127,11 +127,12 @@ class Progress(Accounts):
         self._on("released")
         self.withdraw()
 
-    def refused(self, totals: Totals) -> None:
+    def refused(self) -> None:
         """The worker could not make an offer of the copy: the next try is a cycle away."""
+        if self.pending:
+            self.cycle_start = self.pending.step
         self.withdraw()
         self.residual.forget()
-        self.cycle_start = totals.step
 
     # ── the anchor moves ──────────────────────────────────────────────────────────────────────────
 
@@ -226,6 +227,15 @@ class Progress(Accounts):
         if self.pending is None and not schedule.lockstep:
             self.offer_requested = True
 
+    def retaken(self, totals: Totals, schedule: Schedule) -> None:
+        """The anchor is the same, and a correction awaits the training thread that puts it into the
+        weights. All local progress is given up. Cycles go on as if the offer had been merged: in
+        lockstep all learners offer at one step."""
+        if self.pending:
+            self.cycle_start = self.pending.step
+        self.moved(self.lineage, totals, schedule, merged_own_offer=False, replaced=True)
+        self.residual.forget()
+
     def agree(self) -> None:
         """At rest, the worker begins to give up the disagreement."""
         self._on("move")
@@ -236,7 +246,7 @@ class Progress(Accounts):
         self.correction_pending = True
         self.disagrees = False
 
-    def correction_applied(self, replace: bool, totals: Totals) -> int:
+    def correction_applied(self, replace: bool, totals: Totals, schedule: Schedule) -> int:
         """The training thread applied the correction. Returns the tokens that a replacement
         dropped."""
         self.correction_pending = False
@@ -244,7 +254,7 @@ class Progress(Accounts):
         if not replace:
             return 0
         dropped = self.drop(totals)
-        if dropped.step:
+        if dropped.step and not schedule.lockstep:
             self.cycle_start = totals.step
         return dropped.tokens
 

@@ -17,10 +17,11 @@ anchor has merged it. Receipt is idempotent: an offer is known by (peer, seq).""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import Enum
 
+from mend_optim.engine.effects import Outsize
 from mend_optim.engine.quorum import Delays
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Offer
@@ -54,6 +55,9 @@ class Round:
         self.phase = Phase.WAITING
         #: Offers by sender, at most one of each. Rounds do not empty it: `purge` and `discard` do.
         self.inbox: dict[PeerId, Offer] = {}
+        #: The senders whose offers were refused for their size, and count as empty ones until the
+        #: round is sealed.
+        self.outsized: dict[PeerId, Outsize] = {}
         #: The offers that are being merged. Invariant: empty unless MERGING.
         self.members: tuple[Offer, ...] = ()
         #: Names of expected learners that are not among the members of the last round.
@@ -100,6 +104,8 @@ class Round:
         """Hold a fresh offer, in place of an older one of its sender. If the sender has another
         incarnation now, it still counts once for a quorum."""
         kept = {peer: held for peer, held in self.inbox.items() if not _repeats(offer, held)}
+        if offer.steps:
+            self.outsized.pop(offer.peer, None)
         self.inbox = {**kept, offer.peer: offer}
 
     def purge(self, lineage: Lineage) -> None:
@@ -110,6 +116,7 @@ class Round:
             for peer, offer in self.inbox.items()
             if offer.genesis == lineage.genesis and offer.steps and _fits(offer, lineage)
         }
+        self.outsized.clear()
 
     def held(self) -> tuple[tuple[PeerId, int], ...]:
         """(sender, seq) of every offer here, for a beat."""
@@ -118,7 +125,7 @@ class Round:
     def launch_due(self, now: float, expected: Collection[PeerId], interval_s: float) -> bool:
         """Whether to call the others: a learner has reached its own boundary, all offers are in, or
         a launch interval has passed."""
-        if self.phase is not Phase.WAITING or not any(offer.steps for offer in self.inbox.values()):
+        if self.phase is not Phase.WAITING or not self.has_work:
             return False
         due = any(offer.due for offer in self.inbox.values())
         return due or set(expected) <= set(self.inbox) or now >= self.sealed_at + interval_s
@@ -145,8 +152,8 @@ class Round:
 
     @property
     def has_work(self) -> bool:
-        """Whether any offer has work in it."""
-        return any(offer.steps for offer in self.inbox.values())
+        """Whether any offer has work in it, or the author of a refused one is to be told."""
+        return any(offer.steps for offer in self.inbox.values()) or bool(self.outsized)
 
     def quorum_since(self, now: float, needed: int) -> float | None:
         """Since when there have been enough offers, if there are by now."""
@@ -196,6 +203,22 @@ class Round:
         stay."""
         self._on("void")
         self._reset()
+
+    def refuse(self, outsized: Mapping[int, Outsize]) -> None:
+        """These members, by index, count as empty offers from here on: the members are to be fixed
+        again. Their senders learn of it from the seal."""
+        refused = {self.members[i].peer: found for i, found in outsized.items()}
+        seqs = {offer.peer: offer.seq for offer in self.members}
+        for peer, found in refused.items():
+            held = self.inbox.get(peer)
+            if held and held.seq == seqs[peer]:
+                self.inbox[peer] = _nothing(held)
+                self.outsized[peer] = found
+        self.void()
+
+    def drop(self, peer: PeerId) -> None:
+        """Another sealer has refused this peer's offer: it is not to be passed on to the next."""
+        self.inbox.pop(peer, None)
 
     def discard(self) -> None:
         """These offers could not be merged with one another. None is held any more, or the same

@@ -169,6 +169,7 @@ class Sealer:
             entries = [weighed(offer, all_residual=True) for offer in offers]
         else:
             entries = weighed_entries(offers, lineage.tokens)
+        outsized = {i: round.outsized.get(offer.peer) for i, offer in enumerate(offers)}
         merge = Merge(
             fragment=round.fragment,
             base=lineage,
@@ -178,6 +179,7 @@ class Sealer:
             period=state.schedule.sync_every,
             # At rest there may be no later round to take along what this one loses.
             flush=is_all_residual(offers) or state.flushes(round.fragment),
+            outsized={i: found for i, found in outsized.items() if found},
         )
         state.work(merge)
 
@@ -210,6 +212,10 @@ class Sealer:
         undecided = state.mode.founding or state.mode.switching
         if done.fault or moved or undecided:
             self._throw_away(now, fragment, round, done.fault)
+            return
+        if done.outsized:
+            round.refuse(done.outsized)
+            self.poll(now, p)
             return
         seal = self._seal(job, done, round)
         audience = sorted(peer for peer in round.inbox if peer != state.me)

@@ -97,6 +97,9 @@ class EngineState:
         self.seals: list[Seal | None] = []
         #: The last rounds, oldest first.
         self.records: deque[RoundRecord] = deque(maxlen=RECORDS)
+        #: How many offers, of any learner, the rounds of these anchors refused or scaled down. Only
+        #: `Healing` counts them.
+        self.outsized = 0
         #: How many anchors were adopted. Only grows.
         self.adopted_rounds = 0
         #: The number of our last question whether anybody has a greater anchor.
@@ -285,7 +288,7 @@ class EngineState:
     def record(self, record: RoundRecord) -> None:
         """Tell the user of an adopted anchor."""
         self.records.append(record)
-        if record.reason not in ("restored", "reset"):
+        if record.reason not in ("restored", "reset", "healed"):
             self.adopted_rounds += 1
         text = f"fragment {record.fragment} version {record.version}: {record.reason}"
         self.emit(Event("round", text, {"round": record}))

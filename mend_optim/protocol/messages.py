@@ -37,6 +37,8 @@ MERGED = "merged"
 SCALE = "scale"
 #: The name of the section of a seal that has the inner learning rates of its members.
 RATE = "rate"
+#: The name of the section of a seal, or of a whole anchor, that has the sizes of merged offers.
+SIZES = "sizes"
 #: The prefix of the names of all sections that hold moments.
 MOMENT_PREFIX = "moment."
 #: The other names of sections. In a seal, a number names the packet of that member.
@@ -66,9 +68,9 @@ class Packet:
 Sections = Mapping[str, Packet]
 """The tensors of one message by name.
 
-"delta" in an offer; "merged" or the members' deltas, by their index among the members, "scale" and
-"rate" in a seal; "anchor", "velocity" and "velocity_rate" in a state. "moment." and a moment's name
-in any of them.
+"delta" in an offer; "merged" or the members' deltas, by their index among the members, "scale",
+"rate" and "sizes" in a seal; "anchor", "velocity", "velocity_rate", "scale" and "sizes" in a state.
+"moment." and a moment's name in any of them.
 """
 
 

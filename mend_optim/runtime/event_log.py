@@ -17,6 +17,8 @@ log = logging.getLogger("mend_optim")
 # The kinds of events that the user may have to act on.
 WARNINGS = (
     "waiting",
+    "outsized",
+    "healed",
     "jumped",
     "unseen",
     "alone",

@@ -25,6 +25,7 @@ from mend_optim.engine.effects import (
     Merge,
     Prepare,
     Reoffer,
+    Retake,
 )
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError, unreachable
@@ -33,6 +34,7 @@ from mend_optim.protocol.lineage import content_digest
 from mend_optim.worker.buffer_anchor import BufferAnchor
 from mend_optim.worker.correction import Correction
 from mend_optim.worker.fragment_anchor import FragmentAnchor
+from mend_optim.worker.offer_sizes import Guard, outsized_in
 from mend_optim.worker.outer import Outer
 
 
@@ -48,6 +50,7 @@ class Anchors:
         scheme: how offers are merged, one of `MERGES`.
         buffers: the pool for all other tensors.
         moments: the inner optimizer's moments.
+        guard: when an offer is too large to be merged.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Anchors:
         scheme: str,
         buffers: Buffers,
         moments: Sequence[Moment] = (),
+        guard: Guard | None = None,
     ) -> None:
         self.layout = layout
         self.codec = codec
@@ -67,6 +71,7 @@ class Anchors:
         self.scheme = scheme
         self.buffers = buffers
         self.moments = moments
+        self.guard = guard
         self.fragments: list[FragmentAnchor | BufferAnchor] = []
         for fragment, anchor in zip(layout.fragments, weights, strict=True):
             self._add(fragment, anchor)
@@ -84,6 +89,7 @@ class Anchors:
                 scheme=self.scheme,
                 buffers=self.buffers,
                 moments=self.moments,
+                guard=self.guard,
             )
         )
 
@@ -97,11 +103,14 @@ class Anchors:
         try:
             match job:
                 case Advance():
-                    return Done(), (self.fragments[job.seal.fragment].advance(job),)
+                    correction = self.fragments[job.seal.fragment].advance(job)
+                    return Done(outsized=outsized_in(job.seal)), (correction,)
                 case Install():
                     return Done(), self._install(job)
                 case Agree():
                     return Done(), (self.fragments[job.fragment].agree(),)
+                case Retake():
+                    return Done(), (self.fragments[job.fragment].retake(),)
                 case _:
                     return self._make(job), ()
         except PeerError as error:

@@ -116,6 +116,11 @@ class BufferAnchor:
         if not keeps_offer:
             self.offered = None
 
+    def retake(self) -> BufferCorrection:
+        """Give up the pending offer: the buffers become the anchor."""
+        self.drop()
+        return BufferCorrection(self.fragment.index, self.copy(), replace=True)
+
     def drop(self) -> None:
         """Give up the pending offer."""
         self.offered = None

@@ -28,6 +28,7 @@ from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId, content_digest
+from mend_optim.protocol.messages import SIZES
 from mend_optim.worker.correction import BufferCorrection, Correction, MomentCorrection, Reading
 from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, flat, unflat
 from mend_optim.worker.velocity import VELOCITY, VELOCITY_RATE
@@ -50,8 +51,8 @@ TENSORS = (
 NUMBERS = (VELOCITY_RATE,)
 #: The name of the factors of the last round, one for each of the fragment's tensors: see `scale`.
 FACTORS = "scale"
-#: The names of codecs' memories, which are tensors of any size.
-MEMORIES = ("memory", "returned_memory")
+#: The names of tensors of any size: codecs' memories, and the sizes of offers.
+MEMORIES = ("memory", "returned_memory", SIZES)
 #: The base of a correction of buffers: what they rested on, or what was offered.
 BASE, OFFERED = "base", "offered"
 #: The names of the tensors of buffers, which are bytes.

@@ -17,10 +17,11 @@ from mend_optim.engine.accounts import Totals
 from mend_optim.engine.moment_schedule import ORDERS
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
-from mend_optim.errors import UsageError
+from mend_optim.errors import PeerError, UsageError
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.handshake import ADDED, BUFFER, PARAMETER, model_difference
 from mend_optim.protocol.lineage import DIGEST_BYTES, INCARNATIONS, Claim, Lineage, PeerId
+from mend_optim.protocol.messages import SIZES
 from mend_optim.protocol.peer_limits import COUNT_LIMIT, COUNTER_LIMIT, NAME_LIMIT, is_plain
 from mend_optim.worker.checkpoint import (
     BUFFER_TENSORS,
@@ -36,6 +37,7 @@ from mend_optim.worker.checkpoint import (
     state_digest,
 )
 from mend_optim.worker.merge import finite
+from mend_optim.worker.offer_sizes import SizeHistory
 
 REMEDY = (
     "load the checkpoint that belongs to this model, or `del state_dict['mend']` to take the inner "
@@ -280,6 +282,7 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
     for name in NUMBERS:
         if name in tensors and float(tensors[name]) < 0:
             raise read.fault(name, float(tensors[name]), "a tensor of a number >= 0")
+    _check_sizes(read, tensors)
     correction_pending = read.take("untaken", bool)
     needed = {"anchor"}
     if has_pending:
@@ -308,6 +311,15 @@ def _from_fragment(read: _Reader, fragment: Fragment, totals: Totals) -> Kept:
         disagrees=disagrees,
     )
     return Kept(standing, tensors, read.take("replace", bool))
+
+
+def _check_sizes(read: _Reader, tensors: Mapping[str, Tensor]) -> None:
+    if SIZES not in tensors:
+        return
+    try:
+        SizeHistory().load(tensors[SIZES])
+    except PeerError as error:
+        raise read.fault(SIZES, tensors[SIZES].tolist(), "sizes of offers") from error
 
 
 def _tensors(read: _Reader, fragment: Fragment) -> dict[str, Tensor]:

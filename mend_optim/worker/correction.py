@@ -19,6 +19,8 @@ class Correction:
     values: Tensor = field(compare=False, repr=False)
     replace: bool
     moments: tuple[MomentCorrection, ...] = field(default=(), compare=False, repr=False)
+    #: Whether the inner optimizer's moments begin anew, because they are as wrong as the weights.
+    resets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,13 @@ def stack(older: Correction | None, newer: Correction) -> Correction:
     if isinstance(newer, BufferCorrection):
         assert isinstance(older, BufferCorrection)
         return _stacked_buffers(older, newer)
-    moments = (*older.moments, *newer.moments)
+    moments = () if newer.resets else older.moments
+    moments = (*moments, *newer.moments)
+    resets = older.resets or newer.resets
     if newer.replace:
-        return replace(newer, moments=moments)
+        return replace(newer, moments=moments, resets=resets)
     newer.values.add_(older.values)
-    return Correction(newer.fragment, newer.values, older.replace, moments)
+    return Correction(newer.fragment, newer.values, older.replace, moments, resets)
 
 
 def _stacked_buffers(older: BufferCorrection, newer: BufferCorrection) -> BufferCorrection:

@@ -18,14 +18,23 @@ from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
 from mend_optim.protocol.lineage import content_digest
-from mend_optim.protocol.messages import SCALE, Offer, State, section
+from mend_optim.protocol.messages import SCALE, SIZES, Offer, Sections, State, section
 from mend_optim.worker.blame import blamed_on_peer
 from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.merge import finite
 from mend_optim.worker.moment_means import MomentMeans
+from mend_optim.worker.offer_sizes import (
+    Guard,
+    SizeHistory,
+    check_history,
+    read_sizes,
+    refused_in,
+    sizes_of,
+    sizes_packet,
+)
 from mend_optim.worker.outer import Outer, correction_between, delta, disagreement
-from mend_optim.worker.scale import read_scale, scale_packet, scaled, unscaled
+from mend_optim.worker.scale import bound, read_scale, scale_packet, scaled, unscaled
 from mend_optim.worker.seal_payload import SealPayload, payload_digest
 from mend_optim.worker.velocity import Velocity
 
@@ -45,6 +54,8 @@ class FragmentAnchor:
         scheme: how offers are merged, one of `MERGES`.
         buffers: the pool for all other tensors.
         moments: the inner optimizer's moments.
+        guard: when an offer is too large to be merged; None: as long as the anchor stays finite,
+            none is.
     """
 
     def __init__(
@@ -57,8 +68,10 @@ class FragmentAnchor:
         scheme: str,
         buffers: Buffers,
         moments: Sequence[Moment],
+        guard: Guard | None = None,
     ) -> None:
         self.fragment = fragment
+        self.guard = guard
         self.buffers = buffers
         self.theta = weights
         self.velocity = Velocity(outer, weights)
@@ -68,6 +81,8 @@ class FragmentAnchor:
         self.disagreement: Tensor | None = None
         #: The factors of the last round, by tensor; empty: they are 1, or not known.
         self.scale: list[float] = []
+        #: The sizes of the offers that led to the anchor.
+        self.sizes = SizeHistory()
         #: Keeps the residual of this learner's own offers.
         self.feedback = Feedback(codec, fragment.shapes, buffers, codec.residual_in_weights)
         #: The merged delta on its way back, and the residual of this learner's seals.
@@ -98,14 +113,31 @@ class FragmentAnchor:
 
     def merge(self, job: Merge) -> Done:
         scratch = self.buffers.take(self.theta.numel())
+        offers, weights = job.offers, job.weights
         with blamed_on_peer():
-            merged = self.payload.sections(job.offers, job.weights, scratch, job.flush)
-            rates = self.velocity.rates(job.offers, job.weights, job.period)
-            means = self.means.average(job.offers, job.moments)
-        sections = {**merged, **rates, **means}
+            merged = self.payload.merge(offers, weights, scratch, job.flush)
+            judged = self.sizes.judge(self.guard, sizes_of(offers, merged.rms))
+            if refused := refused_in(judged):
+                return Done(outsized=refused)
+            if any(found.factor < 1 for found in judged):
+                offers = self.payload.clipped(offers, [found.factor for found in judged])
+                merged = self.payload.merge(offers, weights, scratch, job.flush, relay=False)
+            rates = self.velocity.rates(offers, weights, job.period)
+            self._require_finite({**merged.sections, **rates}, merged.delta, weights)
+            means = self.means.average(offers, job.moments)
+        sections = {**merged.sections, **rates, **means}
+        sections[SIZES] = sizes_packet(judged, job.outsized)
         digest = payload_digest(sections, job.weights)
         self.payload.sealed(digest)
         return Done(sections=sections, digest=digest)
+
+    def _require_finite(self, sections: Sections, delta: Tensor, weights: Sequence[float]) -> None:
+        """Raise `PeerError` unless a seal of this merged delta leads to a finite anchor."""
+        factor = 1.0
+        if SCALE in sections:
+            most = bound(weights)
+            factor = max(read_scale(sections[SCALE], len(self.fragment.shapes), most))
+        self.velocity.require_finite(self.velocity.round_rate(sections), self.theta, delta, factor)
 
     # ── moving to another anchor ──────────────────────────────────────────────────────────────────
 
@@ -119,6 +151,9 @@ class FragmentAnchor:
             merged = self.payload.merged(seal, job.sealed_here, scratch)
             factors = self.payload.factors(seal)
             rate = self.velocity.round_rate(seal.sections)
+            self.velocity.require_finite(rate, self.theta, merged, max(factors, default=1.0))
+            read_sizes(seal)
+        self.sizes.merged(seal)
         if job.sealed_here and self.payload.feedback:
             self.payload.feedback.commit()
         if job.sealed_by_predecessor:
@@ -150,6 +185,7 @@ class FragmentAnchor:
             check_packet(section(state.sections, "anchor"), self.fragment.shapes)
             self.velocity.check(state.sections, self.fragment.shapes)
             self._scale_of(state)
+            check_history(state.sections)
             self.means.check(state.sections)
 
     def install(self, state: State, job: Install) -> Correction:
@@ -170,6 +206,7 @@ class FragmentAnchor:
                 self._adopt_late(job.gain, leaving, values)
         self.theta.copy_(anchor)
         self.velocity.install(state.sections, self.fragment.shapes)
+        self.sizes.install(state.sections)
         moments = self.means.anchor_installed(
             state.sections, job.replace, job.merged_own_offer, job.due
         )
@@ -183,8 +220,9 @@ class FragmentAnchor:
         self.scale = []
         self._drop_offer()
         self.payload.drop()
-        # The velocity belongs to rounds from before this learner was alone.
+        # Both belong to rounds from before this learner was alone.
         self.velocity.reset()
+        self.sizes.reset()
         if moments is not None:
             self.means.founded(moments)
 
@@ -262,6 +300,13 @@ class FragmentAnchor:
             values = self.buffers.take(self.theta.numel()).zero_()
         return Correction(self.fragment.index, values, replace=False)
 
+    def retake(self) -> Correction:
+        """Give up everything but the anchor, which the weights become. Raises `PeerError` if the
+        anchor is not finite either."""
+        self.refuse_strange(self.theta)
+        self.drop()
+        return Correction(self.fragment.index, self.copy(), replace=True, resets=True)
+
     def drop(self) -> None:
         """Give up the pending offer, the residual and the disagreement."""
         self.disagreement = None
@@ -278,6 +323,7 @@ class FragmentAnchor:
         """The whole anchor, for a peer."""
         velocity = {name: raw(self._copy(held)) for name, held in self.velocity.held().items()}
         sections = {"anchor": raw(self.copy()), **velocity, **self.means.export()}
+        sections |= self.sizes.export()
         if self.scale:
             sections[SCALE] = scale_packet(self.scale)
         parts = (sections[name].data for name in sorted(sections))
@@ -291,6 +337,7 @@ class FragmentAnchor:
             "delta": self.progress,
             "disagreement": self.disagreement,
             "scale": torch.tensor(self.scale) if self.scale else None,
+            SIZES: self.sizes.save(),
         }
         returned = self.payload.feedback.held() if self.payload.feedback else {}
         held = {
@@ -309,6 +356,7 @@ class FragmentAnchor:
         held = tensors.get("disagreement")
         self.disagreement = None if held is None else self._copy(held)
         self.scale = tensors["scale"].tolist() if "scale" in tensors else []
+        self.sizes.load(tensors.get(SIZES))
         self.feedback.restore(tensors)
         self.means.load(tensors)
         if self.payload.feedback:

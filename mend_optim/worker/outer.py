@@ -165,6 +165,11 @@ def outer_step(
             change.add_(own[block])
 
 
+def largest(values: Tensor) -> float:
+    """max |x|; NaN if any element is."""
+    return float(torch.linalg.vector_norm(values, torch.inf)) if values.numel() else 0.0
+
+
 def disagreement(own: Tensor, mean_step: Tensor, gain: float) -> Tensor:
     """R = (1 − α) (D + M), over `mean_step`: what a learner keeps of its disagreement with its
     round.

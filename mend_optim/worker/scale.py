@@ -58,6 +58,10 @@ class Lengths:
         """‖x‖₂ of every tensor."""
         return [math.sqrt(square) for square in self.squares]
 
+    def rms(self) -> float:
+        """The root mean square of all elements; infinite if it is beyond float32."""
+        return math.sqrt(math.fsum(self.squares) / max(1, self.offsets[-1]))
+
 
 def factors(
     members: Sequence[Sequence[float]], mean: Sequence[float], w: Sequence[float]

@@ -7,21 +7,24 @@ encoded once more if the codec says so. The sections of a seal are either
                     without it, all factors are 1
     "rate"          beside either of them, the inner learning rates of the round (`round_rate.py`),
                     if the outer optimizer needs them
+    "sizes"         beside either of them, the sizes of the offers (`offer_sizes.py`)
 
-In the second form every learner merges the packets itself. The sealer decodes them no sooner than
-it advances, unless their norms scale the mean: then it keeps the mean until it advances. An
-encoding of the merged delta has error feedback of its own: the sealer adds the residual of one seal
-to its next merge."""
+In the second form every learner merges the packets itself. The sealer measures them as it merges
+them, and keeps the mean until it advances. An encoding of the merged delta has error feedback of
+its own: the sealer adds the residual of one seal to its next merge."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import RAW
+from mend_optim.codecs.packing import RAW, raw
 from mend_optim.codecs.registry import (
     LOSSLESS,
     Codec,
@@ -38,6 +41,7 @@ from mend_optim.protocol.messages import (
     MOMENT_PREFIX,
     RATE,
     SCALE,
+    SIZES,
     Offer,
     Packet,
     Seal,
@@ -67,7 +71,18 @@ def payload_digest(sections: Sections, weights: Sequence[float]) -> bytes:
 
 def _is_beside(name: str) -> bool:
     """Whether a section comes beside the merged delta."""
-    return name in (SCALE, RATE) or name.startswith(MOMENT_PREFIX)
+    return name in (SCALE, RATE, SIZES) or name.startswith(MOMENT_PREFIX)
+
+
+class Merged(NamedTuple):
+    """The offers of a round as one delta."""
+
+    #: The sections of a seal.
+    sections: Sections
+    #: The delta, not scaled yet.
+    delta: Tensor
+    #: By the offer's index, the RMS of each offer's delta.
+    rms: dict[int, float]
 
 
 class SealPayload:
@@ -82,25 +97,28 @@ class SealPayload:
         self.relays = scheme in merge.LINEAR and codec.back == "exact"
         #: Encodes merged deltas and keeps their residual; None if the codec does not encode them.
         self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back == "same" else None
-        #: The mean of the packets that `sections` measured and that come back as they are.
+        #: The mean of the packets that come back as they are.
         self._measured: Tensor | None = None
         #: That mean, and the digest of this learner's seal of it, until it advances.
         self._sealed: tuple[bytes, Tensor] | None = None
 
-    def sections(
+    def merge(
         self,
         offers: Sequence[Offer],
         weights: Sequence[float],
         scratch: Tensor,
         flush: bool = False,
-    ) -> Sections:
-        """The sections of a seal.
+        *,
+        relay: bool = True,
+    ) -> Merged:
+        """Merge offers, and measure them.
 
         Args:
             offers: the members, in peer-name order.
             weights: one for each member.
             scratch: memory for the merged delta, flat float32.
             flush: as in `Merge`.
+            relay: whether the members' packets may come back.
 
         Raises:
             PeerError: the merged delta is not finite.
@@ -111,28 +129,41 @@ class SealPayload:
             if offer.steps
         }
         sizes = sorted(packet.nbytes for packet in packets.values())
-        relays = (
-            self.relays and len(packets) <= RELAYED and sum(sizes[1:]) < 4 * self.fragment.numel
-        )
+        small = 0 < len(packets) <= RELAYED and sum(sizes[1:]) < 4 * self.fragment.numel
+        relays = self.relays and relay and small
         scales = self.scheme == "norm_preserving" and len(packets) > 1 and not flush
         self._measured = self._sealed = None
-        if relays and not scales:
-            return packets
-        lengths = [scale.Lengths(self.fragment.offsets) for _ in packets] if scales else []
-        merged = self._merge(packets, weights, scratch, lengths)
+        lengths = [scale.Lengths(self.fragment.offsets) for _ in packets]
+        # If all offers were refused, the round merges nothing, and tells their authors so.
+        merged = self._merge(packets, weights, scratch, lengths) if packets else scratch.zero_()
+        rms = {int(i): length.rms() for i, length in zip(packets, lengths, strict=True)}
         beside = self._scale(packets, weights, merged, lengths) if scales else {}
         if relays:
             self._measured = merged
-            return {**packets, **beside}
+            return Merged({**packets, **beside}, merged, rms)
         if self.feedback:
-            return {MERGED: self.feedback.encode(merged, flush), **beside}
+            packet = self.feedback.encode(merged, flush)
+            return Merged({MERGED: packet, **beside}, merged, rms)
         packet, _ = encode_packet(
             LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes
         )
-        return {MERGED: packet, **beside}
+        return Merged({MERGED: packet, **beside}, merged, rms)
+
+    def clipped(self, offers: Sequence[Offer], factors: Sequence[float]) -> tuple[Offer, ...]:
+        """The offers with their deltas scaled by these factors. One that is scaled is not encoded,
+        and has no moments: they are as far off as the delta was."""
+        return tuple(
+            offer if factor == 1 else replace(offer, sections={"delta": self._clip(offer, factor)})
+            for offer, factor in zip(offers, factors, strict=True)
+        )
+
+    def _clip(self, offer: Offer, factor: float) -> Packet:
+        values = decode_packet(offer.sections["delta"], self.fragment.shapes)
+        out = self.buffers.take(self.fragment.numel)
+        return raw(torch.mul(values, factor, out=out))
 
     def sealed(self, digest: bytes) -> None:
-        """The last `sections` are in a seal of this learner with this payload digest."""
+        """The last `merge` is in a seal of this learner with this payload digest."""
         if self._measured is not None:
             self._sealed = digest, self._measured
             self._measured = None
@@ -220,7 +251,7 @@ class SealPayload:
                 lengths[i].add(here, part)
 
         encoded = any(packet.codec != RAW for packet in packets.values())
-        if lengths or (self.scheme in merge.LINEAR and encoded):
+        if self.scheme in merge.LINEAR and (lengths or encoded):
             merge.weighted_mean_by_parts(
                 (decoded(packet, shapes) for packet in packets.values()),
                 w,
@@ -229,6 +260,8 @@ class SealPayload:
             )
         else:
             deltas = [self._whole(packet) for packet in packets.values()]
+            for i, delta in enumerate(deltas):
+                measure(i, slice(0, delta.numel()), delta)
             merge.merge(self.scheme, deltas, w, scratch, self.fragment.offsets)
         if not merge.finite(scratch):
             raise PeerError("Merged delta is not finite")

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mend_optim.codecs.packing import MOST
 from mend_optim.codecs.registry import check_packet, decode_packet
-from mend_optim.errors import unreachable
+from mend_optim.errors import PeerError, unreachable
 from mend_optim.protocol.messages import RATE, Offer, Sections, section
-from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer, Step, outer_step
+from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer, Step, largest, outer_step
 from mend_optim.worker.round_rate import RoundRate, rate_packet, read_rate, read_sum, round_rate
 
 #: The names of b and s, in whole anchors and in checkpoints.
@@ -69,21 +70,34 @@ class Velocity:
         correction: Tensor,
     ) -> None:
         """Take the outer step of a round; the arguments are those of `outer_step`."""
-        step, b = self._step(rate)
+        step, b, self.s = self._step(rate)
         outer_step(step, anchor, b, merged, own=own, correction=correction)
 
-    def _step(self, rate: RoundRate | None) -> tuple[Step, Tensor | None]:
-        """The factors of the next step, and the velocity if it takes part. Moves s."""
+    def require_finite(
+        self, rate: RoundRate | None, anchor: Tensor, merged: Tensor, factor: float
+    ) -> None:
+        """Raise `PeerError` if an element of the anchor, or of b, may exceed `MOST` after the step
+        by this merged delta, which is still to be scaled by at most `factor`."""
+        step, b, _ = self._step(rate)
+        length = factor * largest(merged)
+        velocity = 0.0 if b is None else step.momentum * largest(b) + length
+        reach = largest(anchor) + step.lr * (length + step.momentum * velocity)
+        # A NaN is no less than anything.
+        if not (reach <= MOST and velocity <= MOST):
+            raise PeerError("the anchor that the merged delta leads to would not be finite")
+
+    def _step(self, rate: RoundRate | None) -> tuple[Step, Tensor | None, float]:
+        """The factors of the next step, the velocity if it takes part, and s after it."""
         outer = self.outer
         match outer:
             case DiLoCoNesterov():
-                return Step(outer.lr, outer.momentum), self.b
+                return Step(outer.lr, outer.momentum), self.b, self.s
             case Nesterov():
                 if rate is None or rate.rate == 0:
-                    return Step(outer.gain, 0.0), None
-                self.s = _float32(rate.decay * self.s + rate.rate)
-                lr = outer.gain * rate.rate / (rate.rate + rate.decay * self.s)
-                return Step(lr, rate.decay), self.b
+                    return Step(outer.gain, 0.0), None, self.s
+                s = _float32(rate.decay * self.s + rate.rate)
+                lr = outer.gain * rate.rate / (rate.rate + rate.decay * s)
+                return Step(lr, rate.decay), self.b, s
             case _:
                 unreachable(outer)
 

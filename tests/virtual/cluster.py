@@ -227,6 +227,13 @@ class Cluster:
             self.seen["paused"] += 1
             learner.paused_until = self.now + duration
 
+    def ruin(self, name: str, how: str) -> None:
+        """An accident ruins the learner's weights: they are "outsized", or "not finite"."""
+        learner = self.learners.get(name)
+        if learner and not (learner.copying or learner.frozen) and learner.engine.state.joined:
+            self.seen[f"ruined: {how}"] += 1
+            learner.units.ruined = dict.fromkeys(range(len(learner.units.theta)), how)
+
     def rest(self, name: str) -> None:
         """The learner synchronizes, and trains on."""
         learner = self.learners.get(name)
@@ -439,6 +446,8 @@ class Cluster:
         assert event.kind != "fault", (learner.name, event.text)
         if event.kind == "refused" and learner.name in event.text:
             self.refused.add(learner.id)
+        if event.kind == "outsized":
+            self.oracle.refused(event.facts["fragment"], event.facts["peer"])
         record = event.facts.get("round")
         if record:
             self.seen[record.reason] += 1

@@ -116,6 +116,11 @@ class Oracle:
         self.superseded[learner.id, record.fragment] |= set(record.superseded)
         self.named |= {(record.fragment, name) for name in record.superseded}
 
+    def refused(self, p: int, author: str) -> None:
+        """A round refused an offer, and every learner tells whose. If the author is gone by then,
+        nobody else counts its work."""
+        self.named.add((p, author))
+
     def worked(self, learner: Learner, unit: Any) -> None:
         for p in range(len(learner.weights)):
             self.trained[p].add(unit)

@@ -141,6 +141,7 @@ def draw(seed: int, wide: bool = False) -> Storm:
     # Drawn apart, so that a seed has the faults that it had before there were these.
     faults += _draw_pauses(random.Random(f"pauses of {seed}"), names, storm.seconds)
     faults += _draw_clocks(random.Random(f"clocks of {seed}"), names, storm.seconds)
+    faults += _draw_accidents(random.Random(f"accidents of {seed}"), names, storm.seconds)
     auto = 0 if wide else random.Random(f"period of {seed}").choice([0, 0, 8, 30])
     return replace(storm, auto=auto, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
@@ -202,6 +203,12 @@ def _draw_pauses(r: random.Random, names: list[str], seconds: float) -> Iterator
     for name in names if r.random() < 0.15 else ():
         if r.random() < 0.5:
             yield Fault(seconds * r.random(), "pause", (name, r.uniform(3.0, 25.0)))
+
+
+def _draw_accidents(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:
+    """Weights that explode, or become NaN."""
+    for name in r.sample(names, r.choice([0, 0, 0, 1, 1, 2])):
+        yield Fault(seconds * r.random(), "ruin", (name, r.choice(["outsized", "not finite"])))
 
 
 def _draw_clocks(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:

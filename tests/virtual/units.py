@@ -24,16 +24,24 @@ from mend_optim.engine.effects import (
     Install,
     Job,
     Merge,
+    Outsize,
     Prepare,
     Reoffer,
+    Retake,
 )
 from mend_optim.protocol.lineage import content_digest
 
 Vector = dict[Any, int]
 
 
+OUTSIZED = Outsize(rms=100.0, times=100.0)
+
+
 class Section(dict[Any, int]):
-    """A vector in a message. It has a size, as packets do."""
+    """A vector in a message. It has a size, as packets do. `outsized`: whether it is of ruined
+    weights; or in a seal, the members whose offers were."""
+
+    outsized: Any = False
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +81,8 @@ class Units:
         self.theta = [dict(w) for w in weights]
         self.progress: list[Vector] = [{} for _ in weights]
         self.disagreement: list[Vector] = [{} for _ in weights]
+        #: By fragment, what is wrong with the weights: they are "outsized", or "not finite".
+        self.ruined: dict[int, str] = {}
 
     def genesis(self) -> bytes:
         return digest(*self.theta)
@@ -81,7 +91,9 @@ class Units:
         if isinstance(job, Advance):
             p = job.seal.fragment
             merged: Vector = job.seal.sections["merged"]  # type: ignore[assignment]
-            return Done(), (self._to(p, add(self.theta[p], merged), job),)
+            sizes = job.seal.sections.get("sizes")
+            outsized = sizes.outsized if sizes is not None else {}  # type: ignore[attr-defined]
+            return Done(outsized=outsized), (self._to(p, add(self.theta[p], merged), job),)
         if isinstance(job, Install):
             states = [(s.fragment, s.sections["anchor"]) for s in job.states]
             return Done(), tuple(self._to(p, anchor, job) for p, anchor in states)  # type: ignore[arg-type]
@@ -89,6 +101,12 @@ class Units:
             p = job.fragment
             given_up, self.disagreement[p] = self.disagreement[p], {}
             return Done(), (Correction(p, add({}, given_up, -1), False, {}),)
+        if isinstance(job, Retake):
+            p = job.fragment
+            self.ruined.pop(p, None)
+            self.progress[p] = {}
+            self.disagreement[p] = {}
+            return Done(), (Correction(p, dict(self.theta[p]), True, {}),)
         return self._make(job), ()
 
     def _make(self, job: Job) -> Done:
@@ -96,7 +114,11 @@ class Units:
             p = job.fragment
             rests_on = add(self.theta[p], self.disagreement[p])
             self.progress[p] = add(job.tensor, rests_on, -1)
-            return Done(sections={"delta": Section(self.progress[p])})  # type: ignore[dict-item]
+            if self.ruined.get(p) == "not finite":
+                return Done(fault="its parameters are not finite")
+            delta = Section(self.progress[p])
+            delta.outsized = p in self.ruined
+            return Done(sections={"delta": delta})  # type: ignore[dict-item]
         if isinstance(job, Extend):
             self.theta.append(dict(job.tensor))
             self.progress.append({})
@@ -108,9 +130,16 @@ class Units:
             return Done()
         if isinstance(job, Merge):
             merged: Vector = {}
-            for offer in job.offers:
-                merged = add(merged, offer.sections.get("delta", {}))  # type: ignore[arg-type]
-            return Done(sections={"merged": Section(merged)}, digest=digest(merged))  # type: ignore[dict-item]
+            deltas = [offer.sections.get("delta", Section()) for offer in job.offers]
+            outsized = {i: OUTSIZED for i, d in enumerate(deltas) if d.outsized}  # type: ignore[union-attr]
+            if outsized:
+                return Done(outsized=outsized)
+            for delta in deltas:
+                merged = add(merged, delta)  # type: ignore[arg-type]
+            sizes = Section()
+            sizes.outsized = dict(job.outsized)
+            sections = {"merged": Section(merged), "sizes": sizes}
+            return Done(sections=sections, digest=digest(merged))  # type: ignore[arg-type]
         if isinstance(job, Found):
             for p, tensor in enumerate(job.tensors):
                 self.theta[p] = add(tensor, self.disagreement[p], -1)

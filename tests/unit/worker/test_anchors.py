@@ -33,7 +33,7 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.model.copies import gather, scatter
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import PeerId, content_digest
-from mend_optim.protocol.messages import RATE, Offer, Packet, Seal, State
+from mend_optim.protocol.messages import RATE, SIZES, Offer, Packet, Seal, State
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
 from mend_optim.worker.moment_means import MomentMeans
@@ -136,7 +136,7 @@ class Learner(LoneFragment):
 
 def merged(seal: Seal) -> Tensor:
     """The merged delta in a seal, of a fragment that is one vector."""
-    (numel,) = {packet.numel for name, packet in seal.sections.items() if name != RATE}
+    (numel,) = {packet.numel for name, packet in seal.sections.items() if name not in (RATE, SIZES)}
     layout = Layout(["w"], [torch.zeros(numel)], 1)
     way_back = SealPayload(find_codec("none"), "mean", layout.fragments[0], Buffers())
     return way_back.merged(seal, True, torch.empty(numel))
@@ -915,7 +915,7 @@ def test_what_the_checks_miss_is_a_fault_and_ends_no_thread(
 def test_a_seal_without_good_rates_is_refused(rate: Tensor | None, words: str) -> None:
     learner, sealer = (Learner(name, vector(0, 0), outer=STEADY) for name in "ab")
     seal = sealer.seal(sealer.train(vector(1, 2)).offer())
-    sections = {name: packet for name, packet in seal.sections.items() if name != RATE}
+    sections = {name: packet for name, packet in seal.sections.items() if name not in (RATE, SIZES)}
     if rate is not None:
         sections[RATE] = raw(rate)
     before = contents(learner)

@@ -86,8 +86,10 @@ def seal_of(members: tuple[Offer, ...], weights: list[float], sections: Sections
 
 def sealed(how: Codec, deltas: list[Tensor], weights: list[float], scheme: str = "mean") -> Seal:
     members = offers(how, deltas)
-    sections = SealPayload(how, scheme, FRAGMENT, Buffers()).sections(
-        members, weights, torch.empty(NUMEL)
+    sections = (
+        SealPayload(how, scheme, FRAGMENT, Buffers())
+        .merge(members, weights, torch.empty(NUMEL))
+        .sections
     )
     return seal_of(members, weights, sections)
 
@@ -114,7 +116,7 @@ def test_what_is_relayed_is_to_the_bit_what_the_sealer_would_have_merged(
     dense = seal_of(
         offers(how, deltas),
         weights,
-        relay.sections(offers(how, deltas), weights, torch.empty(NUMEL)),
+        relay.merge(offers(how, deltas), weights, torch.empty(NUMEL)).sections,
     )
     assert "merged" in dense.sections
     assert torch.equal(taken(seal, how), taken(dense, how))
@@ -183,8 +185,10 @@ def test_only_means_are_relayed(scheme: str) -> None:
 def test_members_at_rest_have_no_packet() -> None:
     how, deltas, weights = PowerSGD(rank=4), drawn(3, 2), [0.0, 0.25, 0.75]
     members = offers(how, deltas, idle=True)
-    sections = SealPayload(how, "mean", FRAGMENT, Buffers()).sections(
-        members, weights, torch.empty(NUMEL)
+    sections = (
+        SealPayload(how, "mean", FRAGMENT, Buffers())
+        .merge(members, weights, torch.empty(NUMEL))
+        .sections
     )
     seal = seal_of(members, weights, sections)
     assert sorted(seal.sections) == ["1", "2"]
@@ -211,7 +215,7 @@ def test_encoded_once_more_it_is_as_small_as_one_offer_and_the_sealer_keeps_the_
     for round in range(30):
         deltas = drawn(round, 3)
         members, weights = offers(find_codec("none"), deltas), [0.5, 0.25, 0.25]
-        sections = way_back.sections(members, weights, torch.empty(NUMEL))
+        sections = way_back.merge(members, weights, torch.empty(NUMEL)).sections
         assert sections["merged"].nbytes <= offers(how, deltas)[0].sections["delta"].nbytes
         if round % 3:
             seal = seal_of(members, weights, sections)
@@ -234,8 +238,10 @@ def factors(seal: Seal, how: Codec) -> list[float]:
 
 
 def sections_of(how: Codec, deltas: list[Tensor], weights: list[float], **more: Any) -> Sections:
-    return SealPayload(how, NORM, FRAGMENT, Buffers()).sections(
-        offers(how, deltas), weights, torch.empty(NUMEL), **more
+    return (
+        SealPayload(how, NORM, FRAGMENT, Buffers())
+        .merge(offers(how, deltas), weights, torch.empty(NUMEL), **more)
+        .sections
     )
 
 
@@ -264,7 +270,7 @@ def test_members_packets_and_the_merged_delta_have_the_same_scale() -> None:
     how, deltas, weights = PowerSGD(rank=4), drawn(1, 3), [0.5, 0.25, 0.25]
     whole = SealPayload(how, NORM, FRAGMENT, Buffers())
     whole.relays = False
-    dense = whole.sections(offers(how, deltas), weights, torch.empty(NUMEL))
+    dense = whole.merge(offers(how, deltas), weights, torch.empty(NUMEL)).sections
     relay = sections_of(how, deltas, weights)
     assert (sorted(dense), sorted(relay)) == (["merged", SCALE], ["0", "1", "2", SCALE])
     assert bytes(dense[SCALE].data) == bytes(relay[SCALE].data)
@@ -295,7 +301,7 @@ def test_nothing_is_scaled_on_a_flush_or_with_one_member_or_among_equals(how: Co
 def sealed_by(sealer: SealPayload, how: Codec, deltas: list[Tensor]) -> Seal:
     weights = [1 / len(deltas)] * len(deltas)
     members = offers(how, deltas)
-    seal = seal_of(members, weights, sealer.sections(members, weights, torch.empty(NUMEL)))
+    seal = seal_of(members, weights, sealer.merge(members, weights, torch.empty(NUMEL)).sections)
     sealer.sealed(seal.payload)
     return seal
 
@@ -338,8 +344,10 @@ def test_no_other_merge_is_scaled() -> None:
 def test_members_at_rest_have_no_part_in_the_scale() -> None:
     how, deltas, weights = PowerSGD(rank=4), drawn(3, 2), [0.0, 0.25, 0.75]
     members = offers(how, deltas, idle=True)
-    sections = SealPayload(how, NORM, FRAGMENT, Buffers()).sections(
-        members, weights, torch.empty(NUMEL)
+    sections = (
+        SealPayload(how, NORM, FRAGMENT, Buffers())
+        .merge(members, weights, torch.empty(NUMEL))
+        .sections
     )
     alone = sealed(how, deltas, [0.25, 0.75], NORM)
     assert sorted(sections) == ["1", "2", SCALE]
@@ -457,5 +465,6 @@ def test_no_more_packets_are_relayed_than_a_message_has_sections() -> None:
     for n, sections in ((RELAYED, RELAYED), (RELAYED + 1, 1)):
         assert n * packet.nbytes < 4 * large.numel
         assert (
-            len(way_back.sections(members[:n], [1 / n] * n, torch.empty(large.numel))) == sections
+            len(way_back.merge(members[:n], [1 / n] * n, torch.empty(large.numel)).sections)
+            == sections
         )

@@ -1,0 +1,102 @@
+"""How a learner goes on after an accident: its weights are not finite, or a round has refused its
+offer because of its size. It gives up its local progress and takes the anchor, in all fragments:
+the gradients of one that is whole were as wrong as those of the ruined one, and would be again.
+
+Nobody waits for it meanwhile. If it has nothing to offer, it takes part with an empty offer; and a
+refused offer counts as an empty one."""
+
+from __future__ import annotations
+
+from mend_optim.engine.effects import Done, Outsize, Retake
+from mend_optim.engine.ledger import Event, whole_anchor_record
+from mend_optim.engine.offers import Offers
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.state import EngineState
+from mend_optim.protocol.lineage import Entry, PeerId
+from mend_optim.protocol.messages import Seal
+
+USUAL = "{:,.0f} times the usual size"
+
+
+class Healing:
+    """Replaces ruined weights by the anchor, and tells of it."""
+
+    def __init__(self, state: EngineState, offers: Offers) -> None:
+        self.state = state
+        self.offers = offers
+        #: By fragment, why it is to be given up once it stands still.
+        self._ruined: dict[int, str] = {}
+
+    def is_ruined(self, p: int) -> bool:
+        """Whether a copy of fragment `p` that was made by now is to be given up."""
+        return p in self._ruined
+
+    def go_on(self, fragment: Progress) -> bool:
+        """The fragment stands still. Returns whether its local progress is given up now."""
+        why = self._ruined.pop(fragment.fragment, "")
+        if not why:
+            return False
+        fragment.move()
+        self.state.work(Retake(fragment.fragment, why))
+        return True
+
+    def not_offered(self, fragment: Progress, asked: PeerId | None, why: str) -> None:
+        """The worker could make no offer of the weights, which the training thread copied for the
+        sealer that asked, if any did. No `why`: it could, but they are ruined."""
+        fragment.refused()
+        self.offers.send_nothing(fragment, asked)
+        if why:
+            self._give_up(why)
+
+    def sealed(self, fragment: Progress, seal: Seal, done: Done) -> None:
+        """This learner has the anchor of a seal, and its fragment stands still."""
+        why = ""
+        for i, outsize in sorted(done.outsized.items()):
+            entry = seal.members[i]
+            self._tell(fragment.fragment, entry, outsize)
+            self.state.rounds[fragment.fragment].drop(entry.peer)
+            if self.state.is_me(entry.peer):
+                why = f"its offer was {USUAL.format(outsize.times)}"
+        if why:
+            self._give_up(why)
+
+    def _tell(self, p: int, entry: Entry, outsize: Outsize) -> None:
+        """A round has refused an offer, or scaled it down. The user of every learner is told."""
+        state, size = self.state, USUAL.format(outsize.times)
+        state.outsized += 1
+        whose = "own offer" if state.is_me(entry.peer) else f"offer of {entry.peer.name}"
+        done = "scaled down" if entry.steps else "refused"
+        facts = {
+            "peer": entry.peer.name,
+            "incarnation": entry.peer.incarnation,
+            "fragment": p,
+            "times": outsize.times,
+            "refused": not entry.steps,
+        }
+        state.emit(Event("outsized", f"{done} {whose} in fragment {p}: {size}", facts))
+
+    def _give_up(self, why: str) -> None:
+        """Give up the local progress in all fragments, each as soon as it stands still."""
+        for fragment in self.state.fragments:
+            self._ruined.setdefault(fragment.fragment, why)
+            if fragment.is_still:
+                self.go_on(fragment)
+
+    def retaken(self, job: Retake, done: Done) -> None:
+        """The worker has given up the local progress, unless the anchor is not finite either."""
+        state, p = self.state, job.fragment
+        fragment = state.fragments[p]
+        if done.fault:
+            fragment.move_refused()
+            state.fault(
+                f"fragment {p} cannot be healed, although {job.reason}: its anchor is not finite "
+                "either; load a checkpoint, or start this learner again"
+            )
+            return
+        dropped = fragment.unmerged(state.totals).tokens
+        fragment.retaken(state.totals, state.schedule)
+        lineage = fragment.lineage
+        state.record(whole_anchor_record(p, lineage, lineage, "healed", dropped_tokens=dropped))
+        text = f"fragment {p} goes on from the anchor, because {job.reason}: {dropped:,} tokens"
+        facts = {"fragment": p, "reason": job.reason, "dropped_tokens": dropped}
+        state.emit(Event("healed", f"{text} are dropped", facts))

@@ -354,12 +354,7 @@ class Handover:
                 reset_moments(self._state(correction.fragment))
             self._apply_moments(correction)
         if self._device is not None:
-            # The correction's buffer returns to its pool when nothing refers to it. That must not
-            # be before the asynchronous copy to the GPU is done.
-            self._in_flight = [entry for entry in self._in_flight if not _is_done(entry[0])]
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(self._device))
-            self._in_flight.append((event, correction))
+            _hold(self._in_flight, correction, self._device)
 
     def _apply_moments(self, correction: Correction) -> None:
         known = [m for m in correction.moments if m.moment in self._moments]
@@ -374,6 +369,19 @@ class Handover:
         if values:
             updates = {m.moment: m.updates for m in known if m.newcomer}
             install(tuple(self._moments.values()), fragment_state, values, updates)
+
+
+def _hold(
+    in_flight: list[tuple[torch.cuda.Event, Correction]],
+    correction: Correction,
+    device: torch.device,
+) -> None:
+    """Hold the correction: its buffer returns to its pool when nothing refers to it. That must not
+    be before the asynchronous copy to the GPU is done."""
+    in_flight[:] = [entry for entry in in_flight if not _is_done(entry[0])]
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    in_flight.append((event, correction))
 
 
 def _is_done(event: torch.cuda.Event) -> bool:

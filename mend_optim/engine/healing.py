@@ -15,7 +15,7 @@ from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Entry, PeerId
 from mend_optim.protocol.messages import Seal
 
-USUAL = "{:,.0f} times the usual size"
+TIMES = "{:,.0f} times the usual size"
 
 
 class Healing:
@@ -56,13 +56,13 @@ class Healing:
             self._tell(fragment.fragment, entry, outsize)
             self.state.rounds[fragment.fragment].drop(entry.peer)
             if self.state.is_me(entry.peer):
-                why = f"its offer was {USUAL.format(outsize.times)}"
+                why = f"its offer was {TIMES.format(outsize.times)}"
         if why:
             self._give_up(why)
 
     def _tell(self, p: int, entry: Entry, outsize: Outsize) -> None:
         """A round has refused an offer, or scaled it down. The user of every learner is told."""
-        state, size = self.state, USUAL.format(outsize.times)
+        state, size = self.state, TIMES.format(outsize.times)
         state.outsized += 1
         whose = "own offer" if state.is_me(entry.peer) else f"offer of {entry.peer.name}"
         done = "scaled down" if entry.steps else "refused"

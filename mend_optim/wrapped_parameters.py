@@ -3,7 +3,7 @@ merged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -61,8 +61,9 @@ class WrappedParameters:
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def mergeable(self) -> list[Tensor]:
-        """The tensors that can be merged."""
-        return [tensor for tensor in self.tensors() if is_mergeable(tensor)]
+        """The tensors that can be merged. One that is given twice is merged once: torch only warns
+        of that."""
+        return [tensor for _, tensor in _once(("", tensor) for tensor in self.tensors())]
 
     @property
     def has_shapes(self) -> bool:
@@ -119,11 +120,12 @@ class WrappedParameters:
         names: list[str] = []
         added: list[int] = []
         seen = 0
+        met: set[int] = set()
         for number, group in enumerate(self.inner.param_groups):
             positions = map(str, range(seen, seen + len(group["params"])))
             seen += len(group["params"])
             named = zip(group.get("param_names", positions), group["params"], strict=False)
-            kept = [(str(name), tensor) for name, tensor in named if is_mergeable(tensor)]
+            kept = list(_once(named, met))
             names += [name for name, _ in kept]
             tensors += [tensor for _, tensor in kept]
             if kept and number >= wrapped:
@@ -162,6 +164,17 @@ class WrappedParameters:
                 layout = self.build(wrapped)
                 return Loaded(from_state(state, layout), layout, wrapped)
         raise refused
+
+
+def _once(
+    named: Iterable[tuple[object, Tensor]], met: set[int] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Those of the named tensors that can be merged and are none of those `met`, each one once."""
+    met = set() if met is None else met
+    for name, tensor in named:
+        if is_mergeable(tensor) and id(tensor) not in met:
+            met.add(id(tensor))
+            yield str(name), tensor
 
 
 def wrapped_again(state: Mapping[str, Any]) -> WrappedParameters:

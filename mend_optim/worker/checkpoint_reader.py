@@ -53,9 +53,13 @@ _SHORT.maxstring = _SHORT.maxother = 80
 class OtherModelError(UsageError):
     """The checkpoint is whole, but of another model."""
 
-    #: Whether it was saved before the first step. Then there is nothing to go on from, and nothing
-    #: is lost if it is left out.
+    #: Whether other parameters are all that differs, and it was saved before the first step. Then
+    #: there is nothing to go on from, and nothing is lost if it is left out.
     is_blank = False
+
+
+class _OtherParametersError(OtherModelError):
+    """Its groups and buffers may be those of the model, its parameters are not."""
 
 
 class _Reader:
@@ -178,7 +182,8 @@ def _from_state(state: object, layout: Layout | None) -> Checkpoint:
     except OtherModelError as error:
         # Damage may look like another model.
         _check_content(read, cast(Mapping[str, Any], state))
-        error.is_blank = not entries and not read.count("step")
+        if isinstance(error, _OtherParametersError):
+            error.is_blank = not entries and not read.count("step")
         raise
     totals = Totals(read.count("step"), read.count("tokens"), read.rate("rate"))
     fragments = layout.fragments if layout else ()
@@ -223,7 +228,7 @@ def _check_model(read: _Reader, layout: Layout | None, fragments: int) -> None:
         )
     different = model_difference(_shapes(present), _shapes(saved))
     if different:
-        raise OtherModelError(
+        raise _OtherParametersError(
             f"state_dict must be of the same model, got another one: {different}; {REMEDY}"
         )
     if layout and fragments and fragments != len(layout.fragments):

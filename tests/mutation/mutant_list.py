@@ -1201,6 +1201,7 @@ MUTANTS = (
            "not entries and not read.count(\"step\")", "not read.count(\"step\")", of("unit/worker/test_checkpoint_reader")),
     Mutant("steps-of-another-model-are-nothing", 11, "worker/checkpoint_reader",
            "not entries and not read.count(\"step\")", "not entries", of("unit/worker/test_checkpoint_reader")),
+    Mutant("given-twice-is-refused", 11, "wrapped_parameters", "and id(tensor) not in met", "", of("together/test_scripts", "given_twice")),
     Mutant("checkpoint-of-other-buffers-is-read", 11, "worker/checkpoint_reader",
            "if fragments and here != there:", "if False:", of("together/test_buffers", "other_buffers")),
 )  # fmt: skip

@@ -30,6 +30,7 @@ NEEDS = SuiteSource(
     tests=(),
     needs=(
         "accelerate==1.15.0",
+        "fastai==2.8.12",
         "lightning==2.6.6",
         "scikit-learn==1.7.2",
         "skorch==1.4.0",
@@ -44,6 +45,7 @@ SCRIPTS = {
     "ppo": "PPO of stable-baselines3: learn, save, load, learn again",
     "grid_search": "`GridSearchCV` over a classifier of skorch: ten fits",
     "lightning_fit": "Lightning: `lr_find`, then `fit` twice",
+    "fastai_fit": "fastai: `lr_find`, then `fit_one_cycle` twice, saved and loaded",
 }
 
 

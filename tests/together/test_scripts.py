@@ -76,6 +76,13 @@ def test_parameters_that_are_not_contiguous() -> None:
     assert not merged.is_contiguous()
 
 
+def test_a_parameter_that_is_given_twice_is_merged_once() -> None:
+    """torch only warns of it, and applies its gradient twice."""
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        once, again = agreement(lambda: 2 * weights(1.0))
+    assert same([once, again], weights(-15.0, -15.0))
+
+
 def test_scalars() -> None:
     (merged,) = agreement(lambda: [Parameter(torch.tensor(1.0))])
     assert merged == -7.0

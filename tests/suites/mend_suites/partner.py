@@ -197,6 +197,9 @@ class Partners:
     def before_step(self, learner: MendOptimizer) -> None:
         waits = learner in self._open and learner not in self._partners
         if waits and not learner.status().step:
+            if learner._run._starts_late:
+                # Its parameters had no shapes, and it has no address before the first step.
+                learner._run._start()
             with self._suspended():
                 self._partners[learner] = Partner(learner)
             self.made += 1

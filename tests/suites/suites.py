@@ -16,6 +16,7 @@ STATES = (
 SPARSE = "with peers, sparse parameters are refused"
 VIEW = "with peers, parameters that share memory are refused"
 FILLED = "with peers, parameters are added with `add_param_group`, also to an empty group"
+DTENSOR = "with peers, DTensors are refused"
 FORKED = "it constructs a learner in a forked child of a process that has had one"
 
 
@@ -128,6 +129,7 @@ SUITES = (
             "-k",
             "not compile",
         ),
+        by_design={"::test_sharded_updates": DTENSOR},
     ),
     SuiteSource(
         name="schedulefree",

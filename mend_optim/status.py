@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.state import EngineState
@@ -210,6 +211,14 @@ def _peer_state(peer: PeerStatus) -> str:
     return f"{peer.state}, {peer.slow:.1f} times slower" if peer.slow else peer.state
 
 
+class Traffic(NamedTuple):
+    """What went over a learner's network: see `Status`."""
+
+    bytes_sent: int
+    bytes_received: int
+    refused: tuple[Refused, ...]
+
+
 def status_alone(name: str, step: int, tokens: int, position: int) -> Status:
     """The status of a learner without peers."""
     return Status(
@@ -261,9 +270,7 @@ def learner_status(
     tokens: int,
     position: int,
     seconds_in_mend: float,
-    bytes_sent: int,
-    bytes_received: int,
-    refused: tuple[Refused, ...] = (),
+    traffic: Traffic,
 ) -> Status:
     """The status of a learner with peers, some of which may be `failing`."""
     fragments = fragment_statuses(state)
@@ -281,13 +288,13 @@ def learner_status(
         fragments=fragments,
         roster=peer_statuses(state, failing),
         rounds=tuple(state.records),
-        bytes_sent=bytes_sent,
-        bytes_received=bytes_received,
+        bytes_sent=traffic.bytes_sent,
+        bytes_received=traffic.bytes_received,
         seconds_in_mend=seconds_in_mend,
         position=position,
         cluster_step=max(state.cluster_step(), position),
         cluster_tokens=state.cluster_tokens(),
         sync_every=state.schedule.sync_every,
         latency=state.latency.median,
-        refused=(*refused, *state.refusals.counted()),
+        refused=(*traffic.refused, *state.refusals.counted()),
     )

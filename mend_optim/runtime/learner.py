@@ -325,9 +325,7 @@ class Learner:
                 tokens=tokens,
                 position=state.position if state.fragments else step + head_start,
                 seconds_in_mend=seconds_in_mend,
-                bytes_sent=self.network.transport.bytes_sent,
-                bytes_received=self.network.transport.bytes_received,
-                refused=self.network.transport.refusals.counted(),
+                traffic=self.network.traffic(),
             )
 
     def anchors(self) -> list[Tensor]:

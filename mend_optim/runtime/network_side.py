@@ -16,6 +16,7 @@ from mend_optim.protocol.messages import Message, Offer
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
+from mend_optim.status import Traffic
 from mend_optim.transport.grpc_transport import Transport
 
 START_S = 30.0  # the longest that a transport may take to start listening
@@ -81,6 +82,11 @@ class NetworkSide:
         """Put a message into the outbox; `flush_soon` sends it."""
         assert self._guard.is_held()
         self._outbox.append(send)
+
+    def traffic(self) -> Traffic:
+        """What went over the network since the start."""
+        here = self.transport
+        return Traffic(here.bytes_sent, here.bytes_received, here.refusals.counted())
 
     def flush_soon(self) -> None:
         """Let the loop send the outbox and set its timer; once for any number of effects."""

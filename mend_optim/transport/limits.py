@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mend_optim.errors import PeerError
 from mend_optim.protocol.peer_limits import (
@@ -92,10 +92,10 @@ def checked_list(what: str, entries: _C, limit: int = COUNT_LIMIT) -> _C:
     return entries
 
 
-def checked_reports(reports: _C) -> _C:
+def checked_reports(reports: Any) -> Any:
     """Return a beat's reports, or raise if they are too many, or tell of too many offers held."""
     checked_list("reports", reports, REPORT_LIMIT)
-    held = sum(len(report.held) for report in reports)  # type: ignore[attr-defined]
+    held = sum(len(report.held) for report in reports)
     check(held <= HELD_LIMIT, f"the beat has {held} offers held; the limit is {HELD_LIMIT}")
     return reports
 

@@ -66,6 +66,9 @@ STORM = (
     "tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",
 )  # 150 fault schedules
 
+HOSTILE = of("unit/worker/test_checkpoint_reader", "hostile and not memory and not unknown")
+RECEIVING, FRAMES = of("unit/transport/test_receiving"), of("unit/transport/test_frames")
+
 # fmt: off
 ENDING, READY = of("virtual/test_endings"), of("unit/engine/test_ending")
 FACE, KIND = of("contract/test_face"), of("contract/test_wrapped_class")
@@ -621,8 +624,8 @@ MUTANTS = (
     Mutant("hosts-that-are-schemes", 8, "transport/address", "require(not is_scheme, argument", "require(True, argument", of("unit/transport/test_address")),
     Mutant("counters-without-limit", 8, "transport/limits", "    check(count <= COUNTER_LIMIT, f", "    check(True, f", WIRE),
     Mutant("period-without-limit", 8, "transport/wire", 'period=checked_count("period", state.period)', "period=state.period", WIRE),
-    Mutant("names-of-any-kind", 8, "transport/limits", "check(text.isprintable() and plain, f", "check(plain, f", WIRE),
-    Mutant("names-that-look-alike", 8, "transport/limits", "check(text.isprintable() and plain, f", "check(text.isprintable(), f", WIRE),
+    Mutant("names-of-any-kind", 8, "protocol/peer_limits", "return text.isprintable() and (", "return (", WIRE),
+    Mutant("names-that-look-alike", 8, "protocol/peer_limits", 'text.isascii() or unicodedata.is_normalized("NFC", text)', "True", WIRE),
     Mutant("texts-as-they-are", 8, "transport/limits", "    if text.isprintable():\n", "    if True:\n", WIRE),
     Mutant("texts-of-any-length", 8, "transport/limits", "len(text.encode()), TEXT_LIMIT)", "0, TEXT_LIMIT)", WIRE),
     Mutant("weights-above-one", 8, "transport/wire", 'checked_number("weight", m.weight, 1.0)', 'checked_number("weight", m.weight)', WIRE),
@@ -1204,4 +1207,47 @@ MUTANTS = (
     Mutant("given-twice-is-refused", 11, "wrapped_parameters", "and id(tensor) not in met", "", of("together/test_scripts", "given_twice")),
     Mutant("checkpoint-of-other-buffers-is-read", 11, "worker/checkpoint_reader",
            "if fragments and here != there:", "if False:", of("together/test_buffers", "other_buffers")),
+    # ── what a peer may take up ──────────────────────────────────────────────────────────────────────────────────────
+    Mutant("ledger-follows-links", 9, "runtime/ledger_file", "os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK", "os.O_WRONLY | os.O_APPEND | os.O_CREAT", of("unit/runtime/test_ledger_file", "link")),
+    Mutant("ledger-for-all-eyes", 9, "runtime/ledger_file", "MODE = 0o600", "MODE = 0o644", of("unit/runtime/test_ledger_file", "owners")),
+    Mutant("ledger-that-is-a-link", 9, "settings", 'require(not is_link, "ledger"', 'require(True, "ledger"', of("unit/test_settings", "link")),
+    Mutant("checkpoints-of-any-depth", 11, "worker/checkpoint_reader", "except RecursionError as error:", "except ZeroDivisionError as error:", HOSTILE),
+    Mutant("checkpoint-tensors-of-any-size", 11, "worker/checkpoint_reader", " and not is_expanded(value)", "", of("unit/worker/test_checkpoint_reader", "hostile and memory")),
+    Mutant("checkpoint-digests-of-any-size", 11, "worker/checkpoint", "        if is_expanded(tensor):", "        if False:", of("unit/worker/test_checkpoint_reader", "hostile and unknown")),
+    Mutant("checkpoints-of-any-number-of-authors", 11, "worker/checkpoint_reader", "if len(entries) > COUNT_LIMIT:", "if False:", HOSTILE),
+    Mutant("checkpoints-of-any-step", 11, "worker/checkpoint_reader", "if value is not None and abs(value) > COUNTER_LIMIT:", "if False:", HOSTILE),
+    Mutant("checkpoints-of-any-count", 11, "worker/checkpoint_reader", "if not 0 <= value <= COUNTER_LIMIT:", "if not 0 <= value:", HOSTILE),
+    Mutant("checkpoint-authors-of-any-name", 11, "worker/checkpoint_reader", "<= NAME_LIMIT and is_plain(name)", "<= NAME_LIMIT", HOSTILE),
+    Mutant("checkpoint-authors-of-any-length", 11, "worker/checkpoint_reader", 'named = 0 < len(name.encode(errors="replace")) <= NAME_LIMIT', "named = bool(name)", HOSTILE),
+    Mutant("exchanges-side-by-side", 8, "transport/receiving", "        if replaces:\n", "        if False:\n", RECEIVING),
+    Mutant("offers-of-any-sum", 8, "transport/receiving", "if self._arriving and self.nbytes + arrival.nbytes > self._limit():", "if False:", RECEIVING),
+    Mutant("a-great-offer-never", 8, "transport/receiving", "if self._arriving and self.nbytes", "if self.nbytes", RECEIVING),
+    Mutant("the-room-is-kept", 8, "transport/receiving", "            self._make_room(arrival)\n", "", RECEIVING),
+    Mutant("equals-push-each-other-out", 8, "transport/receiving", "held[greatest] > held.get(waiter.peer, 0) + waiter.nbytes", "held[greatest] > 0", RECEIVING),
+    Mutant("passed-on-side-by-side", 8, "transport/receiving", "            if arrival.place in taken:\n", "            if False:\n", RECEIVING),
+    Mutant("answers-side-by-side", 8, "transport/receiving", "        if older:\n            older.cancel()\n", "", RECEIVING),
+    Mutant("transfers-that-creep", 8, "transport/receiving", "if self._left_s < 0:", "if False:", RECEIVING),
+    Mutant("patience-is-saved-up", 8, "transport/receiving", "self._left_s = min(left_s, self._patience_s)", "self._left_s = left_s", RECEIVING),
+    Mutant("nobody-looks-at-the-pace", 8, "transport/transfers", "                pace.moved(len(frame))\n", "                pass\n", of("unit/transport/test_transfers", "creep")),
+    Mutant("room-is-not-asked-for", 8, "transport/transfers", "                await announce(inbox.fragment, inbox.nbytes)\n", "                pass\n", of("unit/transport/test_transfers", "room or newer_offer_that_arrives")),
+    Mutant("unknown-sections-of-any-size", 8, "transport/frames", "sum(section.nbytes for section in sections if not is_known(section.name))", "0", FRAMES),
+    Mutant("unknown-sections-are-kept", 8, "transport/frames", "return _without_unknown(whole)", "return whole", FRAMES),
+    Mutant("memory-before-the-turn", 8, "transport/frames", "            if not self.nbytes:\n                self._allocate_sections()", "            self._allocate_sections()", FRAMES),
+    Mutant("messages-at-any-rate", 8, "transport/inflow", "        if self._left < 0:\n", "        if False:\n", RECEIVING),
+    Mutant("megabytes-cost-nothing", 8, "transport/inflow", "self._left -= 1 + nbytes / UNIT", "self._left -= 1", RECEIVING),
+    Mutant("hellos-at-any-rate", 8, "transport/grpc_transport", "if self._hellos.is_overrun:", "if False:", of("unit/transport/test_grpc_transport", "too_fast")),
+    Mutant("streams-without-end", 8, "transport/link", "        if self.served >= most:", "        if False:", of("unit/transport/test_grpc_transport", "too_many")),
+    Mutant("hearsay-is-dialled-at-once", 8, "transport/dialler", "return self._hearsay if is_hearsay else nullcontext()", "return nullcontext()", of("unit/transport/test_grpc_transport", "hearsay")),
+    Mutant("callers-take-all-files", 8, "transport/grpc_options", "min(wanted, files // FILE_SHARE)", "wanted", of("unit/transport/test_grpc_options")),
+    Mutant("held-without-end", 8, "transport/limits", "    check(held <= HELD_LIMIT, f", "    check(True, f", WIRE),
+    Mutant("reports-without-end", 8, "transport/limits", 'checked_list("reports", reports, REPORT_LIMIT)', "pass", WIRE),
+    Mutant("turned-away-without-end", 8, "transport/wire", "beat.turned_away, AWAY_LIMIT)", "beat.turned_away)", WIRE),
+    Mutant("rumors-without-end-in-a-beat", 8, "transport/wire", "beat.roster, RUMOR_LIMIT)", "beat.roster)", WIRE),
+    Mutant("offers-are-checked-side-by-side", 8, "engine/sealer", "        if former is None:\n", "        if True:\n", of("unit/engine/test_sealer", "checked")),
+    Mutant("the-newest-offer-is-forgotten", 8, "engine/sealer", "        if newer:\n            self.on_offer(now, newer)\n", "", of("unit/engine/test_sealer", "checked")),
+    Mutant("rounds-are-looked-at-for-each-goodbye", 8, "engine/engine", "            self.ending.told(goodbye)\n        if has_left:\n", "            self.ending.told(goodbye)\n            self._poll_all(now)\n        if has_left:\n", of("unit/engine/test_work_of_a_message", "once")),
+    Mutant("refusals-without-end", 8, "protocol/refusals", "if key not in self._counts and len(self._counts) >= KINDS:", "if False:", of("unit/protocol/test_refusals")),
+    Mutant("refusals-of-every-number", 8, "protocol/refusals", '_NUMBER.sub("N", _QUOTED.sub("…", reason))', "reason", of("unit/protocol/test_refusals")),
+    Mutant("refused-streams-are-not-counted", 8, "transport/grpc_transport", '        self._links.refusals.add(link.id.name if link else "", reason)\n', "", of("unit/transport/test_grpc_transport", "too_many")),
+    Mutant("refused-offers-are-not-counted", 8, "engine/state", '        self.refusals.add(peer.name, f"{what.split()[0]} refused: {why}")\n', "", of("unit/engine/test_sealer", "counted")),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer, Seal, State, Want
 from mend_optim.transport import wire
+from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.receiving import Receiving
@@ -622,3 +623,59 @@ async def test_nobody_offers_in_the_name_of_another_otherwise(a, b):
     assert b.faults == ["peer a#1 sent a message that claims to be from gone#1"]
     assert a.of("undelivered") == [(b.id, foreign)]
     assert b.messages(Offer) == []
+
+
+# ── what a peer may take up ───────────────────────────────────────────────────────────────────────
+
+
+@scenario
+async def test_an_offer_waits_for_room_before_its_bytes_are_read(a, b):
+    b.room = 10
+    offers = [offer_of(a, size=3000, fragment=p) for p in (0, 1)]
+    for offer in offers:
+        a.transfers.exchange(a.link, offer)
+    most = 0
+    while len(b.messages(Offer)) < 2:
+        most = max(most, b.receiving.nbytes)
+        await asyncio.sleep(0)
+    assert most == 3000
+    for offer in offers:
+        b.reply("exchange", seal_of(b, offer, fragment=offer.fragment))
+    await a.comes_to_rest()
+    assert a.of("undelivered") == b.faults == []
+
+
+@scenario
+async def test_a_newer_offer_that_arrives_takes_the_place_of_one_that_does(a, b):
+    """Whatever the peer says of its own streams."""
+    header, *_ = to_frames(offer_of(a, size=3000))
+    cables = [Cable(), Cable()]
+    serving = []
+    for cable in cables:
+        serving.append(asyncio.ensure_future(b.serve("Exchange", cable)))
+        await cable.carry("up", header)
+        await asyncio.sleep(TICK_S)
+    assert serving[0].done()
+    assert b.faults == ["a newer transfer for the same fragment took its place"]
+    assert b.receiving.nbytes == 3000
+    serving[1].cancel()
+    await asyncio.wait(serving)
+    assert b.receiving.nbytes == 0
+
+
+@scenario
+async def test_a_message_that_creeps_is_given_up(a, b):
+    """A small chunk before each patience ends would keep a stream open for ever."""
+    header, *_ = to_frames(offer_of(a, size=3000))
+    cable = Cable()
+    serving = asyncio.ensure_future(b.serve("Exchange", cable))
+    await cable.carry("up", header)
+    for _ in range(100):
+        await asyncio.sleep(PATIENCE_S / 4)
+        await cable.carry("up", pb.Frame(chunk=b"x").SerializeToString())
+        if serving.done():
+            break
+    assert serving.done()
+    assert b.faults == ["the message came slower than 10000 bytes per second for 60 s"]
+    assert PATIENCE_S <= now() <= 2 * PATIENCE_S
+    assert b.receiving.nbytes == 0

@@ -28,7 +28,7 @@ TIMING = Timing(
 # Each step is a round.
 #: A round of plain averaging at every step.
 LOCKSTEP: dict[str, Any] = {"sync_every": 1, "adopt_after": 0, "merge": "mean"}
-NAMES = "abcdef"
+NAMES = "abcdefghijklmnop"
 
 T = TypeVar("T")
 # Of (learner, step): the value of every element of every gradient. None: there are no gradients.

@@ -51,7 +51,7 @@ from mend_optim.transport.dialler import Dialler
 from mend_optim.transport.forked_sockets import PORTS
 from mend_optim.transport.grpc_options import channel_options, most_streams, server_options
 from mend_optim.transport.handler import Handler
-from mend_optim.transport.inflow import Inflow
+from mend_optim.transport.inflow import HELLO_UNIT, Inflow
 from mend_optim.transport.link import Link
 from mend_optim.transport.receiving import BusyError, Receiving
 from mend_optim.transport.stream import Counter, Dialled, Served
@@ -126,7 +126,7 @@ class Server:
         self._counter = counter
         self._hello = hello
         #: Anybody may say hello, under any name.
-        self._hellos = Inflow()
+        self._hellos = Inflow(HELLO_UNIT)
         self._learners = learners
         self._streams = streams
         self._server: Any = None
@@ -190,15 +190,20 @@ class Server:
     async def _serve_hello(self, request: bytes, context: Any) -> bytes:
         if self._links.closing:
             await context.abort(grpc.StatusCode.UNAVAILABLE, LEAVING)
-        if self._hellos.is_overrun:
+        if self._hellos.is_overrun():
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, OVERRUN)
         await self._hellos.take(len(request))
+        fault = ""
         try:
             theirs = decode_hello(request)
             mine = self._hello()
-        except PeerError as fault:
-            self._links.refusals.add("", str(fault))
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(fault)[:REASON_LIMIT])
+        except PeerError as refused:
+            fault = str(refused)
+        # The exception that `abort` raises refers to this frame until the garbage collector runs.
+        del request
+        if fault:
+            self._links.refusals.add("", fault)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault[:REASON_LIMIT])
         if theirs.peer != mine.peer:
             host = host_of(context.peer())
             address = seen_from(theirs.address, host)

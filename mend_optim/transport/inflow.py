@@ -7,8 +7,10 @@ import asyncio
 #: Control messages that are read in a second, and how many at once after a pause.
 RATE = 500.0
 BURST = 1000.0
-#: Bytes of a control message that cost as much as one message more.
+#: Bytes of a control message that cost as much as one message more; and of a hello, which has the
+#: name of every parameter.
 UNIT = 1024
+HELLO_UNIT = 16 * 1024
 
 
 class Inflow:
@@ -17,22 +19,29 @@ class Inflow:
     gRPC reads no further while its reader waits, and the peer's messages stay with the peer. None
     is lost. No honest peer comes near the rate: it sends a beat per `beat_s`, and a few messages
     for each round of a fragment.
+
+    Args:
+        unit: Bytes that cost as much as one message more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit: int = UNIT) -> None:
+        self._unit = unit
         self._left = BURST
         self._looked_at = 0.0
 
-    @property
     def is_overrun(self) -> bool:
-        """Whether so much waits that more of it had better be refused."""
+        """Return whether so much waits that more of it had better be refused."""
+        self._refill()
         return self._left < -BURST
 
     async def take(self, nbytes: int) -> None:
-        """Take note of a message, and wait as long as the peer has sent too much."""
+        """Take note of a message, and wait as long as too much has come."""
+        self._refill()
+        self._left -= 1 + nbytes / self._unit
+        if self._left < 0:
+            await asyncio.sleep(-self._left / RATE)
+
+    def _refill(self) -> None:
         now = asyncio.get_running_loop().time()
         self._left = min(BURST, self._left + RATE * (now - self._looked_at))
         self._looked_at = now
-        self._left -= 1 + nbytes / UNIT
-        if self._left < 0:
-            await asyncio.sleep(-self._left / RATE)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.system.processes import Learner, Supervisor
 
 #: The most that one attack may leave behind in a learner.
-MEMORY_MB = 150
+MEMORY_MB = 200
 FILES = 24
 #: What learners do after each attack, within the supervisor's patience.
 STEPS, ROUNDS = 20, 2

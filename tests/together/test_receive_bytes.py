@@ -32,7 +32,12 @@ def test_sixteen_that_offer_at_once_are_all_in_every_round(monkeypatch) -> None:
     monkeypatch.setattr(Receiving, "_fill", watched)
     inners = [SGD([Parameter(torch.ones(NUMEL))], lr=0.1) for _ in range(LEARNERS)]
     watches = [{"on_event": Watch()} for _ in inners]
-    options = {**LOCKSTEP, "quorum": LEARNERS, "limits": Limits(receive_bytes=LIMIT), "timing": TIMING}
+    options = {
+        **LOCKSTEP,
+        "quorum": LEARNERS,
+        "limits": Limits(receive_bytes=LIMIT),
+        "timing": TIMING,
+    }
     with cluster(*inners, each=watches, **options) as optimizers:
         drive(optimizers, STEPS, wave)
         for optimizer in optimizers:

@@ -45,7 +45,11 @@ class Healing:
         sealer that asked, if any did. No `why`: it could, but they are ruined."""
         fragment.refused()
         self.offers.send_nothing(fragment, asked)
-        if why:
+        if self.state.is_buffers(fragment.fragment):
+            # Parameters are no worse for buffers that are not finite.
+            self._ruined.setdefault(fragment.fragment, why)
+            self.go_on(fragment)
+        elif why:
             self._give_up(why)
 
     def sealed(self, fragment: Progress, seal: Seal, done: Done) -> None:

@@ -71,7 +71,7 @@ def payload_digest(sections: Sections, weights: Sequence[float]) -> bytes:
 
 def _is_beside(name: str) -> bool:
     """Whether a section comes beside the merged delta."""
-    return name in (SCALE, RATE, SIZES) or name.startswith(MOMENT_PREFIX)
+    return name in (SIZES, SCALE, RATE) or name.startswith(MOMENT_PREFIX)
 
 
 class Merged(NamedTuple):

@@ -497,8 +497,8 @@ def test_a_buffer_that_is_not_finite_stays_with_its_learner() -> None:
         assert isinstance(models[0].norm, nn.BatchNorm1d)
         assert models[0].norm.running_mean is not None
         models[0].norm.running_mean.fill_(math.nan)
-        drive_until(models, made, lambda: bool(watch.of("fault")))
-        texts = [event.text for event in watch.of("fault")]
+        drive_until(models, made, lambda: bool(watch.of("healed")))
+        texts = [event.text for event in watch.of("healed")]
         assert any("Buffer norm.running_mean is not finite" in text for text in texts)
         with made[1].global_weights():
             assert all(bool(t.isfinite().all()) for t in models[1].norm.state_dict().values())

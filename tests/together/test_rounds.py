@@ -180,10 +180,11 @@ def test_what_is_not_finite_never_reaches_an_anchor() -> None:
     lockstep = {"sync_every": 2, "adopt_after": 0, "quorum": 2, "grace": 0.05}
     with cluster(*(descent(0.0) for _ in range(3)), each=each, **lockstep) as (a, b, c):
         drive([a, b, c], 8, lambda i, s: [-1.0, -3.0, float("nan")][i])
-        assert "not finite" in watches[2].until("fault")[0].text
+        assert "not finite" in watches[2].until("healed")[0].text
         until(c, lambda: c._learner.engine.state.fragments[0].lineage.version == 4)  # type: ignore[union-attr]
         assert [anchors(o) for o in (a, b, c)] == [[16.0]] * 3
-        assert watches[0].of("fault") == watches[1].of("fault") == []
+        assert [watch.of("fault") for watch in watches] == [[], [], []]
+        assert watches[0].of("healed") == watches[1].of("healed") == []
 
 
 def test_events_tell_what_happens() -> None:

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 from mend_optim import Event, FailSlow, Int4, MendOptimizer, Timing, UsageError, environment
+from mend_optim.engine.effects import Advance, Outsize, Prepare, Retake
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.ledger import MemberRecord, RoundRecord
 from mend_optim.engine.policies import Policies
@@ -34,7 +35,14 @@ from mend_optim.protocol.messages import Beat, Goodbye, Level, Report
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
 from mend_optim.transport.control import Links
-from tests.support.engines import BASE, GENESIS, DrivenEngine
+from tests.support.engines import (
+    BASE,
+    GENESIS,
+    DrivenEngine,
+    among_peers,
+    offer_of,
+    seal_of,
+)
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
@@ -294,12 +302,33 @@ def late() -> Said:
 # ── what is not merged ────────────────────────────────────────────────────────────────────────────
 
 
-def fault() -> Said:
+def healed() -> Said:
     watch = Watch()
     each = [{"on_event": watch}, {}]
     with cluster(descent(0.0), descent(0.0), each=each, **{**LOCKSTEP, "quorum": 1}) as both:
         drive(both, 2, lambda i, s: 1.0 if i else math.nan)
-        return first(watch, "fault")
+        return first(watch, "healed")
+
+
+def outsized() -> Said:
+    engine = among_peers()
+    refused = offer_of(C, seq=0, steps=0).entry
+    engine.receive(seal_of(engine.lineage, refused, offer_of(B).entry))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance, outsized={0: Outsize(1.0, 214.0)})
+    return engine.events("outsized")
+
+
+def no_anchor() -> Said:
+    engine = among_peers()
+    engine.step(4)
+    engine.reserve()
+    engine.engine.boundaries.snapshot(0, None)
+    (prepare,) = engine.jobs(Prepare)
+    engine.done(prepare, fault="its parameters are not finite")
+    (retake,) = engine.jobs(Retake)
+    engine.done(retake, fault="its parameters are not finite")
+    return engine.events("fault")
 
 
 def jumped() -> Said:
@@ -443,7 +472,9 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Costly": lambda: slow("costly"),
     "As fast as before": lambda: slow("recovered"),
     "Rounds that take long": late,
-    "Weights that are not finite": fault,
+    "Weights that are not finite": healed,
+    "Offers that are too large": outsized,
+    "No finite anchor": no_anchor,
     "Weights that were replaced": jumped,
     "Training without a step": unseen,
     "Moments that are not known": lambda: begins(Unknown(), "unknown"),

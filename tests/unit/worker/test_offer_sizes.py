@@ -228,7 +228,7 @@ def test_damaged_sizes_are_refused(numbers: list[float]) -> None:
         Packet("packed", 1, memoryview(b"1234")),
         Packet("none", 2, memoryview(b"1234")),
     ],
-    ids=str,
+    ids=range(10),
 )
 def test_a_damaged_history_is_refused(packet: Packet) -> None:
     with pytest.raises(PeerError, match="offers"):

@@ -296,8 +296,6 @@ class Engine:
         if gone:
             self._poll_all(now)
             self._review_end(now)
-        for goodbye in goodbyes:
-            self.ending.told(goodbye)
 
     def _on_beat(self, now: float, beat: Beat) -> None:
         state = self.state

@@ -1248,7 +1248,7 @@ MUTANTS = (
     Mutant("rumors-without-end-in-a-beat", 8, "transport/wire", "beat.roster, RUMOR_LIMIT)", "beat.roster)", WIRE),
     Mutant("offers-are-checked-side-by-side", 8, "engine/sealer", "        if former is None:\n", "        if True:\n", of("unit/engine/test_sealer", "checked")),
     Mutant("the-newest-offer-is-forgotten", 8, "engine/sealer", "        if newer:\n            self.on_offer(now, newer)\n", "", of("unit/engine/test_sealer", "checked")),
-    Mutant("rounds-are-looked-at-for-each-goodbye", 8, "engine/engine", "        for goodbye in goodbyes:\n            self.ending.told(goodbye)\n", "        for goodbye in goodbyes:\n            self._poll_all(now)\n            self.ending.told(goodbye)\n", of("unit/engine/test_work_of_a_message", "once")),
+    Mutant("rounds-are-looked-at-for-each-goodbye", 8, "engine/engine", "if self._forget(r.peer)]\n", "if self._forget(r.peer) and (self._poll_all(now) or True)]\n", of("unit/engine/test_work_of_a_message", "once")),
     Mutant("refusals-without-end", 8, "protocol/refusals", "if key not in self._counts and len(self._counts) >= KINDS:", "if False:", of("unit/protocol/test_refusals")),
     Mutant("refusals-of-every-number", 8, "protocol/refusals", '_NUMBER.sub("N", _QUOTED.sub("…", reason))', "reason", of("unit/protocol/test_refusals")),
     Mutant("refused-streams-are-not-counted", 8, "transport/grpc_transport", '        self._links.refusals.add(link.id.name if link else "", reason)\n', "", of("unit/transport/test_grpc_transport", "too_many")),

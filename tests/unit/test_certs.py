@@ -1,0 +1,206 @@
+"""The commands that make credentials: what they write, learners can use, and nobody else can
+read."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mend_optim import Credentials
+from mend_optim.certs import EXTRA, main
+from mend_optim.transport.security.certificate import certificates_in
+from mend_optim.transport.security.files import read_identity
+from tests.support.certificates import DAY, files_of, issue, load_identity, new_authority, write
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: Any) -> tuple[int, str, str]:
+        status = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def pki(tmp_path: Path, run: Any) -> Path:
+    assert run("init", tmp_path / "pki")[0] == 0
+    return tmp_path / "pki"
+
+
+def test_what_is_issued_a_learner_can_use(pki: Path, run: Any) -> None:
+    for name in ("alpha", "beta"):
+        status, said, error = run("issue", pki, name)
+        assert (status, error) == (0, "")
+        assert said.startswith(f"wrote {pki / name}: the files of {name}, valid until 20")
+        identity = load_identity("credentials", Credentials.files(pki / name), name)
+        assert identity.authorities == (pki / "ca.pem").read_bytes()
+    assert run("check", pki / "alpha")[0] == 0
+    assert run("check", pki / "alpha", "--name", "alpha")[0] == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_only_the_owner_reads_keys_and_secrets(pki: Path, run: Any, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run("init", tmp_path / "open")
+        run("issue", tmp_path / "open", "a")
+        run("secret", tmp_path / "secret")
+    finally:
+        os.umask(before)
+    for path in ("open/ca-key.pem", "open/a/key.pem", "secret"):
+        assert mode_of(tmp_path / path) == 0o600
+    assert mode_of(tmp_path / "open/a/cert.pem") == 0o644
+
+
+def test_a_certificate_ends_when_it_was_told_to(pki: Path, run: Any) -> None:
+    run("issue", pki, "a", "--days", 3)
+    (own,) = certificates_in((pki / "a" / "cert.pem").read_bytes())
+    assert own.not_after - own.not_before == 4 * DAY.total_seconds()
+    (authority,) = certificates_in((pki / "ca.pem").read_bytes())
+    assert authority.not_after - authority.not_before == 3651 * DAY.total_seconds()
+
+
+def test_a_certificate_is_issued_again_in_its_place(pki: Path, run: Any) -> None:
+    run("issue", pki, "a")
+    first = read_identity("credentials", pki / "a", "a")
+    assert run("issue", pki, "a")[0] == 0
+    second = read_identity("credentials", pki / "a", "a")
+    assert first.certificate.sha256 != second.certificate.sha256
+    assert sorted(path.name for path in (pki / "a").iterdir()) == ["ca.pem", "cert.pem", "key.pem"]
+
+
+def test_a_name_that_is_no_folders_goes_where_it_is_told(pki: Path, run: Any) -> None:
+    for name in ("../b", "rack 7/ä", ".b"):
+        status, _, error = run("issue", pki, name)
+        assert (status, "say with --out where its files go" in error) == (1, True)
+        assert run("issue", pki, name, "--out", pki / "out")[0] == 0
+        assert read_identity("credentials", pki / "out", name).name == name
+    assert sorted(path.name for path in pki.iterdir()) == ["ca-key.pem", "ca.pem", "out"]
+
+
+@pytest.mark.parametrize("command", ["init", "secret"])
+def test_nothing_is_overwritten(command: str, tmp_path: Path, run: Any) -> None:
+    path = tmp_path / "there"
+    assert run(command, path)[0] == 0
+    files = [path] if path.is_file() else list(path.iterdir())
+    before = {file: file.read_bytes() for file in files}
+    status, _, error = run(command, path)
+    assert (status, "must be a new file: File exists" in error) == (1, True)
+    assert {file: file.read_bytes() for file in files} == before
+
+
+def test_a_secret_is_one(tmp_path: Path, run: Any) -> None:
+    file = tmp_path / "cluster.secret"
+    status, said, _ = run("secret", file)
+    assert status == 0
+    text = file.read_text(encoding="utf-8").strip()
+    assert text not in said
+    assert len(base64.urlsafe_b64decode(text.partition(":")[2])) == 32
+    assert load_identity("credentials", Credentials.secret(file), "a").name == "a"
+
+
+def test_certificates_are_shown(pki: Path, run: Any) -> None:
+    run("issue", pki, "alpha")
+    (own,) = certificates_in((pki / "alpha" / "cert.pem").read_bytes())
+    status, said, _ = run("show", pki / "alpha" / "cert.pem")
+    assert status == 0
+    assert said.startswith(f"SHA-256  {own.sha256}\nvalid    20")
+    assert "\nname     alpha\n" in said
+    assert "name     learner.mend-optim.invalid" in said
+    assert "CN=mend-optim authority " in run("show", pki / "ca.pem")[1]
+    for wrong in (pki / "ca-key.pem", pki / "nowhere.pem"):
+        status, _, error = run("show", wrong)
+        assert (status, error.startswith("FILE must")) == (1, True)
+
+
+def test_a_check_says_what_construction_would(tmp_path: Path, run: Any) -> None:
+    authority = new_authority()
+    expired = files_of(tmp_path / "a", authority, "a", begin=-9 * DAY, end=-DAY)
+    status, said, error = run("check", expired, "--name", "a")
+    assert (status, said) == (1, "")
+    assert error.startswith("DIR must be valid now, got ")
+    stranger = write(tmp_path / "b", new_authority().pem, *issue(authority, "b"))
+    assert "must be signed by an authority of" in run("check", stranger)[2]
+    nobody = files_of(tmp_path / "c", authority, "c", uris=[])
+    assert "must have the certificate of a learner" in run("check", nobody)[2]
+    assert (
+        "must be the certificate of 'x'"
+        in run("check", files_of(tmp_path / "d", authority, "d"), "--name", "x")[2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--days", "0"], "--days must be an int >= 1, got 0"),
+        (["--days", "-5"], "--days must be an int >= 1, got -5"),
+    ],
+)
+def test_wrong_arguments_are_refused(pki: Path, run: Any, arguments: Any, error: str) -> None:
+    assert run("issue", pki, "a", *arguments) == (1, "", f"{error}\n")
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "ä" * 101])
+def test_names_that_no_learner_may_have_are_refused(pki: Path, run: Any, name: str) -> None:
+    status, _, error = run("issue", pki, name, "--out", pki / "out")
+    assert (status, error.startswith("NAME must be a printable text of 1 to 200")) == (1, True)
+
+
+def test_the_authority_must_have_its_own_key(pki: Path, run: Any, tmp_path: Path) -> None:
+    assert run("issue", tmp_path, "a")[2].startswith("DIR must be a file that this process can")
+    (pki / "ca.pem").write_bytes(new_authority().pem)
+    status, _, error = run("issue", pki, "a")
+    assert (status, "that of none of its certificates" in error) == (1, True)
+    (pki / "ca-key.pem").write_text("garbage", encoding="utf-8")
+    assert run("issue", pki, "a")[2].startswith("DIR must be the directory of an authority: ")
+
+
+def test_while_authorities_change_both_kinds_of_certificates_work(
+    pki: Path, run: Any, tmp_path: Path
+) -> None:
+    run("issue", pki, "a")
+    new = tmp_path / "new"
+    run("init", new)
+    both = (pki / "ca.pem").read_bytes() + (new / "ca.pem").read_bytes()
+    for path in (pki / "a" / "ca.pem", new / "ca.pem"):
+        path.write_bytes(both)
+    assert run("issue", new, "b")[0] == 0
+    a = read_identity("credentials", pki / "a", "a")
+    b = read_identity("credentials", new / "b", "b")
+    assert (a.host_of("b"), a.host_of("a")) == (b.host_of("b"), b.host_of("a"))
+    (new / "b" / "ca.pem").write_bytes(certificate_of(new, both))
+    assert read_identity("credentials", new / "b", "b").host_of("b") != b.host_of("b")
+
+
+def certificate_of(new: Path, both: bytes) -> bytes:
+    """The second of two certificates."""
+    end = b"-----END CERTIFICATE-----\n"
+    return both.split(end)[1] + end
+
+
+def test_without_the_extra_the_error_names_it(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importing = builtins.__import__
+
+    def without(name: str, *args: Any) -> Any:
+        if name.startswith(("cryptography", "mend_optim.transport.security.issuing")):
+            raise ImportError(name)
+        return importing(name, *args)
+
+    monkeypatch.delitem(sys.modules, "mend_optim.transport.security.issuing")
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert run("init", tmp_path / "pki") == (1, "", f"{EXTRA}\n")
+    assert run("secret", tmp_path / "secret")[0] == 0  # needs nothing

@@ -18,6 +18,7 @@ PAGE = ROOT / "docs" / "reference.md"
 WIDTH = 100
 GROUPS = {
     "The optimizer": "MendOptimizer LearnerState close_all",
+    "Security": "Credentials",
     "Policies": "AutoPeriod Adoption Timing Limits Quorum Grace Nesterov DiLoCoNesterov"
     " MomentSchedule Moment FailSlow",
     "Codecs": "Int8 Int4 Float4 Sparse PowerSGD",

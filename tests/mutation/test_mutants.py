@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutant_list import MUTANTS, Mutant
-from tests.mutation.mutants import ROOT, mutated, verdict
+from tests.mutation.mutant_list import Mutant
+from tests.mutation.mutants import MUTANTS, ROOT, mutated, verdict
 
 LAWS = range(1, 12)
 

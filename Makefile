@@ -56,15 +56,15 @@ clean: ## remove everything that these targets made, the environments too
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs]'
 	touch $@
 
 $(CLIENTS_READY): $(READY)
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,clients]'
 	touch $@
 
 $(BENCH_READY): $(READY)
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,bench]'
 	touch $@
 
 $(PROTO_READY): Makefile

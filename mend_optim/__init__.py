@@ -1,7 +1,10 @@
 """Independent training processes, on slow and unreliable links, train one model together.
 
     inner = AdamW(model.parameters(), lr=3e-4)
-    optimizer = MendOptimizer(inner, listen="0.0.0.0:29600", peers=["b:29600"])
+    credentials = Credentials.secret("cluster.secret")
+    optimizer = MendOptimizer(
+        inner, listen="0.0.0.0:29600", peers=["b:29600"], credentials=credentials
+    )
 
 All public names are here. The packages below this one are internal."""
 
@@ -23,6 +26,7 @@ from mend_optim.protocol.refusals import Refused
 from mend_optim.protocol.timing import Timing
 from mend_optim.runtime.open_learners import close_all
 from mend_optim.status import FragmentStatus, PeerStatus, Status
+from mend_optim.transport.security.credentials import Credentials
 from mend_optim.worker.offer_sizes import Guard
 from mend_optim.worker.outer import DiLoCoNesterov, Nesterov
 
@@ -30,6 +34,7 @@ __all__ = [
     "Adoption",
     "AutoPeriod",
     "ClosedError",
+    "Credentials",
     "DiLoCoNesterov",
     "Event",
     "FailSlow",

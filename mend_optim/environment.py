@@ -9,7 +9,14 @@ from difflib import get_close_matches
 log = logging.getLogger("mend_optim")
 
 #: The variable of each argument that has one.
-VARIABLES = {"name": "MEND_NAME", "listen": "MEND_LISTEN", "peers": "MEND_PEERS"}
+VARIABLES = {
+    "name": "MEND_NAME",
+    "listen": "MEND_LISTEN",
+    "peers": "MEND_PEERS",
+    "credentials": "MEND_CREDENTIALS",
+    "secret": "MEND_SECRET_FILE",
+    "insecure": "MEND_INSECURE",
+}
 UNKNOWN = "the environment variable %s means nothing to mend_optim%s"
 
 # The unknown variables that were reported: once is enough for a process.

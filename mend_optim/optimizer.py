@@ -30,6 +30,7 @@ from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
 from mend_optim.status import Status
 from mend_optim.training_run import TrainingRun
+from mend_optim.transport.security.credentials import Credentials
 from mend_optim.worker.offer_sizes import Guard
 from mend_optim.worker.outer import Nesterov, Outer
 from mend_optim.wrapped_class import constructing_class, take_class, unwrapped, wrapper_of
@@ -96,6 +97,11 @@ class MendOptimizer(InnerFace):
         group: "auto" refuses to take part where `torch.distributed` runs several ranks, because a
             learner is one process. None: each rank holds a whole model, and is a learner of its
             own.
+        credentials: what learners prove their names with, a `Credentials`; links then use mutual
+            TLS. None: the environment variable MEND_CREDENTIALS (a directory) or MEND_SECRET_FILE,
+            else plaintext, which only loopback addresses get.
+        insecure: whether links may leave this machine in plaintext, so that anyone who reaches them
+            can read and replace the model. False: MEND_INSECURE=1 says so.
         advertise: "host:port" that others should dial, if it differs from `listen`; needs `listen`.
         ledger: path of a JSONL file, to which each adopted anchor appends a line. None: no file.
         on_event: called with every `Event`, on a background thread. None: events are only logged.
@@ -139,6 +145,8 @@ class MendOptimizer(InnerFace):
         timing: Timing = Timing(),
         limits: Limits = Limits(),
         group: str | None = "auto",
+        credentials: Credentials | None = None,
+        insecure: bool = False,
         advertise: str | None = None,
         ledger: str | Path | None = None,
         on_event: Callable[[Event], None] | None = None,
@@ -167,6 +175,8 @@ class MendOptimizer(InnerFace):
             timing=timing,
             limits=limits,
             group=group,
+            credentials=credentials,
+            insecure=insecure,
             advertise=advertise,
             ledger=ledger,
             on_event=on_event,

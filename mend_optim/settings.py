@@ -38,8 +38,10 @@ from mend_optim.protocol.timing import Timing
 from mend_optim.ranks import check_group
 from mend_optim.runtime.learner import Learner
 from mend_optim.runtime.ledger_file import LINKED
+from mend_optim.security import LinkSecurity, read_security, refuse_open_links
 from mend_optim.transport.address import parse_dialable
 from mend_optim.transport.grpc_transport import Transport
+from mend_optim.transport.security.credentials import Credentials
 from mend_optim.worker.checkpoint import Checkpoint, is_past, newest
 from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
@@ -64,6 +66,7 @@ class Endpoint:
     peers: tuple[str, ...]
     ledger: Path | None
     on_event: Callable[[Event], None] | None
+    security: LinkSecurity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,7 @@ class Settings:
             me = me.beyond(newest(self.name, saved))
         listen, listen_from = place.listen, place.listen_from
         advertise, peers = place.advertise, place.peers
+        security = place.security.open(self.name)
         bare = self.offline()
         present = _through(owner, layout)
         learner = Learner(
@@ -161,6 +165,7 @@ class Settings:
                 allocate=Buffers().take_bytes,
                 limits=bare.policies.limits,
                 sizes=lambda: [fragment.numel for fragment in present().fragments],
+                security=security,
             ),
             ledger=place.ledger,
             on_event=_reporter(self) if place.on_event else None,
@@ -227,6 +232,8 @@ def read_settings(
     advertise: str | None,
     ledger: str | Path | None,
     on_event: Callable[[Event], None] | None,
+    credentials: Credentials | None = None,
+    insecure: bool = False,
 ) -> Settings:
     """Check the arguments of `MendOptimizer`, and fill in what they omit from the environment.
 
@@ -274,14 +281,16 @@ def read_settings(
         policies = replace(policies, least_period=USUAL)
     if periods:
         policies = _with_moments(policies, inner, periods)
-    named = _read_peers(peers)
+    named, named_from = _read_peers(peers)
     listen_from = "listen"
     if listen is None:
         told, listen_from = stand_in("listen")
         listen = told or None
     _check_advertise(advertise, listen)
+    security = read_security(credentials, insecure)
     place = None
     if listen is not None or named:
+        refuse_open_links(security, listen, listen_from, named, named_from)
         place = Endpoint(
             listen=listen,
             listen_from=listen_from,
@@ -289,6 +298,7 @@ def read_settings(
             peers=named,
             ledger=Path(ledger) if ledger else None,
             on_event=on_event,
+            security=security,
         )
     else:
         _check_alone(policies.quorum)
@@ -390,9 +400,9 @@ def _with_moments(policies: Policies, inner: Optimizer, periods: MomentSchedule)
     return replace(policies, moments=moments, unknown_optimizer=unknown, periods=resolved)
 
 
-def _read_peers(peers: Sequence[str]) -> tuple[str, ...]:
-    """The peers' addresses: those of the argument, else those of the environment. One text has them
-    separated by commas."""
+def _read_peers(peers: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The peers' addresses, and where they came from: the argument, else the environment. One text
+    has them separated by commas."""
     require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
     named, source = _separated(peers) if isinstance(peers, str) else list(peers), "peers"
     if not named:
@@ -400,7 +410,7 @@ def _read_peers(peers: Sequence[str]) -> tuple[str, ...]:
         named = _separated(told)
     for address in named:
         parse_dialable(source, address)
-    return tuple(named)
+    return tuple(named), source
 
 
 def _separated(text: str) -> list[str]:

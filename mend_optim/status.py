@@ -106,6 +106,7 @@ class Status:
         sync_every: the present period of the run, in inner steps; 0 without peers.
         refused: what was refused of peers, by peer and reason, with how often; the peer is "" for
             callers that have not said hello. At most about 130 kinds; the rest counts as "others".
+        security: how its links are secured; "" without peers.
         latency: inner steps from a snapshot of this learner until its anchor was ready, the median
             of the last rounds; 0 if there were too few.
 
@@ -150,6 +151,7 @@ class Status:
     sync_every: int = 0
     latency: int = 0
     refused: tuple[Refused, ...] = ()
+    security: str = ""
 
     def __str__(self) -> str:
         lines = {
@@ -161,6 +163,7 @@ class Status:
             "anchor": _anchor_text(self.fragments),
             "rounds": _rounds_text(self),
             "peers": _peers_text(self.roster),
+            **({"security": self.security} if self.security else {}),
             "traffic": f"{self.bytes_sent / 1e6:,.1f} MB sent, "
             f"{self.bytes_received / 1e6:,.1f} MB received",
             "time": f"{self.seconds_in_mend:,.1f} s in mend_optim",
@@ -217,6 +220,7 @@ class Traffic(NamedTuple):
     bytes_sent: int
     bytes_received: int
     refused: tuple[Refused, ...]
+    security: str
 
 
 def status_alone(name: str, step: int, tokens: int, position: int) -> Status:
@@ -297,4 +301,5 @@ def learner_status(
         sync_every=state.schedule.sync_every,
         latency=state.latency.median,
         refused=(*traffic.refused, *state.refusals.counted()),
+        security=traffic.security,
     )

@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from mend_optim.environment import VARIABLES
+
 torch.set_num_threads(1)
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -25,7 +27,7 @@ settings.load_profile("default")
 @pytest.fixture
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable says what a learner was not told."""
-    for name in ("MEND_NAME", "MEND_LISTEN", "MEND_PEERS"):
+    for name in VARIABLES.values():
         monkeypatch.delenv(name, raising=False)
 
 

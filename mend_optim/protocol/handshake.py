@@ -78,7 +78,9 @@ class Hello:
     policy: tuple[tuple[str, str], ...]
     #: The sender's version of the protocol.
     protocol: int = PROTOCOL
-    #: In an answer, why the sender refuses the receiver; empty in a welcome and in a request.
+    #: In an answer, why the sender refuses the receiver, as the receiver would say it; empty in a
+    #: welcome and in a request. A refusal has neither model nor policy: a learner that is turned
+    #: away learns the first difference, and no more.
     refusal: str = ""
     #: The reason for the refusal, if that is a process with the receiver's name and a later start.
     namesake: Namesake | None = None
@@ -127,7 +129,8 @@ def _listed(model: tuple[tuple[str, str], ...], prefix: str) -> list[tuple[str, 
 
 def refusal(mine: Hello, theirs: Hello) -> str:
     """Return why two learners must not train together, naming the first field that differs; empty
-    if they may."""
+    if they may. A hello that is a refusal shows no model and no settings, so it gives its reason
+    itself."""
     if mine.protocol != theirs.protocol:
         return (
             f"protocol version: here {mine.protocol}, there {theirs.protocol};"
@@ -138,6 +141,8 @@ def refusal(mine: Hello, theirs: Hello) -> str:
             f"name: {mine.peer.name!r} on both sides, here started {mine.peer.started}, there"
             f" {theirs.peer.started}; give every learner a name of its own, or end one of the two"
         )
+    if theirs.refusal:
+        return ""
     models = _without_extras(mine.model, theirs.model)
     difference = model_difference(*models)
     if difference:

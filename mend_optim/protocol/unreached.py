@@ -14,6 +14,13 @@ class Unreached(Enum):
     ANSWER = "no answer"
     PROTOCOL = "what answers is no learner"
     LEAVING = "the learner there is leaving"
+    NO_TLS = "it speaks no TLS"
+    EXPIRED = "its certificate has expired"
+    EARLY = "its certificate is not valid yet"
+    AUTHORITY = "its certificate is of another authority"
+    NO_LEARNER = "its certificate is no learner's"
+    IMPOSTOR = "its certificate is not of the name that it says"
+    DECLINED = "it declines this learner's certificate"
 
     @property
     def remedy(self) -> str:
@@ -26,6 +33,15 @@ _REMEDIES = {
     Unreached.REFUSED: "start the learner there, or correct its port in peers",
     Unreached.ROUTE: "check the network between the two machines",
     Unreached.ANSWER: "start that machine, or open its firewall for the port",
-    Unreached.PROTOCOL: "correct the port in peers, and put no TLS before a learner",
+    Unreached.PROTOCOL: (
+        "correct the port in peers, and give all learners credentials of one authority, or none"
+    ),
     Unreached.LEAVING: "start the learner there again",
+    Unreached.NO_TLS: "give that learner credentials, too, or correct the port in peers",
+    Unreached.EXPIRED: "issue its certificate again, or set the clocks right",
+    Unreached.EARLY: "set the clocks of both machines right",
+    Unreached.AUTHORITY: "give all learners credentials of one authority, or one secret",
+    Unreached.NO_LEARNER: "correct the port in peers, or issue its certificate again",
+    Unreached.IMPOSTOR: "find out who runs that process",
+    Unreached.DECLINED: "compare the authorities, dates and deny.txt of both",
 }

@@ -86,7 +86,9 @@ class NetworkSide:
     def traffic(self) -> Traffic:
         """What went over the network since the start."""
         here = self.transport
-        return Traffic(here.bytes_sent, here.bytes_received, here.refusals.counted())
+        return Traffic(
+            here.bytes_sent, here.bytes_received, here.refusals.counted(), here.secured()
+        )
 
     def flush_soon(self) -> None:
         """Let the loop send the outbox and set its timer; once for any number of effects."""

@@ -90,7 +90,7 @@ def seen_from(address: str, host: str) -> str:
         there, port = parse_address("address", address)
     except UsageError:
         return ""
-    if there in _ANY or (_is_loopback(there) and not _is_loopback(host)):
+    if there in _ANY or (is_loopback(there) and not is_loopback(host)):
         there = host
     return format_address(there, port) if there and port else ""
 
@@ -106,7 +106,8 @@ def host_of(transport_peer: str) -> str:
     return str(mapped or host)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, as only this machine can reach it."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

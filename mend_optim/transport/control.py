@@ -104,8 +104,11 @@ class Links:
         return reason
 
     def answer(self, mine: Hello, theirs: Hello, reason: str) -> Hello:
-        """Return this learner's hello to a peer that it refuses for this reason."""
-        return replace(mine, refusal=reason, namesake=self._handler.namesake(theirs.peer))
+        """Return this learner's hello to a peer that it refuses for this reason. It says no more of
+        this learner than that."""
+        namesake = self._handler.namesake(theirs.peer)
+        told = refusal(theirs, mine) or reason
+        return replace(mine, model=(), policy=(), refusal=told, namesake=namesake)
 
     def _rename(self, me: PeerId) -> None:
         """This learner has another incarnation. Its streams name the former one as their caller, so
@@ -145,6 +148,11 @@ class Links:
         """Make the peer a stranger again."""
         self._links.pop(link.id, None)
         self._hang_up(link)
+
+    def expel(self, link: Link, reason: str) -> None:
+        """Dismiss a peer that may take part no more, and tell the handler why."""
+        self._report(link.id, link.address, reason)
+        self.dismiss(link)
 
     def _hang_up(self, link: Link) -> None:
         self._drop(link)

@@ -26,6 +26,8 @@ _WORDS = (
     ("failed parsing http/2", Unreached.PROTOCOL),
     ("http1", Unreached.PROTOCOL),
     ("http2 header", Unreached.PROTOCOL),
+    ("hostname verification", Unreached.IMPOSTOR),
+    ("not in peer certificate", Unreached.IMPOSTOR),
     ("ssl", Unreached.PROTOCOL),
     ("unimplemented", Unreached.PROTOCOL),
 )

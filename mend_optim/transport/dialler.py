@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -22,17 +22,22 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.timing import Timing
+from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.control import Links
 from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.handler import Handler
+from mend_optim.transport.limits import check
+from mend_optim.transport.security.channels import Security
 
 log = logging.getLogger("mend_optim.transport")
 
 #: Addresses known by hearsay that are dialled at a time. A peer may tell of many learners, and of
 #: anybody's addresses.
 HEARSAY_DIALS = 8
+#: Failures in a row after which a learner looks for the reason by itself.
+PROBE_AFTER = 2
 #: Failures in a row beyond this many don't lengthen the pause any more (2**10 beats).
 FAILURES = 10
 
@@ -68,8 +73,10 @@ class Dialler:
         links: Admits the peers that agree, and runs the control streams with them.
         timing: The beat is the unit of all pauses.
         connect: Opens a connection to an address; `patience_s` is how long the connection may be
-            dead before it fails.
+            dead before it fails. The third argument is the name of the learner that must be there;
+            empty if any may.
         hello: Returns this learner's hello, with its address.
+        security: Says whether connections prove the names of learners, and why one fails.
     """
 
     def __init__(
@@ -78,17 +85,21 @@ class Dialler:
         links: Links,
         timing: Timing,
         *,
-        connect: Callable[[str, float], Connection],
+        connect: Callable[[str, float, str], Connection],
         hello: Callable[[], Hello],
+        security: Security,
     ) -> None:
         self._handler = handler
         self._links = links
         self._timing = timing
         self._connect = connect
         self._hello = hello
+        self._security = security
         self._random = random.Random()
         #: The task that visits each address, while it runs.
         self._dials: dict[str, asyncio.Task[None]] = {}
+        #: By address that is visited, how often in a row nobody has answered.
+        self._failures: dict[str, int] = {}
         self._watching: asyncio.Task[None] | None = None
         self._hearsay = asyncio.Semaphore(HEARSAY_DIALS)
 
@@ -115,6 +126,7 @@ class Dialler:
 
     def _ended(self, address: str, task: asyncio.Task[Any]) -> None:
         self._dials.pop(address, None)
+        self._failures.pop(address, None)
 
     async def _watch(self) -> None:
         """Every beat: dial the contacts, and dismiss the peers that are long gone."""
@@ -140,7 +152,7 @@ class Dialler:
         """Visit an address again and again."""
         failures = 0
         while self._is_wanted(contact):
-            outcome = await self._visit(address, seed, self._turn(contact))
+            outcome = await self._visit(address, seed, contact)
             if outcome is VisitOutcome.OURSELVES or self._links.closing:
                 return
             beats = NEXT_VISIT[outcome]
@@ -149,6 +161,7 @@ class Dialler:
                 failures = min(failures + 1, FAILURES)
             else:
                 failures = 0
+            self._failures[address] = failures
             # random, so that learners that lost each other don't all dial at the same moment
             await asyncio.sleep(self._timing.beat_s * beats * self._random.uniform(0.5, 1.0))
 
@@ -158,31 +171,68 @@ class Dialler:
         is_hearsay = contact is not None and self._links.get(contact) is None
         return self._hearsay if is_hearsay else nullcontext()
 
-    async def _visit(
-        self, address: str, seed: str, turn: AbstractAsyncContextManager[object]
-    ) -> VisitOutcome:
-        # A control stream that died silently must fail, and be dialled again, before the peer is
-        # evicted.
-        connection = self._connect(address, self._timing.evict_after_s / 6)
+    async def _visit(self, address: str, seed: str, contact: PeerId | None) -> VisitOutcome:
         try:
-            async with turn:
-                theirs = await self._say_hello(connection, seed)
-            return await self._meet(connection, theirs, address, seed)
+            name = await self._name_at(address, seed, contact)
+            self._security.check_peer(name, None)
+            async with self._connected(address, name) as connection:
+                async with self._turn(contact):
+                    theirs = await self._ask(connection, seed, self._hello(), name)
+                check(
+                    name in ("", theirs.peer.name), f"{name!a} says that it is {theirs.peer.name!a}"
+                )
+                return await self._meet(connection, theirs, address, seed)
         except PeerError as fault:
             log.debug("%s: %s", address, fault)
         except Exception:
             log.debug("%s", address, exc_info=True)
-        finally:
-            await connection.close()
         return VisitOutcome.FAILED
 
-    async def _say_hello(self, connection: Connection, seed: str) -> Hello:
+    @asynccontextmanager
+    async def _connected(self, address: str, name: str) -> AsyncIterator[Connection]:
+        # A control stream that died silently must fail, and be dialled again, before the peer is
+        # evicted.
+        connection = self._connect(address, self._timing.evict_after_s / 6, name)
         try:
-            return await connection.hello(self._hello(), self._timing.evict_after_s)
+            yield connection
+        finally:
+            await connection.close()
+
+    async def _name_at(self, address: str, seed: str, contact: PeerId | None) -> str:
+        """Return the name that the learner at an address must prove; empty if it need not.
+
+        A caller can only demand a name of its server, and never ask for it. So at a seed, the first
+        connection takes any learner of the run and asks for its name, and is used for nothing else.
+        """
+        if not self._security.authenticates:
+            return ""
+        if contact is not None:
+            return contact.name
+        async with self._connected(address, "") as connection:
+            return (await self._ask(connection, seed, self._hello(), "")).peer.name
+
+    async def _ask(self, connection: Connection, seed: str, mine: Hello, name: str) -> Hello:
+        """Say hello to the learner of this name, or to any; return the answer. A seed that gives
+        none is reported."""
+        try:
+            theirs = await connection.hello(mine, self._timing.evict_after_s)
         except PeerError as fault:
             if seed:
-                self._handler.unreached(seed, why_unreached(fault))
+                self._handler.unreached(seed, await self._cause(seed, fault, name))
             raise
+        check(name in ("", theirs.peer.name), f"{name!a} says that it is {theirs.peer.name!a}")
+        return theirs
+
+    async def _cause(self, seed: str, fault: PeerError, name: str) -> Unreached:
+        """Return why nobody answers at a seed. What looks like another program may be a learner
+        whose certificate is wrong, or that finds ours wrong."""
+        cause = why_unreached(fault)
+        if cause is Unreached.IMPOSTOR and not name:
+            return Unreached.NO_LEARNER
+        failures = self._failures.get(seed, 0)
+        if cause is Unreached.PROTOCOL and failures >= PROBE_AFTER:
+            return await self._security.probe(seed) or cause
+        return cause
 
     async def _meet(
         self, connection: Connection, theirs: Hello, address: str, seed: str

@@ -15,6 +15,7 @@ from mend_optim.protocol.messages import Beat, Message, Want
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.inflow import Inflow
 from mend_optim.transport.receiving import BusyError
+from mend_optim.transport.security.certificate import Certificate
 
 #: Messages that wait in one outbox at most; one more drops the oldest.
 OUTBOX_LIMIT = 256
@@ -72,6 +73,8 @@ class Link:
         self.address = ""
         #: Where its connections come from, or where this learner dialled it.
         self.host = ""
+        #: The certificate that the peer has called with; None if it has not, or needs none.
+        self.certificate: Certificate | None = None
         #: Whether a control stream of this learner's dialling is open, or about to be.
         #: Then `address` is the one that was dialled.
         self.dialled = False

@@ -1,7 +1,7 @@
 """A hostile peer: a raw client on the project's own messages, which follows no rule of theirs.
 
-It has one outbound connection, no listening port, and what a learner answers to its first hello. It
-runs in the process of the test, so that it costs the learners no more than its messages do."""
+It has one outbound connection, no listening port, and the model and settings of an insider. It runs
+in the process of the test, so that it costs the learners no more than its messages do."""
 
 from __future__ import annotations
 
@@ -67,14 +67,13 @@ class Call:
 
 
 class Attacker:
-    """A peer of any name that has said hello to the learner at `address`."""
+    """A peer of any name, at the door of the learner at `address`, whose hello it knows."""
 
-    def __init__(self, address: str, name: str = "mallory", incarnation: int = 0) -> None:
+    def __init__(self, address: str, host: pb.Hello, name: str, incarnation: int = 0) -> None:
         self.me = pb.PeerId(name=name, incarnation=incarnation or time.time_ns())
         self.channel = grpc.insecure_channel(address, options=_OPTIONS)
         self.calls: list[Call] = []
-        #: The learner's own hello.
-        self.host = pb.Hello()
+        self.host = host
 
     def __enter__(self) -> Attacker:
         return self
@@ -91,12 +90,8 @@ class Attacker:
 
     def hello(self, **changes: Any) -> pb.Hello:
         """Say hello, with the learner's own model and settings; return the answer."""
-        if not self.host.model:
-            self.host = self._hello(pb.Hello(peer=self.me, protocol=0))
         mine = pb.Hello()
         mine.CopyFrom(self.host)
-        mine.ClearField("refusal")
-        mine.ClearField("namesake")
         mine.peer.CopyFrom(self.me)
         mine.address = ""
         for field, value in changes.items():

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from mend_optim.transport._pb import peer_pb2 as pb
+from tests.hostile.attacker import Attacker
 from tests.system.processes import Learner, Supervisor
 
 #: The most that one attack may leave behind in a learner.
@@ -29,7 +31,14 @@ class Ground:
         self.a, self.b = supervisor.start_all("ab", width=WIDTH)
         for learner in (self.a, self.b):
             learner.await_rounds(ROUNDS)
-        self.genesis = bytes.fromhex(self.a.report()["genesis"])
+        report = self.a.report()
+        self.genesis = bytes.fromhex(report["genesis"])
+        #: An insider knows the model and the settings, as "a" tells them in its hello.
+        self.hello = pb.Hello.FromString(bytes.fromhex(report["hello"]))
+
+    def attacker(self, name: str, incarnation: int = 0) -> Attacker:
+        """A peer of any name, at the door of "a"."""
+        return Attacker(self.a.address, self.hello, name, incarnation)
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ def held(attack: Callable[[Ground, Attacker], None]) -> Callable[[Ground], None]
     """Run an attack by a peer that has said hello to "a"; both learners must hold."""
 
     def run(ground: Ground) -> None:
-        with ground.held(), Attacker(ground.a.address, f"mallory {attack.__name__}") as mallory:
+        with ground.held(), ground.attacker(f"mallory {attack.__name__}") as mallory:
             mallory.hello()
             attack(ground, mallory)
 
@@ -65,7 +65,7 @@ def test_r2_of_forty_exchanges_of_one_peer_one_is_open(ground, mallory):
 @held
 def test_r3_sections_that_nobody_knows_are_refused(ground, mallory):
     for n in range(15):
-        with Attacker(ground.a.address, f"r3 {n}") as other:
+        with ground.attacker(f"r3 {n}") as other:
             other.hello()
             call = other.open("Exchange", other.offer([("junk", LIMIT - 8)]))
             assert call.ended()
@@ -210,7 +210,7 @@ def test_l2_nobody_says_goodbye_for_another(ground, mallory):
 @held
 def test_l3_hellos_make_no_quorum(ground, mallory):
     for n in range(10):
-        with Attacker(ground.a.address, f"l3 {n}") as other:
+        with ground.attacker(f"l3 {n}") as other:
             other.hello()
     with ground.lasts():
         pass
@@ -292,7 +292,7 @@ def test_offers_of_ever_new_numbers_are_checked_one_at_a_time(ground, mallory):
 def test_t1_no_name_forges_a_line(ground: Ground) -> None:
     with ground.held():
         for name in ("b\nLOG ERROR", "\x1b]0;owned\a", "a\u202e", "e\u0301"):
-            with Attacker(ground.a.address, name) as mallory:
+            with ground.attacker(name) as mallory:
                 with pytest.raises(grpc.RpcError) as refused:
                     mallory.hello()
                 assert refused.value.code() is INVALID
@@ -301,7 +301,7 @@ def test_t1_no_name_forges_a_line(ground: Ground) -> None:
 
 def test_what_was_refused_is_counted(ground: Ground) -> None:
     began = time.time_ns()
-    with ground.held(), Attacker(ground.a.address, "counted", began) as mallory:
+    with ground.held(), ground.attacker("counted", began) as mallory:
         mallory.hello()
         for _ in range(5):
             assert mallory.open("Exchange", b"junk").ended()

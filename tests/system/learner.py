@@ -51,6 +51,7 @@ from mend_optim.runtime.learner import Learner as Learners
 from mend_optim.runtime.network_loop import NetworkLoop
 from mend_optim.runtime.network_side import NetworkSide
 from mend_optim.transport.grpc_transport import Transport
+from mend_optim.transport.wire import encode_hello
 
 INPUTS, EXAMPLES, BATCH = 16, 1024, 32
 ENDINGS: dict[str, Callable[[], object]] = {
@@ -242,9 +243,16 @@ class Learner:
             if before.fragments == status.fragments:
                 break
         facts = asdict(status)
-        engine = self.optimizer._learner.engine  # type: ignore[union-attr]
+        learner = self.optimizer._learner
+        assert learner is not None
         del facts["rounds"]
-        self.console.say("report", anchors=anchors, genesis=engine.state.genesis.hex(), **facts)
+        self.console.say(
+            "report",
+            anchors=anchors,
+            genesis=learner.engine.state.genesis.hex(),
+            hello=encode_hello(learner.network.hello()).hex(),
+            **facts,
+        )
 
     def children(self) -> None:
         self.console.say(

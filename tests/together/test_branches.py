@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from mend_optim import Event, MendOptimizer, RoundRecord
@@ -19,6 +20,7 @@ from tests.support.engines import BASE, ME, PEER, DrivenEngine, seal_of, state_o
 from tests.support.learners import cluster, descent, drive, same, settle, start, until
 
 SOMEBODY = PeerId("somebody", 1)
+NO_NETWORK = SimpleNamespace(bytes_sent=0, bytes_received=0, secured=str)
 
 
 class Merged(DrivenEngine):
@@ -55,8 +57,7 @@ class Merged(DrivenEngine):
             tokens=state.totals.tokens,
             position=state.position,
             seconds_in_mend=0.0,
-            bytes_sent=0,
-            bytes_received=0,
+            network=NO_NETWORK,
         )
 
 

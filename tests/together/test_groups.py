@@ -13,6 +13,7 @@ from torch.optim import SGD
 
 from mend_optim import MendOptimizer, UsageError
 from mend_optim.engine.state import EngineState
+from mend_optim.security import LinkSecurity
 from mend_optim.settings import Endpoint
 from tests.support.checkpoints import anchors
 from tests.support.learners import (
@@ -149,7 +150,12 @@ def test_a_learner_that_greets_with_another_group_is_refused() -> None:
             b._run.settings,
             name="b",
             place=Endpoint(
-                listen=None, advertise=None, peers=(address,), ledger=None, on_event=None
+                security=LinkSecurity(),
+                listen=None,
+                advertise=None,
+                peers=(address,),
+                ledger=None,
+                on_event=None,
             ),
         )
         b._run.model.lay_out()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,16 @@ import torch
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
-from mend_optim import Event, FailSlow, Int4, MendOptimizer, Timing, UsageError, environment
+from mend_optim import (
+    Credentials,
+    Event,
+    FailSlow,
+    Int4,
+    MendOptimizer,
+    Timing,
+    UsageError,
+    environment,
+)
 from mend_optim.engine.effects import Advance, Outsize, Prepare, Retake
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.ledger import MemberRecord, RoundRecord
@@ -94,6 +104,7 @@ def looking(*seeds: str, **options: Any) -> Iterator[Watch]:
     watch = Watch()
     timing = Timing(beat_s=0.1, join_timeout_s=1.0, round_timeout_s=30.0, evict_after_s=30.0)
     told = {"name": "a", "listen": LOOPBACK, "timing": timing, "on_event": watch, **options}
+    told |= {"insecure": True}  # some of the places have a name, and nobody there
     with MendOptimizer(descent(1.0), peers=seeds, **told) as optimizer:
         optimizer.join()
         yield watch
@@ -432,6 +443,29 @@ def wrong_variable() -> Said:
     return [str(error.value)]
 
 
+def open_links() -> Said:
+    with pytest.raises(UsageError) as error:
+        MendOptimizer(descent(1.0), listen="0.0.0.0:29600")
+    return [str(error.value)]
+
+
+def bare_links() -> Said:
+    with log_lines() as lines:
+        MendOptimizer(descent(1.0), name="a", listen="127.0.0.1:0", insecure=True).close()
+    return [line for line in lines if "insecure" in line]
+
+
+def open_secret() -> Said:
+    with tempfile.TemporaryDirectory() as folder:
+        secret = Path(folder) / "cluster.secret"
+        secret.touch(0o644)
+        secret.chmod(0o644)
+        credentials = Credentials.secret(secret)
+        with pytest.raises(UsageError) as error:
+            MendOptimizer(descent(1.0), listen=LOOPBACK, credentials=credentials)
+    return [str(error.value).replace(f"{folder}/", "")]
+
+
 def wrong_class() -> Said:
     with pytest.raises(UsageError) as error:
         MendOptimizer(descent(1.0), codec=Int4)  # type: ignore[arg-type]
@@ -443,6 +477,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "A name that does not resolve": lambda: dial("no such name"),
     "No answer": lambda: dial("silent"),
     "Not a learner": lambda: dial("TLS"),
+    "Credentials that don't fit": lambda: unreached(Unreached.EXPIRED),
     "No route": lambda: unreached(Unreached.ROUTE),
     "A learner that is leaving": lambda: unreached(Unreached.LEAVING),
     "A peer before its first step": lambda: of(meets(b""), 1.0, "waiting"),
@@ -483,6 +518,9 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     ),
     "The first merge": first_merge,
     "The summary": summary,
+    "Links that would leave this machine": open_links,
+    "Links without credentials": bare_links,
+    "A secret that others may read": open_secret,
     "A variable that means nothing": unknown_variable,
     "A wrong value in a variable": wrong_variable,
     "A class in place of an instance": wrong_class,

@@ -60,6 +60,8 @@ DEFAULTS: dict[str, Any] = {
     "advertise": None,
     "ledger": None,
     "on_event": None,
+    "credentials": None,
+    "insecure": True,
 }
 
 
@@ -88,6 +90,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("peers", None, "peers must be addresses 'host:port' of other learners"),
     ("peers", 5, "peers must be addresses 'host:port' of other learners"),
     ("peers", "here", "peers must be an address 'host:port'"),
+    ("credentials", "pki", "credentials must be a Credentials.secret(…) or a Credentials.files(…)"),
+    ("insecure", 1, "insecure must be True or False"),
     ("limits", 256, "limits must be a Limits(learners=…)"),
     ("quorum", 0, "quorum.minimum must be None or an int >= 1"),
     ("quorum", 1.5, "quorum.minimum must be None or an int >= 1"),

@@ -44,6 +44,7 @@ STATUS = Status(
     cluster_tokens=123_456,
     sync_every=8,
     latency=3,
+    security="none: plaintext, within this machine",
 )
 PRINTED = """\
 a has joined
@@ -53,6 +54,7 @@ a has joined
   anchor    version 12, 123,456 tokens, digest 5eedfeed
   rounds    12 adopted, one every 8 steps, each takes 3; the last merged a, b
   peers     b alive, c suspected, d alive, 2.5 times slower
+  security  none: plaintext, within this machine
   traffic   1.2 MB sent, 7.7 MB received
   time      0.5 s in mend_optim"""
 

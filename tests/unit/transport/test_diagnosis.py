@@ -15,7 +15,7 @@ from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
-from mend_optim.transport import grpc_transport as room
+from mend_optim.transport import server as room
 from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.grpc_transport import Transport
 from tests.unit.transport.recorder import LIMIT, Recorder
@@ -137,6 +137,8 @@ def test_a_dial_tells_why_it_failed(place: str) -> None:
         ("Failed to connect to remote host: No route to host", Unreached.ROUTE),
         ("connect: Network is unreachable (101)", Unreached.ROUTE),
         ("this learner is leaving", Unreached.LEAVING),
+        ("Hostname Verification Check failed.", Unreached.IMPOSTOR),
+        ("Peer name n.mend-optim.invalid is not in peer certificate", Unreached.IMPOSTOR),
         ("words of a gRPC that is not written yet", Unreached.ANSWER),
     ],
 )

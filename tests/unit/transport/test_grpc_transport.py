@@ -35,8 +35,8 @@ from mend_optim.protocol.messages import (
     Want,
 )
 from mend_optim.protocol.timing import Timing
-from mend_optim.transport import dialler, wire
-from mend_optim.transport import grpc_transport as room
+from mend_optim.transport import dialler, grpc_setup, wire
+from mend_optim.transport import server as room
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.connection import CALLER, SERVICE
 from mend_optim.transport.dialler import HEARSAY_DIALS
@@ -234,6 +234,19 @@ async def test_a_different_policy_is_refused_on_both_sides_and_reported_once(cre
 
 
 @scenario
+async def test_a_refusal_tells_no_more_than_the_first_difference(crew):
+    b = await crew("b")
+    b.policy = (("sync_every", "64"), ("codec", "none"))
+    channel = grpc.aio.insecure_channel(b.address)
+    said = wire.encode_hello(replace(b.hello(), peer=PeerId("a", 1), policy=(("sync_every", "8"),)))
+    answer = await channel.unary_unary(f"/{SERVICE}/Hello")(said)
+    await channel.close()
+    told = wire.decode_hello(answer)
+    assert (told.model, told.policy) == ((), ())
+    assert told.refusal == "sync_every: here 8, there 64; pass the same sync_every to both"
+
+
+@scenario
 async def test_one_name_twice_is_refused(crew):
     b = await crew("same", incarnation=1)
     a = await crew("same", b.address, incarnation=2)
@@ -406,8 +419,8 @@ async def test_a_peer_with_too_many_streams_open_is_told_to_come_back(crew):
     want = wire.encode_want(Want(a.id, 0, b""))
     served.served += 10_000
     with a.transport._open_bulk(link, "Pull") as stream:
-        await stream.write(want)
         with pytest.raises(PeerError, match="RESOURCE_EXHAUSTED: peer a#1 has 1"):
+            await stream.write(want)
             await stream.read()
     served.served -= 10_000
     (refused,) = b.transport.refusals.counted()
@@ -1017,8 +1030,8 @@ if __name__ == "__main__":
 async def test_a_grpc_that_cannot_survive_forks_is_told_of(crew):
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "FORKS_CRASH", True)
-        patch.setattr(room.log, "warning", told.append)
+        patch.setattr(grpc_setup, "FORKS_CRASH", True)
+        patch.setattr(grpc_setup.log, "warning", told.append)
         await crew("a")
     assert "import mend_optim before grpc" in told[0]
 
@@ -1033,7 +1046,7 @@ async def test_a_grpc_that_cannot_survive_forks_is_told_of(crew):
     ids=["imported first", "imported second", "switched on by the user"],
 )
 def test_fork_handlers_are_off_unless_somebody_else_was_first(before, crash):
-    code = f"{before}\nimport mend_optim.transport.grpc_transport as room; print(room.FORKS_CRASH)"
+    code = f"{before}\nimport mend_optim.transport.grpc_setup as setup; print(setup.FORKS_CRASH)"
     assert python("-c", code) == [str(crash)]
 
 

@@ -1,0 +1,177 @@
+"""How links are secured: ports, channels and callers, in plaintext or over mutual TLS. A learner
+uses one of the two, in both directions, and never the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mend_optim.errors import UsageError
+from mend_optim.protocol.unreached import Unreached
+from mend_optim.transport.grpc_setup import grpc
+from mend_optim.transport.limits import check
+from mend_optim.transport.security.certificate import Certificate, certificates_in, day
+from mend_optim.transport.security.identity import Identity
+from mend_optim.transport.security.names import ANY_LEARNER, name_in
+from mend_optim.transport.security.probe import probe
+
+log = logging.getLogger("mend_optim")
+
+Options = Sequence[tuple[str, int]]
+
+#: Seconds for which a peer's certificate counts on after its end, so that a clock that is wrong by
+#: less stops no run. TLS itself refuses new connections at once.
+EXPIRY_GRACE_S = 3600.0
+
+
+class Security(Protocol):
+    """How links are secured."""
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether a peer's name is proven."""
+
+    def described(self) -> str:
+        """Describe it to the user, in one line."""
+
+    def bind(self, server: Any, address: str) -> int:
+        """Let a gRPC server listen there; return the port. Raises `RuntimeError`, as gRPC does."""
+
+    def channel(self, address: str, options: Options, name: str) -> Any:
+        """Return a channel to the learner of this name; to any learner, if the name is empty."""
+
+    def check_caller(self, context: Any, name: str) -> Certificate | None:
+        """Return the certificate of an RPC's caller, if it has one. Raise `PeerError` unless the
+        caller may speak as the learner of this name."""
+
+    def check_peer(self, name: str, certificate: Certificate | None) -> None:
+        """Raise `PeerError` if a peer must not take part any more. Its certificate is not known if
+        it has not called."""
+
+    async def renew(self) -> bool:
+        """Read files that have changed; return whether there is another certificate. If they are
+        wrong, the former one stays, and a warning says so."""
+
+    async def probe(self, address: str) -> Unreached | None:
+        """Dial an address at which no hello succeeds. Returns what is wrong there, if that can be
+        seen."""
+
+
+class Plaintext:
+    """No encryption and no authentication.
+
+    Args:
+        described: Why that is so, for the user.
+    """
+
+    authenticates = False
+
+    def __init__(self, described: str) -> None:
+        self._described = described
+
+    def described(self) -> str:
+        return self._described
+
+    def bind(self, server: Any, address: str) -> int:
+        return int(server.add_insecure_port(address))
+
+    def channel(self, address: str, options: Options, name: str) -> Any:
+        return grpc.aio.insecure_channel(address, options=list(options))
+
+    def check_caller(self, context: Any, name: str) -> Certificate | None:
+        """Believe the caller."""
+        return None
+
+    def check_peer(self, name: str, certificate: Certificate | None) -> None:
+        """Believe the peer."""
+
+    async def renew(self) -> bool:
+        return False
+
+    async def probe(self, address: str) -> Unreached | None:
+        return None
+
+
+class MutualTls:
+    """Both ends of every connection show a certificate of the run's authority.
+
+    Args:
+        identity: What this learner shows.
+        kind: What the user calls that.
+        read_again: Returns what it shows from now on, if that has changed. Raises `UsageError`.
+    """
+
+    authenticates = True
+
+    def __init__(
+        self,
+        identity: Identity,
+        kind: str,
+        read_again: Callable[[], Identity | None] = lambda: None,
+    ) -> None:
+        self._identity = identity
+        self._kind = kind
+        self._read_again = read_again
+        #: What was last said to be wrong with files that have changed.
+        self._complaint = ""
+
+    def described(self) -> str:
+        return f"mutual TLS ({self._kind}), {self._identity.described()}"
+
+    def bind(self, server: Any, address: str) -> int:
+        own = self._identity
+        credentials = grpc.ssl_server_credentials(
+            [(own.key, own.chain)], root_certificates=own.authorities, require_client_auth=True
+        )
+        return int(server.add_secure_port(address, credentials))
+
+    def channel(self, address: str, options: Options, name: str) -> Any:
+        own = self._identity
+        credentials = grpc.ssl_channel_credentials(own.authorities, own.key, own.chain)
+        host = own.host_of(name) if name else ANY_LEARNER
+        named = [*options, ("grpc.ssl_target_name_override", host)]
+        return grpc.aio.secure_channel(address, credentials, options=named)
+
+    def check_caller(self, context: Any, name: str) -> Certificate | None:
+        shown = context.auth_context()
+        check(shown.get("transport_security_type") == [b"ssl"], "the connection is not TLS")
+        proven = name_in([uri.decode("ascii", "replace") for uri in shown.get("peer_uri", ())])
+        check(proven == name, f"the certificate of {proven!a} cannot speak for {name!a}")
+        certificate = certificates_in(shown["x509_pem_cert"][0])[0]
+        self.check_peer(name, certificate)
+        return certificate
+
+    def check_peer(self, name: str, certificate: Certificate | None) -> None:
+        denied = self._identity.denied
+        check(name not in denied, f"{name!a} is denied here")
+        if certificate is not None:
+            check(certificate.sha256 not in denied, f"the certificate of {name!a} is denied here")
+            late_s = time.time() - certificate.not_after
+            end = day(certificate.not_after)
+            check(late_s <= EXPIRY_GRACE_S, f"the certificate of {name!a} expired on {end}")
+
+    async def renew(self) -> bool:
+        name, former = self._identity.name, self._identity
+        try:
+            present = await asyncio.to_thread(self._read_again)
+        except UsageError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.warning("%s: the former credentials stay: %s", name, error)
+            return False
+        if present is None:
+            return False
+        self._complaint = ""
+        self._identity = present
+        log.info("%s: credentials were read again: %s", name, present.described())
+        return present.shown != former.shown
+
+    async def probe(self, address: str) -> Unreached | None:
+        return await probe(address, self._identity.authorities)
+
+
+#: For a transport that nobody told otherwise.
+BARE = Plaintext("none: plaintext")

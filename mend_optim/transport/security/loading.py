@@ -1,0 +1,58 @@
+"""Credentials to an identity, whichever kind they are, and again when files have changed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from mend_optim.transport.security.credentials import Credentials, Source
+from mend_optim.transport.security.files import CA, CERT, DENY, KEY, read_identity
+from mend_optim.transport.security.identity import Identity
+from mend_optim.transport.security.shared_secret import secret_identity
+
+#: Of each file that is there: when it was written, which file it is, and its size.
+Stamps = tuple[tuple[str, int, int, int], ...]
+
+
+class CredentialFiles:
+    """The files of one learner's credentials.
+
+    Args:
+        source: What the user calls the credentials, for errors.
+        credentials: The paths.
+        name: The learner's name.
+    """
+
+    def __init__(self, source: str, credentials: Credentials, name: str) -> None:
+        self._source = source
+        self._credentials = credentials
+        self._name = name
+        #: The files as they were when they were last read and right.
+        self._seen: Stamps = ()
+
+    def read(self) -> Identity:
+        """Read and check the files. Raises `UsageError`."""
+        stamps = self._stamps()
+        path = self._credentials.path
+        match self._credentials.source:
+            case Source.FILES:
+                identity = read_identity(self._source, path, self._name)
+            case Source.SECRET:
+                identity = secret_identity(self._source, path, self._name)
+        self._seen = stamps
+        return identity
+
+    def read_again(self) -> Identity | None:
+        """Read the files if they have changed, else return None. Raises `UsageError`.
+
+        A secret is never read again: with another one, a learner would leave all its peers."""
+        return self.read() if self._stamps() != self._seen else None
+
+    def _stamps(self) -> Stamps:
+        if self._credentials.source is Source.SECRET:
+            return ()
+        stamps = []
+        for file in (CA, CERT, KEY, DENY):
+            with suppress(FileNotFoundError):
+                seen = (self._credentials.path / file).stat()
+                stamps.append((file, seen.st_mtime_ns, seen.st_ino, seen.st_size))
+        return tuple(stamps)

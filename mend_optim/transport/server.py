@@ -1,0 +1,225 @@
+"""The listening side of a learner: its port, the hellos that it answers, and the streams that its
+peers open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from mend_optim.errors import PeerError, require
+from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.timing import Timing
+from mend_optim.transport.address import format_address, host_of, parse_address, seen_from
+from mend_optim.transport.connection import CALLER, SERVICE
+from mend_optim.transport.control import Links
+from mend_optim.transport.diagnosis import LEAVING
+from mend_optim.transport.forked_sockets import PORTS
+from mend_optim.transport.grpc_options import server_options
+from mend_optim.transport.grpc_setup import grpc
+from mend_optim.transport.inflow import HELLO_UNIT, Inflow
+from mend_optim.transport.link import Link
+from mend_optim.transport.receiving import BusyError
+from mend_optim.transport.security.channels import Security
+from mend_optim.transport.stream import Counter, Served
+from mend_optim.transport.transfers import TransferServer
+from mend_optim.transport.wire import decode_hello, decode_id, encode_hello
+
+log = logging.getLogger("mend_optim.transport")
+
+#: Seconds that a stopped server lets answers end that were just given.
+GRACE_S = 0.1
+#: Why a hello is not looked at.
+OVERRUN = "too many hellos come at a time; try again"
+#: Seconds between two attempts to listen anew.
+REBIND_S = 0.05
+#: Characters of an RPC's status.
+REASON_LIMIT = 500
+
+End = Callable[[Link, Served], Awaitable[None]]
+"""The server's end of a stream."""
+
+
+class Server:
+    """The listening side: answers hellos, and serves the streams that peers open.
+
+    Args:
+        links: The peers that agreed; only they may open streams.
+        transfers: The other ends of bulky streams.
+        timing: Sets the patience of a stream.
+        counter: Counts the bytes of all streams.
+        hello: Returns this learner's hello, with its address.
+        learners: The most learners in the run.
+        streams: Returns the most streams of one peer.
+        security: Opens the port, and knows the callers.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        transfers: TransferServer,
+        timing: Timing,
+        counter: Counter,
+        hello: Callable[[], Hello],
+        *,
+        learners: int,
+        streams: Callable[[], int],
+        security: Security,
+    ) -> None:
+        self._links = links
+        self._transfers = transfers
+        self._security = security
+        self._timing = timing
+        self._counter = counter
+        self._hello = hello
+        #: Anybody may say hello, under any name.
+        self._hellos = Inflow(HELLO_UNIT)
+        self._learners = learners
+        self._streams = streams
+        #: The server that listens, once there is one.
+        self._servers: list[Any] = []
+        #: Servers that listen no more, and the tasks that end them.
+        self._leaving: dict[asyncio.Task[None], Any] = {}
+        self._host = ""
+        self._port = 0
+
+    async def start(self, listen: str, listen_from: str) -> int:
+        """Listen; return the port. Raises `UsageError` if this machine cannot listen there."""
+        host, port = parse_address(listen_from, listen)
+        # without a host: everywhere, whether the machine has IPv6 or not
+        for one in [host] if host else ["::", "0.0.0.0"]:
+            if await self._serve_at(one, port):
+                break
+        require(
+            self._port > 0,
+            listen_from,
+            listen,
+            "an address of this machine with a free port",
+            "another process may use the port, or the host is not this machine's; port 0 takes any"
+            " that is free",
+        )
+        PORTS.add(self._port)
+        return self._port
+
+    async def _serve_at(self, host: str, port: int) -> bool:
+        """Serve there, with the present credentials. False if the port cannot be had."""
+        options = server_options(self._timing, self._learners, self._streams())
+        server = grpc.aio.server(options=options)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
+        )
+        bound = 0
+        with suppress(RuntimeError):
+            bound = self._security.bind(server, format_address(host, port))
+        if bound:
+            await server.start()
+            self._servers.append(server)
+            self._host, self._port = host, bound
+        return bound > 0
+
+    async def rebind(self) -> None:
+        """Listen anew, with the present credentials. Streams that are open stay with the former
+        server until they end, or until a stream's patience is over."""
+        if not self._servers:
+            return
+        former = self._servers.pop()
+        patience_s = self._timing.round_timeout_s
+        leaving = asyncio.get_running_loop().create_task(former.stop(patience_s))
+        self._leaving[leaving] = former
+        leaving.add_done_callback(self._leaving.pop)
+        # it lets go of the port at once, but not before it has run
+        await asyncio.sleep(0)
+        while not await self._serve_at(self._host, self._port):
+            log.debug("port %d is still taken", self._port)
+            await asyncio.sleep(REBIND_S)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on; 0 before `start`."""
+        return self._port
+
+    async def stop(self) -> None:
+        """Stop listening, and end the streams that are open."""
+        for server in (*self._servers, *self._leaving.values()):
+            await server.stop(GRACE_S)
+        PORTS.discard(self._port)
+
+    def _methods(self) -> dict[str, Any]:
+        # Every method but Hello is a stream both ways, whatever the service says: on the wire that
+        # is the same, and all streams can be handled alike.
+        ends: dict[str, End] = {
+            "Control": self._serve_control,
+            "Exchange": self._transfers.exchange,
+            "Pull": self._transfers.pull,
+            "Push": self._transfers.push,
+            "PassOn": self._transfers.pass_on,
+        }
+        methods = {
+            name: grpc.stream_stream_rpc_method_handler(partial(self._serve, end))
+            for name, end in ends.items()
+        }
+        return {"Hello": grpc.unary_unary_rpc_method_handler(self._serve_hello), **methods}
+
+    async def _serve_hello(self, request: bytes, context: Any) -> bytes:
+        if self._links.closing:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, LEAVING)
+        if self._hellos.is_overrun():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, OVERRUN)
+        await self._hellos.take(len(request))
+        fault = ""
+        try:
+            theirs = decode_hello(request)
+            self._security.check_caller(context, theirs.peer.name)
+            mine = self._hello()
+        except PeerError as refused:
+            fault = str(refused)
+        # The exception that `abort` raises refers to this frame until the garbage collector runs.
+        del request
+        if fault:
+            self._links.refusals.add("", fault)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault[:REASON_LIMIT])
+        if theirs.peer != mine.peer:
+            host = host_of(context.peer())
+            address = seen_from(theirs.address, host)
+            reason = self._links.agree(mine, theirs, address)
+            if reason:
+                mine = self._links.answer(mine, theirs, reason)
+            else:
+                self._links.admit(theirs.peer, address, host)
+        return encode_hello(mine)
+
+    async def _serve(self, end: End, _: object, context: Any) -> None:
+        """Run the server's end of a stream. A fault becomes the RPC's status."""
+        code = grpc.StatusCode.FAILED_PRECONDITION
+        link: Link | None = None
+        try:
+            caller = decode_id(dict(context.invocation_metadata()).get(CALLER, b""))
+            certificate = self._security.check_caller(context, caller.name)
+            link = self._links.get(caller)
+            if link is None or self._links.closing:
+                raise PeerError(f"peer {caller} must say hello before it opens a stream")
+            link.certificate = certificate
+            code = grpc.StatusCode.INVALID_ARGUMENT
+            with link.serving(self._streams()):
+                await end(link, Served(context, self._counter, self._timing.round_timeout_s))
+            return
+        except BusyError as fault:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            reason = str(fault)
+        except PeerError as fault:
+            reason = str(fault)
+        except Exception as fault:
+            code = grpc.StatusCode.INTERNAL
+            reason = type(fault).__name__
+            log.debug("serving %s", context.peer(), exc_info=True)
+        log.debug("refused a stream of %s: %s", context.peer(), reason)
+        # strangers choose their names
+        self._links.refusals.add(link.id.name if link else "", reason)
+        await context.abort(code, reason[:REASON_LIMIT])
+
+    async def _serve_control(self, link: Link, stream: Served) -> None:
+        await stream.accept()
+        await self._links.converse(link, stream)

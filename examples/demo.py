@@ -1,6 +1,7 @@
 """Three learners train one model over loopback, beside one that trains alone: `make demo`.
 
-Every learner is a process of its own: `train_text.py` on its third of the text. When all have
+Every learner is a process of its own: `train_text.py` on its third of the text. The learners share
+a new secret, so that their links are mutual TLS, as they would be between machines. When all have
 trained, the launcher asks them to synchronize and report, compares what they hold, and prints what
 merging was worth. It exits with an error if the learners' anchors differ, or if merging did not
 beat training alone for the same number of steps.
@@ -8,6 +9,7 @@ beat training alone for the same number of steps.
 
 import argparse
 import json
+import os
 import queue
 import shutil
 import signal
@@ -39,7 +41,9 @@ class Child:
     """One training process. The lines it prints go to the inbox, what it complains about to a log
     file."""
 
-    def __init__(self, name: str, arguments: list[str], folder: Path, inbox: queue.Queue) -> None:
+    def __init__(
+        self, name: str, arguments: list[str], secret: Path, folder: Path, inbox: queue.Queue
+    ) -> None:
         self.name = name
         self.latest: dict = {"step": 0, "members": []}
         self.trained = False
@@ -63,6 +67,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                env={**os.environ, "MEND_SECRET_FILE": str(secret)},
                 text=True,
                 start_new_session=True,
             )
@@ -167,6 +172,15 @@ def free_ports(count: int) -> list[int]:
     for server in sockets:
         server.close()
     return ports
+
+
+def make_secret(folder: Path) -> Path:
+    """Make a new secret, as the page on security says to."""
+    secret = folder / "cluster.secret"
+    secret.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "mend_optim.certs", "secret", str(secret)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return secret
 
 
 def arguments_of(
@@ -275,6 +289,7 @@ def print_result(children: list[Child], merged: Counter[str]) -> None:
             f"lineage digest {digest[:16]}"
         )
     print(f"  all weights: SHA-256 {first['weights'][:16]}")
+    print(f"Their links: {first['security']}")
 
 
 def judge(children: list[Child]) -> str:
@@ -319,8 +334,10 @@ def main() -> None:
     inbox: queue.Queue = queue.Queue()
     children: list[Child] = []
     try:
+        secret = make_secret(folder)
         for name in (*LEARNERS, ALONE):
-            children.append(Child(name, arguments_of(name, addresses, folder, args), folder, inbox))
+            arguments = arguments_of(name, addresses, folder, args)
+            children.append(Child(name, arguments, secret, folder, inbox))
         run(children, inbox, Screen(args.steps))
         for child in children:
             child.leave()

@@ -198,6 +198,7 @@ def report(
     result: dict[str, object] = {"name": args.name, "step": args.steps, "tokens": tokens}
     if merging:
         result["synchronized"] = bool(optimizer.synchronize(timeout=30))
+        result["security"] = optimizer.status().security
     with optimizer.global_weights() if merging else nullcontext():
         fragments = optimizer.status().fragments if merging else ()
         result["lineages"] = [[f.index, f.tokens, f.version, f.digest] for f in fragments]

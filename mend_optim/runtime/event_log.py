@@ -2,7 +2,10 @@
 
 A round is a line for debugging only, since there may be many a second. So the first merge is told,
 and from then on a summary at most every 30 s. The rounds themselves are its clock: without rounds
-there is no summary, and another event says why."""
+there is no summary, and another event says why.
+
+A peer can cause some events as often as it likes. So of each kind there are only so many lines in
+30 s, and the next line says how many were left out. `on_event` is called for every event."""
 
 from __future__ import annotations
 
@@ -34,6 +37,8 @@ WARNINGS = (
 )
 # At least so long between two summaries.
 EVERY_S = 30.0
+# Lines of one kind of event in that time.
+MOST_LINES = 30
 
 
 def level_of(event: Event) -> int:
@@ -61,6 +66,8 @@ class EventLog:
         self._clock = clock
         # When the last summary was written; None before the first merge.
         self._since: float | None = None
+        # By kind of event, the time from which its lines are counted, and how many came since.
+        self._lines: dict[str, tuple[float, int]] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -74,11 +81,35 @@ class EventLog:
         self._superseded = 0
 
     def tell(self, event: Event) -> None:
-        """Write an event's line."""
-        self._write(level_of(event), event.text)
+        """Write an event's line, if there were not too many of its kind."""
+        level = level_of(event)
+        if level == logging.DEBUG:
+            self._write(level, event.text)
+        else:
+            self._write_seldom(level, event)
         record = event.facts.get("round")
         if isinstance(record, RoundRecord):
             self._count(record)
+
+    def _write_seldom(self, level: int, event: Event) -> None:
+        left_out = self._left_out(event.kind)
+        if left_out:
+            more = f"{left_out:,} more lines of the kind {event.kind!r} were left out"
+            self._write(level, f"{more}; on_event gets all")
+        if left_out is not None:
+            self._write(level, event.text)
+
+    def _left_out(self, kind: str) -> int | None:
+        """Count a line of this kind. Returns how many were left out before it, which is to be told
+        now; None if this one is left out, too."""
+        now = self._clock()
+        since, lines = self._lines.get(kind, (now, 0))
+        left_out = 0
+        if now - since >= EVERY_S:
+            left_out = max(0, lines - MOST_LINES)
+            since, lines = now, 0
+        self._lines[kind] = since, lines + 1
+        return None if lines >= MOST_LINES else left_out
 
     def _write(self, level: int, text: str) -> None:
         log.log(level, "%s: %s", self._name, text)

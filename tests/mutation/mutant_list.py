@@ -1209,6 +1209,9 @@ MUTANTS = (
     Mutant("given-twice-is-refused", 11, "wrapped_parameters", "and id(tensor) not in met", "", of("together/test_scripts", "given_twice")),
     Mutant("checkpoint-of-other-buffers-is-read", 11, "worker/checkpoint_reader",
            "if fragments and here != there:", "if False:", of("together/test_buffers", "other_buffers")),
+    Mutant("a-line-for-every-event", 9, "runtime/event_log", "return None if lines >= MOST_LINES else left_out", "return left_out", of("unit/runtime/test_event_log")),
+    Mutant("lines-that-nobody-misses", 9, "runtime/event_log", "left_out = max(0, lines - MOST_LINES)", "left_out = 0", of("unit/runtime/test_event_log")),
+    Mutant("a-kind-is-never-told-again", 9, "runtime/event_log", "            since, lines = now, 0\n", "            pass\n", of("unit/runtime/test_event_log")),
     # ── what a peer may take up ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("ledger-follows-links", 9, "runtime/ledger_file", "os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK", "os.O_WRONLY | os.O_APPEND | os.O_CREAT", of("unit/runtime/test_ledger_file", "link")),
     Mutant("ledger-for-all-eyes", 9, "runtime/ledger_file", "MODE = 0o600", "MODE = 0o644", of("unit/runtime/test_ledger_file", "owners")),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mend_optim.engine.ledger import Event, MemberRecord, RoundRecord
-from mend_optim.runtime.event_log import EVERY_S, EventLog, level_of
+from mend_optim.runtime.event_log import EVERY_S, MOST_LINES, EventLog, level_of
 
 
 class Clock:
@@ -132,3 +132,26 @@ def test_an_anchor_that_was_taken_whole_is_no_merge(clock: Clock, lines: list[st
     assert lines == []
     log.tell(round_of("a", "b", version=8))
     assert lines == ["a: first merge: one model of a, b, 8,000 tokens in it, H = 16, nothing lost"]
+
+
+def test_a_peer_cannot_fill_the_log(clock: Clock, lines: list[str]) -> None:
+    log = EventLog("a", lambda: 16, clock)
+    for n in range(1000):
+        log.tell(Event("fault", f"offer {n} of b refused: damaged"))
+    log.tell(Event("left", "c left"))
+    assert len(lines) == MOST_LINES + 1
+    assert lines[-1] == "a: c left"
+    clock.now = EVERY_S
+    log.tell(Event("fault", "offer 1000 of b refused: damaged"))
+    assert lines[MOST_LINES + 1 :] == [
+        f"a: {1000 - MOST_LINES} more lines of the kind 'fault' were left out; on_event gets all",
+        "a: offer 1000 of b refused: damaged",
+    ]
+
+
+def test_events_that_come_one_by_one_are_all_told(clock: Clock, lines: list[str]) -> None:
+    log = EventLog("a", lambda: 16, clock)
+    for n in range(5 * MOST_LINES):
+        log.tell(Event("suspected", f"b is suspected to be gone, time {n}"))
+        clock.now += EVERY_S / MOST_LINES
+    assert len(lines) == 5 * MOST_LINES

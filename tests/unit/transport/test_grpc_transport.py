@@ -417,11 +417,15 @@ async def test_a_peer_with_too_many_streams_open_is_told_to_come_back(crew):
     a, b = await crew.pair()
     link, served = a.transport._links.get(b.id), b.transport._links.get(a.id)
     want = wire.encode_want(Want(a.id, 0, b""))
-    served.served += 10_000
-    with a.transport._open_bulk(link, "Pull") as stream:
-        with pytest.raises(PeerError, match="RESOURCE_EXHAUSTED: peer a#1 has 1"):
+
+    async def pull():
+        with a.transport._open_bulk(link, "Pull") as stream:
             await stream.write(want)
             await stream.read()
+
+    served.served += 10_000
+    with pytest.raises(PeerError, match="RESOURCE_EXHAUSTED: peer a#1 has 1"):
+        await pull()
     served.served -= 10_000
     (refused,) = b.transport.refusals.counted()
     assert refused.peer == "a"

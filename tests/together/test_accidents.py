@@ -164,7 +164,8 @@ def test_without_a_guard_everybody_has_it() -> None:
     with trainers(merge="mean", guard=None) as (some, watches):
         good = some[0].loss()
         offer_ruined(some, ACCIDENTS["times 1e10"])
-        train(some, H)
+        # what learners make of such an anchor may exceed even the greatest size of all
+        train(some, H - 1)
         assert not some[0].loss() < 1000 * good
         assert not any(watch.of("outsized") for watch in watches)
 

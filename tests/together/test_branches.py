@@ -7,20 +7,19 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from mend_optim import Event, MendOptimizer, RoundRecord
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call
-from mend_optim.status import Status, learner_status
+from mend_optim.status import Status, Traffic, learner_status
 from tests.support.checkpoints import anchors, newcomer, progress, resumed, save
 from tests.support.engines import BASE, ME, PEER, DrivenEngine, seal_of, state_of
 from tests.support.learners import cluster, descent, drive, same, settle, start, until
 
 SOMEBODY = PeerId("somebody", 1)
-NO_NETWORK = SimpleNamespace(bytes_sent=0, bytes_received=0, secured=str)
+NO_TRAFFIC = Traffic(bytes_sent=0, bytes_received=0, refused=(), security="")
 
 
 class Merged(DrivenEngine):
@@ -57,7 +56,7 @@ class Merged(DrivenEngine):
             tokens=state.totals.tokens,
             position=state.position,
             seconds_in_mend=0.0,
-            network=NO_NETWORK,
+            traffic=NO_TRAFFIC,
         )
 
 

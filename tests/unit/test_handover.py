@@ -114,7 +114,16 @@ class ScriptedLearner:
 
 def settings_of(inner: Optimizer, **told: Any) -> Settings:
     defaults: dict[str, Any] = dict.fromkeys(
-        ("listen", "failslow", "tokens_per_step", "group", "advertise", "ledger", "on_event")
+        (
+            "listen",
+            "failslow",
+            "tokens_per_step",
+            "group",
+            "advertise",
+            "ledger",
+            "on_event",
+            "guard",
+        )
     )
     schedule = Schedule(
         sync_every=4, fragments=told.pop("fragments", 2), adopt_after=told.pop("adopt_after", None)

@@ -33,6 +33,17 @@ def weights(scheme: str, work: Sequence[tuple[int, int]]) -> list[Fraction]:
     return [w / sum(raw) for w in raw]
 
 
+def beyond_spread(work: Sequence[tuple[int, int]], spread: int) -> set[int]:
+    """The indices of the members whose tokens per step are more than `spread` times the median, of
+    those that have any."""
+    rates = {i: Fraction(tokens, steps) for i, (tokens, steps) in enumerate(work) if tokens * steps}
+    if not rates:
+        return set()
+    ordered = sorted(rates.values())
+    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return {i for i, rate in rates.items() if rate > spread * middle}
+
+
 def next_period(present: int, latencies: Sequence[int], least: int, most: int) -> int:
     """The period after `present`: the median latency. A change of one step, or of a quarter of the
     present period, counts as none."""

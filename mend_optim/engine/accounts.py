@@ -9,12 +9,13 @@ holds exactly the work that follows, and no later seal can contain work that is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.residual_share import Residual
 from mend_optim.engine.superseded import SupersededAccount
-from mend_optim.protocol.lineage import Claim, Lineage, PeerId
+from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Offer, Sections
 
 
@@ -120,7 +121,7 @@ class Accounts:
                 fragment=self.fragment,
                 seq=pending.seq,
                 tokens=pending.tokens,
-                steps=pending.steps or max(1, pending.again[1]),
+                steps=pending.work[1],
                 rate=pending.rate,
                 genesis=genesis,
                 key=self.lineage.key,
@@ -156,10 +157,30 @@ class Accounts:
 
     # ── comparison with an anchor ─────────────────────────────────────────────────────────────────
 
+    def forged_in(self, members: Iterable[Entry], may_have_heirs: bool) -> bool:
+        """Whether one of these entries passes for an offer of this learner and is none. Then no
+        anchor that has the number of the pending offer counts as one that has that offer.
+
+        Args:
+            members: the members of a seal.
+            may_have_heirs: whether there is a checkpoint of this process. A process that goes on
+                from it may offer work in this one's name, under numbers of its own.
+        """
+        pending, forged = self.pending, False
+        for entry in members:
+            if pending and entry.peer == pending.claim.author and entry.seq in pending.numbers:
+                if (entry.tokens, entry.steps) != pending.work:
+                    pending.forged = forged = True
+            elif entry.peer == self.me and entry.seq > self.seq and not may_have_heirs:
+                forged = True
+        return forged
+
     def includes_pending(self, lineage: Lineage) -> bool:
         """Whether `lineage` has merged the pending offer."""
         pending = self.pending
-        return pending is not None and lineage.last_merged(pending.claim.author) in pending.numbers
+        if pending is None or pending.forged:
+            return False
+        return lineage.last_merged(pending.claim.author) in pending.numbers
 
     def in_doubt(self, lineage: Lineage) -> bool:
         """Whether `lineage` merged work of this learner in an offer that it knows nothing of: then

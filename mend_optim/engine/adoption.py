@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from mend_optim.engine.effects import Advance, Install, Send
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.progress import Progress
+from mend_optim.engine.seal_checks import flaw_of
 from mend_optim.engine.state import EngineState, Switch
-from mend_optim.protocol.lineage import Key, ModelKey, PeerId, model_key
+from mend_optim.protocol.lineage import Key, Lineage, ModelKey, PeerId, model_key
 from mend_optim.protocol.messages import Beat, Seal, State, Want
 
 
@@ -124,7 +125,7 @@ class Adopter:
         coming = pending if pending and pending.delivered and pending.sent_to == peer else None
         patience = state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
         if not coming or now - since >= patience:
-            self._want(now, fragment.fragment, peer, fragment.lineage.digest)
+            self._want(now, fragment.fragment, peer, fragment.has)
 
     def _want(self, now: float, p: int, peer: PeerId, have: bytes) -> None:
         if p not in self.state.wants:
@@ -186,9 +187,10 @@ class Adopter:
 
     def _advance(self, fragment: Progress, seal: Seal) -> None:
         lineage = fragment.lineage.seal(seal.members, seal.payload)
-        if lineage.key != seal.key:
-            why = "its lineage does not follow from its members"
-            self.state.refuse(seal.sealer, "seal", why)
+        flaw = self._flaw_of(fragment, seal, lineage)
+        if flaw:
+            fragment.seal_refused(seal.sealer)
+            self.state.refuse(seal.sealer, "seal", flaw)
             return
         merged = fragment.includes_pending(lineage)
         replace = self._waits_exactly(fragment) if merged else fragment.in_doubt(lineage)
@@ -208,6 +210,17 @@ class Adopter:
                 sealed_by_predecessor=predecessor,
             )
         )
+
+    def _flaw_of(self, fragment: Progress, seal: Seal, lineage: Lineage) -> str:
+        """Why a seal that would lead to this lineage is refused; empty if it is not."""
+        state = self.state
+        if lineage.key != seal.key:
+            return "its lineage does not follow from its members"
+        buffers = state.is_buffers(seal.fragment)
+        flaw = flaw_of(seal, fragment.lineage, state.policies, buffers)
+        if not flaw and fragment.forged_in(seal.members, state.was_saved):
+            return "it merges what this learner never offered in this learner's name"
+        return flaw
 
     def _waits_exactly(self, fragment: Progress) -> bool:
         """Whether adoption is synchronous, and the training thread has not stepped on since the

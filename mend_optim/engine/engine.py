@@ -105,6 +105,7 @@ class Engine:
 
     def standings(self) -> list[Standing]:
         """Return each fragment's progress as a checkpoint keeps it."""
+        self.state.was_saved = True
         return [standing_of(fragment) for fragment in self.state.fragments]
 
     def rest(self, now: float, finishing: bool = False) -> None:

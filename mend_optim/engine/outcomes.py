@@ -128,8 +128,7 @@ class Outcomes:
         fragment = state.fragments[p]
         if done.fault:
             fragment.move_refused()
-            if fragment.pending:
-                fragment.pending.lost()  # no other seal will come for it: the anchor is pulled
+            fragment.seal_refused(seal.sealer)
             state.refuse(seal.sealer, "seal", done.fault)
         else:
             offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None

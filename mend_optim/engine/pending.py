@@ -53,6 +53,13 @@ class Pending:
     resend_at: float = NEVER
     #: Whether a round went on without it, or the training thread has stopped waiting for it.
     missed: bool = False
+    #: Whether a seal has something else under one of its numbers. Written by `Accounts` alone.
+    forged: bool = False
+
+    @property
+    def work(self) -> Share:
+        """The (tokens, steps) of its entry in a seal."""
+        return self.tokens, self.steps or max(1, self.again[1])
 
     @property
     def numbers(self) -> dict[int, int]:

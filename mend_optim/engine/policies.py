@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.moment_schedule import Moment, MomentSchedule
@@ -84,7 +85,10 @@ def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
     "tokens": wᵢ ∝ tokensᵢ; "throughput": wᵢ ∝ tokensᵢ²/stepsᵢ (Decoupled DiLoCo, arXiv 2604.21428);
     "uniform": wᵢ = 1/n over the members with steps. A member without steps brings no delta and
     weighs 0. If no member has tokens, all members with steps weigh the same. If no member has
-    steps, all weigh 0."""
+    steps, all weigh 0.
+
+    Every learner computes the weights of every seal, and compares them to the bit. So the sums are
+    exact: `sum` rounds in another way since Python 3.12."""
     stepped = [1.0 if m.steps else 0.0 for m in members]
     if scheme == "tokens":
         raw = [m.tokens * s for m, s in zip(members, stepped, strict=True)]
@@ -92,6 +96,6 @@ def weights(scheme: str, members: Sequence[Entry]) -> list[float]:
         raw = [m.tokens * m.tokens / m.steps if m.steps else 0.0 for m in members]
     else:
         raw = stepped
-    raw = raw if sum(raw) > 0 else stepped
-    total = sum(raw) or 1.0
+    raw = raw if fsum(raw) > 0 else stepped
+    total = fsum(raw) or 1.0
     return [w / total for w in raw]

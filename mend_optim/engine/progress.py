@@ -66,6 +66,8 @@ class Progress(Accounts):
         self.requested_by: PeerId | None = None
         #: Since when some peer has shown a greater anchor; None if none has.
         self.behind_since: float | None = None
+        #: Whether a seal on the present anchor was refused. Its sealer would answer with it again.
+        self.has_refused = False
         #: By order of moment: the last version whose mean includes this learner's moments.
         #: Invariant: at most the lineage's version.
         self.averaged: dict[str, int] = {}
@@ -166,6 +168,18 @@ class Progress(Accounts):
         """The anchor is still the same."""
         self._on("refused")
 
+    def seal_refused(self, sealer: PeerId) -> None:
+        """A seal is not taken, and no other will come for a pending offer that its sealer has: the
+        anchor is to be had as a whole."""
+        self.has_refused = True
+        if self.pending and self.pending.sent_to == sealer:
+            self.pending.lost()
+
+    @property
+    def has(self) -> bytes:
+        """The digest of the anchor on which a seal would be of use; empty if none would."""
+        return b"" if self.has_refused else self.lineage.digest
+
     def moved(
         self,
         lineage: Lineage,
@@ -194,6 +208,7 @@ class Progress(Accounts):
         elif gain is not None:
             self.disagrees = gain < 1
         self.behind_since = None
+        self.has_refused = False
         # A branch that wins may have had fewer rounds.
         self.averaged = {
             order: min(version, lineage.version) for order, version in self.averaged.items()

@@ -13,7 +13,9 @@ a learner is therefore the (tokens, steps) of its last merged offer, and these r
        the share wherever residuals stay in weights, because an empty offer has its part in the
        mean.
     4. The sealer weighs an offer by its claim if the offer has steps, or if nobody in the round
-       brings any tokens. An empty offer has no claim if its sender missed the last round."""
+       brings any tokens. An empty offer has no claim if its sender missed the last round.
+    5. The seal tells the claims that it weighs by, so that all learners can compute its
+       weights."""
 
 from __future__ import annotations
 
@@ -83,3 +85,23 @@ def weighed_entries(offers: Sequence[Offer], base_tokens: int) -> list[Entry]:
     take part in the last round."""
     alone = is_all_residual(offers)
     return [weighed(offer, alone and offer.key.tokens >= base_tokens) for offer in offers]
+
+
+def shares_of(members: Sequence[Entry], entries: Sequence[Entry]) -> tuple[Share, ...]:
+    """Rule 5: for each member, the share by which its entry is weighed, or `NO_SHARE`; empty if no
+    member is weighed by one."""
+    shares = tuple(
+        NO_SHARE if entry == member else (entry.tokens, entry.steps)
+        for member, entry in zip(members, entries, strict=True)
+    )
+    return shares if any(map(any, shares)) else ()
+
+
+def entries_by(members: Sequence[Entry], shares: Sequence[Share]) -> list[Entry]:
+    """The entries by which the members of a seal are weighed: the inverse of `shares_of`."""
+    if not shares:
+        return list(members)
+    return [
+        member._replace(tokens=share[0], steps=share[1]) if any(share) else member
+        for member, share in zip(members, shares, strict=True)
+    ]

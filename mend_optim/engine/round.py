@@ -168,22 +168,30 @@ class Round:
             self.delays.quorum_took(now - self.launched_at)
         self.quorum_at = since
 
-    def close(self, now: float, expected: Collection[PeerId], reason: str) -> tuple[Offer, ...]:
-        """Fix the members, in the order of peer names, and name the absent learners.
+    def candidates(self, expected: Collection[PeerId], most: int) -> tuple[Offer, ...]:
+        """The offers that a seal would have now, in the order of peer names; at most so many, those
+        of expected learners before others.
 
         Two offers may hold the same author's work, for example if two processes went on from one
-        checkpoint. Then the earlier offer counts, and the other becomes an empty one: its sender
-        learns that from the new anchor."""
+        checkpoint. Then the earlier offer counts, the author's own before a copy of it, and the
+        other becomes an empty one: its sender learns that from the new anchor."""
+        first = sorted(self.inbox, key=lambda peer: (peer not in expected, peer))[:most]
+        held = [self.inbox[peer] for peer in sorted(first)]
+        stepped = sorted((o for o in held if o.steps), key=_precedence, reverse=True)
+        counts = {offer.claim.author: offer for offer in stepped}
+        return tuple(o if not o.steps or counts[o.claim.author] is o else _nothing(o) for o in held)
+
+    def leave_out(self, offer: Offer) -> None:
+        """This offer cannot be merged with the others that are here: it is held no more."""
+        self.inbox = {peer: held for peer, held in self.inbox.items() if peer != offer.peer}
+
+    def close(
+        self, now: float, expected: Collection[PeerId], reason: str, most: int
+    ) -> tuple[Offer, ...]:
+        """Fix the members, and name the absent learners."""
         self._on("seal")
         self.decided_at = now
-        stepped = sorted(
-            (o for o in self.inbox.values() if o.steps), key=lambda o: (o.seq, o.peer), reverse=True
-        )
-        first = {offer.claim.author: offer for offer in stepped}
-        held = (offer for _, offer in sorted(self.inbox.items()))
-        self.members = tuple(
-            o if not o.steps or first[o.claim.author] is o else _nothing(o) for o in held
-        )
+        self.members = self.candidates(expected, most)
         self.absent = tuple(sorted(peer.name for peer in self.missing(expected)))
         self.reason = reason if reason != "all_present" or not self.absent else "slow_left_out"
         return self.members
@@ -242,6 +250,11 @@ def _repeats(later: Offer, offer: Offer) -> bool:
     is_later = later.peer.name == offer.peer.name and later.peer > offer.peer
     same = (later.claim, later.seq) == (offer.claim, offer.seq)
     return is_later and (same or not offer.steps)
+
+
+def _precedence(offer: Offer) -> tuple[int, bool, PeerId]:
+    """The order of offers that hold the same author's work: the first one counts."""
+    return offer.seq, offer.claim.author != offer.peer, offer.peer
 
 
 def _nothing(offer: Offer) -> Offer:

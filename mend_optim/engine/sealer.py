@@ -11,14 +11,16 @@ from mend_optim.engine.mode import Mode
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import weights
 from mend_optim.engine.progress import Progress
-from mend_optim.engine.residual_share import is_all_residual, weighed, weighed_entries
+from mend_optim.engine.residual_share import is_all_residual, shares_of, weighed, weighed_entries
 from mend_optim.engine.round import Phase, Round
 from mend_optim.engine.round_plan import Plan, View, plan
+from mend_optim.engine.seal_checks import outlier, told
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import Peer
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Offer, Seal, nbytes
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 
 
 class Sealer:
@@ -155,20 +157,45 @@ class Sealer:
                 state.emit(Send(peer, Call(state.me, round.fragment)))
         if todo.collects:
             round.note_quorum(now, view.needed)
-        if todo.seal:
-            self._merge(view, todo.seal)
         state.wake_by(todo.wake_at)
+        if todo.seal and self._refuse_outlier(view):
+            self.poll(now, round.fragment)  # with those that are left
+        elif todo.seal:
+            self._merge(view, todo.seal)
+
+    def _refuse_outlier(self, view: View) -> bool:
+        """Refuse the offer because of which all would refuse the seal; return whether there is one.
+        Nobody can say what one learner means by its tokens; but the others can be compared."""
+        state, round = self.state, view.round
+        base = state.fragments[round.fragment].lineage
+        offers = round.candidates(view.expected, state.policies.limits.learners)
+        members = [offer.entry for offer in offers]
+        entries = self._weighed(round.fragment, offers, base)
+        beyond = outlier(members, entries)
+        why = "" if beyond is None else told(entries[beyond])
+        if beyond is None and base.tokens + sum(m.tokens for m in members) > COUNTER_LIMIT:
+            beyond = max(range(len(members)), key=lambda i: members[i].tokens)
+            why = f"with its {members[beyond].tokens} tokens, the anchor would have too many"
+        if beyond is None:
+            return False
+        offer = offers[beyond]
+        round.leave_out(offer)
+        state.refuse(offer.peer, f"offer {offer.seq}", why)
+        return True
+
+    def _weighed(self, p: int, offers: Sequence[Offer], base: Lineage) -> list[Entry]:
+        """The entries by which these offers are weighed in a round on `base`."""
+        if self.state.is_buffers(p):
+            # A learner at rest has no progress, but it has values: those of the anchor.
+            return [weighed(offer, all_residual=True) for offer in offers]
+        return weighed_entries(offers, base.tokens)
 
     def _merge(self, view: View, reason: str) -> None:
         """Fix the members, and have the worker merge what they offered."""
         state, round = self.state, view.round
         lineage = state.fragments[round.fragment].lineage
-        offers = round.close(view.now, view.expected, reason)
-        if state.is_buffers(round.fragment):
-            # A learner at rest has no progress, but it has values: those of the anchor.
-            entries = [weighed(offer, all_residual=True) for offer in offers]
-        else:
-            entries = weighed_entries(offers, lineage.tokens)
+        offers = round.close(view.now, view.expected, reason, state.policies.limits.learners)
+        entries = self._weighed(round.fragment, offers, lineage)
         outsized = {i: round.outsized.get(offer.peer) for i, offer in enumerate(offers)}
         merge = Merge(
             fragment=round.fragment,
@@ -227,6 +254,7 @@ class Sealer:
 
     def _seal(self, job: Merge, done: Done, round: Round) -> Seal:
         members = tuple(offer.entry for offer in job.offers)
+        entries = self._weighed(job.fragment, job.offers, job.base)
         return Seal(
             sealer=self.state.me,
             fragment=job.fragment,
@@ -238,6 +266,7 @@ class Sealer:
             reason=round.reason,
             payload=done.digest,
             period=self._next_period(job, done) if job.fragment == 0 else 0,
+            shares=shares_of(members, entries),
             sections=done.sections,
         )
 

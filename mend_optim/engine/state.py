@@ -59,6 +59,8 @@ class EngineState:
         self.me = me
         #: The incarnations that this process had before.
         self.former: set[PeerId] = set()
+        #: Whether there may be a checkpoint of this process, from which others go on. Stays true.
+        self.was_saved = False
         self.policies = policies
         #: When fragments are offered. Its period is the run's present one: see `set_period`.
         self.schedule = policies.schedule

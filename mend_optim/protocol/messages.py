@@ -303,7 +303,7 @@ class Seal:
     key: Key
     #: The merged offers, in the order of their senders' names, in which they are summed.
     members: tuple[Entry, ...]
-    #: One weight per member. Each >= 0; they sum to 1 unless nothing was merged.
+    #: One weight per member. Each >= 0; they sum to 1. They follow from `members` and `shares`.
     weights: tuple[float, ...]
     #: The names of the learners that took part in rounds but missed this one, sorted.
     absent: tuple[str, ...]
@@ -314,6 +314,9 @@ class Seal:
     #: The period of the run from here on, in inner steps; 0 if the seal tells none. Only those of
     #: fragment 0 do.
     period: int = 0
+    #: For each member, the (tokens, steps) that it was weighed by in place of its own: the residual
+    #: that it brings; (0, 0): by its own. Empty if all were weighed by their own.
+    shares: tuple[tuple[int, int], ...] = ()
     #: "merged", or each member's delta under its index; "scale" and "rate" where they are needed;
     #: and the means of moments. Not compared.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)

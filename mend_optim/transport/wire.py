@@ -24,7 +24,6 @@ from mend_optim.protocol.messages import (
     Call,
     Control,
     Goodbye,
-    Level,
     Offer,
     Report,
     Rumor,
@@ -50,6 +49,7 @@ from mend_optim.transport.limits import (
     checked_text,
     clipped,
 )
+from mend_optim.transport.wire_paces import pace_of, to_pace
 
 _P = TypeVar("_P", bound=Proto)
 
@@ -232,7 +232,7 @@ def _beat(beat: Beat) -> pb.Beat:
         ping=beat.ping,
         pong=beat.pong,
         position=beat.position,
-        paces=[_pace(cause, level) for cause, level in beat.paces],
+        paces=[pace_of(cause, level) for cause, level in beat.paces],
         latency=beat.latency,
         finishes=beat.finishes,
         ready=beat.ready,
@@ -257,7 +257,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         ping=checked_count("ping", beat.ping),
         pong=checked_count("pong", beat.pong),
         position=checked_count("position", beat.position),
-        paces=tuple(_to_pace(pace) for pace in checked_list("paces", beat.paces, PACE_LIMIT)),
+        paces=tuple(to_pace(pace) for pace in checked_list("paces", beat.paces, PACE_LIMIT)),
         latency=checked_count("latency", beat.latency),
         finishes=beat.finishes,
         ready=checked_digest("ready", beat.ready),
@@ -300,23 +300,6 @@ def _to_rumor(rumor: pb.Rumor) -> Rumor:
         ready=checked_digest("ready", rumor.ready),
         tokens=checked_count("tokens", rumor.tokens),
     )
-
-
-def _pace(cause: str, level: Level) -> pb.Pace:
-    return pb.Pace(
-        cause=cause, now=level.now, before=level.before, spread=level.spread, run=level.run
-    )
-
-
-def _to_pace(pace: pb.Pace) -> tuple[str, Level]:
-    level = Level(
-        now=checked_number("pace", pace.now),
-        before=checked_number("pace", pace.before),
-        spread=checked_number("spread", pace.spread),
-        run=pace.run,
-    )
-    check(level.now > 0 and level.before > 0, "a pace is 0; it must be greater")
-    return checked_name("cause", pace.cause), level
 
 
 # ── bulky messages ────────────────────────────────────────────────────────────────────────────────
@@ -399,10 +382,7 @@ def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
         sections=sections,
         inherited=inherited,
         follows=checked_count("number of an offer", offer.follows),
-        again=(
-            checked_count("tokens of a residual", offer.again_tokens),
-            checked_count("steps of a residual", offer.again_steps),
-        ),
+        again=_to_share(offer),
     )
 
 
@@ -414,8 +394,12 @@ def _seal(seal: Seal) -> pb.Seal:
             tokens=entry.tokens,
             steps=entry.steps,
             weight=weight,
+            again_tokens=share[0],
+            again_steps=share[1],
         )
-        for entry, weight in zip(seal.members, seal.weights, strict=True)
+        for entry, weight, share in zip(
+            seal.members, seal.weights, seal.shares or [(0, 0)] * len(seal.members), strict=True
+        )
     ]
     return pb.Seal(
         sealer=_id(seal.sealer),
@@ -432,6 +416,7 @@ def _seal(seal: Seal) -> pb.Seal:
 
 def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
     members = checked_list("members", seal.members)
+    shares = tuple(_to_share(member) for member in members)
     return Seal(
         sealer=_to_id(seal.sealer),
         fragment=seal.fragment,
@@ -445,7 +430,15 @@ def _to_seal(seal: pb.Seal, sections: Sections) -> Seal:
         reason=checked_name("reason", seal.reason, may_be_empty=True),
         payload=checked_digest("digest", seal.payload),
         period=checked_count("period", seal.period),
+        shares=shares if any(map(any, shares)) else (),
         sections=sections,
+    )
+
+
+def _to_share(told: pb.Offer | pb.Member) -> tuple[int, int]:
+    return (
+        checked_count("tokens of a residual", told.again_tokens),
+        checked_count("steps of a residual", told.again_steps),
     )
 
 

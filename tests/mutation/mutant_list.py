@@ -183,7 +183,7 @@ MUTANTS = (
            "if regroup else ()", "if False else ()", FACE),
     # ── 3: one seal, the same bits everywhere ────────────────────────────────────────────────────────────────────────
     Mutant("everybody-seals", 3, "engine/sealer", ("or not is_sealer or"), "or", SEALING),
-    Mutant("merge-in-arrival-order", 3, "engine/round", "in sorted(self.inbox.items()))", "in self.inbox.items())", ROUND),
+    Mutant("merge-in-arrival-order", 3, "engine/round", "for peer in sorted(first)]", "for peer in self.inbox if peer in first]", ROUND),
     Mutant("digest-in-arrival-order", 3, "protocol/lineage", "members = sorted(members)", "members = list(members)", LINEAGE),
     Mutant("digest-without-payload", 3, "protocol/lineage", "[self.digest, payload, *", "[self.digest, *", LINEAGE),
     Mutant("digest-without-base", 3, "protocol/lineage", "[self.digest, payload, *", "[payload, *", LINEAGE),
@@ -288,12 +288,8 @@ MUTANTS = (
            ("        return _fits(offer, lineage) and (\n"
 "            held is None or offer.order > held.order or not held.steps\n"
 "        )"), "        return _fits(offer, lineage)", ROUND),
-    Mutant("twins-are-merged-both", 5, "engine/round", ("        self.members = tuple(\n"
-"            o if not o.steps or first[o.claim.author] is o else _nothing(o) for o in held\n"
-"        )"), "        self.members = tuple(o if not o.steps or True else _nothing(o) for o in held)", ROUND),
-    Mutant("the-later-twin-counts", 5, "engine/round", ("        stepped = sorted(\n"
-"            (o for o in self.inbox.values() if o.steps), key=lambda o: (o.seq, o.peer), reverse=True\n"
-"        )"), "        stepped = sorted((o for o in self.inbox.values() if o.steps), key=lambda o: (o.seq, o.peer))", ROUND),
+    Mutant("twins-are-merged-both", 5, "engine/round", "o if not o.steps or counts[o.claim.author] is o else", "o if not o.steps or True else", ROUND),
+    Mutant("the-later-twin-counts", 5, "engine/round", "key=_precedence, reverse=True)", "key=_precedence)", ROUND),
     Mutant("purge-keeps-the-merged", 5, "engine/round", "offer.steps and _fits(offer, lineage)", "offer.steps", ROUND),
     Mutant("nothing-counts-for-two-seals", 5, "engine/round",
            "offer.genesis == lineage.genesis and offer.steps and", "offer.genesis == lineage.genesis and", ROUND),
@@ -1190,7 +1186,7 @@ MUTANTS = (
     Mutant("buffers-of-who-rests-weigh-nothing", 8, "engine/offers",
            "claims = state.policies.residual_in_weights or state.is_buffers(p)", "claims = state.policies.residual_in_weights", BUFFER_ROUNDS),
     Mutant("buffers-of-who-rests-are-not-weighed", 8, "engine/sealer",
-           "entries = [weighed(offer, all_residual=True) for offer in offers]", "entries = weighed_entries(offers, lineage.tokens)", BUFFER_ROUNDS),
+           "return [weighed(offer, all_residual=True) for offer in offers]", "return weighed_entries(offers, base.tokens)", BUFFER_ROUNDS),
     Mutant("buffers-count-in-the-volume", 7, "engine/sealer",
            "(len(state.fragments) - state.has_buffers)", "len(state.fragments)", BUFFER_ROUNDS),
     Mutant("learners-end-on-other-buffers", 4, "engine/state",

@@ -11,7 +11,7 @@ from mend_optim.engine.effects import Done, Job, Merge, Prepare, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.period import AutoPeriod
-from mend_optim.engine.policies import Policies
+from mend_optim.engine.policies import Policies, weights
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
@@ -36,7 +36,6 @@ def grown(lineage: Lineage, *entries: Entry) -> Lineage:
 
 def seal_of(base: Lineage, *entries: Entry, sealer: PeerId = PEER, key: Key | None = None) -> Seal:
     members = entries or (Entry(PeerId("somebody", 1), base.version + 1, 10, 1),)
-    weights = (1.0 / len(members),) * len(members)
     new = key or grown(base, *members).key
     return Seal(
         sealer=sealer,
@@ -44,7 +43,7 @@ def seal_of(base: Lineage, *entries: Entry, sealer: PeerId = PEER, key: Key | No
         base=base.digest,
         key=new,
         members=members,
-        weights=weights,
+        weights=tuple(weights("tokens", members)),
         absent=(),
         reason="all_present",
         payload=PAYLOAD,

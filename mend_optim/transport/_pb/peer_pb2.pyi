@@ -269,18 +269,22 @@ class Seal(_message.Message):
     def __init__(self, sealer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., base: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., absent: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ..., period: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "seq", "tokens", "steps", "weight")
+    __slots__ = ("peer", "seq", "tokens", "steps", "weight", "again_tokens", "again_steps")
     PEER_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     seq: int
     tokens: int
     steps: int
     weight: float
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+    again_tokens: int
+    again_steps: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., weight: _Optional[float] = ..., again_tokens: _Optional[int] = ..., again_steps: _Optional[int] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("peer", "fragment", "lineage", "content", "period")

@@ -25,6 +25,13 @@ from tests.support.engines import (
 )
 
 
+def with_heirs(engine: DrivenEngine) -> DrivenEngine:
+    """The engine of a process that was saved: another one may go on from its checkpoint, and offer
+    work in its name."""
+    engine.engine.standings()
+    return engine
+
+
 def taking(engine: DrivenEngine, base: Lineage = BASE) -> DrivenEngine:
     """The engine after a seal of others' work."""
     engine.receive(seal_of(base))
@@ -75,6 +82,65 @@ def test_a_seal_whose_lineage_does_not_follow_from_its_members_is_refused() -> N
     assert ["does not follow" in fault for fault in engine.faults()] == [True]
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        Entry(ME, 1, 41, 4),
+        Entry(ME, 1, 40, 3),
+        Entry(ME, 1, 0, 4),
+        Entry(ME, 2, 40, 4),
+    ],
+)
+def test_a_seal_with_an_offer_that_we_never_made_is_refused(forged: Entry) -> None:
+    """Our only offer is #1, of 40 tokens and 4 steps."""
+    engine = among_peers()
+    assert engine.offer().entry == Entry(ME, 1, 40, 4)
+    engine.receive(seal_of(BASE, forged))
+    assert engine.jobs(Advance) == []
+    assert ["never offered" in fault for fault in engine.faults()] == [True]
+
+
+def test_work_in_whose_place_something_else_was_merged_counts_as_dropped() -> None:
+    """A sealer merged another offer under the number of ours, and the others follow it. Their
+    anchor says that it has our offer."""
+    engine = among_peers()
+    engine.offer()
+    forged = Entry(ME, 1, 0, 4)
+    engine.receive(seal_of(BASE, forged))
+    engine.receive(state_of(grown(BASE, forged)))
+    (install,) = engine.jobs(Install)
+    assert (install.merged_own_offer, install.replace) == (False, True)
+    engine.done(install)
+    engine.engine.correction_applied(engine.now, 0, True)
+    assert engine.fragment.dropped_tokens == 40
+
+
+def test_a_renumbered_offer_is_ours_under_all_its_numbers() -> None:
+    engine = among_peers()
+    first = engine.offer()
+    (author, seq, tokens, steps) = first.entry
+    engine.fragment.pending.renumbered(seq + 1, 0)  # type: ignore[union-attr]
+    engine.receive(seal_of(BASE, Entry(author, seq, tokens, steps)))
+    (advance,) = engine.jobs(Advance)
+    assert (advance.merged_own_offer, engine.faults()) == (True, [])
+
+
+def test_after_a_seal_that_is_refused_the_anchor_is_wanted_whole() -> None:
+    """Its sealer would answer with the same seal, again and again."""
+    engine = among_peers()
+    engine.offer()
+    engine.receive(replace(seal_of(BASE), weights=(0.5,)))
+    assert ["weights do not follow" in fault for fault in engine.faults()] == [True]
+    engine.beat(PEER, grown(BASE))
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, b""))]
+    engine.receive(state_of(grown(BASE)))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    engine.apply()
+    engine.beat(PEER, grown(engine.lineage))
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, engine.lineage.digest))]
+
+
 def test_a_seal_counts_once_however_often_it_comes() -> None:
     engine = taking(among_peers())
     engine.receive(seal_of(BASE))
@@ -96,7 +162,7 @@ def test_a_seal_that_merged_our_offer_leaves_only_what_came_after() -> None:
 def test_an_anchor_with_work_of_ours_that_we_know_nothing_of_replaces_our_weights() -> None:
     """In doubt drop, never double: by a seal and by a whole anchor."""
     lost = Entry(ME, 7, 10, 1)
-    engine = among_peers()
+    engine = with_heirs(among_peers())
     engine.offer()
     engine.receive(seal_of(BASE, lost))
     (advance,) = engine.jobs(Advance)
@@ -110,7 +176,7 @@ def test_an_anchor_with_work_of_ours_that_we_know_nothing_of_replaces_our_weight
 
 def test_after_a_drop_the_next_offer_has_a_number_past_all_that_was_merged() -> None:
     """Else nobody would ever take it."""
-    engine = among_peers()
+    engine = with_heirs(among_peers())
     engine.step()
     engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)))
     (advance,) = engine.jobs(Advance)
@@ -190,7 +256,7 @@ def test_a_seal_that_replaces_the_weights_has_no_gain() -> None:
     engine.offer()
     advance = adopted(engine)
     assert (advance.replace, advance.gain) == (True, 1.0)
-    engine = among_peers()
+    engine = with_heirs(among_peers())
     engine.offer()
     engine.step(9)
     engine.receive(seal_of(BASE, Entry(ME, 7, 10, 1)))
@@ -262,7 +328,7 @@ def test_a_whole_anchor_of_the_next_round_has_the_gain_of_its_seal(
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_weights_that_are_replaced_hold_no_disagreement(whole: bool) -> None:
-    engine = disagreeing()
+    engine = with_heirs(disagreeing())
     lost = Entry(ME, 99, 10, 1)
     lineage = engine.lineage
     engine.receive(state_of(grown(lineage, lost)) if whole else seal_of(lineage, lost))
@@ -300,7 +366,7 @@ def test_what_stayed_in_weights_that_became_the_anchor_with_our_offer_is_owed() 
 
 
 def test_what_stayed_in_weights_that_a_seal_in_doubt_replaced_is_not_owed() -> None:
-    engine = owing()
+    engine = with_heirs(owing())
     engine.receive(seal_of(engine.lineage, Entry(ME, 7, 10, 1)))
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
@@ -455,7 +521,7 @@ def test_a_model_that_does_not_come_is_waited_for_no_longer_than_its_peer_takes(
 def test_an_offer_whose_work_is_about_to_be_replaced_is_sent_no_more(doubt: bool) -> None:
     """By another model, or by a seal in doubt: a sealer that merged it now would merge work that
     counts as dropped."""
-    engine = among_peers()
+    engine = with_heirs(among_peers())
     engine.offer()
     assert len(engine.sent(Offer)) == 1
     theirs = Lineage(tokens=10**6, version=5, digest=OTHER, genesis=OTHER)

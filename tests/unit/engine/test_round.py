@@ -88,7 +88,7 @@ def test_a_round_from_launch_to_seal() -> None:
     round = holding(offer("b"), offer("a"))
     round._on("launch")
     assert decided(round, 5, ALL[:2], 2, 10, 60).reason == "all_present"
-    members = round.close(0.0, ALL, "all_present")
+    members = round.close(0.0, ALL, "all_present", 9)
     assert [o.peer.name for o in members] == ["a", "b"]
     assert (round.members, round.absent, round.reason) == (members, ("c",), "slow_left_out")
     round.sealed(5)
@@ -103,7 +103,7 @@ def test_a_round_from_launch_to_seal() -> None:
 def test_a_round_that_leaves_nobody_out_says_so() -> None:
     round = holding(offer("b"), offer("a"))
     round._on("launch")
-    round.close(0.0, ALL[:2], "all_present")
+    round.close(0.0, ALL[:2], "all_present", 9)
     assert (round.absent, round.reason) == ((), "all_present")
 
 
@@ -122,13 +122,13 @@ def test_how_long_quorum_took_is_remembered() -> None:
 
 def test_a_seal_cannot_be_closed_before_it_was_launched() -> None:
     with pytest.raises(KeyError):
-        holding(offer("a"), offer("b")).close(0.0, ALL, "all_present")
+        holding(offer("a"), offer("b")).close(0.0, ALL, "all_present", 9)
 
 
 def test_a_voided_round_keeps_its_offers() -> None:
     round = holding(offer("a"), offer("b"))
     round._on("launch")
-    round.close(0.0, ALL, "all_present")
+    round.close(0.0, ALL, "all_present", 9)
     round.void()
     assert round.phase is Phase.WAITING
     assert round.members == ()
@@ -219,7 +219,7 @@ def test_no_offer_is_ever_merged_twice(
             round.add(arrived)
         if any(o.steps for o in round.inbox.values()) and data.draw(st.booleans()):
             round._on("launch")
-            members = round.close(0.0, ALL, "all_present")
+            members = round.close(0.0, ALL, "all_present", 9)
             round.sealed(0)
             before, lineage = lineage, lineage.seal([o.entry for o in members], b"payload")
             round.purge(lineage)
@@ -305,7 +305,13 @@ def test_a_seal_that_leaves_somebody_out_waits_for_the_interval_since_the_last()
 def test_members_are_in_name_order_however_they_arrived(order: list[str]) -> None:
     round = holding(*(offer(name) for name in order))
     round._on("launch")
-    assert [o.peer.name for o in round.close(0.0, ALL, "all_present")] == ["a", "b", "c", "d", "e"]
+    assert [o.peer.name for o in round.close(0.0, ALL, "all_present", 9)] == [
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+    ]
 
 
 # Work that came with a checkpoint
@@ -320,7 +326,7 @@ def inherited(name: str, seq: int, settled: int = 4, **facts: Any) -> Offer:
 
 def closed(round: Round) -> tuple[Offer, ...]:
     round._on("launch")
-    return round.close(0.0, ALL, "all_present")
+    return round.close(0.0, ALL, "all_present", 9)
 
 
 def test_of_two_offers_of_one_authors_work_the_earlier_counts_and_the_other_is_nothing() -> None:
@@ -443,3 +449,27 @@ def test_other_work_of_an_earlier_incarnation_is_kept() -> None:
     assert round.fresh(again, BASE)
     round.add(again)
     assert sorted(round.inbox) == [PeerId("a", 1), PeerId("a", 2)]
+
+
+# Too many offers
+
+
+def test_of_more_offers_than_a_seal_may_have_those_of_expected_learners_come_first() -> None:
+    round = holding(*(offer(name) for name in "zyxcba"))
+    round._on("launch")
+    assert [o.peer.name for o in round.close(0.0, ALL, "all_present", 4)] == ["a", "b", "c", "x"]
+    assert {peer.name for peer in round.inbox} == set("abcxyz")
+
+
+def test_an_offer_that_is_left_out_is_held_no_more() -> None:
+    round = holding(offer("a"), offer("b"))
+    round.leave_out(offer("a"))
+    assert [peer.name for peer in round.inbox] == ["b"]
+
+
+def test_of_two_offers_with_one_number_the_authors_own_counts() -> None:
+    """Another process may offer anything in its name."""
+    own = offer("c", 5)
+    copy = offer("b", 5, inherited=Claim(own.peer, 4))
+    b, c = closed(holding(copy, own))
+    assert (b.steps, c) == (0, own)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mend_optim.engine.effects import Advance, Export, Inspect, Install, Merge
+from mend_optim.engine.seal_checks import SPREAD, flaw_of
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, PeerId
 from mend_optim.protocol.messages import Beat, Call, Offer, Seal, State, Want
@@ -410,6 +411,49 @@ def test_no_offer_makes_an_anchor_that_nobody_can_tell_of() -> None:
     assert engine.engine.state.rounds[0].fresh(
         replace(follows, tokens=COUNTER_LIMIT - 10), grown(BASE)
     )
+
+
+def test_an_offer_whose_tokens_would_outweigh_all_others_is_refused_and_the_rest_merged() -> None:
+    engine = sealer(PEER, THIRD, FOURTH, quorum=3)
+    engine.offer()
+    admit(engine, replace(offer_of(FOURTH), tokens=4 * 10 * SPREAD + 1))
+    admit(engine, offer_of(THIRD))
+    admit(engine, offer_of(PEER))
+    assert [offer.peer for offer in engine.merge().offers] == [ME, PEER, THIRD]
+    assert ["offer 1 of fourth refused" in fault for fault in engine.faults()] == [True]
+    assert FOURTH not in engine.engine.state.rounds[0].inbox
+
+
+def test_without_an_offer_that_is_refused_there_may_be_no_quorum() -> None:
+    engine = sealer(PEER, THIRD, quorum=3)
+    engine.offer()
+    admit(engine, offer_of(PEER))
+    admit(engine, replace(offer_of(THIRD), tokens=COUNTER_LIMIT))
+    assert engine.jobs(Merge) == []
+    admit(engine, replace(offer_of(THIRD, 2), inherited=Claim(THIRD, 0)))
+    assert [offer.seq for offer in engine.merge().offers] == [1, 1, 2]
+
+
+def test_two_offers_that_make_an_anchor_which_nobody_can_tell_of_are_not_merged_together() -> None:
+    engine = sealer(PEER)
+    engine.offer()
+    admit(engine, replace(offer_of(PEER), tokens=COUNTER_LIMIT))
+    assert ["too many" in fault for fault in engine.faults()] == [True]
+    assert list(engine.engine.state.rounds[0].inbox) == [ME]
+
+
+def test_a_seal_tells_the_residuals_that_it_weighs_by() -> None:
+    """So all can compute its weights."""
+    engine = sealer(PEER, residual_in_weights=True)
+    offer = replace(engine.offer(), seq=2, tokens=0, again=(40, 4))
+    engine.engine.state.rounds[0].add(offer)
+    admit(engine, replace(offer_of(PEER, 0, 0), again=(120, 4)))
+    engine.done(engine.merge())
+    ((_, seal),) = engine.sent(Seal)
+    assert (seal.weights, seal.shares) == ((0.25, 0.75), ((40, 4), (120, 4)))
+    assert flaw_of(seal, BASE, engine.engine.state.policies, is_buffers=False) == ""
+    plain = replace(engine.engine.state.policies, residual_in_weights=False)
+    assert "residuals" in flaw_of(seal, BASE, plain, is_buffers=False)
 
 
 def test_all_that_want_an_anchor_share_one_copy() -> None:

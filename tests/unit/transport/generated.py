@@ -54,7 +54,12 @@ KNOWN_SECTIONS = st.dictionaries(
     st.sampled_from(["delta", "moment.exp_avg", "moment.exp_avg_sq", "0", "17"]), PACKET, max_size=4
 )
 MEMBERS = st.lists(
-    st.tuples(st.builds(Entry, ID, COUNTER, COUNTER, COUNTER), st.floats(0, 1)), max_size=4
+    st.tuples(
+        st.builds(Entry, ID, COUNTER, COUNTER, COUNTER),
+        st.floats(0, 1),
+        st.tuples(COUNTER, COUNTER),
+    ),
+    max_size=4,
 )
 
 HELLO = st.builds(
@@ -111,7 +116,10 @@ OFFER = st.builds(
 )
 SEAL = st.builds(
     lambda of, **rest: Seal(
-        members=tuple(m for m, _ in of), weights=tuple(w for _, w in of), **rest
+        members=tuple(m for m, _, _ in of),
+        weights=tuple(w for _, w, _ in of),
+        shares=tuple(s for _, _, s in of) if any(any(s) for _, _, s in of) else (),
+        **rest,
     ),
     MEMBERS,
     sealer=ID,

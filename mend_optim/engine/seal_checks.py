@@ -1,0 +1,79 @@
+"""The checks of a seal that every learner makes before it takes the outer step. The sealer makes
+them before it merges. They depend on the seal, on its base and on the settings that all share. So
+all learners come to the same result.
+
+    rule                                        without it, a seal could
+    ──────────────────────────────────────────  ──────────────────────────────────────────────────
+    at most `limits.learners` members           cost more than any round
+    no work twice, and none merged before       merge work twice
+    shares only where residuals are merged      weigh a member by work that it does not bring
+    weights follow from members and shares      weigh members as its sealer likes
+    nobody's tokens per step beyond `SPREAD`    let one member's word outweigh all others
+
+Machines differ: one learner may take a batch a few hundred times as large as another's. So `SPREAD`
+is wide, and it bounds only large rates: a small one weighs little by itself. The median of two
+rates is their mean, and neither is beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from mend_optim.engine.policies import Policies, weights
+from mend_optim.engine.residual_share import entries_by
+from mend_optim.protocol.lineage import Entry, Lineage
+from mend_optim.protocol.messages import Seal
+
+#: A member's tokens per step are at most so many times the median of the members'.
+SPREAD = 1000
+
+
+def flaw_of(seal: Seal, base: Lineage, policies: Policies, is_buffers: bool) -> str:
+    """Why a seal on `base` is refused; empty if it is not.
+
+    Args:
+        seal: the seal.
+        base: the lineage of the anchor that it is merged on.
+        policies: this learner's settings.
+        is_buffers: whether it is a seal of the fragment of buffers.
+    """
+    members = seal.members
+    entries = entries_by(members, seal.shares)
+    if len(members) > policies.limits.learners:
+        return f"it has {len(members)} members, and limits.learners is {policies.limits.learners}"
+    if _repeats(members) or any(e.steps and e.seq <= base.last_merged(e.peer) for e in members):
+        return "it merges work twice"
+    if seal.shares and not (policies.residual_in_weights or is_buffers):
+        return "it weighs members by residuals, and encodings leave none"
+    if seal.weights != tuple(weights(policies.weighting, entries)):
+        return "its weights do not follow from the work of its members"
+    beyond = outlier(members, entries)
+    return "" if beyond is None else f"{members[beyond].peer.name} has {told(entries[beyond])}"
+
+
+def _repeats(members: Sequence[Entry]) -> bool:
+    """Whether an author's work is in a seal twice. One more entry of the author may be empty: that
+    of its own process, if another one has offered the work."""
+    stepped = [entry.peer for entry in members if entry.steps]
+    idle = [entry.peer for entry in members if not entry.steps]
+    return len(set(stepped)) < len(stepped) or len(set(idle)) < len(idle)
+
+
+def outlier(members: Sequence[Entry], entries: Sequence[Entry]) -> int | None:
+    """The index of the member with the most tokens per step, if those are beyond `SPREAD`; else
+    None. `entries` are the members as they are weighed."""
+    for listed in (members, entries):
+        rates = {i: e.tokens / e.steps for i, e in enumerate(listed) if e.tokens and e.steps}
+        if rates:
+            most = max(rates, key=lambda i: rates[i])
+            if rates[most] > SPREAD * median(rates.values()):
+                return most
+    return None
+
+
+def told(entry: Entry) -> str:
+    """The rate of a member that is beyond `SPREAD`, in words."""
+    return (
+        f"{entry.tokens} tokens in {entry.steps} steps, over {SPREAD} times the rate of the others;"
+        " count tokens alike everywhere"
+    )

@@ -23,6 +23,9 @@ class Offers:
         self.state = state
         self.stragglers = stragglers
         self.idleness = idleness
+        #: By (name, fragment): when a peer called that is not the sealer by our roster, and was
+        #: answered. None of them is older than a period.
+        self._answered: dict[tuple[str, int], float] = {}
 
     # ── send ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -63,6 +66,8 @@ class Offers:
         step. At rest, take part with nothing; so does an idle learner, because there may be no such
         step for long."""
         state, fragment = self.state, self.state.fragments[p]
+        if not self._answers(now, p, caller):
+            return
         if fragment.pending:
             if fragment.pending.offer and fragment.pending.sent_to != caller:
                 self.send_offer(now, fragment, caller)
@@ -73,6 +78,24 @@ class Offers:
                 state.emit(Send(caller, self._nothing(fragment)))
             if not state.schedule.lockstep:
                 fragment.request_offer(caller)
+
+    def _answers(self, now: float, p: int, caller: PeerId) -> bool:
+        """Whether to answer this call: always that of the sealer, and of every other peer one in a
+        period.
+
+        A peer may know better who seals. Until both know, it calls again with every beat, so this
+        learner takes part in its rounds, at the pace of a run. More often, calls would only cost
+        copies and uploads."""
+        state = self.state
+        if caller == state.roster.sealer(p):
+            return True
+        period_s = state.schedule.sync_every * state.step_s
+        since = now - max(period_s, state.policies.timing.beat_s)
+        self._answered = {which: at for which, at in self._answered.items() if at > since}
+        if (caller.name, p) in self._answered:
+            return False
+        self._answered[caller.name, p] = now
+        return True
 
     def send_nothing(self, fragment: Progress, to: PeerId | None) -> None:
         """Take part with an empty offer, because the work there is cannot be offered. It goes to

@@ -3,7 +3,7 @@ that is told, left out."""
 
 from __future__ import annotations
 
-from tests.mutation.mutant_list import ADOPTING, ROUND, SEALING, Mutant, of
+from tests.mutation.mutant_list import ADOPTING, OFFERING, ROUND, SEALING, Mutant, of
 
 PROOFS = of("unit/engine/test_seal_checks")
 SEAL_MUTANTS = (
@@ -191,5 +191,39 @@ SEAL_MUTANTS = (
         "        self.has_refused = False\n        # A branch",
         "        # A branch",
         ADOPTING,
+    ),
+    # A call is answered when it is the sealer's, or once in a period.
+    Mutant(
+        "anybody-calls-any-time",
+        7,
+        "engine/offers",
+        "        if (caller.name, p) in self._answered:",
+        "        if False:",
+        OFFERING,
+    ),
+    Mutant(
+        "only-the-sealer-calls",
+        7,
+        "engine/offers",
+        "        if (caller.name, p) in self._answered:",
+        "        if True:",
+        OFFERING,
+    ),
+    Mutant(
+        "the-sealer-calls-once-in-a-period",
+        7,
+        "engine/offers",
+        "        if caller == state.roster.sealer(p):",
+        "        if False:",
+        OFFERING,
+    ),
+    Mutant("callers-are-kept-for-ever", 7, "engine/offers", "if at > since}", "}", OFFERING),
+    Mutant(
+        "calls-of-one-fragment-count-for-all",
+        7,
+        "engine/offers",
+        "        if (caller.name, p) in self._answered:",
+        "        if any(name == caller.name for name, _ in self._answered):",
+        OFFERING,
     ),
 )

@@ -7,6 +7,7 @@ from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Goodbye, Offer, Packet, Want
 from tests.support.engines import (
     BASE,
+    FOURTH,
     ME,
     OTHER,
     PEER,
@@ -311,3 +312,73 @@ def test_whoever_else_takes_our_model_over_gets_no_offer() -> None:
     engine.beat(THIRD, Lineage.fresh(OTHER), step=0, genesis=OTHER)
     engine.beat(THIRD, BASE)
     assert [to for to, _ in engine.sent(Offer)] == []
+
+
+# Calls of peers that are not the sealer
+
+
+def called(engine: DrivenEngine, *callers: PeerId, p: int = 0) -> list[PeerId]:
+    """Those of these callers that were answered, at rest: with an empty offer, each time."""
+    engine.sent(Offer)
+    for caller in callers:
+        engine.receive(Call(caller, p))
+    return [to for to, _ in engine.sent(Offer)]
+
+
+def among_two(**schedule: int | None) -> tuple[DrivenEngine, PeerId, PeerId]:
+    """A learner at rest that knows two peers; the sealer of fragment 0, and the other one."""
+    engine = among_peers(**schedule)
+    engine.beat(THIRD)
+    engine.step()
+    engine.reserve()
+    engine.engine.begin_anew(engine.now)  # nothing of its own is left to offer
+    engine.engine.rest(engine.now)
+    sealer = engine.engine.state.roster.sealer(0)
+    assert sealer in (PEER, THIRD)
+    return engine, sealer, THIRD if sealer == PEER else PEER
+
+
+def test_the_sealer_is_always_answered() -> None:
+    engine, sealer, _ = among_two()
+    assert called(engine, sealer, sealer, sealer) == [sealer] * 3
+
+
+def test_another_caller_is_answered_once_in_a_period() -> None:
+    """It may know better who seals. But anybody could call, again and again."""
+    engine, sealer, other = among_two(sync_every=4)
+    period_s = 4 * engine.engine.state.step_s
+    assert period_s == 4.0
+    assert called(engine, other, other, sealer, other) == [other, sealer]
+    engine.now += period_s - 0.1
+    assert called(engine, other) == []
+    engine.now += 0.1
+    assert called(engine, other, other) == [other]
+
+
+def test_callers_do_not_take_each_others_turn_and_fragments_have_their_own() -> None:
+    engine, _, other = among_two(sync_every=4, fragments=2)
+    engine.beat(FOURTH)
+    strangers = [peer for peer in (other, FOURTH) if peer != engine.engine.state.roster.sealer(0)]
+    assert called(engine, *strangers, *strangers) == strangers
+    (stranger, *_) = [peer for peer in strangers if peer != engine.engine.state.roster.sealer(1)]
+    assert called(engine, stranger, p=1) == [stranger]
+
+
+def test_before_its_first_step_a_learner_answers_another_caller_once_in_a_beat() -> None:
+    engine = among_peers()
+    engine.beat(THIRD)
+    sealer = engine.engine.state.roster.sealer(0)
+    other = THIRD if sealer == PEER else PEER
+    engine.engine.rest(engine.now)
+    assert engine.engine.state.step_s == 0.0
+    assert called(engine, other, other) == [other]
+    engine.now += engine.engine.state.policies.timing.beat_s
+    assert called(engine, other) == [other]
+
+
+def test_nothing_is_kept_of_callers_of_past_periods() -> None:
+    engine, _, _ = among_two(sync_every=4)
+    for life in range(50):
+        engine.receive(Call(PeerId(f"stranger-{life}", 1), 0))
+        engine.now += 1.0
+    assert len(engine.engine.offers._answered) <= 4

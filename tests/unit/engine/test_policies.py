@@ -68,6 +68,13 @@ def test_throughput_is_proportional_to_tokens_where_batches_are_equal(
     assert weights("throughput", members) == pytest.approx(weights("tokens", members))
 
 
+def test_weights_are_shares_of_an_exact_sum() -> None:
+    """Sums that round step by step differ between versions of Python, and so would the weights."""
+    members = work((1, 10), (2, 20), (3, 30))
+    assert 0.1 + 0.2 + 0.3 > 0.6
+    assert weights("throughput", members) == [0.1 / 0.6, 0.2 / 0.6, 0.3 / 0.6]
+
+
 def test_throughput_favours_the_larger_batch() -> None:
     assert weights("throughput", work((100, 10), (100, 5))) == pytest.approx([1 / 3, 2 / 3])
 

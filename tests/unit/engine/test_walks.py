@@ -24,6 +24,7 @@ from mend_optim.engine.effects import (
     Job,
     Prepare,
     Reoffer,
+    Retake,
     Send,
     Work,
 )
@@ -360,9 +361,11 @@ class Walk(RuleBasedStateMachine):
             moved = [job.seal.fragment]
         elif isinstance(job, Install):
             moved = [anchor.fragment for anchor in job.states]
+        elif isinstance(job, Retake):
+            moved = [job.fragment]
         for p in moved:
-            assert isinstance(job, Advance | Install)
-            self.corrections[p] = self.corrections.get(p, False) or job.replace
+            replaces = not isinstance(job, Advance | Install) or job.replace
+            self.corrections[p] = self.corrections.get(p, False) or replaces
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
 
@@ -431,6 +434,8 @@ class Walk(RuleBasedStateMachine):
                     expected |= dict.fromkeys(range(len(job.tensors)), Motion.SNAPSHOT)
                 case Advance():
                     expected[job.seal.fragment] = Motion.MOVING
+                case Retake():
+                    expected[job.fragment] = Motion.MOVING
                 case Install():
                     expected |= {anchor.fragment: Motion.MOVING for anchor in job.states}
         assert {f.fragment: f.motion for f in self.state.fragments} == expected

@@ -125,7 +125,7 @@ class Engine:
         """The training thread takes the correction of fragment `p`, and applies it before its next
         forward pass."""
         state = self.state
-        state.fragments[p].correction_applied(replaced, state.totals, state.schedule)
+        state.fragments[p].correction_applied(replaced, state.totals)
         self.outcomes.go_on(now, p)
 
     def begin_anew(self, now: float) -> list[bool]:

@@ -56,6 +56,8 @@ class Progress(Accounts):
         self.deferred_news: Seal | State | None = None
         #: Whether the training thread has yet to apply a correction.
         self.correction_pending = False
+        #: That correction gives up the local progress, and the cycle goes on.
+        self.keeps_cycle = False
         #: Under `adopt_after`: the inner step at which the correction is applied.
         self.adopt_at: int | None = None
         #: Whether the weights hold a disagreement with former means: see `Adoption`.
@@ -249,6 +251,7 @@ class Progress(Accounts):
         if self.pending:
             self.cycle_start = self.pending.step
         self.moved(self.lineage, totals, schedule, merged_own_offer=False, replaced=True)
+        self.keeps_cycle = schedule.lockstep
         self.residual.forget()
 
     def agree(self) -> None:
@@ -261,15 +264,16 @@ class Progress(Accounts):
         self.correction_pending = True
         self.disagrees = False
 
-    def correction_applied(self, replace: bool, totals: Totals, schedule: Schedule) -> int:
+    def correction_applied(self, replace: bool, totals: Totals) -> int:
         """The training thread applied the correction. Returns the tokens that a replacement
         dropped."""
+        keeps_cycle, self.keeps_cycle = self.keeps_cycle, False
         self.correction_pending = False
         self.adopt_at = None
         if not replace:
             return 0
         dropped = self.drop(totals)
-        if dropped.step and not schedule.lockstep:
+        if dropped.step and not keeps_cycle:
             self.cycle_start = totals.step
         return dropped.tokens
 
@@ -278,6 +282,7 @@ class Progress(Accounts):
         would have made of them. All that they differ by is a disagreement. Returns the steps and
         tokens that are dropped."""
         self.correction_pending = False
+        self.keeps_cycle = False
         self.adopt_at = None
         self.disagrees = True
         return super().begin_anew(totals)

@@ -67,7 +67,7 @@ class Fragment:
         moved(progress, lineage, mine, self.totals, self.schedule, replaced)
 
     def correction_applied(self, replace: bool = False) -> int:
-        return self.progress.correction_applied(replace, self.totals, self.schedule)
+        return self.progress.correction_applied(replace, self.totals)
 
 
 class Accounting(RuleBasedStateMachine):
@@ -963,7 +963,7 @@ def test_weights_that_become_the_anchor_have_no_disagreement(mine: bool) -> None
 
 def test_the_anchor_moves_no_more_than_once_while_a_disagreement_is_given_up() -> None:
     progress = after_round(0.5, False)
-    progress.correction_applied(False, Totals(4, 40), Schedule())
+    progress.correction_applied(False, Totals(4, 40))
     progress.agree()
     assert (progress.is_moving, progress.disagrees) == (True, True)
     with pytest.raises(KeyError):
@@ -978,8 +978,8 @@ def test_the_anchor_moves_no_more_than_once_while_a_disagreement_is_given_up() -
 
 def test_work_is_kept_while_a_disagreement_is_given_up() -> None:
     progress, totals = after_round(0.5, False), Totals(6, 60)
-    progress.correction_applied(False, totals, Schedule())
+    progress.correction_applied(False, totals)
     progress.agree()
     progress.agreed()
-    assert progress.correction_applied(False, totals, Schedule()) == 0
+    assert progress.correction_applied(False, totals) == 0
     assert progress.unmerged(totals) == Totals(2, 20)

@@ -54,7 +54,7 @@ class Counting:
             merged_own_offer=pending is not None,
             replaced=replaced,
         )
-        progress.correction_applied(replaced, self.totals, FREE)
+        progress.correction_applied(replaced, self.totals)
 
 
 def test_an_offer_has_the_rates_of_its_own_steps() -> None:

@@ -104,7 +104,7 @@ class Learner(LoneFragment):
         for offer in offers:
             round.add(offer)
         round._on("launch")
-        ordered = round.close(0.0, [], "all_present")
+        ordered = round.close(0.0, [], "all_present", len(offers))
         w = tuple(weights(weighting, [offer.entry for offer in ordered]))
         return self.seal_from(Merge(fragment=0, base=BASE, offers=ordered, weights=w))
 

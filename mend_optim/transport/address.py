@@ -11,7 +11,6 @@ from mend_optim.errors import UsageError, require
 _ADDRESS = re.compile(
     r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+(?:%\w+)?)\]|(?P<host>[\w.-]*)):(?P<port>[0-9]{1,5})", re.ASCII
 )
-_ANY = ("", "0.0.0.0", "::")
 # gRPC would take "unix:4242" for a socket in the working directory.
 _SCHEMES = frozenset(
     ("unix", "unix-abstract", "vsock", "dns", "xds", "google-c2p", "ipv4", "ipv6", "passthrough")
@@ -41,6 +40,8 @@ def parse_address(argument: str, text: str) -> tuple[str, int]:
     )
     is_scheme = (match["host"] or "").lower() in _SCHEMES
     require(not is_scheme, argument, text, "an address with the name of a host", remedy)
+    is_sound = match["ipv6"] is None or _ip(match["ipv6"]) is not None
+    require(is_sound, argument, text, "an address with IPv6 in its brackets", remedy)
     return match["ipv6"] or match["host"] or "", int(match["port"])
 
 
@@ -53,7 +54,7 @@ def parse_dialable(argument: str, text: str) -> tuple[str, int]:
     host, port = parse_address(argument, text)
     remedy = "give the host and port that the other learner listens on"
     require(port > 0, argument, text, "an address with a port >= 1", remedy)
-    require(host not in _ANY, argument, text, "an address with the host to dial", remedy)
+    require(not _is_any(host), argument, text, "an address with the host to dial", remedy)
     return host, port
 
 
@@ -73,7 +74,7 @@ def advertised(listen: str, port: int) -> str:
         port: Where it does.
     """
     host, _ = parse_address("listen", listen)
-    return format_address("" if host in _ANY else host, port)
+    return format_address("" if _is_any(host) else host, port)
 
 
 def seen_from(address: str, host: str) -> str:
@@ -90,7 +91,7 @@ def seen_from(address: str, host: str) -> str:
         there, port = parse_address("address", address)
     except UsageError:
         return ""
-    if there in _ANY or (is_loopback(there) and not is_loopback(host)):
+    if _is_any(there) or (is_loopback(there) and not is_loopback(host)):
         there = host
     return format_address(there, port) if there and port else ""
 
@@ -100,15 +101,28 @@ def host_of(transport_peer: str) -> str:
     "ipv6:%5B::1%5D:40312". Empty if there is none."""
     try:
         host, _ = parse_address("connection", unquote(transport_peer).partition(":")[2])
-        mapped = ipaddress.IPv6Address(host).ipv4_mapped if ":" in host else None
-    except ValueError:  # a `UsageError` is one, too
+    except UsageError:
         return ""
-    return str(mapped or host)
+    return str(_ip(host) or host)
 
 
 def is_loopback(host: str) -> bool:
     """Return whether a host is this machine, as only this machine can reach it."""
+    ip = _ip(host)
+    return ip.is_loopback if ip else host.lower().removesuffix(".") == "localhost"
+
+
+def _is_any(host: str) -> bool:
+    """Return whether a host is all of a machine's addresses, of which none is said."""
+    ip = _ip(host)
+    return ip.is_unspecified if ip else not host
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that a host is, and of an IPv4 address in IPv6 the former. None if it
+    is a name."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        ip = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
+    return (ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None) or ip

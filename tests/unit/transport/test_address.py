@@ -40,7 +40,17 @@ def test_no_host_has_the_name_of_a_scheme(text):
     assert seen_from(text, "10.0.0.1") == ""
 
 
-@pytest.mark.parametrize("text", [":29600", "host:0", "0.0.0.0:29600", "[::]:29600"])
+@pytest.mark.parametrize("text", ["[fd5]:1", "[fd5%eth0]:1", "[1.2.3.4.5]:1", "[::1::]:1", "[:]:1"])
+def test_brackets_hold_ipv6(text):
+    """Without them, a name or garbage would be left, which nobody checked."""
+    with pytest.raises(UsageError, match="peers must be an address with IPv6 in its brackets"):
+        parse_dialable("peers", text)
+    assert seen_from(text, "10.0.0.1") == ""
+
+
+@pytest.mark.parametrize(
+    "text", [":29600", "host:0", "0.0.0.0:29600", "[::]:29600", "[0::0]:1", "[::ffff:0.0.0.0]:1"]
+)
 def test_an_address_to_dial_has_host_and_port(text):
     with pytest.raises(UsageError, match="peers must be an address with"):
         parse_dialable("peers", text)
@@ -54,6 +64,12 @@ def test_an_address_to_dial_has_host_and_port(text):
         ("0.0.0.0:5", "fd00::1", "[fd00::1]:5"),
         # two learners on the other machine know each other so
         ("127.0.0.1:5", "10.0.0.1", "10.0.0.1:5"),
+        ("127.8.0.1:5", "10.0.0.1", "10.0.0.1:5"),
+        ("[::ffff:127.0.0.1]:5", "10.0.0.1", "10.0.0.1:5"),
+        ("[0:0::1]:5", "10.0.0.1", "10.0.0.1:5"),
+        ("LocalHost.:5", "10.0.0.1", "10.0.0.1:5"),
+        ("[0::0]:5", "10.0.0.1", "10.0.0.1:5"),
+        ("[::ffff:0.0.0.0]:5", "10.0.0.1", "10.0.0.1:5"),
         ("127.0.0.1:5", "127.0.0.1", "127.0.0.1:5"),
         ("localhost:5", "::1", "localhost:5"),
         (":5", "", ""),

@@ -335,11 +335,22 @@ def _tensors(read: _Reader, fragment: Fragment) -> dict[str, Tensor]:
         bound = f"a dense uint8 tensor of {fragment.nbytes} elements"
         kind = (torch.uint8, (fragment.nbytes,))
         return {n: _dense(read, n, saved[n], bound, kind) for n in BUFFER_TENSORS if n in saved}
-    return {
+    known = (*TENSORS, *NUMBERS, FACTORS, *MEMORIES)
+    tensors = {
         name: _tensor(read, name, tensor, _numel(str(name), fragment))
         for name, tensor in saved.items()
-        if name in (*TENSORS, *NUMBERS, FACTORS, *MEMORIES) or str(name).startswith(MOMENTS)
+        if name in known or str(name).startswith(MOMENTS)
     }
+    for name, tensor in tensors.items():
+        if name.startswith(MOMENTS):
+            _check_updates(read, name, tensor[fragment.numel :])
+    return tensors
+
+
+def _check_updates(read: _Reader, name: str, updates: Tensor) -> None:
+    """Raise `UsageError` if a moment has seen less than no update."""
+    if bool((updates < 0).any()):
+        raise read.fault(name, updates.tolist(), "a moment with update counts >= 0")
 
 
 def _lineage(read: _Reader) -> Lineage:

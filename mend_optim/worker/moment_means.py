@@ -9,6 +9,7 @@ difference to the moments that it sent. So the mean over the learners is the sam
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -191,12 +192,14 @@ class MomentMeans:
         return own | {LATEST + name: flat(self._decode(name)) for name in self.latest}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take copies of what `save` returned. Names that are no moments any more are ignored."""
+        """Take copies of what `save` returned. Names that are no moments any more are ignored, and
+        so are means that no round can have made: a newcomer does without."""
         for name in self.moments:
             if OWN + name in tensors:
                 self.own[name] = self._reading(tensors[OWN + name])
             if LATEST + name in tensors:
-                self.latest[name] = self._encode(name, self._reading(tensors[LATEST + name]))
+                with suppress(PeerError):
+                    self.latest[name] = self._encode(name, self._reading(tensors[LATEST + name]))
 
     def _reading(self, tensor: Tensor) -> Reading:
         return unflat(tensor, self.fragment.numel)

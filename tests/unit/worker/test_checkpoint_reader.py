@@ -620,6 +620,11 @@ HOSTILE = {
         torch.zeros(1).expand(1 << 36),
         "dense float32 tensor",
     ),
+    "updates": (
+        put(*FIRST, "tensors", "latest exp_avg"),
+        torch.tensor([0.0] * LAYOUT.fragments[0].numel + [-1.0]),
+        "a moment with update counts >= 0",
+    ),
     "unknown tensor": (
         put(*FIRST, "tensors", "unknown"),
         torch.zeros(1).expand(1 << 36),

@@ -479,6 +479,18 @@ def test_what_is_kept_does_not_hold_the_message_it_came_in() -> None:
 # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────
 
 
+def test_means_that_no_round_can_have_made_are_left_out() -> None:
+    """A damaged checkpoint may hold them: no newcomer is to get a negative second moment."""
+    bad = drawn(1, "exp_avg_sq").values.clone().fill_(-1.0)
+    tensors = {
+        LATEST + name: torch.cat((values, torch.ones(len(SHAPES))))
+        for name, values in (("exp_avg", drawn(1, "exp_avg").values), ("exp_avg_sq", bad))
+    }
+    means = MomentMeans(BOTH, True, FRAGMENT, Buffers())
+    means.load(tensors)
+    assert set(means.export()) == {MOMENT_PREFIX + "exp_avg"}
+
+
 @given(SEEDS, SENT, UPDATES, SENT, st.booleans())
 def test_saved_and_loaded_to_the_bit(
     seed: int, own: list[str], updates: tuple[int, ...], latest: list[str], exact: bool

@@ -83,8 +83,14 @@ def factors(
 
 
 def bound(w: Sequence[float]) -> float:
-    """1/√Σ wᵢ²: the greatest f of members with these weights."""
-    return 1 / math.sqrt(sum(weight**2 for weight in w))
+    """1/√Σ wᵢ²: the greatest f of members with these weights. Raises `PeerError` if that is not
+    finite."""
+    squares = sum(weight**2 for weight in w)
+    if not squares:
+        raise PeerError(
+            f"Scale of the mean needs a weight > 0; the greatest is {max(w, default=0)}"
+        )
+    return 1 / math.sqrt(squares)
 
 
 def scale_packet(found: Sequence[float]) -> Packet:

@@ -164,6 +164,13 @@ def test_a_bad_scale_is_refused(what: str) -> None:
         read_scale(packet, 2, bound(HALVES))
 
 
+@pytest.mark.parametrize("w", [[], [0.0, 0.0], [1e-300, 0.0]])
+def test_weights_of_nothing_scale_no_mean(w: list[float]) -> None:
+    """The square of the third one's is 0."""
+    with pytest.raises(PeerError, match="Scale of the mean needs a weight > 0"):
+        bound(w)
+
+
 def test_an_encoded_scale_is_refused() -> None:
     packet, _ = encode_packet(find_codec("int8"), torch.ones(4096), ((4096,),))
     with pytest.raises(PeerError, match="not one float32 for each of 4096 tensors"):

@@ -31,6 +31,9 @@ FILE_SHARE = 4
 #: connection.
 PING_FLOOR_MS = 50
 PING_STRIKES = 50
+#: Seconds in which a caller must have shown who it is. With gRPC's own two minutes, a few silent
+#: callers would keep everybody else out for as long.
+HANDSHAKE_S = 10.0
 #: Milliseconds until a connection without an open stream is closed. A peer's control stream is
 #: always open; one for bulky messages is made again when it is needed.
 IDLE_MS = 10 * 60 * 1000
@@ -102,6 +105,9 @@ def server_options(timing: Timing, learners: int, streams: int) -> list[tuple[st
         streams: The streams that one peer may have open at a time.
     """
     options = _options(timing, timing.round_timeout_s) | _bounds(learners, streams)
+    # a dial that takes longer than the latter is given up at the other end
+    handshake_s = min(HANDSHAKE_S, timing.evict_after_s)
+    options["grpc.server_handshake_timeout_ms"] = int(1000 * handshake_s)
     # without this a second learner on the same port would quietly share the port
     options["grpc.so_reuseport"] = 0
     return list(options.items())

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from mend_optim import Event, MendOptimizer, Timing
+from mend_optim import Credentials, Event, MendOptimizer, Timing
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.protocol.messages import Seal
 from mend_optim.runtime.learner import Learner as Learners
@@ -137,13 +137,16 @@ class Learner:
         self.chance = random.Random(order["data_seed"])
         self.step = self.drawn = 0
         self.ending = ""
+        options = dict(order["options"])
+        if "secret" in options:
+            options["credentials"] = Credentials.secret(options.pop("secret"))
         clock, behind_ns = time.time_ns, int(1e9 * order["clock_behind_s"])
         time.time_ns = lambda: clock() - behind_ns
         self.optimizer = MendOptimizer(
             torch.optim.SGD(self.model.parameters(), lr=0.05),
             timing=Timing(**order["timing"]),
             on_event=self.tell,
-            **order["options"],
+            **options,
         )
         if order["restore"]:
             self.restore(order["restore"])

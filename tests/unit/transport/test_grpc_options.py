@@ -52,6 +52,12 @@ def test_no_learner_pings_as_often_as_a_server_minds(beat_s: float) -> None:
     assert quiet_ms > floor_ms == PING_FLOOR_MS
 
 
+@pytest.mark.parametrize(("evict_after_s", "handshake_ms"), [(30.0, 10_000), (4.0, 4_000)])
+def test_a_handshake_takes_no_longer_than_a_dial(evict_after_s: float, handshake_ms: int) -> None:
+    options = dict(server_options(Timing(evict_after_s=evict_after_s), 2, 1))
+    assert options["grpc.server_handshake_timeout_ms"] == handshake_ms
+
+
 @pytest.mark.parametrize("fragments", [1, 24, 1000])
 def test_every_fragment_has_its_streams(fragments: int) -> None:
     assert most_streams(fragments) >= 1 + 4 * fragments

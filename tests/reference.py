@@ -428,14 +428,8 @@ def judged(
 ) -> list[tuple[float, float]]:
     """(times, factor) of each offer (RMS, steps) of a round, after these merged ones."""
 
-    def middle(values: list[float], low: bool) -> float:
-        ordered, half = sorted(values), len(values) // 2
-        if len(ordered) % 2:
-            return ordered[half]
-        return ordered[half - 1] if low else (ordered[half - 1] + ordered[half]) / 2
-
-    def expected(of: list[tuple[float, int]], steps: int, low: bool) -> float:
-        return middle([size * steps / n if steps > n else size for size, n in of], low)
+    def expected(of: list[tuple[float, int]], steps: int) -> list[float]:
+        return [size * steps / n if steps > n else size for size, n in of]
 
     verdicts = []
     for i, offer in enumerate(found):
@@ -443,9 +437,10 @@ def judged(
             verdicts.append((0.0, 1.0))
             continue
         size, steps = offer
-        usual = expected(list(known), steps, low=True)
+        taken = expected(list(known), steps)
+        usual = next(t for t in sorted(taken) if 4 * sum(u <= t for u in taken) > 3 * len(taken))
         others = [o for k, o in enumerate(found) if o is not None and k != i]
-        alike = bool(others) and size <= norm * expected(others, steps, low=False)
+        alike = bool(others) and size <= norm * statistics.median(expected(others, steps))
         if size <= norm * usual:
             verdicts.append((0.0, 1.0))
         elif alike or refusals >= 3:

@@ -1,10 +1,13 @@
 """The sizes of offers: which offer is so large that an accident is more likely than training.
 
 The size of an offer is the RMS of its delta as it was decoded. The usual size of an offer of n
-steps is the lower median over the last merged offers of the fragment, each taken to n steps if it
+steps is the upper quartile over the last merged offers of the fragment, each taken to n steps if it
 has fewer:
 
-    usual(n) = median of rⱼ max(1, n/nⱼ)
+    usual(n) = upper quartile of rⱼ max(1, n/nⱼ)
+
+It is not the median, because learners differ: where one of two barely moves, the other's size must
+be usual, too. No outsized offer is among those remembered, so none makes itself usual.
 
 An offer is *outsized* if its size exceeds both `norm` · usual(n) and `norm` times the median of the
 round's other offers, taken to n steps alike. So a higher learning rate of all learners is no
@@ -20,7 +23,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, median_low
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -32,7 +35,7 @@ from mend_optim.errors import PeerError, is_number, require
 from mend_optim.protocol.messages import SIZES, Offer, Packet, Seal, Sections
 
 #: Offers that are remembered.
-KEPT = 31
+KEPT = 32
 #: Fewer offers say nothing about the usual size.
 FEWEST = 5
 #: So many rounds in a row may bring nothing but outsized offers.
@@ -50,7 +53,7 @@ class Guard:
     """When the offer of one learner is an accident: its weights have exploded, say. Rounds refuse
     an offer whose RMS, for its number of steps, exceeds `norm` times
 
-    - the median of the fragment's last 31 merged offers, once there are 5, and
+    - the upper quartile of the fragment's last 32 merged offers, once there are 5, and
     - the median of the other offers of its round, if it has any.
 
     The author then gives up the work that the offer holds, counts it in `dropped_tokens`, and goes
@@ -117,7 +120,8 @@ class SizeHistory:
         """The usual size of an offer of so many steps; None if it is not known yet."""
         if len(self.sizes) < FEWEST:
             return None
-        return median_low(size.taken_to(steps) for size in self.sizes)
+        ordered = sorted(size.taken_to(steps) for size in self.sizes)
+        return ordered[3 * len(ordered) // 4]
 
     def judge(self, guard: Guard | None, sizes: Sequence[Size | None]) -> list[Judged]:
         """Judge the offers of a round. None: an offer that is not judged, as it brings the residual

@@ -1255,6 +1255,8 @@ MUTANTS = (
     # The guard: offers that are too large, and ruined weights.
     Mutant("any-size-is-usual", 8, "worker/offer_sizes",
            "times <= guard.norm:", "times >= 0:", SIZES),
+    Mutant("half-of-the-offers-say-what-is-usual", 8, "worker/offer_sizes",
+           "ordered[3 * len(ordered) // 4]", "ordered[len(ordered) // 2]", SIZES),
     Mutant("one-offer-says-what-is-usual", 8, "worker/offer_sizes",
            "if len(self.sizes) < FEWEST:", "if not self.sizes:", SIZES),
     Mutant("steps-do-not-count-for-the-size", 8, "worker/offer_sizes",

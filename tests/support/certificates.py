@@ -67,15 +67,14 @@ def issue(
         hosts = [host_of_name(name, certificates_in(authority.pem)[0].key), ANY_LEARNER]
     names: list[Any] = [x509.UniformResourceIdentifier(uri) for uri in uris]
     names += [x509.DNSName(host) for host in hosts]
-    now = datetime.now(timezone.utc).replace(tzinfo=None, microsecond=0)
     builder = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")]))
         .issuer_name(authority._subject())
         .public_key(private.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now + begin)
-        .not_valid_after(now + end)
+        .not_valid_before(NOW + begin)
+        .not_valid_after(NOW + end)
     )
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)

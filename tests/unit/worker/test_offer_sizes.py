@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 import torch
@@ -104,6 +105,16 @@ def test_what_all_do_is_the_usual_size_from_here_on() -> None:
     judged = judge(Size(100.0, 4), Size(90.0, 4), Size(110.0, 4))
     assert [one.times for one in judged] == [-100.0, -90.0, -110.0]
     assert not refused_in(judged)
+
+
+@pytest.mark.parametrize("sizes", [*permutations((0.01, 0.01, 1.0)), (0.01, 1), (1, 0.01)])
+def test_learners_may_differ_for_good(sizes: Sequence[float]) -> None:
+    """All but one barely move. Nobody's offer is refused, whoever comes first."""
+    history = SizeHistory()
+    for _ in range(KEPT):
+        judged = history.judge(GUARD, [Size(size, 4) for size in sizes])
+        assert not any(one.times > 0 for one in judged)
+        history.merged(sealed(*((4, size, 0.0) for size in sizes)))
 
 
 def test_most_of_a_round_say_what_is_usual() -> None:

@@ -4,6 +4,7 @@ nothing of the learner, not even its name."""
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -22,11 +23,11 @@ from mend_optim.transport.stream import Counter
 from tests.support.certificates import (
     CLIENT,
     DAY,
+    NOW,
     SERVER,
     certificates_in,
     issue,
     new_authority,
-    timedelta,
 )
 from tests.unit.transport.recorder import offer_of, seal_of, state_of
 from tests.unit.transport.test_grpc_transport import LOOPBACK, Crew, Learner, scenario
@@ -368,7 +369,8 @@ class Caller:
     """What gRPC knows of a caller whose certificate has ended since it connected."""
 
     def __init__(self, end: timedelta) -> None:
-        own = identity("a", begin=-DAY, end=end)
+        since = datetime.now(timezone.utc).replace(tzinfo=None) - NOW
+        own = identity("a", begin=-DAY, end=since + end)
         self._shown = {
             "transport_security_type": [b"ssl"],
             "peer_uri": [uri_of("a").encode()],

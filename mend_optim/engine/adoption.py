@@ -17,7 +17,7 @@ from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.seal_checks import flaw_of
 from mend_optim.engine.state import EngineState, Switch
-from mend_optim.protocol.lineage import Key, Lineage, ModelKey, PeerId, model_key
+from mend_optim.protocol.lineage import Key, Lineage, ModelKey, PeerId, model_key, rollbacks
 from mend_optim.protocol.messages import Beat, Seal, State, Want
 
 
@@ -280,6 +280,7 @@ class Adopter:
             fragment.move()
             fragment.take_deferred()
         moved_on = any(fragment.source_moved_on(anchor.lineage) for fragment, anchor in pairs)
+        former, genesis = self.state.genesis, anchors[0].lineage.genesis
         self.state.work(
             Install(
                 states=anchors,
@@ -288,6 +289,7 @@ class Adopter:
                 forget=not merged_own_offer and moved_on,
                 gain=self._gain_of(anchors[0]) if merged_own_offer and not replace else 1.0,
                 due=self._due_in(anchors[0]) if merged_own_offer else (),
+                resets=rollbacks(genesis) > rollbacks(former),
             )
         )
 

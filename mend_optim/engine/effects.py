@@ -139,6 +139,9 @@ class Install:
     gain: float = 1.0
     #: The moments whose mean, in these anchors, is of the round that merged the pending offer.
     due: tuple[str, ...] = ()
+    #: Whether the inner optimizer's moments begin anew, but for those that the anchors bring:
+    #: after a rollback they are as wrong as the weights.
+    resets: bool = False
 
 
 @dataclass(frozen=True, slots=True)

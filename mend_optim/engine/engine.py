@@ -25,6 +25,7 @@ from mend_optim.engine.outcomes import Outcomes
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.presence import Presence
+from mend_optim.engine.rollback import Rollbacks
 from mend_optim.engine.sealer import Sealer
 from mend_optim.engine.standing import Standing, standing_of
 from mend_optim.engine.state import EngineState
@@ -64,6 +65,7 @@ class Engine:
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)
         self.ending = Ending(state, self.boundaries)
         self.finish_wait = FinishWait(state)
+        self.rollbacks = Rollbacks(state, self.adoption)
         self.presence = Presence(state)
         self.namesakes = Namesakes(state)
         self.joining = Joining(state, self.adoption, self.presence)

@@ -48,8 +48,9 @@ class RoundRecord:
         digest: of the new anchor's history, in hex.
         reason: why the round was sealed: "all_present", "slow_left_out" or "grace_expired"; or how
             else the anchor came: "pulled", "founded" or "restored". "reset" and "healed": it is the
-            same anchor; you called `reset_progress()`, or the weights were ruined.
-        sealer: name of the learner that sealed the round.
+            same anchor; you called `reset_progress()`, or the weights were ruined. "rolled_back":
+            it is an earlier anchor, and the work since is given up.
+        sealer: name of the learner that sealed the round, or rolled the run back.
         members: the learners whose offers were merged.
         absent: names of learners that were expected and are not members.
         mine: whether this learner's offer was merged.
@@ -106,6 +107,9 @@ class Event:
                         usual size; refused: whether it was, or was scaled down
     healed              fragment, reason, dropped_tokens: this learner's weights in the fragment
                         were ruined, and are the anchor now
+    rolled_back         by (a learner), number; tokens in the anchor; dropped_tokens and
+                        superseded_tokens of this learner: that learner's user has taken the run
+                        back to an earlier anchor
     jumped              none: the weights were replaced between two steps
     unseen              none: methods of the inner optimizer train, and no step is taken
     suspected, returned the same: a peer may be gone, and it is back after all

@@ -25,10 +25,11 @@ from mend_optim.engine.effects import (
     Retake,
 )
 from mend_optim.engine.healing import Healing
-from mend_optim.engine.ledger import sealed_record, whole_anchor_record
+from mend_optim.engine.ledger import RoundRecord, sealed_record, whole_anchor_record
 from mend_optim.engine.mode import Change
 from mend_optim.engine.offers import Offers
 from mend_optim.engine.progress import Progress
+from mend_optim.engine.rollback import rollback_event, rolled_back
 from mend_optim.engine.sealer import Sealer
 from mend_optim.engine.state import EngineState
 from mend_optim.errors import unreachable
@@ -174,14 +175,17 @@ class Outcomes:
                 state.fragments[anchor.fragment].move_refused()
         else:
             state.change(Change.INSTALLED)
-            for anchor in job.states:
-                self._take_anchor(job, anchor)
+            former = state.genesis
+            records = [self._take_anchor(job, anchor) for anchor in job.states]
+            rollback = rolled_back(former, state.genesis)
+            if rollback:
+                state.emit(rollback_event(rollback, records))
             if job.replace:
                 self._follow_model(len(job.states))
         for anchor in job.states:
             self.go_on(now, anchor.fragment)
 
-    def _take_anchor(self, job: Install, anchor: State) -> None:
+    def _take_anchor(self, job: Install, anchor: State) -> RoundRecord:
         state, p, lineage = self.state, anchor.fragment, anchor.lineage
         fragment = state.fragments[p]
         # Another model may have our pending offer, too.
@@ -204,10 +208,15 @@ class Outcomes:
         if job.replace:  # the others' moments came with their weights
             fragment.averaged_moments(state.policies.averaged(brought, lineage.version))
         dropped = fragment.unmerged(state.totals).tokens if job.replace else 0
-        record = whole_anchor_record(p, old, lineage, "pulled", mine=merged, dropped_tokens=dropped)
+        rollback = rolled_back(old.genesis, lineage.genesis)
+        why = "rolled_back" if rollback else "pulled"
+        record = whole_anchor_record(p, old, lineage, why, mine=merged, dropped_tokens=dropped)
         superseded = fragment.superseded_tokens - superseded
-        state.record(replace(record, superseded_tokens=superseded))
+        by = rollback.by if rollback else ""
+        record = replace(record, sealer=by, superseded_tokens=superseded)
+        state.record(record)
         state.moved(p)
+        return record
 
     def _follow_model(self, taken: int) -> None:
         """Another model has replaced ours in its first fragments: go on from its position. Groups

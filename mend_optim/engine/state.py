@@ -290,7 +290,7 @@ class EngineState:
     def record(self, record: RoundRecord) -> None:
         """Tell the user of an adopted anchor."""
         self.records.append(record)
-        if record.reason not in ("restored", "reset", "healed"):
+        if record.reason not in ("restored", "reset", "healed", "rolled_back"):
             self.adopted_rounds += 1
         text = f"fragment {record.fragment} version {record.version}: {record.reason}"
         self.emit(Event("round", text, {"round": record}))

@@ -7,7 +7,8 @@ An anchor is the global parameters of one fragment. Its lineage is
 tokens   how much training is in the anchor
 version  how many seals and foundings led to it
 digest   a chain, digest' = H(digest, payload, members), so equal digests mean equal histories
-genesis  the digest of the first weights; anchors of different genesis are different models
+genesis  the digest of the first weights; anchors of different genesis are different models. After
+         a rollback it is another one, which tells whose rollback that was: see `Rollback`
 merged   which offers are in the anchor
 
 Two rules of the protocol live here:
@@ -24,12 +25,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 #: Length of every digest.
 DIGEST_BYTES = 16
+#: Length of the number of rollbacks in a genesis.
+ROLLBACK_BYTES = 4
+#: The most rollbacks of one run.
+MOST_ROLLBACKS = 2 ** (8 * ROLLBACK_BYTES) - 1
 #: Incarnations are below this, so that there is room beyond each. Clocks reach it in 2116.
 INCARNATIONS = 1 << 62
 
@@ -125,6 +130,48 @@ def content_digest(*parts: bytes | memoryview) -> bytes:
     return state.digest()[:DIGEST_BYTES]
 
 
+class Rollback(NamedTuple):
+    """The last rollback of a run: a user went back to an earlier anchor on purpose.
+
+    The run goes on as another model, whose genesis is
+
+        digest of (former genesis, learner, anchors)  +  number of the rollback  +  learner's name
+
+    So nothing that belongs to the former model fits the new one: no offer, no seal and no anchor.
+    Wherever the genesis goes, the number goes, too, and with it the order of models."""
+
+    #: Rollbacks of the run up to this one, with it; at least 1.
+    number: int
+    #: The name of the learner that rolled the run back.
+    by: str
+
+    @classmethod
+    def told_by(cls, genesis: bytes) -> Rollback | None:
+        """The rollback that a genesis tells of; None if it is that of first weights.
+
+        Raises:
+            ValueError: the genesis is damaged.
+        """
+        if len(genesis) <= DIGEST_BYTES:
+            return None
+        told = genesis[DIGEST_BYTES:]
+        number, name = int.from_bytes(told[:ROLLBACK_BYTES], "big"), told[ROLLBACK_BYTES:].decode()
+        if not number or not name:
+            raise ValueError(f"a genesis of {len(genesis)} bytes tells of no rollback")
+        return cls(number, name)
+
+    def genesis(self, *parts: bytes) -> bytes:
+        """The genesis of the model from here on; `parts` tell it from every other one."""
+        told = self.number.to_bytes(ROLLBACK_BYTES, "big") + self.by.encode()
+        return content_digest(told, *parts) + told
+
+
+def rollbacks(genesis: bytes) -> int:
+    """How many rollbacks led to the model of this genesis."""
+    told = Rollback.told_by(genesis)
+    return told.number if told else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
     """The identity of one fragment's anchor. Immutable; `seal` and `found` return its
@@ -136,7 +183,8 @@ class Lineage:
     version: int
     #: The chain over its history.
     digest: bytes
-    #: The digest of the first weights. A successor has the same.
+    #: The digest of the first weights, or see `Rollback`. A successor has the same, except after a
+    #: rollback.
     genesis: bytes
     #: For each author, the number of its last offer in the anchor. Read-only; a number never
     #: decreases from an anchor to its successor.
@@ -209,10 +257,21 @@ class Lineage:
             merged={**self.merged, **later},
         )
 
+    def rolled_back(self, genesis: bytes) -> Lineage:
+        """The lineage of the same anchor after a rollback to it, as a model of another genesis.
+
+        What was merged later is in this anchor no more, so each learner finds its own part of that
+        missing here. The digest is another one: a seal that was made of the anchor the first time
+        must not be taken again."""
+        return replace(self, digest=content_digest(genesis, self.digest), genesis=genesis)
+
 
 class ModelKey(NamedTuple):
     """The order of whole models of different genesis: a learner gives up the lesser model."""
 
+    #: Rollbacks that led to the model. They come first: a user has said that the work after the
+    #: anchor is worth nothing, however much that is.
+    rollbacks: int
     #: Tokens in all anchors of the model.
     tokens: int
     #: Whether a learner trains it. Breaks the tie before the first seal: a model in training is
@@ -227,4 +286,10 @@ class ModelKey(NamedTuple):
 def model_key(keys: Iterable[Key], genesis: bytes, started: bool) -> ModelKey:
     """Return a model's place in the order of models, from its anchors' keys."""
     listed = list(keys)
-    return ModelKey(sum(k.tokens for k in listed), started, sum(k.version for k in listed), genesis)
+    return ModelKey(
+        rollbacks=rollbacks(genesis),
+        tokens=sum(k.tokens for k in listed),
+        started=started,
+        version=sum(k.version for k in listed),
+        genesis=genesis,
+    )

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any, TypeVar
 
 from mend_optim.errors import PeerError
+from mend_optim.protocol.lineage import DIGEST_BYTES, ROLLBACK_BYTES, Rollback
 from mend_optim.protocol.peer_limits import (
     COUNT_LIMIT,
     COUNTER_LIMIT,
@@ -23,6 +24,8 @@ MESSAGE_LIMIT = 4 << 20
 TEXT_LIMIT = 1024
 #: Bytes of a digest.
 DIGEST_LIMIT = 32
+#: Bytes of a genesis.
+GENESIS_LIMIT = DIGEST_BYTES + ROLLBACK_BYTES + NAME_LIMIT
 #: Sections of one bulky message.
 SECTION_LIMIT = 256
 #: Bytes of the sections of one bulky message that this version doesn't know.
@@ -84,6 +87,21 @@ def checked_digest(what: str, digest: bytes) -> bytes:
     """Return a digest, or raise if it is too long."""
     check_size(what, len(digest), DIGEST_LIMIT)
     return digest
+
+
+def checked_genesis(genesis: bytes) -> bytes:
+    """Return a genesis: a digest, or a digest and the rollback that led to it. Raise if it is
+    neither."""
+    if len(genesis) <= DIGEST_BYTES:
+        return genesis
+    check_size("genesis", len(genesis), GENESIS_LIMIT)
+    try:
+        rollback = Rollback.told_by(genesis)
+    except ValueError as error:
+        raise PeerError(f"the genesis is damaged: {error}") from None
+    if rollback:
+        checked_name("name in a genesis", rollback.by)
+    return genesis
 
 
 def checked_list(what: str, entries: _C, limit: int = COUNT_LIMIT) -> _C:

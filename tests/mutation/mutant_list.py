@@ -204,7 +204,7 @@ MUTANTS = (
            (("unwanted = lineage.genesis != state.genesis or lineage.key <= fragment.lineage.key")), "unwanted = lineage.genesis != state.genesis", ADOPTING),
     Mutant("take-another-model-as-ours", 4, "engine/adoption", (("unwanted = lineage.genesis != state.genesis or lineage.key")), "unwanted = lineage.key", ADOPTING),
     Mutant("fresh-model-wins", 4, "engine/adoption", "elif not same and theirs > ours:", "elif not same:", ADOPTING),
-    Mutant("model-order-without-tokens", 4, "protocol/lineage", "ModelKey(sum(k.tokens for k in listed)", "ModelKey(0", JOINING),
+    Mutant("model-order-without-tokens", 4, "protocol/lineage", "tokens=sum(k.tokens for k in listed)", "tokens=0", JOINING),
     Mutant("carry-progress-across-genesis", 4, "engine/adoption",
            "self._install(anchors, merged_own_offer=False, replace=True)", "self._install(anchors, merged_own_offer=False, replace=False)", ADOPTING),
     Mutant("take-a-model-in-pieces", 4, "engine/adoption", (("if switch is None or not switch.complete:")), "if switch is None:", ADOPTING),

@@ -258,6 +258,14 @@ class Cluster:
             self.saved.append(saved)
             self.seen["saved"] += 1
 
+    def roll_back(self, name: str) -> None:
+        """The learner's user goes back to the anchors of any of the checkpoints."""
+        learner = self.learners.get(name)
+        if not self.saved or learner is None or learner.copying or learner.frozen:
+            return
+        if learner.roll_back(self.random.choice(self.saved)):
+            self.seen["began a rollback"] += 1
+
     def restore(self, name: str) -> None:
         """Start a learner from any of the checkpoints, its own or another's."""
         if name in self.learners or not self.saved:

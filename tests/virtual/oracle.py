@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mend_optim.engine.effects import Merge
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.progress import Motion
-from mend_optim.protocol.lineage import Key, Lineage, PeerId
+from mend_optim.protocol.lineage import Key, Lineage, PeerId, rollbacks
 from tests.virtual.units import Vector
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Oracle:
         self.left: set[bytes] = set()
         # Former models that are still in its weights.
         self.former: defaultdict[tuple[PeerId, int], set[bytes]] = defaultdict(set)
+        # Of a model after a rollback: what was given up for it, and may never be in it.
+        self.given_up: defaultdict[tuple[int, bytes], set[Any]] = defaultdict(set)
         self.at_death: set[Unit] = set()  # in a process that died, and in no other
 
     # after every event
@@ -84,6 +86,8 @@ class Oracle:
             "tokens of the lineage are not its units",
             learner.id,
         )
+        again = units & self.given_up[p, lineage.genesis]
+        assert not again, ("back after a rollback", learner.id, p, again)
         key = (p, lineage.genesis, lineage.digest)
         assert self.contents.setdefault(key, units) == units, (
             "one digest, two contents",
@@ -135,8 +139,11 @@ class Oracle:
         - or its author had given it up before, which an anchor with later work of it does not show,
         - or another process went on from its author's checkpoint, so one name has two histories.
         """
-        self.former.pop((learner.id, p), None)
+        former = self.former.pop((learner.id, p), set())
         gone = [unit for unit in before if unit not in after and unit[0] != "init"]
+        genesis = learner.engine.state.genesis
+        if any(rollbacks(genesis) > rollbacks(other) for other in former):
+            self.given_up[p, genesis].update(gone)
         named = self.superseded.pop((learner.id, p), set())
         for former in learner.heirs:  # it may have said so, and died before it applied that
             named = named | self.superseded.get((former, p), set())

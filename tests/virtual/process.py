@@ -11,10 +11,11 @@ from mend_optim.engine.accounts import Totals
 from mend_optim.engine.effects import EXCHANGE, Extend, Job, Merge, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
+from mend_optim.engine.rollback import EarlierAnchor
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Message, Offer, Seal
 from mend_optim.worker.checkpoint import Checkpoint, Kept
-from tests.virtual.units import Correction, Units, Vector, add, stack
+from tests.virtual.units import Correction, Section, Units, Vector, add, stack
 
 if TYPE_CHECKING:
     from tests.virtual.cluster import Cluster
@@ -173,6 +174,26 @@ class Learner:
         history = (*(self.saved.history if self.saved else ()), self.me)
         heirs = self.heirs | {self.id}
         return Saved(resumed, *copies, dict(self.mailbox), heirs, self.groups, history)
+
+    def roll_back(self, to: Saved) -> bool:
+        """Go back to the anchors of a checkpoint. False if it cannot be done now."""
+        fragments, rollbacks = self.engine.state.fragments, self.engine.rollbacks
+        same = len(to.theta) == len(fragments) == len(to.resumed.standings)
+        if self.dead or not same or not rollbacks.may_begin():
+            return False
+        pairs = zip(to.resumed.standings, to.theta, strict=True)
+        rollbacks.begin(
+            [
+                EarlierAnchor(
+                    lineage=standing.lineage,
+                    content=b"",
+                    sections={"anchor": Section(theta)},  # type: ignore[dict-item]
+                )
+                for standing, theta in pairs
+            ]
+        )
+        self.pump()
+        return True
 
     def step(self) -> None:
         """One inner step if joined: a new unit of work in every fragment."""

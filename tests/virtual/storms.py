@@ -142,6 +142,7 @@ def draw(seed: int, wide: bool = False) -> Storm:
     faults += _draw_pauses(random.Random(f"pauses of {seed}"), names, storm.seconds)
     faults += _draw_clocks(random.Random(f"clocks of {seed}"), names, storm.seconds)
     faults += _draw_accidents(random.Random(f"accidents of {seed}"), names, storm.seconds)
+    faults += _draw_rollbacks(random.Random(f"rollbacks of {seed}"), names, storm.seconds)
     auto = 0 if wide else random.Random(f"period of {seed}").choice([0, 0, 8, 30])
     return replace(storm, auto=auto, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
@@ -209,6 +210,14 @@ def _draw_accidents(r: random.Random, names: list[str], seconds: float) -> Itera
     """Weights that explode, or become NaN."""
     for name in r.sample(names, r.choice([0, 0, 0, 1, 1, 2])):
         yield Fault(seconds * r.random(), "ruin", (name, r.choice(["outsized", "not finite"])))
+
+
+def _draw_rollbacks(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:
+    """Users who go back to an earlier anchor, perhaps two of them at a time."""
+    for name in r.sample(names, r.choice([0, 0, 0, 1, 1, 2])):
+        at = seconds * r.random()
+        yield Fault(at * r.random(), "save", (r.choice(names),))
+        yield Fault(at, "roll_back", (name,))
 
 
 def _draw_clocks(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:

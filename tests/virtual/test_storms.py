@@ -43,6 +43,8 @@ SEEN = (
     "namesake alive",
     "namesake suspected",
     "idle",
+    "began a rollback",
+    "rolled_back",
 )
 REPLAY = """
 import sys

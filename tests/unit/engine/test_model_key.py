@@ -23,6 +23,7 @@ def test_models_are_ordered_by_the_sums_over_their_fragments(
 ) -> None:
     key = model_key((f.key for f in fragments), genesis, False)
     assert key == (
+        0,
         sum(f.tokens for f in fragments),
         False,
         sum(f.version for f in fragments),

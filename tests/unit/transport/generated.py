@@ -9,7 +9,17 @@ from functools import partial
 from hypothesis import strategies as st
 
 from mend_optim.protocol.handshake import Hello, Life, Namesake
-from mend_optim.protocol.lineage import INCARNATIONS, Claim, Entry, Key, Lineage, PeerId
+from mend_optim.protocol.lineage import (
+    DIGEST_BYTES,
+    INCARNATIONS,
+    MOST_ROLLBACKS,
+    Claim,
+    Entry,
+    Key,
+    Lineage,
+    PeerId,
+    Rollback,
+)
 from mend_optim.protocol.messages import (
     Beat,
     Call,
@@ -37,6 +47,10 @@ NAME = st.just("é") | TEXT.map(lambda text: text or "name")
 DIGEST = st.binary(max_size=DIGEST_LIMIT)
 NUMBER = st.floats(0, allow_infinity=False, allow_nan=False)
 POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
+# Of first weights, or of a rollback.
+GENESIS = st.binary(max_size=DIGEST_BYTES) | st.builds(
+    lambda number, by: Rollback(number, by).genesis(), st.integers(1, MOST_ROLLBACKS), NAME
+)
 LEVEL = st.builds(Level, POSITIVE, POSITIVE, NUMBER, st.integers(0, 2**32 - 1))
 FRAGMENT = st.integers(0, 2**32 - 1)
 ID = st.builds(PeerId, NAME, st.integers(0, INCARNATIONS - 1))
@@ -81,7 +95,7 @@ BEAT = st.builds(
     tokens=COUNTER,
     seconds_per_step=NUMBER,
     training=st.booleans(),
-    genesis=DIGEST,
+    genesis=GENESIS,
     reports=st.lists(st.builds(Report, KEY, HELD, DIGEST), max_size=3).map(tuple),
     roster=st.lists(st.builds(Rumor, ID, TEXT, COUNTER, st.booleans()), max_size=3).map(tuple),
     ping=COUNTER,
@@ -105,7 +119,7 @@ OFFER = st.builds(
         tokens=COUNTER,
         steps=COUNTER,
         rate=st.floats(0, allow_infinity=False),
-        genesis=DIGEST,
+        genesis=GENESIS,
         key=KEY,
         due=st.booleans(),
         sections=KNOWN_SECTIONS,
@@ -137,7 +151,7 @@ LINEAGE = st.builds(
     tokens=COUNTER,
     version=COUNTER,
     digest=DIGEST,
-    genesis=DIGEST,
+    genesis=GENESIS,
     merged=st.dictionaries(ID, COUNTER, max_size=4),
 )
 STATE = st.builds(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import Hello
-from mend_optim.protocol.lineage import INCARNATIONS, Claim, Entry, Key, Lineage, PeerId
+from mend_optim.protocol.lineage import (
+    INCARNATIONS,
+    Claim,
+    Entry,
+    Key,
+    Lineage,
+    PeerId,
+    Rollback,
+)
 from mend_optim.protocol.messages import Beat, Control, Level, Offer, Report, Rumor, Seal, State
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from mend_optim.transport import wire
@@ -357,3 +365,28 @@ def test_the_entries_of_one_beat_are_bounded_together():
 
 def control_of(reports):
     return pb.Control(beat=pb.Beat(peer=pb.PeerId(name="a"), reports=reports)).SerializeToString()
+
+
+GENESES = {
+    b"d" * 17: "is damaged",
+    b"d" * 16 + b"\0\0\0\0a": "tells of no rollback",
+    b"d" * 16 + b"\0\0\0\1": "tells of no rollback",
+    b"d" * 16 + b"\0\0\0\1\xff": "is damaged",
+    b"d" * 16 + b"\0\0\0\1a\n": "not printable",
+    b"d" * 16 + b"\0\0\0\1" + b"a" * 257: "the limit is 276",
+}
+
+
+@pytest.mark.parametrize("genesis", GENESES)
+def test_a_genesis_that_nobody_makes_is_refused(genesis: bytes) -> None:
+    """It decides which model is the greater one, and has a name that is shown to people."""
+    peer = pb.PeerId(name="a", incarnation=1)
+    beat = pb.Beat(peer=peer, genesis=genesis)
+    with pytest.raises(PeerError, match=GENESES[genesis]):
+        wire.decode_control(pb.Control(beat=beat).SerializeToString())
+
+
+def test_the_genesis_of_a_rollback_survives_the_wire() -> None:
+    genesis = Rollback(7, "a" * 256).genesis(b"parts")
+    beat = replace(FULL, genesis=genesis)
+    assert again(beat).genesis == genesis

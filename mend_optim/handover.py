@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mend_optim.codecs.buffers import Buffers
+from mend_optim.engine.effects import Export
 from mend_optim.engine.ending import Ended
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.rollback import EarlierAnchor
 from mend_optim.model.copies import copied, gather, narrow, scatter, sketches
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.model.module_buffers import ModuleBuffers, gather_buffers, move_buffers
@@ -33,7 +35,13 @@ from mend_optim.runtime import new_weights
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
 from mend_optim.worker.anchors import Anchors
-from mend_optim.worker.checkpoint import Checkpoint, Kept, anchored, kept_correction
+from mend_optim.worker.checkpoint import (
+    Checkpoint,
+    Kept,
+    anchor_tensors,
+    anchored,
+    kept_correction,
+)
 from mend_optim.worker.correction import BufferCorrection, Correction, Reading
 
 log = logging.getLogger("mend_optim")
@@ -111,27 +119,20 @@ class Handover:
             if saved and saved.step:
                 intact = saved.weights == sketches(self._layout, self._parameters)
                 resumed = Resumed(saved.totals, (), saved.head_start, intact, saved.period)
-            replaced = self._learner.begin(self._anchors(weights), resumed, ())
+            anchors = _anchors(self._settings, self._layout, weights, self._buffers)
+            replaced = self._learner.begin(anchors, resumed, ())
         self.run()
         return replaced
 
-    def _anchors(self, weights: list[Tensor]) -> Anchors:
-        settings = self._settings
-        return Anchors(
-            self._layout,
-            weights,
-            codec=settings.codec,
-            outer=settings.outer,
-            scheme=settings.merge,
-            buffers=self._buffers,
-            moments=settings.policies.moments,
-            guard=settings.guard,
-        )
+    def _no_anchors(self) -> Anchors:
+        """Anchors into which others are to be loaded."""
+        memory = list(map(self._memory, self._layout.fragments))
+        return _anchors(self._settings, self._layout, memory, self._buffers)
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
         intact = saved.weights == sketches(self._layout, self._parameters)
         kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
-        anchors = self._anchors(list(map(self._memory, self._layout.fragments)))
+        anchors = self._no_anchors()
         corrections = []
         for p, fragment in enumerate(kept):
             anchors.load(p, fragment.tensors)
@@ -242,6 +243,15 @@ class Handover:
         for correction in new_weights.begin_anew(self._learner, copies):
             self._apply_moments(correction)
         self._watch.restarted()
+
+    def roll_back(self, saved: Checkpoint, check: Callable[[], None]) -> bool:
+        """Go back to a checkpoint's anchors, which replace the weights of all learners. Waits for
+        the worker's jobs, never for the network. False if the learner was closed meanwhile, or has
+        refused them."""
+        check()
+        taken = self._learner.roll_back(_earlier_anchors(self._no_anchors(), saved.fragments))
+        self.run(check)
+        return taken
 
     def _take_anchors(self, rounding: Sequence[Tensor | None]) -> None:
         """Write the anchors into the parameters, except first weights that nobody has trained."""
@@ -369,6 +379,32 @@ class Handover:
         if values:
             updates = {m.moment: m.updates for m in known if m.newcomer}
             install(tuple(self._moments.values()), fragment_state, values, updates)
+
+
+def _anchors(
+    settings: Settings, layout: Layout, weights: list[Tensor], buffers: Buffers
+) -> Anchors:
+    return Anchors(
+        layout,
+        weights,
+        codec=settings.codec,
+        outer=settings.outer,
+        scheme=settings.merge,
+        buffers=buffers,
+        moments=settings.policies.moments,
+        guard=settings.guard,
+    )
+
+
+def _earlier_anchors(anchors: Anchors, saved: Sequence[Kept]) -> list[EarlierAnchor]:
+    """The anchors of a checkpoint, as a peer would send them. They are loaded into `anchors`."""
+    earlier = []
+    for p, kept in enumerate(saved):
+        anchors.load(p, anchor_tensors(kept))
+        lineage = kept.standing.lineage
+        done, _ = anchors.perform(Export(p, lineage))
+        earlier.append(EarlierAnchor(lineage=lineage, content=done.digest, sections=done.sections))
+    return earlier
 
 
 def _hold(

@@ -4,7 +4,7 @@ one model together."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import index
 from pathlib import Path
@@ -445,6 +445,26 @@ class MendOptimizer(InnerFace):
             UsageError: the parameters have changed, or the call is inside `global_weights()`.
         """
         self._run.reset_progress()
+
+    def rollback(self, state_dict: Mapping[str, Any]) -> Status:
+        """Take the whole run back to the anchors of a checkpoint, on purpose: see [Go back to an
+        earlier model](operations.md#go-back-to-an-earlier-model).
+
+        This learner's weights become those anchors at once, and each other learner's as soon as it
+        hears of it. Their moments begin anew, but for those that the checkpoint has means of. All
+        that was trained since is dropped or superseded, and counted so.
+
+        Args:
+            state_dict: from `state_dict()` of any learner of this model; model and inner state in
+                it are not used.
+
+        Raises:
+            UsageError: there are no peers, or the checkpoint is damaged, another model's, or older
+                than the first merge.
+            ClosedError: the optimizer was closed.
+        """
+        self._run.roll_back(state_dict)
+        return self.status()
 
     def status(self) -> Status:
         """Where this learner stands at this moment, as frozen data."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Verdict
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import PeerId, Rollback
 from mend_optim.protocol.refusals import Refused
 
 #: Peers that `str(status)` lists at most.
@@ -107,6 +107,8 @@ class Status:
         refused: what was refused of peers, by peer and reason, with how often; the peer is "" for
             callers that have not said hello. At most about 130 kinds; the rest counts as "others".
         security: how its links are secured; "" without peers.
+        rollbacks: how many rollbacks led to the present model; 0 if there was none.
+        rolled_back_by: the name of the learner that rolled the run back last; "" if none has.
         latency: inner steps from a snapshot of this learner until its anchor was ready, the median
             of the last rounds; 0 if there were too few.
 
@@ -152,6 +154,8 @@ class Status:
     latency: int = 0
     refused: tuple[Refused, ...] = ()
     security: str = ""
+    rollbacks: int = 0
+    rolled_back_by: str = ""
 
     def __str__(self) -> str:
         lines = {
@@ -168,6 +172,8 @@ class Status:
             f"{self.bytes_received / 1e6:,.1f} MB received",
             "time": f"{self.seconds_in_mend:,.1f} s in mend_optim",
         }
+        if self.rollbacks:
+            lines["rollback"] = f"number {self.rollbacks}, by {self.rolled_back_by}"
         if self.refused:
             lines["refused"] = _refused_text(self.refused)
         state = "has joined" if self.joined else "has not joined yet"
@@ -278,6 +284,7 @@ def learner_status(
 ) -> Status:
     """The status of a learner with peers, some of which may be `failing`."""
     fragments = fragment_statuses(state)
+    rollback = Rollback.told_by(state.genesis)
     return Status(
         name=state.me.name,
         address=state.roster.address,
@@ -302,4 +309,6 @@ def learner_status(
         latency=state.latency.median,
         refused=(*traffic.refused, *state.refusals.counted()),
         security=traffic.security,
+        rollbacks=rollback.number if rollback else 0,
+        rolled_back_by=rollback.by if rollback else "",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.engine.ledger import Event
-from mend_optim.errors import UsageError
+from mend_optim.errors import UsageError, require
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.handover import Handover
 from mend_optim.model.inner_rate import inner_rate
@@ -34,6 +34,16 @@ log = logging.getLogger("mend_optim")
 IN_CHILD = (
     "saved in a forked process: without the anchors, and without the work that is not merged yet, "
     "which the parent will offer; save in the process that trains"
+)
+ALONE = (
+    "rollback() must be called with peers, got none: load the model's and the optimizer's "
+    "checkpoint with load_state_dict() instead"
+)
+UNMERGED = (
+    "take a later one; or load the weights that you want on every learner, and start them all anew"
+)
+REFUSED = (
+    "the checkpoint's anchors were refused, and nothing has changed: the event 'fault' tells why"
 )
 UNSEEN = (
     "{method}() and others have moved the weights {calls} times without a step: nothing is merged; "
@@ -233,7 +243,7 @@ class TrainingRun:
         """`MendOptimizer.synchronize`."""
         if self.learner is None and not self._starts_late:
             return Settled(merged=True)
-        learner, handover = self._come_to_rest("synchronize")
+        learner, handover = self._joined_for("synchronize")
         if timeout_s is None:
             timeout_s = self.settings.policies.timing.round_timeout_s
         in_time = handover.settle(timeout_s, self.model.check)
@@ -243,7 +253,7 @@ class TrainingRun:
         """`MendOptimizer.finish`."""
         if self.learner is None and not self._starts_late:
             return Finish(agreed=True, tokens={self.settings.name: self.history.tokens})
-        learner, handover = self._come_to_rest("finish")
+        learner, handover = self._joined_for("finish")
         ended = handover.finish(math.inf if timeout_s is None else timeout_s, self.model.check)
         status = self.status()
         if ended:
@@ -256,7 +266,21 @@ class TrainingRun:
         if self.handover and self.takes_part:
             self.handover.begin_anew(self.model.check)
 
-    def _come_to_rest(self, call: str) -> tuple[Learner, Handover]:
+    def roll_back(self, state_dict: Mapping[str, Any]) -> None:
+        """`MendOptimizer.rollback`."""
+        if self.learner is None and not self._starts_late:
+            raise UsageError(ALONE)
+        if self.learner:
+            self.learner.require_open()
+        self.refuse_swapped("rollback")
+        saved = self.model.read(state_dict.get("mend", state_dict), regroup=False).saved
+        _require_merged(saved, self.settings.schedule.fragments)
+        learner, handover = self._joined_for("rollback")
+        if not handover.roll_back(saved, self.model.check):
+            learner.require_open()
+            raise UsageError(REFUSED)
+
+    def _joined_for(self, call: str) -> tuple[Learner, Handover]:
         if self.learner:
             self.learner.require_open()
         self.refuse_swapped(call)
@@ -384,6 +408,14 @@ class TrainingRun:
         self._starts_late = False
         if self.learner:
             self.learner.close()
+
+
+def _require_merged(saved: Checkpoint, fragments: int) -> None:
+    """Raise `UsageError` unless each of the wrapped fragments has been merged."""
+    anchors = [kept.standing.lineage for kept in saved.fragments]
+    merged = sum(anchor.version > 0 for anchor in anchors[:fragments])
+    bound = f"a checkpoint by whose time all {fragments} fragments had been merged"
+    require(merged == fragments, "state_dict", merged, bound, UNMERGED)
 
 
 def _layout_of(run: TrainingRun) -> Layout:

@@ -22,6 +22,7 @@ WARNINGS = (
     "waiting",
     "outsized",
     "healed",
+    "rolled_back",
     "jumped",
     "unseen",
     "alone",

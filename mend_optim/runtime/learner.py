@@ -27,6 +27,7 @@ from mend_optim.engine.ending import Ended
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.rollback import EarlierAnchor
 from mend_optim.errors import ClosedError, MendError, unreachable
 from mend_optim.model.copies import Ready
 from mend_optim.model.layout import Layout
@@ -45,6 +46,12 @@ from mend_optim.worker.checkpoint import Kept, keep
 from mend_optim.worker.correction import Correction
 
 log = logging.getLogger("mend_optim")
+FAILED = "a background thread of mend_optim failed; training goes on alone from here"
+INHERITED = (
+    "this optimizer's learner is in the process that forked this one; here it still steps, but it "
+    "has no peers to wait for"
+)
+CLOSED = "this optimizer was closed; it still steps, but it has no peers to wait for"
 
 
 class Todo(NamedTuple):
@@ -155,8 +162,7 @@ class Learner:
         with self.mutex:
             now = time.monotonic()
             boundaries, mailbox = self.engine.boundaries, self.worker.mailbox
-            due = [p for p in mailbox if not boundaries.holds_back(p)]
-            corrections = [mailbox.pop(p) for p in due]
+            corrections = [mailbox.pop(p) for p in list(mailbox) if not boundaries.holds_back(p)]
             for correction in corrections:
                 self.engine.correction_applied(now, correction.fragment, correction.replace)
             founding = boundaries.founding
@@ -201,6 +207,17 @@ class Learner:
             self.worker.put(ready)
             self.engine.state.work(Extend(layout, tensor, at, layout.groups()))
             self._dispatch_effects()
+
+    def roll_back(self, anchors: Sequence[EarlierAnchor]) -> bool:
+        """Go back to these anchors, and wait until the worker has taken them. False if it has
+        refused them, or the learner was closed."""
+        rollbacks, changed = self.engine.rollbacks, self.guard.changed
+        with self.mutex:
+            changed.wait_for(lambda: rollbacks.may_begin() or self.closed)
+            number = 0 if self.closed else rollbacks.begin(anchors)
+            self._dispatch_effects()
+            changed.wait_for(lambda: rollbacks.is_over(number) or self.closed)
+            return 0 < number <= rollbacks.count
 
     def tell(self, event: Event) -> None:
         """Report something that only the training thread can see."""
@@ -253,9 +270,7 @@ class Learner:
         error = self.guard.error
         if error is not None:
             self.guard.error = None
-            raise MendError(
-                "a background thread of mend_optim failed; training goes on alone from here"
-            ) from error
+            raise MendError(FAILED) from error
 
     def _may_go_on(self) -> bool:
         assert self.guard.is_held()
@@ -427,11 +442,6 @@ class Learner:
 
     def require_open(self) -> None:
         if self.inherited:
-            raise ClosedError(
-                "this optimizer's learner is in the process that forked this one; here it still "
-                "steps, but it has no peers to wait for"
-            )
+            raise ClosedError(INHERITED)
         if self.closed:
-            raise ClosedError(
-                "this optimizer was closed; it still steps, but it has no peers to wait for"
-            )
+            raise ClosedError(CLOSED)

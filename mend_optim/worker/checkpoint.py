@@ -169,6 +169,17 @@ def anchored(kept: Kept) -> Kept:
     return Kept(standing, {**tensors, "correction": tensors["anchor"].clone()}, replace=True)
 
 
+def anchor_tensors(kept: Kept) -> dict[str, Tensor]:
+    """The tensors of a saved fragment that belong to its anchor, and not to the learner that saved
+    it."""
+    names = ("anchor", VELOCITY, *NUMBERS, FACTORS, SIZES)
+    return {
+        name: tensor
+        for name, tensor in kept.tensors.items()
+        if name in names or name.startswith(LATEST)
+    }
+
+
 def with_group(saved: Checkpoint, anchor: Tensor, sketch: str) -> Checkpoint:
     """The checkpoint with one more fragment, of a group that was added since.
 

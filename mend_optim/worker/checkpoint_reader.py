@@ -20,7 +20,7 @@ from mend_optim.engine.standing import Standing
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.handshake import ADDED, BUFFER, PARAMETER, model_difference
-from mend_optim.protocol.lineage import DIGEST_BYTES, INCARNATIONS, Claim, Lineage, PeerId
+from mend_optim.protocol.lineage import DIGEST_BYTES, INCARNATIONS, Claim, Lineage, PeerId, Rollback
 from mend_optim.protocol.messages import SIZES
 from mend_optim.protocol.peer_limits import COUNT_LIMIT, COUNTER_LIMIT, NAME_LIMIT, is_plain
 from mend_optim.worker.checkpoint import (
@@ -139,6 +139,21 @@ class _Reader:
         if len(digest) != DIGEST_BYTES:
             raise self.fault(key, text, "a digest in hex")
         return digest
+
+    def genesis(self, key: str) -> bytes:
+        """A genesis that is written in hex: see `Rollback`."""
+        text = self.take(key, str)
+        if len(text) == 2 * DIGEST_BYTES:
+            return self.digest(key)
+        try:
+            genesis = bytes.fromhex(text)
+            rollback = Rollback.told_by(genesis)
+        except ValueError:
+            rollback = None
+        name = rollback.by if rollback else ""
+        if not 0 < len(name.encode()) <= NAME_LIMIT or not is_plain(name):
+            raise self.fault(key, text, "a digest in hex, or that of a rollback")
+        return genesis
 
     def numbered(self, key: str) -> tuple[PeerId, int]:
         """A peer and its number, from the list at `key`."""
@@ -362,7 +377,7 @@ def _lineage(read: _Reader) -> Lineage:
         tokens=read.count("tokens"),
         version=read.count("version"),
         digest=read.digest("digest"),
-        genesis=read.digest("genesis"),
+        genesis=read.genesis("genesis"),
         merged=merged,
     )
 

@@ -210,7 +210,7 @@ class FragmentAnchor:
         moments = self.means.anchor_installed(
             state.sections, job.replace, job.merged_own_offer, job.due
         )
-        return Correction(self.fragment.index, values, job.replace, moments)
+        return Correction(self.fragment.index, values, job.replace, moments, job.resets)
 
     def found(self, weights: Tensor, moments: Mapping[str, Reading] | None) -> None:
         """Take this learner's own weights as the anchor, but for the disagreement in them."""

@@ -31,7 +31,7 @@ from mend_optim import (
     UsageError,
     environment,
 )
-from mend_optim.engine.effects import Advance, Outsize, Prepare, Retake
+from mend_optim.engine.effects import Advance, Install, Outsize, Prepare, Retake
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.ledger import MemberRecord, RoundRecord
 from mend_optim.engine.policies import Policies
@@ -40,7 +40,7 @@ from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.model.unseen_moves import CALLS
 from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, refusal
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import PeerId, Rollback
 from mend_optim.protocol.messages import Beat, Goodbye, Level, Report
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
@@ -52,6 +52,7 @@ from tests.support.engines import (
     among_peers,
     offer_of,
     seal_of,
+    state_of,
 )
 from tests.support.learners import (
     LOCKSTEP,
@@ -330,6 +331,16 @@ def outsized() -> Said:
     return engine.events("outsized")
 
 
+def rolled_back() -> Said:
+    engine = among_peers()
+    again = engine.lineage.rolled_back(Rollback(1, "b").genesis())
+    engine.beat(B, again, genesis=again.genesis)
+    engine.receive(state_of(again, peer=B))
+    (install,) = engine.jobs(Install)
+    engine.done(install)
+    return engine.events("rolled_back")
+
+
 def no_anchor() -> Said:
     engine = among_peers()
     engine.step(4)
@@ -510,6 +521,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "Weights that are not finite": healed,
     "Offers that are too large": outsized,
     "No finite anchor": no_anchor,
+    "A run that was rolled back": rolled_back,
     "Weights that were replaced": jumped,
     "Training without a step": unseen,
     "Moments that are not known": lambda: begins(Unknown(), "unknown"),

@@ -257,6 +257,7 @@ def test_it_may_begin_while_another_model_is_fetched_and_then_fetches_that_no_mo
     assert engine.engine.rollbacks.may_begin()
     engine.done(begun(engine, good))
     assert engine.engine.state.mode is Mode.TRAINING
+    assert engine.engine.state.wants == {}
     engine.sent(Want)
     engine.beat(THIRD, much, genesis=OTHER)
     assert engine.sent(Want) == []

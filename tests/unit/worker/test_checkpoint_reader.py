@@ -396,6 +396,22 @@ def test_whatever_stands_where_it_is_taken_whole_or_refused(
 WRONG: dict[str, tuple[Path, Any]] = {
     "a digest of another length": (("fragments", 0, "lineage", "digest"), "ab"),
     "a genesis of no length": (("fragments", 0, "lineage", "genesis"), ""),
+    "a genesis of rollback 0": (
+        ("fragments", 0, "lineage", "genesis"),
+        "ab" * 16 + "00000000" + "61",
+    ),
+    "a genesis of nobody's rollback": (
+        ("fragments", 0, "lineage", "genesis"),
+        "ab" * 16 + "00000001",
+    ),
+    "a genesis of a name that is too long": (
+        ("fragments", 0, "lineage", "genesis"),
+        "ab" * 16 + "00000001" + "61" * 257,
+    ),
+    "a genesis of a name with a line break": (
+        ("fragments", 0, "lineage", "genesis"),
+        "ab" * 16 + "00000001" + "610a",
+    ),
     "more than a counter holds": (("step",), 2**70),
     "a negative claim": (("fragments", 0, "claim"), ["a", 1, -1]),
     "a negative incarnation": (("fragments", 0, "claim"), ["a", -1, 1]),

@@ -2,11 +2,11 @@
 
     python -m tests.mutation.mutants [NAME...] [--law 5] [--jobs 2] [--timeout 180]
 
-The mutants are in `mutant_list.py`, `security_mutants.py` and `seal_mutants.py`. Each is made in a
+The mutants are in `mutant_list.py` and in the files that end in `_mutants.py`. Each is made in a
 copy of the sources and runs its own small selection of tests. The unchanged copy must pass that
-selection first, because otherwise a failure would prove nothing. A mutant is caught if a test fails
-or hangs. If the tests cannot be collected, the mutant is not caught but broken. The exit status is
-1 if a mutant survives or is broken."""
+selection first, because otherwise a failure would prove nothing. A mutant is caught if a test
+fails or hangs. If the tests cannot be collected, the mutant is not caught but broken. The exit
+status is 1 if a mutant survives or is broken."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutation import mutant_list, seal_mutants, security_mutants
+from tests.mutation import mutant_list, rollback_mutants, seal_mutants, security_mutants
 from tests.mutation.mutant_list import Mutant
 
 MUTANTS = (
     *mutant_list.MUTANTS,
+    *rollback_mutants.ROLLBACK_MUTANTS,
     *security_mutants.SECURITY_MUTANTS,
     *seal_mutants.SEAL_MUTANTS,
 )

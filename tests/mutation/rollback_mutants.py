@@ -1,0 +1,190 @@
+"""Mutants of the way back to an earlier model."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+ENGINE = of("unit/engine/test_rollback")
+WIRE = of("unit/transport/test_wire", "genesis")
+CHECKPOINTS = of("unit/worker/test_checkpoint_reader", "no_learner_can_have_written")
+MOMENTS = of("together/test_rollback", "moments_are_those")
+REFUSALS = of("together/test_rollback", "cannot_be_gone_back_to")
+
+
+def mutant(
+    name: str, place: str, old: str, new: str, tests: tuple[str, ...] = ENGINE, law: int = 4
+) -> Mutant:
+    """The greater anchor wins (law 4): after a rollback, that is the earlier one."""
+    return Mutant(name, law, place, old, new, tests)
+
+
+ROLLBACK_MUTANTS = (
+    mutant(
+        "tokens-before-rollbacks",
+        "protocol/lineage",
+        "        rollbacks=rollbacks(genesis),\n",
+        "        rollbacks=0,\n",
+    ),
+    mutant(
+        "a-seal-of-the-first-time-fits-again",
+        "protocol/lineage",
+        "replace(self, digest=content_digest(genesis, self.digest), genesis=genesis)",
+        "replace(self, genesis=genesis)",
+    ),
+    mutant(
+        "what-the-anchor-has-is-forgotten",
+        "protocol/lineage",
+        "digest=content_digest(genesis, self.digest), genesis=genesis)",
+        "digest=content_digest(genesis, self.digest), genesis=genesis, merged={})",
+        law=5,
+    ),
+    mutant(
+        "two-rollbacks-are-one-model",
+        "protocol/lineage",
+        "content_digest(told, *parts) + told",
+        "content_digest(told) + told",
+    ),
+    mutant(
+        "nobody-rolls-back",
+        "protocol/lineage",
+        "if not number or not name:",
+        "if not number:",
+        law=8,
+    ),
+    mutant(
+        "peers-rollbacks-don't-count",
+        "engine/rollback",
+        "known = [state.genesis, *(beat.genesis for beat in state.beats())]",
+        "known = [state.genesis]",
+    ),
+    mutant(
+        "the-checkpoint's-rollbacks-don't-count",
+        "engine/rollback",
+        "        known += [anchor.lineage.genesis for anchor in anchors]\n",
+        "",
+    ),
+    mutant(
+        "more-rollbacks-than-can-be-told",
+        "engine/rollback",
+        "number <= MOST_ROLLBACKS,",
+        "True,",
+        law=8,
+    ),
+    mutant(
+        "a-rollback-among-copies",
+        "engine/rollback",
+        "not in (Mode.COPYING, Mode.CLOSED)",
+        "is not Mode.CLOSED",
+    ),
+    mutant(
+        "a-rollback-after-goodbye",
+        "engine/rollback",
+        "not in (Mode.COPYING, Mode.CLOSED)",
+        "is not Mode.COPYING",
+    ),
+    mutant(
+        "another-model-stays-in-the-way",
+        "engine/rollback",
+        "            state.end_switch()\n",
+        "            pass\n",
+    ),
+    mutant(
+        "an-anchor-to-found-stays-in-the-way",
+        "engine/rollback",
+        "            state.change(Change.NOTHING_TO_FOUND)\n",
+        "            pass\n",
+    ),
+    mutant(
+        "former-anchors-are-waited-for",
+        "engine/rollback",
+        "        state.wants.clear()\n",
+        "        pass\n",
+    ),
+    mutant(
+        "over-before-the-worker-is",
+        "engine/rollback",
+        "return not waits and not any(f.is_moving for f in self.state.fragments)",
+        "return not waits",
+    ),
+    mutant(
+        "moments-of-the-ruined-model-stay",
+        "engine/adoption",
+        "resets=rollbacks(genesis) > rollbacks(former),",
+        "resets=False,",
+    ),
+    mutant(
+        "moments-begin-anew-with-any-model",
+        "engine/adoption",
+        "resets=rollbacks(genesis) > rollbacks(former),",
+        "resets=replace,",
+    ),
+    mutant(
+        "moments-are-not-reset",
+        "worker/fragment_anchor",
+        "values, job.replace, moments, job.resets)",
+        "values, job.replace, moments)",
+        MOMENTS,
+        law=10,
+    ),
+    mutant(
+        "moments-of-the-checkpoint-are-left-out",
+        "worker/checkpoint",
+        "        if name in names or name.startswith(LATEST)\n",
+        "        if name in names\n",
+        MOMENTS,
+        law=10,
+    ),
+    mutant(
+        "the-ledger-does-not-say-who",
+        "engine/outcomes",
+        'by = rollback.by if rollback else ""',
+        'by = ""',
+        law=8,
+    ),
+    mutant(
+        "a-rollback-is-a-pull",
+        "engine/outcomes",
+        'why = "rolled_back" if rollback else "pulled"',
+        'why = "pulled"',
+        law=8,
+    ),
+    mutant(
+        "a-rollback-counts-as-a-round",
+        "engine/state",
+        '("restored", "reset", "healed", "rolled_back")',
+        '("restored", "reset", "healed")',
+        law=5,
+    ),
+    mutant(
+        "any-name-rolls-back",
+        "transport/limits",
+        '        checked_name("name in a genesis", rollback.by)\n',
+        "        pass\n",
+        WIRE,
+        law=8,
+    ),
+    mutant(
+        "a-genesis-of-any-size",
+        "transport/limits",
+        '    check_size("genesis", len(genesis), GENESIS_LIMIT)\n',
+        "",
+        WIRE,
+        law=8,
+    ),
+    mutant(
+        "a-checkpoint's-genesis-of-any-name",
+        "worker/checkpoint_reader",
+        "if not 0 < len(name.encode()) <= NAME_LIMIT or not is_plain(name):",
+        "if not name:",
+        CHECKPOINTS,
+        law=8,
+    ),
+    mutant(
+        "back-to-first-weights",
+        "training_run",
+        "    require(merged == fragments,",
+        "    require(True,",
+        REFUSALS,
+        law=8,
+    ),
+)

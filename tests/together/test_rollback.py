@@ -105,6 +105,43 @@ def test_all_learners_go_back_to_the_bit_and_every_token_is_accounted_for(
         assert all(abs(value) < 50 for value in read(made[0]))
 
 
+@pytest.mark.parametrize("options", [FREE, {**FREE, "fragments": 2}, LOCKSTEP])
+def test_learners_that_train_on_meanwhile_stop_for_nothing(options: dict[str, Any]) -> None:
+    """They hear of the rollback somewhere in the middle of their steps and rounds."""
+    with cluster(*(descent(0.0, 0.0) for _ in "abc"), guard=None, **options) as made:
+        drive(made, 8, wave)
+        settle(made)
+        saved = save(made[0])[1]
+
+        def grad(i: int, s: int) -> float:
+            if s == 20 and i == 1:
+                made[1].rollback(saved)
+            return ruined(i, s) if not rollbacks(made[i]) else wave(i, s)
+
+        drive(made, 40, grad)
+        followed(made)
+        assert account(made) == 3 * 48
+        assert same(parameters(made[0]), parameters(made[1]))
+        assert same(parameters(made[0]), parameters(made[2]))
+        assert all(abs(value) < 500 for value in read(made[0]))
+
+
+def test_a_script_that_starts_anew_can_take_the_others_back() -> None:
+    with cluster(descent(0.0), descent(0.0), **FREE) as made:
+        drive(made, 8, wave)
+        settle(made)
+        good, saved = anchors(made[0]), save(made[0])[1]
+        drive(made, 8, wave)
+        settle(made)
+        operator = newcomer(descent(5.0), "operator", made[0], **FREE)
+        with closing(operator):
+            operator.rollback(saved)
+            assert same(parameters(operator), good)
+            followed([*made, operator])
+            assert all(same(parameters(optimizer), good) for optimizer in made)
+            assert {o.status().rolled_back_by for o in made} == {"operator"}
+
+
 def test_a_model_that_is_not_finite_on_any_learner_is_trained_again() -> None:
     with cluster(descent(1.0), descent(1.0), **FREE) as made:
         drive(made, 8, wave)

@@ -156,6 +156,15 @@ class Storm(RuleBasedStateMachine):
         names = self.cluster.names
         self.cluster.cut([(names[a % len(names)], names[b % len(names)])], seconds)
 
+    @rule(who=st.integers(0, 4))
+    def save(self, who: int) -> None:
+        self.cluster.save(self.cluster.names[who % len(self.cluster.names)])
+
+    @precondition(lambda self: self.cluster.saved)
+    @rule(who=st.integers(0, 4))
+    def roll_back(self, who: int) -> None:
+        self.cluster.roll_back(self.cluster.names[who % len(self.cluster.names)])
+
     @rule(loss=st.sampled_from([0.0, 0.05, 0.3]))
     def lose_messages(self, loss: float) -> None:
         self.cluster.loss = loss

@@ -39,9 +39,12 @@ class Rollbacks:
         self.state = state
         self.adoption = adoption
 
-    def may_begin(self) -> bool:
-        """Whether a rollback may begin now: not while copies of the weights found an anchor."""
-        return self.state.joined and self.state.mode not in (Mode.COPYING, Mode.CLOSED)
+    def may_begin(self, fragments: int) -> bool:
+        """Whether a rollback of so many fragments may begin now: not while copies of the weights
+        found an anchor, or a group is being added."""
+        state = self.state
+        is_free = state.joined and state.mode not in (Mode.COPYING, Mode.CLOSED)
+        return is_free and len(state.fragments) == fragments
 
     def begin(self, anchors: Sequence[EarlierAnchor]) -> int:
         """Go back to these anchors, of all fragments. Returns the number of the rollback.

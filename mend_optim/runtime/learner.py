@@ -213,7 +213,7 @@ class Learner:
         refused them, or the learner was closed."""
         rollbacks, changed = self.engine.rollbacks, self.guard.changed
         with self.mutex:
-            changed.wait_for(lambda: rollbacks.may_begin() or self.closed)
+            changed.wait_for(lambda: rollbacks.may_begin(len(anchors)) or self.closed)
             number = 0 if self.closed else rollbacks.begin(anchors)
             self._dispatch_effects()
             changed.wait_for(lambda: rollbacks.is_over(number) or self.closed)

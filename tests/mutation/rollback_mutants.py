@@ -83,6 +83,12 @@ ROLLBACK_MUTANTS = (
         "is not Mode.COPYING",
     ),
     mutant(
+        "a-rollback-without-a-group",
+        "engine/rollback",
+        "return is_free and len(state.fragments) == fragments",
+        "return is_free",
+    ),
+    mutant(
         "another-model-stays-in-the-way",
         "engine/rollback",
         "            state.end_switch()\n",

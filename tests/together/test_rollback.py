@@ -307,6 +307,24 @@ def test_buffers_go_back_with_the_weights() -> None:
             assert module.running_mean.tolist() == [0.0, 0.0]
 
 
+def test_an_added_group_goes_back_with_the_rest() -> None:
+    with cluster(descent(0.0), descent(0.0), **FREE) as made:
+        drive(made, 4, wave)
+        for optimizer in made:
+            optimizer.add_param_group({"params": weights(1.0)})
+        drive(made, 8, wave)
+        settle(made)
+        good, saved = anchors(made[0]), save(made[0])[1]
+        drive(made, 4, ruined)
+        made[1].rollback(saved)
+        followed(made)
+        assert len(good) == 2
+        assert all(same(parameters(optimizer), good) for optimizer in made)
+        drive(made, 4, wave)
+        settle(made)
+        assert same(parameters(made[0]), parameters(made[1]))
+
+
 def test_what_cannot_be_gone_back_to_is_refused_and_changes_nothing() -> None:
     alone = MendOptimizer(descent(0.0), name="alone")
     with pytest.raises(UsageError, match=r"rollback\(\) must be called with peers, got none"):

@@ -177,9 +177,8 @@ class Learner:
 
     def roll_back(self, to: Saved) -> bool:
         """Go back to the anchors of a checkpoint. False if it cannot be done now."""
-        fragments, rollbacks = self.engine.state.fragments, self.engine.rollbacks
-        same = len(to.theta) == len(fragments) == len(to.resumed.standings)
-        if self.dead or not same or not rollbacks.may_begin():
+        rollbacks = self.engine.rollbacks
+        if self.dead or not rollbacks.may_begin(len(to.theta)):
             return False
         pairs = zip(to.resumed.standings, to.theta, strict=True)
         rollbacks.begin(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.engine.effects import Found, Install
+from mend_optim.engine.effects import Extend, Found, Install
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.rollback import EarlierAnchor
 from mend_optim.errors import UsageError
@@ -254,7 +254,7 @@ def test_it_may_begin_while_another_model_is_fetched_and_then_fetches_that_no_mo
     much = Lineage(tokens=10**6, version=9, digest=b"m", genesis=OTHER)
     engine.beat(THIRD, much, genesis=OTHER)
     assert engine.engine.state.mode is Mode.SWITCHING_TRAINING
-    assert engine.engine.rollbacks.may_begin()
+    assert engine.engine.rollbacks.may_begin(1)
     engine.done(begun(engine, good))
     assert engine.engine.state.mode is Mode.TRAINING
     assert engine.engine.state.wants == {}
@@ -268,13 +268,23 @@ def test_it_waits_while_its_weights_are_copied_to_found_an_anchor() -> None:
     engine.step(2)
     engine.beat(PEER, Lineage.fresh(OTHER), step=0, genesis=OTHER)
     assert engine.engine.state.mode is Mode.FOUNDING
-    assert engine.engine.rollbacks.may_begin()
+    assert engine.engine.rollbacks.may_begin(1)
     engine.engine.boundaries.reserve_all()
-    assert not engine.engine.rollbacks.may_begin()
+    assert not engine.engine.rollbacks.may_begin(1)
     engine.engine.boundaries.found((None,))
     (found,) = engine.jobs(Found)
     engine.done(found)
-    assert engine.engine.rollbacks.may_begin()
+    assert engine.engine.rollbacks.may_begin(1)
+
+
+def test_it_waits_until_an_added_group_has_its_anchor() -> None:
+    engine = among_peers()
+    assert not engine.engine.rollbacks.may_begin(2)
+    engine.engine.state.work(Extend(None, None, (0, 0, 0.0), (b"", b"added")))
+    (extend,) = engine.jobs(Extend)
+    engine.done(extend)
+    assert engine.engine.rollbacks.may_begin(2)
+    assert not engine.engine.rollbacks.may_begin(1)
 
 
 def test_one_that_is_to_found_an_anchor_goes_back_instead() -> None:
@@ -290,7 +300,7 @@ def test_one_that_is_to_found_an_anchor_goes_back_instead() -> None:
 def test_it_may_not_begin_before_it_has_joined_or_after_it_has_left() -> None:
     engine = among_peers()
     engine.engine.leave(engine.now)
-    assert not engine.engine.rollbacks.may_begin()
+    assert not engine.engine.rollbacks.may_begin(1)
 
 
 def test_its_number_is_beyond_all_that_it_knows_of() -> None:

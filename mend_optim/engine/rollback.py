@@ -87,13 +87,12 @@ class Rollbacks:
         return number
 
     def _make_way(self) -> None:
-        """Neither another model nor a newer anchor is to be fetched any more."""
+        """No other model is to be fetched any more, nor an anchor to be founded."""
         state = self.state
         if state.mode.switching:
             state.end_switch()
         elif state.mode is Mode.FOUNDING:
             state.change(Change.NOTHING_TO_FOUND)
-        state.wants.clear()
 
     @property
     def count(self) -> int:

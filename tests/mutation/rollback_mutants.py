@@ -6,7 +6,7 @@ from tests.mutation.mutant_list import Mutant, of
 
 ENGINE = of("unit/engine/test_rollback")
 WIRE = of("unit/transport/test_wire", "genesis")
-CHECKPOINTS = of("unit/worker/test_checkpoint_reader", "no_learner_can_have_written")
+CHECKPOINTS = of("unit/worker/test_checkpoint_reader", "genesis_of_no_rollback")
 MOMENTS = of("together/test_rollback", "moments_are_those")
 REFUSALS = of("together/test_rollback", "cannot_be_gone_back_to")
 
@@ -99,12 +99,6 @@ ROLLBACK_MUTANTS = (
         "engine/rollback",
         "            state.change(Change.NOTHING_TO_FOUND)\n",
         "            pass\n",
-    ),
-    mutant(
-        "former-anchors-are-waited-for",
-        "engine/rollback",
-        "        state.wants.clear()\n",
-        "        pass\n",
     ),
     mutant(
         "over-before-the-worker-is",

@@ -396,22 +396,6 @@ def test_whatever_stands_where_it_is_taken_whole_or_refused(
 WRONG: dict[str, tuple[Path, Any]] = {
     "a digest of another length": (("fragments", 0, "lineage", "digest"), "ab"),
     "a genesis of no length": (("fragments", 0, "lineage", "genesis"), ""),
-    "a genesis of rollback 0": (
-        ("fragments", 0, "lineage", "genesis"),
-        "ab" * 16 + "00000000" + "61",
-    ),
-    "a genesis of nobody's rollback": (
-        ("fragments", 0, "lineage", "genesis"),
-        "ab" * 16 + "00000001",
-    ),
-    "a genesis of a name that is too long": (
-        ("fragments", 0, "lineage", "genesis"),
-        "ab" * 16 + "00000001" + "61" * 257,
-    ),
-    "a genesis of a name with a line break": (
-        ("fragments", 0, "lineage", "genesis"),
-        "ab" * 16 + "00000001" + "610a",
-    ),
     "more than a counter holds": (("step",), 2**70),
     "a negative claim": (("fragments", 0, "claim"), ["a", 1, -1]),
     "a negative incarnation": (("fragments", 0, "claim"), ["a", -1, 1]),
@@ -425,6 +409,23 @@ def test_what_no_learner_can_have_written_is_refused(fault: str, rich: dict[str,
     """The right types and impossible values: peers would be told of them, or they would never be
     merged."""
     assert_refused(with_value(rich, *WRONG[fault]))
+
+
+GENESES = {
+    "of rollback 0": "00000000" + "61",
+    "of nobody's rollback": "00000001",
+    "of a name that is too long": "00000001" + "61" * 257,
+    "of a name with a line break": "00000001" + "610a",
+    "of a name that is no text": "00000001" + "ff",
+}
+
+
+@pytest.mark.parametrize("fault", GENESES)
+def test_a_genesis_of_no_rollback_is_refused(fault: str, rich: dict[str, Any]) -> None:
+    """Peers would be told of that name."""
+    place = ("fragments", 0, "lineage", "genesis")
+    state = with_value(rich, place, "ab" * 16 + GENESES[fault])
+    assert_refused(state, r"\['genesis'\] must be a digest in hex, or that of a rollback")
 
 
 # ── another's ─────────────────────────────────────────────────────────────────────────────────────

@@ -1,12 +1,14 @@
-.PHONY: help demo test test-clients test-suites test-deep mutants lint types proto bench storm clean
+.PHONY: help demo test test-clients test-suites test-deep fuzz mutants lint types proto bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 800
+FUZZ_MINUTES ?= 10
 
 # Everything runs in .venv, which is made on demand and again when the dependencies change.
 READY = .venv/ready
 CLIENTS_READY = .venv/ready-clients
 BENCH_READY = .venv/ready-bench
+FUZZ_READY = .venv/ready-fuzz
 PROTO_READY = .venv-proto/ready
 
 help: ## list the targets
@@ -27,6 +29,9 @@ test-suites: $(READY) ## suites that others wrote, as they are and with every op
 test-deep: $(READY) ## 20,000 storms and 500 stragglers in virtual time, in about half an hour; what fails is made small and printed
 	.venv/bin/python -m tests.virtual.storms
 	.venv/bin/python -m tests.virtual.stragglers --seeds 0:500
+
+fuzz: $(FUZZ_READY) ## bytes of peers and files, guided by coverage, for FUZZ_MINUTES (10) in all; what breaks a law is kept in .fuzz
+	.venv/bin/python -m tests.fuzz --minutes $(FUZZ_MINUTES)
 
 mutants: $(READY) ## break the engine on purpose, one rule at a time; fails if no test notices
 	.venv/bin/python -m tests.mutation.mutants
@@ -51,7 +56,7 @@ proto: $(PROTO_READY) ## write mend_optim/transport/_pb from protos/peer.proto
 		--python_out=. --pyi_out=. mend_optim/transport/_pb/peer.proto
 
 clean: ## remove everything that these targets made, the environments too
-	rm -rf .venv .venv-proto .suites build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto .suites .fuzz build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
@@ -65,6 +70,10 @@ $(CLIENTS_READY): $(READY)
 
 $(BENCH_READY): $(READY)
 	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,bench]'
+	touch $@
+
+$(FUZZ_READY): $(READY)
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,fuzz]'
 	touch $@
 
 $(PROTO_READY): Makefile

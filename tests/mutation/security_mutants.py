@@ -12,10 +12,13 @@ SECRETS = of("unit/transport/security/test_shared_secret")
 ARGUMENTS = of("unit/test_security")
 SECRECY = of("together/test_security", "no_secret_is_in or pickle_has_no_path")
 
+ADDRESS = of("unit/transport/test_address")
+
 
 def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = CHANNELS) -> Mutant:
     """Garbage is refused and named (law 8): so are a stranger and an impostor."""
-    place = room if room in ("security", "settings") else f"transport/{room}"
+    is_whole = room in ("security", "settings") or room.startswith("worker/")
+    place = room if is_whole else f"transport/{room}"
     return Mutant(name, 8, place, old, new, tests)
 
 
@@ -378,5 +381,54 @@ SECURITY_MUTANTS = (
         "return replace(self, place=None)",
         "return self",
         SECRECY,
+    ),
+    mutant(
+        "brackets-hold-anything",
+        "address",
+        "require(is_sound, argument",
+        "require(True, argument",
+        ADDRESS,
+    ),
+    mutant(
+        "other-spellings-of-every-address",
+        "address",
+        "return ip.is_unspecified if ip else not host",
+        'return host in ("", "0.0.0.0", "::")',
+        ADDRESS,
+    ),
+    mutant(
+        "ipv4-hides-in-ipv6",
+        "address",
+        "(ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None) or ip",
+        "ip",
+        ADDRESS,
+    ),
+    mutant(
+        "silent-callers-stay",
+        "grpc_options",
+        "min(HANDSHAKE_S, timing.evict_after_s)",
+        "120.0",
+        of("unit/transport/test_grpc_options"),
+    ),
+    mutant(
+        "moments-of-less-than-no-update",
+        "worker/checkpoint_reader",
+        "if bool((updates < 0).any()):",
+        "if False:",
+        of("unit/worker/test_checkpoint_reader", "hostile"),
+    ),
+    mutant(
+        "impossible-means-end-a-load",
+        "worker/moment_means",
+        "with suppress(PeerError):",
+        "if True:",
+        of("unit/worker/test_moment_means", "left_out"),
+    ),
+    mutant(
+        "weights-of-nothing-scale",
+        "worker/scale",
+        "if not squares:",
+        "if False:",
+        of("unit/worker/test_scale"),
     ),
 )

@@ -1,4 +1,4 @@
-.PHONY: help demo test test-clients test-suites test-deep fuzz mutants lint types proto bench storm clean
+.PHONY: help demo test test-floor test-clients test-suites test-deep fuzz mutants lint types proto bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 800
@@ -9,6 +9,7 @@ READY = .venv/ready
 CLIENTS_READY = .venv/ready-clients
 BENCH_READY = .venv/ready-bench
 FUZZ_READY = .venv/ready-fuzz
+FLOOR_READY = .venv-floor/ready
 PROTO_READY = .venv-proto/ready
 
 help: ## list the targets
@@ -19,6 +20,14 @@ demo: $(READY) ## three learners and one alone on this machine, in about two min
 
 test: lint types ## lint, types, then all tests
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+# What depends on these three: the wire, TLS and certificates. All else is shared with .venv.
+FLOOR = grpcio protobuf cryptography
+test-floor: $(FLOOR_READY) ## the wire and TLS with the oldest grpcio, protobuf and cryptography that pyproject.toml promises
+	.venv-floor/bin/python -m tests.support.oldest --check $(FLOOR)
+	.venv-floor/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/unit/transport/security \
+		tests/unit/transport/test_wire.py tests/unit/transport/test_frames.py tests/unit/test_security.py \
+		tests/unit/test_certs.py tests/together/test_security.py tests/fuzz
 
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/together/test_unusual.py -k "clients or free"
@@ -56,7 +65,7 @@ proto: $(PROTO_READY) ## write mend_optim/transport/_pb from protos/peer.proto
 		--python_out=. --pyi_out=. mend_optim/transport/_pb/peer.proto
 
 clean: ## remove everything that these targets made, the environments too
-	rm -rf .venv .venv-proto .suites .fuzz build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto .venv-floor .suites .fuzz build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
@@ -70,6 +79,13 @@ $(CLIENTS_READY): $(READY)
 
 $(BENCH_READY): $(READY)
 	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,bench]'
+	touch $@
+
+SITE = import sysconfig; print(sysconfig.get_path("purelib"))
+$(FLOOR_READY): $(READY)
+	.venv/bin/python -m venv .venv-floor
+	.venv-floor/bin/python -m pip install -q --disable-pip-version-check $$(.venv/bin/python -m tests.support.oldest $(FLOOR))
+	.venv/bin/python -c '$(SITE)' > "$$(.venv-floor/bin/python -c '$(SITE)')/shared.pth"
 	touch $@
 
 $(FUZZ_READY): $(READY)

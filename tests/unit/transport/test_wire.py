@@ -246,7 +246,7 @@ def counters(message: Proto) -> list[tuple[Proto, str]]:
         if field.type in (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64):
             found.append((message, field.name))
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            parts = value if field.is_repeated else [value]
+            parts = value if hasattr(value, "extend") else [value]  # 6.30 has no `is_repeated`
             found += [entry for part in parts for entry in counters(part)]
     return found
 

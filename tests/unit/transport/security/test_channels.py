@@ -3,8 +3,13 @@ nothing of the learner, not even its name."""
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+import warnings
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Want
 from mend_optim.protocol.unreached import Unreached
+from mend_optim.transport.address import parse_address
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.grpc_setup import grpc
 from mend_optim.transport.security.channels import EXPIRY_GRACE_S, MutualTls
@@ -25,7 +31,9 @@ from tests.support.certificates import (
     DAY,
     NOW,
     SERVER,
+    Authority,
     certificates_in,
+    files_of,
     issue,
     new_authority,
 )
@@ -151,6 +159,67 @@ def test_keys_of_both_kinds_work(key: str) -> None:
         b = await crew("b", security=tls("b", key=key))
         a = await crew("a", b.address)
         await a.linked_with(b)
+
+    run()
+
+
+@secured
+async def test_a_certificate_without_any_use_said_works_at_both_ends(crew: Crew) -> None:
+    b = await crew("b", security=tls("b", usage=None))
+    a = await crew("a", b.address, security=tls("a", usage=None))
+    await a.linked_with(b)
+
+
+@secured
+async def test_while_authorities_change_both_kinds_of_learners_meet(crew: Crew) -> None:
+    """The old one comes first in everybody's file. b has a certificate of the new one."""
+    later = Authority.random(NOW - DAY, NOW + DAY)
+    both = OURS.pem + later.pem
+    own = issue(later, "b", hosts=[host_of_name("b", ROOT_KEY), ANY_LEARNER])
+    new = Identity(name="b", authorities=both, chain=own[0], key=own[1])
+    b = await crew("b", security=MutualTls(new, "files"))
+    a = await crew("a", b.address, security=MutualTls(replace(identity("a"), authorities=both), ""))
+    await a.linked_with(b)
+    late = await crew("late", b.address)
+    await late.until(lambda: late.of("unreached"))
+    assert late.of("met") == []
+
+
+@pytest.mark.parametrize(
+    ("version", "taken"),
+    [
+        (ssl.TLSVersion.TLSv1, False),
+        (ssl.TLSVersion.TLSv1_1, False),
+        (ssl.TLSVersion.TLSv1_2, True),
+        (ssl.TLSVersion.TLSv1_3, True),
+    ],
+)
+def test_old_versions_of_tls_are_refused(
+    version: ssl.TLSVersion, taken: bool, tmp_path: Path
+) -> None:
+    directory = files_of(tmp_path, OURS, "a")
+    context = ssl.create_default_context(cafile=str(directory / "ca.pem"))
+    context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
+    context.set_ciphers("ALL:@SECLEVEL=0")  # or this end would refuse the old ones
+    context.set_alpn_protocols(["h2"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = context.maximum_version = version
+
+    @secured
+    async def run(crew: Crew) -> None:
+        b = await crew("b")
+        try:
+            _, writer = await asyncio.open_connection(
+                *parse_address("b", b.address), ssl=context, server_hostname=ANY_LEARNER
+            )
+        except OSError:  # an `SSLError` is one; some versions of gRPC just hang up
+            assert not taken
+        else:
+            said = writer.get_extra_info("ssl_object").version()
+            writer.close()
+            assert taken, said
+            assert said == version.name.replace("_", ".")
 
     run()
 

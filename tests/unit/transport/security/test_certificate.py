@@ -14,7 +14,6 @@ from mend_optim.transport.security.certificate import certificates_in, day
 from tests.support.certificates import (
     DAY,
     KEYS,
-    NOW,
     SHA256,
     Encoding,
     issue,
@@ -37,9 +36,8 @@ def test_fields_are_those_that_another_library_reads(key: str, end: timedelta) -
     assert read.key == known.public_key().public_bytes(
         Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     )
-    begin, last = NOW - 365 * 30 * DAY, NOW + end
-    assert read.not_before == begin.replace(tzinfo=timezone.utc).timestamp()
-    assert read.not_after == last.replace(tzinfo=timezone.utc).timestamp()
+    assert read.not_before == known.not_valid_before_utc.timestamp()
+    assert read.not_after == known.not_valid_after_utc.timestamp()
     assert read.has_edwards_key == (key == "Ed25519")
 
 

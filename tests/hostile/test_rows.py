@@ -1,0 +1,96 @@
+"""The audit of what a hostile or broken peer can do, row by row, and the test that says the row is
+held. A row of `OPEN` is not: the reason is what docs/security.md does not promise, either.
+
+I is identity, M the model, L liveness, R memory, streams and connections, T texts and files. Where
+a row needs credentials to be held, its test has them."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+ATTACKS, RAW = "hostile/test_attacks", "hostile/test_raw_peers"
+DOOR, FUZZ = "hostile/test_handshakes", "fuzz/test_targets"
+TLS = "unit/transport/security/test_channels"
+GRPC, SEALS = "unit/transport/test_grpc_transport", "unit/engine/test_seal_checks"
+
+HELD = {
+    "I1 learn the fingerprint": (RAW, "test_i1_a_hello_with_nothing_right_learns_neither"),
+    "I2 take the model": (TLS, "test_a_caller_without_a_certificate_or_without_tls"),
+    "I3 speak for another": (TLS, "test_an_insider_opens_no_stream_in_the_name_of_another"),
+    "I4 take a name": (TLS, "test_an_insider_says_hello_in_its_own_name_only"),
+    "I5 answer at a seed's address": (TLS, "test_an_insider_at_the_address_of_a_seed"),
+    "I6 call for offers": ("unit/engine/test_offers", "test_another_caller_is_answered_once"),
+    "I7 listen on the path": (TLS, "test_a_learner_in_plaintext_and_one_with_credentials"),
+    "M1c not a number": (FUZZ, "test_mutations_of_the_corpus_break_no_law"),
+    "M2 an offer of 2^62 tokens": (SEALS, "test_an_outlier_has_the_greatest_rate"),
+    "M3 an offer of 2^64 - 1 tokens": (ATTACKS, "test_m3_an_offer_of_all_tokens"),
+    "M3b an anchor of 2^63 tokens": ("unit/transport/test_wire", "test_no_counter_may_be_beyond"),
+    "M4 a forged seal": (SEALS, "test_a_seal_that_breaks_a_rule_is_refused"),
+    "M6 an offer in the sealer's name": (ATTACKS, "test_m6_an_offer_in_the_learners_own_name"),
+    "M7 an offer again and again": ("unit/protocol/test_lineage", "test_a_claim_is_admitted_where"),
+    "M8 a position beyond all": (ATTACKS, "test_m8_a_position_beyond_all"),
+    "M9 an accident": ("together/test_accidents", "test_an_accident_stays_where_it_happens"),
+    "M9b weights that are ruined": ("unit/engine/test_healing", "test_it_goes_on_from_the_anchor"),
+    "L1 rumors of thousands": (ATTACKS, "test_l1_rumors_of_thousands"),
+    "L2 goodbyes of others": (ATTACKS, "test_l2_nobody_says_goodbye"),
+    "L3 hellos of many names": (ATTACKS, "test_l3_hellos_make_no_quorum"),
+    "L5 a phantom that seals": (ATTACKS, "test_l5_a_phantom_seals_nothing"),
+    "L6 thousands of wants": (ATTACKS, "test_l6_thousands_of_wants"),
+    "L7 thousands of pings": (ATTACKS, "test_l7_thousands_of_questions"),
+    "L9 the greatest beat count": (RAW, "test_l9_nobody_makes_another_look_silent"),
+    "L10 a beat in another's name": (ATTACKS, "test_l10_a_beat_in_the_name_of_another"),
+    "L12 messages of any content": (RAW, "test_l12_well_formed_messages_of_any_content"),
+    "R1 long refusals": (ATTACKS, "test_r1_long_texts_in_a_hello"),
+    "R2 forty exchanges of one peer": (ATTACKS, "test_r2_of_forty_exchanges"),
+    "R3 unknown sections": (ATTACKS, "test_r3_sections_that_nobody_knows"),
+    "R4 headers that announce the most": (ATTACKS, "test_r4_headers_that_announce"),
+    "R5 impossible headers": (ATTACKS, "test_r5_impossible_headers"),
+    "R6 mutated packets": (FUZZ, "test_mutations_of_the_corpus_break_no_law"),
+    "R7 garbage": (ATTACKS, "test_r7_garbage_is_no_learner"),
+    "R8 idle connections": (ATTACKS, "test_r8_idle_connections"),
+    "R9 all files taken": (ATTACKS, "test_r9_training_can_open_its_own_files"),
+    "R10 silent connections": (DOOR, "test_handshakes_that_never_end_keep_nobody_out"),
+    "R11 pings of HTTP/2": (RAW, "test_r11_pings_end_their_connection"),
+    "R12 streams that are reset": (ATTACKS, "test_r12_streams_that_are_reset"),
+    "R13 headers without end": (RAW, "test_r13_headers_without_end"),
+    "R14 callers without a name": (ATTACKS, "test_r14_a_caller_without_a_name"),
+    "R15 addresses of any kind": (ATTACKS, "test_r15_no_socket_is_dialled"),
+    "R16 many dials of one address": (GRPC, "test_eight_that_are_known_by_hearsay"),
+    "T1 names that forge lines": (ATTACKS, "test_t1_no_name_forges_a_line"),
+    "T2 the same in the ledger": (FUZZ, "test_mutations_of_the_corpus_break_no_law"),
+    "T3 checkpoints": ("unit/worker/test_checkpoint_reader", "test_a_hostile_checkpoint"),
+    "T4 a ledger that hangs": ("unit/runtime/test_ledger_file", "test_a_disk_that_hangs"),
+    "T5 a ledger by a link": ("unit/runtime/test_ledger_file", "test_a_ledger_that_becomes_a_link"),
+    "T6 secrets in pickles": ("together/test_security", "test_no_secret_is_in_a_repr_log_pickle"),
+}
+OPEN = {
+    "M1 an anchor of an insider's choice": "insiders and the model",
+    "M1b the same of another genesis": "insiders and the model",
+    "M5 a claim to another's work": "offers that are passed on",
+    "L4 anchors that nobody gets": "insiders and the rounds",
+    "L8 so many authors that no anchor can be sent": "insiders and the model",
+    "L11 a refusal in a seed's name": "only credentials prove who refuses",
+}
+
+
+@cache
+def functions_in(name: str) -> set[str]:
+    tree = ast.parse((TESTS / f"{name}.py").read_text(encoding="utf-8"))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in tree.body if isinstance(node, functions)}
+
+
+@pytest.mark.parametrize("row", HELD)
+def test_each_row_that_is_held_has_its_test(row: str) -> None:
+    name, start = HELD[row]
+    assert len([test for test in functions_in(name) if test.startswith(start)]) == 1
+
+
+def test_no_row_is_both_held_and_open() -> None:
+    numbers = [row.split()[0] for row in (*HELD, *OPEN)]
+    assert len(set(numbers)) == len(numbers)

@@ -373,7 +373,7 @@ class MendOptimizer(InnerFace):
             A `Settled`, true if all is merged. If all others have left, it returns at once.
 
         Raises:
-            ClosedError: the optimizer was closed.
+            ClosedError: the optimizer was closed, before the call or while it waited.
             UsageError: the timeout is wrong, or the call is inside `global_weights()`.
         """
         check_timeout(timeout)
@@ -397,7 +397,7 @@ class MendOptimizer(InnerFace):
             it may step on, call `finish()` again, or `close()`.
 
         Raises:
-            ClosedError: the optimizer was closed.
+            ClosedError: the optimizer was closed, before the call or while it waited.
             UsageError: the timeout is wrong, or the call is inside `global_weights()`.
 
         Example:
@@ -461,7 +461,7 @@ class MendOptimizer(InnerFace):
         Raises:
             UsageError: there are no peers, or the checkpoint is damaged, another model's, or older
                 than the first merge.
-            ClosedError: the optimizer was closed.
+            ClosedError: the optimizer was closed, before the call or while it waited.
         """
         self._run.roll_back(state_dict)
         return self.status()

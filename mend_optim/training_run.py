@@ -247,6 +247,8 @@ class TrainingRun:
         if timeout_s is None:
             timeout_s = self.settings.policies.timing.round_timeout_s
         in_time = handover.settle(timeout_s, self.model.check)
+        if not in_time:
+            learner.require_open()
         return settled(self.status(), in_time, learner.is_alone(), timeout_s)
 
     def finish(self, timeout_s: float | None) -> Finish:
@@ -258,6 +260,8 @@ class TrainingRun:
         status = self.status()
         if ended:
             learner.close()
+        else:
+            learner.require_open()
         return finished(status, ended, timeout_s)
 
     def reset_progress(self) -> None:

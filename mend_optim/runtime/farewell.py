@@ -7,7 +7,9 @@ without this library: with the same status, and without the script's own clean-u
 
 Python calls a handler on the main thread, between any two steps of whatever that thread does. That
 may be inside a learner, with its mutex held. So another thread says goodbye. The main thread waits
-for it where it may, and else goes on until it is out of the learner."""
+for it where it may, and else goes on until it is out of the learner. A call that waits for peers
+would then raise, because its learner is closed: it waits for the goodbye first, so that the script
+never sees that."""
 
 from __future__ import annotations
 
@@ -44,13 +46,14 @@ class Farewell:
 
     def __init__(self, learners: Callable[[], Sequence[Leaving]]) -> None:
         self._learners = learners
-        self._begun = False
+        self._thread: threading.Thread | None = None
         self._said = False
 
     def prepare(self) -> None:
         """Take SIGTERM over from the default. Only the main thread can."""
         if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self._begun = self._said = False
+            self._thread = None
+            self._said = False
             signal.signal(signal.SIGTERM, self._handle)
 
     def give_back(self) -> None:
@@ -70,19 +73,24 @@ class Farewell:
         if self._said or not learners:
             self._end()
             return
-        if self._begun:  # some launchers send SIGTERM twice
+        if self._thread:  # some launchers send SIGTERM twice
             return
-        self._begun = True
-        thread = threading.Thread(
+        self._thread = threading.Thread(
             target=self._say_goodbye, args=(learners,), name="mend-farewell", daemon=True
         )
         try:
-            thread.start()
+            self._thread.start()
         except RuntimeError:  # the interpreter is shutting down
             self._end()
             return
         if not any(map(_is_inside, learners)):
-            thread.join(CLOSE_S)
+            self._thread.join(CLOSE_S)
+            self._end()
+
+    def await_end(self) -> None:
+        """On the main thread, outside all learners: if a goodbye is being said, end as it does."""
+        if self._thread and _is_main_thread() and self._is_handler():
+            self._thread.join(CLOSE_S)
             self._end()
 
     def _say_goodbye(self, learners: Iterable[Leaving]) -> None:

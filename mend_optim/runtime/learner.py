@@ -321,9 +321,7 @@ class Learner:
 
     def period(self) -> int:
         """The period of the run, if it chooses its own; else 0."""
-        with self.mutex:
-            state = self.engine.state
-            return state.schedule.sync_every if state.policies.auto else 0
+        return self._present_period() if self.engine.state.policies.auto else 0
 
     def _present_period(self) -> int:
         with self.mutex:
@@ -444,4 +442,6 @@ class Learner:
         if self.inherited:
             raise ClosedError(INHERITED)
         if self.closed:
+            self.check()
+            open_learners.await_farewell()
             raise ClosedError(CLOSED)

@@ -50,6 +50,7 @@ _open: weakref.WeakSet[OpenLearner] = weakref.WeakSet()
 # In a forked child, the learners of the parent: gRPC's part of them must not be taken apart here.
 _inherited: list[OpenLearner] = []
 _farewell = Farewell(lambda: list(_open))
+await_farewell = _farewell.await_end
 
 
 def add(learner: OpenLearner) -> None:

@@ -52,6 +52,7 @@ THREADS, SHARE, BRANCHES, WIRE = (
     of("unit/transport/test_wire"),
 )
 SIGTERM = of("system/test_endings", "sigterm")
+FINISH_CLOSED = of("together/test_finish", "ends_while_it_waits")
 BIG_END = of("virtual/test_endings", "roster")
 RESET, WATCH = of("together/test_reset_progress"), of("unit/model/test_weights_watch")
 DISAGREEMENT, SCALES = of("unit/worker/test_disagreement"), of("unit/worker/test_scale")
@@ -535,7 +536,11 @@ MUTANTS = (
     Mutant("sigterm-takes-the-users-handler", 7, "runtime/farewell", "signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:", "True:",
            of("unit/runtime/test_farewell")),
     Mutant("sigterm-answers-for-the-user", 7, "runtime/farewell", "if not self._is_handler():", "if False:", SIGTERM),
-    Mutant("second-sigterm-cuts-the-goodbye-off", 7, "runtime/farewell", "            return\n        self._begun = True", "            self._end()\n        self._begun = True", SIGTERM),
+    Mutant("second-sigterm-cuts-the-goodbye-off", 7, "runtime/farewell", "            return\n        self._thread = threading", "            self._end()\n        self._thread = threading", SIGTERM),
+    Mutant("sigterm-shows-the-script-a-closed-learner", 7, "runtime/learner", "            open_learners.await_farewell()\n", "", SIGTERM),
+    Mutant("finish-hides-that-it-was-closed", 7, "training_run", "        else:\n            learner.require_open()\n        return finished", "        return finished", FINISH_CLOSED),
+    Mutant("synchronize-hides-that-it-was-closed", 7, "training_run", "        if not in_time:\n            learner.require_open()\n", "", FINISH_CLOSED),
+    Mutant("a-wait-hides-why-it-was-closed", 7, "runtime/learner", "            self.check()\n            open_learners", "            open_learners", FINISH_CLOSED),
     Mutant("sigterm-is-kept-after-the-last", 7, "runtime/open_learners", "    if not _open:\n        _farewell.give_back()", "    pass",
            of("unit/runtime/test_farewell")),
     Mutant("garbage-keeps-its-port", 7, "runtime/open_learners", "        gc.collect()", "        pass", LIFE),

@@ -73,12 +73,19 @@ def test_sigterm_ends_a_learner_and_its_data_loader(supervisor: Supervisor) -> N
 def test_sigterm_says_goodbye_in_the_middle_of_anything(
     supervisor: Supervisor, moment: str
 ) -> None:
-    """The training thread may hold the learner's mutex, or be closing the learner."""
+    """The training thread may hold the learner's mutex, or be closing the learner. The script goes
+    on with no call that only the goodbye has ended."""
     stayer, leaver = pair(supervisor, DISTANT)
     leaver.order("signal_inside", moment=moment)
-    if moment == "closes":
-        leaver.order("leave", how="close")
+    match moment:
+        case "closes":
+            leaver.order("leave", how="close")
+        case "finishes":
+            leaver.order("finish")
+        case "synchronizes":
+            leaver.order("synchronize", timeout=600.0)
     assert leaver.await_end() == -signal.SIGTERM
+    assert not leaver.events["finished"] + leaver.events["synchronized"]
     goodbye_was_heard(stayer)
 
 

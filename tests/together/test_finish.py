@@ -12,10 +12,11 @@ import torch
 from torch.nn import Parameter
 from torch.optim import SGD
 
-from mend_optim import Adoption, ClosedError, Finish, MendOptimizer, PowerSGD, UsageError
+from mend_optim import Adoption, ClosedError, Finish, MendError, MendOptimizer, PowerSGD, UsageError
 from mend_optim.finish import TOO_FEW
 from tests.support.learners import (
     LOOPBACK,
+    PATIENCE_S,
     TIMING,
     cluster,
     descent,
@@ -217,3 +218,22 @@ def test_it_refuses_what_it_cannot_do() -> None:
     optimizer.close()
     with pytest.raises(ClosedError):
         optimizer.finish()
+
+
+@pytest.mark.parametrize("fault", [None, MemoryError("a fault of a background thread")])
+@pytest.mark.parametrize("call", [MendOptimizer.finish, MendOptimizer.synchronize])
+def test_it_raises_if_its_learner_ends_while_it_waits(
+    call: Callable[[MendOptimizer], object], fault: MemoryError | None
+) -> None:
+    """Another thread closes it, or a thread of it fails."""
+    with cluster(descent(1.0), descent(1.0), **FREE) as (a, b):
+        learner = a._learner
+        assert learner
+        together(lambda: step(a, 1.0), lambda: step(b, 1.0))
+
+        def end() -> None:
+            assert learner.wait(lambda: learner.engine.state.resting, PATIENCE_S)
+            learner.guard.end(fault) if fault else a.close()
+
+        with pytest.raises(MendError, match="failed" if fault else "was closed"):
+            together(partial(call, a), end)

@@ -45,9 +45,10 @@ from mend_optim.transport.security.credentials import Credentials
 from mend_optim.worker.checkpoint import Checkpoint, is_past, newest
 from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
-from mend_optim.worker.offer_sizes import Guard
+from mend_optim.worker.offer_sizes import Guard, sizes_nbytes
 from mend_optim.worker.outer import Outer
 from mend_optim.worker.round_rate import RATE_NBYTES
+from mend_optim.worker.scale import scale_nbytes
 
 T = TypeVar("T")
 MOST_MOMENTS = 4  # that any optimizer known here keeps per parameter
@@ -113,9 +114,13 @@ class Settings:
 
     def _limit(self, fragment: Fragment) -> int:
         """The largest message about a fragment, in bytes: its anchor, velocity with the rate of
-        that, and moments in float32. A peer may keep more moments than this learner does."""
-        moments = max(MOST_MOMENTS, len(self.policies.moments))
-        return 8 * fragment.numel + RATE_NBYTES + moments * dense_nbytes(fragment.shapes)
+        that, and moments in float32, the scale of each tensor, and sizes of offers. A peer may keep
+        more moments than this learner does."""
+        moments = max(MOST_MOMENTS, len(self.policies.moments)) * dense_nbytes(fragment.shapes)
+        sizes = sizes_nbytes(self.policies.limits.learners)
+        return (
+            8 * fragment.numel + RATE_NBYTES + moments + scale_nbytes(len(fragment.shapes)) + sizes
+        )
 
     def offline(self) -> Settings:
         """The same settings without peers, for a copy of the optimizer: it must not take part as a

@@ -242,6 +242,11 @@ def _is_judged(offer: Offer) -> bool:
     return offer.steps > 0 and offer.tokens > 0 and not any(offer.again)
 
 
+def sizes_nbytes(members: int) -> int:
+    """The largest section, in bytes: that of a seal of so many members, or that of an anchor."""
+    return 4 * max(2 * members, 1 + 2 * KEPT)
+
+
 def sizes_packet(judged: Sequence[Judged], outsized: Mapping[int, Outsize]) -> Packet:
     """The section of a seal: RMS and times of each member.
 

@@ -93,6 +93,11 @@ def bound(w: Sequence[float]) -> float:
     return 1 / math.sqrt(squares)
 
 
+def scale_nbytes(tensors: int) -> int:
+    """The size of the section, in bytes."""
+    return 4 * tensors
+
+
 def scale_packet(found: Sequence[float]) -> Packet:
     """The factors on the wire: one float32 for each tensor."""
     return raw(torch.tensor(found, dtype=torch.float32))

@@ -4,17 +4,30 @@ learner goes on from the anchor."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
 
 from mend_optim import Guard, MendOptimizer, PowerSGD
-from tests.support.learners import PATIENCE_S, Watch, cluster, parameters, settle, together
+from mend_optim.worker.offer_sizes import KEPT
+from tests.support.checkpoints import newcomer
+from tests.support.learners import (
+    PATIENCE_S,
+    Watch,
+    cluster,
+    drive,
+    parameters,
+    same,
+    settle,
+    together,
+    wave,
+)
 
 H = 4
 #: Steps before the accident, and after it: whole periods.
@@ -129,7 +142,7 @@ def check_account(some: list[Trainer]) -> None:
     status = [trainer.optimizer.status() for trainer in some]
     assert {s.fragments[0].digest for s in status} == {status[0].fragments[0].digest}
     dropped = status[-1].dropped_tokens
-    assert 0 < dropped <= 4 * H
+    assert 0 < dropped <= 6 * H
     assert [s.dropped_tokens for s in status[:-1]] == [0] * (len(some) - 1)
     for fragment in status[0].fragments:
         assert sum(s.step for s in status) - dropped <= fragment.tokens
@@ -236,3 +249,18 @@ def test_a_higher_learning_rate_of_all_is_no_accident() -> None:
         assert some[0].loss() < before / 2
         assert not any(watch.of("outsized") for watch in watches)
         assert [t.optimizer.status().dropped_tokens for t in some] == [0, 0, 0]
+
+
+def test_a_newcomer_takes_the_sizes_of_a_model_of_one_number() -> None:
+    """They are more bytes than the model itself."""
+
+    def one() -> Optimizer:
+        return SGD([Parameter(torch.ones(1))], lr=1.0)
+
+    every: dict[str, Any] = {"sync_every": 1, "adopt_after": 0}
+    with cluster(one(), one(), **every) as made:
+        drive(made, KEPT, wave)
+        settle(made)
+        with closing(newcomer(one(), "c", *made, **every)) as late:
+            late.join()
+            assert same(parameters(late), parameters(made[0]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from mend_optim import ClosedError, MendOptimizer, MomentSchedule, Nesterov, Pow
 from tests.support.checkpoints import adam, anchors, load, newcomer, progress, save
 from tests.support.learners import (
     LOCKSTEP,
+    PATIENCE_S,
     Watch,
     cluster,
     descent,
@@ -118,7 +120,13 @@ def test_learners_that_train_on_meanwhile_stop_for_nothing(options: dict[str, An
                 made[1].rollback(saved)
             return ruined(i, s) if not rollbacks(made[i]) else wave(i, s)
 
-        drive(made, 40, grad)
+        def train(i: int) -> None:
+            for s in range(40):
+                step(made[i], grad(i, s))
+            # Some are done sooner: nobody waits for their steps while they rest.
+            made[i].synchronize(PATIENCE_S)
+
+        together(*(partial(train, i) for i in range(3)))
         followed(made)
         assert account(made) == 3 * 48
         assert same(parameters(made[0]), parameters(made[1]))

@@ -17,7 +17,7 @@ from mend_optim.protocol.lineage import INCARNATIONS, Key, PeerId
 from mend_optim.protocol.messages import Bulk, Offer, Seal
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import ACK, CHUNK, Assembler, sender, to_frames
-from mend_optim.transport.limits import UNKNOWN_LIMIT
+from mend_optim.transport.limits import GENESIS_LIMIT, UNKNOWN_LIMIT
 from tests.unit.transport.generated import BULK, CONTROL
 from tests.unit.transport.recorder import packet
 
@@ -237,7 +237,11 @@ GARBAGE = {
         "peer name is 257 bytes; the limit is 256",
     ),
     "no key": ([offer_with(key=None)], "the Offer has no key"),
-    "a long digest": ([offer_with(genesis=b"g" * 33)], "genesis is 33 bytes; the limit is 32"),
+    "a long digest": (
+        [offer_with(genesis=b"g" * (GENESIS_LIMIT + 1))],
+        f"genesis is {GENESIS_LIMIT + 1} bytes; the limit is {GENESIS_LIMIT}",
+    ),
+    "no rollback": ([offer_with(genesis=b"\xff" * 33)], "the genesis is damaged"),
     "no lineage": ([header(state=pb.State(peer=pb.PeerId(name="a")))], "the Lineage has no key"),
     "bad unicode": ([b"\x0a\x08\x0a\x06\x0a\x04\x0a\x02\xff\xfe"], "the bytes are not a Frame"),
 }

@@ -19,7 +19,7 @@ from mend_optim.engine.ending import Ended
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.rollback import EarlierAnchor
-from mend_optim.model.copies import copied, gather, narrow, scatter, sketches
+from mend_optim.model.copies import belong_to, copied, gather, narrow, scatter
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.model.module_buffers import ModuleBuffers, gather_buffers, move_buffers
 from mend_optim.model.moment_state import (
@@ -117,7 +117,7 @@ class Handover:
             copied(self._device)()
             resumed = None
             if saved and saved.step:
-                intact = saved.weights == sketches(self._layout, self._parameters)
+                intact = belong_to(saved.weights, self._layout, self._parameters)
                 resumed = Resumed(saved.totals, (), saved.head_start, intact, saved.period)
             anchors = _anchors(self._settings, self._layout, weights, self._buffers)
             replaced = self._learner.begin(anchors, resumed, ())
@@ -130,7 +130,7 @@ class Handover:
         return _anchors(self._settings, self._layout, memory, self._buffers)
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
-        intact = saved.weights == sketches(self._layout, self._parameters)
+        intact = belong_to(saved.weights, self._layout, self._parameters)
         kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
         anchors = self._no_anchors()
         corrections = []

@@ -68,8 +68,7 @@ class RunHistory:
         if self._checked or saved is None:
             return
         self._checked = True
-        present = self._model.sketches()
-        if present and saved.weights and saved.weights != present:
+        if saved.weights and not self._model.belongs_to(saved.weights):
             self.go_on(Checkpoint())
 
     def checkpoint(self, own: list[Tensor] | None, begun: bool) -> Checkpoint:

@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mend_optim.errors import UsageError
-from mend_optim.model.copies import sketches
+from mend_optim.model.copies import belong_to, sketches
 from mend_optim.model.layout import Layout, is_mergeable, is_shapeless
 from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.worker.checkpoint import Checkpoint
@@ -139,6 +139,12 @@ class WrappedParameters:
         merged."""
         layout = self.layout_if_any()
         return sketches(layout, own or self.mergeable()) if layout else ""
+
+    def belongs_to(self, told: str) -> bool:
+        """Whether the tensors are those that a checkpoint tells the sketches of; True if they could
+        not be merged."""
+        layout = self.layout_if_any()
+        return layout is None or belong_to(told, layout, self.mergeable())
 
     def read(self, state: object, regroup: bool) -> Loaded:
         """Read a checkpoint.

@@ -118,21 +118,30 @@ SAMPLES = 64
 
 
 @torch.no_grad()
-def sketch(parameters: Sequence[Tensor]) -> str:
-    """A digest, in hex, of some elements of every parameter."""
+def sketch(parameters: Sequence[Tensor], in_float32: bool = True) -> str:
+    """A digest, in hex, of some elements of every parameter; in float32, so that the same weights
+    in another dtype have the same one."""
     samples = []
     for parameter in parameters:
         values = _real(parameter).reshape(-1)
         sample = values[:: max(1, values.numel() // SAMPLES)].contiguous().cpu()
+        if in_float32:
+            sample = sample.float()
         samples.append(sample.view(torch.uint8).numpy().data)
     return content_digest(*samples).hex()
 
 
-def sketches(layout: Layout, parameters: Sequence[Tensor]) -> str:
+def sketches(layout: Layout, parameters: Sequence[Tensor], in_float32: bool = True) -> str:
     """The sketch of the wrapped groups, then that of each added group.
 
     That is enough to tell whether these are the weights that a checkpoint belongs to, without a
     copy of the model."""
     wrapped = len(parameters) - sum(map(len, layout.added))
     parts = [parameters[:wrapped], *([parameters[i] for i in group] for group in layout.added)]
-    return " ".join(map(sketch, parts))
+    return " ".join(sketch(part, in_float32) for part in parts)
+
+
+def belong_to(told: str, layout: Layout, parameters: Sequence[Tensor]) -> bool:
+    """Whether these are the weights that a checkpoint tells the sketches of. Older checkpoints tell
+    those of the dtype that the weights had."""
+    return any(told == sketches(layout, parameters, in_float32) for in_float32 in (True, False))

@@ -4,7 +4,7 @@ and refusals."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from torch.optim import AdamW, Optimizer
 
 from mend_optim import Adoption, DiLoCoNesterov, Int8, MendOptimizer, Nesterov, PowerSGD
 from tests.support.checkpoints import adam, anchors, assert_alike, progress, resumed, save
-from tests.support.learners import cluster, drive, parameters, same, until, wave
+from tests.support.learners import cluster, descent, drive, parameters, read, same, until, wave
 
 
 def narrow() -> Optimizer:
@@ -80,6 +80,23 @@ def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at:
             assert same(anchors(optimizer), merged)
             assert_alike(optimizer.inner.state_dict(), state)
             assert optimizer.status().step == 60
+
+
+def test_weights_of_another_dtype_are_still_those_of_the_checkpoint() -> None:
+    """Unmerged work stays, as these weights are in both dtypes without a rounding."""
+    wide, narrow = (
+        partial(descent, 1.0, -2.0, dtype=dtype, lr=0.25)
+        for dtype in (torch.float64, torch.float32)
+    )
+    with cluster(wide(), wide(), sync_every=100) as first:
+        drive(first, 3, lambda i, s: 1.0 + i)
+        saved = [save(o) for o in first]
+    with resumed([narrow, narrow], saved, sync_every=100) as second:
+        assert [(o.status().unmerged_tokens, o.status().dropped_tokens) for o in second] == [
+            (3, 0),
+            (3, 0),
+        ]
+        assert read(second[1]) == [1.0 - 1.5, -2.0 - 1.5]
 
 
 @pytest.mark.parametrize("at", [28, 30, 33])

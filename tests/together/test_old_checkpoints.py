@@ -294,7 +294,10 @@ def test_a_learner_that_went_on_from_it_holds_all_of_it(file: str) -> None:
         assert same(parameters(optimizer), saved[0])
         assert_alike(state, saved[1])
         assert kept["history"][:-1] == old["history"]
-        rest = WHOLE - {"history", "fragments", "content"}
+        # Files of today tell the sketch of narrow weights in float32.
+        rest = WHOLE - {"history", "fragments", "content", "weights"}
+        is_wide = all(p.dtype == torch.float32 for p in parameters(optimizer))
+        assert (kept["weights"] == old["weights"]) is is_wide
         assert_alike({key: kept[key] for key in rest}, {key: old[key] for key in rest})
         for now, then in zip(kept["fragments"], old["fragments"], strict=True):
             expected = begun(then, old["step"])

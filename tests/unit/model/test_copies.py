@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mend_optim.model.copies import (
     SAMPLES,
+    belong_to,
     copied,
     flat,
     gather,
@@ -176,6 +177,24 @@ def test_a_sketch_depends_on_values_and_not_on_the_object(kind: str) -> None:
     assert sketch([parameter]) == sketch([parameter.clone()])
     if parameter.numel():
         assert sketch([parameter]) != sketch([parameter + 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_same_weights_in_another_dtype_have_the_same_sketch(dtype: torch.dtype) -> None:
+    weights = torch.randn(9).bfloat16().float()
+    assert sketch([weights.to(dtype)]) == sketch([weights])
+    layout = Layout(["0"], [weights], 1)
+    assert belong_to(sketches(layout, [weights]), layout, [weights.to(dtype)])
+    assert not belong_to(sketches(layout, [weights]), layout, [weights.to(dtype) + 1])
+
+
+def test_sketches_of_older_checkpoints_are_those_of_the_dtype_that_the_weights_had() -> None:
+    weights = torch.randn(9).double()
+    layout = Layout(["0"], [weights], 1)
+    older = sketches(layout, [weights], in_float32=False)
+    assert older != sketches(layout, [weights])
+    assert belong_to(older, layout, [weights])
+    assert not belong_to(older, layout, [weights + 1])
 
 
 def test_every_tensor_and_its_place_count_in_a_sketch() -> None:

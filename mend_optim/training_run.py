@@ -99,6 +99,9 @@ class TrainingRun:
         # Whether the learner is to start at the first step.
         self._starts_late = False
         if settings.place is not None:
+            # There is nothing to compile in threads, clocks and copies, if you compile `step()`.
+            # A bound method would be a circle, and the run not gone when its last user is.
+            self._uncompiled = torch.compiler.disable(TrainingRun._step_with_peers)  # type: ignore[no-untyped-call]
             self._starts_late = not self.model.has_shapes
             if not self._starts_late:
                 self._start()
@@ -107,7 +110,7 @@ class TrainingRun:
 
     def take_step(self, *args: Any, **kwargs: Any) -> Any:
         """`MendOptimizer.step`, with the arguments of the inner optimizer's."""
-        if not args and not kwargs and is_phantom(self.inner):
+        if is_phantom(self.inner, *args, **kwargs):
             return self.inner.step()
         if self.learner is None and not self._starts_late:
             self.history.check()
@@ -115,10 +118,7 @@ class TrainingRun:
             if not self._was_skipped():
                 self._count_step()
             return loss
-        if self._uncompiled is None:
-            # There is nothing to compile in threads, clocks and copies, if you compile `step()`.
-            # A bound method would be a circle, and the run not gone when its last user is.
-            self._uncompiled = torch.compiler.disable(TrainingRun._step_with_peers)  # type: ignore[no-untyped-call]
+        assert self._uncompiled is not None
         return self._uncompiled(self, *args, **kwargs)
 
     def _step_with_peers(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import islice
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -73,11 +75,15 @@ def stamp(parameters: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     return tuple((id(grad), grad._version) for grad in islice(gradients, 4))
 
 
-def is_phantom(inner: Optimizer) -> bool:
-    """Whether the coming step can only create the inner optimizer's first state.
+def is_phantom(inner: Optimizer, *args: Any, **kwargs: Any) -> bool:
+    """Whether the coming step, with these arguments, can only create the inner optimizer's first
+    state.
 
     torch.distributed.checkpoint takes such a step, with `lr=0`, with every optimizer that has no
     state yet."""
+    # The compiler cannot follow a look at all gradients, and a phantom is not compiled.
+    if args or kwargs or torch.compiler.is_compiling():
+        return False
     groups = inner.param_groups
     if inner.state or any(group.get("lr") is None or bool(group["lr"] != 0) for group in groups):
         return False

@@ -188,3 +188,25 @@ def test_a_phantom_step_has_no_rate_no_gradient_and_no_state(
     if trained:
         inner.state[parameter]["momentum_buffer"] = torch.zeros(2)
     assert is_phantom(inner) is phantom
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_compiled_step_looks_at_no_gradients() -> None:
+    """To follow such a look, the compiler would have to break the step in two."""
+    parameter = torch.zeros(2, requires_grad=True)
+    parameter.grad = torch.zeros(2)
+    inner = SGD([parameter], lr=0.0)
+    assert is_phantom(inner)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda: (is_phantom(inner), parameter + 1), backend="eager", fullgraph=True
+    )
+    assert not compiled()[0]
+    torch.compiler.reset()
+
+
+def test_a_step_with_arguments_is_no_phantom() -> None:
+    inner = SGD([torch.zeros(2, requires_grad=True)], lr=0.0)
+    assert is_phantom(inner)
+    assert not is_phantom(inner, lambda: 1.0)
+    assert not is_phantom(inner, closure=lambda: 1.0)

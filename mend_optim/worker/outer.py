@@ -167,7 +167,11 @@ def outer_step(
 
 def largest(values: Tensor) -> float:
     """max |x|; NaN if any element is."""
-    return float(torch.linalg.vector_norm(values, torch.inf)) if values.numel() else 0.0
+    if not values.numel():
+        return 0.0
+    # The maximum norm of torch says the same, and takes five times as long.
+    least, greatest = values.aminmax()
+    return max(abs(float(least)), abs(float(greatest)))
 
 
 def disagreement(own: Tensor, mean_step: Tensor, gain: float) -> Tensor:

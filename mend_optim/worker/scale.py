@@ -119,11 +119,12 @@ def read_scale(packet: Packet, tensors: int, most: float) -> list[float]:
 def scaled(mean: Tensor, found: Sequence[float], offsets: Sequence[int], out: Tensor) -> Tensor:
     """f Δ̄, tensor by tensor, in `out`, which may be `mean` itself. Every product is rounded once,
     so learners on different hardware get the same bits."""
-    if mean.data_ptr() != out.data_ptr():
-        out.copy_(mean)
+    in_place = mean.data_ptr() == out.data_ptr()
     for (start, stop), f in zip(itertools.pairwise(offsets), found, strict=True):
         if f != 1:
-            out[start:stop].mul_(f)
+            torch.mul(mean[start:stop], f, out=out[start:stop])
+        elif not in_place:
+            out[start:stop].copy_(mean[start:stop])
     return out
 
 

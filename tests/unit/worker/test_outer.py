@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from mend_optim.worker.outer import (
     correction_between,
     delta,
     disagreement,
+    largest,
 )
 from mend_optim.worker.velocity import Velocity
 from tests import reference
@@ -179,3 +181,17 @@ def test_the_block_size_changes_no_bit(size: int, monkeypatch: pytest.MonkeyPatc
 def test_a_wrong_policy_is_named(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Nesterov(**wrong)
+
+
+@given(vectors(1, 7))
+def test_the_largest_element_is_that_of_the_absolute_values(drawn: list[Tensor]) -> None:
+    assert largest(drawn[0]) == max(abs(value) for value in drawn[0].tolist())
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_largest_of_elements_of_which_one_is_nan_is_nan(place: int) -> None:
+    values = torch.tensor([-2.0, 1.0, 3.0])
+    values[place] = torch.nan
+    assert math.isnan(largest(values))
+    assert largest(torch.tensor([1.0, -torch.inf])) == math.inf
+    assert largest(torch.empty(0)) == 0.0

@@ -226,6 +226,9 @@ class Roster:
         if peer:
             peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
             peer.beat = beat
+            # Gossip may have told of a greater count, and not truly: this is a sign of life, too.
+            peer.heard_at = now
+            peer.silent = False
             counts = [rumor.count for rumor in beat.roster if rumor.peer == self.me]
             peer.knows = max([peer.knows, *counts])
             patience = min(DEAF * (1 + self.size // FANOUT), 2 * DEAF)

@@ -616,6 +616,8 @@ MUTANTS = (
     Mutant("phantoms-count-for-quorum", 6, "engine/sealer", "needed(state.roster.heard)", "needed(state.roster.size)", SEALING),
     Mutant("hello-is-enough-to-be-heard", 6, "membership/roster", "        return self.beat is not None\n\n    @property\n    def word",
            "        return True\n\n    @property\n    def word", ROSTER),
+    Mutant("gossip-outlives-a-beat", 7, "membership/roster",
+           "            peer.heard_at = now\n            peer.silent = False\n            counts", "            counts", ROSTER),
     Mutant("phantoms-seal", 4, "membership/roster", "here = [p for p in self if p.heard and not p.suspected]",
            "here = [p for p in self if not p.suspected]", ROSTER),
     Mutant("phantoms-hold-up-rounds", 7, "membership/roster", "min(met, heard + PHANTOMS * self.timing.beat_s)", "met", ROSTER),

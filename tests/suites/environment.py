@@ -85,11 +85,15 @@ class Place:
         return {**kept, **SURROUNDINGS, "PYTHONPATH": str(self._packages)}
 
     def _link_packages(self) -> None:
-        self._packages.mkdir(parents=True, exist_ok=True)
+        """Link the packages that every run imports. Suites are prepared side by side, so each link
+        is put in its place at once, while others may be using it."""
+        self._home.mkdir(parents=True, exist_ok=True)
+        self._packages.mkdir(exist_ok=True)
         for name, target in PACKAGES.items():
-            link = self._packages / name
+            link = self._home / name
             link.unlink(missing_ok=True)
             link.symlink_to(target, target_is_directory=True)
+            link.replace(self._packages / name)
 
     def _make_environment(self) -> None:
         venv.create(self._home / "venv", with_pip=True, clear=True)

@@ -23,14 +23,13 @@ from tests.suites.environment import ROOT, Place
 from tests.suites.suites import SuiteSource
 
 LIMIT_S = 600  # of one run of one script
-#: One environment for all scripts.
+#: The environment of most scripts.
 NEEDS = SuiteSource(
     name="scripts",
     release=None,
     tests=(),
     needs=(
         "accelerate==1.15.0",
-        "fastai==2.8.12",
         "lightning==2.6.6",
         "scikit-learn==1.7.2",
         "skorch==1.4.0",
@@ -38,6 +37,9 @@ NEEDS = SuiteSource(
         "transformers==5.23.0",
     ),
 )
+#: fastai brings a torchvision that may be of another torch. Other libraries import one if there is.
+FASTAI = SuiteSource(name="scripts-fastai", release=None, tests=(), needs=("fastai==2.8.12",))
+OWN = {"fastai_fit": FASTAI}
 #: The modules of `mend_scripts`, with what their figures are.
 SCRIPTS = {
     "char_gpt": "a small GPT on characters, as in nanoGPT, saved and resumed half-way",
@@ -109,7 +111,7 @@ HEAD = (
 
 
 class Stage:
-    """Runs scripts in their environment.
+    """Runs scripts in their environments.
 
     Args:
         folder: for all suites.
@@ -117,10 +119,12 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self._place = Place(NEEDS, folder)
+        self._own = {script: Place(needs, folder) for script, needs in OWN.items()}
         self._reports = folder / "reports" / "scripts"
 
     def prepare(self) -> None:
-        self._place.prepare()
+        for place in (self._place, *self._own.values()):
+            place.prepare()
 
     def trial(self, script: str) -> Trial:
         (bare,) = self._run(script, "off", [[]])
@@ -134,6 +138,7 @@ class Stage:
 
     def _run(self, script: str, mode: str, each: Sequence[Sequence[str]]) -> list[Report | None]:
         """Run so many processes of a script at a time, each with these further options."""
+        place = self._own.get(script, self._place)
         folders = [self._reports / f"{script}-{mode}-{number}" for number in range(len(each))]
         with ExitStack() as stack:
             running = []
@@ -141,13 +146,13 @@ class Stage:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
                 log = stack.enter_context((folder / "log").open("w"))
-                command = [str(self._place.python), "-m", "mend_scripts", script]
+                command = [str(place.python), "-m", "mend_scripts", script]
                 command += ["--mend", mode, "--folder", str(folder), *options]
                 running.append(
                     subprocess.Popen(
                         command,
                         cwd=folder,
-                        env=self._place.surroundings(),
+                        env=place.surroundings(),
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )

@@ -17,6 +17,11 @@ SPARSE = "with peers, sparse parameters are refused"
 VIEW = "with peers, parameters that share memory are refused"
 FILLED = "with peers, parameters are added with `add_param_group`, also to an empty group"
 DTENSOR = "with peers, DTensors are refused"
+EMPTY = "with peers, an optimizer has at least one parameter when it steps first"
+PERTURBED = (
+    "it perturbs its weights between `load_state_dict()` and the next step, so that they are not "
+    "those of the checkpoint; with peers, the anchor's are taken"
+)
 FORKED = "it constructs a learner in a forked child of a process that has had one"
 
 
@@ -129,7 +134,11 @@ SUITES = (
             "-k",
             "not compile",
         ),
-        by_design={"::test_sharded_updates": DTENSOR},
+        by_design={
+            "::test_sharded_updates": DTENSOR,
+            "TestTRAC::test_empty_parameters": EMPTY,
+            "::test_checkpoint_resume[WSAM]": PERTURBED,
+        },
     ),
     SuiteSource(
         name="schedulefree",
@@ -176,14 +185,17 @@ SUITES = (
             "tests/test_task.py",
             "tests/test_train_resume.py",
         ),
+        needs=("expecttest==0.3.0",),
         # They compile for minutes.
         options=("--mend-no-vision", "-k", "not compile"),
+        by_design={"test_optim.py::": STATES},
     ),
     SuiteSource(
         name="poutyne",
         release="poutyne==1.19.0",
         tests=("tests/framework",),
         needs=("pandas==2.3.3", "scikit-learn==1.7.2", "matplotlib==3.10.9"),
+        by_design={"OptimizerCheckpointTest::test_checkpoints": STATES},
     ),
     SuiteSource(
         name="gpytorch",

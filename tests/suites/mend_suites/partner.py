@@ -84,8 +84,9 @@ def _copied(state: Any) -> dict[Any, Any]:
     return kept
 
 
-def _mirror(original: Optimizer) -> Any:
-    """An optimizer of the same class by name and base, whose step takes over a snapshot."""
+def _mirror(original: Optimizer, groups: int) -> Any:
+    """An optimizer of the same class by name and base, with the original's first `groups` groups,
+    whose step takes over a snapshot."""
 
     def step(self: Any, closure: Any = None) -> None:
         snapshot = self.snapshot
@@ -107,8 +108,8 @@ def _mirror(original: Optimizer) -> Any:
     }
     metaclass: Any = type(type(original))
     kind = metaclass(type(original).__name__, (type(original),), body)
-    groups = [_clone(group) for group in original.param_groups]
-    return kind(groups, dict(original.defaults))
+    first = [_clone(group) for group in original.param_groups[:groups]]
+    return kind(first, dict(original.defaults))
 
 
 def _join(learner: MendOptimizer) -> None:
@@ -131,11 +132,12 @@ class Partner:
 
     Args:
         learner: has an address and has not joined yet. It joins here.
+        groups: how many groups the learner was made with. Others were added, and are added here.
     """
 
-    def __init__(self, learner: MendOptimizer) -> None:
-        self._mirror = _mirror(learner.inner)
-        self._groups = len(learner.param_groups)
+    def __init__(self, learner: MendOptimizer, groups: int) -> None:
+        self._mirror = _mirror(learner.inner, groups)
+        self._groups = groups
         self._optimizer = MendOptimizer(
             self._mirror,
             name=f"{learner.name}-partner",
@@ -143,6 +145,9 @@ class Partner:
             peers=[learner.status().address],
             **ROUNDS,
         )
+        for group in learner.inner.param_groups[groups:]:
+            self._optimizer.add_param_group(_clone(group))
+        self._groups = len(learner.param_groups)
         self._orders: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._train, name="partner", daemon=True)
@@ -182,6 +187,8 @@ class Partners:
         self._suspended = suspended
         self._partners: dict[MendOptimizer, Partner] = {}
         self._open: list[MendOptimizer] = []
+        #: How many groups each was made with.
+        self._groups: dict[MendOptimizer, int] = {}
         self._count = 0
         self._errors: list[str] = []
         #: Partners so far, and the rounds that they adopted.
@@ -192,6 +199,7 @@ class Partners:
         self._count += 1
         made = MendOptimizer(inner, name=f"suite{self._count}", listen=LOOPBACK, **ROUNDS)
         self._open.append(made)
+        self._groups[made] = len(inner.param_groups)
         return made
 
     def before_step(self, learner: MendOptimizer) -> None:
@@ -201,7 +209,7 @@ class Partners:
                 # Its parameters had no shapes, and it has no address before the first step.
                 learner._run._start()
             with self._suspended():
-                self._partners[learner] = Partner(learner)
+                self._partners[learner] = Partner(learner, self._groups[learner])
             self.made += 1
             _join(learner)
 
@@ -230,3 +238,4 @@ class Partners:
             with suppress(Exception):
                 learner.close()
         self._open.clear()
+        self._groups.clear()

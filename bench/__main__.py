@@ -21,13 +21,26 @@ from bench.cluster import (
     slow,
     straggler,
 )
-from bench.micro import alone, checkpoint, codec, exchange, merge, messages, sync
+from bench.micro import (
+    alone,
+    checkpoint,
+    codec,
+    exchange,
+    merge,
+    messages,
+    signatures,
+    step,
+    sync,
+    tls,
+)
 from bench.peers import faults
 from bench.result import Result, environment, line
 
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "sync": sync.run,
+    "step": step.run,
     "exchange": exchange.run,
+    "tls": tls.run,
     "merge": merge.run,
     "codec": codec.run,
     "convergence": convergence.run,
@@ -38,6 +51,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "alone": alone.run,
     "checkpoint": checkpoint.run,
     "messages": messages.run,
+    "signatures": signatures.run,
     "slow": slow.run,
     "straggler": straggler.run,
     "failslow": failslow.run,

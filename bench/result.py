@@ -26,8 +26,8 @@ class Result:
     n pairs that were measured side by side.
 
     `min`, `median` and `max` describe the spread of the ratio, or of the value where there is no
-    floor. `met` says whether the ratio reaches the goal. `ratio`, `goal` and `met` are null for
-    numbers that have no goal."""
+    floor. `met` says whether the ratio reaches the goal, or the value without a floor. `goal` and
+    `met` are null for numbers that have no goal, and `ratio` without a floor."""
 
     bench: str
     what: str
@@ -43,8 +43,16 @@ class Result:
     notes: str
 
 
-def plain(bench: str, what: str, unit: str, values: Sequence[float], notes: str = "") -> Result:
-    """A number without a floor."""
+def plain(
+    bench: str,
+    what: str,
+    unit: str,
+    values: Sequence[float],
+    notes: str = "",
+    *,
+    goal: str = "",
+) -> Result:
+    """A number without a floor. A goal is one for the number itself."""
     middle = median(values)
     return Result(
         bench=bench,
@@ -52,8 +60,8 @@ def plain(bench: str, what: str, unit: str, values: Sequence[float], notes: str 
         value=middle,
         unit=unit,
         ratio=None,
-        goal=None,
-        met=None,
+        goal=goal or None,
+        met=met(middle, goal),
         n=len(values),
         min=min(values),
         median=middle,

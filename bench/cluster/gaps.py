@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from bench.cluster.runs import ALONE, PARALLEL, QUARTERS, Cell, Outcome, Record
+from bench.cluster.runs import ALONE, PARALLEL, QUARTERS, Cell, Outcome, Record, runs_freely
 from bench.result import Result, compared
 
 #: The arm that has goals.
@@ -101,7 +101,7 @@ class Comparison:
 
 
 def _period_and_late(cell: Cell) -> str:
-    late = "offers late by" if cell.period == "auto" else "τ"
+    late = "offers late by" if runs_freely(cell.period) else "τ"
     return f"H {cell.period}, {late} {cell.late}"
 
 
@@ -165,7 +165,7 @@ def _closed(comparison: Comparison) -> Result:
 
 
 def goal(cell: Cell) -> str:
-    if cell.period != "auto" and cell.late <= 1 and (cell.members, cell.period) in GOALS:
+    if not runs_freely(cell.period) and cell.late <= 1 and (cell.members, cell.period) in GOALS:
         return f">= {GOALS[cell.members, int(cell.period)]:g}"
     return f">= {LATE_GOAL:g}" if cell.late >= LATE else ">= 0"
 
@@ -252,6 +252,8 @@ def _shown(comparison: Comparison) -> str:
         text = f"{_mnats(comparison.excess(QUARTERS - 1))} to alone"
     if periods := {o.chosen for o in comparison.own.outcomes.values() if o.chosen}:
         text += f", H {min(periods)} to {max(periods)}"
+    if outsized := sum(o.outsized for o in comparison.own.outcomes.values()):
+        text += f", {outsized} offers refused"
     rate = comparison.own.rate
     return text if rate == comparison.alone.rate else f"{text} at rate {rate:g}"
 

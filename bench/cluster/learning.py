@@ -33,7 +33,20 @@ from typing import Any
 
 from bench.cluster.gaps import comparisons, report, results
 from bench.cluster.lockstep import MERGING, measure
-from bench.cluster.runs import ALONE, PARALLEL, Cell, Outcome, Period, Record, Run, append, read
+from bench.cluster.runs import (
+    ALONE,
+    AUTO,
+    FREE,
+    PARALLEL,
+    Cell,
+    Outcome,
+    Period,
+    Record,
+    Run,
+    append,
+    read,
+    runs_freely,
+)
 from bench.cluster.tasks import ABSENT, RATE, RATES, TASKS
 from bench.result import Result
 
@@ -166,14 +179,14 @@ FULL: dict[str, list[Any]] = {
 def cells(
     members: Sequence[int], periods: Sequence[Period], late: Sequence[int | str]
 ) -> list[Cell]:
-    """Every combination with τ at most H. Where the cluster chooses H, it has no last step."""
+    """Every combination with τ at most H. Where learners run freely, there is no last step."""
     found: dict[Cell, None] = {}
     for count, period, steps in product(members, periods, late):
-        chosen = isinstance(period, str)
-        if chosen and steps == LAST:
+        free = runs_freely(period)
+        if free and steps == LAST:
             continue
         exact = int(period) - 1 if steps == LAST else int(steps)
-        if chosen or exact <= int(period):
+        if free or exact <= int(period):
             found[Cell(members=count, period=period, late=exact)] = None
     return list(found)
 
@@ -183,7 +196,9 @@ def _number_or(word: str, text: str) -> int | str:
 
 
 def _period(text: str) -> Period:
-    return _number_or("auto", text)
+    if text.endswith(FREE):
+        return f"{int(text.removesuffix(FREE))}{FREE}"
+    return _number_or(AUTO, text)
 
 
 def _late(text: str) -> int | str:
@@ -203,7 +218,12 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--full", action="store_true", help="every cell, step count, batch size and rate")
     add("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     add("--members", nargs="+", type=int, help="M, learners; default: 2")
-    add("--periods", nargs="+", type=_period, help="H, steps between snapshots, or auto")
+    add(
+        "--periods",
+        nargs="+",
+        type=_period,
+        help="H, steps between snapshots, or auto; 5free: not in lockstep",
+    )
     add("--late", nargs="+", type=_late, help=f"τ, steps from snapshot to adoption, or {LAST}")
     add("--cells", nargs="+", type=_cell, metavar="H:τ", help="instead of --periods and --late")
     add("--steps", nargs="+", type=int, help="default: 800")

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from bench.cluster.learners import delay_offers
-from bench.cluster.runs import PARALLEL, QUARTERS, Outcome, Run
+from bench.cluster.runs import AUTO, PARALLEL, QUARTERS, Outcome, Run, runs_freely, sync_every
 from bench.cluster.tasks import TASKS, Task
 from mend_optim import Adoption, DiLoCoNesterov, MendOptimizer, Timing
 
@@ -54,6 +54,8 @@ class Trace(NamedTuple):
     training: list[float]
     digest: str
     chosen: int = 0
+    #: Offers that rounds refused because of their size.
+    outsized: int = 0
 
 
 # ── a run ─────────────────────────────────────────────────────────────────────────────────────────
@@ -72,6 +74,7 @@ def measure(run: Run) -> Outcome:
         digest=trace.digest,
         seconds=round(time.monotonic() - started, 2),
         chosen=trace.chosen,
+        outsized=trace.outsized,
     )
 
 
@@ -143,8 +146,7 @@ class _Cluster:
     def __init__(self, run: Run, task: Task) -> None:
         self.run = run
         self.task = task
-        #: Whether the cluster chooses H.
-        self.chooses = run.period == "auto"
+        self.runs_freely = runs_freely(run.period)
         torch.manual_seed(run.seed)
         first = task.model()
         self.models = [first, *(copy.deepcopy(first) for _ in range(run.members - 1))]
@@ -157,13 +159,14 @@ class _Cluster:
         self.own: list[float] = []
         self.digests = [""] * run.members
         self.chosen = 0
+        self.outsized = 0
         self.faults: list[BaseException] = []
 
     def _learner(self, i: int, model: nn.Module) -> MendOptimizer:
         run = self.run
         options: dict[str, Any] = {
-            "sync_every": run.period,
-            "adopt_after": None if self.chooses else run.late,
+            "sync_every": sync_every(run.period),
+            "adopt_after": None if self.runs_freely else run.late,
             **MERGING[run.arm],
         }
         return MendOptimizer(
@@ -210,7 +213,7 @@ class _Cluster:
         _wait(lambda: self._has_met_all(optimizer), "the other learners")
         self.meeting.wait(LIMIT_S)
         schedule = _schedule(optimizer, run.steps)
-        if self.chooses:
+        if self.runs_freely:
             delay_offers(optimizer, run.late * PACE_S)
         for step in range(run.steps):
             began = time.monotonic()
@@ -218,13 +221,13 @@ class _Cluster:
             self.losses[i][step] = _backward(run, self.task, model, step, i)
             optimizer.step()
             schedule.step()
-            if self.chooses:
+            if self.runs_freely:
                 time.sleep(max(0.0, began + PACE_S - time.monotonic()))
             if step + 1 in _quarters(run.steps):
                 self._pause(i, step + 1)
-        if i == 0 and self.chooses:
+        if i == 0 and run.period == AUTO:
             self.chosen = optimizer.status().sync_every
-        # Beside a chosen H the learners are at different steps, so they must agree on the end.
+        # Learners that run freely are at different steps, so they must agree on the end.
         if not optimizer.finish(LIMIT_S) and run.members > 1:
             raise TimeoutError(f"{run}: the learners did not end together")
         self._finish(i)
@@ -274,6 +277,7 @@ class _Cluster:
         if models != 1:
             raise RuntimeError(f"{self.run}: the learners end on {models} models")
         for status in (optimizer.status() for optimizer in self.optimizers):
+            self.outsized = max(self.outsized, status.outsized_offers)
             lost = status.dropped_tokens + status.superseded_tokens + status.unmerged_tokens
             if lost and self.run.members > 1:
                 raise RuntimeError(f"{self.run}: {lost} steps of {status.name} were not merged")
@@ -283,7 +287,14 @@ def _together(run: Run, task: Task) -> Trace:
     cluster = _Cluster(run, task)
     cluster.train()
     losses = [sum(step) / run.members for step in zip(*cluster.losses, strict=True)]
-    return Trace(cluster.held_out, cluster.own, losses, cluster.digests[0], cluster.chosen)
+    return Trace(
+        cluster.held_out,
+        cluster.own,
+        losses,
+        cluster.digests[0],
+        cluster.chosen,
+        cluster.outsized,
+    )
 
 
 def _wait(ready: Callable[[], bool], what: str) -> None:

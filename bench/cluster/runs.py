@@ -14,14 +14,28 @@ from typing import Any, BinaryIO
 QUARTERS = 4
 ALONE, PARALLEL = "alone", "data parallel"
 
-#: H: the inner steps between two snapshots, or "auto", where the cluster chooses it.
+AUTO, FREE = "auto", "free"
+
+#: H: the inner steps between two snapshots. Learners are in lockstep where it is a number. They run
+#: freely, over links that delay offers, where it is "auto", so that the cluster chooses it, or a
+#: number that ends with "free", as in "5free".
 Period = int | str
+
+
+def runs_freely(period: Period) -> bool:
+    """Whether learners are not in lockstep."""
+    return isinstance(period, str)
+
+
+def sync_every(period: Period) -> int | str:
+    """The argument of the learners."""
+    return int(period.removesuffix(FREE)) if str(period).endswith(FREE) else period  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Cell:
     """When M learners exchange what they learned: a snapshot every H steps, adopted `late` steps
-    after it. Where the cluster chooses H, `late` is how many steps an offer takes to arrive."""
+    after it. Where learners run freely, `late` is how many steps an offer takes to arrive."""
 
     members: int
     period: Period
@@ -31,7 +45,7 @@ class Cell:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The settings of a run. Two runs with equal settings end with equal weights, unless the
-    cluster chooses H.
+    learners run freely.
 
     The baselines exchange no snapshots: their period and `late` are 0. `batch` is one learner's."""
 
@@ -67,6 +81,7 @@ class Outcome:
         digest: of the weights at the end.
         seconds: that the run took.
         chosen: the H that the cluster chose, at the end; 0 if H was fixed.
+        outsized: offers that rounds refused because of their size.
     """
 
     held_out: tuple[float, ...]
@@ -75,6 +90,7 @@ class Outcome:
     digest: str
     seconds: float
     chosen: int = 0
+    outsized: int = 0
 
     @property
     def in_hand(self) -> tuple[float, ...]:
@@ -109,9 +125,8 @@ def record(text: str) -> Record:
     told = json.loads(text)
     run = Run(**{field.name: told[field.name] for field in fields(Run)})
     losses = {name: _losses(told[name]) for name in ("held_out", "own", "training")}
-    outcome = Outcome(
-        **losses, digest=told["digest"], seconds=told["seconds"], chosen=told.get("chosen", 0)
-    )
+    later = {name: told.get(name, 0) for name in ("chosen", "outsized")}
+    outcome = Outcome(**losses, digest=told["digest"], seconds=told["seconds"], **later)
     return Record(run=run, outcome=outcome)
 
 

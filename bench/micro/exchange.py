@@ -15,23 +15,14 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
+from bench.micro.rounds import ADOPTABLE, LAYERS, WIDTH, instrument, take_round, took, train
 from bench.result import Result, compared
-from bench.watch import Span, Spans, Watch, seconds
-from mend_optim import MendOptimizer
-from mend_optim.engine.effects import Advance
-from mend_optim.handover import Handover
-from mend_optim.runtime.merge_worker import MergeWorker
-from mend_optim.runtime.network_side import NetworkSide
-from mend_optim.worker import seal_payload
-from mend_optim.worker.anchors import Anchors
+from bench.watch import Span, Spans, seconds
 
-WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
 WARM, ROUNDS = 2, 10
-ADOPTABLE = "adoptable"
-LIMIT_S, POLL_S = 30.0, 5e-3
 
 
 class Lap(NamedTuple):
@@ -40,39 +31,6 @@ class Lap(NamedTuple):
     boundary: float
     spans: Spans
     gloo: Span
-
-
-def _instrument() -> Watch:
-    watch = Watch()
-    watch.on(Handover, "_copy", "snapshot")
-    watch.on(Anchors, "perform", lambda _, job: type(job).__name__.lower())
-    watch.on(seal_payload, "content_digest", "digest")
-    watch.on(NetworkSide, "receive", lambda _, message: f"got {type(message).__name__.lower()}")
-    watch.on(MergeWorker, "_perform", lambda _, job: ADOPTABLE if isinstance(job, Advance) else "")
-    return watch
-
-
-def _step_to_boundary(optimizer: MendOptimizer, watch: Watch) -> float:
-    """Step up to the step that copies the parameters; returns when it began."""
-    while True:
-        began = time.monotonic()
-        optimizer.step()
-        if watch.count("snapshot"):
-            return began
-        time.sleep(POLL_S)
-
-
-def _round(optimizer: MendOptimizer, watch: Watch) -> tuple[float, Spans]:
-    """Step up to the boundary, wait for the correction, and take the step that adopts it."""
-    boundary = _step_to_boundary(optimizer, watch)
-    given_up = boundary + LIMIT_S
-    while not watch.count(ADOPTABLE):
-        if time.monotonic() > given_up:
-            raise TimeoutError(f"no correction came within {LIMIT_S:g} s")
-        time.sleep(POLL_S)  # the span records the exact time
-    spans = watch.take()
-    optimizer.step()
-    return boundary, spans
 
 
 def _all_reduce(values: Tensor) -> Span:
@@ -87,36 +45,24 @@ def _begin_gloo(seat: Seat) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=seat.rank, world_size=2)
 
 
-@torch.no_grad()
-def _train(parameters: list[nn.Parameter], rank: int) -> None:
-    """Change the parameters: unchanged ones would come back in no bytes."""
-    for parameter in parameters:
-        parameter.add_(1e-3 * (rank + 1))
-
-
 def _learn(seat: Seat) -> list[Lap]:
     parameters = transformer(WIDTH, LAYERS)
     values = torch.zeros(sum(p.numel() for p in parameters))
-    watch = _instrument()
+    watch = instrument()
     _begin_gloo(seat)
     laps = []
-    with closing(seat.join(Still(parameters), sync_every=2)) as optimizer:
+    with closing(seat.join(Still(parameters), sync_every=2, group=None)) as optimizer:
         optimizer.step()  # joins
         for _ in range(WARM + ROUNDS):
             watch.take()
-            _train(parameters, seat.rank)
+            train(parameters, seat.rank)
             seat.meet()
-            boundary, spans = _round(optimizer, watch)
+            boundary, spans = take_round(optimizer, watch)
             seat.meet()
             laps.append(Lap(boundary, spans, _all_reduce(values)))
         seat.meet()
     dist.destroy_process_group()
     return laps[WARM:]
-
-
-def _took(spans: list[Span]) -> float:
-    """Seconds from when both had begun to when both had ended."""
-    return max(end for _, end in spans) - max(start for start, _ in spans)
 
 
 def _parts(sealer: Lap, other: Lap) -> dict[str, float]:
@@ -136,9 +82,9 @@ def _parts(sealer: Lap, other: Lap) -> dict[str, float]:
 
 def run() -> Iterator[Result]:
     laps = list(zip(*run_learners(_learn, 2, clusters=2), strict=True))
-    gloo = [1e3 * _took([lap.gloo for lap in pair]) for pair in laps]
+    gloo = [1e3 * took([lap.gloo for lap in pair]) for pair in laps]
     whole = [
-        1e3 * _took([(lap.boundary, lap.spans[ADOPTABLE][-1][1]) for lap in pair]) for pair in laps
+        1e3 * took([(lap.boundary, lap.spans[ADOPTABLE][-1][1]) for lap in pair]) for pair in laps
     ]
     setting = (
         "25.2 M float32, 2 learners, from the later boundary to the later correction; "

@@ -110,6 +110,21 @@ def test_a_cluster_may_choose_its_period(monkeypatch: pytest.MonkeyPatch) -> Non
     assert delays == [0.03, 0.03]
 
 
+def test_a_fixed_period_may_run_freely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.cluster.lockstep.PACE_S", 0.01)
+    (chosen,) = selections(parse_arguments(["--tasks", "text", "--cells", "5free:0", "auto:1"]))
+    assert [cell.period for cell in chosen.cells] == ["5free", "auto"]
+    assert measure(replace(TINY, period="5free", late=0)).chosen == 0
+    with pytest.raises(SystemExit):
+        parse_arguments(["--cells", "free:0"])
+
+
+def test_refused_offers_are_told() -> None:
+    refused = replace(outcome(1.0, 1.0, 1.0, 1.0), outsized=2)
+    told = [replace(r, outcome=refused) if r.run.arm == "new" else r for r in records(1.5)]
+    assert "2 offers refused" in report(told)
+
+
 def test_learners_see_the_batches_of_data_parallel() -> None:
     """The first loss of both is that of equal weights on equal data."""
     merged, parallel = measure(TINY), measure(baseline(PARALLEL, 2))
@@ -190,7 +205,7 @@ def test_a_record_survives_its_line(tmp_path: Path) -> None:
     assert read(out) == [kept]
     told = json.loads(out.read_text())
     assert told["held_out"] == [3.0, None, None, None]
-    del told["chosen"]  # as in files from before it was kept
+    del told["chosen"], told["outsized"]  # as in files from before they were kept
     out.write_text(json.dumps(told))
     assert read(out) == [kept]
 

@@ -153,7 +153,9 @@ def test_one_peer_has_an_end_of_streams(ground, mallory):
         mallory.open("Pull")
     (*_, last) = mallory.calls
     assert last.ended()
-    assert last.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    # A learner that has no time for all of them lets some connections go.
+    refused = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+    assert last.code in refused
     with ground.lasts():
         pass
 

@@ -138,6 +138,13 @@ class Learner:
         return self.events["round"]
 
     @property
+    def real_complaints(self) -> list[str]:
+        """Its lines on standard error, but for the ordinary words of a learner whose peers took
+        their time to start."""
+        ordinary = (f"{self.name}: waiting", f"{self.name}: joined at position")
+        return [line for line in self.complaints.splitlines() if not line.startswith(ordinary)]
+
+    @property
     def address(self) -> str:
         return str(self.await_event("open")["address"])
 

@@ -64,7 +64,7 @@ def test_sigterm_ends_a_learner_and_its_data_loader(supervisor: Supervisor) -> N
     pids = workers(leaver)
     leaver.signal(signal.SIGTERM)
     assert leaver.await_end() == -signal.SIGTERM
-    assert leaver.complaints == ""
+    assert leaver.real_complaints == []
     supervisor.until(lambda: all(map(gone, pids)), "the data loader's workers to end")
     goodbye_was_heard(stayer)
 
@@ -218,7 +218,7 @@ def test_os_exit_in_a_callback_ends_the_process_without_a_goodbye(supervisor: Su
     stayer, leaver = pair(supervisor, SOON)
     leaver.order("exit", how="os._exit")
     assert leaver.await_end() == 3
-    assert leaver.complaints == ""
+    assert leaver.real_complaints == []
     loss_was_seen(stayer)
 
 

@@ -428,19 +428,12 @@ def test_whoever_leaves_says_so(supervisor: Supervisor, stayer: Learner, how: st
 def assert_clean_end(learner: Learner, status: int, interrupted: bool) -> None:
     complaints = learner.complaints
     if not interrupted:
-        assert (status, beyond_waiting(learner)) == (0, [])
+        assert (status, learner.real_complaints) == (0, [])
         return
     assert status == -signal.SIGINT
     assert complaints.count("Traceback") == 1
     assert complaints.splitlines()[-1] == "KeyboardInterrupt"
     assert "ignored" not in complaints
-
-
-def beyond_waiting(learner: Learner) -> list[str]:
-    """What a learner wrote to standard error, but for the ordinary words of one whose peer took its
-    time to start."""
-    ordinary = (f"{learner.name}: waiting up to", f"{learner.name}: joined at position 0")
-    return [line for line in learner.complaints.splitlines() if not line.startswith(ordinary)]
 
 
 def test_ctrl_c_ends_a_learner_that_waits_for_peers(supervisor: Supervisor) -> None:

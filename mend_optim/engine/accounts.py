@@ -267,7 +267,8 @@ class Accounts:
         self.settled = totals.copy()
         self.pending = None
         self.inherited = None
-        self.seq = max(self.seq, self.lineage.last_merged(self.me))
+        # Not of `last_merged`: no number follows that of a process that is forgotten.
+        self.seq = max(self.seq, self.lineage.merged.get(self.me, 0))
         self.dropped_tokens += dropped.tokens
         return dropped
 

@@ -241,7 +241,10 @@ class Round:
 def _fits(offer: Offer, lineage: Lineage) -> bool:
     """Whether an anchor can merge the offer without a repetition and without a gap. An anchor that
     has an offer has the one that it follows, so the merged vector says all that is in it."""
-    in_turn = lineage.last_merged(offer.claim.author) == offer.follows <= offer.claim.settled
+    author = offer.claim.author
+    in_turn = lineage.last_merged(author) == offer.follows <= offer.claim.settled
+    if not lineage.has_room_for(author):
+        return False
     return in_turn and lineage.tokens + offer.tokens <= COUNTER_LIMIT
 
 

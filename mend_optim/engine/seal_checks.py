@@ -6,6 +6,7 @@ all learners come to the same result.
     ──────────────────────────────────────────  ──────────────────────────────────────────────────
     at most `limits.learners` members           cost more than any round
     no work twice, and none merged before       merge work twice
+    no new authors where there is no room       make an anchor that no message can hold
     shares only where residuals are merged      weigh a member by work that it does not bring
     weights follow from members and shares      weigh members as its sealer likes
     nobody's tokens per step beyond `SPREAD`    let one member's word outweigh all others
@@ -43,6 +44,8 @@ def flaw_of(seal: Seal, base: Lineage, policies: Policies, is_buffers: bool) -> 
         return f"it has {len(members)} members, and limits.learners is {policies.limits.learners}"
     if _repeats(members) or any(e.steps and e.seq <= base.last_merged(e.peer) for e in members):
         return "it merges work twice"
+    if not all(base.has_room_for(entry.peer) for entry in members if entry.seq):
+        return "it has new members, and the anchor has work of as many as a message can list"
     if seal.shares and not (policies.residual_in_weights or is_buffers):
         return "it weighs members by residuals, and encodings leave none"
     if seal.weights != tuple(weights(policies.weighting, entries)):

@@ -22,6 +22,12 @@ from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Offer, Seal, nbytes
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 
+#: Why an anchor takes no work of one more learner.
+FULL = (
+    "the anchor has work of as many processes as a message can list; let learners keep their names "
+    "when they restart, or start the run anew from a checkpoint"
+)
+
 
 class Sealer:
     """Runs the rounds of the fragments that this learner seals, and takes offers that reach it."""
@@ -46,6 +52,9 @@ class Sealer:
         self.adoption.catch_up(now, fragment, offer.key, offer.peer)
         if seal and offer.steps and seal.place(offer.claim.author, offer.seq) is not None:
             state.emit(Send(offer.peer, seal, EXCHANGE))
+        if offer.steps and not fragment.lineage.has_room_for(offer.claim.author):
+            state.refuse(offer.peer, f"offer {offer.seq}", FULL)
+            return
         if not state.rounds[p].fresh(offer, fragment.lineage):
             return
         if offer.steps and offer.peer != state.me:

@@ -19,11 +19,16 @@ Two rules of the protocol live here:
   they never overwrite a trained anchor.
 - *Every offer is merged at most once.* An offer claims its author's work after a certain sequence
   number. An anchor admits the offer only if `merged` shows that none of that work is in it.
+
+A learner that restarts is another author. So that `merged` does not grow for ever, an anchor
+remembers the newest `PROCESSES` processes of each name. All work of older ones counts as merged:
+an offer of it, from a checkpoint as old as that, is refused, and its sender drops the work.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -37,6 +42,19 @@ ROLLBACK_BYTES = 4
 MOST_ROLLBACKS = 2 ** (8 * ROLLBACK_BYTES) - 1
 #: Incarnations are below this, so that there is room beyond each. Clocks reach it in 2116.
 INCARNATIONS = 1 << 62
+#: Processes of one name that an anchor remembers.
+PROCESSES = 16
+#: An anchor with so many authors, or so many bytes of them, takes work of no new one: the header of
+#: a message has room for it, and for what one more round brings.
+MOST_AUTHORS = 50_000
+MOST_AUTHOR_NBYTES = 5 << 19
+#: A name has at most 256 bytes, so fewer authors are never too many bytes.
+FEW_AUTHORS = 9_000
+#: Bytes of an author beside its name.
+AUTHOR_NBYTES = 32
+#: Stands for the number of the last offer of a process that an anchor has forgotten: no offer has a
+#: greater one.
+FORGOTTEN = 1 << 62
 
 
 class PeerId(NamedTuple):
@@ -105,6 +123,18 @@ class Claim(NamedTuple):
     #: The number of the author's last offer that is not part of the claim.
     #: Invariant: settled < the offer's `seq`.
     settled: int
+
+
+def _oldest(authors: Iterable[PeerId]) -> dict[str, int]:
+    """By name, the oldest of the newest `PROCESSES` incarnations, where there are as many."""
+    known: defaultdict[str, list[int]] = defaultdict(list)
+    for author in authors:
+        known[author.name].append(author.incarnation)
+    return {
+        name: sorted(incarnations)[-PROCESSES]
+        for name, incarnations in known.items()
+        if len(incarnations) >= PROCESSES
+    }
 
 
 def _date(days: int) -> str:
@@ -189,9 +219,12 @@ class Lineage:
     #: For each author, the number of its last offer in the anchor. Read-only; a number never
     #: decreases from an anchor to its successor.
     merged: Mapping[PeerId, int] = field(default_factory=dict)
+    #: By name, the oldest incarnation that is remembered, if older ones are forgotten.
+    oldest: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "merged", MappingProxyType(dict(self.merged)))
+        object.__setattr__(self, "oldest", MappingProxyType(_oldest(self.merged)))
 
     @classmethod
     def fresh(cls, genesis: bytes) -> Lineage:
@@ -205,8 +238,23 @@ class Lineage:
         return Key(self.tokens, self.version, self.digest)
 
     def last_merged(self, peer: PeerId) -> int:
-        """Return the number of the last offer of `peer` in this anchor; 0 if it has none."""
-        return self.merged.get(peer, 0)
+        """Return the number of the last offer of `peer` in this anchor: 0 if it has none, and
+        `FORGOTTEN` if the anchor remembers only younger processes of that name."""
+        if peer in self.merged:
+            return self.merged[peer]
+        return FORGOTTEN if peer.incarnation < self.oldest.get(peer.name, 0) else 0
+
+    def has_room_for(self, author: PeerId) -> bool:
+        """Whether the anchor may merge work of this author: it knows the author, or may learn of
+        one more."""
+        return author in self.merged or not self._is_full()
+
+    def _is_full(self) -> bool:
+        count = len(self.merged)
+        if count < FEW_AUTHORS:
+            return False
+        nbytes = sum(len(author.name.encode()) for author in self.merged) + AUTHOR_NBYTES * count
+        return count >= MOST_AUTHORS or nbytes >= MOST_AUTHOR_NBYTES
 
     def admits(self, claim: Claim) -> bool:
         """Return whether none of the claimed work is in this anchor. Because of this rule, no work
@@ -231,10 +279,7 @@ class Lineage:
             version=self.version + 1,
             digest=content_digest(*chain),
             genesis=self.genesis,
-            merged={
-                **self.merged,
-                **{entry.peer: max(entry.seq, self.last_merged(entry.peer)) for entry in members},
-            },
+            merged=self._with({entry.peer: entry.seq for entry in members if entry.seq}),
         )
 
     def found(self, merged: Mapping[PeerId, int], tokens: int, model: bytes) -> Lineage:
@@ -248,14 +293,20 @@ class Lineage:
                 ordered alike, and no learner ends with a mixture of both models.
         """
         digest = content_digest(self.genesis, model)
-        later = {peer: max(seq, self.last_merged(peer)) for peer, seq in merged.items()}
         return Lineage(
             tokens=self.tokens + tokens,
             version=self.version + 1,
             digest=digest,
             genesis=self.genesis,
-            merged={**self.merged, **later},
+            merged=self._with(merged),
         )
+
+    def _with(self, later: Mapping[PeerId, int]) -> dict[PeerId, int]:
+        """`merged` after these offers, without the processes that are forgotten."""
+        seqs = {peer: max(seq, self.last_merged(peer)) for peer, seq in later.items()}
+        known = {**self.merged, **seqs}
+        oldest = _oldest(known)
+        return {p: seq for p, seq in known.items() if p.incarnation >= oldest.get(p.name, 0)}
 
     def rolled_back(self, genesis: bytes) -> Lineage:
         """The lineage of the same anchor after a rollback to it, as a model of another genesis.

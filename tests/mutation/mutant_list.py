@@ -420,10 +420,7 @@ MUTANTS = (
     Mutant("merge-on-a-moved-anchor", 5, "engine/sealer",
            "moved = fragment.lineage.key != job.base.key or fragment.is_moving", "moved = fragment.is_moving", SEALING),
     Mutant("merged-number-goes-back", 5, "protocol/lineage",
-           (("            merged={\n"
-"                **self.merged,\n"
-"                **{entry.peer: max(entry.seq, self.last_merged(entry.peer)) for entry in members},\n"
-"            },")), "            merged={**self.merged, **{entry.peer: entry.seq for entry in members}},", LINEAGE),
+           "max(seq, self.last_merged(peer)) for peer, seq in later", "seq for peer, seq in later", LINEAGE),
     Mutant("admit-one-more", 5, "protocol/lineage", "<= claim.settled", "<= claim.settled + 1", LINEAGE),
     Mutant("seal-adds-no-tokens", 5, "protocol/lineage",
            "self.tokens + sum(entry.tokens for entry in members)", "self.tokens", LINEAGE),
@@ -468,7 +465,7 @@ MUTANTS = (
            "lineage.last_merged(pending.claim.author) in pending.numbers",
            "lineage.last_merged(pending.claim.author) >= pending.seq", PROGRESS),
     Mutant("a-drop-keeps-the-number", 5, "engine/accounts",
-           "        self.seq = max(self.seq, self.lineage.last_merged(self.me))\n", "", ADOPTING),
+           "        self.seq = max(self.seq, self.lineage.merged.get(self.me, 0))\n", "", ADOPTING),
     Mutant("heirs-number-may-be-used", 5, "engine/accounts",
            "max(self.me.incarnation, claim.settled + 1)", "claim.settled + 1", PROGRESS),
     Mutant("heirs-claim-as-their-own", 5, "engine/standing", "progress.inherited = standing.claim", "pass", PROGRESS),

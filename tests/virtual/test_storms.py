@@ -72,6 +72,18 @@ def test_laws_hold_where_there_are_many(seed: int) -> None:
     assert check(storm).seen["merge"]
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_laws_hold_where_anchors_forget_processes_soon(
+    processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unmerged work of a process that was forgotten is dropped and counted, and never merged
+    again."""
+    monkeypatch.setattr("mend_optim.protocol.lineage.PROCESSES", processes)
+    seen, failed = seen_in(range(700, 750))
+    assert not failed, failed[0]
+    assert seen["restored"] > 10
+
+
 def test_a_seed_plays_the_same_storm_in_every_process() -> None:
     """Nothing depends on the order of a set of strings, which differs between processes."""
     played = {

@@ -10,7 +10,7 @@ from mend_optim.engine.pending import Pending
 from mend_optim.engine.progress import Motion, Progress
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.standing import resumed, standing_of
-from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
+from mend_optim.protocol.lineage import FORGOTTEN, PROCESSES, Claim, Entry, Lineage, PeerId
 
 ME, OTHER = PeerId("me", 1), PeerId("other", 1)
 BASE = Lineage.fresh(b"genesis")
@@ -870,6 +870,17 @@ def test_a_founder_owes_nothing() -> None:
     lineage = fragment.progress.found(0, b"model")
     fragment.progress.founded(lineage, fragment.totals)
     assert not at_rest(fragment)
+
+
+def test_a_process_that_was_forgotten_goes_on_with_numbers_of_its_own() -> None:
+    """It is refused as the namesake of younger ones; but its numbers must fit into messages."""
+    younger = {PeerId("a", i): 1 for i in range(2, 2 + PROCESSES)}
+    lineage = Lineage(tokens=10, version=1, digest=b"d", genesis=b"g", merged=younger)
+    me = PeerId("a", 1)
+    progress = Progress(me, 0, lineage, 0)
+    progress.drop(Totals(4, 40))
+    assert lineage.last_merged(me) == FORGOTTEN
+    assert progress.make_pending(Totals(8, 80), due=True, flush=False).seq == 1
 
 
 # The rest of a checkpoint, besides progress

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from mend_optim.engine.quorum import Decision, decide
 from mend_optim.engine.round import Phase, Round
-from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
+from mend_optim.protocol.lineage import MOST_AUTHORS, Claim, Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Offer
 
 BASE = Lineage.fresh(b"genesis")
@@ -166,6 +167,12 @@ def test_an_offer_is_not_taken_where_what_it_follows_is_not() -> None:
     assert not Round(0).fresh(offer("a", seq=6, follows=5), BASE)
     assert not Round(0).fresh(offer("a", seq=6, follows=4), merged(offer("a", seq=3)))
     assert not Round(0).fresh(offer("a", seq=6, follows=6), merged(offer("a", seq=6)))
+
+
+def test_a_full_anchor_takes_no_offer_of_a_new_author() -> None:
+    known = {PeerId(str(i), 1): 1 for i in range(MOST_AUTHORS)}
+    assert not Round(0).fresh(offer("a"), replace(BASE, merged=known))
+    assert Round(0).fresh(offer("a", seq=2, follows=1), replace(BASE, merged={**known, ALL[0]: 1}))
 
 
 def test_an_offer_of_another_model_is_not_fresh() -> None:

@@ -12,7 +12,7 @@ from mend_optim.engine.policies import WEIGHTINGS, Policies, weights
 from mend_optim.engine.residual_share import NO_SHARE, entries_by, shares_of
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.seal_checks import SPREAD, flaw_of, outlier, told
-from mend_optim.protocol.lineage import Entry, PeerId
+from mend_optim.protocol.lineage import MOST_AUTHORS, Entry, PeerId
 from mend_optim.protocol.messages import Seal
 from mend_optim.protocol.peer_limits import Limits
 from tests import reference
@@ -123,6 +123,17 @@ def test_what_the_base_has_merged_is_not_merged_again() -> None:
     assert flaw_of(seal, base, policies("tokens"), is_buffers=False) == "it merges work twice"
     later = replace(seal_of(base, mine._replace(seq=4)), weights=(1.0,))
     assert flaw_of(later, base, policies("tokens"), is_buffers=False) == ""
+
+
+def test_a_full_anchor_takes_no_new_member() -> None:
+    known = {PeerId(str(i), 1): 1 for i in range(MOST_AUTHORS)}
+    base = replace(BASE, merged=known)
+    old, new = Entry(PeerId("7", 1), 2, 40, 4), Entry(ME, 1, 40, 4)
+    idle = Entry(ME, 0, 0, 0)
+    good = sealed("tokens", old, idle)
+    assert flaw_of(good, base, policies("tokens"), is_buffers=False) == ""
+    found = flaw_of(sealed("tokens", old, new), base, policies("tokens"), is_buffers=False)
+    assert found == "it has new members, and the anchor has work of as many as a message can list"
 
 
 @given(st.data())

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mend_optim.engine.effects import Advance, Export, Inspect, Install, Merge
+from mend_optim.engine.effects import Advance, Done, Export, Inspect, Install, Merge
 from mend_optim.engine.seal_checks import SPREAD, flaw_of
 from mend_optim.membership.roster import Roster
-from mend_optim.protocol.lineage import Claim, Entry, PeerId
+from mend_optim.protocol.lineage import MOST_AUTHORS, Claim, Entry, PeerId
 from mend_optim.protocol.messages import Beat, Call, Offer, Seal, State, Want
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from mend_optim.protocol.refusals import Refused
@@ -613,3 +613,14 @@ def test_what_was_refused_is_counted_by_peer_and_reason() -> None:
         engine.done(job, fault=f"section 'delta {seq}' is missing")
     counted = engine.engine.state.refusals.counted()
     assert counted == (Refused("peer", "offer refused: section … is missing", 2),)
+
+
+def test_where_an_anchor_has_no_room_for_one_more_author_the_author_is_told() -> None:
+    engine = sealer(PEER)
+    known = {PeerId(str(i), 1): 1 for i in range(MOST_AUTHORS)}
+    fragment = engine.engine.state.fragments[0]
+    fragment.lineage = replace(fragment.lineage, merged=known)
+    engine.receive(offer_of(PEER))
+    assert engine.jobs(Inspect) == []
+    (counted,) = engine.engine.state.refusals.counted()
+    assert (counted.peer, "the anchor has work of as many" in counted.reason) == ("peer", True)

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from mend_optim.protocol.lineage import (
     DIGEST_BYTES,
+    FEW_AUTHORS,
+    FORGOTTEN,
     INCARNATIONS,
+    MOST_AUTHOR_NBYTES,
+    MOST_AUTHORS,
+    PROCESSES,
     Claim,
     Entry,
     Lineage,
@@ -186,3 +191,61 @@ def test_a_content_digest_depends_on_the_order_of_parts() -> None:
 
 def test_a_peer_is_written_as_name_and_incarnation() -> None:
     assert str(PeerId("berlin", 255)) == "berlin#ff"
+
+
+# Authors that are forgotten
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), max_size=80))
+def test_an_anchor_remembers_the_newest_processes_of_each_name(
+    starts: list[tuple[str, int]],
+) -> None:
+    """The order in which they were merged does not matter."""
+    lineage = Lineage.fresh(b"g")
+    for seq, (name, incarnation) in enumerate(starts, start=1):
+        if lineage.last_merged(PeerId(name, incarnation)) < seq:
+            lineage = lineage.seal([Entry(PeerId(name, incarnation), seq, 1, 1)], b"p")
+    for name in "ab":
+        known = sorted({p.incarnation for p in lineage.merged if p.name == name})
+        merged = sorted({incarnation for who, incarnation in starts if who == name})
+        assert known == merged[-PROCESSES:]
+        for incarnation in range(1, known[0] if len(known) == PROCESSES else 1):
+            gone = PeerId(name, incarnation)
+            assert lineage.last_merged(gone) == FORGOTTEN
+            assert not lineage.admits(Claim(gone, FORGOTTEN - 1))
+
+
+def test_a_founding_forgets_as_a_seal_does() -> None:
+    processes = {PeerId("b", i): 1 for i in range(1, PROCESSES + 3)}
+    founded = Lineage.fresh(b"g").found(processes, 1, b"model")
+    assert len(founded.merged) == PROCESSES
+    assert founded.last_merged(PeerId("b", 2)) == FORGOTTEN
+    assert founded.last_merged(PeerId("b", 3)) == 1
+    # One that was not merged yet, and is not as old.
+    assert founded.last_merged(PeerId("b", 99)) == 0
+    assert founded.last_merged(PeerId("c", 1)) == 0
+
+
+def test_a_member_without_work_is_no_author() -> None:
+    lineage = Lineage.fresh(b"g").seal([Entry(ME, 0, 0, 0)], b"p")
+    assert not lineage.merged
+
+
+@pytest.mark.parametrize(
+    ("count", "name_nbytes", "is_full"),
+    [
+        (MOST_AUTHORS - 1, 10, False),
+        (MOST_AUTHORS, 10, True),
+        (MOST_AUTHOR_NBYTES // 232, 200, False),
+        (MOST_AUTHOR_NBYTES // 232 + 1, 200, True),
+    ],
+)
+def test_a_full_anchor_takes_no_new_author(count: int, name_nbytes: int, is_full: bool) -> None:
+    merged = {PeerId(str(i).rjust(name_nbytes), 1): 1 for i in range(count)}
+    full = Lineage(tokens=1, version=1, digest=b"d", genesis=b"g", merged=merged)
+    assert full.has_room_for(ME) is not is_full
+    assert full.has_room_for(next(iter(merged)))
+
+
+def test_fewer_authors_are_never_too_many_bytes() -> None:
+    assert FEW_AUTHORS * (256 + 32) <= MOST_AUTHOR_NBYTES

@@ -16,6 +16,7 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import (
     INCARNATIONS,
+    MOST_AUTHOR_NBYTES,
     Claim,
     Entry,
     Key,
@@ -172,6 +173,22 @@ def test_a_peer_is_merged_once():
     lineage = pb.Lineage(key=pb.Key(), merged=[peer, peer])
     with pytest.raises(PeerError, match="merged twice"):
         wire.message_from(pb.Header(state=pb.State(peer=peer.peer, lineage=lineage)), {})
+
+
+def test_the_authors_of_an_anchor_always_fit_into_a_message() -> None:
+    """Those of the fullest one that still takes new authors, and of one more round."""
+    names = [f"{i:0{NAME_LIMIT}}" for i in range(MOST_AUTHOR_NBYTES // (NAME_LIMIT + 32))]
+    merged = {PeerId(name, INCARNATIONS - 1): COUNTER_LIMIT for name in names}
+    lineage = Lineage(tokens=1, version=1, digest=b"d" * 16, genesis=b"g" * 16, merged=merged)
+    assert lineage.has_room_for(ME)
+    newcomers = [
+        Entry(PeerId(f"{i:x>{NAME_LIMIT}}", INCARNATIONS - 1), COUNTER_LIMIT, 1, 1)
+        for i in range(MOST_LEARNERS)
+    ]
+    full = lineage.seal(newcomers, b"p")
+    assert not full.has_room_for(ME)
+    state = State(peer=ME, fragment=0, lineage=full, content=b"c")
+    assert wire.header_of(state).ByteSize() < MESSAGE_LIMIT
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("-inf"), -0.1])

@@ -201,10 +201,13 @@ class Engine:
         self.offers.heard(now, id)
 
     def refused(self, now: float, address: str, reason: str) -> None:
-        """A hello was refused, by us or by the learner at `address`."""
-        self.state.seeds.refuse(address, reason)
+        """A hello was refused, by us or by a learner that says it is at `address`."""
         facts = {"address": address, "reason": reason}
         self.state.emit(Event("refused", f"{address} refused: {reason}", facts))
+
+    def refused_at(self, now: float, address: str, reason: str) -> None:
+        """The learner that answers at `address` refused this one's hello, or was refused."""
+        self.state.seeds.refuse(address, reason)
         self._check_joined(now)
 
     def outranked(self, now: float, address: str, namesake: Namesake) -> bool:

@@ -150,6 +150,11 @@ class NetworkSide:
             self._engine.refused(time.monotonic(), address, reason)
             self._dispatch()
 
+    def refused_at(self, address: str, reason: str) -> None:
+        with self._guard.mutex:
+            self._engine.refused_at(time.monotonic(), address, reason)
+            self._dispatch()
+
     def unreached(self, address: str, cause: Unreached) -> None:
         with self._guard.mutex:
             self._engine.unreached(time.monotonic(), address, cause)

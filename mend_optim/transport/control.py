@@ -101,6 +101,8 @@ class Links:
             is_told = namesake is None or namesake.life is Life.ALIVE
         if is_told:
             self._report(theirs.peer, address, reason)
+            if seed:
+                self._handler.refused_at(seed, reason)
         return reason
 
     def answer(self, mine: Hello, theirs: Hello, reason: str) -> Hello:
@@ -152,6 +154,8 @@ class Links:
     def expel(self, link: Link, reason: str) -> None:
         """Dismiss a peer that may take part no more, and tell the handler why."""
         self._report(link.id, link.address, reason)
+        if link.dialled:
+            self._handler.refused_at(link.address, reason)
         self.dismiss(link)
 
     def _hang_up(self, link: Link) -> None:

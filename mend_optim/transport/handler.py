@@ -117,6 +117,12 @@ class Handler(Protocol):
         Either side may have refused. The transport reports each reason once per peer name.
         """
 
+    def refused_at(self, address: str, reason: str) -> None:
+        """This learner dialled `address`, and must not train with the one that answers there.
+
+        A caller may tell any address as its own. So this is not called for callers.
+        """
+
     def unreached(self, address: str, cause: Unreached) -> None:
         """Nobody answered a hello at this seed. The transport tries again, and reports each failed
         attempt."""

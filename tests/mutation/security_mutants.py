@@ -24,7 +24,22 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = CH
 
 RENEWAL = of("unit/transport/security/test_renewal")
 PROBE = of("unit/transport/security/test_probe")
+REFUSALS = of("unit/transport/test_grpc_transport", "nobodys_name or different_policy")
 SECURITY_MUTANTS = (
+    mutant(
+        "a-caller-refuses-in-the-name-of-a-seed",
+        "control",
+        "            if seed:\n                self._handler.refused_at(seed, reason)\n",
+        "            self._handler.refused_at(seed or address, reason)\n",
+        REFUSALS,
+    ),
+    mutant(
+        "a-seed-that-refuses-is-waited-for",
+        "control",
+        "            if seed:\n                self._handler.refused_at(seed, reason)\n",
+        "",
+        REFUSALS,
+    ),
     mutant(
         "a-new-certificate-is-not-shown",
         "renewal",

@@ -370,7 +370,7 @@ class Cluster:
         self.seen["turned away"] += 1
         before, namesake = other.me, by.engine.state.roster.namesake(other.me)
         if namesake is None:
-            other.engine.refused(other.now, by.address, "at its end")
+            other.engine.refused_at(other.now, by.address, "at its end")
         else:
             self.seen[f"namesake {namesake.life.value}"] += 1
             if other.engine.outranked(other.now, by.address, namesake):

@@ -123,10 +123,20 @@ def test_a_learner_waits_for_its_seeds_and_joins_alone_where_they_refuse_it() ->
     one = engine(SEED, begun=True)
     assert not one.state.joined
     one.refused(1.0, SEED, "codec: here none, there bf16")
+    one.refused_at(1.0, SEED, "codec: here none, there bf16")
     events = [e for e in one.drain(1.0) if isinstance(e, Event)]
     assert [e.kind for e in events] == ["refused", "alone"]
     assert events[0].facts == {"address": SEED, "reason": "codec: here none, there bf16"}
     assert one.state.mode is Mode.SOLO
+
+
+def test_a_refusal_by_a_caller_that_tells_the_address_of_a_seed_ends_no_wait() -> None:
+    """Anybody can tell any address. The seed is dialled, and answers for itself."""
+    one = engine(SEED, begun=True)
+    one.refused(1.0, SEED, "go away")
+    assert told(one, 1.0) == ["refused"]
+    assert not one.state.joined
+    assert one.state.seeds.missing == [SEED]
 
 
 def test_a_learner_does_not_wait_for_itself() -> None:

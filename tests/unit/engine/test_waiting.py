@@ -135,7 +135,7 @@ def test_joining_lifts_the_news_of_a_wait_and_is_no_news_without_one() -> None:
 def test_alone_names_causes_and_remedies() -> None:
     one = begun(SEED, OTHER)
     one.unreached(0.1, SEED, Unreached.REFUSED)
-    one.refused(0.2, OTHER, "codec: here none, there bf16; pass the same codec to both")
+    one.refused_at(0.2, OTHER, "codec: here none, there bf16; pass the same codec to both")
     one.tick(30.0)
     assert texts(one, 30.0)[-1] == (
         "nobody to train with at peer:1 (connection refused), third:1 (refused: codec: here none, "
@@ -173,7 +173,7 @@ def test_a_name_that_does_not_resolve_ends_no_wait_while_another_peer_may_come()
     one.unreached(0.1, SEED, Unreached.NAME)
     one.unreached(0.1, OTHER, Unreached.REFUSED)
     assert waits(one, 11.0)
-    one.refused(12.0, OTHER, "another model")
+    one.refused_at(12.0, OTHER, "another model")
     assert not waits(one, 12.0)
 
 
@@ -191,7 +191,7 @@ def test_a_name_that_does_not_resolve_ends_no_wait_for_a_peer_that_is_known() ->
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_refusal_by_all_ends_the_wait(listens: bool) -> None:
     one = begun(SEED, OTHER, listens=listens)
-    one.refused(0.1, SEED, "another model")
+    one.refused_at(0.1, SEED, "another model")
     assert waits(one, 0.1)
-    one.refused(0.2, OTHER, "another model")
+    one.refused_at(0.2, OTHER, "another model")
     assert not waits(one, 0.2)

@@ -66,6 +66,9 @@ class Recorder:
     def refused(self, address: str, reason: str) -> None:
         self._note("refused", address, reason)
 
+    def refused_at(self, address: str, reason: str) -> None:
+        self._note("refused at", address, reason)
+
     def unreached(self, address: str, cause: Unreached) -> None:
         self._note("unreached", address, cause)
 

@@ -228,6 +228,8 @@ async def test_a_different_policy_is_refused_on_both_sides_and_reported_once(cre
     await a.until(lambda: a.of("refused"))
     assert a.of("refused") == [(b.address, HERE_128)]
     assert b.of("refused") == [(a.address, HERE_64)]
+    assert set(a.of("refused at")) == {(b.address, HERE_128)}
+    assert b.of("refused at") == []  # b did not dial
     b.policy = a.policy  # it is tried again, and reported no more
     await a.linked_with(b)
     assert len(a.of("refused")) == len(b.of("refused")) == 1
@@ -244,6 +246,17 @@ async def test_a_refusal_tells_no_more_than_the_first_difference(crew):
     told = wire.decode_hello(answer)
     assert (told.model, told.policy) == ((), ())
     assert told.refusal == "sync_every: here 8, there 64; pass the same sync_every to both"
+
+
+@scenario
+async def test_a_caller_refuses_in_nobodys_name(crew):
+    """It tells the address of somebody else, such as a seed, as its own."""
+    a = await crew("a")
+    said = replace(a.hello(), peer=PeerId("b", 1), address="127.0.0.1:9", refusal="go away")
+    async with grpc.aio.insecure_channel(a.address) as channel:
+        await channel.unary_unary(f"/{SERVICE}/Hello")(wire.encode_hello(said))
+    assert a.of("refused") == [("127.0.0.1:9", "go away")]
+    assert a.of("refused at") == []
 
 
 @scenario
@@ -894,7 +907,8 @@ async def test_an_offer_is_passed_on_beside_ones_own(crew):
     a.transport.send(b.id, offer_of(a), "")
     a.transport.send(b.id, orphan, "pass on")
     await b.until(lambda: b.messages(Offer) and b.of("passed on"))
-    (taken,), ((passed,),) = b.messages(Offer), b.of("passed on")
+    (taken,), ((passed, by),) = b.messages(Offer), b.of("passed on")
+    assert by == a.id
     assert [(o.peer, o.seq) for o in (taken, passed)] == [(a.id, 1), (orphan.peer, 7)]
     assert a.of("undelivered") == []
 

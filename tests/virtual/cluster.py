@@ -234,6 +234,12 @@ class Cluster:
             self.seen[f"ruined: {how}"] += 1
             learner.units.ruined = dict.fromkeys(range(len(learner.units.theta)), how)
 
+    def reset_progress(self, name: str) -> None:
+        """The learner's user loads other weights, and says that the jump is no progress."""
+        learner = self.learners.get(name)
+        if learner and not learner.frozen and learner.reset_progress():
+            self.seen["reset"] += 1
+
     def rest(self, name: str) -> None:
         """The learner synchronizes, and trains on."""
         learner = self.learners.get(name)

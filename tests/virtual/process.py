@@ -11,6 +11,7 @@ from mend_optim.engine.accounts import Totals
 from mend_optim.engine.effects import EXCHANGE, Extend, Job, Merge, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
+from mend_optim.engine.progress import Motion
 from mend_optim.engine.rollback import EarlierAnchor
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Message, Offer, Seal
@@ -191,6 +192,27 @@ class Learner:
                 for standing, theta in pairs
             ]
         )
+        self.pump()
+        return True
+
+    def reset_progress(self) -> bool:
+        """The user puts other weights in the place of the learner's, and calls `reset_progress()`.
+        False if there is nothing to reset now, or the real call would wait."""
+        state, fragments = self.engine.state, self.engine.state.fragments
+        copied = any(fragment.motion is Motion.SNAPSHOT for fragment in fragments)
+        whole = len(fragments) == len(self.weights) and state.joined
+        if self.dead or self.copying or copied or not whole or state.alone:
+            return False
+        held = [(self.agreed(p), fragments[p].dropped_tokens) for p in range(len(fragments))]
+        self.mailbox.clear()
+        self.units.ruined.clear()
+        for p, keeps_offer in enumerate(self.engine.begin_anew(self.now)):
+            loaded = {("loaded", self.cluster.random.getrandbits(40)): 1}
+            self.weights[p] = dict(loaded)
+            self.disagreement[p] = self.units.begin_anew(p, loaded, keeps_offer)
+            before, dropped = held[p]
+            dropped = fragments[p].dropped_tokens - dropped
+            self.cluster.oracle.moved(self, p, before, self.agreed(p), dropped)
         self.pump()
         return True
 

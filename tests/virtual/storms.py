@@ -143,6 +143,7 @@ def draw(seed: int, wide: bool = False) -> Storm:
     faults += _draw_clocks(random.Random(f"clocks of {seed}"), names, storm.seconds)
     faults += _draw_accidents(random.Random(f"accidents of {seed}"), names, storm.seconds)
     faults += _draw_rollbacks(random.Random(f"rollbacks of {seed}"), names, storm.seconds)
+    faults += _draw_resets(random.Random(f"resets of {seed}"), names, storm.seconds)
     auto = 0 if wide else random.Random(f"period of {seed}").choice([0, 0, 8, 30])
     return replace(storm, auto=auto, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
@@ -218,6 +219,12 @@ def _draw_rollbacks(r: random.Random, names: list[str], seconds: float) -> Itera
         at = seconds * r.random()
         yield Fault(at * r.random(), "save", (r.choice(names),))
         yield Fault(at, "roll_back", (name,))
+
+
+def _draw_resets(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:
+    """Users who load other weights in mid-run, and say that the jump is no progress."""
+    for name in r.sample(names, r.choice([0, 0, 0, 1, 1, 2])):
+        yield Fault(seconds * r.random(), "reset_progress", (name,))
 
 
 def _draw_clocks(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:

@@ -109,6 +109,15 @@ class Units:
             return Done(), (Correction(p, dict(self.theta[p]), True, {}),)
         return self._make(job), ()
 
+    def begin_anew(self, p: int, weights: Vector, keeps_offer: bool) -> Vector:
+        """The user has put these weights in the place of the learner's. Returns the disagreement
+        that they hold: all that neither the anchor nor an offer that stays accounts for."""
+        if not keeps_offer:
+            self.progress[p] = {}
+        accounted = add(self.theta[p], self.progress[p])
+        self.disagreement[p] = add(weights, accounted, -1)
+        return dict(self.disagreement[p])
+
     def _make(self, job: Job) -> Done:
         if isinstance(job, Prepare):
             p = job.fragment

@@ -189,8 +189,7 @@ class Adopter:
         lineage = fragment.lineage.seal(seal.members, seal.payload)
         flaw = self._flaw_of(fragment, seal, lineage)
         if flaw:
-            fragment.seal_refused(seal.sealer)
-            self.state.refuse(seal.sealer, "seal", flaw)
+            self.state.refuse_seal(seal, flaw)
             return
         merged = fragment.includes_pending(lineage)
         replace = self._waits_exactly(fragment) if merged else fragment.in_doubt(lineage)

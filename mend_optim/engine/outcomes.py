@@ -129,8 +129,7 @@ class Outcomes:
         fragment = state.fragments[p]
         if done.fault:
             fragment.move_refused()
-            fragment.seal_refused(seal.sealer)
-            state.refuse(seal.sealer, "seal", done.fault)
+            state.refuse_seal(seal, done.fault)
         else:
             offer = fragment.pending.offer if job.merged_own_offer and fragment.pending else None
             if job.merged_own_offer and fragment.pending and not state.is_buffers(p):

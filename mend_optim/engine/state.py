@@ -283,6 +283,13 @@ class EngineState:
         self.refusals.add(peer.name, f"{what.split()[0]} refused: {why}")
         self.fault(f"{what} of {peer.name} refused: {why}")
 
+    def refuse_seal(self, seal: Seal, why: str) -> None:
+        """A seal is refused, and the anchor is to be had as a whole. If it was the answer to a
+        want, that is asked for anew."""
+        self.fragments[seal.fragment].seal_refused(seal.sealer)
+        self.wants.pop(seal.fragment, None)
+        self.refuse(seal.sealer, "seal", why)
+
     def fault(self, text: str) -> None:
         """Tell the user of something that was refused, or could not be done."""
         self.emit(Event("fault", text))

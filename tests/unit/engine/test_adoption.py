@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mend_optim.engine.effects import Advance, Inspect, Install, Prepare
+from mend_optim.engine.effects import Advance, Done, Inspect, Install, Prepare
 from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Offer, Want
 from tests.support.engines import (
@@ -139,6 +139,18 @@ def test_after_a_seal_that_is_refused_the_anchor_is_wanted_whole() -> None:
     engine.apply()
     engine.beat(PEER, grown(engine.lineage))
     assert engine.sent(Want) == [(PEER, Want(ME, 0, engine.lineage.digest))]
+
+
+def test_a_refused_seal_that_was_wanted_is_no_answer() -> None:
+    """Else the learner would wait for another one until the transfer may stand no longer."""
+    engine = among_peers()
+    engine.beat(PEER, grown(BASE))
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, BASE.digest))]
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    engine.engine.finished(engine.now, advance, Done(fault="its member is not proven"))
+    engine.beat(PEER, grown(BASE))
+    assert engine.sent(Want) == [(PEER, Want(ME, 0, b""))]
 
 
 def test_a_seal_counts_once_however_often_it_comes() -> None:

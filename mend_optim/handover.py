@@ -40,6 +40,7 @@ from mend_optim.worker.checkpoint import (
     Kept,
     anchor_tensors,
     anchored,
+    is_of,
     kept_correction,
 )
 from mend_optim.worker.correction import BufferCorrection, Correction, Reading
@@ -49,6 +50,10 @@ FRESH = "nothing is merged yet: this learner's own weights stand for the anchor"
 JUMPED = (
     "weights were replaced after step {}, and the jump counts as progress: call reset_progress() "
     "after you load weights in mid-run, unless all learners load the same"
+)
+FOREIGN = (
+    "%s: the checkpoint is of the learner %r, which alone may offer its work where offers are "
+    "signed: the anchors are taken, and what none of them has is dropped"
 )
 MISSED = (
     "moments.states: no parameter has a state {name!r} of its own shape, and none is averaged; "
@@ -131,6 +136,7 @@ class Handover:
 
     def _restore(self, saved: Checkpoint) -> tuple[Anchors, Resumed, list[Correction]]:
         intact = belong_to(saved.weights, self._layout, self._parameters)
+        intact = intact and _may_offer(self._settings, saved)
         kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
         anchors = self._no_anchors()
         corrections = []
@@ -379,6 +385,16 @@ class Handover:
         if values:
             updates = {m.moment: m.updates for m in known if m.newcomer}
             install(tuple(self._moments.values()), fragment_state, values, updates)
+
+
+def _may_offer(settings: Settings, saved: Checkpoint) -> bool:
+    """Whether a learner may offer the unmerged work of a checkpoint. Where offers are signed, only
+    the learner that trained it may."""
+    foreign = [kept for kept in saved.fragments if not is_of(settings.name, kept)]
+    if not settings.policies.signed or not foreign:
+        return True
+    log.warning(FOREIGN, settings.name, foreign[0].standing.claim.author.name)
+    return False
 
 
 def _anchors(

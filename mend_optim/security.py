@@ -45,10 +45,16 @@ class LinkSecurity:
         """Read and check the files of the learner of this name. Raises `UsageError`."""
         if self.credentials is not None:
             files = CredentialFiles(self.source, self.credentials, name)
-            return MutualTls(files.read(), self.credentials.source.value, files.read_again)
+            kind = self.credentials.source.value
+            return MutualTls(files.read(), kind, files.read_again, files.notary())
         if self.insecure:
             log.warning(WARNING, name)
         return Plaintext(INSECURE if self.insecure else LOCAL)
+
+    @property
+    def signed(self) -> bool:
+        """Whether this learner's offers are signed."""
+        return self.credentials is not None and self.credentials.signed
 
 
 def read_security(credentials: Credentials | None, insecure: bool) -> LinkSecurity:

@@ -34,6 +34,7 @@ from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import INCARNATIONS, PeerId
 from mend_optim.protocol.peer_limits import Limits
+from mend_optim.protocol.proofs import proofs_nbytes
 from mend_optim.protocol.timing import Timing
 from mend_optim.ranks import check_group
 from mend_optim.runtime.learner import Learner
@@ -110,6 +111,7 @@ class Settings:
             ("outer", repr(self.outer)),
             ("codec", codec_name(self.codec)),
             ("moments", moments),
+            *((("credentials.signed", "True"),) if self.policies.signed else ()),
         )
 
     def _limit(self, fragment: Fragment) -> int:
@@ -117,7 +119,10 @@ class Settings:
         that, and moments in float32, the scale of each tensor, and sizes of offers. A peer may keep
         more moments than this learner does."""
         moments = max(MOST_MOMENTS, len(self.policies.moments)) * dense_nbytes(fragment.shapes)
-        sizes = sizes_nbytes(self.policies.limits.learners)
+        learners = self.policies.limits.learners
+        sizes = sizes_nbytes(learners)
+        if self.policies.signed:
+            sizes += proofs_nbytes(learners)
         return (
             8 * fragment.numel + RATE_NBYTES + moments + scale_nbytes(len(fragment.shapes)) + sizes
         )
@@ -295,6 +300,7 @@ def read_settings(
     security = read_security(credentials, insecure)
     place = None
     if listen is not None or named:
+        policies = replace(policies, signed=security.signed)
         refuse_open_links(security, listen, listen_from, named, named_from)
         place = Endpoint(
             listen=listen,

@@ -448,3 +448,17 @@ def judged(
         else:
             verdicts.append((size / usual, norm * usual / size if clip else 0.0))
     return verdicts
+
+
+def signed_bytes(
+    genesis: bytes, sender: str, author: str, counters: Sequence[int], rate: float, content: bytes
+) -> bytes:
+    """The bytes that the author of an offer signs, by the table in `statement.py`: each part after
+    its length. The counters are in the order of that table."""
+    numbers = b"".join(counter.to_bytes(8, "big", signed=True) for counter in counters)
+    numbers += bytes(reversed(struct.pack("<d", rate)))
+    out = b""
+    for part in (b"mend-optim offer 1", genesis, sender, author, numbers, content):
+        whole = part.encode("utf-8") if isinstance(part, str) else part
+        out += len(whole).to_bytes(4, "big") + whole
+    return out

@@ -110,8 +110,9 @@ class Accounts:
         it made after its checkpoint hold the same work."""
         return max(self.me.incarnation, claim.settled + 1)
 
-    def offered(self, genesis: bytes, sections: Sections) -> None:
-        """The worker has encoded Δ: this is the pending offer from now on."""
+    def offered(self, genesis: bytes, sections: Sections, content: bytes = b"") -> None:
+        """The worker has encoded Δ: this is the pending offer from now on. `content`: see
+        `Offer`."""
         pending = self.pending
         assert pending is not None
         mine = pending.claim.author == self.me
@@ -127,6 +128,7 @@ class Accounts:
                 key=self.lineage.key,
                 due=pending.due,
                 sections=sections,
+                content=content,
                 inherited=None if mine else pending.claim,
                 follows=pending.follows,
                 again=pending.again,

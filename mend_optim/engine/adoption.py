@@ -201,6 +201,7 @@ class Adopter:
             Advance(
                 seal=seal,
                 lineage=lineage,
+                base=fragment.lineage,
                 merged_own_offer=merged,
                 replace=replace,
                 gain=gain,

@@ -105,6 +105,8 @@ class Advance:
     seal: Seal
     #: The new anchor's.
     lineage: Lineage
+    #: That of the anchor that the seal is on, which its proofs are checked against.
+    base: Lineage | None = None
     #: Whether this learner's pending offer is in the seal.
     merged_own_offer: bool
     #: Whether the weights become the anchor, but for the residual that stays in them. That is so
@@ -201,7 +203,7 @@ class Done:
 
     #: The packets that the worker made, ready to be sent.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
-    #: The digest of the bytes that were made or taken.
+    #: The digest of the bytes that were made or taken. Of an offer: its `content`, if it is signed.
     digest: bytes = b""
     #: Why the job was refused; empty if it was not.
     fault: str = ""

@@ -7,6 +7,7 @@ reads no clock, starts no thread and touches no tensor. It has one owner at a ti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.answers import Answers
@@ -234,12 +235,12 @@ class Engine:
         if not self.state.is_own(message):
             self._take(now, message)
 
-    def passed_on(self, now: float, offer: Offer) -> None:
+    def passed_on(self, now: float, offer: Offer, by: PeerId) -> None:
         """A peer passed on the offer of another learner. It is ignored unless that learner is gone
         from here, too: one that lives offers by itself."""
         author = self.state.roster.find(offer.peer)
         if author is None or author.suspected:
-            self.receive(now, offer)
+            self.receive(now, replace(offer, passed_by=by))
 
     def _take(self, now: float, message: Message) -> None:
         match message:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mend_optim.protocol.lineage import Lineage, PeerId
-from mend_optim.protocol.messages import Offer, Seal, nbytes
+from mend_optim.protocol.messages import PROOFS, Offer, Seal, nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,8 @@ class RoundRecord:
         offer_bytes: encoded size of this learner's offer, if it was merged.
         merged_bytes: encoded size of what the sealer sends back. A sealer sends itself neither.
         period: the run's `sync_every` from this round on; 0 if the round does not tell.
+        proofs: if learners sign their offers, what the members signed, in base64.
+            [Security](security.md#who-took-part) says how to check it.
 
     Example:
         >>> record = RoundRecord(
@@ -84,6 +87,7 @@ class RoundRecord:
     offer_bytes: int = 0
     merged_bytes: int = 0
     period: int = 0
+    proofs: str = field(default="", repr=False)
 
     def json(self, by: PeerId, time: float) -> str:
         """One line of the ledger: of learner `by`, at `time` by its wall clock (Unix seconds)."""
@@ -174,6 +178,7 @@ def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRe
         )
         for m, weight in zip(seal.members, seal.weights, strict=True)
     )
+    proofs = seal.sections[PROOFS].data if PROOFS in seal.sections else b""
     tokens, version, digest = seal.key
     return RoundRecord(
         fragment=seal.fragment,
@@ -188,6 +193,7 @@ def sealed_record(seal: Seal, mine: bool, offer: Offer | None = None) -> RoundRe
         mine=mine,
         offer_bytes=nbytes(offer.sections) if offer else 0,
         merged_bytes=back,
+        proofs=b64encode(proofs).decode(),
     )
 
 

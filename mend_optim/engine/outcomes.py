@@ -113,7 +113,7 @@ class Outcomes:
                 self.healing.not_offered(fragment, asked, "")
             else:
                 self._tell_missing_moments(job.fragment, done)
-                fragment.offered(self.state.genesis, done.sections)
+                fragment.offered(self.state.genesis, done.sections, done.digest)
                 self.offers.send_offer(now, fragment, asked)
         self.go_on(now, job.fragment)
 

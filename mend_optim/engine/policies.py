@@ -42,6 +42,8 @@ class Policies:
     residual_in_weights: bool = False
     #: The name of the merge, if it cannot merge them.
     unflushed_merge: str = ""
+    #: Whether learners sign their offers. Then offers of nothing have bytes to check, too.
+    signed: bool = False
 
     def due(self, version: int) -> tuple[str, ...]:
         """The names of the moments that the round averages which makes this version."""

@@ -24,7 +24,7 @@ from enum import Enum
 from mend_optim.engine.effects import Outsize
 from mend_optim.engine.quorum import Delays
 from mend_optim.protocol.lineage import Lineage, PeerId
-from mend_optim.protocol.messages import Offer
+from mend_optim.protocol.messages import SIGNATURE, Offer
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 
 
@@ -261,7 +261,16 @@ def _precedence(offer: Offer) -> tuple[int, bool, PeerId]:
 
 
 def _nothing(offer: Offer) -> Offer:
-    """An empty offer of the same sender."""
+    """An empty offer of the same sender. The signature shows that the sender is there."""
+    kept = {name: packet for name, packet in offer.sections.items() if name == SIGNATURE}
     return replace(
-        offer, seq=0, tokens=0, steps=0, sections={}, inherited=None, follows=0, again=(0, 0)
+        offer,
+        seq=0,
+        tokens=0,
+        steps=0,
+        sections=kept,
+        content=b"",
+        inherited=None,
+        follows=0,
+        again=(0, 0),
     )

@@ -57,7 +57,8 @@ class Sealer:
             return
         if not state.rounds[p].fresh(offer, fragment.lineage):
             return
-        if offer.steps and offer.peer != state.me:
+        has_bytes = offer.steps > 0 or state.policies.signed
+        if has_bytes and offer.peer != state.me:
             self._have_inspected(offer)
         else:
             self._admit(now, offer)
@@ -78,7 +79,7 @@ class Sealer:
         self._inspecting.pop((offer.peer, p), None)
         newer = self._uninspected.pop((offer.peer, p), None)
         if done.fault:
-            state.refuse(offer.peer, f"offer {offer.seq}", done.fault)
+            state.refuse(offer.passed_by or offer.peer, f"offer {offer.seq}", done.fault)
         elif state.rounds[p].fresh(offer, state.fragments[p].lineage):
             self._admit(now, offer)
         if newer:

@@ -39,10 +39,16 @@ SCALE = "scale"
 RATE = "rate"
 #: The name of the section of a seal, or of a whole anchor, that has the sizes of merged offers.
 SIZES = "sizes"
+#: The name of the section of an offer that has its author's signature.
+SIGNATURE = "signature"
+#: The name of the section of a seal that has the signatures of its members.
+PROOFS = "proofs"
 #: The prefix of the names of all sections that hold moments.
 MOMENT_PREFIX = "moment."
 #: The other names of sections. In a seal, a number names the packet of that member.
-SECTION_NAMES = frozenset(("delta", MERGED, SCALE, RATE, "anchor", "velocity", "velocity_rate"))
+SECTION_NAMES = frozenset(
+    ("delta", MERGED, SCALE, RATE, SIGNATURE, PROOFS, "anchor", "velocity", "velocity_rate")
+)
 
 
 # ── sections ──────────────────────────────────────────────────────────────────────────────────────
@@ -70,7 +76,8 @@ Sections = Mapping[str, Packet]
 
 "delta" in an offer; "merged" or the members' deltas, by their index among the members, "scale",
 "rate" and "sizes" in a seal; "anchor", "velocity", "velocity_rate", "scale" and "sizes" in a state.
-"moment." and a moment's name in any of them.
+"moment." and a moment's name in any of them. If offers are signed, "signature" in an offer and
+"proofs" in a seal.
 """
 
 
@@ -271,6 +278,11 @@ class Offer:
     #: that one's residual and less work of its own. (0, 0) otherwise. If it brings the residual
     #: and no work of its own, `tokens` is 0 and `steps` is that of the last offer.
     again: tuple[int, int] = (0, 0)
+    #: `content_of` its sections, for the signature; empty unless this learner made the offer and
+    #: signs it. It never travels: a receiver computes it.
+    content: bytes = field(default=b"", compare=False, repr=False)
+    #: The peer that passed it on. It never travels: the receiver knows whose stream it came by.
+    passed_by: PeerId | None = field(default=None, compare=False)
 
     @property
     def claim(self) -> Claim:

@@ -143,13 +143,11 @@ class Learner:
         Returns whether corrections in the mailbox replace its weights."""
         genesis = anchors.genesis()
         with self.mutex:
-            mailbox = self.worker.mailbox
-            self.worker.anchors = anchors
-            mailbox.update({correction.fragment: correction for correction in corrections})
+            self.worker.begin(anchors, corrections, self.network.transport.notary)
             self.engine.begin(time.monotonic(), genesis, anchors.layout.groups(), resumed)
             self._dispatch_effects()
             self.guard.changed.wait_for(lambda: self.engine.state.joined or self.closed)
-            return any(correction.replace for correction in mailbox.values())
+            return any(correction.replace for correction in self.worker.mailbox.values())
 
     def stepped(self, tokens: int, seconds: float | None, rate: float) -> None:
         """Count one inner step; `seconds` and `rate`: see `Boundaries.stepped`."""

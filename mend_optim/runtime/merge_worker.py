@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mend_optim.engine.effects import Done, Job
+from mend_optim.protocol.proofs import Notary
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
+from mend_optim.worker.signing import Signing
 
 log = logging.getLogger("mend_optim")
 T = TypeVar("T")
@@ -44,6 +46,16 @@ class MergeWorker:
 
     def start(self) -> None:
         self.thread.start()
+
+    def begin(
+        self, anchors: Anchors, corrections: Sequence[Correction], notary: Notary | None
+    ) -> None:
+        """Take the anchors, and corrections that a checkpoint kept. Offers are signed if there is a
+        notary."""
+        assert self._guard.is_held()
+        anchors.signing = Signing(notary) if notary else None
+        self.anchors = anchors
+        self.mailbox.update({correction.fragment: correction for correction in corrections})
 
     def put(self, action: Callable[[], object]) -> None:
         """Run `action` on the worker thread, after everything that was put before it."""

@@ -169,9 +169,9 @@ class NetworkSide:
             self._engine.receive(time.monotonic(), message)
             self._dispatch()
 
-    def passed_on(self, offer: Offer) -> None:
+    def passed_on(self, offer: Offer, by: PeerId) -> None:
         with self._guard.mutex:
-            self._engine.passed_on(time.monotonic(), offer)
+            self._engine.passed_on(time.monotonic(), offer, by)
             self._dispatch()
 
     def delivered(self, to: PeerId, message: Message) -> None:

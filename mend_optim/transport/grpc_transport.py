@@ -30,6 +30,7 @@ from mend_optim.protocol.messages import (
     Want,
 )
 from mend_optim.protocol.peer_limits import Limits
+from mend_optim.protocol.proofs import Notary, signed
 from mend_optim.protocol.refusals import Refusals
 from mend_optim.protocol.timing import Timing
 from mend_optim.transport.address import (
@@ -159,6 +160,11 @@ class Transport:
         """The port that this learner listens on; 0 if it does not listen."""
         return self._server.port
 
+    @property
+    def notary(self) -> Notary | None:
+        """Signs this learner's offers; None if they are not signed."""
+        return self._security.notary
+
     def secured(self) -> str:
         """Say how links are secured, for people."""
         return self._security.described()
@@ -257,7 +263,7 @@ class Transport:
                 if link:
                     self._reply(link, message, reply)
             case Offer():
-                self._send_offer(to, link, message, pass_on=bool(reply))
+                self._send_offer(to, link, self._signed(message), pass_on=bool(reply))
             case Want():
                 self._send_want(to, link, message)
             case Beat() | Call() | Goodbye():
@@ -280,6 +286,10 @@ class Transport:
             self._transfers.pass_on(link, offer)
         else:
             self._transfers.exchange(link, offer)
+
+    def _signed(self, offer: Offer) -> Offer:
+        """The offer as it is sent. One that is passed on has its author's signature."""
+        return signed(offer, self.notary) if self.notary else offer
 
     def _send_want(self, to: PeerId, link: Link | None, want: Want) -> None:
         if link is None:

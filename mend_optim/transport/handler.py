@@ -139,7 +139,7 @@ class Handler(Protocol):
         offer of this learner contains that offer's packet again, which the sealer had left out.
         """
 
-    def passed_on(self, offer: Offer) -> None:
+    def passed_on(self, offer: Offer, by: PeerId) -> None:
         """A peer passed on a whole offer. The offer names the learner that made it, which is
         another one, and is gone as far as that peer knows."""
 

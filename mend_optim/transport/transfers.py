@@ -371,7 +371,7 @@ class TransferServer:
         )
         if not isinstance(offer, Offer):
             raise PeerError(f"peer {link.id} passed on a {_described(offer)}")
-        self._handler.passed_on(offer)
+        self._handler.passed_on(offer, link.id)
         await stream.write(ACK)
 
 

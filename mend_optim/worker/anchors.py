@@ -31,11 +31,13 @@ from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError, unreachable
 from mend_optim.model.layout import BufferFragment, Fragment, Layout
 from mend_optim.protocol.lineage import content_digest
+from mend_optim.protocol.messages import Offer
 from mend_optim.worker.buffer_anchor import BufferAnchor
 from mend_optim.worker.correction import Correction
 from mend_optim.worker.fragment_anchor import FragmentAnchor
 from mend_optim.worker.offer_sizes import Guard, outsized_in
 from mend_optim.worker.outer import Outer
+from mend_optim.worker.signing import Signing
 
 
 class Anchors:
@@ -72,6 +74,8 @@ class Anchors:
         self.buffers = buffers
         self.moments = moments
         self.guard = guard
+        #: Signs offers and checks signatures; None: they are not signed. Set before the first job.
+        self.signing: Signing | None = None
         self.fragments: list[FragmentAnchor | BufferAnchor] = []
         for fragment, anchor in zip(layout.fragments, weights, strict=True):
             self._add(fragment, anchor)
@@ -103,6 +107,8 @@ class Anchors:
         try:
             match job:
                 case Advance():
+                    if self.signing:
+                        self.signing.advance(job)
                     correction = self.fragments[job.seal.fragment].advance(job)
                     return Done(outsized=outsized_in(job.seal)), (correction,)
                 case Install():
@@ -120,23 +126,34 @@ class Anchors:
         """Do a job that changes nothing for the training thread."""
         match job:
             case Prepare():
-                return self.fragments[job.fragment].prepare(job)
+                return self._prepared(self.fragments[job.fragment].prepare(job))
             case Reoffer():
-                return self.fragments[job.fragment].reoffer(job)
+                return self._prepared(self.fragments[job.fragment].reoffer(job))
             case Extend():
                 self.layout = job.layout
                 self._add(job.layout.fragments[-1], job.tensor)
                 return Done(digest=content_digest(as_bytes(job.tensor)))
             case Inspect():
-                return self.fragments[job.offer.fragment].inspect(job.offer)
+                return self._inspect(job.offer)
             case Merge():
-                return self.fragments[job.fragment].merge(job)
+                done = self.fragments[job.fragment].merge(job)
+                return self.signing.merged(job, done) if self.signing else done
             case Found():
                 return self._found(job)
             case Export():
                 return self.fragments[job.fragment].export()
             case _:
                 unreachable(job)
+
+    def _prepared(self, done: Done) -> Done:
+        return self.signing.prepared(done) if self.signing else done
+
+    def _inspect(self, offer: Offer) -> Done:
+        if self.signing:
+            self.signing.inspect(offer)
+            if not offer.steps:
+                return Done()
+        return self.fragments[offer.fragment].inspect(offer)
 
     def _install(self, job: Install) -> tuple[Correction, ...]:
         """Take whole anchors: all of them, or none if one is bad."""

@@ -99,9 +99,7 @@ def newest(name: str, checkpoint: Checkpoint) -> int:
         if who == name and set(incarnation) <= set("0123456789abcdef"):
             found.append(int(incarnation or "0", 16))
     for kept in checkpoint.fragments:
-        standing = kept.standing
-        claims = [standing.claim, standing.pending.claim if standing.pending else standing.claim]
-        authors = [*standing.lineage.merged, *(claim.author for claim in claims)]
+        authors = [*kept.standing.lineage.merged, *_authors_of(kept)]
         found += [author.incarnation for author in authors if author.name == name]
     return max(found)
 
@@ -153,9 +151,21 @@ def kept_correction(fragment: Fragment, kept: Kept, values: Tensor) -> Correctio
     return Correction(fragment.index, values, kept.replace, moments)
 
 
+def is_of(name: str, kept: Kept) -> bool:
+    """Whether the unmerged work of a saved fragment is that of a learner of this name."""
+    return all(author.name == name for author in _authors_of(kept))
+
+
+def _authors_of(kept: Kept) -> list[PeerId]:
+    """The processes whose unmerged work a saved fragment has."""
+    standing = kept.standing
+    claims = [standing.claim, standing.pending.claim if standing.pending else standing.claim]
+    return [claim.author for claim in claims]
+
+
 def anchored(kept: Kept) -> Kept:
-    """The saved fragment for weights other than the saved ones: the anchor replaces those weights,
-    and progress is dropped."""
+    """The saved fragment for weights other than the saved ones, or for a learner that must not
+    offer its work: the anchor replaces the weights, and progress is dropped."""
     standing = replace(
         kept.standing,
         pending=None,

@@ -2,7 +2,7 @@
 held. A row of `OPEN` is not: the reason is what docs/security.md does not promise, either.
 
 I is identity, M the model, L liveness, R memory, streams and connections, T texts and files. Where
-a row needs credentials to be held, its test has them."""
+a row needs credentials or signed offers to be held, its test has them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 ATTACKS, RAW = "hostile/test_attacks", "hostile/test_raw_peers"
 DOOR, FUZZ = "hostile/test_handshakes", "fuzz/test_targets"
+SIGNED = "together/test_signed_offers"
 TLS = "unit/transport/security/test_channels"
+WIRE = "unit/transport/test_wire"
 GRPC, SEALS = "unit/transport/test_grpc_transport", "unit/engine/test_seal_checks"
 
 HELD = {
@@ -29,8 +31,10 @@ HELD = {
     "M1c not a number": (FUZZ, "test_mutations_of_the_corpus_break_no_law"),
     "M2 an offer of 2^62 tokens": (SEALS, "test_an_outlier_has_the_greatest_rate"),
     "M3 an offer of 2^64 - 1 tokens": (ATTACKS, "test_m3_an_offer_of_all_tokens"),
-    "M3b an anchor of 2^63 tokens": ("unit/transport/test_wire", "test_no_counter_may_be_beyond"),
+    "M3b an anchor of 2^63 tokens": (WIRE, "test_no_counter_may_be_beyond"),
     "M4 a forged seal": (SEALS, "test_a_seal_that_breaks_a_rule_is_refused"),
+    "M4b a member that did not offer": (SIGNED, "test_m4_a_sealer_that_lies_about_its_members"),
+    "M5 a claim to another's work": (SIGNED, "test_m5_the_work_of_another_is_claimed_by_nobody"),
     "M6 an offer in the sealer's name": (ATTACKS, "test_m6_an_offer_in_the_learners_own_name"),
     "M7 an offer again and again": ("unit/protocol/test_lineage", "test_a_claim_is_admitted_where"),
     "M8 a position beyond all": (ATTACKS, "test_m8_a_position_beyond_all"),
@@ -42,8 +46,13 @@ HELD = {
     "L5 a phantom that seals": (ATTACKS, "test_l5_a_phantom_seals_nothing"),
     "L6 thousands of wants": (ATTACKS, "test_l6_thousands_of_wants"),
     "L7 thousands of pings": (ATTACKS, "test_l7_thousands_of_questions"),
+    "L8 so many authors that no anchor can be sent": (
+        WIRE,
+        "test_the_authors_of_an_anchor_always_fit",
+    ),
     "L9 the greatest beat count": (RAW, "test_l9_nobody_makes_another_look_silent"),
     "L10 a beat in another's name": (ATTACKS, "test_l10_a_beat_in_the_name_of_another"),
+    "L11 a refusal in a seed's name": (GRPC, "test_a_caller_refuses_in_nobodys_name"),
     "L12 messages of any content": (RAW, "test_l12_well_formed_messages_of_any_content"),
     "R1 long refusals": (ATTACKS, "test_r1_long_texts_in_a_hello"),
     "R2 forty exchanges of one peer": (ATTACKS, "test_r2_of_forty_exchanges"),
@@ -71,10 +80,7 @@ HELD = {
 OPEN = {
     "M1 an anchor of an insider's choice": "insiders and the model",
     "M1b the same of another genesis": "insiders and the model",
-    "M5 a claim to another's work": "offers that are passed on",
     "L4 anchors that nobody gets": "insiders and the rounds",
-    "L8 so many authors that no anchor can be sent": "insiders and the model",
-    "L11 a refusal in a seed's name": "only credentials prove who refuses",
 }
 
 

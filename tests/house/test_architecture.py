@@ -125,11 +125,20 @@ CHANCE = {
     "shuffle",
 }
 # The modules that need an optional extra.
-EXTRAS = {"mend_optim.transport.security.issuing": "cryptography"}
+EXTRAS = {
+    "mend_optim.transport.security.issuing": "cryptography",
+    "mend_optim.transport.security.notary": "cryptography",
+    "mend_optim.transport.security.signers": "cryptography",
+    "mend_optim.transport.security.evidence": "cryptography",
+}
 # Libraries that only these modules and packages may import.
 CONFINED = {
     "grpc": {"transport.grpc_setup"},
-    "cryptography": {"transport.security.issuing"},
+    "cryptography": {
+        "transport.security.issuing",
+        "transport.security.notary",
+        "transport.security.signers",
+    },
     "google": {"transport.wire", "transport.frames"},
     "threading": {"runtime"},
     "ssl": {"transport.security.files", "transport.security.probe"},
@@ -140,6 +149,7 @@ CONFINED = {
         "training_run",
         "transport.security.channels",
         "transport.security.files",
+        "transport.security.notary",
     },
     "asyncio": {"runtime", "transport"},
 }

@@ -25,7 +25,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutation import mutant_list, rollback_mutants, seal_mutants, security_mutants
+from tests.mutation import (
+    mutant_list,
+    rollback_mutants,
+    seal_mutants,
+    security_mutants,
+    sign_mutants,
+)
 from tests.mutation.mutant_list import Mutant
 
 MUTANTS = (
@@ -33,6 +39,7 @@ MUTANTS = (
     *rollback_mutants.ROLLBACK_MUTANTS,
     *security_mutants.SECURITY_MUTANTS,
     *seal_mutants.SEAL_MUTANTS,
+    *sign_mutants.SIGN_MUTANTS,
 )
 ROOT = Path(__file__).parents[2]
 COPIED = ("mend_optim", "tests", "pyproject.toml")

@@ -36,12 +36,16 @@ pytestmark = pytest.mark.usefixtures("no_environment")
 HASTY = Timing(beat_s=0.1, join_timeout_s=1.0, round_timeout_s=30.0, evict_after_s=30.0)
 
 
-def each_with_files(folder: Path, names: str = "ab") -> list[dict[str, Any]]:
+def each_with_files(folder: Path, names: str = "ab", signed: bool = False) -> list[dict[str, Any]]:
     authority = new_authority()
     return [
-        {"credentials": Credentials.files(files_of(folder / name, authority, name))}
+        {"credentials": Credentials.files(files_of(folder / name, authority, name), signed=signed)}
         for name in names
     ]
+
+
+def each_that_signs(folder: Path, names: str = "ab") -> list[dict[str, Any]]:
+    return each_with_files(folder, names, signed=True)
 
 
 def each_with_secret(folder: Path, names: str = "ab") -> list[dict[str, Any]]:
@@ -145,7 +149,7 @@ class Everything:
         self.bytes += shown if isinstance(shown, bytes) else str(shown).encode()
 
 
-@pytest.mark.parametrize("made", [each_with_files, each_with_secret])
+@pytest.mark.parametrize("made", [each_with_files, each_that_signs, each_with_secret])
 def test_no_secret_is_in_a_repr_log_pickle_state_ledger_or_event(
     made: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,7 +170,9 @@ def test_no_secret_is_in_a_repr_log_pickle_state_ledger_or_event(
         assert learner is not None
         transport = learner.network.transport
         identity = transport._security._identity  # type: ignore[attr-defined]
-        for thing in (a, a._run, a._run.settings, learner, transport, transport._security):
+        notary = transport.notary
+        shown_things = (a, a._run, a._run.settings, learner, transport, transport._security)
+        for thing in (*shown_things, notary, getattr(notary, "_keys", None)):
             shown.add(repr(thing))
             shown.add(vars(thing) if hasattr(thing, "__dict__") else "")
         saved = io.BytesIO()

@@ -17,6 +17,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from mend_optim import (
     Adoption,
     AutoPeriod,
+    Credentials,
     FailSlow,
     Grace,
     Guard,
@@ -33,6 +34,7 @@ from mend_optim import (
 from mend_optim.engine.period import read_period
 from mend_optim.engine.schedule import Schedule
 from mend_optim.model.layout import Layout
+from mend_optim.protocol.proofs import proofs_nbytes
 from mend_optim.settings import Settings, read_settings
 
 pytestmark = pytest.mark.usefixtures("no_environment")
@@ -388,6 +390,31 @@ def test_each_field_of_the_policy_tells_of_one_argument(
 ) -> None:
     before, after = dict(read().policy()), dict(read(**told).policy())
     assert after == {**before, field: text}
+
+
+def test_learners_that_sign_tell_so_and_others_say_nothing() -> None:
+    """So learners of former releases, which sign nothing, agree with those that don't."""
+    unsigned, signed = (
+        read(peers=PEER, insecure=False, credentials=Credentials.files("pki", signed=signed))
+        for signed in (False, True)
+    )
+    assert unsigned.policy() == read(peers=PEER).policy()
+    assert dict(signed.policy()) == {**dict(unsigned.policy()), "credentials.signed": "True"}
+    assert (unsigned.policies.signed, signed.policies.signed) == (False, True)
+
+
+def test_the_largest_message_has_room_for_the_proofs_of_all() -> None:
+    fragment = Layout(["w", "b"], parameters(), 1).fragments[0]
+    some = [
+        read(
+            peers=PEER,
+            insecure=False,
+            limits=Limits(learners=7),
+            credentials=Credentials.files("pki", signed=signed),
+        )._limit(fragment)
+        for signed in (False, True)
+    ]
+    assert some[1] - some[0] == proofs_nbytes(7)
 
 
 def test_a_codec_with_the_options_of_a_named_one_is_that_one() -> None:

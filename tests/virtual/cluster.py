@@ -428,7 +428,8 @@ class Cluster:
         if receiver is None or self.is_cut(sender.name, to.name):
             self.fail(sender, effect)
             return
-        self.happen(receiver, receiver.receive, (message, effect.reply == PASS_ON))
+        by = sender.engine.state.me if effect.reply == PASS_ON else None
+        self.happen(receiver, receiver.receive, (message, by))
         if isinstance(message, Offer):
             self.after(0.05, sender, sender.report, "delivered", to, message)
 

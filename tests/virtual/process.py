@@ -336,10 +336,10 @@ class Learner:
         if publishes:
             self.cluster.caught(self, "told")
 
-    def receive(self, message: Message, passed_on: bool = False) -> None:
-        if passed_on:
+    def receive(self, message: Message, passed_on_by: PeerId | None = None) -> None:
+        if passed_on_by:
             assert isinstance(message, Offer)
-            self.engine.passed_on(self.now, message)
+            self.engine.passed_on(self.now, message, passed_on_by)
         else:
             self.engine.receive(self.now, message)
         self.pump()

@@ -146,12 +146,12 @@ class TracedLearner(Learner):
             self.pausing = False
             self.say("synchronize() returns: nothing of its work is unmerged")
 
-    def receive(self, message: Message, passed_on: bool = False) -> None:
+    def receive(self, message: Message, passed_on_by: PeerId | None = None) -> None:
         if isinstance(message, Beat):
             self.beat = message
             if message.genesis not in (b"", self.engine.state.genesis):
                 self.other_model = self.cluster.now, message
-        super().receive(message, passed_on)
+        super().receive(message, passed_on_by)
         self.beat = None
 
     def linked(self, there: PeerId, up: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mend_optim.errors import UsageError
+from mend_optim.protocol.proofs import Notary
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.grpc_setup import grpc
 from mend_optim.transport.limits import check
@@ -33,6 +34,10 @@ class Security(Protocol):
     @property
     def authenticates(self) -> bool:
         """Whether a peer's name is proven."""
+
+    @property
+    def notary(self) -> Notary | None:
+        """Signs and checks offers; None if they are not signed."""
 
     def described(self) -> str:
         """Describe it to the user, in one line."""
@@ -68,6 +73,7 @@ class Plaintext:
     """
 
     authenticates = False
+    notary = None
 
     def __init__(self, described: str) -> None:
         self._described = described
@@ -102,6 +108,8 @@ class MutualTls:
         identity: What this learner shows.
         kind: What the user calls that.
         read_again: Returns what it shows from now on, if that has changed. Raises `UsageError`.
+        notary: Makes the notary, given what returns the present identity; None: offers are not
+            signed.
     """
 
     authenticates = True
@@ -111,15 +119,18 @@ class MutualTls:
         identity: Identity,
         kind: str,
         read_again: Callable[[], Identity | None] = lambda: None,
+        notary: Callable[[Callable[[], Identity]], Notary] | None = None,
     ) -> None:
         self._identity = identity
+        self.notary = notary(lambda: self._identity) if notary else None
         self._kind = kind
         self._read_again = read_again
         #: What was last said to be wrong with files that have changed.
         self._complaint = ""
 
     def described(self) -> str:
-        return f"mutual TLS ({self._kind}), {self._identity.described()}"
+        signed = ", offers signed" if self.notary else ""
+        return f"mutual TLS ({self._kind}), {self._identity.described()}{signed}"
 
     def bind(self, server: Any, address: str) -> int:
         own = self._identity

@@ -28,6 +28,7 @@ class Credentials:
     Attributes:
         source: `Source.FILES` or `Source.SECRET`.
         path: the directory of the files, or the file of the secret.
+        signed: whether learners sign their offers.
 
     Example:
         >>> from mend_optim import Credentials
@@ -39,9 +40,10 @@ class Credentials:
 
     source: Source
     path: Path
+    signed: bool = False
 
     @classmethod
-    def files(cls, directory: str | os.PathLike[str]) -> Credentials:
+    def files(cls, directory: str | os.PathLike[str], *, signed: bool = False) -> Credentials:
         """A certificate of this learner's own, and the authorities that its peers' are from.
 
         Args:
@@ -49,14 +51,18 @@ class Credentials:
                 any between it and an authority) and `key.pem` (its key, which nobody else may
                 read). A file `deny.txt` may list learners to turn away: a name, or the SHA-256 of a
                 certificate, on each line.
+            signed: whether learners sign their offers with these keys. Then no sealer can invent,
+                change or repeat a member of a round, and the ledger keeps the proofs. All learners
+                must have the same. Needs `pip install mend-optim[certs]`.
 
         Returns:
             The credentials.
 
         Raises:
-            UsageError: it is not a path.
+            UsageError: it is not a path, or `signed` is not a bool.
         """
-        return cls(source=Source.FILES, path=_path("directory", directory))
+        require(isinstance(signed, bool), "credentials.signed", signed, "True or False")
+        return cls(source=Source.FILES, path=_path("directory", directory), signed=signed)
 
     @classmethod
     def secret(cls, file: str | os.PathLike[str]) -> Credentials:
@@ -76,7 +82,8 @@ class Credentials:
         return cls(source=Source.SECRET, path=_path("file", file))
 
     def __repr__(self) -> str:
-        return f"Credentials.{self.source.value}({str(self.path)!r})"
+        signed = ", signed=True" if self.signed else ""
+        return f"Credentials.{self.source.value}({str(self.path)!r}{signed})"
 
 
 def _path(argument: str, path: object) -> Path:

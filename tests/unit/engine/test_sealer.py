@@ -473,8 +473,8 @@ def test_all_that_want_an_anchor_share_one_copy() -> None:
 def test_nobody_else_offers_in_our_name(steps: int) -> None:
     engine = DrivenEngine()
     engine.beat(PEER)
-    for deliver in (engine.engine.receive, engine.engine.passed_on):
-        deliver(engine.now, offer_of(ME, steps=steps))
+    engine.engine.receive(engine.now, offer_of(ME, steps=steps))
+    engine.engine.passed_on(engine.now, offer_of(ME, steps=steps), PEER)
     assert engine.jobs(Inspect) == []
     assert engine.engine.state.rounds[0].inbox == {}
 
@@ -483,11 +483,33 @@ def test_the_offer_of_a_learner_that_lives_is_not_taken_from_another() -> None:
     engine = DrivenEngine()
     engine.beat(THIRD)
     engine.engine.linked(engine.now, THIRD, True)
-    engine.engine.passed_on(engine.now, offer_of(THIRD))
+    engine.engine.passed_on(engine.now, offer_of(THIRD), PEER)
     assert engine.jobs(Inspect) == []
     engine.engine.linked(engine.now, THIRD, False)
-    engine.engine.passed_on(engine.now, offer_of(THIRD))
-    assert [job.offer.peer for job in engine.jobs(Inspect)] == [THIRD]
+    engine.engine.passed_on(engine.now, offer_of(THIRD), PEER)
+    (job,) = engine.jobs(Inspect)
+    assert (job.offer.peer, job.offer.passed_by) == (THIRD, PEER)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_an_offer_of_nothing_has_bytes_where_offers_are_signed(signed: bool) -> None:
+    engine = DrivenEngine()
+    engine.beat(PEER)
+    state = engine.engine.state
+    state.policies = replace(state.policies, signed=signed)
+    engine.engine.receive(engine.now, replace(offer_of(PEER, seq=0, steps=0), tokens=0))
+    assert [job.offer.peer for job in engine.jobs(Inspect)] == [PEER] * signed
+    assert (PEER in state.rounds[0].inbox) is not signed
+
+
+def test_an_offer_that_was_passed_on_is_refused_of_the_peer_that_did_so() -> None:
+    engine = DrivenEngine()
+    engine.beat(PEER)
+    engine.engine.passed_on(engine.now, offer_of(THIRD), PEER)
+    (job,) = engine.jobs(Inspect)
+    engine.engine.finished(engine.now, job, Done(fault="its signature is not over this offer"))
+    refused = Refused(PEER.name, "offer refused: its signature is not over this offer", 1)
+    assert engine.engine.state.refusals.counted() == (refused,)
 
 
 # Slow peers

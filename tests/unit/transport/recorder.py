@@ -75,8 +75,8 @@ class Recorder:
     def itself(self, address: str) -> None:
         self._note("itself", address)
 
-    def passed_on(self, offer: Offer) -> None:
-        self._note("passed on", offer)
+    def passed_on(self, offer: Offer, by: PeerId) -> None:
+        self._note("passed on", offer, by)
 
     def receive(self, message: Message) -> None:
         self._note("received", message)

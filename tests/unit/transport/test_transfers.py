@@ -597,7 +597,8 @@ async def test_an_offer_is_passed_on_beside_ones_own(a, b):
     a.transfers.exchange(a.link, own)
     a.transfers.pass_on(a.link, orphan)
     await b.until(lambda: b.messages(Offer) and b.of("passed on"))
-    (taken,), ((passed,),) = b.messages(Offer), b.of("passed on")
+    (taken,), ((passed, by),) = b.messages(Offer), b.of("passed on")
+    assert by == a.id
     assert [(offer.peer, offer.seq) for offer in (taken, passed)] == [(a.id, 1), (GONE, 7)]
     b.reply("exchange", seal_of(b, own))
     await a.comes_to_rest()

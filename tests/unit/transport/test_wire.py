@@ -25,7 +25,7 @@ from mend_optim.protocol.lineage import (
     Rollback,
 )
 from mend_optim.protocol.messages import Beat, Control, Level, Offer, Report, Rumor, Seal, State
-from mend_optim.protocol.peer_limits import COUNTER_LIMIT
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT, MOST_LEARNERS, NAME_LIMIT
 from mend_optim.transport import wire
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler

@@ -18,6 +18,7 @@ from mend_optim.worker.checkpoint import (
     Checkpoint,
     Kept,
     anchored,
+    is_of,
     is_past,
     keep,
     kept_correction,
@@ -197,3 +198,17 @@ def test_a_checkpoint_without_a_disagreement_says_nothing_of_it() -> None:
 def test_what_is_no_plain_data_has_no_digest() -> None:
     with pytest.raises(TypeError, match="object is neither a plain container nor a tensor"):
         state_digest({"step": object()})
+
+
+def test_work_is_of_the_learner_that_every_claim_names() -> None:
+    own, other = Claim(PeerId("a", 3), 1), Claim(PeerId("b", 1), 1)
+    pending = replace(PENDING, claim=own)
+    for claim, offered, names in (
+        (own, None, "a"),
+        (other, None, "b"),
+        (own, pending, "a"),
+        (other, pending, ""),
+        (own, replace(pending, claim=other), ""),
+    ):
+        kept = Kept(replace(STANDING, claim=claim, pending=offered), {})
+        assert [name for name in "ab" if is_of(name, kept)] == list(names)

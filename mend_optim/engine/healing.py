@@ -12,10 +12,29 @@ from mend_optim.engine.ledger import Event, whole_anchor_record
 from mend_optim.engine.offers import Offers
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState
-from mend_optim.protocol.lineage import Entry, PeerId
+from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Seal
 
 TIMES = "{:,.0f} times the usual size"
+
+
+def tell_outsized(
+    state: EngineState, p: int, peer: PeerId, outsize: Outsize, *, refused: bool
+) -> None:
+    """A round has refused the offer of `peer` because of its size, or scaled it down: tell the
+    user, and count it."""
+    size = TIMES.format(outsize.times)
+    state.outsized += 1
+    whose = "own offer" if state.is_me(peer) else f"offer of {peer.name}"
+    done = "refused" if refused else "scaled down"
+    facts = {
+        "peer": peer.name,
+        "incarnation": peer.incarnation,
+        "fragment": p,
+        "times": outsize.times,
+        "refused": refused,
+    }
+    state.emit(Event("outsized", f"{done} {whose} in fragment {p}: {size}", facts))
 
 
 class Healing:
@@ -57,27 +76,14 @@ class Healing:
         why = ""
         for i, outsize in sorted(done.outsized.items()):
             entry = seal.members[i]
-            self._tell(fragment.fragment, entry, outsize)
+            tell_outsized(
+                self.state, fragment.fragment, entry.peer, outsize, refused=not entry.steps
+            )
             self.state.rounds[fragment.fragment].drop(entry.peer)
             if self.state.is_me(entry.peer):
                 why = f"its offer was {TIMES.format(outsize.times)}"
         if why:
             self._give_up(why)
-
-    def _tell(self, p: int, entry: Entry, outsize: Outsize) -> None:
-        """A round has refused an offer, or scaled it down. The user of every learner is told."""
-        state, size = self.state, TIMES.format(outsize.times)
-        state.outsized += 1
-        whose = "own offer" if state.is_me(entry.peer) else f"offer of {entry.peer.name}"
-        done = "scaled down" if entry.steps else "refused"
-        facts = {
-            "peer": entry.peer.name,
-            "incarnation": entry.peer.incarnation,
-            "fragment": p,
-            "times": outsize.times,
-            "refused": not entry.steps,
-        }
-        state.emit(Event("outsized", f"{done} {whose} in fragment {p}: {size}", facts))
 
     def _give_up(self, why: str) -> None:
         """Give up the local progress in all fragments, each as soon as it stands still."""

@@ -219,9 +219,11 @@ class Round:
         seqs = {offer.peer: offer.seq for offer in self.members}
         for peer, found in refused.items():
             held = self.inbox.get(peer)
-            if held and held.seq == seqs[peer]:
+            if held and held.seq != seqs[peer]:
+                continue  # a newer offer, with this one's work in it
+            self.outsized[peer] = found
+            if held:
                 self.inbox[peer] = _nothing(held)
-                self.outsized[peer] = found
         self.void()
 
     def drop(self, peer: PeerId) -> None:

@@ -7,6 +7,7 @@ from statistics import median
 
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import EXCHANGE, PASS_ON, Done, Inspect, Merge, Send
+from mend_optim.engine.healing import tell_outsized
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import weights
@@ -256,11 +257,20 @@ class Sealer:
             return
         seal = self._seal(job, done, round)
         audience = sorted(peer for peer in round.inbox if peer != state.me)
+        self._tell_of_the_gone(job, round)
         round.sealed(now)
         state.seals[p] = seal
         for peer in audience:
             state.emit(Send(peer, seal, EXCHANGE))
         self.adoption.take_seal(now, seal)
+
+    def _tell_of_the_gone(self, job: Merge, round: Round) -> None:
+        """Of a refused offer all learners hear by the seal, unless a later process of its author
+        has taken its place in the round. Then nobody else can tell of it."""
+        members = {offer.peer for offer in job.offers}
+        for peer, outsize in round.outsized.items():
+            if peer not in members:
+                tell_outsized(self.state, job.fragment, peer, outsize, refused=True)
 
     def _seal(self, job: Merge, done: Done, round: Round) -> Seal:
         members = tuple(offer.entry for offer in job.offers)

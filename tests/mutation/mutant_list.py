@@ -1327,7 +1327,7 @@ MUTANTS = (
     Mutant("one-fragment-heals-alone", 8, "engine/healing",
            "for fragment in self.state.fragments:", "for fragment in self.state.fragments[:1]:", HEALING),
     Mutant("a-refused-offer-stays-pending", 8, "engine/healing",
-           "        if why:\n            self._give_up(why)\n\n    def _tell", "        del why\n\n    def _tell", HEALING),
+           "        if why:\n            self._give_up(why)\n\n    def _give", "        del why\n\n    def _give", HEALING),
     Mutant("a-refused-offer-is-passed-on", 8, "engine/healing",
            "            self.state.rounds[fragment.fragment].drop(entry.peer)\n", "", HEALING),
     Mutant("healing-shifts-the-boundary", 2, "engine/progress",

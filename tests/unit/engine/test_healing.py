@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mend_optim.engine.effects import Advance, Inspect, Merge, Outsize, Prepare, Retake
@@ -120,6 +122,23 @@ def sealing(*others: Offer) -> tuple[DrivenEngine, Merge]:
         engine.done(inspect)
     engine.tick(0.5)
     return engine, engine.merge()
+
+
+def test_of_the_refused_offer_of_a_former_process_the_sealer_tells() -> None:
+    """Its author has started anew, and is a member as that: the seal does not name the former."""
+    engine, merge = sealing(offer_of(PEER), offer_of(THIRD))
+    place = [offer.peer for offer in merge.offers].index(PEER)
+    engine.done(merge, outsized={place: TOO_LARGE})
+    engine.jobs(Merge)
+    engine.engine.state.rounds[0].void()  # another learner was the sealer for a moment
+    younger = PEER._replace(incarnation=PEER.incarnation + 1)
+    engine.receive(replace(offer_of(younger, 0, 0), tokens=0))
+    again = engine.merge()
+    assert PEER not in {offer.peer for offer in again.offers}
+    assert engine.events("outsized") == []
+    engine.done(again)
+    (event,) = engine.events("outsized")
+    assert (event.facts["incarnation"], event.facts["refused"]) == (PEER.incarnation, True)
 
 
 def test_a_refused_offer_takes_part_as_an_empty_one() -> None:

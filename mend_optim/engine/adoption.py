@@ -16,7 +16,7 @@ from mend_optim.engine.effects import Advance, Install, Send
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.seal_checks import flaw_of
-from mend_optim.engine.state import EngineState, Switch
+from mend_optim.engine.state import EngineState, Switch, Wanted
 from mend_optim.protocol.lineage import Key, Lineage, ModelKey, PeerId, model_key, rollbacks
 from mend_optim.protocol.messages import Beat, Seal, State, Want
 
@@ -76,6 +76,8 @@ class Adopter:
     def _meet_greater_model(self, now: float, beat: Beat) -> None:
         """Fetch all of it, unless our own copies are being made, or an anchor of ours moves."""
         state = self.state
+        if state.claims.doubts(beat.peer):
+            return
         if state.mode is Mode.FOUNDING:
             state.change(Change.NOTHING_TO_FOUND)
         if not state.mode.may_adopt or any(f.is_moving for f in state.fragments):
@@ -83,18 +85,19 @@ class Adopter:
         shared = state.fragments[: len(beat.reports)]
         state.begin_switch(Switch(beat.peer, beat.genesis, len(shared)))
         state.wants.clear()
-        for fragment in shared:
-            self._want(now, fragment.fragment, beat.peer, b"")
+        for fragment, report in zip(shared, beat.reports, strict=False):
+            self._want(now, fragment.fragment, beat.peer, report.key, b"")
 
-    def behind(self, fragment: Progress) -> bool:
-        """Whether a live peer shows a greater anchor of this fragment."""
+    def behind(self, fragment: Progress, *, believed: bool = False) -> bool:
+        """Whether a live peer shows a greater anchor of this fragment. With `believed`, doubted
+        peers don't count."""
         state, p = self.state, fragment.fragment
         own = state.key(fragment)
         live = (peer.beat for peer in state.roster.peers.values() if not peer.suspected)
         return any(
             beat.genesis == state.genesis and beat.reports[p].key > own
             for beat in live
-            if beat and p < len(beat.reports)
+            if beat and p < len(beat.reports) and not (believed and state.claims.doubts(beat.peer))
         )
 
     def outdone(self, beats: Sequence[Beat]) -> bool:
@@ -116,7 +119,7 @@ class Adopter:
         state = self.state
         if key <= fragment.lineage.key:
             wanted = state.wants.get(fragment.fragment)
-            if wanted and wanted[0] == peer and not state.mode.switching:
+            if wanted and wanted.peer == peer and not state.mode.switching:
                 # The peer showed more a moment ago, but has nothing to answer with.
                 del state.wants[fragment.fragment]
             return
@@ -125,39 +128,56 @@ class Adopter:
         coming = pending if pending and pending.delivered and pending.sent_to == peer else None
         patience = state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
         if not coming or now - since >= patience:
-            self._want(now, fragment.fragment, peer, fragment.has)
+            self._want(now, fragment.fragment, peer, key, fragment.has)
 
-    def _want(self, now: float, p: int, peer: PeerId, have: bytes) -> None:
-        if p not in self.state.wants:
-            until = now + self.state.policies.timing.round_timeout_s
-            self.state.wants[p] = (peer, until)
-            self.state.emit(Send(peer, Want(self.state.me, p, have)))
+    def _want(self, now: float, p: int, peer: PeerId, key: Key, have: bytes) -> None:
+        state = self.state
+        if p not in state.wants and not state.claims.doubts(peer):
+            until = now + state.policies.timing.round_timeout_s
+            state.wants[p] = Wanted(peer, key, now, until)
+            state.emit(Send(peer, Want(state.me, p, have)))
 
     def heard(self, now: float, peer: PeerId) -> None:
         """Bytes arrived from a peer, so the anchors that we want of it are still coming."""
         until = now + self.state.policies.timing.round_timeout_s
-        for p, (asked, _) in self.state.wants.items():
-            if asked == peer:
-                self.state.wants[p] = (asked, until)
+        for wanted in self.state.wants.values():
+            if wanted.peer == peer:
+                wanted.until = until
 
-    def unreachable(self, peer: PeerId, p: int) -> None:
+    def unreachable(self, now: float, peer: PeerId, p: int) -> None:
         """That peer cannot give us the anchor of fragment `p` that we wanted."""
-        self.state.wants.pop(p, None)
+        wanted = self.state.wants.pop(p, None)
+        if wanted and wanted.peer == peer:
+            self._doubt(now, wanted.peer, wanted.since)
         if self.state.switch and self.state.switch.peer == peer:
             self.state.end_switch()
+
+    def handed_over(self, now: float, peer: PeerId, *, kept: bool) -> None:
+        """The worker has installed the whole anchors of a peer, or refused their bytes."""
+        if kept:
+            self.state.claims.kept(peer)
+        elif not self.state.is_me(peer):
+            self._doubt(now, peer, now)
+
+    def _doubt(self, now: float, peer: PeerId, since: float) -> None:
+        """An anchor that was asked for at `since` did not come."""
+        state = self.state
+        until = state.claims.failed(now, peer, now - since, state.policies.timing.beat_s)
+        state.wake_by(until)
 
     def expire(self, now: float) -> None:
         """Stop waiting for answers that did not come, or are of peers that may be gone: somebody
         else has them, too."""
         state = self.state
+        state.claims.expire(now, state.roster.peers)
         alive = state.roster.alive()
-        state.wants = {
-            p: (peer, until)
-            for p, (peer, until) in state.wants.items()
-            if now < until and peer in alive
-        }
+        for p, wanted in list(state.wants.items()):
+            if now >= wanted.until:
+                self._doubt(now, wanted.peer, wanted.since)
+            if now >= wanted.until or wanted.peer not in alive:
+                del state.wants[p]
         switch = state.switch
-        asked = [peer for peer, _ in state.wants.values()]
+        asked = [wanted.peer for wanted in state.wants.values()]
         # Wants for anchors of our own model don't keep the switch open: nobody answers for it.
         if switch and not switch.complete and switch.peer not in asked:
             state.end_switch()
@@ -181,7 +201,7 @@ class Adopter:
             fragment.defer(seal)
         elif seal.base != fragment.lineage.digest:
             if not state.is_me(seal.sealer):
-                self._want(now, seal.fragment, seal.sealer, fragment.lineage.digest)
+                self._want(now, seal.fragment, seal.sealer, seal.key, fragment.lineage.digest)
         else:
             self._advance(fragment, seal)
 
@@ -243,7 +263,10 @@ class Adopter:
     def take_state(self, now: float, anchor: State) -> None:
         """A whole anchor arrived: install it if it is greater, or keep it for the switch."""
         state, p, lineage = self.state, anchor.fragment, anchor.lineage
-        if state.switch:
+        if self._falls_short(now, anchor) and state.switch:
+            state.end_switch()
+            state.wants.clear()
+        elif state.switch:
             self._collect(state.switch, anchor)
             return
         fragment = state.fragments[p]
@@ -255,6 +278,15 @@ class Adopter:
         else:
             merged = fragment.includes_pending(lineage)
             self._install((anchor,), merged_own_offer=merged, replace=fragment.in_doubt(lineage))
+
+    def _falls_short(self, now: float, anchor: State) -> bool:
+        """Whether the peer hands over less than it has shown. Then it is doubted. Digests don't
+        count: a learner that was alone shows its model before it has made an anchor of it."""
+        wanted = self.state.wants.get(anchor.fragment)
+        if wanted is None or wanted.peer != anchor.peer or anchor.lineage.key[:2] >= wanted.key[:2]:
+            return False
+        self._doubt(now, wanted.peer, wanted.since)
+        return True
 
     def _collect(self, switch: Switch, anchor: State) -> None:
         if anchor.lineage.genesis == switch.genesis and anchor.fragment < switch.fragments:

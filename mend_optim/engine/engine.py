@@ -281,7 +281,7 @@ class Engine:
         if pending:
             self.offers.undelivered(now, pending)
         elif isinstance(message, Want):
-            self.adoption.unreachable(to, message.fragment)
+            self.adoption.unreachable(now, to, message.fragment)
             self._check_joined(now)
 
     def _left(self, now: float, id: PeerId) -> None:

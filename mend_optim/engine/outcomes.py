@@ -170,9 +170,12 @@ class Outcomes:
         state = self.state
         if done.fault:
             state.refuse(job.states[0].peer, "state", done.fault)
+            self.adoption.handed_over(now, job.states[0].peer, kept=False)
             for anchor in job.states:
                 state.fragments[anchor.fragment].move_refused()
+                state.wants.pop(anchor.fragment, None)
         else:
+            self.adoption.handed_over(now, job.states[0].peer, kept=True)
             state.change(Change.INSTALLED)
             former = state.genesis
             records = [self._take_anchor(job, anchor) for anchor in job.states]

@@ -153,8 +153,9 @@ class Sealer:
 
     def _behind_until(self, fragment: Progress) -> float:
         """A round on our anchor would cost the work in a greater one, so that one comes first. A
-        peer may be unable to hand it over: it is waited for no longer than a transfer may stand."""
-        if fragment.behind_since is None or not self.adoption.behind(fragment):
+        peer may be unable to hand it over: it is waited for no longer than a transfer may stand,
+        and not at all while the peer is doubted."""
+        if fragment.behind_since is None or not self.adoption.behind(fragment, believed=True):
             return -NEVER
         return fragment.behind_since + self.state.policies.timing.round_timeout_s
 

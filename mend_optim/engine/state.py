@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mend_optim.engine.accounts import Totals
+from mend_optim.engine.claims import Claims
 from mend_optim.engine.effects import Effect, Job, Send, Work
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import MODES, Change, Mode
@@ -46,6 +47,19 @@ class Switch:
     @property
     def complete(self) -> bool:
         return len(self.states) == self.fragments
+
+
+@dataclass(slots=True)
+class Wanted:
+    """An anchor that this learner has asked a peer for."""
+
+    peer: PeerId
+    #: Of the anchor that the peer has shown. It hands over this one, or a greater one.
+    key: Key
+    #: When it was asked for.
+    since: float
+    #: Until when this learner waits.
+    until: float
 
 
 class EngineState:
@@ -110,8 +124,10 @@ class EngineState:
         self.answered: set[PeerId] = set()
         #: The other model on its way. Invariant: None unless the mode is a SWITCHING one.
         self.switch: Switch | None = None
-        #: By fragment: the peer that was asked for an anchor, and until when we wait for it.
-        self.wants: dict[int, tuple[PeerId, float]] = {}
+        #: By fragment, the anchor that was asked for.
+        self.wants: dict[int, Wanted] = {}
+        #: Which peers are believed about their anchors.
+        self.claims = Claims()
         #: Wants of peers that are answered once the anchor stands still.
         self.unanswered: list[Want] = []
         #: What was refused of peers' bulky messages.

@@ -91,7 +91,7 @@ class Waiting:
     def _what(self, causes: dict[str, str]) -> str:
         if causes:
             return ", ".join(f"{address} ({why})" for address, why in causes.items())
-        sources = {peer for peer, _ in self.state.wants.values()}
+        sources = {wanted.peer for wanted in self.state.wants.values()}
         if self.state.switch:
             sources = {self.state.switch.peer}
         if sources:

@@ -18,6 +18,7 @@ DOOR, FUZZ = "hostile/test_handshakes", "fuzz/test_targets"
 SIGNED = "together/test_signed_offers"
 TLS = "unit/transport/security/test_channels"
 WIRE = "unit/transport/test_wire"
+CLAIMS = "unit/engine/test_claims"
 GRPC, SEALS = "unit/transport/test_grpc_transport", "unit/engine/test_seal_checks"
 
 HELD = {
@@ -43,6 +44,7 @@ HELD = {
     "L1 rumors of thousands": (ATTACKS, "test_l1_rumors_of_thousands"),
     "L2 goodbyes of others": (ATTACKS, "test_l2_nobody_says_goodbye"),
     "L3 hellos of many names": (ATTACKS, "test_l3_hellos_make_no_quorum"),
+    "L4 anchors that nobody gets": (CLAIMS, "test_no_round_waits_for_what_a_doubted"),
     "L5 a phantom that seals": (ATTACKS, "test_l5_a_phantom_seals_nothing"),
     "L6 thousands of wants": (ATTACKS, "test_l6_thousands_of_wants"),
     "L7 thousands of pings": (ATTACKS, "test_l7_thousands_of_questions"),
@@ -80,7 +82,6 @@ HELD = {
 OPEN = {
     "M1 an anchor of an insider's choice": "insiders and the model",
     "M1b the same of another genesis": "insiders and the model",
-    "L4 anchors that nobody gets": "insiders and the rounds",
 }
 
 

@@ -412,7 +412,7 @@ MUTANTS = (
     Mutant("deaf-ears-are-believed", 7, "membership/roster", "return self.silent or self.deaf", "return self.silent", ROSTER),
     Mutant("who-was-silent-finds-all-deaf", 7, "membership/roster",
            ("peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= patience"), "peer.deaf = peer.knows == 0 or not patience", ROSTER),
-    Mutant("wait-for-the-silent", 7, "engine/adoption", (("if now < until and peer in alive")), "if now < until", ADOPTING),
+    Mutant("wait-for-the-silent", 7, "engine/adoption", "if now >= wanted.until or wanted.peer not in alive:", "if now >= wanted.until:", ADOPTING),
     Mutant("inbox-is-not-purged", 5, "engine/state", "        self.rounds[p].purge(lineage)", "        pass", SEALING),
     Mutant("merged-while-inspected", 5, "engine/sealer",
            (("        elif state.rounds[p].fresh(offer, state.fragments[p].lineage):")),

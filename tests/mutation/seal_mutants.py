@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.mutation.mutant_list import ADOPTING, OFFERING, ROUND, SEALING, Mutant, of
 
-PROOFS = of("unit/engine/test_seal_checks")
+PROOFS, CLAIMS = of("unit/engine/test_seal_checks"), of("unit/engine/test_claims")
 SEAL_MUTANTS = (
     # Every learner proves a seal before it takes it.
     Mutant(
@@ -306,5 +306,102 @@ SEAL_MUTANTS = (
         "self.lineage.merged.get(self.me, 0))",
         "self.lineage.last_merged(self.me))",
         of("unit/engine/test_progress", "forgotten"),
+    ),
+    # A peer that hands no anchor over is believed less.
+    Mutant(
+        "a-pause-is-as-long-as-the-last",
+        4,
+        "engine/claims",
+        "doubled = 2 ** min(doubt.failures, MOST_DOUBLINGS)",
+        "doubled = 1",
+        CLAIMS,
+    ),
+    Mutant(
+        "each-fragment-is-a-failure",
+        4,
+        "engine/claims",
+        "        if now < doubt.until:\n            return doubt.until\n",
+        "",
+        CLAIMS,
+    ),
+    Mutant(
+        "a-pause-without-end",
+        4,
+        "engine/claims",
+        "doubled, LONGEST_S)",
+        "doubled, 1e12)",
+        CLAIMS,
+    ),
+    Mutant(
+        "an-anchor-that-comes-changes-nothing",
+        4,
+        "engine/claims",
+        "        self._doubts.pop(peer.name, None)",
+        "        pass",
+        CLAIMS,
+    ),
+    Mutant(
+        "doubts-of-the-gone-stay",
+        4,
+        "engine/claims",
+        "            del self._doubts[name]",
+        "            pass",
+        CLAIMS,
+    ),
+    Mutant(
+        "a-doubted-peer-is-asked",
+        4,
+        "engine/adoption",
+        "if p not in state.wants and not state.claims.doubts(peer):",
+        "if p not in state.wants:",
+        CLAIMS,
+    ),
+    Mutant(
+        "a-doubted-model-is-fetched",
+        4,
+        "engine/adoption",
+        "        if state.claims.doubts(beat.peer):\n            return\n",
+        "",
+        CLAIMS,
+    ),
+    Mutant(
+        "rounds-wait-for-a-doubted-peer",
+        4,
+        "engine/sealer",
+        "self.adoption.behind(fragment, believed=True)",
+        "self.adoption.behind(fragment)",
+        CLAIMS,
+    ),
+    Mutant(
+        "less-than-was-shown-is-enough",
+        4,
+        "engine/adoption",
+        "anchor.lineage.key[:2] >= wanted.key[:2]",
+        "True",
+        CLAIMS,
+    ),
+    Mutant(
+        "refused-bytes-are-no-failure",
+        4,
+        "engine/outcomes",
+        "            self.adoption.handed_over(now, job.states[0].peer, kept=False)\n",
+        "",
+        CLAIMS,
+    ),
+    Mutant(
+        "a-refused-anchor-is-still-awaited",
+        4,
+        "engine/outcomes",
+        "                state.wants.pop(anchor.fragment, None)\n",
+        "",
+        CLAIMS,
+    ),
+    Mutant(
+        "of-the-gone-nobody-tells",
+        4,
+        "engine/sealer",
+        "        self._tell_of_the_gone(job, round)\n",
+        "",
+        of("unit/engine/test_healing", "former"),
     ),
 )

@@ -237,7 +237,7 @@ class Walk(RuleBasedStateMachine):
         """The anchor that a peer was asked for comes, or cannot be had from it."""
         switch = self.state.switch
         genesis = switch.genesis if switch else self.state.genesis
-        for p, (peer, _) in list(self.state.wants.items()):
+        for p, peer in [(p, wanted.peer) for p, wanted in self.state.wants.items()]:
             if arrives:
                 newest = max(
                     self.lineages.get(genesis, self.lineages[GENESIS]), key=lambda one: one.key

@@ -29,6 +29,7 @@ from mend_optim.model.moment_state import (
     install,
     read,
 )
+from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.model.ruined_state import reset_moments
 from mend_optim.model.weights_watch import WeightsWatch
 from mend_optim.runtime import new_weights
@@ -110,6 +111,7 @@ class Handover:
         self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
         self._watch = WeightsWatch(parameters)
 
+    @in_plain_mode
     def begin(self, saved: Checkpoint | None) -> bool:
         """Before the first inner step, show the learner's weights, or where its checkpoint stood,
         and join.
@@ -140,18 +142,18 @@ class Handover:
         kept = saved.fragments if intact else tuple(map(anchored, saved.fragments))
         anchors = self._no_anchors()
         corrections = []
-        for p, fragment in enumerate(kept):
-            anchors.load(p, fragment.tensors)
-            rounding = self._rounding[p]
+        for place, fragment in zip(self._layout.fragments, kept, strict=True):
+            anchors.load(place.index, fragment.tensors)
+            rounding = self._rounding[place.index]
             if rounding is not None and "rounding" in fragment.tensors:
                 rounding.copy_(fragment.tensors["rounding"])
             if "correction" in fragment.tensors:
-                values = self._memory(self._layout.fragments[p])
-                corrections.append(kept_correction(self._layout.fragments[p], fragment, values))
+                corrections.append(kept_correction(place, fragment, self._memory(place)))
         standings = [fragment.standing for fragment in kept]
         resumed = Resumed(saved.totals, standings, saved.head_start, intact, saved.period)
         return anchors, resumed, corrections
 
+    @in_plain_mode
     def keep(self) -> tuple[Kept, ...]:
         """Every fragment as a checkpoint keeps it. Waits for the worker's present job, never for
         the network."""
@@ -163,6 +165,7 @@ class Handover:
             kept.append(replace(fragment, tensors=tensors))
         return tuple(kept)
 
+    @in_plain_mode
     def run(self, check: Callable[[], None] = lambda: None) -> None:
         """Apply the corrections that are ready and copy the fragments that are due; under
         `adopt_after`, wait for an anchor that is due now.
@@ -236,6 +239,7 @@ class Handover:
             self._take_anchors(self._rounding)
         return ended
 
+    @in_plain_mode
     def begin_anew(self, check: Callable[[], None]) -> None:
         """The user has put other weights in the place of this learner's: they are the start of the
         next offer. Waits for the worker's jobs, never for the network."""
@@ -250,6 +254,7 @@ class Handover:
             self._apply_moments(correction)
         self._watch.restarted()
 
+    @in_plain_mode
     def roll_back(self, saved: Checkpoint, check: Callable[[], None]) -> bool:
         """Go back to a checkpoint's anchors, which replace the weights of all learners. Waits for
         the worker's jobs, never for the network. False if the learner was closed meanwhile, or has
@@ -349,9 +354,7 @@ class Handover:
     def _report_missing(self, p: int, name: str) -> None:
         """Report once, if the user gave the name, that no parameter of fragment `p` has this moment
         but other state: the name may be misspelt."""
-        tensors = self._layout.fragments[p].tensors
-        states = [self._inner.state.get(self._parameters[i]) or {} for i in tensors]
-        there = sorted({str(key) for state in states for key in state})
+        there = self._state(p).names()
         if there and name in self._named:
             self._named.discard(name)
             self._learner.tell(Event("unknown", MISSED.format(name=name, there=", ".join(there))))

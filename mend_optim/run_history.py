@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mend_optim.model.copies import flat, sketch
 from mend_optim.model.layout import Layout
+from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.worker.checkpoint import Checkpoint, with_group
 from mend_optim.wrapped_parameters import WrappedParameters
 
@@ -89,6 +90,7 @@ class RunHistory:
             weights=self._model.sketches(own) if known else saved.weights,
         )
 
+    @in_plain_mode
     def extend(self, layout: Layout | None) -> None:
         """Give a loaded checkpoint, from which no learner has gone on yet, the group that was
         added."""

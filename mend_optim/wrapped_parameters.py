@@ -15,6 +15,7 @@ from mend_optim.errors import UsageError
 from mend_optim.model.copies import belong_to, sketches
 from mend_optim.model.layout import Layout, is_mergeable, is_shapeless
 from mend_optim.model.module_buffers import ModuleBuffers
+from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.worker.checkpoint_reader import OtherModelError, from_state
 
@@ -146,6 +147,7 @@ class WrappedParameters:
         layout = self.layout_if_any()
         return layout is None or belong_to(told, layout, self.mergeable())
 
+    @in_plain_mode
     def read(self, state: object, regroup: bool) -> Loaded:
         """Read a checkpoint.
 

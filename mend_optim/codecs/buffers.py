@@ -44,9 +44,11 @@ class Buffers:
         try:
             base = free.pop()
         except IndexError:
-            base = torch.empty(numel, dtype=torch.float32, pin_memory=pin).numpy()
+            base = torch.empty(numel, dtype=torch.float32, pin_memory=pin, device="cpu").numpy()
         # The finalizer is on this view, because torch's storage holds it and slices share it. The
         # tensor object handed out may die before its slices do, and arrays of it refer to `base`.
         lent = base.view()
         weakref.finalize(lent, free.append, base).atexit = False
-        return torch.from_numpy(lent)
+        # The caller's script may be in inference mode, and the worker changes the buffer later.
+        with torch.inference_mode(False):
+            return torch.from_numpy(lent)

@@ -254,6 +254,8 @@ def _fault(tensor: Tensor) -> str:
         return str(tensor.dtype)
     if hasattr(tensor, "device_mesh"):
         return "a DTensor"
+    if tensor.is_inference():
+        return "one that was made in torch.inference_mode(), which cannot be trained"
     return "" if tensor.layout == torch.strided else str(tensor.layout)
 
 

@@ -42,6 +42,11 @@ class FragmentState:
     inner: Optimizer
     steps: int
 
+    def names(self) -> list[str]:
+        """The names of all that the inner optimizer keeps for the fragment's parameters."""
+        states = [self.inner.state.get(self.parameters[i]) or {} for i in self.fragment.tensors]
+        return sorted({str(key) for state in states for key in state})
+
 
 # ── reading and correcting ────────────────────────────────────────────────────────────────────────
 

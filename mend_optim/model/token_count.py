@@ -70,9 +70,12 @@ def stamp(parameters: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     """A value that changes when gradients are computed, accumulated, scaled or cleared. The first
     four gradients stand for all.
 
-    After clearing, new gradients may lie where the old ones lay, and have their stamp."""
+    After clearing, new gradients may lie where the old ones lay, and have their stamp. Those that
+    were made in inference mode have no versions."""
     gradients = (p.grad for p in parameters if p.grad is not None)
-    return tuple((id(grad), grad._version) for grad in islice(gradients, 4))
+    return tuple(
+        (id(grad), 0 if grad.is_inference() else grad._version) for grad in islice(gradients, 4)
+    )
 
 
 def is_phantom(inner: Optimizer, *args: Any, **kwargs: Any) -> bool:

@@ -1,0 +1,122 @@
+"""Scripts that call the library inside of torch's modes, or with other defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from mend_optim import MendOptimizer, UsageError
+from tests.support.learners import (
+    LOCKSTEP,
+    LOOPBACK,
+    PATIENCE_S,
+    cluster,
+    descent,
+    drive,
+    parameters,
+    same,
+    settle,
+    start,
+    step,
+    together,
+    wave,
+)
+
+Mode = Callable[[], AbstractContextManager[Any]]
+
+
+@contextmanager
+def default_device() -> Iterator[None]:
+    """As scripts set it for a GPU. It holds for the calling thread alone."""
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+MODES: dict[str, Mode] = {
+    "inference": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "a device": lambda: torch.device("meta"),
+    "the default device": default_device,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+def life(mode: Mode) -> list[list[Tensor]]:
+    """The weights of two learners after all calls that the face has, each of them in this mode."""
+    inners = [descent(1.0, 2.0, lr=0.1) for _ in range(2)]
+    with cluster(*inners, started=False, **LOCKSTEP) as optimizers:
+
+        def both(call: Callable[[int, MendOptimizer], object]) -> None:
+            def act(i: int) -> None:
+                with mode():
+                    call(i, optimizers[i])
+
+            together(*(lambda i=i: act(i) for i in range(2)))
+
+        def steps(i: int, optimizer: MendOptimizer) -> None:
+            for s in range(3):
+                optimizer.count_tokens(10)
+                step(optimizer, wave(i, s))
+
+        def look(i: int, optimizer: MendOptimizer) -> None:
+            with optimizer.global_weights():
+                saved[i] = optimizer.state_dict()
+
+        saved: dict[int, dict[str, Any]] = {}
+        others = [Parameter(torch.full((2,), 0.5 + i)) for i in range(2)]
+        both(lambda i, optimizer: optimizer.join())
+        start(optimizers)
+        both(steps)
+        both(lambda i, optimizer: optimizer.add_param_group({"params": [others[i]]}))
+        settle(optimizers)
+        both(steps)
+        both(look)
+        both(lambda i, optimizer: optimizer.synchronize(PATIENCE_S))
+        both(lambda i, optimizer: optimizer.reset_progress())
+        drive(optimizers, 2, wave)  # what was made in the mode is used outside of it
+        both(steps)
+        assert min(o.status().rounds_adopted for o in optimizers) >= 11
+        both(lambda i, optimizer: optimizer.finish(PATIENCE_S))
+        both(lambda i, optimizer: optimizer.load_state_dict(saved[i]))
+        both(steps)
+        return [parameters(optimizer) for optimizer in optimizers]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_of_the_script_changes_no_bit(mode: str) -> None:
+    for plain, other in zip(life(torch.enable_grad), life(MODES[mode]), strict=True):
+        assert same(plain, other)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_gradients_that_were_made_in_inference_mode_can_be_stepped_on(alone: bool) -> None:
+    """As evolution strategies make them."""
+    optimizer = MendOptimizer(descent(1.0), **({} if alone else {"listen": LOOPBACK}))
+    try:
+        with torch.inference_mode():
+            gradient = torch.ones(3)
+        optimizer.param_groups[0]["params"][0].grad = gradient
+        optimizer.count_tokens(7)
+        optimizer.step()
+        optimizer.count_tokens(7)
+        optimizer.zero_grad()
+        assert (optimizer.status().step, optimizer.status().tokens) == (1, 7)
+    finally:
+        optimizer.close()
+
+
+def test_parameters_that_were_made_in_inference_mode_are_refused_with_peers() -> None:
+    with torch.inference_mode():
+        inner = descent(1.0)
+        step(MendOptimizer(inner), 1.0)
+    with pytest.raises(UsageError, match=r"parameter 0 .* made in torch\.inference_mode\(\)"):
+        MendOptimizer(inner, listen=LOOPBACK)

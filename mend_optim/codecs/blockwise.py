@@ -62,7 +62,7 @@ def spans(n: int, block: int) -> Iterator[tuple[int, int]]:
 def bits(scale: float) -> int:
     """The bits of a bfloat16, as an integer. Positive numbers keep their order as integers. The
     negative ones are below them, and NaN is above."""
-    return int(torch.tensor(scale).bfloat16().view(torch.int16))
+    return int(torch.tensor(scale, dtype=torch.float32).bfloat16().view(torch.int16))
 
 
 class Rows(NamedTuple):

@@ -336,7 +336,7 @@ class FragmentAnchor:
             **self.velocity.held(),
             "delta": self.progress,
             "disagreement": self.disagreement,
-            "scale": torch.tensor(self.scale) if self.scale else None,
+            "scale": torch.tensor(self.scale, dtype=torch.float32) if self.scale else None,
             SIZES: self.sizes.save(),
         }
         returned = self.payload.feedback.held() if self.payload.feedback else {}

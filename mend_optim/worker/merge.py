@@ -154,7 +154,7 @@ def centered_clip(deltas: Sequence[Tensor], out: Tensor, offsets: Sequence[int])
     members = len(deltas)
     for start, stop in itertools.pairwise(offsets):
         parts = [delta[start:stop] for delta in deltas]
-        centre = coordinate_median(parts, torch.empty(stop - start))
+        centre = coordinate_median(parts, torch.empty(stop - start, dtype=torch.float32))
         distances = [_distance(part, centre) for part in parts]
         radius = sorted(distances)[(members - 1) // 2]
         shares = [min(1.0, radius / d) / members if d else 1.0 / members for d in distances]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import SGD
 
 from mend_optim import MendOptimizer, UsageError
 from tests.support.learners import (
@@ -39,6 +40,16 @@ def default_device() -> Iterator[None]:
         yield
     finally:
         torch.set_default_device(None)
+
+
+@contextmanager
+def narrow_dtype() -> Iterator[None]:
+    """As scripts set it to make a model in it. It holds for all threads."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 MODES: dict[str, Mode] = {
@@ -95,6 +106,30 @@ def life(mode: Mode) -> list[list[Tensor]]:
 def test_a_mode_of_the_script_changes_no_bit(mode: str) -> None:
     for plain, other in zip(life(torch.enable_grad), life(MODES[mode]), strict=True):
         assert same(plain, other)
+
+
+@pytest.mark.parametrize("options", [{"merge": "centered_clip"}, {"codec": "int4"}, {}], ids=str)
+def test_a_narrow_default_dtype_changes_no_bit(options: dict[str, Any]) -> None:
+    def run() -> tuple[list[Tensor], dict[str, Any]]:
+        generator = torch.Generator().manual_seed(1)
+        start = torch.randn(300, generator=generator, dtype=torch.float32)
+        inners = [SGD([Parameter(start.clone())], lr=0.1) for _ in range(3)]
+        chosen = {"sync_every": 1, "adopt_after": 0, **options}
+        with cluster(*inners, **chosen) as optimizers:
+            drive(optimizers, 4, lambda i, s: wave(i, s) / 3)
+            return parameters(optimizers[0]), optimizers[0].state_dict()["mend"]
+
+    plain, saved = run()
+    with narrow_dtype():
+        other, saved_there = run()
+    assert same(plain, other)
+    tensors = [
+        {n: t for f in each["fragments"] for n, t in f["tensors"].items()}
+        for each in (saved, saved_there)
+    ]
+    assert {n: t.dtype for n, t in tensors[0].items()} == {
+        n: t.dtype for n, t in tensors[1].items()
+    }
 
 
 @pytest.mark.parametrize("alone", [True, False])

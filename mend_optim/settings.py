@@ -307,7 +307,8 @@ def read_settings(
             listen_from=listen_from,
             advertise=advertise,
             peers=named,
-            ledger=Path(ledger) if ledger else None,
+            # The script may change its folder before the first line is written.
+            ledger=Path(ledger).absolute() if ledger else None,
             on_event=on_event,
             security=security,
         )

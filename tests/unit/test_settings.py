@@ -335,6 +335,16 @@ def test_a_ledger_must_not_be_a_link(tmp_path: Path) -> None:
         read(peers=PEER, ledger=tmp_path / "ledger")
 
 
+def test_a_ledger_stays_where_it_was_when_the_script_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = read(peers=PEER, ledger="ledger.jsonl").place
+    monkeypatch.chdir("/")
+    assert place is not None
+    assert place.ledger == tmp_path / "ledger.jsonl"
+
+
 def test_a_class_of_periods_is_refused() -> None:
     with pytest.raises(UsageError, match=r"sync_every must be .*; write sync_every=AutoPeriod\(\)"):
         read_period(AutoPeriod, 1, None)  # type: ignore[arg-type]
@@ -351,7 +361,7 @@ def test_one_peer_may_be_told_by_itself() -> None:
     settings = read(peers=PEER, ledger="rounds.jsonl", on_event=print)
     assert settings.place is not None
     assert settings.place.peers == (PEER,)
-    assert settings.place.ledger == Path("rounds.jsonl")
+    assert settings.place.ledger == Path("rounds.jsonl").absolute()
     assert settings.place.on_event is print
 
 

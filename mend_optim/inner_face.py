@@ -69,7 +69,9 @@ class InnerFace(Optimizer):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the inner optimizer, unless it is one of this object or its class.
         Raises `UsageError` for arguments of the constructor, which are read once."""
-        if name in vars(self) or hasattr(type(self), name):
+        is_wrapped = "_run" in vars(self)
+        if not is_wrapped or name in vars(self) or hasattr(type(self), name):
+            # A subclass may set attributes of its own before it calls this class's constructor.
             super().__setattr__(name, value)
         elif name in self._arguments and not hasattr(self.inner, name):
             raise UsageError(

@@ -166,6 +166,22 @@ def test_a_setting_cannot_be_changed_afterwards(argument: str) -> None:
         setattr(optimizer, argument, 8)
 
 
+def test_a_subclass_may_set_attributes_before_it_is_constructed() -> None:
+    class Counting(MendOptimizer):
+        def __init__(self, inner: Optimizer) -> None:
+            self.calls = 0
+            super().__init__(inner)
+
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return super().step(*args, **kwargs)
+
+    optimizer = Counting(AdamW(weights(1.0)))
+    step(optimizer, 1.0)
+    assert (optimizer.calls, optimizer.status().step) == (1, 1)
+    assert isinstance(optimizer, AdamW)
+
+
 def test_a_scheduler_may_replace_step() -> None:
     optimizer = MendOptimizer(descent(4.0))
     scheduler = StepLR(optimizer, 1, gamma=0.5)

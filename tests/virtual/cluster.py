@@ -48,9 +48,12 @@ class Cluster:
         delay_s: float = 0.3,
         work_s: float = 0.2,
         hidden: int = 0,
+        buffers: bool = False,
     ) -> None:
         self.random, self.policies, self.now = random.Random(seed), policies, 0.0
         self.loss, self.duplicates, self.delay_s, self.work_s = loss, duplicates, delay_s, work_s
+        #: Whether learners merge buffers, too: one more fragment, after those of the schedule.
+        self.buffers = buffers
         self.names = [f"learner-{i}" for i in range(n)]
         self.dialable = {name: i < n - hidden for i, name in enumerate(self.names)}
         self.speed = {name: self.random.choice([1.0, 1.0, 2.0, 3.0]) for name in self.names}
@@ -228,11 +231,15 @@ class Cluster:
             learner.paused_until = self.now + duration
 
     def ruin(self, name: str, how: str) -> None:
-        """An accident ruins the learner's weights: they are "outsized", or "not finite"."""
+        """An accident ruins the learner's weights: they are "outsized", or "not finite". No size of
+        a buffer is refused."""
         learner = self.learners.get(name)
         if learner and not (learner.copying or learner.frozen) and learner.engine.state.joined:
             self.seen[f"ruined: {how}"] += 1
-            learner.units.ruined = dict.fromkeys(range(len(learner.units.theta)), how)
+            ruined = set(range(len(learner.units.theta)))
+            if how == "outsized":
+                ruined.discard(learner.units.buffers)
+            learner.units.ruined = dict.fromkeys(sorted(ruined), how)
 
     def reset_progress(self, name: str) -> None:
         """The learner's user loads other weights, and says that the jump is no progress."""

@@ -81,13 +81,13 @@ class Learner:
         self.ahead_s = 0.0  # how far its clock is ahead
         seeds = [n for n in cluster.names if n != self.name and cluster.dialable[n]]
         self.engine = Engine(id, address, seeds, cluster.policies, self.now)
-        fragments = cluster.policies.schedule.fragments
+        fragments = cluster.policies.schedule.fragments + cluster.buffers
         start = {("init", cluster.random.getrandbits(40)): 1}
         self.weights: list[Vector] = [dict(start) for _ in range(fragments)]
         #: The disagreement that the weights hold: the worker may have the next one already.
         self.disagreement: list[Vector] = [{} for _ in self.weights]
         self.groups = (b"",) * fragments
-        self.units = Units(self.weights)
+        self.units = Units(self.weights, fragments - 1 if cluster.buffers else None)
         self.mailbox: dict[int, Correction] = {}
         self.queue: list[Any] = []
         self.working = self.dead = self.frozen = self.waiting = self.copying = False

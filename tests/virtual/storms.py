@@ -80,6 +80,8 @@ class Storm:
     stays: bool = False
     #: The longest period that the run may choose; 0: it is fixed.
     auto: int = 0
+    #: Whether buffers are merged, too.
+    buffers: bool = False
     seconds: float = 20.0
     faults: tuple[Fault, ...] = ()
 
@@ -93,7 +95,9 @@ class Storm:
         fixed = not self.auto or self.adopt_after is not None
         auto = None if fixed else AutoPeriod(most=self.auto)
         chosen = policies(self.quorum, stays=self.stays, auto=auto, **schedule)
-        cluster = Cluster(self.n, self.seed, chosen, hidden=self.hidden, loss=self.loss)
+        cluster = Cluster(
+            self.n, self.seed, chosen, hidden=self.hidden, loss=self.loss, buffers=self.buffers
+        )
         cluster.start_all()
         for fault in self.faults:
             cluster.at(fault.at, getattr(cluster, fault.kind), *fault.facts)
@@ -145,7 +149,9 @@ def draw(seed: int, wide: bool = False) -> Storm:
     faults += _draw_rollbacks(random.Random(f"rollbacks of {seed}"), names, storm.seconds)
     faults += _draw_resets(random.Random(f"resets of {seed}"), names, storm.seconds)
     auto = 0 if wide else random.Random(f"period of {seed}").choice([0, 0, 8, 30])
-    return replace(storm, auto=auto, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
+    buffers = random.Random(f"buffers of {seed}").random() < 0.25
+    storm = replace(storm, auto=auto, buffers=buffers)
+    return replace(storm, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
 def _draw_fault(r: random.Random, names: list[str], seconds: float) -> Iterator[Fault]:
@@ -273,6 +279,8 @@ def _smaller(storm: Storm) -> Iterator[Storm]:
         yield replace(storm, loss=0.0)
     if storm.fragments > 1:
         yield replace(storm, fragments=storm.fragments - 1)
+    if storm.buffers:
+        yield replace(storm, buffers=False)
     if storm.n > 2:
         lost = f"learner-{storm.n - 1}"
         spared = tuple(f for f in storm.faults if lost not in repr(f.facts))

@@ -75,9 +75,15 @@ def digest(*vectors: Vector) -> bytes:
 
 
 class Units:
-    """Performs the engine's jobs on vectors of units."""
+    """Performs the engine's jobs on vectors of units.
 
-    def __init__(self, weights: list[Vector]) -> None:
+    Those of the fragment `buffers`, if there is one, stand for the observations that are in its
+    values. A real merge is a mean of values. Here it is the sum of what was observed, so that no
+    observation may count twice or be lost. As a real one does, such a fragment keeps a disagreement
+    whatever the gain, which ends at rest."""
+
+    def __init__(self, weights: list[Vector], buffers: int | None = None) -> None:
+        self.buffers = buffers
         self.theta = [dict(w) for w in weights]
         self.progress: list[Vector] = [{} for _ in weights]
         self.disagreement: list[Vector] = [{} for _ in weights]
@@ -163,7 +169,8 @@ class Units:
         if job.replace:
             values, kept = dict(new), {}
         elif mine:
-            kept = add(self.progress[p], step, -1) if job.gain < 1 else {}
+            keeps = job.gain < 1 or p == self.buffers
+            kept = add(self.progress[p], step, -1) if keeps else {}
             values = add(add(step, self.progress[p], -1), add(kept, self.disagreement[p], -1))
         if mine or job.replace:  # the progress was merged, or is dropped
             self.progress[p] = {}

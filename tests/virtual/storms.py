@@ -62,7 +62,7 @@ class Fault:
     facts: tuple[Any, ...]
 
     def __repr__(self) -> str:
-        return f"Fault({self.at:.3f}, {self.kind!r}, {self.facts!r})"
+        return f"Fault({self.at!r}, {self.kind!r}, {self.facts!r})"
 
 
 @dataclass(frozen=True)

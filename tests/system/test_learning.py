@@ -6,16 +6,18 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bench.cluster import learning
+from bench.cluster import learning, lockstep, recipes
 from bench.cluster.gaps import comparisons, goal, report, results
 from bench.cluster.learning import ARMS, Selection, cells, main, parse_arguments, plan, selections
 from bench.cluster.lockstep import MERGING, measure
 from bench.cluster.runs import ALONE, PARALLEL, Cell, Outcome, Record, Run, append, line, read
 from bench.cluster.tasks import RATES, TASKS, text_task
+from mend_optim import Timing
 
 TINY = Run(
     task="text",
@@ -31,12 +33,14 @@ TINY = Run(
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_held_out() -> Iterator[None]:
-    """Most of a tiny run would be spent on held-out text."""
+def quick() -> Iterator[None]:
+    """Most of a tiny run would be spent on held-out text, and on waiting for the first beats."""
     task = text_task()
-    small = replace(task, held_out=task.held_out[:1])
+    x, y = task.held_out[0]
+    small = replace(task, held_out=((x[:4], y[:4]),))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "text", lambda: small)
+        patch.setattr(lockstep, "Timing", partial(Timing, beat_s=0.05))
         yield
 
 
@@ -83,6 +87,30 @@ def test_every_arm_runs_and_all_are_reported(
     printed = capsys.readouterr().out
     assert f"|  | {' | '.join(MERGING)} |" in printed
     assert "| H 2, τ 2 |" in printed
+
+
+def test_every_recipe_differs_from_the_rules_and_leaves_nothing_behind() -> None:
+    """Several replace functions of the library while they run."""
+    tiny = replace(TINY, steps=4)
+    rules = measure(tiny).digest
+    tried = [replace(tiny, arm=recipe) for recipe in recipes.RECIPES]
+    tried += [replace(tiny, task=recipes.with_inner("text", inner)) for inner in recipes.INNERS]
+    found = [recipes.measure(run) for run in tried]
+    assert all(math.isfinite(outcome.held_out[-1]) for outcome in found)
+    assert len({rules, *(outcome.digest for outcome in found)}) == len(found) + 1
+    assert measure(tiny).digest == rules
+
+
+def test_the_report_pairs_a_recipe_with_the_rules() -> None:
+    better = [record for record in records(1.25, arm="average") if record.run.arm == "average"]
+    text = recipes.report([*records(1.5), *better])
+    assert "| text | 2, 2 | average | 75 (75 to 75, 1) | 25 (25 to 25, 1) |" in text
+    assert "| text | data parallel | 0.002 | 1.0000 (1.0000 to 1.0000, 1) |" in text
+
+
+def test_the_recipes_share_their_baselines() -> None:
+    runs = recipes.runs_of(recipes.Tried(tasks=["text"], seeds=[7]))
+    assert len(runs) == len(set(runs)) == 5 + (3 * 3 + 1) + 2 * 5
 
 
 def test_a_repeated_run_ends_with_the_same_weights() -> None:

@@ -1,14 +1,15 @@
 """Ways to learn that were tried beside the library's rules, on the runs of the bench "learning".
 
-A *recipe* is an experiment. Some change what a learner does between two steps, and some replace a
-function of the library for the length of a run. None is an option of the library. Each is compared,
-seed by seed, with the library's rules (the arm "new") in the same cell:
+A *recipe* is an experiment. One changes what a learner does between two steps, and others replace a
+function of the library for the length of a run. Only "rda" is an option of the library. Each is
+compared, seed by seed, with the library's rules (the arm "new") in the same cell:
 
     average        each offer is the average of the weights after the last steps; the learner trains
                    on from its own weights
     signal         f is nearer to 1 the more of a tensor's mean is noise
     greatest       f is its upper bound for every tensor
     tensor gains   α of a late anchor is smaller for tensors on which the learners agree
+    rda            merge="rda"
 
 An *inner* replaces the inner optimizer of a task. It has baselines of its own, alone and data
 parallel:
@@ -170,6 +171,8 @@ RECIPES: dict[str, Callable[[], Patch]] = {
     "greatest": lambda: patch.object(scale, "factors", greatest_factors),
     "tensor gains": lambda: patch.object(FragmentAnchor, "_adopt_late", adopt_late_by_tensor),
 }
+#: One more merge of the library's own.
+RDA = "rda"
 #: Recipes that change nothing where anchors come in time.
 LATE_ONLY = {"tensor gains"}
 
@@ -283,7 +286,7 @@ class Tried:
     """The runs to take."""
 
     tasks: Sequence[str]
-    recipes: Sequence[str] = tuple(RECIPES)
+    recipes: Sequence[str] = (*RECIPES, RDA)
     inners: Sequence[str] = tuple(INNERS)
     cells: Sequence[tuple[int, int]] = CELLS
     steps: int = STEPS
@@ -381,7 +384,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    add("--recipes", nargs="*", choices=list(RECIPES), default=list(RECIPES))
+    add("--recipes", nargs="*", choices=[*RECIPES, RDA], default=[*RECIPES, RDA])
     add("--inners", nargs="*", choices=list(INNERS), default=list(INNERS))
     add("--steps", type=int, default=STEPS)
     add("--seeds", nargs="+", type=int, default=SEEDS)

@@ -110,7 +110,7 @@ def test_the_report_pairs_a_recipe_with_the_rules() -> None:
 
 def test_the_recipes_share_their_baselines() -> None:
     runs = recipes.runs_of(recipes.Tried(tasks=["text"], seeds=[7]))
-    assert len(runs) == len(set(runs)) == 5 + (3 * 3 + 1) + 2 * 5
+    assert len(runs) == len(set(runs)) == 5 + (4 * 3 + 1) + 2 * 5
 
 
 def test_a_repeated_run_ends_with_the_same_weights() -> None:

@@ -1,7 +1,7 @@
 .PHONY: help demo test test-floor test-clients test-suites test-deep fuzz mutants lint types proto bench storm clean
 
 PYTHON ?= python3
-DEMO_STEPS ?= 800
+DEMO_STEPS ?= 500
 FUZZ_MINUTES ?= 10
 
 # Everything runs in .venv, which is made on demand and again when the dependencies change.
@@ -15,7 +15,7 @@ PROTO_READY = .venv-proto/ready
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: $(READY) ## three learners and one alone on this machine, in about two minutes; DEMO_STEPS=150 is a quick look
+demo: $(READY) ## three learners, one alone and one data parallel on this machine, in about two minutes; DEMO_STEPS=150 is a quick look
 	.venv/bin/python examples/demo.py --steps $(DEMO_STEPS)
 
 test: lint types ## lint, types, then all tests

@@ -1,10 +1,14 @@
-"""Three learners train one model over loopback, beside one that trains alone: `make demo`.
+"""Three learners train one model over loopback, beside two that share nothing: `make demo`.
 
 Every learner is a process of its own: `train_text.py` on its third of the text. The learners share
 a new secret, so that their links are mutual TLS, as they would be between machines. When all have
 trained, the launcher asks them to synchronize and report, compares what they hold, and prints what
 merging was worth. It exits with an error if the learners' anchors differ, or if merging did not
 beat training alone for the same number of steps.
+
+Two more processes show the limits between which that lies. One trains alone on the first third. The
+other one stands for data parallel training: each of its steps has the batches of all three, as if
+they had exchanged their gradients at every step.
 """
 
 import argparse
@@ -25,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LEARNERS = ("a", "b", "c")
-ALONE = "alone"
+ALONE, PARALLEL = "alone", "parallel"
 SILENCE_LIMIT_S = 90  # a learner speaks every second, and waits at most 30 s to synchronize
 REPORT_TRIES = 3
 LEAVE_LIMIT_S = 20
@@ -155,7 +159,7 @@ class Screen:
     def line(self, child: Child) -> str:
         seen = child.latest
         bar = ("#" * (BAR_WIDTH * seen["step"] // self.steps)).ljust(BAR_WIDTH, ".")
-        start = f"{child.name:<6}{bar} {seen['step']:>5}/{self.steps}"
+        start = f"{child.name:<9}{bar} {seen['step']:>5}/{self.steps}"
         if not seen["step"]:
             return start
         rounds = (
@@ -191,7 +195,7 @@ def arguments_of(
         "--steps",
         args.steps,
         "--batch",
-        args.batch,
+        args.batch * (len(LEARNERS) if name == PARALLEL else 1),
         "--seed",
         args.seed,
         "--report",
@@ -199,6 +203,8 @@ def arguments_of(
     ]
     if name == ALONE:
         own = ["--solo", "--shard", f"0/{len(LEARNERS)}"]
+    elif name == PARALLEL:
+        own = ["--solo"]
     else:
         peers = ",".join(address for peer, address in addresses.items() if peer != name)
         own = ["--listen", addresses[name], "--peers", peers, "--sync-every", args.sync_every]
@@ -234,7 +240,7 @@ def agreed(learners: list[Child]) -> bool:
 def run(children: list[Child], inbox: queue.Queue, screen: Screen) -> None:
     """Train, then report until all learners hold the same: one that asks early may miss what
     another still gave."""
-    learners = [child for child in children if child.name != ALONE]
+    learners = [child for child in children if child.name in LEARNERS]
     listen_until(lambda: all(child.trained for child in children), children, inbox, screen)
     screen.show(children, last=True)
     asked = children
@@ -270,15 +276,15 @@ def tokens_merged(folder: Path) -> Counter[str]:
 
 def print_result(children: list[Child], merged: Counter[str]) -> None:
     print(
-        f"\n{'':<6}{'steps':>7}{'tokens':>12}{'of them merged':>16}{'rounds':>8}"
+        f"\n{'':<9}{'steps':>7}{'tokens':>12}{'of them merged':>16}{'rounds':>8}"
         f"{'held-out loss':>15}"
     )
     for child in children:
         report = child.report
         rounds = (
-            ("-", "-") if child.name == ALONE else (f"{merged[child.name]:,}", report["rounds"])
+            (f"{merged[child.name]:,}", report["rounds"]) if child.name in LEARNERS else ("-", "-")
         )
-        row = f"{child.name:<6}{report['step']:>7}{report['tokens']:>12,}"
+        row = f"{child.name:<9}{report['step']:>7}{report['tokens']:>12,}"
         row += f"{rounds[0]:>16}{rounds[1]:>8}"
         print(f"{row}{report['held_out_loss']:>15.4f}")
     first = children[0].report
@@ -296,6 +302,7 @@ def judge(children: list[Child]) -> str:
     loss = {child.name: child.report["held_out_loss"] for child in children}
     together, alone = max(loss[name] for name in LEARNERS), loss[ALONE]
     losses = f"held-out loss {together:.4f} together, {alone:.4f} alone"
+    losses += f", {loss[PARALLEL]:.4f} with data parallel steps"
     compared = f"{losses}, after the same number of steps each"
     if not together < alone:
         raise DemoError(f"merging did not beat training alone: {compared}")
@@ -304,9 +311,9 @@ def judge(children: list[Child]) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Three learners train one model, beside one that trains alone."
+        description="Three learners train one model, beside two that share nothing."
     )
-    parser.add_argument("--steps", type=int, default=800, help="inner steps of every learner")
+    parser.add_argument("--steps", type=int, default=500, help="inner steps of every learner")
     parser.add_argument("--sync-every", default="auto", help="inner steps between rounds, or auto")
     parser.add_argument("--batch", type=int, default=8, help="windows of text per step")
     parser.add_argument("--seed", type=int, default=0)
@@ -335,7 +342,7 @@ def main() -> None:
     children: list[Child] = []
     try:
         secret = make_secret(folder)
-        for name in (*LEARNERS, ALONE):
+        for name in (*LEARNERS, ALONE, PARALLEL):
             arguments = arguments_of(name, addresses, folder, args)
             children.append(Child(name, arguments, secret, folder, inbox))
         run(children, inbox, Screen(args.steps))

@@ -24,6 +24,10 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Seal, State
 
+#: Rounds in a row that a learner may miss before it keeps its boundary. The sealer calls everybody
+#: in every round, so more of them without an offer are of a learner that seals out of turn.
+MISSES = 2
+
 
 class Motion(Enum):
     """The present activity of a fragment."""
@@ -52,6 +56,8 @@ class Progress(Accounts):
         self.cycle_start = cycle_start
         #: Written by `_on` alone, by the table above.
         self.motion = Motion.STILL
+        #: Rounds that went on without this learner since its last copy for an offer.
+        self.misses = 0
         #: The greatest anchor that was heard of while the fragment was busy.
         self.deferred_news: Seal | State | None = None
         #: Whether the training thread has yet to apply a correction.
@@ -107,6 +113,7 @@ class Progress(Accounts):
         """The training thread copies the fragment now, to offer it."""
         self._on("copy")
         self.offer_requested = False
+        self.misses = 0
         return self.make_pending(totals, due, flush)
 
     def copy_for_anchor(self) -> None:
@@ -232,9 +239,12 @@ class Progress(Accounts):
 
     def _miss_round(self, totals: Totals, schedule: Schedule) -> None:
         """A round went on without this learner. In lockstep nobody is called, so a learner that is
-        slower than the rounds has to keep its boundary, or it would never reach one."""
-        if self.unmerged(totals).step and not schedule.lockstep:
+        slower than the rounds has to keep its boundary, or it would never reach one. So does a
+        learner whose rounds call nobody: a peer that seals alone, again and again, must not keep
+        the others from offering."""
+        if self.unmerged(totals).step and not schedule.lockstep and self.misses < MISSES:
             self.cycle_start = totals.step
+            self.misses += 1
         pending = self.pending
         if pending is None:
             return

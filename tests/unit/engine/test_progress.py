@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.pending import Pending
-from mend_optim.engine.progress import Motion, Progress
+from mend_optim.engine.progress import MISSES, Motion, Progress
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.standing import resumed, standing_of
 from mend_optim.protocol.lineage import FORGOTTEN, PROCESSES, Claim, Entry, Lineage, PeerId
@@ -230,6 +230,18 @@ def test_who_was_left_out_starts_its_period_at_the_adoption() -> None:
     fragment.sealed(mine=False)
     fragment.correction_applied()
     assert fragment.progress.cycle_start == 3
+
+
+def test_rounds_that_call_nobody_keep_no_learner_from_its_boundary() -> None:
+    """A peer that seals alone, again and again, would keep all others from offering."""
+    fragment = Fragment()
+    for _ in range(MISSES + 3):
+        fragment.step(3)
+        fragment.sealed(mine=False)
+        fragment.correction_applied()
+    assert fragment.progress.cycle_start == 3 * MISSES
+    fragment.offer()
+    assert fragment.progress.misses == 0
 
 
 def test_who_had_not_trained_keeps_its_turn() -> None:

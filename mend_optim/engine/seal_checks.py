@@ -10,6 +10,7 @@ all learners come to the same result.
     shares only where residuals are merged      weigh a member by work that it does not bring
     weights follow from members and shares      weigh members as its sealer likes
     nobody's tokens per step beyond `SPREAD`    let one member's word outweigh all others
+    nobody's tokens beyond `MOST_TOKENS`        use up the tokens that an anchor can count
 
 Machines differ: one learner may take a batch a few hundred times as large as another's. So `SPREAD`
 is wide, and it bounds only large rates: a small one weighs little by itself. The median of two
@@ -27,6 +28,9 @@ from mend_optim.protocol.messages import Seal
 
 #: A member's tokens per step are at most so many times the median of the members'.
 SPREAD = 1000
+#: A member has at most so many tokens. No learner trains as many between two rounds, and as many
+#: rounds as it takes to reach `COUNTER_LIMIT` with them are more than any run has.
+MOST_TOKENS = 1 << 40
 
 
 def flaw_of(seal: Seal, base: Lineage, policies: Policies, is_buffers: bool) -> str:
@@ -63,9 +67,13 @@ def _repeats(members: Sequence[Entry]) -> bool:
 
 
 def outlier(members: Sequence[Entry], entries: Sequence[Entry]) -> int | None:
-    """The index of the member with the most tokens per step, if those are beyond `SPREAD`; else
-    None. `entries` are the members as they are weighed."""
+    """The index of the member with the most tokens, if those are beyond `MOST_TOKENS`, or with the
+    most tokens per step, if those are beyond `SPREAD`; else None. `entries` are the members as they
+    are weighed."""
     for listed in (members, entries):
+        tokens = [entry.tokens for entry in listed]
+        if tokens and max(tokens) > MOST_TOKENS:
+            return tokens.index(max(tokens))
         rates = {i: e.tokens / e.steps for i, e in enumerate(listed) if e.tokens and e.steps}
         if rates:
             most = max(rates, key=lambda i: rates[i])
@@ -75,7 +83,9 @@ def outlier(members: Sequence[Entry], entries: Sequence[Entry]) -> int | None:
 
 
 def told(entry: Entry) -> str:
-    """The rate of a member that is beyond `SPREAD`, in words."""
+    """The tokens or the rate of a member that are beyond the bounds, in words."""
+    if entry.tokens > MOST_TOKENS:
+        return f"{entry.tokens} tokens; the limit is {MOST_TOKENS}; count them in a larger unit"
     return (
         f"{entry.tokens} tokens in {entry.steps} steps, over {SPREAD} times the rate of the others;"
         " count tokens alike everywhere"

@@ -200,6 +200,9 @@ class Sealer:
         if self.state.is_buffers(p):
             # A learner at rest has no progress, but it has values: those of the anchor.
             return [weighed(offer, all_residual=True) for offer in offers]
+        if not self.state.policies.residual_in_weights:
+            # A claim to a residual where there is none would make all refuse the seal.
+            return [offer.entry for offer in offers]
         return weighed_entries(offers, base.tokens)
 
     def _merge(self, view: View, reason: str) -> None:

@@ -3,7 +3,7 @@ that is told, left out."""
 
 from __future__ import annotations
 
-from tests.mutation.mutant_list import ADOPTING, OFFERING, ROUND, SEALING, Mutant, of
+from tests.mutation.mutant_list import ADOPTING, OFFERING, PROGRESS, ROUND, SEALING, Mutant, of
 
 PROOFS, CLAIMS = of("unit/engine/test_seal_checks"), of("unit/engine/test_claims")
 SEAL_MUTANTS = (
@@ -39,6 +39,30 @@ SEAL_MUTANTS = (
         "return offer.seq, offer.claim.author != offer.peer, offer.peer",
         "return offer.seq, False, offer.peer",
         ROUND,
+    ),
+    Mutant(
+        "residuals-are-claimed-where-there-are-none",
+        4,
+        "engine/sealer",
+        "        if not self.state.policies.residual_in_weights:\n",
+        "        if False:\n",
+        SEALING,
+    ),
+    Mutant(
+        "tokens-without-measure",
+        4,
+        "engine/seal_checks",
+        "if tokens and max(tokens) > MOST_TOKENS:",
+        "if False:",
+        PROOFS,
+    ),
+    Mutant(
+        "rounds-that-call-nobody-take-the-boundary",
+        7,
+        "engine/progress",
+        " and self.misses < MISSES:",
+        ":",
+        PROGRESS,
     ),
     Mutant(
         "seal-repeats-an-author",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mend_optim.engine.policies import WEIGHTINGS, Policies, weights
 from mend_optim.engine.residual_share import NO_SHARE, entries_by, shares_of
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.seal_checks import SPREAD, flaw_of, outlier, told
+from mend_optim.engine.seal_checks import MOST_TOKENS, SPREAD, flaw_of, outlier, told
 from mend_optim.protocol.lineage import MOST_AUTHORS, Entry, PeerId
 from mend_optim.protocol.messages import Seal
 from mend_optim.protocol.peer_limits import Limits
@@ -19,7 +19,8 @@ from tests import reference
 from tests.support.engines import BASE, ME, grown, seal_of
 
 COUNT = st.integers(0, 2**62)
-WORK = st.tuples(st.one_of(st.integers(0, 5000), COUNT), st.one_of(st.integers(0, 9), COUNT))
+TOKENS = st.one_of(st.integers(0, 5000), st.integers(0, MOST_TOKENS))
+WORK = st.tuples(TOKENS, st.one_of(st.integers(0, 9), COUNT))
 SHARES = st.one_of(st.just(NO_SHARE), st.tuples(st.integers(0, 500), st.integers(1, 9)))
 
 
@@ -169,6 +170,18 @@ def test_an_outlier_has_the_greatest_rate_of_those_beyond_the_median(
 def test_of_two_members_none_is_an_outlier(work: list[tuple[int, int]]) -> None:
     """Nobody could say which of them is wrong."""
     assert outlier(members_of(*work), members_of(*work)) is None
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_nobody_uses_up_the_tokens_that_an_anchor_can_count(others: int) -> None:
+    """However few there are to compare with."""
+    most = (MOST_TOKENS, 1)
+    members = members_of(*[most] * others, most)
+    assert outlier(members, members) is None
+    members = members_of(*[most] * others, (MOST_TOKENS + 1, 1))
+    assert outlier(members, members) == others
+    seal = sealed("tokens", *members)
+    assert f"the limit is {MOST_TOKENS}" in flaw_of(seal, BASE, policies("tokens"), False)
 
 
 def test_a_residual_may_not_outweigh_all_others_either() -> None:

@@ -436,10 +436,24 @@ def test_without_an_offer_that_is_refused_there_may_be_no_quorum() -> None:
 
 def test_two_offers_that_make_an_anchor_which_nobody_can_tell_of_are_not_merged_together() -> None:
     engine = sealer(PEER)
+    fragment = engine.engine.state.fragments[0]
+    fragment.lineage = replace(fragment.lineage, tokens=COUNTER_LIMIT - 45)
     engine.offer()
-    admit(engine, replace(offer_of(PEER), tokens=COUNTER_LIMIT))
+    admit(engine, replace(offer_of(PEER), tokens=41))
     assert ["too many" in fault for fault in engine.faults()] == [True]
     assert list(engine.engine.state.rounds[0].inbox) == [ME]
+
+
+def test_a_claim_to_a_residual_where_encodings_leave_none_counts_for_nothing() -> None:
+    """All would refuse the seal, and the next one of the same offers."""
+    engine = sealer(PEER)
+    engine.offer()
+    admit(engine, replace(offer_of(PEER), again=(120, 4)))
+    engine.done(engine.merge())
+    ((_, seal),) = engine.sent(Seal)
+    assert seal.shares == ()
+    assert not flaw_of(seal, BASE, engine.engine.state.policies, False)
+    assert engine.faults() == []
 
 
 def test_a_seal_tells_the_residuals_that_it_weighs_by() -> None:

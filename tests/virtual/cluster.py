@@ -36,6 +36,8 @@ class Cluster:
     `twins` are older processes that still run."""
 
     learner_type: type[Learner] = Learner
+    #: Whether incarnations may grow in other ways than by starts.
+    outranks = False
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class Cluster:
         if saved and is_past(id, saved.checkpoint):
             id = id.beyond(newest(name, saved.checkpoint))
         address = name if name not in self.listening else str(id)
-        learner = self.learner_type(self, id, address if self.dialable[name] else "", saved)
+        learner = self.make(id, address if self.dialable[name] else "", saved)
         self.processes[id] = self.learners[name] = learner
         if learner.address:
             self.listening[address] = learner
@@ -155,6 +157,9 @@ class Cluster:
         self.after(begin_after * self.random.random(), learner, learner.begin)
         learner.pump()
         return learner
+
+    def make(self, id: PeerId, address: str, saved: Saved | None) -> Learner:
+        return self.learner_type(self, id, address, saved)
 
     def start_early(self, name: str) -> None:
         """Start a learner whose clock was set back, perhaps from any of the checkpoints."""
@@ -403,7 +408,7 @@ class Cluster:
 
     def cut_outranked(self, learner: Learner) -> None:
         """Break the links with processes that this learner would turn away by now."""
-        if self.seen["duplicated"] or self.seen["set back"]:
+        if self.outranks or self.seen["duplicated"] or self.seen["set back"]:
             roster, me = learner.engine.state.roster, learner.me
             self.unlink(lambda link: me in link and any(map(roster.namesake, link - {me})))
 
@@ -431,7 +436,7 @@ class Cluster:
 
     def arrive(self, sender: Learner, effect: Send) -> None:
         to, message = effect.to, effect.message
-        receiver = self.processes.get(to)
+        receiver = self.receiver(to)
         if receiver is None or self.is_cut(sender.name, to.name):
             self.fail(sender, effect)
             return
@@ -439,6 +444,10 @@ class Cluster:
         self.happen(receiver, receiver.receive, (message, by))
         if isinstance(message, Offer):
             self.after(0.05, sender, sender.report, "delivered", to, message)
+
+    def receiver(self, to: PeerId) -> Learner | None:
+        """The process that takes a message to this peer."""
+        return self.processes.get(to)
 
     def fail(self, sender: Learner, effect: Send) -> None:
         """Report what a real transport reports when a stream breaks: to the sender of an offer or
@@ -465,7 +474,8 @@ class Cluster:
 
     def note(self, learner: Learner, event: Event) -> None:
         self.seen[event.kind] += 1
-        assert event.kind != "fault", (learner.name, event.text)
+        if event.kind == "fault":
+            self.check_fault(learner, event)
         if event.kind == "refused" and learner.name in event.text:
             self.refused.add(learner.id)
         if event.kind == "outsized":
@@ -475,6 +485,10 @@ class Cluster:
             self.seen[record.reason] += 1
             self.seen["superseded"] += bool(record.superseded)
             self.oracle.recorded(learner, record)
+
+    def check_fault(self, learner: Learner, event: Event) -> None:
+        """Nobody is refused anything where all are honest."""
+        raise AssertionError((learner.name, event.text))
 
     def keys(self) -> set[Any]:
         return {

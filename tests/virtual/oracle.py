@@ -62,6 +62,7 @@ class Oracle:
             if self.checked.get((learner.id, p)) == now:
                 continue
             self.checked[learner.id, p] = now
+            theta, weights = self.judged(theta), self.judged(weights)
             assert all(count == 1 for count in theta.values()), ("merged twice", learner.id, p)
             assert all(count == 1 for count in weights.values()), (
                 "wrong weights",
@@ -82,10 +83,7 @@ class Oracle:
 
     def _check_lineage(self, learner: Learner, p: int, lineage: Lineage) -> None:
         units = frozenset(learner.units.theta[p])
-        assert lineage.tokens == len(units) - 1, (
-            "tokens of the lineage are not its units",
-            learner.id,
-        )
+        self.check_tokens(learner, lineage, units)
         again = units & self.given_up[p, lineage.genesis]
         assert not again, ("back after a rollback", learner.id, p, again)
         key = (p, lineage.genesis, lineage.digest)
@@ -100,6 +98,17 @@ class Oracle:
         elif last:
             assert lineage.key >= last, ("adopted a smaller lineage", learner.id, p, last, lineage)
         self.last_keys[learner.id, p] = (lineage.genesis, lineage.key)
+
+    def judged(self, vector: Vector) -> Vector:
+        """The units whose way is followed: all of them, where all learners are honest."""
+        return vector
+
+    def check_tokens(self, learner: Learner, lineage: Lineage, units: frozenset[Any]) -> None:
+        """An anchor tells the truth about its work."""
+        assert lineage.tokens == len(units) - 1, (
+            "tokens of the lineage are not its units",
+            learner.id,
+        )
 
     def check_quorum(self, learner: Learner, job: Merge) -> None:
         """Laws 3 and 6: the learner that seals is the sealer by its own roster, merges on its own

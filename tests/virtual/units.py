@@ -96,7 +96,9 @@ class Units:
     def perform(self, job: Job) -> tuple[Done, tuple[Correction, ...]]:
         if isinstance(job, Advance):
             p = job.seal.fragment
-            merged: Vector = job.seal.sections["merged"]  # type: ignore[assignment]
+            merged: Vector = job.seal.sections.get("merged", Section())  # type: ignore[assignment]
+            if digest(merged) != job.seal.payload:
+                return Done(fault="the merged bytes are not those of the seal"), ()
             sizes = job.seal.sections.get("sizes")
             outsized = sizes.outsized if sizes is not None else {}  # type: ignore[attr-defined]
             return Done(outsized=outsized), (self._to(p, add(self.theta[p], merged), job),)

@@ -1,0 +1,348 @@
+"""Storms in virtual time with one learner that lies, whatever it says (`insider.py`). The laws hold
+for the others, and they keep merging: while the insider is there, and when it has gone.
+
+    play many; failures are made smaller and printed:
+        python -m tests.virtual.insiders --seeds 0:2000 --jobs 2
+    play one that was printed:
+        python -m tests.virtual.insiders --replay "Infiltrated(...)"
+
+Not promised, and so not asked of the honest (docs/security.md):
+
+- What the insider trained, or made up: its units may be in an anchor twice, or not at all.
+- A fragment that the insider seals has rounds only if it likes. If it seals others out of turn,
+  again and again, their rounds are delayed, too.
+- Where it lies in the name of another ("names"), and offers are not signed, that learner may
+  believe that its work was merged. Nothing is merged twice all the same."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.state import EngineState
+from mend_optim.membership.roster import _rendezvous
+from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.messages import Offer
+from tests.virtual.cluster import Cluster
+from tests.virtual.insider import LIES, MADE_UP, WAYS, Insider
+from tests.virtual.oracle import Oracle
+from tests.virtual.process import Learner, Saved
+from tests.virtual.storms import LIMIT_S, TIMING, Fault, policies
+from tests.virtual.units import Vector
+
+#: Virtual seconds: until all have joined, for rounds beside the insider, and for rounds without it.
+#: A peer that is gone without a word counts for the quorum until it is evicted.
+JOIN_S, BESIDE_S, AFTER_S = 10.0, 25.0, TIMING.evict_after_s + 20.0
+#: Rounds of each fragment that honest learners are to have in these times, at least.
+ROUNDS_BESIDE, ROUNDS_AFTER = 1, 1
+
+
+class HonestOracle(Oracle):
+    """The laws for the honest: of what the insider trained or made up, nothing is promised."""
+
+    cluster: InsiderCluster
+
+    def judged(self, vector: Vector) -> Vector:
+        liars = self.cluster.liars
+        return {unit: count for unit, count in vector.items() if unit[0] not in liars}
+
+    def check_tokens(self, learner: Learner, lineage: Lineage, units: frozenset[Any]) -> None:
+        """The insider says of its work what it likes."""
+
+    def moved(
+        self, learner: Learner, p: int, before: Vector, after: Vector, dropped_tokens: int
+    ) -> None:
+        if self.cluster.is_insider(learner):
+            return
+        if learner.name in self.cluster.impersonated:
+            dropped_tokens = len(before)
+        super().moved(learner, p, self.judged(before), self.judged(after), dropped_tokens)
+
+    def worked(self, learner: Learner, unit: Any) -> None:
+        if not self.cluster.is_insider(learner):
+            super().worked(learner, unit)
+
+    def died(self, learner: Learner) -> None:
+        if not self.cluster.is_insider(learner):
+            super().died(learner)
+
+    def _held(self, learners: list[Learner], p: int) -> set[Any]:
+        return super()._held([x for x in learners if not self.cluster.is_insider(x)], p)
+
+    def check_accounts(self) -> None:
+        if not self.cluster.impersonated:
+            super().check_accounts()
+
+
+class InsiderCluster(Cluster):
+    """A cluster in which the learner of one name lies, until it has gone for good."""
+
+    outranks = True
+
+    def __init__(self, storm: Infiltrated) -> None:
+        schedule = {
+            "sync_every": 3 + storm.fragments,
+            "fragments": storm.fragments,
+            "adopt_after": storm.adopt_after,
+        }
+        chosen = policies(storm.quorum, stays=storm.stays, **schedule)
+        self.seed, self.lies, self.lies_per_s = storm.seed, storm.lies, storm.lies_per_s
+        self.insider = f"learner-{storm.insider}"
+        self.has_gone = False
+        #: The first parts of units that are not judged.
+        self.liars: set[PeerId | str] = {MADE_UP}
+        #: Names of honest learners in whose name the insider has lied.
+        self.impersonated: set[str] = set()
+        #: By fragment, the anchors that a round led to with an honest member, and when the first
+        #: honest learner had each.
+        self.rounds: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        super().__init__(storm.n, storm.seed, chosen, loss=storm.loss)
+        self.oracle = HonestOracle(self)
+
+    def make(self, id: PeerId, address: str, saved: Saved | None) -> Learner:
+        if id.name != self.insider:
+            return Learner(self, id, address, saved)
+        self.liars.add(id)
+        return Insider(self, id, address, saved)
+
+    def start(self, name: str, begin_after: float = 0.5, saved: Saved | None = None) -> None:
+        if not (self.has_gone and name == self.insider):
+            super().start(name, begin_after, saved)
+
+    def is_insider(self, learner: Learner) -> bool:
+        return learner.name == self.insider
+
+    def impersonates(self, author: PeerId) -> None:
+        if author.name in self.names and author.name != self.insider:
+            self.seen["impersonated"] += 1
+            self.impersonated.add(author.name)
+
+    def receiver(self, to: PeerId) -> Learner | None:
+        """The insider has all processes of its name."""
+        return self.learners.get(to.name) if to.name == self.insider else super().receiver(to)
+
+    def evict_insider(self, says_goodbye: bool) -> None:
+        """It is gone, and never comes back."""
+        self.has_gone = True
+        if self.insider in self.learners:
+            (self.leave if says_goodbye else self.crash)(self.insider)
+
+    def note(self, learner: Learner, event: Event) -> None:
+        super().note(learner, event)
+        record = event.facts.get("round")
+        if record and any(m.steps and m.name in self.honest_names for m in record.members):
+            self.rounds[record.fragment].setdefault(record.digest, self.now)
+
+    def check_fault(self, learner: Learner, event: Event) -> None:
+        """Nobody but the insider is blamed, unless it lied in another's name."""
+        self.seen["blamed"] += 1
+        fair = self.insider in event.text or "phantom" in event.text
+        assert fair or self.impersonated, (learner.name, event.text)
+
+    def _awaits(self, state: EngineState, p: int, offer: Offer) -> bool:
+        """What the insider offered may be passed on and refused for ever."""
+        return offer.peer.name != self.insider and super()._awaits(state, p, offer)
+
+    @property
+    def honest_names(self) -> list[str]:
+        return [name for name in self.names if name != self.insider]
+
+    def rounds_in(self, p: int, since: float, until: float) -> int:
+        return sum(since <= at < until for at in self.rounds[p].values())
+
+    def sealed_by_insider(self, p: int) -> bool:
+        """Whether the insider is the one that all learners expect to seal a fragment."""
+        return max(self.names, key=lambda name: _rendezvous(p, name)) == self.insider
+
+
+@dataclass(frozen=True)
+class Infiltrated:
+    """A cluster of `n` learners, of which one lies, and the faults of the first seconds. `seed`
+    determines the network's delays and losses, and the lies."""
+
+    seed: int
+    n: int
+    insider: int
+    lies: tuple[str, ...]
+    lies_per_s: float = 2.0
+    fragments: int = 1
+    quorum: int | None = None
+    adopt_after: int | None = None
+    stays: bool = False
+    loss: float = 0.05
+    says_goodbye: bool = False
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def floods(self) -> bool:
+        """Whether the insider seals out of turn, and so often that it may void all other rounds."""
+        return "seal" in self.lies and (self.lies_per_s > 1 or self.adopt_after is not None)
+
+    def play(self) -> InsiderCluster:
+        """Play it. Raises `AssertionError` if a law is broken for an honest learner."""
+        cluster = InsiderCluster(self)
+        cluster.start_all()
+        for fault in self.faults:
+            cluster.at(fault.at, getattr(cluster, fault.kind), *fault.facts)
+        cluster.run(JOIN_S + BESIDE_S)
+        beside = {
+            p: cluster.rounds_in(p, 0.0, cluster.now)
+            for p in range(self.fragments)
+            if not cluster.sealed_by_insider(p)
+        }
+        cluster.evict_insider(self.says_goodbye)
+        gone_at = cluster.now
+        cluster.run(AFTER_S)
+        after = {p: cluster.rounds_in(p, gone_at, cluster.now) for p in range(self.fragments)}
+        cluster.seen["rounds beside"] += sum(beside.values())
+        cluster.seen["rounds after"] += sum(after.values())
+        assert self.floods or min(beside.values(), default=ROUNDS_BESIDE) >= ROUNDS_BESIDE, (
+            "no rounds beside the insider",
+            beside,
+        )
+        assert min(after.values()) >= ROUNDS_AFTER, ("no rounds when it has gone", after)
+        assert cluster.settle(LIMIT_S), (
+            f"no common model {LIMIT_S:g} s after the last fault: {cluster.keys()}"
+        )
+        return cluster
+
+
+def draw(seed: int) -> Infiltrated:
+    """Two to four honest learners, and one that lies in some ways."""
+    r = random.Random(f"insiders {seed}")
+    n = r.choice([3, 3, 3, 4, 4, 5])
+    kinds = [*LIES, *WAYS]
+    if r.random() < 0.5:  # else nothing that is said in another's name, which weakens the account
+        kinds.remove("names")
+    lies = tuple(sorted(r.sample(kinds, r.choice([1, 2, 4, len(kinds)]))))
+    storm = Infiltrated(
+        seed,
+        n,
+        r.randrange(n),
+        lies,
+        lies_per_s=r.choice([0.3, 1.0, 4.0]),
+        fragments=r.choice([1, 1, 1, 2]),
+        adopt_after=r.choice([None, None, None, 0, 2]),
+        stays=r.random() < 0.3,
+        loss=r.choice([0.0, 0.05, 0.1]),
+        says_goodbye=r.random() < 0.5,
+    )
+    names = [f"learner-{i}" for i in range(n)]
+    drawn = (_draw_fault(r, names, storm.insider) for _ in range(r.choice([0, 0, 1, 2])))
+    faults = sorted((f for faults in drawn for f in faults), key=lambda fault: fault.at)
+    return replace(storm, faults=tuple(faults))
+
+
+def _draw_fault(r: random.Random, names: list[str], insider: int) -> Iterator[Fault]:
+    """A fault that lasts no longer than rounds may be late for."""
+    at, lasting = JOIN_S + r.random() * (BESIDE_S - 15), r.uniform(0.5, 3.0)
+    name, other = r.sample([n for i, n in enumerate(names) if i != insider], 2)
+    kind = r.choice(["crash", "cut", "slow", "freeze", "rest", "pause", "reset_progress"])
+    if kind == "crash":
+        yield Fault(at, "crash", (name,))
+        yield Fault(at + lasting, "start", (name,))
+    elif kind == "cut":
+        yield Fault(at, "cut", (((name, other),), lasting))
+    elif kind == "slow":
+        yield Fault(at, "slow", (name, other, 5.0, lasting))
+    elif kind == "freeze":
+        yield Fault(at, "freeze", (name, lasting, r.random() < 0.5))
+    elif kind == "pause":
+        yield Fault(at, "pause", (name, lasting))
+    else:
+        yield Fault(at, kind, (name,))
+
+
+# Playing many, and making small what fails
+
+
+def failure(storm: Infiltrated) -> str:
+    """The traceback of what went wrong in this storm; empty if nothing did."""
+    try:
+        storm.play()
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def shrunk(storm: Infiltrated) -> Infiltrated:
+    """The smallest storm that still fails."""
+    smaller: Infiltrated | None = storm
+    while smaller:
+        storm = smaller
+        smaller = next((s for s in _smaller(storm) if failure(s)), None)
+    return storm
+
+
+def _smaller(storm: Infiltrated) -> Iterator[Infiltrated]:
+    for i in range(len(storm.faults)):
+        yield replace(storm, faults=storm.faults[:i] + storm.faults[i + 1 :])
+    for lie in storm.lies:
+        yield replace(storm, lies=tuple(other for other in storm.lies if other != lie))
+    if storm.loss:
+        yield replace(storm, loss=0.0)
+    if storm.fragments > 1:
+        yield replace(storm, fragments=storm.fragments - 1)
+    if storm.stays:
+        yield replace(storm, stays=False)
+
+
+def check(storm: Infiltrated) -> InsiderCluster:
+    """Play a storm. If it fails, make it smaller and raise an error that says how to replay
+    that."""
+    try:
+        return storm.play()
+    except Exception:
+        least = shrunk(storm)
+        again = f"python -m tests.virtual.insiders --replay '{least!r}'"
+        raise AssertionError(f"{failure(least)}\nto play it again: {again}") from None
+
+
+def seen_in(seeds: range) -> tuple[Counter[str], list[str]]:
+    """Counts of the events in the storms of these seeds, and the failure of each that failed."""
+    seen: Counter[str] = Counter()
+    failed = []
+    for seed in seeds:
+        try:
+            seen.update(check(draw(seed)).seen)
+        except AssertionError as fault:
+            failed.append(f"seed {seed}: {fault}")
+    return seen, failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Storms with one learner that lies.")
+    parser.add_argument("--seeds", default="0:2000", metavar="FROM:TO")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--replay", metavar="STORM", help="play one that was printed")
+    arguments = parser.parse_args()
+    if arguments.replay:
+        known = {"Infiltrated": Infiltrated, "Fault": Fault}
+        cluster = eval(arguments.replay, known).play()
+        print(f"nothing went wrong: {dict(cluster.seen)}")
+        return
+    first, last = map(int, arguments.seeds.split(":"))
+    started, seen, failed = time.monotonic(), Counter[str](), 0
+    parts = [range(i, min(i + 20, last)) for i in range(first, last, 20)]
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for some, wrong in pool.map(seen_in, parts):
+            seen.update(some)
+            failed += len(wrong)
+            print(*wrong, sep="\n", end="\n" * bool(wrong), flush=True)
+    count, took = last - first, time.monotonic() - started
+    print(f"{count} insiders, {failed} failed, {took:.0f} s; seen: {dict(sorted(seen.items()))}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The protocol beside one learner that lies, in virtual time: for the honest the laws hold, and
+they keep merging. `make test-deep` plays many more."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend_optim.errors import PeerError
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Call, Want
+from mend_optim.protocol.peer_limits import COUNTER_LIMIT
+from tests.virtual.insider import LIES, WAYS, in_grammar
+from tests.virtual.insiders import Infiltrated, check, draw, failure, seen_in
+from tests.virtual.storms import Fault
+
+INSIDERS, BATCHES = 60, 3  # pytest may play each batch in another process
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_the_honest_keep_the_laws_and_merge_beside_one_that_lies(batch: int) -> None:
+    each = INSIDERS // BATCHES
+    seen, failed = seen_in(range(batch * each, (batch + 1) * each))
+    assert not failed, failed[0]
+    for what in ("rounds beside", "rounds after", "blamed", "pulled", *(f"lie: {k}" for k in LIES)):
+        assert seen[what] > 0, f"no {what} in {each} storms: they are too mild to prove anything"
+
+
+RESIDUALS = Infiltrated(20, 4, 2, ("offer",), loss=0.0)
+WITHOUT_MEASURE = Infiltrated(65, 3, 1, ("huge", "offer", "seal"), loss=0.0)
+
+
+def test_a_claim_to_residuals_ends_no_round() -> None:
+    """Offers with a claim to residuals, where encodings leave none, once made every seal one that
+    all refuse."""
+    assert check(RESIDUALS).seen["rounds beside"]
+
+
+def test_one_that_counts_without_measure_ends_no_round_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tokens once made an anchor that had no room for anybody's."""
+    assert check(WITHOUT_MEASURE).seen["rounds after"]
+    monkeypatch.setattr("mend_optim.engine.seal_checks.MOST_TOKENS", COUNTER_LIMIT)
+    assert "no rounds when it has gone" in failure(WITHOUT_MEASURE)
+
+
+def test_what_is_printed_of_an_insider_plays_it_again() -> None:
+    storm = draw(3)
+    again = eval(repr(storm), {"Infiltrated": Infiltrated, "Fault": Fault})
+    assert repr(again) == repr(storm)
+    assert again.play().seen == again.play().seen
+
+
+def test_an_insider_says_nothing_that_the_wire_refuses() -> None:
+    me = PeerId("insider", 1)
+    assert in_grammar(Want(me, 1, b"digest")) == Want(me, 1, b"digest")
+    with pytest.raises(PeerError):
+        in_grammar(Call(PeerId("in\nsider", 1), 0))
+
+
+def test_every_kind_of_lie_is_drawn() -> None:
+    drawn = {lie for seed in range(60) for lie in draw(seed).lies}
+    assert drawn == {*LIES, *WAYS}

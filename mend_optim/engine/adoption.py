@@ -76,7 +76,7 @@ class Adopter:
     def _meet_greater_model(self, now: float, beat: Beat) -> None:
         """Fetch all of it, unless our own copies are being made, or an anchor of ours moves."""
         state = self.state
-        if state.claims.doubts(beat.peer):
+        if state.claims.doubts(beat.peer) or _is_part_of_another(beat, state):
             return
         if state.mode is Mode.FOUNDING:
             state.change(Change.NOTHING_TO_FOUND)
@@ -263,13 +263,11 @@ class Adopter:
     def take_state(self, now: float, anchor: State) -> None:
         """A whole anchor arrived: install it if it is greater, or keep it for the switch."""
         state, p, lineage = self.state, anchor.fragment, anchor.lineage
-        if self._falls_short(now, anchor) and state.switch:
-            state.end_switch()
-            state.wants.clear()
-        elif state.switch:
-            self._collect(state.switch, anchor)
+        if state.switch:
+            self._collect(now, state.switch, anchor)
             return
         fragment = state.fragments[p]
+        self._check_gain(now, anchor, fragment)
         unwanted = lineage.genesis != state.genesis or lineage.key <= fragment.lineage.key
         if unwanted or not state.mode.may_adopt:
             state.wants.pop(p, None)
@@ -279,20 +277,30 @@ class Adopter:
             merged = fragment.includes_pending(lineage)
             self._install((anchor,), merged_own_offer=merged, replace=fragment.in_doubt(lineage))
 
-    def _falls_short(self, now: float, anchor: State) -> bool:
-        """Whether the peer hands over less than it has shown. Then it is doubted. Digests don't
-        count: a learner that was alone shows its model before it has made an anchor of it."""
+    def _check_gain(self, now: float, anchor: State, fragment: Progress) -> None:
+        """Doubt a peer that hands over less than it has shown, and nothing that is of use."""
         wanted = self.state.wants.get(anchor.fragment)
-        if wanted is None or wanted.peer != anchor.peer or anchor.lineage.key[:2] >= wanted.key[:2]:
-            return False
-        self._doubt(now, wanted.peer, wanted.since)
-        return True
+        key = anchor.lineage.key
+        if wanted and wanted.peer == anchor.peer and key < min(wanted.key, fragment.lineage.key):
+            self._doubt(now, wanted.peer, wanted.since)
 
-    def _collect(self, switch: Switch, anchor: State) -> None:
+    def _collect(self, now: float, switch: Switch, anchor: State) -> None:
         if anchor.lineage.genesis == switch.genesis and anchor.fragment < switch.fragments:
             switch.states[anchor.fragment] = anchor
             self.state.wants.pop(anchor.fragment, None)
+            if switch.complete and not self._is_greater(switch):
+                self.state.end_switch()
+                self._doubt(now, switch.peer, now)
             self.finish_switch()
+
+    def _is_greater(self, switch: Switch) -> bool:
+        """Whether the model that has arrived is greater than ours. A learner that was alone may
+        hand over less than it has shown."""
+        state = self.state
+        keys = [anchor.lineage.key for anchor in switch.states.values()]
+        own_keys = map(state.key, state.fragments[: switch.fragments])
+        ours = model_key(own_keys, state.genesis, state.totals.step > 0)
+        return model_key(keys, switch.genesis, started=True) > ours
 
     def finish_switch(self) -> None:
         """Install the other model once all of it is here and every fragment stands still."""
@@ -340,3 +348,13 @@ class Adopter:
     def _is_next(self, anchor: State) -> bool:
         """Whether one round leads from our anchor to this one."""
         return anchor.lineage.version == self.state.fragments[anchor.fragment].lineage.version + 1
+
+
+def _is_part_of_another(beat: Beat, state: EngineState) -> bool:
+    """Whether a live peer shows the same model as `beat`, with more of our fragments. A group that
+    a rollback took back must not go on from where it was here, because one peer lacks it."""
+    count = len(beat.reports)
+    live = (peer.beat for peer in state.roster.peers.values() if not peer.suspected)
+    return count < len(state.fragments) and any(
+        other.genesis == beat.genesis and len(other.reports) > count for other in live if other
+    )

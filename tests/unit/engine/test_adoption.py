@@ -7,7 +7,7 @@ import torch
 
 from mend_optim.engine.effects import Advance, Done, Inspect, Install, Prepare
 from mend_optim.protocol.lineage import Claim, Entry, Lineage, PeerId
-from mend_optim.protocol.messages import Call, Offer, Want
+from mend_optim.protocol.messages import Call, Goodbye, Offer, Want
 from tests.support.engines import (
     BASE,
     FOURTH,
@@ -564,6 +564,20 @@ def test_of_our_work_another_model_keeps_what_it_has_merged() -> None:
     assert (engine.fragment.settled.step, engine.fragment.dropped_tokens) == (6, 20)
     taking(engine, theirs)
     assert engine.fragment.superseded_tokens == 0
+
+
+def test_a_model_is_fetched_of_a_peer_that_has_all_our_fragments_if_there_is_one() -> None:
+    """Else a group that a rollback took back would go on from where it was here."""
+    engine = DrivenEngine(seals=False, fragments=2)
+    model = Lineage(tokens=10**9, version=9, digest=b"d", genesis=OTHER)
+    engine.beat(PEER, model, model, genesis=OTHER)
+    assert {to for to, _ in engine.sent(Want)} == {PEER}
+    engine.engine.undelivered(engine.now, PEER, Want(ME, 0, b""))
+    engine.beat(THIRD, model, genesis=OTHER)
+    assert engine.sent(Want) == []
+    engine.engine.receive(engine.now, Goodbye(PEER))
+    engine.beat(THIRD, model, genesis=OTHER)
+    assert engine.sent(Want) == [(THIRD, Want(ME, 0, b""))]
 
 
 def test_another_model_that_is_less_trained_is_never_taken() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.engine.claims import LONGEST_S, Claims
-from mend_optim.engine.effects import Inspect, Install, Merge
+from mend_optim.engine.effects import Advance, Inspect, Install, Merge
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Want
 from mend_optim.protocol.timing import Timing
@@ -20,6 +21,7 @@ from tests.support.engines import (
     among_peers,
     grown,
     offer_of,
+    seal_of,
     state_of,
 )
 
@@ -135,12 +137,24 @@ def test_another_peer_is_asked_for_what_one_did_not_hand_over() -> None:
     assert engine.sent(Want) == [(THIRD, Want(ME, 0, BASE.digest))]
 
 
-def test_less_than_was_shown_is_a_failure() -> None:
+def test_nothing_new_instead_of_what_was_shown_is_a_failure() -> None:
+    engine = among_peers()
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    shows(engine, grown(engine.lineage))
+    engine.receive(state_of(BASE))
+    assert engine.jobs(Install) == []
+    assert engine.engine.state.claims.doubts(PEER)
+
+
+def test_less_than_was_shown_is_taken_where_it_is_of_use() -> None:
+    """A learner that was alone shows more than it has made an anchor of."""
     engine = among_peers()
     shows(engine, NEWER)
     engine.receive(state_of(grown(BASE)))
     assert [job.states[0].lineage for job in engine.jobs(Install)] == [grown(BASE)]
-    assert engine.engine.state.claims.doubts(PEER)
+    assert not engine.engine.state.claims.doubts(PEER)
 
 
 def test_an_anchor_whose_bytes_are_refused_is_a_failure() -> None:
@@ -194,12 +208,16 @@ def test_another_model_of_a_doubted_peer_is_not_fetched() -> None:
     assert shows(engine, model, OTHER) == 1
 
 
-def test_a_lesser_model_than_was_shown_is_not_taken() -> None:
+@pytest.mark.parametrize(("tokens", "taken"), [(1, False), (10**3, True)])
+def test_a_model_that_is_not_greater_after_all_is_not_taken(tokens: int, taken: bool) -> None:
     engine = among_peers()
-    model = Lineage(tokens=10**9, version=9, digest=b"d", genesis=OTHER)
-    shows(engine, model, OTHER)
-    lesser = Lineage(tokens=1, version=1, digest=b"d", genesis=OTHER)
-    engine.receive(state_of(lesser))
-    assert engine.jobs(Install) == []
+    engine.step(4)
+    engine.receive(seal_of(BASE))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    shows(engine, Lineage(tokens=10**9, version=9, digest=b"d", genesis=OTHER), OTHER)
+    handed = Lineage(tokens=tokens, version=9, digest=b"d", genesis=OTHER)
+    engine.receive(state_of(handed))
+    assert bool(engine.jobs(Install)) is taken
+    assert engine.engine.state.claims.doubts(PEER) is not taken
     assert not engine.engine.state.mode.switching
-    assert shows(engine, model, OTHER) == 0

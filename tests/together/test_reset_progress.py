@@ -134,7 +134,8 @@ def test_a_checkpoint_keeps_it() -> None:
         drive(made, 1, up)
         saved = [save(optimizer) for optimizer in made]
     with resumed([lambda: descent(0.0)] * 2, saved, **FREE) as made:
-        assert read(made[0])[0] > 2.0**13
+        # A round may have come in between, and each one halves the disagreement.
+        assert read(made[0])[0] > 2.0**10
         drive(made, 3, up)
         settle(made)
         assert account(made) == 20

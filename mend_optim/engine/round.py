@@ -93,8 +93,10 @@ class Round:
         if offer.genesis != lineage.genesis or repeated:
             return False
         if not offer.steps:
-            # Tokens without a step are no work.
-            return not offer.tokens and offer.peer not in self.inbox
+            # Tokens without a step are no work, and a number or another's name on nothing would
+            # make two entries of one author.
+            is_nothing = not offer.tokens and not offer.seq and offer.inherited is None
+            return is_nothing and offer.peer not in self.inbox
         held = self.inbox.get(offer.peer)
         return _fits(offer, lineage) and (
             held is None or offer.order > held.order or not held.steps

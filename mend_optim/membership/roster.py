@@ -47,6 +47,10 @@ PHANTOMS = 5
 GRAVES = 1024
 #: Goodbyes, and processes turned away, that one beat passes on: the newest.
 GOODBYES = 64
+#: Incarnations are nanoseconds of a clock, and clocks may differ by so much. Hearsay of a process
+#: that started later than that is not believed: it would lock the real one out by a number that
+#: nobody reaches.
+CLOCKS_DIFFER_NS = 24 * 3600 * 10**9
 #: The beat count of a peer that said goodbye. No news of that incarnation can be newer.
 LEFT = 2**62
 
@@ -139,6 +143,8 @@ class Roster:
         self._turned_away: dict[str, PeerId] = {}
         #: Whether nobody new is admitted, because the run is about to end.
         self.closed = False
+        #: When this learner first heard of others; None before. Its incarnation began no later.
+        self._since: float | None = None
         #: The counts of this learner's last beats to all, in ascending order.
         self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)
 
@@ -247,12 +253,22 @@ class Roster:
             The goodbyes that are believed; `leave` is still to be called.
         """
         goodbyes = []
+        latest = self._latest(now)
         for rumor in islice(rumors, self.limits.rumors):
+            if rumor.peer.incarnation > latest:
+                continue
             if not rumor.left:
                 self._learn(now, rumor)
             elif not self._is_linked(rumor.peer.name):
                 goodbyes.append(rumor)
         return goodbyes
+
+    def _latest(self, now: float) -> int:
+        """The greatest incarnation that hearsay may tell of."""
+        if self._since is None:
+            self._since = now
+        elapsed_ns = int((now - self._since) * 1e9)
+        return self.me.incarnation + elapsed_ns + CLOCKS_DIFFER_NS
 
     def _may_be(self, name: str) -> bool:
         """Whether hearsay may bring this name to the roster, or a new process of it: not in place

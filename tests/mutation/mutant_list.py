@@ -442,8 +442,7 @@ MUTANTS = (
            (("if all(fragment.is_still for fragment in self.state.fragments):")), "if True:", ADOPTING),
     Mutant("resend-with-another-number", 5, "engine/offers",
            "replace(pending.offer, key=", ("replace(pending.offer, seq=pending.seq + 1, key="), OFFERING),
-    Mutant("nothing-has-tokens", 5, "engine/round", (("            # Tokens without a step are no work.\n"
-"            return not offer.tokens and offer.peer not in self.inbox")), "            return offer.peer not in self.inbox  # Tokens without a step are no work.", ROUND),
+    Mutant("nothing-has-tokens", 5, "engine/round", "is_nothing = not offer.tokens and not offer.seq", "is_nothing = not offer.seq", ROUND),
     Mutant("forget-banked-tokens", 5, "engine/accounts",
            "            settled.tokens + pending.tokens,", "            settled.tokens,", PROGRESS),
     Mutant("bank-what-was-trained-since", 5, "engine/accounts",

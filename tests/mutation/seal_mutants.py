@@ -452,4 +452,20 @@ SEAL_MUTANTS = (
         "if state.claims.doubts(beat.peer):",
         ADOPTING,
     ),
+    Mutant(
+        "nothing-in-anothers-name",
+        4,
+        "engine/round",
+        "not offer.tokens and not offer.seq and offer.inherited is None",
+        "not offer.tokens",
+        ROUND,
+    ),
+    Mutant(
+        "hearsay-from-the-future",
+        7,
+        "membership/roster",
+        "            if rumor.peer.incarnation > latest:\n                continue\n",
+        "",
+        of("unit/membership/test_roster", "future"),
+    ),
 )

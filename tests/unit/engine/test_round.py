@@ -169,6 +169,16 @@ def test_an_offer_is_not_taken_where_what_it_follows_is_not() -> None:
     assert not Round(0).fresh(offer("a", seq=6, follows=6), merged(offer("a", seq=6)))
 
 
+@pytest.mark.parametrize(
+    "claim", [{"seq": 1}, {"tokens": 9}, {"inherited": Claim(PeerId("b", 1), 0)}]
+)
+def test_an_offer_of_nothing_claims_nothing(claim: dict[str, Any]) -> None:
+    """Two entries of one author would make a seal that everybody refuses."""
+    nothing = {"seq": 0, "steps": 0, "tokens": 0}
+    assert Round(0).fresh(offer("a", **nothing), BASE)
+    assert not Round(0).fresh(offer("a", **{**nothing, **claim}), BASE)
+
+
 def test_a_full_anchor_takes_no_offer_of_a_new_author() -> None:
     known = {PeerId(str(i), 1): 1 for i in range(MOST_AUTHORS)}
     assert not Round(0).fresh(offer("a"), replace(BASE, merged=known))
@@ -187,7 +197,7 @@ def test_tokens_without_a_step_are_not_taken() -> None:
 
 def test_an_offer_of_nothing_gives_way_to_work_but_not_the_other_way_round() -> None:
     round = Round(0)
-    nothing = offer("a", seq=3, steps=0)
+    nothing = offer("a", seq=0, steps=0)
     assert round.fresh(nothing, BASE)
     round.add(nothing)
     assert not round.fresh(nothing, BASE)

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.errors import UsageError
-from mend_optim.membership.roster import DEAF, FANOUT, GOODBYES, GRAVES, PHANTOMS, Peer, Roster
+from mend_optim.membership.roster import (
+    CLOCKS_DIFFER_NS,
+    DEAF,
+    FANOUT,
+    GOODBYES,
+    GRAVES,
+    PHANTOMS,
+    Peer,
+    Roster,
+)
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
@@ -602,6 +611,21 @@ def test_a_linked_peer_says_goodbye_itself() -> None:
     assert roster.alive() == [B]
     roster.link(1, B, False)
     assert roster.gossip(1, [goodbye]) == [goodbye]
+
+
+def test_hearsay_of_a_process_from_the_future_is_not_believed() -> None:
+    """It would lock the real one out by a number that nobody reaches."""
+    day = CLOCKS_DIFFER_NS
+    roster = Roster(PeerId("me", day), "me:1", Timing())
+    far, near = 2 * day + 1, 2 * day
+    assert roster.gossip(0, [rumor("b", 1, far), rumor("c", 0, far, left=True)]) == []
+    assert list(roster) == []
+    roster.gossip(0, [rumor("b", 1, near)])
+    assert [peer.id for peer in roster] == [PeerId("b", near)]
+    hour = 3600.0
+    roster.gossip(hour, [rumor("d", 1, far), rumor("e", 1, near + int(hour * 1e9) + 1)])
+    assert [peer.id.name for peer in roster] == ["b", "d"]
+    assert roster.hear(hour, beat("e", 1, incarnation=2**60)) is not None
 
 
 def test_a_linked_peer_has_no_other_process_by_hearsay() -> None:

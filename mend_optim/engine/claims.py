@@ -3,10 +3,11 @@
 A learner that sees a greater anchor asks for it, and holds its own rounds back meanwhile. A peer
 may show an anchor that it never hands over: because of a broken link, or to hold up the rounds of
 others. So after a failure this learner asks that peer for no anchor for a while, and no round waits
-for what the peer shows. The first such pause is as long as the learner had waited; each further one
-is twice as long:
+for what the peer shows. The first such pause is one beat, as anybody's link may break once. The
+second is as long as the learner had waited, and each further one is twice as long:
 
-    pause after failure n = max(beat_s, waited) · 2ⁿ⁻¹, at most an hour
+    pause after failure 1 = beat_s
+    pause after failure n = max(beat_s, waited) · 2ⁿ⁻², at most an hour
 
 So a peer that hands nothing over holds up rounds for an ever smaller share of the time. A whole
 anchor that comes from the peer ends all that."""
@@ -51,9 +52,12 @@ class Claims:
         doubt = self._doubts.setdefault(peer.name, _Doubt(0, now))
         if now < doubt.until:
             return doubt.until
-        doubled = 2 ** min(doubt.failures, MOST_DOUBLINGS)
         doubt.failures += 1
-        doubt.until = now + min(max(beat_s, waited_s) * doubled, LONGEST_S)
+        pause_s = beat_s
+        if doubt.failures > 1:
+            doubled = 2 ** min(doubt.failures - 2, MOST_DOUBLINGS)
+            pause_s = max(beat_s, waited_s) * doubled
+        doubt.until = now + min(pause_s, LONGEST_S)
         return doubt.until
 
     def kept(self, peer: PeerId) -> None:

@@ -133,7 +133,7 @@ def test_a_storm_that_fails_is_made_small(monkeypatch: pytest.MonkeyPatch) -> No
     assert "somebody died" in failure(least)
     with pytest.raises(
         AssertionError,
-        match=r"tests.virtual.storms --replay 'Storm\(seed=1, n=2, .*Fault\(3.000, 'crash'",
+        match=r"tests.virtual.storms --replay 'Storm\(seed=1, n=2, .*Fault\(3.0, 'crash'",
     ):
         check(storm)
 

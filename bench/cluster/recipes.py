@@ -216,7 +216,7 @@ class PrimalAverage:
     """Hooks of an inner optimizer, whose own iterate z they keep beside its running average x. The
     weights are y, a mixture of both, at which gradients are taken. (GPA, arXiv:2512.17131.)
 
-    What else moves the weights between two steps moves x and z as well."""
+    A correction that moves the weights between two steps moves x and z as well."""
 
     def __init__(self, inner: Optimizer) -> None:
         self.y = _weights(inner)

@@ -62,7 +62,7 @@ class RoundRecord:
         merged_bytes: encoded size of what the sealer sends back. A sealer sends itself neither.
         period: the run's `sync_every` from this round on; 0 if the round does not tell.
         proofs: if learners sign their offers, what the members signed, in base64.
-            [Security](security.md#who-took-part) says how to check it.
+            [Security](security.md#proof-of-the-members) says how to check it.
 
     Example:
         >>> record = RoundRecord(

@@ -90,7 +90,7 @@ class Insider(Learner):
             self.cluster.after(max(0.0, wake - self.now), self, self.wake)
 
     def heed(self, event: Event) -> None:
-        """What its own engine tells its user."""
+        """An event that its own engine tells its user."""
 
     def assign(self, job: Job) -> None:
         self.queue.append(job)
@@ -111,7 +111,7 @@ class Insider(Learner):
         LIES[kind](self)
 
     def send(self, effect: Send) -> None:
-        """What the engine sends, or something else in its place."""
+        """A message of the engine, or a lie in its place."""
         message, lies = effect.message, self.cluster.lies
         if "silence" in lies and self.random.random() < 0.3 and not isinstance(message, Beat):
             self.cluster.seen["lie: silence"] += 1

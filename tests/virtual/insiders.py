@@ -8,7 +8,7 @@ for the others, and they keep merging: while the insider is there, and when it h
 
 Not promised, and so not asked of the honest (docs/security.md):
 
-- What the insider trained, or made up: its units may be in an anchor twice, or not at all.
+- The insider's own units, trained or made up: they may be in an anchor twice, or not at all.
 - A fragment that the insider seals has rounds only if it likes. If it seals others out of turn,
   again and again, their rounds are delayed, too.
 - Where it lies in the name of another ("names"), and offers are not signed, that learner may
@@ -150,7 +150,7 @@ class InsiderCluster(Cluster):
         assert fair or self.impersonated, (learner.name, event.text)
 
     def _awaits(self, state: EngineState, p: int, offer: Offer) -> bool:
-        """What the insider offered may be passed on and refused for ever."""
+        """An offer of the insider may be passed on and refused for ever."""
         return offer.peer.name != self.insider and super()._awaits(state, p, offer)
 
     @property

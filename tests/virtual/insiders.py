@@ -21,18 +21,18 @@ import os
 import random
 import sys
 import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.roster import _rendezvous
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Offer
+from tests.virtual import playing
 from tests.virtual.cluster import Cluster
 from tests.virtual.insider import LIES, MADE_UP, WAYS, Insider
 from tests.virtual.oracle import Oracle
@@ -182,6 +182,7 @@ class Infiltrated:
     loss: float = 0.05
     says_goodbye: bool = False
     faults: tuple[Fault, ...] = ()
+    module: ClassVar[str] = "tests.virtual.insiders"
 
     @property
     def floods(self) -> bool:
@@ -215,6 +216,19 @@ class Infiltrated:
             f"no common model {LIMIT_S:g} s after the last fault: {cluster.keys()}"
         )
         return cluster
+
+    def smaller(self) -> Iterator[Infiltrated]:
+        """The storm without one of its faults, lies or fragments."""
+        for i in range(len(self.faults)):
+            yield replace(self, faults=self.faults[:i] + self.faults[i + 1 :])
+        for lie in self.lies:
+            yield replace(self, lies=tuple(other for other in self.lies if other != lie))
+        if self.loss:
+            yield replace(self, loss=0.0)
+        if self.fragments > 1:
+            yield replace(self, fragments=self.fragments - 1)
+        if self.stays:
+            yield replace(self, stays=False)
 
 
 def draw(seed: int) -> Infiltrated:
@@ -263,61 +277,12 @@ def _draw_fault(r: random.Random, names: list[str], insider: int) -> Iterator[Fa
         yield Fault(at, kind, (name,))
 
 
-# Playing many, and making small what fails
-
-
-def failure(storm: Infiltrated) -> str:
-    """The traceback of what went wrong in this storm; empty if nothing did."""
-    try:
-        storm.play()
-    except Exception:
-        return traceback.format_exc()
-    return ""
-
-
-def shrunk(storm: Infiltrated) -> Infiltrated:
-    """The smallest storm that still fails."""
-    smaller: Infiltrated | None = storm
-    while smaller:
-        storm = smaller
-        smaller = next((s for s in _smaller(storm) if failure(s)), None)
-    return storm
-
-
-def _smaller(storm: Infiltrated) -> Iterator[Infiltrated]:
-    for i in range(len(storm.faults)):
-        yield replace(storm, faults=storm.faults[:i] + storm.faults[i + 1 :])
-    for lie in storm.lies:
-        yield replace(storm, lies=tuple(other for other in storm.lies if other != lie))
-    if storm.loss:
-        yield replace(storm, loss=0.0)
-    if storm.fragments > 1:
-        yield replace(storm, fragments=storm.fragments - 1)
-    if storm.stays:
-        yield replace(storm, stays=False)
-
-
-def check(storm: Infiltrated) -> InsiderCluster:
-    """Play a storm. If it fails, make it smaller and raise an error that says how to replay
-    that."""
-    try:
-        return storm.play()
-    except Exception:
-        least = shrunk(storm)
-        again = f"python -m tests.virtual.insiders --replay '{least!r}'"
-        raise AssertionError(f"{failure(least)}\nto play it again: {again}") from None
+# Playing many
 
 
 def seen_in(seeds: range) -> tuple[Counter[str], list[str]]:
     """Counts of the events in the storms of these seeds, and the failure of each that failed."""
-    seen: Counter[str] = Counter()
-    failed = []
-    for seed in seeds:
-        try:
-            seen.update(check(draw(seed)).seen)
-        except AssertionError as fault:
-            failed.append(f"seed {seed}: {fault}")
-    return seen, failed
+    return playing.seen_in(seeds, draw)
 
 
 def main() -> None:

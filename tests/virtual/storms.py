@@ -16,18 +16,19 @@ import os
 import random
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.protocol.timing import Timing
+from tests.virtual import playing
 from tests.virtual.cluster import Cluster
 
 TIMING = Timing(evict_after_s=8, join_timeout_s=6, round_timeout_s=15)
@@ -84,6 +85,7 @@ class Storm:
     buffers: bool = False
     seconds: float = 20.0
     faults: tuple[Fault, ...] = ()
+    module: ClassVar[str] = "tests.virtual.storms"
 
     def play(self) -> Cluster:
         """Play it. Raises `AssertionError` if a law is broken."""
@@ -106,6 +108,28 @@ class Storm:
             f"no common model {LIMIT_S:g} s after the last fault: {cluster.keys()}"
         )
         return cluster
+
+    def smaller(self) -> Iterator[Storm]:
+        """The storm without one of its faults, fragments or learners."""
+        for i in range(len(self.faults)):
+            yield replace(self, faults=self.faults[:i] + self.faults[i + 1 :])
+        if self.loss:
+            yield replace(self, loss=0.0)
+        if self.fragments > 1:
+            yield replace(self, fragments=self.fragments - 1)
+        if self.buffers:
+            yield replace(self, buffers=False)
+        if self.n > 2:
+            lost = f"learner-{self.n - 1}"
+            spared = tuple(f for f in self.faults if lost not in repr(f.facts))
+            quorum = min(self.quorum, self.n - 1) if self.quorum else None
+            yield replace(
+                self,
+                n=self.n - 1,
+                quorum=quorum,
+                hidden=min(self.hidden, self.n - 3),
+                faults=spared,
+            )
 
 
 # Drawing
@@ -250,71 +274,12 @@ def _return(r: random.Random, at: float, name: str) -> Fault:
     return Fault(at, "restore" if r.random() < 0.4 else "start", (name,))
 
 
-# Playing many, and making small what fails
-
-
-def failure(storm: Storm) -> str:
-    """The traceback of what went wrong in this storm; empty if nothing did."""
-    try:
-        storm.play()
-    except Exception:
-        return traceback.format_exc()
-    return ""
-
-
-def shrunk(storm: Storm) -> Storm:
-    """The smallest storm that still fails: without every fault, fragment and learner that is not
-    needed for that."""
-    smaller = True
-    while smaller:
-        smaller = next((s for s in _smaller(storm) if failure(s)), None)
-        storm = smaller or storm
-    return storm
-
-
-def _smaller(storm: Storm) -> Iterator[Storm]:
-    for i in range(len(storm.faults)):
-        yield replace(storm, faults=storm.faults[:i] + storm.faults[i + 1 :])
-    if storm.loss:
-        yield replace(storm, loss=0.0)
-    if storm.fragments > 1:
-        yield replace(storm, fragments=storm.fragments - 1)
-    if storm.buffers:
-        yield replace(storm, buffers=False)
-    if storm.n > 2:
-        lost = f"learner-{storm.n - 1}"
-        spared = tuple(f for f in storm.faults if lost not in repr(f.facts))
-        quorum = min(storm.quorum, storm.n - 1) if storm.quorum else None
-        yield replace(
-            storm,
-            n=storm.n - 1,
-            quorum=quorum,
-            hidden=min(storm.hidden, storm.n - 3),
-            faults=spared,
-        )
-
-
-def check(storm: Storm) -> Cluster:
-    """Play a storm. If it fails, make it smaller and raise an error that says how to replay
-    that."""
-    try:
-        return storm.play()
-    except Exception:
-        least = shrunk(storm)
-        again = f"python -m tests.virtual.storms --replay '{least!r}'"
-        raise AssertionError(f"{failure(least)}\nto play it again: {again}") from None
+# Playing many
 
 
 def seen_in(seeds: range, wide: bool = False) -> tuple[Counter[str], list[str]]:
     """Counts of the events in the storms of these seeds, and the failure of each that failed."""
-    seen: Counter[str] = Counter()
-    failed = []
-    for seed in seeds:
-        try:
-            seen.update(check(draw(seed, wide)).seen)
-        except AssertionError as fault:
-            failed.append(f"seed {seed}: {fault}")
-    return seen, failed
+    return playing.seen_in(seeds, partial(draw, wide=wide))
 
 
 def parse_arguments() -> argparse.Namespace:

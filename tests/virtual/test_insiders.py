@@ -10,7 +10,8 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Want
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from tests.virtual.insider import LIES, WAYS, in_grammar
-from tests.virtual.insiders import Infiltrated, check, draw, failure, seen_in
+from tests.virtual.insiders import Infiltrated, draw, seen_in
+from tests.virtual.playing import check, failure
 from tests.virtual.storms import Fault
 
 INSIDERS, BATCHES = 60, 3  # pytest may play each batch in another process

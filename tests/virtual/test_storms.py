@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from tests.virtual.oracle import Oracle
+from tests.virtual.playing import check, failure, shrunk
 from tests.virtual.process import Learner
-from tests.virtual.storms import POINTS, Fault, Storm, check, draw, failure, seen_in, shrunk
+from tests.virtual.storms import POINTS, Fault, Storm, draw, seen_in
 
 STORMS, BATCHES = 600, 3  # pytest may play each batch in another process
 SEEN = (

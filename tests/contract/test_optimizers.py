@@ -1,7 +1,8 @@
 """Alone, a MendOptimizer is the optimizer it wraps: every optimizer of torch, every option, every
 way to use it.
 
-Prints the table of what holds at the end of the run: `pytest -k contract`.
+`pytest -k contract` makes every check of every case and prints the table of what holds at the end
+of the run. Otherwise, the checks that `needed` names are made.
 """
 
 from __future__ import annotations
@@ -348,9 +349,30 @@ CHECKS: dict[str, Callable[[Case], None]] = {
 }
 
 
+# each optimizer with its first options, those by default
+FIRST = {case.optimizer: case.options for case in reversed(CASES)}
+
+
+def needed(case: Case, check: str) -> bool:
+    """Every check of every implementation of every optimizer; and of all other options what may
+    depend on them: the steps of each implementation, and once the state that they lead to. A copy
+    of options that hold a tensor may share it, so that each check is made of those."""
+    if check == "steps" or case.options == FIRST[case.optimizer]:
+        return True
+    tensors = any(isinstance(option, Tensor) for option in case.kwargs.values())
+    return case.variant == "plain" and (tensors or check in ("into-bare", "weights-only"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.function is not test_contract:
+        return
+    whole = "contract" in metafunc.config.option.keyword
+    cells = [(case, check) for case in CASES for check in CHECKS if whole or needed(case, check)]
+    names = [f"{case.name}-{check}" for case, check in cells]
+    metafunc.parametrize(("case", "check"), cells, ids=names)
+
+
 @pytest.mark.skipif(len(CASES) < 10, reason="this torch has no catalogue of its optimizers")
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_contract(case: Case, check: str, record_property: Record) -> None:
     fill_cell(record_property, "optimizers", case.name, check, lambda: CHECKS[check](case))
 

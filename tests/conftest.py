@@ -6,6 +6,7 @@ tests of several folders ask for.
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -22,6 +23,13 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=slow)
 settings.load_profile("default")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: else each search for garbage would go through all of torch and of
+    the tests, for as long as many tests take."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

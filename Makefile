@@ -35,10 +35,11 @@ test-clients: $(CLIENTS_READY) ## two learners inside each client library: Light
 test-suites: $(READY) ## suites that others wrote, as they are and with every optimizer wrapped; SUITES="torch skorch --mode alone" are some
 	.venv/bin/python -m tests.suites $(SUITES)
 
-test-deep: $(READY) ## 20,000 storms, 2,000 insiders and 500 stragglers in virtual time, in about an hour; what fails is made small and printed
+test-deep: $(READY) ## 20,000 storms, 2,000 insiders and 500 stragglers in virtual time, then all tests with more examples (DEEP=1); over an hour
 	.venv/bin/python -m tests.virtual.storms
 	.venv/bin/python -m tests.virtual.insiders --seeds 0:2000
 	.venv/bin/python -m tests.virtual.stragglers --seeds 0:500
+	DEEP=1 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 fuzz: $(FUZZ_READY) ## bytes of peers and files, guided by coverage, for FUZZ_MINUTES (10) in all; what breaks a law is kept in .fuzz
 	.venv/bin/python -m tests.fuzz --minutes $(FUZZ_MINUTES)

@@ -2,7 +2,7 @@
 way to use it.
 
 `pytest -k contract` makes every check of every case and prints the table of what holds at the end
-of the run. Otherwise, the checks that `needed` names are made.
+of the run. Otherwise, unless DEEP=1, the checks that `needed` names are made.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from tests.contract.contract import (
     train,
     trained,
 )
+from tests.support.depth import DEEP
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -366,7 +367,7 @@ def needed(case: Case, check: str) -> bool:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.function is not test_contract:
         return
-    whole = "contract" in metafunc.config.option.keyword
+    whole = DEEP or "contract" in metafunc.config.option.keyword
     cells = [(case, check) for case in CASES for check in CHECKS if whole or needed(case, check)]
     names = [f"{case.name}-{check}" for case, check in cells]
     metafunc.parametrize(("case", "check"), cells, ids=names)

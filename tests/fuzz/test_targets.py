@@ -19,11 +19,13 @@ from tests.fuzz.__main__ import CORPUS, main
 from tests.fuzz.mutator import mutated
 from tests.fuzz.target import LONGEST, Target, joined, parted
 from tests.fuzz.targets import TARGETS
+from tests.support.depth import many
 
 ROOT = Path(__file__).parents[2]
 each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 #: Runs of each target on inputs that Hypothesis makes; a run of these takes longer.
-EXAMPLES, SLOW = 150, {"worker": 60, "engine": 60, "checkpoint": 25}
+EXAMPLES = many(60, 150)
+SLOW = {"worker": many(30, 60), "engine": many(30, 60), "checkpoint": 25}
 
 
 @cache

@@ -67,7 +67,7 @@ LIFE, IDLE = of("together/test_life"), of("unit/engine/test_idleness")
 FINISH_WAIT = of("unit/engine/test_finish_wait")
 STORM = (
     "tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",
-)  # 150 fault schedules
+)  # 100 fault schedules
 
 HOSTILE = of("unit/worker/test_checkpoint_reader", "hostile and not memory and not unknown")
 RECEIVING, FRAMES = of("unit/transport/test_receiving"), of("unit/transport/test_frames")

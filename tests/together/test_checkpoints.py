@@ -3,8 +3,9 @@ and refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -15,12 +16,22 @@ from torch.optim import AdamW, Optimizer
 
 from mend_optim import Adoption, DiLoCoNesterov, Int8, MendOptimizer, Nesterov, PowerSGD
 from tests.support.checkpoints import adam, anchors, assert_alike, progress, resumed, save
+from tests.support.depth import DEEP
 from tests.support.learners import cluster, descent, drive, parameters, read, same, until, wave
 
 
 def narrow() -> Optimizer:
     torch.manual_seed(3)
     return AdamW([Parameter(torch.randn(7).bfloat16()), Parameter(torch.randn(5))], lr=0.1)
+
+
+def covering(cases: Iterable[str], places: Sequence[int]) -> list[tuple[str, int]]:
+    """Each case at two of these steps, and each step with as many cases; with DEEP=1 all of
+    them."""
+    if DEEP:
+        return [(case, at) for case in cases for at in places]
+    turns = cycle(places)
+    return [(case, next(turns)) for case in cases for _ in range(2)]
 
 
 # ── to the bit ────────────────────────────────────────────────────────────────────────────────────
@@ -62,8 +73,7 @@ def outcome(
     return [([*map(Tensor.clone, parameters(o))], anchors(o), o.inner.state_dict()) for o in made]
 
 
-@pytest.mark.parametrize("at", [28, 29, 30, 32])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "at"), covering(CASES, [28, 30, 29, 32]))
 def test_going_on_from_a_checkpoint_is_as_if_nothing_had_happened(case: str, at: int) -> None:
     """One run takes 60 steps. Another takes `at` steps, both learners end, and restored ones take
     the rest. Weights, anchors and state agree."""
@@ -99,8 +109,7 @@ def test_weights_of_another_dtype_are_still_those_of_the_checkpoint() -> None:
         assert read(second[1]) == [1.0 - 1.5, -2.0 - 1.5]
 
 
-@pytest.mark.parametrize("at", [28, 30, 33])
-@pytest.mark.parametrize("case", GAINS)
+@pytest.mark.parametrize(("case", "at"), covering(GAINS, [28, 33, 30]))
 def test_going_on_with_a_disagreement_is_as_if_nothing_had_happened(case: str, at: int) -> None:
     """All offers are merged when it is saved; the correction is applied, or is not."""
     options = {"sync_every": 7, **GAINS[case]}  # no round is open at step 61

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.depth import many
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner
 from tests.virtual.storms import policies
@@ -48,7 +49,7 @@ def test_a_learner_whose_clock_was_set_back_merges_its_work_again(
         assert all_merged(cluster, learner)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(many(3, 6)))
 def test_a_learner_goes_beyond_the_processes_of_its_checkpoint_by_itself(seed: int) -> None:
     """No peer has to tell it: those may have gone as well."""
     cluster = running(seed)
@@ -62,7 +63,7 @@ def test_a_learner_goes_beyond_the_processes_of_its_checkpoint_by_itself(seed: i
     assert all_merged(cluster, learner)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(many(4, 8)))
 def test_a_learner_that_hears_of_it_after_it_has_trained_loses_nothing(seed: int) -> None:
     """Those that it met at first knew nothing of its earlier process."""
     cluster = running(seed)
@@ -83,7 +84,7 @@ def test_a_learner_that_hears_of_it_after_it_has_trained_loses_nothing(seed: int
     assert all(f.dropped_tokens == 0 for f in learner.engine.state.fragments)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(many(4, 8)))
 def test_twins_whose_clocks_were_set_back_stay_two(seed: int) -> None:
     """Both are to go beyond the same process. One of them trains with the others, and both are
     told."""
@@ -97,7 +98,7 @@ def test_twins_whose_clocks_were_set_back_stay_two(seed: int) -> None:
     assert cluster.refused >= {twin.id for twin in twins}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(many(4, 8)))
 def test_a_process_that_lives_is_not_replaced_by_one_with_an_earlier_start(seed: int) -> None:
     """Both users hear of it. Once the living one is dead, the other gets in."""
     cluster = running(seed)

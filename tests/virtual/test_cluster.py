@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tests.support.depth import many
 from tests.virtual.cluster import Cluster
 from tests.virtual.storms import TIMING, policies
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(many(6, 20)))
 def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
     """Law 5: tokens in the lineage + tokens not merged yet = tokens trained, although messages are
     lost, doubled and reordered."""
@@ -31,7 +32,7 @@ def test_without_crash_and_partition_no_token_is_lost(seed: int) -> None:
     assert cluster.seen["merge"] > 5
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(many(5, 10)))
 def test_fresh_process_adopts_trained_weights(seed: int) -> None:
     """A learner restarts from nothing while another lives on: the survivor's units are in the
     newcomer's weights, never the reverse."""
@@ -66,7 +67,7 @@ def with_a_slow_learner(seed: int, grace_s: float) -> tuple[Cluster, float]:
     ) / len(rounds)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(many(3, 10)))
 def test_slow_learner_takes_part_in_every_round(seed: int) -> None:
     """DESIGN §3: rounds are called, so a learner three times slower is in every round as long as
     its step fits into the grace window."""
@@ -74,7 +75,7 @@ def test_slow_learner_takes_part_in_every_round(seed: int) -> None:
     assert share == 1.0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(many(2, 5)))
 def test_learner_slower_than_grace_does_not_starve(seed: int) -> None:
     """Its late offer is the first of the next round, and no token of it is lost."""
     cluster, share = with_a_slow_learner(seed, grace_s=0.2)
@@ -85,7 +86,7 @@ def test_learner_slower_than_grace_does_not_starve(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(many(8, 20)))
 def test_twins_of_one_checkpoint_merge_its_work_once(seed: int) -> None:
     """This holds even if every learner, the sealer included, has to drop its copy of the work."""
     cluster = Cluster(2, seed, policies(adopt_after=2), loss=0.0, duplicates=0.0)
@@ -176,7 +177,7 @@ class Storm(RuleBasedStateMachine):
 
 TestStorm = Storm.TestCase
 TestStorm.settings = settings(
-    max_examples=150,
+    max_examples=many(50, 150),
     stateful_step_count=12,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -11,6 +11,7 @@ import pytest
 
 from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
+from tests.support.depth import many
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner
 from tests.virtual.storms import policies
@@ -120,7 +121,7 @@ def play(seed: int, *, faults: bool) -> Ends:
     return cluster
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(many(4, 8)))
 def test_all_that_finish_hold_one_model_and_every_step_is_in_it(seed: int) -> None:
     cluster = play(seed, faults=False)
     ends = list(cluster.ends.values())
@@ -129,7 +130,7 @@ def test_all_that_finish_hold_one_model_and_every_step_is_in_it(seed: int) -> No
     assert sum(end.left_over for end in ends) == 0
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(many(7, 16)))
 def test_whoever_ends_together_holds_one_model_whatever_happens(seed: int) -> None:
     """Learners that were cut off, came too late or came back end with whom they can."""
     cluster = play(seed, faults=True)

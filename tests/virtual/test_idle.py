@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.depth import many
 from tests.virtual.cluster import Cluster
 from tests.virtual.storms import TIMING, policies
 
@@ -58,7 +59,7 @@ def test_it_still_counts_for_the_quorum() -> None:
 
 
 @pytest.mark.parametrize("adopt_after", [None, 2])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(many(3, 5)))
 def test_with_its_next_step_it_takes_part_again_and_nothing_is_lost(
     seed: int, adopt_after: int | None
 ) -> None:

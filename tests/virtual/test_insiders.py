@@ -14,7 +14,7 @@ from tests.virtual.insiders import Infiltrated, draw, seen_in
 from tests.virtual.playing import check, failure
 from tests.virtual.storms import Fault
 
-INSIDERS, BATCHES = 60, 3  # pytest may play each batch in another process
+INSIDERS, BATCHES = 40, 2  # pytest may play each batch in another process
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from mend_optim.protocol.lineage import rollbacks
+from tests.support.depth import many
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner, Saved
 from tests.virtual.storms import policies
@@ -50,7 +51,7 @@ def kept(cluster: Cluster) -> bool:
 
 @pytest.mark.parametrize("fragments", [1, 3])
 @pytest.mark.parametrize("adopt_after", [None, 0, 2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(many(2, 3)))
 def test_all_follow_and_every_unit_of_work_is_accounted_for(
     seed: int, adopt_after: int | None, fragments: int
 ) -> None:
@@ -67,7 +68,7 @@ def test_all_follow_and_every_unit_of_work_is_accounted_for(
     assert len(theta) > len(old), "nothing was merged since"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(many(3, 5)))
 def test_a_side_that_was_cut_off_gives_up_more_work_than_there_is_in_the_model(seed: int) -> None:
     """Two of three learners train on without the one whose user goes back. Their model has more
     tokens in it when they meet, and is the lesser one."""
@@ -84,7 +85,7 @@ def test_a_side_that_was_cut_off_gives_up_more_work_than_there_is_in_the_model(s
     assert kept(cluster)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(many(3, 5)))
 def test_a_learner_that_was_away_comes_back_from_a_later_checkpoint(seed: int) -> None:
     cluster = trained(seed)
     later: list[Saved | None] = [None]
@@ -104,7 +105,7 @@ def test_a_learner_that_was_away_comes_back_from_a_later_checkpoint(seed: int) -
     assert kept(cluster)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(many(3, 5)))
 def test_two_rollbacks_at_a_time_end_on_one_model(seed: int) -> None:
     cluster = trained(seed, fragments=2)
     for name in ALL[1:]:
@@ -116,7 +117,7 @@ def test_two_rollbacks_at_a_time_end_on_one_model(seed: int) -> None:
     assert kept(cluster)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(many(4, 8)))
 def test_if_its_learner_dies_all_have_gone_back_or_nobody(seed: int) -> None:
     """Nobody ends with one fragment of each model."""
     cluster = trained(seed, fragments=3, sync_every=6)
@@ -131,7 +132,7 @@ def test_if_its_learner_dies_all_have_gone_back_or_nobody(seed: int) -> None:
         assert found == {number}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(many(3, 4)))
 def test_one_rollback_after_the_other_goes_on_from_the_last(seed: int) -> None:
     cluster = trained(seed)
     for number in (1, 2, 3):

@@ -11,6 +11,7 @@ from mend_optim.engine.progress import MISSES, Motion, Progress
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.standing import resumed, standing_of
 from mend_optim.protocol.lineage import FORGOTTEN, PROCESSES, Claim, Entry, Lineage, PeerId
+from tests.support.depth import many
 
 ME, OTHER = PeerId("me", 1), PeerId("other", 1)
 BASE = Lineage.fresh(b"genesis")
@@ -166,7 +167,7 @@ class Accounting(RuleBasedStateMachine):
 
 
 TestAccounting = Accounting.TestCase
-TestAccounting.settings = settings(max_examples=200, stateful_step_count=30)
+TestAccounting.settings = settings(max_examples=many(60, 200), stateful_step_count=30)
 
 
 # When to offer

@@ -45,6 +45,7 @@ from mend_optim.protocol.messages import (
     Report,
     Want,
 )
+from tests.support.depth import many
 from tests.support.engines import GENESIS, OTHER, PAYLOAD, offer_of, seal_of, state_of
 
 NAMES = ("peer", "third")
@@ -476,4 +477,4 @@ class Walk(RuleBasedStateMachine):
 
 
 TestWalk = Walk.TestCase
-TestWalk.settings = settings(max_examples=250, stateful_step_count=80, deadline=None)
+TestWalk.settings = settings(max_examples=many(75, 250), stateful_step_count=80, deadline=None)

@@ -25,6 +25,7 @@ from mend_optim.model.moment_state import (
     read,
 )
 from tests import reference
+from tests.support.depth import many
 
 Make = Callable[[Any], Optimizer]
 LR = 1e-3
@@ -424,7 +425,7 @@ def test_counters_may_be_plain_numbers() -> None:
 
 
 @pytest.mark.parametrize(("name", "moment"), EACH)
-@settings(max_examples=20)
+@settings(max_examples=many(8, 20))  # of each of 33 moments
 @given(
     seed=st.integers(0, 2**20),
     counts=st.lists(st.integers(1, 9), min_size=3, max_size=3),

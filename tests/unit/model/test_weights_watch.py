@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mend_optim.model.weights_watch import SPAN, WeightsWatch
+from tests.support.depth import many
 
 Between = Callable[["Script"], None]
 
@@ -89,7 +90,7 @@ def perturbs(script: Script) -> None:
         weight.add_(torch.randn_like(weight) * 1e-4)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(many(1, 3)))
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
 @pytest.mark.parametrize("between", [clips, normalises, swaps, looks_ahead, perturbs])
 def test_what_scripts_do_to_weights_is_no_jump(

@@ -18,6 +18,7 @@ from mend_optim.protocol.messages import Bulk, Offer, Seal
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import ACK, CHUNK, Assembler, sender, to_frames
 from mend_optim.transport.limits import GENESIS_LIMIT, UNKNOWN_LIMIT
+from tests.support.depth import many
 from tests.unit.transport.generated import BULK, CONTROL
 from tests.unit.transport.recorder import packet
 
@@ -64,7 +65,7 @@ def test_bulky_messages_round_trip_one_after_the_other(messages):
     assert list(map(contents, out)) == list(map(contents, messages))
 
 
-@settings(max_examples=300)
+@settings(max_examples=many(100, 300))
 @given(BULK, st.data())
 def test_mutated_frames_give_messages_or_a_peer_error(message, data):
     frames = list(to_frames(message))

@@ -38,6 +38,7 @@ from mend_optim.transport.limits import (
     RUMOR_LIMIT,
     TEXT_LIMIT,
 )
+from tests.support.depth import many
 from tests.unit.transport.generated import CONTROL, HELLO, ID, OFFER, SEAL, STATE, WANT
 
 ME = PeerId("a", INCARNATIONS - 1)
@@ -108,7 +109,7 @@ def test_id_and_want_round_trip(peer, want):
     assert wire.decode_want(wire.encode_want(want)) == want
 
 
-@settings(max_examples=300)
+@settings(max_examples=many(100, 300))
 @given(st.binary(max_size=200))
 def test_random_bytes_give_a_message_or_a_peer_error(data):
     for parse in (

@@ -23,6 +23,7 @@ from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.fragment_anchor import FragmentAnchor
 from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer
 from tests import reference
+from tests.support.depth import many
 from tests.support.engines import BASE
 from tests.support.jobs import LoneFragment, perform
 
@@ -210,7 +211,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@settings(max_examples=20)
+@settings(max_examples=many(8, 20))  # of each codec
 @given(script=scripts, seed=SEEDS)
 def test_weights_are_the_anchor_less_the_disagreement_and_unmerged_work(
     codec: str, script: list[tuple[Turn, Turn, Turn, bool]], seed: int
@@ -223,7 +224,7 @@ def test_weights_are_the_anchor_less_the_disagreement_and_unmerged_work(
         torch.testing.assert_close(learner.weights, play.anchors[0], rtol=0, atol=2e-3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=many(25, 40))
 @given(script=scripts, seed=SEEDS)
 def test_offers_and_anchors_are_the_same_to_the_bit_whatever_the_gains(
     script: list[tuple[Turn, Turn, Turn, bool]], seed: int
@@ -236,7 +237,7 @@ def test_offers_and_anchors_are_the_same_to_the_bit_whatever_the_gains(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@settings(max_examples=20)
+@settings(max_examples=many(8, 20))  # of each codec
 @given(script=scripts, seed=SEEDS, jumps=st.lists(st.integers(0, 2), min_size=1, max_size=5))
 def test_other_weights_are_a_disagreement_whatever_is_on_its_way(
     codec: str, script: list[tuple[Turn, Turn, Turn, bool]], seed: int, jumps: list[int]

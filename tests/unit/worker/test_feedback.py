@@ -16,6 +16,7 @@ from mend_optim.codecs.registry import CODECS, Codec, codec_name, decode_packet
 from mend_optim.errors import PeerError
 from mend_optim.protocol.messages import Packet
 from mend_optim.worker.feedback import Feedback
+from tests.support.depth import many
 
 SHAPES = [(24, 20), (30,), (), (8, 3, 2, 2), (0,), (200,)]
 NUMEL = 24 * 20 + 30 + 1 + 96 + 200
@@ -38,7 +39,7 @@ def left(feedback: Feedback) -> Tensor:
 
 
 @each
-@settings(max_examples=25)
+@settings(max_examples=many(10, 25))  # of each of 7 codecs
 @given(SEEDS, FATES)
 def test_merged_decodes_and_the_residual_are_all_that_was_there(
     codec: Codec, seed: int, fates: list[bool]
@@ -55,7 +56,7 @@ def test_merged_decodes_and_the_residual_are_all_that_was_there(
 
 
 @each
-@settings(max_examples=25)
+@settings(max_examples=many(10, 25))  # of each of 7 codecs
 @given(SEEDS, FATES, st.data())
 def test_a_closing_packet_leaves_next_to_nothing_and_what_comes_after_it_is_as_ever(
     codec: Codec, seed: int, fates: list[bool], data: st.DataObject
@@ -86,7 +87,7 @@ def test_a_closing_packet_leaves_next_to_nothing_and_what_comes_after_it_is_as_e
 
 
 @each
-@settings(max_examples=25)
+@settings(max_examples=many(10, 25))  # of each of 7 codecs
 @given(SEEDS)
 def test_a_round_that_is_lost_leaves_no_trace(codec: Codec, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -106,10 +107,11 @@ def test_a_round_that_is_lost_leaves_no_trace(codec: Codec, seed: int) -> None:
 
 @each
 def test_the_residual_stays_bounded(codec: Codec) -> None:
-    """600 rounds, three in ten of them lost: the content of a lost round is offered again, as
-    progress is."""
+    """Hundreds of rounds, three in ten of them lost: the content of a lost round is offered again,
+    as progress is."""
+    rounds = many(300, 600)
     generator, feedback = torch.Generator().manual_seed(7), Feedback(codec, SHAPES, Buffers())
-    fates = torch.rand(600, generator=generator) < 0.7
+    fates = torch.rand(rounds, generator=generator) < 0.7
     waiting, sizes = torch.zeros(NUMEL), []
     for fate in fates.tolist():
         waiting = waiting + drawn(generator) * 0.1
@@ -118,7 +120,7 @@ def test_the_residual_stays_bounded(codec: Codec) -> None:
             feedback.commit()
             waiting = torch.zeros(NUMEL)
         sizes.append(float(left(feedback).norm()))
-    early, late = max(sizes[100:250]), max(sizes[450:])
+    early, late = max(sizes[rounds // 6 : rounds * 5 // 12]), max(sizes[rounds * 3 // 4 :])
     assert 0 < late <= 1.5 * early
 
 
@@ -149,7 +151,7 @@ def test_values_are_left_as_they_were(codec: Codec) -> None:
 
 
 @each
-@settings(max_examples=20)
+@settings(max_examples=many(10, 20))
 @given(SEEDS)
 def test_what_goes_on_from_a_copy_sends_the_same_bytes(codec: Codec, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

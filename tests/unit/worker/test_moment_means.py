@@ -52,6 +52,7 @@ from mend_optim.worker.moment_packet import check_moment, decode_moment, encode_
 from mend_optim.worker.outer import DiLoCoNesterov, Nesterov
 from mend_optim.worker.seal_payload import payload_digest
 from tests import reference
+from tests.support.depth import many
 from tests.support.engines import BASE, GENESIS, OTHER, PEER, DrivenEngine, grown, seal_of, state_of
 from tests.support.jobs import LoneFragment, Performed, perform
 
@@ -754,7 +755,7 @@ def flipped(sections: Sections, name: str, at: int, bit: int) -> Sections:
 BITS = st.tuples(st.sampled_from(ALL), st.integers(0, 10**6), st.integers(0, 7))
 
 
-@settings(max_examples=100)
+@settings(max_examples=many(35, 100))
 @given(BITS, st.sampled_from(["none", "bf16"]))
 def test_no_bit_of_a_sealed_moment_can_be_changed_on_its_way(
     where: tuple[str, int, int], coding: str
@@ -769,7 +770,7 @@ def test_no_bit_of_a_sealed_moment_can_be_changed_on_its_way(
     assert b.advance(seal).fault == ""
 
 
-@settings(max_examples=100)
+@settings(max_examples=many(35, 100))
 @given(BITS, st.booleans())
 def test_no_bit_of_a_newcomers_moment_can_be_changed_on_its_way(
     where: tuple[str, int, int], replacing: bool

@@ -32,6 +32,7 @@ from mend_optim.worker.moment_packet import (
     is_between,
 )
 from tests import reference
+from tests.support.depth import many
 from tests.support.packets import with_word
 
 FIRST = Moment(name="exp_avg", order="first", decay=0.9, corrected=True)
@@ -336,7 +337,7 @@ def test_a_negative_second_moment_is_refused_and_a_negative_first_is_not() -> No
             check_moment(moment, packed(data, 1), [(1,)])
 
 
-@settings(max_examples=150)
+@settings(max_examples=many(75, 150))
 @given(st.sampled_from(MOMENTS), st.sampled_from([32, 33, 34, 35]), st.integers(0, 3), BODIES)
 def test_random_bytes_of_a_form_are_refused_or_fine(
     moment: Moment, code: int, param: int, body: bytes
@@ -416,6 +417,7 @@ def averaged(moment: Moment, packets: Sequence[Packet]) -> tuple[Tensor, Updates
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("moment", MOMENTS)
+@settings(max_examples=many(25, 50))
 @given(st.lists(st.tuples(SEEDS, UPDATES), min_size=1, max_size=5))
 def test_the_mean_is_of_those_that_have_it(
     moment: Moment, exact: bool, members: list[tuple[int, Updates]]

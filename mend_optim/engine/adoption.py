@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mend_optim.engine.effects import Advance, Install, Send
+from mend_optim.engine.effects import Advance, Install
+from mend_optim.engine.ledger import Event
+from mend_optim.engine.majority import Majority, models
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.progress import Progress
+from mend_optim.engine.pulling import Pulling
 from mend_optim.engine.seal_checks import flaw_of
-from mend_optim.engine.state import EngineState, Switch, Wanted
-from mend_optim.protocol.lineage import Key, Lineage, ModelKey, PeerId, model_key, rollbacks
-from mend_optim.protocol.messages import Beat, Seal, State, Want
+from mend_optim.engine.state import EngineState, Switch
+from mend_optim.protocol.lineage import Key, Lineage, PeerId, model_key, rollbacks
+from mend_optim.protocol.messages import Beat, Seal, State
 
 
 class Adopter:
@@ -26,6 +29,8 @@ class Adopter:
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
+        self.majority = Majority(state)
+        self.pulling = Pulling(state, self.majority)
 
     # ── compare ───────────────────────────────────────────────────────────────────────────────────
 
@@ -33,8 +38,9 @@ class Adopter:
         """Law 4: adopt the greater anchor. If we are alone, a lesser model makes us found an
         anchor, so that its learner can adopt that."""
         state = self.state
+        self.majority.look(now)
         same = beat.genesis == state.genesis
-        theirs, ours = self._models(beat)
+        theirs, ours = models(state, beat)
         self._check_switch(beat, theirs <= ours)
         # A peer with steps behind it is no newcomer, even before it has joined: it goes on where a
         # checkpoint stood.
@@ -44,22 +50,16 @@ class Adopter:
             self._meet_lesser_model()
         elif same and not state.mode.founding:
             for fragment, report in zip(state.fragments, beat.reports, strict=False):
-                self.catch_up(now, fragment, report.key, beat.peer)
+                self.pulling.catch_up(now, fragment, report.key, beat.peer)
+            self._take_held(now)
         elif not same and theirs > ours:
             self._meet_greater_model(now, beat)
-
-    def _models(self, beat: Beat) -> tuple[ModelKey, ModelKey]:
-        """Theirs and ours, in the fragments that both have."""
-        state, shared = self.state, min(len(beat.reports), len(self.state.fragments))
-        keys = (report.key for report in beat.reports[:shared])
-        own_keys = map(state.key, state.fragments[:shared])
-        ours = model_key(own_keys, state.genesis, state.totals.step > 0)
-        return model_key(keys, beat.genesis, beat.step > 0), ours
 
     def _check_switch(self, beat: Beat, is_lesser: bool) -> None:
         """The model on its way is wanted no more if its learner took another one itself, or if we
         have trained past it."""
         switch = self.state.switch
+        is_lesser = is_lesser and not (switch and switch.gives_way)
         if switch and switch.peer == beat.peer and (switch.genesis != beat.genesis or is_lesser):
             self.state.end_switch()
             self.state.wants.clear()
@@ -78,109 +78,67 @@ class Adopter:
         state = self.state
         if state.claims.doubts(beat.peer) or _is_part_of_another(beat, state):
             return
+        if self.majority.believes_model(beat):
+            self._fetch_model(now, beat)
+
+    def _fetch_model(self, now: float, beat: Beat, *, gives_way: bool = False) -> None:
+        state = self.state
         if state.mode is Mode.FOUNDING:
             state.change(Change.NOTHING_TO_FOUND)
         if not state.mode.may_adopt or any(f.is_moving for f in state.fragments):
             return
         shared = state.fragments[: len(beat.reports)]
-        state.begin_switch(Switch(beat.peer, beat.genesis, len(shared)))
+        state.begin_switch(Switch(beat.peer, beat.genesis, len(shared), gives_way))
         state.wants.clear()
         for fragment, report in zip(shared, beat.reports, strict=False):
-            self._want(now, fragment.fragment, beat.peer, report.key, b"")
+            self.pulling.want(now, fragment, beat.peer, report.key, whole=True)
 
     def behind(self, fragment: Progress, *, believed: bool = False) -> bool:
-        """Whether a live peer shows a greater anchor of this fragment. With `believed`, doubted
-        peers don't count."""
+        """Whether a live peer shows a greater anchor of this fragment. With `believed`, only those
+        count that this learner would take."""
         state, p = self.state, fragment.fragment
         own = state.key(fragment)
         live = (peer.beat for peer in state.roster.peers.values() if not peer.suspected)
-        return any(
-            beat.genesis == state.genesis and beat.reports[p].key > own
+        shown = (
+            (beat.peer, beat.reports[p].key)
             for beat in live
-            if beat and p < len(beat.reports) and not (believed and state.claims.doubts(beat.peer))
+            if beat and beat.genesis == state.genesis and p < len(beat.reports)
         )
+        return any(
+            key > own and not (believed and self._holds(fragment, key, peer)) for peer, key in shown
+        )
+
+    def _holds(self, fragment: Progress, key: Key, peer: PeerId) -> bool:
+        """Whether a greater anchor that a peer claims is not to be had now."""
+        return self.state.claims.doubts(peer) or not self.majority.believes(fragment, key, peer)
 
     def outdone(self, beats: Sequence[Beat]) -> bool:
         """Whether any of these beats shows a greater model, or a greater anchor of ours."""
         foreign = (b for b in beats if b.genesis not in (b"", self.state.genesis))
-        models = (self._models(beat) for beat in foreign)
-        return any(theirs > ours for theirs, ours in models) or any(
+        pairs = (models(self.state, b) for b in foreign if self.majority.believes_model(b))
+        return any(theirs > ours for theirs, ours in pairs) or any(
             self.behind(fragment) for fragment in self.state.fragments
         )
 
-    # ── pull ──────────────────────────────────────────────────────────────────────────────────────
+    # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 
-    def catch_up(self, now: float, fragment: Progress, key: Key, peer: PeerId) -> None:
-        """Pull a greater anchor, unless its seal is about to come down the stream that our offer
-        went up.
-
-        That is not for long if no bytes come: a sealer that died may have told the others of its
-        anchor, and nobody else has the seal."""
+    def give_way(self, now: float) -> None:
+        """If most learners get on with what is less than ours, ask for what they have."""
         state = self.state
-        if key <= fragment.lineage.key:
-            wanted = state.wants.get(fragment.fragment)
-            if wanted and wanted.peer == peer and not state.mode.switching:
-                # The peer showed more a moment ago, but has nothing to answer with.
-                del state.wants[fragment.fragment]
+        self.majority.look(now)
+        if not state.mode.may_adopt:
             return
-        since = fragment.seen_behind(now)
-        pending = fragment.pending
-        coming = pending if pending and pending.delivered and pending.sent_to == peer else None
-        patience = state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
-        if not coming or now - since >= patience:
-            self._want(now, fragment.fragment, peer, key, fragment.has)
-
-    def _want(self, now: float, p: int, peer: PeerId, key: Key, have: bytes) -> None:
-        state = self.state
-        if p not in state.wants and not state.claims.doubts(peer):
-            until = now + state.policies.timing.round_timeout_s
-            state.wants[p] = Wanted(peer, key, now, until)
-            state.emit(Send(peer, Want(state.me, p, have)))
-
-    def heard(self, now: float, peer: PeerId) -> None:
-        """Bytes arrived from a peer, so the anchors that we want of it are still coming."""
-        until = now + self.state.policies.timing.round_timeout_s
-        for wanted in self.state.wants.values():
-            if wanted.peer == peer:
-                wanted.until = until
-
-    def unreachable(self, now: float, peer: PeerId, p: int) -> None:
-        """That peer cannot give us the anchor of fragment `p` that we wanted."""
-        wanted = self.state.wants.pop(p, None)
-        if wanted and wanted.peer == peer:
-            self._doubt(now, wanted.peer, wanted.since)
-        if self.state.switch and self.state.switch.peer == peer:
-            self.state.end_switch()
-
-    def handed_over(self, now: float, peer: PeerId, *, kept: bool) -> None:
-        """The worker has installed the whole anchors of a peer, or refused their bytes."""
-        if kept:
-            self.state.claims.kept(peer)
-        elif not self.state.is_me(peer):
-            self._doubt(now, peer, now)
-
-    def _doubt(self, now: float, peer: PeerId, since: float) -> None:
-        """An anchor that was asked for at `since` did not come."""
-        state = self.state
-        until = state.claims.failed(now, peer, now - since, state.policies.timing.beat_s)
-        state.wake_by(until)
-
-    def expire(self, now: float) -> None:
-        """Stop waiting for answers that did not come, or are of peers that may be gone: somebody
-        else has them, too."""
-        state = self.state
-        state.claims.expire(now, state.roster.peers)
-        alive = state.roster.alive()
-        for p, wanted in list(state.wants.items()):
-            if now >= wanted.until:
-                self._doubt(now, wanted.peer, wanted.since)
-            if now >= wanted.until or wanted.peer not in alive:
-                del state.wants[p]
-        switch = state.switch
-        asked = [wanted.peer for wanted in state.wants.values()]
-        # Wants for anchors of our own model don't keep the switch open: nobody answers for it.
-        if switch and not switch.complete and switch.peer not in asked:
-            state.end_switch()
+        other = self.majority.gives_way_to_model()
+        if other:
+            state.emit(yields(other.peer, "model"))
+            self._fetch_model(now, other, gives_way=True)
+            return
+        for fragment in state.fragments:
+            p, beat = fragment.fragment, self.majority.gives_way(fragment)
+            if beat and p not in state.wants:
+                state.emit(yields(beat.peer, f"anchor of fragment {p}"))
+                key = beat.reports[p].key
+                self.pulling.want(now, fragment, beat.peer, key, whole=True, gives_way=True)
 
     # ── take ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,10 +158,21 @@ class Adopter:
         if not fragment.is_still:
             fragment.defer(seal)
         elif seal.base != fragment.lineage.digest:
-            if not state.is_me(seal.sealer):
-                self._want(now, seal.fragment, seal.sealer, seal.key, fragment.lineage.digest)
-        else:
+            believed = self.majority.believes(fragment, seal.key, seal.sealer)
+            if believed and not state.is_me(seal.sealer):
+                self.pulling.want(now, fragment, seal.sealer, seal.key)
+        elif self._is_due_from(seal, fragment):
             self._advance(fragment, seal)
+
+    def _is_due_from(self, seal: Seal, fragment: Progress) -> bool:
+        """Whether its sealer is the one that this learner expects, or has our offer, or was asked;
+        or most learners have what it led to."""
+        state, p, pending, sealer = self.state, seal.fragment, fragment.pending, seal.sealer
+        wanted = state.wants.get(p)
+        known = {pending and pending.sent_to, wanted and wanted.peer}
+        if sealer in known or sealer.name == state.me.name or state.roster.may_seal(p, sealer):
+            return True
+        return self.majority.believes(fragment, seal.key, sealer)
 
     def _advance(self, fragment: Progress, seal: Seal) -> None:
         lineage = fragment.lineage.seal(seal.members, seal.payload)
@@ -268,29 +237,56 @@ class Adopter:
             return
         fragment = state.fragments[p]
         self._check_gain(now, anchor, fragment)
-        unwanted = lineage.genesis != state.genesis or lineage.key <= fragment.lineage.key
+        is_other = lineage.genesis != state.genesis or lineage.key == fragment.lineage.key
+        unwanted = is_other or not self._is_to_be_had(anchor, fragment)
         if unwanted or not state.mode.may_adopt:
-            state.wants.pop(p, None)
+            wanted = state.wants.get(p)
+            if wanted and wanted.held is None:
+                del state.wants[p]
         elif not fragment.is_still:
             fragment.defer(anchor)
         else:
             merged = fragment.includes_pending(lineage)
             self._install((anchor,), merged_own_offer=merged, replace=fragment.in_doubt(lineage))
 
+    def _is_to_be_had(self, anchor: State, fragment: Progress) -> bool:
+        """Whether an anchor is greater than ours, and believed; or this learner gives way to it.
+        The peer that was asked may be a round ahead of all others: its anchor is kept until they
+        have it, too."""
+        wanted = self.state.wants.get(anchor.fragment)
+        asked = wanted if wanted and wanted.peer == anchor.peer else None
+        key = anchor.lineage.key
+        if key < fragment.lineage.key:
+            return asked is not None and asked.gives_way
+        is_shown = asked is not None and not asked.seal_only and key <= asked.key
+        if is_shown or self.majority.believes(fragment, key, anchor.peer):
+            return True
+        if asked:
+            asked.held = anchor
+        return False
+
+    def _take_held(self, now: float) -> None:
+        """Take the anchors that were kept, and are believed by now."""
+        for p, wanted in list(self.state.wants.items()):
+            fragment, held = self.state.fragments[p], wanted.held
+            if held and self.majority.believes(fragment, held.lineage.key, held.peer):
+                wanted.held = None
+                self.take_state(now, held)
+
     def _check_gain(self, now: float, anchor: State, fragment: Progress) -> None:
         """Doubt a peer that hands over less than it has shown, and nothing that is of use."""
         wanted = self.state.wants.get(anchor.fragment)
         key = anchor.lineage.key
         if wanted and wanted.peer == anchor.peer and key < min(wanted.key, fragment.lineage.key):
-            self._doubt(now, wanted.peer, wanted.since)
+            self.pulling.doubt(now, wanted.peer, wanted.since)
 
     def _collect(self, now: float, switch: Switch, anchor: State) -> None:
         if anchor.lineage.genesis == switch.genesis and anchor.fragment < switch.fragments:
             switch.states[anchor.fragment] = anchor
             self.state.wants.pop(anchor.fragment, None)
-            if switch.complete and not self._is_greater(switch):
+            if switch.complete and not switch.gives_way and not self._is_greater(switch):
                 self.state.end_switch()
-                self._doubt(now, switch.peer, now)
+                self.pulling.doubt(now, switch.peer, now)
             self.finish_switch()
 
     def _is_greater(self, switch: Switch) -> bool:
@@ -337,17 +333,20 @@ class Adopter:
         """The gain of a whole anchor that has merged the pending offer. The step to an anchor
         farther on is of several rounds, and of none of them the mean is known."""
         fragment = self.state.fragments[anchor.fragment]
-        return self._gain(fragment) if self._is_next(anchor) else 1.0
+        return self._gain(fragment) if _is_next(anchor, self.state) else 1.0
 
     def _due_in(self, anchor: State) -> tuple[str, ...]:
         """The moments that the round averaged which merged our pending offer. Of an anchor farther
         on nobody knows which they were: ours are due again."""
         version = anchor.lineage.version
-        return self.state.moments_due(anchor.fragment, version) if self._is_next(anchor) else ()
+        moments = self.state.moments_due(anchor.fragment, version)
+        return moments if _is_next(anchor, self.state) else ()
 
-    def _is_next(self, anchor: State) -> bool:
-        """Whether one round leads from our anchor to this one."""
-        return anchor.lineage.version == self.state.fragments[anchor.fragment].lineage.version + 1
+
+def yields(peer: PeerId, what: str) -> Event:
+    """The news that this learner gives its own anchors up for those of `peer`."""
+    text = f"takes the {what} that {peer.name} and most other learners train: its own is given up"
+    return Event("yielded", text, {"peer": peer.name, "incarnation": peer.incarnation})
 
 
 def _is_part_of_another(beat: Beat, state: EngineState) -> bool:
@@ -358,3 +357,8 @@ def _is_part_of_another(beat: Beat, state: EngineState) -> bool:
     return count < len(state.fragments) and any(
         other.genesis == beat.genesis and len(other.reports) > count for other in live if other
     )
+
+
+def _is_next(anchor: State, state: EngineState) -> bool:
+    """Whether one round leads from our anchor to this one."""
+    return anchor.lineage.version == state.fragments[anchor.fragment].lineage.version + 1

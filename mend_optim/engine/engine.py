@@ -57,6 +57,7 @@ class Engine:
         state = EngineState(me, address, seeds, policies)
         self.state = state
         self.adoption = Adopter(state)
+        self.pulling = self.adoption.pulling
         self.answers = Answers(state)
         self.stragglers = Stragglers(state)
         self.beats = Beats(state, self.stragglers, now)
@@ -198,7 +199,7 @@ class Engine:
         """Bytes of a bulky message arrived from a peer. It is alive, and the anchor or the seal
         that we expect from it is still coming."""
         self.state.roster.touch(now, id)
-        self.adoption.heard(now, id)
+        self.pulling.heard(now, id)
         self.offers.heard(now, id)
 
     def refused(self, now: float, address: str, reason: str) -> None:
@@ -281,7 +282,7 @@ class Engine:
         if pending:
             self.offers.undelivered(now, pending)
         elif isinstance(message, Want):
-            self.adoption.unreachable(now, to, message.fragment)
+            self.pulling.unreachable(now, to, message.fragment)
             self._check_joined(now)
 
     def _left(self, now: float, id: PeerId) -> None:
@@ -341,7 +342,8 @@ class Engine:
             return
         if state.roster.alone and state.mode in (Mode.TRAINING, Mode.SWITCHING_TRAINING):
             state.change(Change.LOST_ALL_PEERS)
-        self.adoption.expire(now)
+        self.pulling.expire(now)
+        self.adoption.give_way(now)
         self._poll_all(now)
         self._check_joined(now)
         for fragment in state.fragments:

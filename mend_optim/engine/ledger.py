@@ -50,7 +50,8 @@ class RoundRecord:
         reason: why the round was sealed: "all_present", "slow_left_out" or "grace_expired"; or how
             else the anchor came: "pulled", "founded" or "restored". "reset" and "healed": it is the
             same anchor; you called `reset_progress()`, or the weights were ruined. "rolled_back":
-            it is an earlier anchor, and the work since is given up.
+            it is an earlier anchor, and the work since is given up. "yielded": it is a lesser
+            anchor, because most learners go on from that one.
         sealer: name of the learner that sealed the round, or rolled the run back.
         members: the learners whose offers were merged.
         absent: names of learners that were expected and are not members.
@@ -114,6 +115,8 @@ class Event:
     rolled_back         by (a learner), number; tokens in the anchor; dropped_tokens and
                         superseded_tokens of this learner: that learner's user has taken the run
                         back to an earlier anchor
+    yielded             peer, incarnation: most learners go on without this learner's anchor, which
+                        is given up for theirs
     jumped              none: the weights were replaced between two steps
     unseen              none: methods of the inner optimizer train, and no step is taken
     suspected, returned the same: a peer may be gone, and it is back after all

@@ -33,6 +33,7 @@ from mend_optim.engine.rollback import rollback_event, rolled_back
 from mend_optim.engine.sealer import Sealer
 from mend_optim.engine.state import EngineState
 from mend_optim.errors import unreachable
+from mend_optim.protocol.lineage import Lineage
 from mend_optim.protocol.messages import State, moment_names
 
 
@@ -170,12 +171,12 @@ class Outcomes:
         state = self.state
         if done.fault:
             state.refuse(job.states[0].peer, "state", done.fault)
-            self.adoption.handed_over(now, job.states[0].peer, kept=False)
+            self.adoption.pulling.handed_over(now, job.states[0].peer, kept=False)
             for anchor in job.states:
                 state.fragments[anchor.fragment].move_refused()
                 state.wants.pop(anchor.fragment, None)
         else:
-            self.adoption.handed_over(now, job.states[0].peer, kept=True)
+            self.adoption.pulling.handed_over(now, job.states[0].peer, kept=True)
             state.change(Change.INSTALLED)
             former = state.genesis
             records = [self._take_anchor(job, anchor) for anchor in job.states]
@@ -211,7 +212,7 @@ class Outcomes:
             fragment.averaged_moments(state.policies.averaged(brought, lineage.version))
         dropped = fragment.unmerged(state.totals).tokens if job.replace else 0
         rollback = rolled_back(old.genesis, lineage.genesis)
-        why = "rolled_back" if rollback else "pulled"
+        why = _way_to(old, lineage)
         record = whole_anchor_record(p, old, lineage, why, mine=merged, dropped_tokens=dropped)
         superseded = fragment.superseded_tokens - superseded
         by = rollback.by if rollback else ""
@@ -263,3 +264,11 @@ class Outcomes:
             sections=done.sections,
         )
         self.answers.exported(job, content)
+
+
+def _way_to(old: Lineage, new: Lineage) -> str:
+    """How a whole anchor came, as the ledger tells it."""
+    if rolled_back(old.genesis, new.genesis):
+        return "rolled_back"
+    yields = new.genesis == old.genesis and new.key < old.key
+    return "yielded" if yields else "pulled"

@@ -27,6 +27,8 @@ from mend_optim.protocol.messages import Seal, State
 #: Rounds in a row that a learner may miss before it keeps its boundary. The sealer calls everybody
 #: in every round, so more of them without an offer are of a learner that seals out of turn.
 MISSES = 2
+#: The anchors whose digests are remembered.
+ANCHORS = 1024
 
 
 class Motion(Enum):
@@ -79,6 +81,8 @@ class Progress(Accounts):
         #: By order of moment: the last version whose mean includes this learner's moments.
         #: Invariant: at most the lineage's version.
         self.averaged: dict[str, int] = {}
+        #: The digests of the last anchors, oldest first.
+        self._had: dict[bytes, None] = {lineage.digest: None}
 
     def _on(self, event: str) -> None:
         """Take the table's transition. An event that the table does not list is a bug and raises
@@ -169,6 +173,15 @@ class Progress(Accounts):
         if self.behind_since is not None:
             self.behind_since = now
 
+    def has_had(self, digest: bytes) -> bool:
+        """Whether that is one of this learner's last anchors."""
+        return digest in self._had
+
+    def _note(self, lineage: Lineage) -> None:
+        self._had[lineage.digest] = None
+        if len(self._had) > ANCHORS:
+            del self._had[next(iter(self._had))]
+
     def move(self) -> None:
         """The worker begins to take an outer step, or to install an anchor."""
         self._on("move")
@@ -222,6 +235,7 @@ class Progress(Accounts):
         self.averaged = {
             order: min(version, lineage.version) for order, version in self.averaged.items()
         }
+        self._note(lineage)
         settled = self.follow(lineage, merged_own_offer=merged_own_offer, replaced=replaced)
         if settled:
             self._begin_cycle_after(settled, totals, schedule)
@@ -307,6 +321,7 @@ class Progress(Accounts):
 
     def became_anchor(self, lineage: Lineage, at: Totals) -> None:
         """Alone, the weights at `at` became the anchor."""
+        self._note(lineage)
         self.founded(lineage, at)
         self.offer_requested = False
 

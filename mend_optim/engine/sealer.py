@@ -50,7 +50,7 @@ class Sealer:
         if offer.genesis != state.genesis:
             return
         fragment, seal = state.fragments[p], state.seals[p]
-        self.adoption.catch_up(now, fragment, offer.key, offer.peer)
+        self.adoption.pulling.catch_up(now, fragment, offer.key, offer.peer)
         if seal and offer.steps and seal.place(offer.claim.author, offer.seq) is not None:
             state.emit(Send(offer.peer, seal, EXCHANGE))
         if offer.steps and not fragment.lineage.has_room_for(offer.claim.author):

@@ -42,6 +42,8 @@ class Switch:
     peer: PeerId
     genesis: bytes
     fragments: int
+    #: Whether the other model is the lesser one, and this learner yields to it.
+    gives_way: bool = False
     states: dict[int, State] = field(default_factory=dict)
 
     @property
@@ -60,6 +62,13 @@ class Wanted:
     since: float
     #: Until when this learner waits.
     until: float
+    #: Whether the anchor is less than ours, and this learner yields to it.
+    gives_way: bool = False
+    #: Whether only a seal is to be had, until most learners show what it led to.
+    seal_only: bool = False
+    #: What came instead of a seal, or beyond what was shown: it is taken once most learners show
+    #: that.
+    held: State | None = None
 
 
 class EngineState:

@@ -424,6 +424,14 @@ class Roster:
             candidates.append(self.me)
         return max(candidates, key=lambda id: _rendezvous(fragment, id.name), default=None)
 
+    def may_seal(self, fragment: int, id: PeerId) -> bool:
+        """Whether a learner seals a fragment by this roster, or would if it were not suspected."""
+        sealer, peer = self.sealer(fragment), self.find(id)
+        if sealer is None or id == sealer:
+            return True
+        ranks = (_rendezvous(fragment, name) for name in (id.name, sealer.name))
+        return peer is not None and bool(peer.address) and next(ranks) > next(ranks)
+
     def known_at(self, started: bool) -> float:
         """Return from when on all learners know each other: a beat after the last peer was met
         that may know others, or seal for some.

@@ -30,7 +30,8 @@ def is_plain(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much peers may cost this learner. Learners need not have the same limits.
+    """How much peers may cost this learner, and when one of them is believed. Learners need not
+    have the same limits.
 
     Args:
         learners: the most learners in the run, with this one, from 2 to 4096. One more is refused
@@ -38,17 +39,20 @@ class Limits:
         receive_bytes: the most bytes of offers that may be on their way to this learner at a time;
             further ones wait for their turn. None: 64 MiB, and the size of the model in float32
             for each peer, of which there are at least 2. Offers that have arrived don't count.
+        majority: whether a greater anchor needs the word of more than half of the peers while
+            rounds go on here. False: the word of one is enough.
 
     Raises:
         UsageError: an argument is out of its bounds.
 
     Example:
         >>> Limits(learners=1000)
-        Limits(learners=1000, receive_bytes=None)
+        Limits(learners=1000, receive_bytes=None, majority=True)
     """
 
     learners: int = 256
     receive_bytes: int | None = None
+    majority: bool = True
 
     def __post_init__(self) -> None:
         require(
@@ -65,6 +69,7 @@ class Limits:
             f"None or an int >= {LEAST_RECEIVE_BYTES}",
             "an offer that is greater waits until no other one is on its way",
         )
+        require(type(self.majority) is bool, "limits.majority", self.majority, "True or False")
 
     @property
     def rumors(self) -> int:

@@ -19,6 +19,7 @@ SIGNED = "together/test_signed_offers"
 TLS = "unit/transport/security/test_channels"
 WIRE = "unit/transport/test_wire"
 CLAIMS = "unit/engine/test_claims"
+MAJORITY = "virtual/test_majority"
 GRPC, SEALS = "unit/transport/test_grpc_transport", "unit/engine/test_seal_checks"
 
 HELD = {
@@ -29,6 +30,8 @@ HELD = {
     "I5 answer at a seed's address": (TLS, "test_an_insider_at_the_address_of_a_seed"),
     "I6 call for offers": ("unit/engine/test_offers", "test_another_caller_is_answered_once"),
     "I7 listen on the path": (TLS, "test_a_learner_in_plaintext_and_one_with_credentials"),
+    "M1 an anchor of an insider's choice": (MAJORITY, "test_no_single_learner_foists_an_anchor"),
+    "M1b the same of another genesis": (MAJORITY, "test_no_single_learner_foists_an_anchor"),
     "M1c not a number": (FUZZ, "test_mutations_of_the_corpus_break_no_law"),
     "M2 an offer of 2^62 tokens": (SEALS, "test_an_outlier_has_the_greatest_rate"),
     "M3 an offer of 2^64 - 1 tokens": (ATTACKS, "test_m3_an_offer_of_all_tokens"),
@@ -80,8 +83,7 @@ HELD = {
     "T6 secrets in pickles": ("together/test_security", "test_no_secret_is_in_a_repr_log_pickle"),
 }
 OPEN = {
-    "M1 an anchor of an insider's choice": "insiders and the model",
-    "M1b the same of another genesis": "insiders and the model",
+    "M1d the word of one to a learner that has just started": "insiders and the model",
 }
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutation import (
+    majority_mutants,
     mutant_list,
     rollback_mutants,
     seal_mutants,
@@ -36,6 +37,7 @@ from tests.mutation.mutant_list import Mutant
 
 MUTANTS = (
     *mutant_list.MUTANTS,
+    *majority_mutants.MAJORITY_MUTANTS,
     *rollback_mutants.ROLLBACK_MUTANTS,
     *security_mutants.SECURITY_MUTANTS,
     *seal_mutants.SEAL_MUTANTS,

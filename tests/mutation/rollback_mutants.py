@@ -144,8 +144,8 @@ ROLLBACK_MUTANTS = (
     mutant(
         "a-rollback-is-a-pull",
         "engine/outcomes",
-        'why = "rolled_back" if rollback else "pulled"',
-        'why = "pulled"',
+        'return "rolled_back"',
+        'return "pulled"',
         law=8,
     ),
     mutant(

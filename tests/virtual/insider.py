@@ -26,6 +26,7 @@ from mend_optim.protocol.messages import (
     Report,
     Rumor,
     Seal,
+    State,
     Want,
 )
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 #: First parts of the units that an insider makes up.
 MADE_UP = "made up"
+FOISTED = "foisted"
 PHANTOM = "phantom"
 #: Of a model that is less than any other.
 NO_MODEL = b"\0" * 16
@@ -89,6 +91,15 @@ class Insider(Learner):
             self.woken_at = wake
             self.cluster.after(max(0.0, wake - self.now), self, self.wake)
 
+    def receive(self, message: Message, passed_on_by: PeerId | None = None) -> None:
+        """As any process; but who asks for an anchor gets what the insider claims to have."""
+        if isinstance(message, Want) and self.now >= self.cluster.foists_from:
+            p = message.fragment
+            anchor = State(peer=self.me, fragment=p, lineage=self.lineage(p), content=b"")
+            self.send(Send(message.peer, anchor))
+        else:
+            super().receive(message, passed_on_by)
+
     def heed(self, event: Event) -> None:
         """An event that its own engine tells its user."""
 
@@ -113,6 +124,8 @@ class Insider(Learner):
     def send(self, effect: Send) -> None:
         """A message of the engine, or a lie in its place."""
         message, lies = effect.message, self.cluster.lies
+        if self.now >= self.cluster.foists_from:
+            message = self.foisted(message)
         if "silence" in lies and self.random.random() < 0.3 and not isinstance(message, Beat):
             self.cluster.seen["lie: silence"] += 1
             return
@@ -188,6 +201,30 @@ class Insider(Learner):
 
     def some_address(self) -> str:
         return self.random.choice(["", self.name, "nowhere:1", *self.cluster.names])
+
+    # anchors
+
+    def foisted(self, message: Message) -> Message:
+        """A beat or an anchor as if this learner had trained far more than anybody."""
+        if isinstance(message, Beat) and message.reports:
+            self.cluster.seen["lie: anchor"] += 1
+            keys = (self.foisted_lineage(p).key for p in range(len(message.reports)))
+            reports = tuple(Report(key) for key in keys)
+            return replace(message, genesis=self.foisted_genesis, reports=reports, step=9)
+        if isinstance(message, State):
+            self.cluster.seen["foisted"] += 1
+            lineage = self.foisted_lineage(message.fragment)
+            anchor = Section({(FOISTED, 0): 1})
+            return replace(message, lineage=lineage, sections={"anchor": anchor})  # type: ignore[dict-item]
+        return message
+
+    @property
+    def foisted_genesis(self) -> bytes:
+        return NO_MODEL if "model" in self.cluster.lies else self.engine.state.genesis
+
+    def foisted_lineage(self, p: int) -> Lineage:
+        beyond = {"tokens": 10**6, "version": 10**3, "digest": b"%16d" % p}
+        return replace(self.lineage(p), genesis=self.foisted_genesis, **beyond)
 
     # offers
 

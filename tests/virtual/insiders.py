@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mend_optim.engine.ledger import Event
+from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.roster import _rendezvous
 from mend_optim.protocol.lineage import Lineage, PeerId
@@ -99,6 +100,8 @@ class InsiderCluster(Cluster):
         self.seed, self.lies, self.lies_per_s = storm.seed, storm.lies, storm.lies_per_s
         self.insider = f"learner-{storm.insider}"
         self.has_gone = False
+        #: When the insider begins to claim anchors that it does not have.
+        self.foists_from = NEVER
         #: The first parts of units that are not judged.
         self.liars: set[PeerId | str] = {MADE_UP}
         #: Names of honest learners in whose name the insider has lied.

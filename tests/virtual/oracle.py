@@ -45,6 +45,8 @@ class Oracle:
         self.former: defaultdict[tuple[PeerId, int], set[bytes]] = defaultdict(set)
         # Of a model after a rollback: what was given up for it, and may never be in it.
         self.given_up: defaultdict[tuple[int, bytes], set[Any]] = defaultdict(set)
+        # Fragments in which a learner has just given way to a lesser anchor of most learners.
+        self.yielded: dict[tuple[PeerId, int], bool] = {}
         self.at_death: set[Unit] = set()  # in a process that died, and in no other
 
     # after every event
@@ -96,7 +98,14 @@ class Oracle:
             self.left.add(genesis)
             self.former[learner.id, p].add(genesis)
         elif last:
-            assert lineage.key >= last, ("adopted a smaller lineage", learner.id, p, last, lineage)
+            yielded = self.yielded.pop((learner.id, p), False)
+            assert yielded or lineage.key >= last, (
+                "adopted a smaller lineage",
+                learner.id,
+                p,
+                last,
+                lineage,
+            )
         self.last_keys[learner.id, p] = (lineage.genesis, lineage.key)
 
     def judged(self, vector: Vector) -> Vector:
@@ -127,6 +136,9 @@ class Oracle:
         """This learner's ledger names the peers whose merged work it gives up for a newer
         anchor."""
         self.superseded[learner.id, record.fragment] |= set(record.superseded)
+        if record.reason == "yielded":
+            self.yielded[learner.id, record.fragment] = True
+            self.cluster.seen["yielded"] += 1
         self.named |= {(record.fragment, name) for name in record.superseded}
 
     def refused(self, p: int, author: str) -> None:

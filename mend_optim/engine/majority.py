@@ -1,0 +1,232 @@
+"""Whose anchors this learner takes, where learners disagree: no single peer moves a run that gets
+on.
+
+Nothing in a whole anchor tells whether its bytes are what was trained. So this learner takes a
+greater anchor
+
+- that more than half of the *voters* show: peers that it hears itself, and that have trained;
+- that anybody shows, while it has little to lose: its process has adopted only a few anchors, or
+  nobody trains its model with it;
+- that anybody shows, if its own anchor has not moved for long. Then a peer that knows more is a
+  better explanation than a peer that lies, and waiting any longer would end the rounds.
+
+Until then the claim is *held*: rounds go on as if nobody had made it.
+
+Two branches of one run may thus get on side by side, after a partition for one. If the lesser
+branch has the majority, the learners of the greater one *yield*: a learner whose anchors more than
+half of all learners have neither taken nor had, while they got on with theirs, takes what most of
+them have. Of two branches, with a and b learners of n = a + b, the learners of the lesser one see a
+majority for the greater one if 2b > n − 1; those of the greater one yield if 2a > n. One of the
+two holds, and never both.
+
+A rollback is a user's decision, and is taken on the word of one learner."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.state import EngineState
+from mend_optim.protocol.lineage import Key, ModelKey, PeerId, model_key, rollbacks
+from mend_optim.protocol.messages import Beat
+
+#: An anchor that has not moved for so many times the longest of its last pauses is stuck.
+PAUSES = 4
+#: Anchors that a peer shows one after the other, before it gets on with them.
+GETS_ON = 2
+#: Anchors of each fragment that a process adopts before it has much to lose.
+TRIAL = 4
+#: Stands for the whole model where a fragment is named.
+MODEL = -1
+
+
+@dataclass(slots=True)
+class _Moves:
+    """When an anchor moved."""
+
+    digest: bytes
+    at: float
+    #: The pauses between its last moves.
+    pauses: deque[float] = field(default_factory=lambda: deque(maxlen=4))
+    #: Since when it has not moved although a peer claims a greater one; None if none does.
+    held_since: float | None = None
+
+    def look(self, now: float, digest: bytes) -> None:
+        if digest != self.digest:
+            self.pauses.append(now - self.at)
+            self.digest, self.at, self.held_since = digest, now, None
+
+
+@dataclass(slots=True)
+class _Apart:
+    """A voter with anchors that are less than this learner's, and that it never had."""
+
+    since: float
+    #: The last one that it showed, and how many others before it.
+    shown: object
+    moves: int = 0
+
+    def look(self, shown: object) -> None:
+        if shown != self.shown:
+            self.shown = shown
+            self.moves += 1
+
+
+class Majority:
+    """Decides which anchors are believed, and to whose this learner yields."""
+
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
+        self._now = 0.0
+        #: By fragment; `MODEL`: of any of them.
+        self._moves: dict[int, _Moves] = {}
+        #: By name of a voter and fragment.
+        self._apart: dict[tuple[str, int], _Apart] = {}
+
+    def look(self, now: float) -> None:
+        """Time passed, or an anchor may have moved."""
+        self._now = now
+        digests = {f.fragment: f.lineage.digest for f in self.state.fragments}
+        digests[MODEL] = b"".join(digests.values())
+        for p, digest in digests.items():
+            self._moves.setdefault(p, _Moves(digest, now)).look(now, digest)
+
+    # ── believe ───────────────────────────────────────────────────────────────────────────────────
+
+    def believes(self, fragment: Progress, key: Key, peer: PeerId) -> bool:
+        """Whether an anchor of this model that `peer` claims is to be had, if it is greater."""
+        if not self.state.policies.limits.majority:
+            return True
+        p, own = fragment.fragment, fragment.lineage.key
+        shown = {beat.peer: beat.reports[p].key for beat in self._voters(p) if self._same(beat)}
+        if not shown:
+            return True
+        if peer in shown:  # its last beat may be older than its claim
+            shown[peer] = max(shown[peer], key)
+        # The greatest anchor that more than half show, or beyond.
+        most = sorted(shown.values(), reverse=True)[len(shown) // 2]
+        if key <= most:
+            return True
+        if most > own:
+            return False  # that one comes first
+        return self._is_young or self._is_stuck(p)
+
+    def believes_model(self, beat: Beat) -> bool:
+        """Whether the model of another genesis that a beat shows is to be had, if it is greater."""
+        state = self.state
+        if not state.policies.limits.majority or rollbacks(beat.genesis) > rollbacks(state.genesis):
+            return True
+        voters = list(self._voters(0))
+        if not any(map(self._same, voters)) and not self._for_another_model(beat, voters):
+            return True  # nobody trains ours with us
+        if 2 * self._camp(beat.genesis, voters) > len(voters):
+            return True
+        if self._for_another_model(beat, voters):
+            return False
+        return self._is_young or self._is_stuck(MODEL)
+
+    def _for_another_model(self, beat: Beat, voters: list[Beat]) -> bool:
+        """Whether most voters train one model that is neither ours nor that of this beat."""
+        others = {v.genesis for v in voters} - {beat.genesis, self.state.genesis}
+        return any(2 * self._camp(genesis, voters) > len(voters) for genesis in others)
+
+    @staticmethod
+    def _camp(genesis: bytes, voters: list[Beat]) -> int:
+        return sum(voter.genesis == genesis for voter in voters)
+
+    def _voters(self, p: int) -> Iterator[Beat]:
+        """The last beats of the peers that have trained, and have this fragment."""
+        for peer in self.state.roster.peers.values():
+            beat = peer.beat
+            if beat and not peer.suspected and beat.step > 0 and p < len(beat.reports):
+                yield beat
+
+    def _same(self, beat: Beat) -> bool:
+        return beat.genesis == self.state.genesis
+
+    @property
+    def _is_young(self) -> bool:
+        return self.state.adopted_rounds < TRIAL * len(self.state.fragments)
+
+    def _is_stuck(self, p: int) -> bool:
+        """Whether an anchor has not moved for long, although a greater one is claimed."""
+        moves = self._moves.get(p)
+        if moves is None:
+            return True
+        if moves.held_since is None:
+            moves.held_since = self._now
+            self.state.wake_by(self._now + self._patience_s(p))
+        return self._now - moves.held_since >= self._patience_s(p)
+
+    def _patience_s(self, p: int) -> float:
+        moves = self._moves.get(p)
+        longest = max(moves.pauses, default=0.0) if moves else 0.0
+        return max(self.state.policies.timing.evict_after_s, PAUSES * longest)
+
+    # ── yield ─────────────────────────────────────────────────────────────────────────────────────
+
+    def gives_way(self, fragment: Progress) -> Beat | None:
+        """A beat that shows the anchor to which this learner yields in a fragment, if it does."""
+        if not self.state.policies.limits.majority:
+            return None
+        p, own = fragment.fragment, fragment.lineage.key
+        voters = list(self._voters(p))
+        apart = {
+            beat.peer.name: beat.reports[p].key
+            for beat in voters
+            if self._same(beat)
+            and beat.reports[p].key < own
+            and not fragment.has_had(beat.reports[p].key.digest)
+        }
+        ripe = self._ripe(p, apart)
+        listed = sorted((b for b in voters if b.peer.name in ripe), key=lambda b: b.reports[p].key)
+        return self._of_most(listed, len(voters))
+
+    def gives_way_to_model(self) -> Beat | None:
+        """The same, for a whole model of another genesis."""
+        state = self.state
+        if not state.policies.limits.majority:
+            return None
+        voters = list(self._voters(0))
+        apart = {
+            beat.peer.name: (beat.genesis, beat.reports) for beat in voters if self._is_apart(beat)
+        }
+        ripe = self._ripe(MODEL, apart)
+        ours = self._camp(state.genesis, voters) + (not self._is_young)
+        for genesis in sorted({beat.genesis for beat in voters if beat.peer.name in ripe}):
+            theirs = [b for b in voters if b.genesis == genesis and b.peer.name in ripe]
+            if len(theirs) > ours:
+                return max(theirs, key=lambda b: (b.reports[0].key, b.peer))
+        return None
+
+    def _is_apart(self, beat: Beat) -> bool:
+        theirs, ours = models(self.state, beat)
+        return not self._same(beat) and theirs < ours and theirs.rollbacks == ours.rollbacks
+
+    def _of_most(self, ascending: list[Beat], voters: int) -> Beat | None:
+        """The greatest of these that more than half of all learners have, or beyond."""
+        needed = (voters + 1) // 2 + 1
+        return ascending[-needed] if len(ascending) >= needed else None
+
+    def _ripe(self, p: int, apart: Mapping[str, object]) -> set[str]:
+        """Of the voters that are apart, the names of those that have been so for long, and get
+        on."""
+        for name, q in list(self._apart):
+            if q == p and name not in apart:
+                del self._apart[name, q]
+        for name, shown in apart.items():
+            self._apart.setdefault((name, p), _Apart(self._now, shown)).look(shown)
+        since = self._now - self._patience_s(p)
+        listed = ((name, self._apart[name, p]) for name in apart)
+        return {name for name, seen in listed if seen.since <= since and seen.moves >= GETS_ON}
+
+
+def models(state: EngineState, beat: Beat) -> tuple[ModelKey, ModelKey]:
+    """Theirs and ours, in the fragments that both have."""
+    shared = min(len(beat.reports), len(state.fragments))
+    keys = (report.key for report in beat.reports[:shared])
+    own_keys = map(state.key, state.fragments[:shared])
+    ours = model_key(own_keys, state.genesis, state.totals.step > 0)
+    return model_key(keys, beat.genesis, beat.step > 0), ours

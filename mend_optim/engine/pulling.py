@@ -1,0 +1,111 @@
+"""Asking peers for the anchors that they show, and waiting for them.
+
+    ──want──▶ wanted ──the anchor comes──▶ taken, or held
+                │
+                └── it does not come ──▶ its peer is doubted, and another one asked
+
+One peer at a time is asked for a fragment."""
+
+from __future__ import annotations
+
+from mend_optim.engine.effects import Send
+from mend_optim.engine.majority import Majority
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.state import EngineState, Wanted
+from mend_optim.protocol.lineage import Key, PeerId
+from mend_optim.protocol.messages import Want
+
+
+class Pulling:
+    """Pulls greater anchors, and remembers whose do not come."""
+
+    def __init__(self, state: EngineState, majority: Majority) -> None:
+        self.state = state
+        self.majority = majority
+
+    def catch_up(self, now: float, fragment: Progress, key: Key, peer: PeerId) -> None:
+        """Pull a greater anchor, unless its seal is about to come down the stream that our offer
+        went up.
+
+        That is not for long if no bytes come: a sealer that died may have told the others of its
+        anchor, and nobody else has the seal."""
+        state = self.state
+        if key <= fragment.lineage.key:
+            wanted = state.wants.get(fragment.fragment)
+            kept = state.mode.switching or (wanted and wanted.gives_way)
+            if wanted and wanted.peer == peer and not kept:
+                # The peer showed more a moment ago, but has nothing to answer with.
+                del state.wants[fragment.fragment]
+            return
+        is_believed = self.majority.believes(fragment, key, peer)
+        if not is_believed and peer != state.roster.sealer(fragment.fragment):
+            return
+        since = fragment.seen_behind(now)
+        pending = fragment.pending
+        coming = pending if pending and pending.delivered and pending.sent_to == peer else None
+        patience = state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
+        if not coming or now - since >= patience:
+            self.want(now, fragment, peer, key, seal_only=not is_believed)
+
+    def want(
+        self,
+        now: float,
+        fragment: Progress,
+        peer: PeerId,
+        key: Key,
+        *,
+        whole: bool = False,
+        gives_way: bool = False,
+        seal_only: bool = False,
+    ) -> None:
+        """Ask a peer for the anchor that it shows: `whole`, or by a seal if one is all we lack."""
+        state, p = self.state, fragment.fragment
+        if p not in state.wants and not state.claims.doubts(peer):
+            until = now + state.policies.timing.round_timeout_s
+            state.wants[p] = Wanted(peer, key, now, until, gives_way, seal_only)
+            state.emit(Send(peer, Want(state.me, p, b"" if whole else fragment.has)))
+
+    def heard(self, now: float, peer: PeerId) -> None:
+        """Bytes arrived from a peer, so the anchors that we want of it are still coming."""
+        until = now + self.state.policies.timing.round_timeout_s
+        for wanted in self.state.wants.values():
+            if wanted.peer == peer:
+                wanted.until = until
+
+    def unreachable(self, now: float, peer: PeerId, p: int) -> None:
+        """That peer cannot give us the anchor of fragment `p` that we wanted."""
+        wanted = self.state.wants.pop(p, None)
+        if wanted and wanted.peer == peer:
+            self.doubt(now, wanted.peer, wanted.since)
+        if self.state.switch and self.state.switch.peer == peer:
+            self.state.end_switch()
+
+    def handed_over(self, now: float, peer: PeerId, *, kept: bool) -> None:
+        """The worker has installed the whole anchors of a peer, or refused their bytes."""
+        if kept:
+            self.state.claims.kept(peer)
+        elif not self.state.is_me(peer):
+            self.doubt(now, peer, now)
+
+    def doubt(self, now: float, peer: PeerId, since: float) -> None:
+        """An anchor that was asked for at `since` did not come."""
+        state = self.state
+        until = state.claims.failed(now, peer, now - since, state.policies.timing.beat_s)
+        state.wake_by(until)
+
+    def expire(self, now: float) -> None:
+        """Stop waiting for answers that did not come, or are of peers that may be gone: somebody
+        else has them, too."""
+        state = self.state
+        state.claims.expire(now, state.roster.peers)
+        alive = state.roster.alive()
+        for p, wanted in list(state.wants.items()):
+            if now >= wanted.until:
+                self.doubt(now, wanted.peer, wanted.since)
+            if now >= wanted.until or wanted.peer not in alive:
+                del state.wants[p]
+        switch = state.switch
+        asked = [wanted.peer for wanted in state.wants.values()]
+        # Wants for anchors of our own model don't keep the switch open: nobody answers for it.
+        if switch and not switch.complete and switch.peer not in asked:
+            state.end_switch()

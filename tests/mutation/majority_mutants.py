@@ -1,0 +1,47 @@
+"""Mutants of the majority: each rule by which an anchor is believed or given up, left out."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+TESTS = of("unit/engine/test_majority")
+RULES, TAKING, PULLING = "engine/majority", "engine/adoption", "engine/pulling"
+
+
+def mutant(name: str, old: str, new: str, room: str = RULES) -> Mutant:
+    return Mutant(name, 4, room, old, new, TESTS)
+
+
+MAJORITY_MUTANTS = (
+    mutant("half-of-the-voters-are-enough", "[len(shown) // 2]", "[(len(shown) - 1) // 2]"),
+    mutant("suspects-vote", "if beat and not peer.suspected and ", "if beat and "),
+    mutant("the-untrained-vote", "and beat.step > 0 and", "and"),
+    mutant("anybody-before-the-majority", "return False  # that one comes first", "pass"),
+    mutant("a-trial-for-ever", "return self._is_young or self._is_stuck(p)", "return True"),
+    mutant("no-trial", "adopted_rounds < TRIAL", "adopted_rounds < 0"),
+    mutant("nobody-is-ever-stuck", "or self._is_stuck(p)", ""),
+    mutant("stuck-after-any-pause", ", PAUSES * longest)", ")"),
+    mutant(
+        "any-model-is-believed", "return self._is_young or self._is_stuck(MODEL)", "return True"
+    ),
+    mutant(
+        "rollbacks-need-a-majority", "or rollbacks(beat.genesis) > rollbacks(state.genesis)", ""
+    ),
+    mutant("yields-to-half", "needed = (voters + 1) // 2 + 1", "needed = (voters + 1) // 2"),
+    mutant("yields-to-those-behind", "and not fragment.has_had(beat.reports[p].key.digest)", ""),
+    mutant("yields-to-those-that-rest", "and seen.moves >= GETS_ON", ""),
+    mutant("yields-at-once", "seen.since <= since and ", ""),
+    mutant(
+        "an-unasked-anchor-is-taken",
+        "if is_shown or self.majority.believes(",
+        "if True or (",
+        TAKING,
+    ),
+    mutant(
+        "anybody-seals",
+        "return self.majority.believes(fragment, seal.key, sealer)",
+        "return True",
+        TAKING,
+    ),
+    mutant("nothing-is-held", "if not is_believed and peer", "if peer", PULLING),
+)

@@ -109,6 +109,7 @@ def test_only_live_peers_that_have_trained_vote(how: str) -> None:
         engine.beat(THIRD, engine.lineage, step=0)
     engine.beat(PEER, claimed(engine.lineage), step=3)
     assert [to for to, _ in engine.sent(Want)] == [PEER]
+    assert not engine.engine.state.wants[0].seal_only
 
 
 def test_a_learner_with_little_to_lose_takes_any_ones_word() -> None:
@@ -279,6 +280,14 @@ def test_it_does_not_yield_to_learners_that_are_only_behind() -> None:
     for behind in early[:-1]:
         pass_time(engine, dict.fromkeys((PEER, THIRD), behind))
     assert engine.sent(Want) == []
+
+
+def test_it_does_not_yield_before_they_have_gone_on_for_long() -> None:
+    engine = experienced(PEER, THIRD)
+    for step in range(3 * GETS_ON):
+        lesser = other_branch(engine.lineage, step)
+        pass_time(engine, dict.fromkeys((PEER, THIRD), lesser), seconds=1)
+    assert engine.events("yielded") == []
 
 
 def test_it_does_not_yield_to_learners_that_stand_still() -> None:

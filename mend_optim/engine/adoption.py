@@ -130,15 +130,16 @@ class Adopter:
             return
         other = self.majority.gives_way_to_model()
         if other:
-            state.emit(yields(other.peer, "model"))
             self._fetch_model(now, other, gives_way=True)
+            if state.switch:
+                state.emit(yield_event(other.peer, "model"))
             return
         for fragment in state.fragments:
             p, beat = fragment.fragment, self.majority.gives_way(fragment)
-            if beat and p not in state.wants:
-                state.emit(yields(beat.peer, f"anchor of fragment {p}"))
+            if beat and p not in state.wants and not state.claims.doubts(beat.peer):
                 key = beat.reports[p].key
                 self.pulling.want(now, fragment, beat.peer, key, whole=True, gives_way=True)
+                state.emit(yield_event(beat.peer, f"anchor of fragment {p}"))
 
     # ── take ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -343,7 +344,7 @@ class Adopter:
         return moments if _is_next(anchor, self.state) else ()
 
 
-def yields(peer: PeerId, what: str) -> Event:
+def yield_event(peer: PeerId, what: str) -> Event:
     """The news that this learner gives its own anchors up for those of `peer`."""
     text = f"takes the {what} that {peer.name} and most other learners train: its own is given up"
     return Event("yielded", text, {"peer": peer.name, "incarnation": peer.incarnation})

@@ -4,7 +4,8 @@ on.
 Nothing in a whole anchor tells whether its bytes are what was trained. So this learner takes a
 greater anchor
 
-- that more than half of the *voters* show: peers that it hears itself, and that have trained;
+- that more than half of the *voters* show: live peers that it hears itself, that have trained, and
+  that have its model;
 - that anybody shows, while it has little to lose: its process has adopted only a few anchors, or
   nobody trains its model with it;
 - that anybody shows, if its own anchor has not moved for long. Then a peer that knows more is a
@@ -157,7 +158,6 @@ class Majority:
             return True
         if moves.held_since is None:
             moves.held_since = self._now
-            self.state.wake_by(self._now + self._patience_s(p))
         return self._now - moves.held_since >= self._patience_s(p)
 
     def _patience_s(self, p: int) -> float:
@@ -194,7 +194,8 @@ class Majority:
             beat.peer.name: (beat.genesis, beat.reports) for beat in voters if self._is_apart(beat)
         }
         ripe = self._ripe(MODEL, apart)
-        ours = self._camp(state.genesis, voters) + (not self._is_young)
+        # A learner that has little to lose does not count itself.
+        ours = self._camp(state.genesis, voters) + (0 if self._is_young else 1)
         for genesis in sorted({beat.genesis for beat in voters if beat.peer.name in ripe}):
             theirs = [b for b in voters if b.genesis == genesis and b.peer.name in ripe]
             if len(theirs) > ours:
@@ -205,7 +206,8 @@ class Majority:
         theirs, ours = models(self.state, beat)
         return not self._same(beat) and theirs < ours and theirs.rollbacks == ours.rollbacks
 
-    def _of_most(self, ascending: list[Beat], voters: int) -> Beat | None:
+    @staticmethod
+    def _of_most(ascending: list[Beat], voters: int) -> Beat | None:
         """The greatest of these that more than half of all learners have, or beyond."""
         needed = (voters + 1) // 2 + 1
         return ascending[-needed] if len(ascending) >= needed else None

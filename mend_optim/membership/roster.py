@@ -429,8 +429,8 @@ class Roster:
         sealer, peer = self.sealer(fragment), self.find(id)
         if sealer is None or id == sealer:
             return True
-        ranks = (_rendezvous(fragment, name) for name in (id.name, sealer.name))
-        return peer is not None and bool(peer.address) and next(ranks) > next(ranks)
+        can_seal = peer is not None and peer.heard and bool(peer.address)
+        return can_seal and _rendezvous(fragment, id.name) > _rendezvous(fragment, sealer.name)
 
     def known_at(self, started: bool) -> float:
         """Return from when on all learners know each other: a beat after the last peer was met

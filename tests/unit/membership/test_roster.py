@@ -636,3 +636,24 @@ def test_a_linked_peer_has_no_other_process_by_hearsay() -> None:
     roster.link(1, B, False)
     roster.gossip(1, [rumor("b", 1, incarnation=9)])
     assert roster.find(PeerId("b", 9))
+
+
+def test_a_suspect_may_seal_what_it_would_seal_and_hearsay_nothing() -> None:
+    """By the order of the fragment's rendezvous hash, whoever of them is suspected."""
+    roster = new("b", "c", "d")
+    for fragment in range(8):
+        for name in "bcd":
+            known(roster, name).silent = False
+        first = roster.sealer(fragment)
+        assert first is not None
+        assert roster.may_seal(fragment, first)
+        others = [PeerId(name, 1) for name in "bcd" if name != first.name]
+        assert not any(roster.may_seal(fragment, other) for other in others)
+        if first == ME:
+            continue
+        known(roster, first.name).silent = True
+        assert roster.sealer(fragment) != first
+        assert roster.may_seal(fragment, first)
+        known(roster, first.name).beat = None
+        assert not roster.may_seal(fragment, first)
+        roster.hear(0.0, beat(first.name, 9 + fragment))

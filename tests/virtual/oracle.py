@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 Unit = tuple[int, Any]  # (fragment, (author, step))
 
 
+def _is_work(unit: Any) -> bool:
+    """Whether somebody trained it. First weights, and weights that a user loads, are no work."""
+    return isinstance(unit[0], PeerId)
+
+
 class Oracle:
     """The history of every learner and of the whole cluster, and the laws that they must keep."""
 
@@ -161,7 +166,7 @@ class Oracle:
         - or another process went on from its author's checkpoint, so one name has two histories.
         """
         former = self.former.pop((learner.id, p), set())
-        gone = [unit for unit in before if unit not in after and unit[0] != "init"]
+        gone = [unit for unit in before if unit not in after and _is_work(unit)]
         genesis = learner.engine.state.genesis
         if any(rollbacks(genesis) > rollbacks(other) for other in former):
             self.given_up[p, genesis].update(gone)
@@ -207,7 +212,7 @@ class Oracle:
                 *self._anchor(learner, p),
                 *self._offered(learner, p, safe=False),
             }
-            self.at_death |= {(p, unit) for unit in everything - held if unit[0] != "init"}
+            self.at_death |= {(p, unit) for unit in everything - held if _is_work(unit)}
 
     def _held(self, learners: list[Learner], p: int) -> set[Any]:
         """Units in the weights of any of these learners, in an anchor not applied yet, or in an

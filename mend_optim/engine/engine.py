@@ -275,6 +275,8 @@ class Engine:
         pending = self.offers.sent_as(to, message)
         if pending:
             self.offers.delivered(now, pending)
+        elif isinstance(message, Offer):
+            self.sealer.orphans.arrived(to, message)
 
     def undelivered(self, now: float, to: PeerId, message: Message) -> None:
         """The transport could not deliver a message, or its stream broke before the answer."""

@@ -68,8 +68,6 @@ class Round:
         self.quorum_at: float | None = None
         #: When those that have not offered are called next.
         self.call_at = 0.0
-        #: Until when offers of the departed are not passed on again.
-        self.pass_on_at = 0.0
         #: When the last round began to call. Invariant: <= `decided_at` of the same round.
         self.launched_at = 0.0
         #: When its members were fixed.
@@ -135,10 +133,6 @@ class Round:
     def missing(self, expected: Collection[PeerId]) -> list[PeerId]:
         """The learners among these that have no offer in the inbox."""
         return [peer for peer in expected if peer not in self.inbox]
-
-    def passed_on(self, until: float) -> None:
-        """Offers of departed learners were sent to the current sealer."""
-        self.pass_on_at = until
 
     # ── the life of a round ───────────────────────────────────────────────────────────────────────
 
@@ -229,7 +223,7 @@ class Round:
         self.void()
 
     def drop(self, peer: PeerId) -> None:
-        """Another sealer has refused this peer's offer: it is not to be passed on to the next."""
+        """Another sealer refuses this peer's offer: it is not to be passed on any more."""
         self.inbox.pop(peer, None)
 
     def discard(self) -> None:

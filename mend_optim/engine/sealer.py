@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from mend_optim.engine.adoption import Adopter
-from mend_optim.engine.effects import EXCHANGE, PASS_ON, Done, Inspect, Merge, Send
+from mend_optim.engine.effects import EXCHANGE, Done, Inspect, Merge, Send
 from mend_optim.engine.healing import tell_outsized
 from mend_optim.engine.mode import Mode
+from mend_optim.engine.orphans import Orphans
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import weights
 from mend_optim.engine.progress import Progress
@@ -37,6 +38,7 @@ class Sealer:
         self.state = state
         self.adoption = adoption
         self.stragglers = stragglers
+        self.orphans = Orphans(state)
         #: By sender and fragment, the offer that the worker is checking, and the newest one that
         #: came meanwhile. A peer that sends one after the other must not fill the worker's queue.
         self._inspecting: dict[tuple[PeerId, int], Offer] = {}
@@ -226,23 +228,11 @@ class Sealer:
         state.work(merge)
 
     def _stand_down(self, now: float, round: Round) -> None:
-        """Another learner seals: the round is over here. Offers of the departed go to that learner,
-        because nobody else has them."""
+        """Another learner seals: the round is over here."""
         if round.phase is Phase.CALLING:
             round.void()
-        if not round.inbox or now < round.pass_on_at:
-            return
-        state, p = self.state, round.fragment
-        sealer = state.roster.find(state.roster.sealer(p) or state.me)
-        if sealer is None:
-            return
-        reports = sealer.beat.reports if sealer.beat else ()
-        held = reports[p].held if p < len(reports) else ()
-        gone = sorted(set(round.inbox) - {state.me, *state.roster.alive()})
-        for offer in [round.inbox[peer] for peer in gone]:
-            if offer.steps and (offer.peer, offer.seq) not in held:
-                state.emit(Send(sealer.id, offer, PASS_ON))
-                round.passed_on(until=now + state.policies.timing.suspect_after_s)
+        if round.inbox:
+            self.orphans.pass_on(now, round)
 
     # ── the worker has merged ─────────────────────────────────────────────────────────────────────
 

@@ -144,7 +144,8 @@ class Handler(Protocol):
         another one, and is gone as far as that peer knows."""
 
     def delivered(self, to: PeerId, message: Message) -> None:
-        """The peer has the whole of an offer. Its seals are still to come."""
+        """The peer has the whole of an offer. If it is this learner's own, its seals are still to
+        come."""
 
     def undelivered(self, to: PeerId, message: Message) -> None:
         """The transport could not deliver a message, or its stream broke before the answer.

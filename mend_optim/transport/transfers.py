@@ -149,7 +149,7 @@ class Transfers:
 
     def pass_on(self, link: Link, offer: Offer) -> None:
         """Give the offer of a learner that is gone to the fragment's present sealer."""
-        work = self._push(link, offer, "PassOn")
+        work = self._pass_on(link, offer)
         self._start(("pass on", link.id, offer.peer, offer.fragment), link, offer, work)
 
     def ask(self, link: Link, want: Want) -> None:
@@ -246,6 +246,10 @@ class Transfers:
             await stream.finish()
             if await stream.read() != ACK:
                 raise PeerError(f"peer {link.id} did not acknowledge the {method}")
+
+    async def _pass_on(self, link: Link, offer: Offer) -> None:
+        await self._push(link, offer, "PassOn")
+        self._handler.delivered(link.id, offer)
 
     def _unanswered(self, link: Link, want: Want) -> None:
         """Give a want up, if it is still the newest of its fragment."""

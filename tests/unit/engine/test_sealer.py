@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from mend_optim.engine.effects import Advance, Done, Export, Inspect, Install, Merge
+from mend_optim.engine.orphans import TRIES
 from mend_optim.engine.seal_checks import SPREAD, flaw_of
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import MOST_AUTHORS, Claim, Entry, PeerId
@@ -380,6 +382,68 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
     engine.engine.linked(engine.now, THIRD, False)
     engine.tick(0.5)
     assert engine.sent(Offer) == []
+
+
+def kept_alive(engine: DrivenEngine, sealer: PeerId, seconds: float) -> list[tuple[float, Offer]]:
+    """What the sealer gets in this time, and when. It beats, and keeps nothing."""
+    sent = []
+    for _ in range(int(2 * seconds)):
+        engine.tick(0.5)
+        engine.beat(sealer, address=f"{sealer.name}:1")
+        passed = [offer for to, offer in engine.sent(Offer) if to == sealer]
+        sent += [(engine.now, offer) for offer in passed]
+        for offer in passed:
+            engine.engine.delivered(engine.now, sealer, offer)
+    return sent
+
+
+def test_an_offer_that_the_sealer_does_not_keep_is_passed_on_ever_more_rarely_and_given_up() -> (
+    None
+):
+    engine = orphaned()
+    sealer = engine.engine.state.roster.sealer(0)
+    assert sealer is not None
+    engine.engine.linked(engine.now, THIRD, False)
+    ((_, offer),) = engine.sent(Offer)
+    engine.engine.delivered(engine.now, sealer, offer)
+    times = [at for at, _ in kept_alive(engine, sealer, 400.0)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert len(times) == TRIES - 1
+    assert THIRD not in engine.engine.state.rounds[0].inbox
+    assert all(longer >= 1.5 * gap for gap, longer in pairwise(gaps))
+    (told,) = engine.faults()
+    assert told.startswith(f"offer 1 of {THIRD.name}, which is gone, given up: {sealer.name} did")
+
+
+def test_an_offer_that_did_not_arrive_is_passed_on_until_it_does() -> None:
+    engine = orphaned()
+    sealer = engine.engine.state.roster.sealer(0)
+    assert sealer is not None
+    engine.engine.linked(engine.now, THIRD, False)
+    engine.sent(Offer)
+    times = []
+    for _ in range(200):
+        engine.tick(0.5)
+        engine.beat(sealer, address="other:1")
+        times += [engine.now for _ in engine.sent(Offer)]
+    assert len(times) > 2 * TRIES
+    assert THIRD in engine.engine.state.rounds[0].inbox
+    assert engine.faults() == []
+
+
+def test_another_sealer_gets_the_offer_as_often() -> None:
+    engine = orphaned()
+    first = engine.engine.state.roster.sealer(0)
+    assert first is not None
+    engine.engine.linked(engine.now, THIRD, False)
+    ((_, offer),) = engine.sent(Offer)
+    engine.engine.delivered(engine.now, first, offer)
+    times = [at for at, _ in kept_alive(engine, first, 30.0)]
+    assert 1 < len(times) < TRIES - 1
+    sealers = (PeerId(f"next-{i}", 1) for i in range(1000))
+    other = next(p for p in sealers if _greater(p, first))
+    engine.beat(other, address=f"{other.name}:1")
+    assert len(kept_alive(engine, other, 400.0)) == TRIES
 
 
 def test_phantoms_are_counted_for_no_quorum() -> None:

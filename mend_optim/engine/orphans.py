@@ -1,0 +1,99 @@
+"""Orphaned offers: those of learners that are gone, held by a learner that does not run the
+fragment's rounds, or not any more. Nobody else has a copy, so the holder passes them on to the
+sealer.
+
+The sealer may refuse such an offer for good: because of its size, its signature, or its author's
+name. So the holder waits twice as long after each time, and gives the offer up after `TRIES`. It
+begins anew with another sealer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mend_optim.engine.effects import PASS_ON, Send
+from mend_optim.engine.round import Round
+from mend_optim.engine.state import EngineState
+from mend_optim.membership.roster import Peer
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Offer
+
+#: Times that one sealer gets an offer that it does not keep.
+TRIES = 5
+
+
+@dataclass(slots=True, kw_only=True)
+class _Passing:
+    """How often an offer has reached the sealer."""
+
+    seq: int
+    sealer: PeerId
+    #: Before this time it is not sent again.
+    next_at: float
+    arrived: int = 0
+
+
+class Orphans:
+    """Passes on the offers of learners that are gone."""
+
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
+        #: By the offer's sender and its fragment.
+        self._passing: dict[tuple[PeerId, int], _Passing] = {}
+
+    def pass_on(self, now: float, round: Round) -> None:
+        """Another learner seals this fragment: it gets what it does not hold."""
+        self._forget_others(round)
+        state = self.state
+        sealer = state.roster.find(state.roster.sealer(round.fragment) or state.me)
+        if sealer is None:
+            return
+        for offer in list(self._orphans(round, sealer)):
+            passing = self._passing_of(now, offer, sealer.id)
+            if now < passing.next_at:
+                continue
+            if passing.arrived >= TRIES:
+                round.drop(offer.peer)
+                state.fault(
+                    f"offer {offer.seq} of {offer.peer.name}, which is gone, given up:"
+                    f" {sealer.id.name} did not keep it {TRIES} times"
+                )
+            else:
+                state.emit(Send(sealer.id, offer, PASS_ON))
+                passing.next_at = now + self._patience(passing)
+
+    def arrived(self, to: PeerId, offer: Offer) -> None:
+        """The sealer has the whole of an offer; whether it keeps it, its beats tell."""
+        passing = self._passing.get((offer.peer, offer.fragment))
+        if passing and (passing.seq, passing.sealer) == (offer.seq, to):
+            passing.arrived += 1
+
+    def _orphans(self, round: Round, sealer: Peer) -> Iterator[Offer]:
+        """Offers with work, of learners that are gone, which the sealer does not hold."""
+        p, state = round.fragment, self.state
+        reports = sealer.beat.reports if sealer.beat else ()
+        held = reports[p].held if p < len(reports) else ()
+        for peer in sorted(set(round.inbox) - {state.me, *state.roster.alive()}):
+            offer = round.inbox[peer]
+            if offer.steps and (offer.peer, offer.seq) not in held:
+                yield offer
+
+    def _passing_of(self, now: float, offer: Offer, sealer: PeerId) -> _Passing:
+        place = offer.peer, offer.fragment
+        known = self._passing.get(place)
+        if known is None or (known.seq, known.sealer) != (offer.seq, sealer):
+            known = _Passing(seq=offer.seq, sealer=sealer, next_at=now)
+            self._passing[place] = known
+        return known
+
+    def _patience(self, passing: _Passing) -> float:
+        suspect_after_s: float = self.state.policies.timing.suspect_after_s
+        return suspect_after_s * 2.0**passing.arrived
+
+    def _forget_others(self, round: Round) -> None:
+        """Forget how it went with offers that are here no more."""
+        self._passing = {
+            (peer, p): passing
+            for (peer, p), passing in self._passing.items()
+            if p != round.fragment or peer in round.inbox
+        }

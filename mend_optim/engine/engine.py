@@ -248,7 +248,7 @@ class Engine:
             case Beat():
                 self._on_beat(now, message)
             case Goodbye():
-                self._left(now, message.peer)
+                self._left(now, message)
             case _:
                 closed = self.state.mode is Mode.CLOSED
                 if not closed and self.state.has_fragment(message.fragment):
@@ -287,22 +287,22 @@ class Engine:
             self.pulling.unreachable(now, to, message.fragment)
             self._check_joined(now)
 
-    def _left(self, now: float, id: PeerId) -> None:
+    def _left(self, now: float, goodbye: Goodbye) -> None:
         """A peer has told that it leaves."""
-        if self._forget(id):
+        if self._forget(goodbye):
             self._poll_all(now)
             self._review_end(now)
 
-    def _forget(self, id: PeerId) -> bool:
+    def _forget(self, gone: Goodbye | Rumor) -> bool:
         """A peer has left, as it told itself, or as others tell. Returns whether it was here."""
-        is_news = self.state.roster.leave(id)
+        is_news = self.state.roster.leave(gone.peer, gone.proof)
         if is_news:
-            self.presence.left(id)
+            self.presence.left(gone.peer)
         return is_news
 
     def _take_rumors(self, now: float, rumors: Sequence[Rumor]) -> None:
         """However many have left, the rounds are looked at once."""
-        gone = [r for r in self.state.roster.gossip(now, rumors) if self._forget(r.peer)]
+        gone = [r for r in self.state.roster.gossip(now, rumors) if self._forget(r)]
         if gone:
             self._poll_all(now)
             self._review_end(now)

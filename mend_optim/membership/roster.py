@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 
+from mend_optim.membership.graves import LEFT, Graves
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
@@ -43,16 +44,14 @@ FANOUT = 16
 DEAF = 6
 #: Beats after a peer was met in which those that this learner has not heard yet hold up rounds.
 PHANTOMS = 5
-#: Tombstones kept; the oldest go first. Every start of a process may bring a new name.
-GRAVES = 1024
-#: Goodbyes, and processes turned away, that one beat passes on: the newest.
-GOODBYES = 64
+#: Processes turned away that are remembered; the oldest go first.
+TURNED_AWAY = 1024
+#: Processes turned away that one beat passes on: the newest.
+AWAY = 64
 #: Incarnations are nanoseconds of a clock, and clocks may differ by so much. Hearsay of a process
 #: that started later than that is not believed: it would lock the real one out by a number that
 #: nobody reaches.
 CLOCKS_DIFFER_NS = 24 * 3600 * 10**9
-#: The beat count of a peer that said goodbye. No news of that incarnation can be newer.
-LEFT = 2**62
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,9 +135,7 @@ class Roster:
         self.limits = limits
         #: By name. Invariant: peers[name].id.name == name != me.name.
         self.peers: dict[str, Peer] = {}
-        #: By name, the incarnation that was evicted, and its last beat count; `LEFT` after a
-        #: goodbye. The oldest comes first.
-        self._tombstones: dict[str, tuple[int, int]] = {}
+        self._graves = Graves()
         #: By name, the last process that was turned away. The oldest comes first.
         self._turned_away: dict[str, PeerId] = {}
         #: Whether nobody new is admitted, because the run is about to end.
@@ -181,15 +178,16 @@ class Roster:
         if self.namesake(id):
             self._turned_away.pop(id.name, None)
             self._turned_away[id.name] = id
-            if len(self._turned_away) > GRAVES:
+            if len(self._turned_away) > TURNED_AWAY:
                 del self._turned_away[next(iter(self._turned_away))]
             return None
         if known is None or known.id != id:
             if self.closed or (known is None and not self._make_room()):
                 return None
             self._turned_away.pop(id.name, None)
-            buried = self._tombstones.pop(id.name, (0, 0))
-            count = buried[1] if buried[0] == id.incarnation else 0
+            incarnation, count = self._graves.last(id.name)
+            self._graves.open(id.name)
+            count = count if incarnation == id.incarnation else 0
             known = self._add(now, id, address, count)
         known.heard_at = now
         known.silent = False
@@ -205,7 +203,7 @@ class Roster:
         known = self.peers.get(id.name)
         if known and known.id.incarnation > id.incarnation:
             return Namesake(known.id, Life.SUSPECTED if known.silent else Life.ALIVE)
-        incarnation, count = self._tombstones.get(id.name, (0, 0))
+        incarnation, count = self._graves.last(id.name)
         if (incarnation, count) >= (id.incarnation, LEFT):
             return Namesake(PeerId(id.name, incarnation), Life.GONE)
         return None
@@ -215,7 +213,7 @@ class Roster:
         newest. That one shall hear of it."""
         known = [(id, self.namesake(id)) for id in self._turned_away.values()]
         alive = [id for id, namesake in known if namesake and namesake.life is Life.ALIVE]
-        return tuple(alive[-GOODBYES:])
+        return tuple(alive[-AWAY:])
 
     def hear(self, now: float, beat: Beat) -> Peer | None:
         """Take in a beat from the peer itself.
@@ -244,6 +242,7 @@ class Roster:
     def broadcast(self, count: int) -> None:
         """Take note that this learner sends beat number `count` to all."""
         self._broadcasts.append(count)
+        self._graves.broadcast()
 
     def gossip(self, now: float, rumors: Iterable[Rumor]) -> list[Rumor]:
         """Take in what a peer says of others: a greater count is a sign of life, and `left` passes
@@ -296,7 +295,7 @@ class Roster:
         None if the rumor brings nothing new."""
         name, incarnation = rumor.peer
         known = self.peers.get(name)
-        last = (known.id.incarnation, known.count) if known else self._tombstones.get(name, (0, -1))
+        last = (known.id.incarnation, known.count) if known else self._graves.last(name)
         if name == self.me.name or (incarnation, rumor.count) <= last:
             return None
         if known is None or known.id != rumor.peer:
@@ -304,7 +303,7 @@ class Roster:
                 return None
             if known is None and direct and not self._make_room():
                 return None
-            self._tombstones.pop(name, None)
+            self._graves.open(name)
             known = self._add(now, rumor.peer, rumor.address, rumor.count)
         if not direct:
             known.rumor = rumor
@@ -343,29 +342,24 @@ class Roster:
             if up:
                 peer.heard_at = now
 
-    def leave(self, id: PeerId) -> bool:
+    def leave(self, id: PeerId, proof: bytes = b"") -> bool:
         """Evict a peer that said goodbye. That incarnation never comes back.
+
+        Args:
+            id: The peer.
+            proof: The proof of its goodbye, which is passed on with it.
 
         Returns:
             Whether the peer was on the roster.
         """
-        if id.name == self.me.name or self._tombstones.get(id.name, (0, 0)) >= (
-            id.incarnation,
-            LEFT,
-        ):
+        if id.name == self.me.name or self._graves.last(id.name) >= (id.incarnation, LEFT):
             return False
         known = self.peers.get(id.name)
         if known and known.id.incarnation > id.incarnation:
             return False
         self.peers.pop(id.name, None)
-        self._bury(id, LEFT)
+        self._graves.bury(id, LEFT, proof)
         return known is not None
-
-    def _bury(self, id: PeerId, count: int) -> None:
-        self._tombstones.pop(id.name, None)
-        self._tombstones[id.name] = (id.incarnation, count)
-        if len(self._tombstones) > GRAVES:
-            del self._tombstones[next(iter(self._tombstones))]
 
     def expire(self, now: float) -> list[PeerId]:
         """Suspect the silent peers, and evict those that have been silent for long.
@@ -381,7 +375,7 @@ class Roster:
         silent = [p for p in self if now >= p.heard_at + self.timing.evict_after_s]
         for peer in silent:
             del self.peers[peer.id.name]
-            self._bury(peer.id, peer.count)
+            self._graves.bury(peer.id, peer.count)
         return [peer.id for peer in silent]
 
     def wake_at(self) -> float:
@@ -449,12 +443,7 @@ class Roster:
     def rumors(self) -> tuple[Rumor, ...]:
         """Return what this learner passes on: every peer that is not silent, and the goodbyes."""
         known = [_told(Rumor(p.id, p.address, p.count), p.word) for p in self if not p.silent]
-        left = [
-            Rumor(PeerId(name, incarnation), "", count, left=True)
-            for name, (incarnation, count) in self._tombstones.items()
-            if count == LEFT
-        ]
-        return (*known, *left[-GOODBYES:])
+        return (*known, *self._graves.goodbyes())
 
     def audience(self, count: int) -> list[PeerId]:
         """Return the peers to send beat number `count` to: all of them, or in a big roster a window

@@ -126,6 +126,8 @@ class Rumor:
     ready: bytes = b""
     #: Its tokens, if it finishes.
     tokens: int = 0
+    #: The proof of its goodbye: see `Goodbye`.
+    proof: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,9 @@ class Goodbye:
 
     #: The sender. This incarnation never comes back.
     peer: PeerId
+    #: What the sender has signed, for those that hear of it from others: see `protocol/proofs.py`.
+    #: Empty where offers are not signed.
+    proof: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

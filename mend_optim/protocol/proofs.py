@@ -26,12 +26,13 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.lineage import Entry, Lineage
+from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import PROOFS, SIGNATURE, YOURS, Offer, Packet, Seal, section
 from mend_optim.protocol.statement import (
     Statement,
     decode,
     encode,
+    encode_goodbye,
     pack,
     packet_digest,
     statement_of,
@@ -129,6 +130,25 @@ def _check_signer(proof: Proof, told: Statement, notary: Notary, *, merged: bool
     name = notary.check(proof, merged=merged)
     if name != told.sender.name:
         raise PeerError(f"an offer of {told.sender.name!a} is signed by {name!a}")
+
+
+# ── goodbyes ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def goodbye_proof(me: PeerId, notary: Notary) -> bytes:
+    """The packed proof that this learner leaves."""
+    return notary.sign(encode_goodbye(me)).packed()
+
+
+def check_goodbye(peer: PeerId, proof: bytes, notary: Notary) -> None:
+    """Raise `PeerError` unless the peer has signed that it leaves."""
+    told = Proof.unpacked(proof)
+    if told.statement != encode_goodbye(peer):
+        raise PeerError("the signature is not over this goodbye")
+    # It counts for as long as the rumors of it go round.
+    name = notary.check(told, merged=True)
+    if name != peer.name:
+        raise PeerError(f"the goodbye of {peer.name!a} is signed by {name!a}")
 
 
 # ── seals ─────────────────────────────────────────────────────────────────────────────────────────

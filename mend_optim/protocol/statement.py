@@ -26,6 +26,8 @@ from mend_optim.protocol.messages import SIGNATURE, Offer, Packet, Sections
 
 #: Begins each statement. A statement of another form needs another purpose.
 PURPOSE = b"mend-optim offer 1"
+#: Begins the statement of a learner that leaves.
+LEAVES = b"mend-optim goodbye 1"
 #: Bytes of the digest of one packet.
 PACKET_DIGEST_BYTES = 32
 _LENGTH = struct.Struct(">I")
@@ -136,6 +138,12 @@ def encode(told: Statement) -> bytes:
     )
     names = sender.name.encode(), author.name.encode()
     return pack([PURPOSE, told.genesis, *names, numbers, told.content])
+
+
+def encode_goodbye(peer: PeerId) -> bytes:
+    """The bytes that a learner signs when it leaves. Its incarnation never comes back, so they need
+    no more than its name and that."""
+    return pack([LEAVES, peer.name.encode(), _NUMBER.pack(peer.incarnation)])
 
 
 def decode(data: bytes) -> Statement:

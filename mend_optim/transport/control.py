@@ -22,6 +22,7 @@ from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Seal, St
 from mend_optim.protocol.refusals import Refusals
 from mend_optim.transport.address import seen_from
 from mend_optim.transport.frames import check_sender
+from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.stream import Stream
@@ -44,9 +45,10 @@ AT_ITS_END = (
 class Links:
     """All links of one learner, by incarnation."""
 
-    def __init__(self, handler: Handler, transfers: Transfers) -> None:
+    def __init__(self, handler: Handler, transfers: Transfers, goodbyes: Goodbyes) -> None:
         self._handler = handler
         self._transfers = transfers
+        self._goodbyes = goodbyes
         #: At most one incarnation of each name, the greatest that agreed.
         self._links: dict[PeerId, Link] = {}
         #: (peer name, reason) of every refusal that the handler was told.
@@ -69,6 +71,10 @@ class Links:
     def get(self, id: PeerId) -> Link | None:
         """Return the link with exactly this incarnation."""
         return self._links.get(id)
+
+    def _has(self, name: str) -> bool:
+        """Whether a learner of this name has a control stream with this one."""
+        return any(link.id.name == name and link.streams for link in self)
 
     # ── agreeing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -228,7 +234,9 @@ class Links:
     def _take(self, link: Link, message: Control) -> None:
         check_sender(message, link.id)
         if isinstance(message, Beat):
-            message = _as_seen_here(message, link.host)
+            message = _as_seen_here(self._goodbyes.told(message, self._has), link.host)
+        elif isinstance(message, Goodbye):
+            message = self._goodbyes.proven(message)
         self._handler.receive(message)
         if isinstance(message, Goodbye):
             self._drop(link)

@@ -41,6 +41,7 @@ from mend_optim.transport.address import (
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.control import Links
 from mend_optim.transport.dialler import Dialler
+from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.grpc_options import channel_options, most_streams
 from mend_optim.transport.grpc_setup import begin_use, refuse_after_fork
 from mend_optim.transport.handler import Handler
@@ -114,7 +115,8 @@ class Transport:
         patience_s = timing.round_timeout_s
         carrier = Carrier(handler, limit, allocate, patience_s=patience_s)
         self._transfers = Transfers(handler, carrier, patience_s=patience_s, dial=self._open_bulk)
-        self._links = Links(handler, self._transfers)
+        self._goodbyes = Goodbyes(security.notary)
+        self._links = Links(handler, self._transfers, self._goodbyes)
         receiving = Receiving(lambda: limits.receiving(sum(sizes()), len(self._links)), patience_s)
         self._server = Server(
             self._links,
@@ -266,7 +268,10 @@ class Transport:
                 self._send_offer(to, link, self._signed(message), pass_on=bool(reply))
             case Want():
                 self._send_want(to, link, message)
-            case Beat() | Call() | Goodbye():
+            case Goodbye():
+                if link:
+                    link.post(self._goodbyes.signed(message))
+            case Beat() | Call():
                 if link:
                     link.post(message)
             case _:

@@ -17,6 +17,7 @@ from mend_optim.protocol.peer_limits import (
     NAME_LIMIT,
     is_plain,
 )
+from mend_optim.protocol.proofs import PROOF_LIMIT
 
 #: Bytes of one protobuf message.
 MESSAGE_LIMIT = 4 << 20
@@ -87,6 +88,12 @@ def checked_digest(what: str, digest: bytes) -> bytes:
     """Return a digest, or raise if it is too long."""
     check_size(what, len(digest), DIGEST_LIMIT)
     return digest
+
+
+def checked_proof(proof: bytes) -> bytes:
+    """Return a proof, or raise if it is too long."""
+    check_size("a proof", len(proof), PROOF_LIMIT)
+    return proof
 
 
 def checked_genesis(genesis: bytes) -> bytes:

@@ -46,6 +46,7 @@ from mend_optim.transport.limits import (
     checked_list,
     checked_name,
     checked_number,
+    checked_proof,
     checked_reports,
     checked_text,
     clipped,
@@ -184,7 +185,7 @@ def encode_control(message: Control) -> bytes:
         case Beat():
             control = pb.Control(beat=_beat(message))
         case Goodbye():
-            control = pb.Control(goodbye=pb.Goodbye(peer=_id(message.peer)))
+            control = pb.Control(goodbye=pb.Goodbye(peer=_id(message.peer), proof=message.proof))
         case Call():
             control = pb.Control(call=pb.Call(peer=_id(message.peer), fragment=message.fragment))
         case Want():
@@ -201,7 +202,7 @@ def decode_control(data: bytes) -> Control:
         case "beat":
             return _to_beat(control.beat)
         case "goodbye":
-            return Goodbye(_to_id(control.goodbye.peer))
+            return Goodbye(_to_id(control.goodbye.peer), checked_proof(control.goodbye.proof))
         case "call":
             return Call(_to_id(control.call.peer), control.call.fragment)
         case "want":
@@ -288,6 +289,7 @@ def _rumor(rumor: Rumor) -> pb.Rumor:
         finishes=rumor.finishes,
         ready=rumor.ready,
         tokens=rumor.tokens,
+        proof=rumor.proof,
     )
 
 
@@ -300,6 +302,7 @@ def _to_rumor(rumor: pb.Rumor) -> Rumor:
         finishes=rumor.finishes,
         ready=checked_digest("ready", rumor.ready),
         tokens=checked_count("tokens", rumor.tokens),
+        proof=checked_proof(rumor.proof),
     )
 
 

@@ -51,7 +51,10 @@ BEAT = Beat(
     training=True,
     genesis=b"genesis",
     reports=(Report(KEY, ((ME, 6), (OTHER, 7)), b"group"), Report(KEY)),
-    roster=(Rumor(ME, "b:1", 7, left=True), Rumor(OTHER, "[fd00::5]:1", 8, False, True, b"r", 9)),
+    roster=(
+        Rumor(ME, "b:1", 7, left=True, proof=b"proof"),
+        Rumor(OTHER, "[fd00::5]:1", 8, False, True, b"r", 9),
+    ),
     ping=8,
     pong=9,
     position=10,
@@ -204,7 +207,7 @@ TARGETS = (
         pb.Control,
         wire.decode_control,
         wire.encode_control,
-        [BEAT, Goodbye(ME), Call(ME, 1), Want(OTHER, 2, b"have")],
+        [BEAT, Goodbye(ME, b"proof"), Call(ME, 1), Want(OTHER, 2, b"have")],
     ),
     Target("frames", frames, frame_seeds, protos=(pb.Frame,), before_list=0),
 )

@@ -10,6 +10,7 @@ NOTARY = of("unit/transport/security/test_notary")
 EVIDENCE = of("unit/transport/security/test_evidence")
 TOGETHER = of("together/test_signed_offers")
 SETTINGS = of("unit/test_settings")
+GOODBYE, ROSTER = of("unit/transport/test_goodbyes"), of("unit/membership/test_roster")
 STATED, PROVEN = "protocol/statement", "protocol/proofs"
 SIGNERS, OWN = "transport/security/signers", "transport/security/notary"
 SHOWN = "transport/security/evidence"
@@ -481,5 +482,73 @@ SIGN_MUTANTS = (
         "policies = replace(policies, signed=security.signed)",
         "policies = replace(policies)",
         SETTINGS,
+    ),
+    # Goodbyes that others tell of.
+    Mutant(
+        "hearsay-of-a-goodbye-is-believed",
+        4,
+        "transport/goodbyes",
+        "                if not is_there and self._is_proven(rumor.peer, rumor.proof):",
+        "                if not is_there:",
+        GOODBYE,
+    ),
+    Mutant(
+        "a-linked-peer-is-said-to-have-left",
+        4,
+        "transport/goodbyes",
+        "if not is_there and self",
+        "if self",
+        GOODBYE,
+    ),
+    Mutant(
+        "every-goodbye-of-a-beat-is-checked",
+        4,
+        "transport/goodbyes",
+        "elif rumor.proof and looked_at < CHECKED:",
+        "elif rumor.proof:",
+        GOODBYE,
+    ),
+    Mutant(
+        "a-worthless-proof-is-passed-on",
+        4,
+        "transport/goodbyes",
+        "if self._notary is None or self._is_proven(goodbye.peer, goodbye.proof):",
+        "if True:",
+        GOODBYE,
+    ),
+    Mutant(
+        "a-goodbye-signed-by-anybody",
+        4,
+        PROVEN,
+        '    if name != peer.name:\n        raise PeerError(f"the goodbye',
+        '    if False:\n        raise PeerError(f"the goodbye',
+        GOODBYE,
+    ),
+    Mutant(
+        "the-goodbye-of-another-process",
+        4,
+        PROVEN,
+        "if told.statement != encode_goodbye(peer):",
+        "if False:",
+        GOODBYE,
+    ),
+    Mutant(
+        "goodbyes-without-their-proofs",
+        4,
+        "membership/graves",
+        "LEFT, left=True, proof=buried.proof)",
+        "LEFT, left=True)",
+        ROSTER,
+    ),
+    Mutant(
+        "goodbyes-are-told-for-ever", 5, "membership/graves", " and buried.told < TOLD", "", ROSTER
+    ),
+    Mutant(
+        "goodbyes-are-not-signed",
+        4,
+        "transport/grpc_transport",
+        "link.post(self._goodbyes.signed(message))",
+        "link.post(message)",
+        of("together/test_signed_offers", "goodbye"),
     ),
 )

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -19,8 +20,9 @@ from mend_optim import Credentials, MendOptimizer
 from mend_optim.engine.effects import PASS_ON, Done, Merge
 from mend_optim.engine.policies import weights
 from mend_optim.engine.round import Round
+from mend_optim.membership.graves import LEFT
 from mend_optim.protocol.lineage import Claim, Entry, PeerId
-from mend_optim.protocol.messages import PROOFS, SIZES, Message, Offer, Seal
+from mend_optim.protocol.messages import PROOFS, SIZES, Beat, Message, Offer, Rumor, Seal
 from mend_optim.protocol.proofs import Notary, Proof, proofs_in, signed
 from mend_optim.protocol.statement import decode, encode, pack
 from mend_optim.transport.security.issuing import Authority
@@ -37,6 +39,7 @@ from tests.support.learners import (
     parameters,
     same,
     settle,
+    step,
     together,
     until,
     wave,
@@ -348,3 +351,56 @@ def test_an_offer_in_the_name_of_one_that_left_is_refused_of_its_bearer(tmp_path
         assert refusals(sealer, learner.me.name) == ["offer refused: an offer of …"]
         drive([sealer, bearer], 2, wave)
         settle([sealer, bearer])
+
+
+def train_until_joined(learners: list[MendOptimizer]) -> None:
+    """The first learner trains on until the others have its weights, and have stepped."""
+    joined = threading.Event()
+
+    def join() -> None:
+        together(*(lambda o=o: step(o, 1.0) for o in learners[1:]))
+        joined.set()
+
+    def train() -> None:
+        while not joined.is_set():
+            step(learners[0], 1.0)
+
+    together(join, train)
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_nobody_says_goodbye_for_a_learner_that_cannot_be_reached(
+    tmp_path: Path, is_signed: bool
+) -> None:
+    """Nobody can dial b and c, so each hears of the other from the hub alone."""
+    watch = Watch()
+    each = each_signed(tmp_path / "pki", "abc", is_signed)
+    each[1] |= {"listen": None, "on_event": watch}
+    each[2] |= {"listen": None}
+    inners = [descent(1.0, 2.0) for _ in each]
+    with cluster(*inners, each=each, started=False, sync_every=100) as three:
+        train_until_joined(three)
+        hub, b, c = (optimizer._learner for optimizer in three)
+        assert hub is not None
+        assert b is not None
+        assert c is not None
+        peers = b.engine.state.roster.peers
+        until(three[1], lambda: {"a", "c"} <= set(peers))
+        lies: list[Beat] = []
+
+        def lie() -> None:
+            """On the network loop: the hub's next beat says that c has left."""
+            with hub.mutex:
+                told = hub.engine.beats.make()
+            lies.append(replace(told, roster=(Rumor(c.me, "", LEFT, left=True),)))
+            hub.network.transport.send(b.me, lies[0], "")
+
+        hub.network.loop.soon(lie)
+        until(
+            three[1],
+            lambda: lies and (beat := peers["a"].beat) and beat.count >= lies[0].count,
+        )
+        assert ("c" in peers) is is_signed
+        three[2].close()
+        (left,) = watch.until("left")
+        assert left.facts["peer"] == "c"

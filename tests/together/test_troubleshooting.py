@@ -45,6 +45,7 @@ from mend_optim.protocol.messages import Beat, Goodbye, Level, Report
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
 from mend_optim.transport.control import Links
+from mend_optim.transport.goodbyes import Goodbyes
 from tests.support.engines import (
     BASE,
     GENESIS,
@@ -212,7 +213,7 @@ def outranked(life: Life, kind: str) -> Said:
 def at_its_end() -> Said:
     recorder = Recorder("a")
     recorder.met = lambda id, address, seed: False  # type: ignore[method-assign]
-    return said_of(Links(recorder, None).agree(hello(A), hello(B), SEED))  # type: ignore[arg-type]
+    return said_of(Links(recorder, None, Goodbyes(None)).agree(hello(A), hello(B), SEED))  # type: ignore[arg-type]
 
 
 # ── peers that are gone ───────────────────────────────────────────────────────────────────────────

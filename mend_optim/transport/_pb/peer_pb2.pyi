@@ -137,7 +137,7 @@ class Report(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ...) -> None: ...
 
 class Rumor(_message.Message):
-    __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens")
+    __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens", "proof")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class Rumor(_message.Message):
     FINISHES_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
@@ -152,13 +153,16 @@ class Rumor(_message.Message):
     finishes: bool
     ready: bytes
     tokens: int
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., tokens: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., tokens: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ("peer",)
+    __slots__ = ("peer", "proof")
     PEER_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("peer", "fragment")

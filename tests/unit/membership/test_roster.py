@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.errors import UsageError
+from mend_optim.membership.graves import GOODBYES, GRAVES, LEFT, TOLD
 from mend_optim.membership.roster import (
+    AWAY,
     CLOCKS_DIFFER_NS,
     DEAF,
     FANOUT,
-    GOODBYES,
-    GRAVES,
     PHANTOMS,
+    TURNED_AWAY,
     Peer,
     Roster,
 )
@@ -323,6 +324,19 @@ def test_after_a_goodbye_the_next_incarnation_is_welcome() -> None:
     assert roster.alive() == [PeerId("b", 2)]
 
 
+def test_a_goodbye_is_passed_on_with_its_proof_in_the_next_beats_and_no_longer() -> None:
+    roster = new("b")
+    roster.leave(B, b"proof")
+    goodbye = Rumor(B, "", LEFT, left=True, proof=b"proof")
+    for count in range(TOLD):
+        assert roster.rumors() == (goodbye,)
+        roster.broadcast(count + 1)
+    assert roster.rumors() == ()
+    assert roster.leave(B) is False  # and yet it is known to have left
+    assert roster.gossip(0, [rumor("b", 99, B.incarnation)]) == []
+    assert roster.find(B) is None
+
+
 def test_only_the_last_goodbyes_are_remembered_and_fewer_passed_on() -> None:
     """A cluster whose learners get a new name at every start must not carry all of them for
     ever."""
@@ -401,13 +415,13 @@ def test_a_process_that_was_turned_away_is_forgotten_with_the_next_one_of_its_na
 
 
 def test_only_the_last_that_were_turned_away_are_remembered_and_fewer_passed_on() -> None:
-    roster = new(learners=2 * GRAVES)
-    for i in range(GRAVES + 1):
+    roster = new(learners=2 * TURNED_AWAY)
+    for i in range(TURNED_AWAY + 1):
         roster.hear(0, beat(f"b{i}", 1, incarnation=2))
         roster.meet(0, PeerId(f"b{i}", 1), "")
-    assert len(roster._turned_away) == GRAVES
-    assert len(roster.turned_away()) == GOODBYES
-    assert roster.turned_away()[-1] == PeerId(f"b{GRAVES}", 1)
+    assert len(roster._turned_away) == TURNED_AWAY
+    assert len(roster.turned_away()) == AWAY
+    assert roster.turned_away()[-1] == PeerId(f"b{TURNED_AWAY}", 1)
 
 
 def test_a_peer_that_says_hello_before_its_first_beat_is_on_the_roster() -> None:

@@ -67,7 +67,7 @@ FULL = Beat(
     training=True,
     genesis=b"genesis",
     reports=(Report(Key(4, 5, b"digest"), ((ME, 6),), b"group"),),
-    roster=(Rumor(ME, "b:1", 7, left=True),),
+    roster=(Rumor(ME, "b:1", 7, left=True, proof=b"proof"),),
     ping=8,
     pong=9,
     position=10,

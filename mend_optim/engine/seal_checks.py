@@ -18,7 +18,7 @@ rates is their mean, and neither is beyond it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 
 from mend_optim.engine.policies import Policies, weights
@@ -80,6 +80,23 @@ def outlier(members: Sequence[Entry], entries: Sequence[Entry]) -> int | None:
             if rates[most] > SPREAD * median(rates.values()):
                 return most
     return None
+
+
+def to_leave_out(
+    members: Sequence[Entry], entries: Sequence[Entry], orphans: Collection[int]
+) -> int | None:
+    """The index of the offer without which a sealer merges the others; None: no seal of all of them
+    has an `outlier`. The offers that came from their senders are compared with each other. Those
+    that others passed on, the `orphans`, must not make one of them an outlier: any learner can pass
+    on what it has made up."""
+    beyond = outlier(members, entries)
+    present = [i for i in range(len(members)) if i not in orphans]
+    if beyond is None or beyond in orphans or len(present) == len(members):
+        return beyond
+    among = outlier([members[i] for i in present], [entries[i] for i in present])
+    if among is not None:
+        return present[among]
+    return min(orphans, key=lambda i: entries[i].tokens / max(1, entries[i].steps))
 
 
 def told(entry: Entry) -> str:

@@ -16,7 +16,7 @@ from mend_optim.engine.progress import Progress
 from mend_optim.engine.residual_share import is_all_residual, shares_of, weighed, weighed_entries
 from mend_optim.engine.round import Phase, Round
 from mend_optim.engine.round_plan import Plan, View, plan
-from mend_optim.engine.seal_checks import outlier, told
+from mend_optim.engine.seal_checks import to_leave_out, told
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import Peer
@@ -185,7 +185,8 @@ class Sealer:
         offers = round.candidates(view.expected, state.policies.limits.learners)
         members = [offer.entry for offer in offers]
         entries = self._weighed(round.fragment, offers, base)
-        beyond = outlier(members, entries)
+        orphans = {i for i, offer in enumerate(offers) if offer.passed_by and offer.steps}
+        beyond = to_leave_out(members, entries, orphans)
         why = "" if beyond is None else told(entries[beyond])
         if beyond is None and base.tokens + sum(m.tokens for m in members) > COUNTER_LIMIT:
             beyond = max(range(len(members)), key=lambda i: members[i].tokens)

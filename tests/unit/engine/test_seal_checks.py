@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mend_optim.engine.policies import WEIGHTINGS, Policies, weights
 from mend_optim.engine.residual_share import NO_SHARE, entries_by, shares_of
 from mend_optim.engine.schedule import Schedule
-from mend_optim.engine.seal_checks import MOST_TOKENS, SPREAD, flaw_of, outlier, told
+from mend_optim.engine.seal_checks import (
+    MOST_TOKENS,
+    SPREAD,
+    flaw_of,
+    outlier,
+    to_leave_out,
+    told,
+)
 from mend_optim.protocol.lineage import MOST_AUTHORS, Entry, PeerId
 from mend_optim.protocol.messages import Seal
 from mend_optim.protocol.peer_limits import Limits
@@ -193,3 +200,33 @@ def test_a_residual_may_not_outweigh_all_others_either() -> None:
 
 def test_members_without_tokens_do_not_move_the_median() -> None:
     assert outlier(members := members_of((0, 4), (0, 4), (9, 1), (9, 1), (0, 0)), members) is None
+
+
+@given(
+    present=st.lists(st.integers(1, 4000), min_size=1, max_size=5),
+    orphans=st.lists(st.sampled_from([1, 10**4, 10**9]), max_size=5),
+)
+def test_orphaned_offers_make_nobody_an_outlier(present: list[int], orphans: list[int]) -> None:
+    """`present`, the tokens per 4 steps of those that offered themselves, are none by themselves;
+    others pass on what they like."""
+    members = members_of(*((tokens, 4) for tokens in (*present, *orphans)))
+    passed_on = set(range(len(present), len(members)))
+    assume(outlier(members[: len(present)], members[: len(present)]) is None)
+    while (index := to_leave_out(members, members, passed_on)) is not None:
+        assert index in passed_on
+        members = tuple(entry for i, entry in enumerate(members) if i != index)
+        passed_on = set(range(len(present), len(members)))
+    assert members[: len(present)] == members_of(*((tokens, 4) for tokens in present))
+    assert outlier(members, members) is None
+
+
+def test_an_outlier_among_those_that_offered_themselves_is_left_out_beside_orphans() -> None:
+    members = members_of((4, 4), (8, 4), (4 * 8 * SPREAD, 4), (1, 4))
+    assert to_leave_out(members, members, {3}) == 2
+    assert to_leave_out(members, members, {2}) == 2
+    assert to_leave_out(members, members, set()) == outlier(members, members) == 2
+
+
+def test_the_orphan_of_the_smallest_rate_is_left_out_first() -> None:
+    members = members_of((4 * 3 * SPREAD, 4), (9, 4), (8, 40), (8, 4))
+    assert to_leave_out(members, members, {1, 2, 3}) == 2

@@ -488,6 +488,22 @@ def test_an_offer_whose_tokens_would_outweigh_all_others_is_refused_and_the_rest
     assert FOURTH not in engine.engine.state.rounds[0].inbox
 
 
+def test_offers_that_others_pass_on_make_no_peer_an_outlier() -> None:
+    """Whoever passes them on may have made them up, with as few tokens as it likes."""
+    engine = sealer(PEER, quorum=2, grace_s=100.0)
+    for gone in (THIRD, FOURTH):
+        orphan = replace(offer_of(gone), tokens=1)
+        engine.engine.passed_on(engine.now, orphan, PEER)
+        (inspect,) = engine.jobs(Inspect)
+        engine.done(inspect)
+    engine.offer()
+    admit(engine, replace(offer_of(PEER), tokens=4 * 9 * SPREAD))
+    members = [offer.peer for offer in engine.merge().offers]
+    assert {ME, PEER} <= set(members)
+    assert len(members) == 3
+    assert ["of fourth refused" in fault for fault in engine.faults()] == [True]
+
+
 def test_without_an_offer_that_is_refused_there_may_be_no_quorum() -> None:
     engine = sealer(PEER, THIRD, quorum=3)
     engine.offer()

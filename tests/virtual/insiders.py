@@ -44,6 +44,8 @@ from tests.virtual.units import Vector
 #: Virtual seconds: until all have joined, for rounds beside the insider, and for rounds without it.
 #: A peer that is gone without a word counts for the quorum until it is evicted.
 JOIN_S, BESIDE_S, AFTER_S = 10.0, 25.0, TIMING.evict_after_s + 20.0
+#: By then all have joined, or give up waiting for the others.
+LATEST_S = JOIN_S + TIMING.join_timeout_s
 #: Rounds of each fragment that honest learners are to have in these times, at least.
 ROUNDS_BESIDE, ROUNDS_AFTER = 1, 1
 
@@ -157,6 +159,11 @@ class InsiderCluster(Cluster):
         return offer.peer.name != self.insider and super()._awaits(state, p, offer)
 
     @property
+    def all_have_joined(self) -> bool:
+        """Whether all honest learners have joined."""
+        return all(self.learners[name].engine.state.joined for name in self.honest_names)
+
+    @property
     def honest_names(self) -> list[str]:
         return [name for name in self.names if name != self.insider]
 
@@ -198,7 +205,11 @@ class Infiltrated:
         cluster.start_all()
         for fault in self.faults:
             cluster.at(fault.at, getattr(cluster, fault.kind), *fault.facts)
-        cluster.run(JOIN_S + BESIDE_S)
+        cluster.run(JOIN_S)
+        # An insider may keep those that join waiting, by an anchor that it does not hand over.
+        while cluster.now < LATEST_S and not cluster.all_have_joined:
+            cluster.run(1.0)
+        cluster.run(BESIDE_S)
         beside = {
             p: cluster.rounds_in(p, 0.0, cluster.now)
             for p in range(self.fragments)

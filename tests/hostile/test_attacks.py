@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from mend_optim.engine.majority import TRIAL
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.connection import CALLER, SERVICE
 from mend_optim.transport.receiving import SUPERSEDED
@@ -180,6 +181,28 @@ def test_r9_training_can_open_its_own_files(ground: Ground, tmp_path: Path) -> N
             c.await_steps(5)
         c.leave()
     assert (tmp_path / "c.pt").stat().st_size > 1000
+
+
+# ── M: the model ──────────────────────────────────────────────────────────────────────────────────
+
+
+@held
+def test_m1_nobody_asks_for_an_anchor_that_one_insider_shows(ground, mallory):
+    for learner in (ground.a, ground.b):
+        learner.await_rounds(TRIAL)
+    key = pb.Key(tokens=2**40, version=2**20, digest=b"m" * 32)
+    hears = [pb.Rumor(peer=ground.hello.peer, count=2**40)]  # else it would pass for deaf
+    shown = {"genesis": ground.genesis, "reports": [pb.Report(key=key)], "step": 1, "roster": hears}
+    stream = mallory.control(mallory.beat(**shown))
+    for count in range(2, 12):
+        with ground.lasts():
+            say(stream, mallory.beat(count=count, **shown))
+    told = [pb.Control.FromString(answer) for answer in stream.answers]
+    assert any(control.HasField("beat") for control in told)
+    assert not any(control.HasField("want") for control in told)
+    alive = [peer["name"] for peer in ground.a.report()["roster"] if peer["state"] == "alive"]
+    assert mallory.me.name in alive
+    assert ground.a.rounds[-1]["tokens"] < key.tokens
 
 
 # ── L: liveness ───────────────────────────────────────────────────────────────────────────────────

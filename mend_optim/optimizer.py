@@ -322,7 +322,8 @@ class MendOptimizer(InnerFace):
             The result of the inner optimizer's `step`.
 
         Raises:
-            UsageError: the parameters have changed, or the call is inside `global_weights()`.
+            UsageError: the parameters have changed, another `MendOptimizer` trains the same inner
+                optimizer with peers, or the call is inside `global_weights()`.
             MendError: a background thread failed. Raised once; training goes on alone.
         """
         given = (closure, *args) if args or closure is not None else ()

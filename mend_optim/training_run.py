@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -49,6 +51,9 @@ UNSEEN = (
     "{method}() and others have moved the weights {calls} times without a step: nothing is merged; "
     "let the optimizer step in step(), for example with a closure"
 )
+#: By the `id` of an inner optimizer: the last run that began to train it with peers. A run keeps
+#: its inner optimizer alive, so an `id` that is found is still that optimizer's.
+_trained: WeakValueDictionary[int, TrainingRun] = WeakValueDictionary()
 
 
 class Begun(NamedTuple):
@@ -426,7 +431,30 @@ def _layout_of(run: TrainingRun) -> Layout:
     return run.model.layout()
 
 
+def _refuse_second(run: TrainingRun) -> None:
+    """Raise `UsageError` if another run already trains the same inner optimizer with peers.
+
+    Each would write weights that the other has copied, and offer the other's work as its own."""
+    if _trainer_beside(run):
+        # It may be garbage. A notebook cell that runs again lets go of the earlier one.
+        gc.collect()
+    if earlier := _trainer_beside(run):
+        raise UsageError(
+            "inner must be an optimizer that no other MendOptimizer trains with peers, got "
+            f"{type(run.inner).__name__}; the learner {earlier!r} of this process trains it: call "
+            "close() of its MendOptimizer, or mend_optim.close_all(), before you step with another"
+        )
+    _trained[id(run.inner)] = run
+
+
+def _trainer_beside(run: TrainingRun) -> str:
+    """The name of the other learner that trains this run's inner optimizer; "" if there is none."""
+    other = _trained.get(id(run.inner))
+    return other.settings.name if other and other is not run and other.takes_part else ""
+
+
 def _handover(run: TrainingRun, learner: Learner) -> Handover:
+    _refuse_second(run)
     model = run.model
     return Handover(
         learner,

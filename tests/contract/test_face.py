@@ -293,6 +293,23 @@ def test_a_checkpoint_that_a_proxy_loads_goes_on_with_the_one_learner() -> None:
         assert a.status().step == 2
 
 
+@pytest.mark.parametrize("peers", [False, True], ids=["alone", "with peers"])
+def test_a_copy_of_a_proxy_is_a_wrapped_optimizer_without_peers(peers: bool) -> None:
+    """torch's own optimizers have a proxy copied without what makes it one, so that it cannot
+    step."""
+    with cluster(descent(8.0), descent(8.0), sync_every=100) as (a, _):
+        optimizer = a if peers else MendOptimizer(descent(8.0))
+        proxy: Any = Proxy(optimizer)
+        step(proxy, 1.0)
+        twin = copy.deepcopy(proxy)
+        assert type(twin) is type(optimizer)
+        assert (twin.status().step, twin.status().address) == (1, "")
+        step(twin, 1.0)
+        assert (read(twin), twin.status().step) == ([6.0], 2)
+        step(proxy, 1.0)
+        assert (read(optimizer), optimizer.status().step) == ([6.0], 2)
+
+
 # ── what torch accepts ────────────────────────────────────────────────────────────────────────────
 
 

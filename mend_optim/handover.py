@@ -33,6 +33,7 @@ from mend_optim.model.plain_mode import in_plain_mode
 from mend_optim.model.ruined_state import reset_moments
 from mend_optim.model.weights_watch import WeightsWatch
 from mend_optim.runtime import new_weights
+from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
 from mend_optim.worker.anchors import Anchors
@@ -157,13 +158,7 @@ class Handover:
     def keep(self) -> tuple[Kept, ...]:
         """Every fragment as a checkpoint keeps it. Waits for the worker's present job, never for
         the network."""
-        kept = []
-        for fragment, rounding in zip(self._learner.keep(), self._rounding, strict=False):
-            tensors = dict(fragment.tensors)
-            if rounding is not None:
-                tensors["rounding"] = rounding.clone()
-            kept.append(replace(fragment, tensors=tensors))
-        return tuple(kept)
+        return tuple(map(_with_rounding, self._learner.keep(), self._rounding))
 
     @in_plain_mode
     def run(self, check: Callable[[], None] = lambda: None) -> None:
@@ -173,19 +168,20 @@ class Handover:
         `check` is called before anything is copied, and may raise."""
         deadline = time.monotonic() + self._patience_s
         while True:
-            todo = self._learner.take()
-            if todo.corrections:
-                with self._watch.moving():
-                    for correction in todo.corrections:
-                        self._apply(correction)
-            if todo.fragments_to_copy:
-                try:
-                    check()
-                    self._offer(todo.fragments_to_copy, todo.founding)
-                except BaseException:
-                    # On Ctrl-C, too: a fragment that stayed reserved would never be offered again.
-                    self._learner.release(todo.fragments_to_copy)
-                    raise
+            with Uninterrupted():
+                todo = self._learner.take()
+                if todo.corrections:
+                    with self._watch.moving():
+                        for correction in todo.corrections:
+                            self._apply(correction)
+                if todo.fragments_to_copy:
+                    try:
+                        check()
+                        self._offer(todo.fragments_to_copy, todo.founding)
+                    except BaseException:
+                        # A fragment that stayed reserved would never be offered again.
+                        self._learner.release(todo.fragments_to_copy)
+                        raise
             if not todo.wait and not (todo.fragments_to_copy and self._synchronous):
                 return
             if not self._learner.wait_for_correction(deadline - time.monotonic()):
@@ -300,7 +296,7 @@ class Handover:
             self._take_anchors([None] * len(self._rounding))
             yield
         finally:
-            with torch.no_grad():
+            with Uninterrupted(), torch.no_grad():
                 for parameter, value in zip(self._parameters, own, strict=True):
                     parameter.copy_(value)
                 for tensor, value in zip(self._present_buffers(), own_buffers, strict=True):
@@ -388,6 +384,13 @@ class Handover:
         if values:
             updates = {m.moment: m.updates for m in known if m.newcomer}
             install(tuple(self._moments.values()), fragment_state, values, updates)
+
+
+def _with_rounding(fragment: Kept, rounding: Tensor | None) -> Kept:
+    """A fragment as a checkpoint keeps it, with what its parameters' dtypes have rounded away."""
+    if rounding is None:
+        return fragment
+    return replace(fragment, tensors={**fragment.tensors, "rounding": rounding.clone()})
 
 
 def _may_offer(settings: Settings, saved: Checkpoint) -> bool:

@@ -35,6 +35,7 @@ from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.runtime import open_learners
 from mend_optim.runtime.guard import Guard
+from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.merge_worker import MergeWorker
 from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.runtime.network_side import NetworkSide
@@ -142,22 +143,23 @@ class Learner:
 
         Returns whether corrections in the mailbox replace its weights."""
         genesis = anchors.genesis()
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             self.worker.begin(anchors, corrections, self.network.transport.notary)
             self.engine.begin(time.monotonic(), genesis, anchors.layout.groups(), resumed)
             self._dispatch_effects()
+        with self.mutex:
             self.guard.changed.wait_for(lambda: self.engine.state.joined or self.closed)
             return any(correction.replace for correction in self.worker.mailbox.values())
 
     def stepped(self, tokens: int, seconds: float | None, rate: float) -> None:
         """Count one inner step; `seconds` and `rate`: see `Boundaries.stepped`."""
         self.check()
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             self.engine.boundaries.stepped(tokens, seconds, rate)
 
     def take(self) -> Todo:
         """Take the corrections that are due, and reserve the fragments that are to be copied."""
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             now = time.monotonic()
             boundaries, mailbox = self.engine.boundaries, self.worker.mailbox
             corrections = [mailbox.pop(p) for p in list(mailbox) if not boundaries.holds_back(p)]
@@ -177,7 +179,7 @@ class Learner:
 
     def submit(self, p: int, tensor: Tensor, moments: Readings, ready: Ready) -> None:
         """Hand over the copy of fragment `p`, which is complete once `ready` returns."""
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             self.worker.put(ready)
             self.engine.boundaries.snapshot(p, tensor, moments)
             self._dispatch_effects()
@@ -186,14 +188,14 @@ class Learner:
         self, tensors: tuple[Tensor, ...], moments: tuple[Readings, ...], ready: Ready
     ) -> None:
         """Hand over the copies of all fragments, which become the anchors."""
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             self.worker.put(ready)
             self.engine.boundaries.found(tensors, moments)
             self._dispatch_effects()
 
     def release(self, fragments: Iterable[int]) -> None:
         """Give back fragments that `take` reserved and that were not copied."""
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             self.engine.boundaries.release(fragments)
 
     def extend(
@@ -201,7 +203,7 @@ class Learner:
     ) -> None:
         """Add the last fragment of `layout`, an added group whose parameters are `tensor`, trained
         from the totals (step, tokens, rate) `at`."""
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             self.worker.put(ready)
             self.engine.state.work(Extend(layout, tensor, at, layout.groups()))
             self._dispatch_effects()
@@ -219,13 +221,13 @@ class Learner:
 
     def tell(self, event: Event) -> None:
         """Report something that only the training thread can see."""
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             self.engine.state.emit(event)
             self._dispatch_effects()
 
     def rest(self, finishing: bool = False) -> None:
         """Stop stepping, to synchronize or to finish."""
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             self.engine.rest(time.monotonic(), finishing)
             self._dispatch_effects()
 
@@ -241,7 +243,7 @@ class Learner:
 
     def give_up(self) -> None:
         """Go on without the anchor that `take` said to wait for: it did not come in time."""
-        with self.mutex:
+        with Uninterrupted(), self.mutex:
             self.engine.boundaries.waited_out()
 
     def steps_on(self) -> bool:

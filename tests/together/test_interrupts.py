@@ -1,0 +1,103 @@
+"""Ctrl-C at any line of a step, after which the script goes on: as in a notebook, whose cell is
+stopped and run again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import mend_optim
+from mend_optim import MendOptimizer
+from tests.support.learners import TIMING, Watch, cluster, descent, read, settle, step, wave
+from tests.system.processes import free_addresses
+
+LIBRARY = os.path.dirname(mend_optim.__file__)
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    sys.settrace(None)
+    signal.signal(signal.SIGINT, former)
+
+
+def interrupted(optimizer: MendOptimizer, grad: float, at: int) -> int:
+    """Take a step, with Ctrl-C before the line number `at` of this library that it runs; 0: none.
+    Returns how many lines it ran before."""
+    lines = 0
+
+    def line(_frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if event == "line":
+            lines += 1
+            if lines == at:
+                signal.raise_signal(signal.SIGINT)
+        return line
+
+    def call(frame: FrameType, _event: str, _: object) -> Any:
+        return line if frame.f_code.co_filename.startswith(LIBRARY) else None
+
+    sys.settrace(call)
+    try:
+        step(optimizer, grad)
+    except KeyboardInterrupt:
+        assert 0 < at <= lines
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+def test_ctrl_c_at_any_line_of_a_step_leaves_the_learner_whole() -> None:
+    with cluster(descent(8.0), descent(8.0), sync_every=1) as (a, b):
+        learner = a._learner
+        assert learner is not None
+
+        def turn(at: int) -> int:
+            step(b, wave(1, at))
+            # An anchor makes the coming step one that writes weights, and copies them.
+            learner.wait(lambda: bool(learner.worker.mailbox), 0.25)
+            return interrupted(a, wave(0, at), at)
+
+        longest = max(turn(0) for _ in range(10))
+        for at in range(1, longest + 1):
+            turn(at)
+            assert not learner.closed
+        before = a.status().rounds_adopted
+        turn(0)
+        settle([a, b])
+        assert a.status().rounds_adopted > before > 20
+        assert longest > 100
+        assert read(a) == read(b)
+        assert torch.is_grad_enabled()
+
+
+def test_ctrl_c_while_it_waits_to_join_and_then_it_joins() -> None:
+    here, there = free_addresses(2)
+    told = Watch()
+    options: dict[str, Any] = {"sync_every": 2, "timing": TIMING}
+    a = MendOptimizer(descent(8.0), name="a", listen=here, peers=[there], on_event=told, **options)
+    timer = threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        step(a, 1.0)
+    timer.join()
+    b = MendOptimizer(descent(2.0), name="b", listen=there, peers=[here], **options)
+    try:
+        for turn in range(20):
+            for optimizer in (b, a):
+                step(optimizer, wave(0, turn))
+        told.until("joined")
+        settle([a, b])
+        assert read(a) == read(b)
+    finally:
+        a.close()
+        b.close()

@@ -40,7 +40,7 @@ from mend_optim.ranks import check_group
 from mend_optim.runtime.learner import Learner
 from mend_optim.runtime.ledger_file import LINKED
 from mend_optim.security import LinkSecurity, read_security, refuse_open_links
-from mend_optim.transport.address import parse_dialable
+from mend_optim.transport.address import parse_address, parse_dialable
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.security.credentials import Credentials
 from mend_optim.worker.checkpoint import Checkpoint, is_past, newest
@@ -133,7 +133,11 @@ class Settings:
         return replace(self, place=None)
 
     def connect(
-        self, owner: T, layout: Callable[[T], Layout], saved: Checkpoint | None = None
+        self,
+        owner: T,
+        layout: Callable[[T], Layout],
+        saved: Checkpoint | None = None,
+        port: int = 0,
     ) -> Learner | None:
         """Start a learner: its engine, its threads, its transport. None without peers.
 
@@ -144,6 +148,8 @@ class Settings:
             owner: keeps these settings, and the learner.
             layout: returns the layout of the owner's parameters as of now.
             saved: the checkpoint that the learner will go on from, if that is known already.
+            port: the one that the owner's earlier learner had. It is taken again where any free one
+                would do, because the others dial it.
         """
         place = self.place
         if place is None:
@@ -152,6 +158,8 @@ class Settings:
         if saved and is_past(me, saved):
             me = me.beyond(newest(self.name, saved))
         listen, listen_from = place.listen, place.listen_from
+        if listen is not None and not parse_address(listen_from, listen)[1]:
+            listen = f"{listen.rpartition(':')[0]}:{port}"
         advertise, peers = place.advertise, place.peers
         security = place.security.open(self.name)
         bare = self.offline()
@@ -179,7 +187,7 @@ class Settings:
             ),
             ledger=place.ledger,
             on_event=_reporter(self) if place.on_event else None,
-            listen=place.listen,
+            listen=listen,
         )
         # The learner is open, or held by the owner: the finalizer need not hold it as well.
         weakref.finalize(owner, _drop, weakref.ref(learner)).atexit = False

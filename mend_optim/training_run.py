@@ -213,8 +213,8 @@ class TrainingRun:
         self._starts_late = False
         self._connect()
 
-    def _connect(self) -> None:
-        self.learner = self.settings.connect(self, _layout_of, self.history.saved)
+    def _connect(self, port: int = 0) -> None:
+        self.learner = self.settings.connect(self, _layout_of, self.history.saved, port)
 
     def ensure_joined(self) -> tuple[Learner, Handover, bool]:
         """Before the first inner step with peers, show this learner's weights and join.
@@ -374,11 +374,11 @@ class TrainingRun:
         self.history.go_on(loaded.saved)
         if self.learner and (self.handover or relaid or is_past(self.learner.me, loaded.saved)):
             self.handover = None
-            was_closed = self.learner.closed
+            was_closed, port = self.learner.closed, self.learner.port
             self.learner.close()
             self.learner = None
             if not was_closed:
-                self._connect()
+                self._connect(port)
 
     def _checkpoint(self) -> Checkpoint:
         """All that it takes to go on from here."""

@@ -88,6 +88,20 @@ def test_a_learner_that_loads_in_mid_run_leaves_and_comes_back_as_another(victim
         assert_settled(made, sum(counts.values()))
 
 
+def test_a_learner_on_any_free_port_keeps_it_when_it_loads() -> None:
+    """The others know no other address of it, and it may know none of theirs."""
+    with cluster(descent(500.0), descent(500.0), **STILL) as made:
+        train(made, 3)
+        before, address = me(made[0]), made[0].status().address
+        load(made[0], save(made[0]))
+        assert made[0].status().address == address
+        start(made)
+        assert me(made[0]).incarnation > before.incarnation
+        train(made, 2)
+        settle(made)
+        assert same(parameters(made[0]), parameters(made[1]))
+
+
 def test_the_inner_optimizers_own_state_leaves_the_rounds_alone() -> None:
     with cluster(adam(), adam(), **LOCKSTEP) as made:
         drive(made, 3, lambda i, s: float(i))

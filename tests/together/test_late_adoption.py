@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from mend_optim import Adoption, MendOptimizer
+from mend_optim.worker.merge import MERGES
 from tests.support.checkpoints import anchors, load, newcomer, progress, resumed, save
 from tests.support.learners import (
     cluster,
@@ -89,21 +90,23 @@ def test_a_disagreement_is_given_up_at_rest_though_nothing_is_left_to_merge() ->
         assert disagreements(made) == [False, False]
 
 
-def test_anchors_do_not_depend_on_gains_which_may_differ() -> None:
-    each = [{"adoption": Adoption(gain=0.25)}, {"adoption": "auto"}]
+@pytest.mark.parametrize("merge", MERGES)
+def test_anchors_do_not_depend_on_gains_which_may_differ_and_all_end_on_them(merge: str) -> None:
+    each = [{"adoption": Adoption(gain=0.25)}, {"adoption": "auto"}, {"adoption": Adoption(gain=1)}]
     found = []
-    for gains in (each, [{"adoption": Adoption(gain=1)}] * 2):
-        with cluster(
-            descent(0.0), descent(0.0), each=gains, sync_every=4, adopt_after=3, merge="mean"
-        ) as made:
-            train(made, 20)
+    for gains in (each, [{"adoption": Adoption(gain=1)}] * 3):
+        inners = [descent(0.0) for _ in gains]
+        options = {"sync_every": 4, "adopt_after": 3, "merge": merge, "quorum": 3}
+        with cluster(*inners, each=gains, **options) as made:
+            drive(made, 12, lambda i, s: (1.0, 3.0, 8.0)[i])
             for o in made:
-                until(o, lambda o=o: o.status().fragments[0].version == 5)  # type: ignore[misc]
-            found.append([anchors(o) for o in made])
-    (a, b), (c, d) = found
-    assert same(a, b)
-    assert same(a, c)
-    assert same(a, d)
+                until(o, lambda o=o: o.status().fragments[0].version == 3)  # type: ignore[misc]
+            found += [anchors(o) for o in made]
+            settle(made)
+            for o in made:
+                torch.testing.assert_close(parameters(o), anchors(o), rtol=1e-5, atol=1e-5)
+            assert not any(disagreements(made))
+    assert all(same(found[0], other) for other in found[1:])
 
 
 def test_a_newcomer_has_no_disagreement_and_the_anchor_has_none_of_the_others() -> None:

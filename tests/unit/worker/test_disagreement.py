@@ -333,6 +333,27 @@ def test_a_whole_anchor_leaves_the_same_disagreement_as_its_seal_to_the_bit(rela
     other.check()
 
 
+@pytest.mark.parametrize("scheme", ["mean", "norm_preserving"])
+@settings(max_examples=many(8, 20))  # of each scheme
+@given(seed=SEEDS, gain=st.sampled_from([0.0, 0.3, 0.5]), rounds=st.integers(1, 4))
+def test_the_disagreements_of_members_with_one_gain_sum_to_zero(
+    scheme: str, seed: int, gain: float, rounds: int
+) -> None:
+    """Σ wᵢ Rᵢ = 0: late adoption is exact in the sum over the members."""
+    random = torch.Generator().manual_seed(seed)
+    learners = [Learner(name, CODECS["none"], scheme=scheme) for name in "abc"]
+    for _ in range(rounds):
+        for learner in learners:
+            learner.train(torch.randint(-4, 5, (NUMEL,), generator=random).float())
+        seal = seal_of(learners[0], tuple(learner.offer() for learner in learners))
+        for learner in learners:
+            learner.adopt(seal, merged=True, gain=gain)
+            learner.check()
+        held = [w * x.disagreement for w, x in zip(WEIGHTS[2], learners, strict=True)]
+        torch.testing.assert_close(sum(held), torch.zeros(NUMEL), rtol=0, atol=1e-4)
+    assert any(bool(learner.disagreement.any()) for learner in learners)
+
+
 def test_the_whole_correction_ends_a_disagreement() -> None:
     a, b = late()
     a.train(vector(1.0))

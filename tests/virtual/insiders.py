@@ -209,7 +209,8 @@ class Infiltrated:
         # An insider may keep those that join waiting, by an anchor that it does not hand over.
         while cluster.now < LATEST_S and not cluster.all_have_joined:
             cluster.run(1.0)
-        cluster.run(BESIDE_S)
+        # In lockstep every round waits for one that is there and does not offer.
+        cluster.run(BESIDE_S + TIMING.round_timeout_s * (self.adopt_after is not None))
         beside = {
             p: cluster.rounds_in(p, 0.0, cluster.now)
             for p in range(self.fragments)

@@ -160,8 +160,9 @@ class InsiderCluster(Cluster):
 
     @property
     def all_have_joined(self) -> bool:
-        """Whether all honest learners have joined."""
-        return all(self.learners[name].engine.state.joined for name in self.honest_names)
+        """Whether all honest learners that are there have joined."""
+        there = [x for name, x in self.learners.items() if name in self.honest_names]
+        return all(learner.engine.state.joined for learner in there)
 
     @property
     def honest_names(self) -> list[str]:

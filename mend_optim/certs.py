@@ -1,4 +1,4 @@
-"""Makes and checks credentials: `python -m mend_optim.certs`.
+"""Makes and checks credentials: `mend certs`, or `python -m mend_optim.certs`.
 
 init DIR            an authority: DIR/ca.pem, and DIR/ca-key.pem, which stays there
 issue DIR NAME      files for the learner NAME: DIR/NAME/{ca,cert,key}.pem
@@ -44,9 +44,15 @@ EXTRA = "certs must have the package cryptography; run pip install 'mend-optim[c
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 1 if it was refused."""
-    given = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m mend_optim.certs")
+    configure(parser)
+    return run(parser.parse_args(arguments))
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the command that was parsed. Returns the exit status: 1 if it was refused."""
     try:
-        print(given.run(given))
+        print(given.what(given))
     except UsageError as error:
         print(error, file=sys.stderr)
         return 1
@@ -56,36 +62,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mend_optim.certs", description="Make and check credentials of learners."
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the commands."""
+    parser.description = "Make and check credentials of learners."
+    parser.set_defaults(run=run)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     init = commands.add_parser("init", help="make an authority")
     init.add_argument("directory", type=Path, metavar="DIR")
-    init.set_defaults(run=_init)
+    init.set_defaults(what=_init)
 
     issue = commands.add_parser("issue", help="issue a certificate for a learner")
     issue.add_argument("directory", type=Path, metavar="DIR", help="that of the authority")
     issue.add_argument("name", metavar="NAME", help="the learner's name")
     issue.add_argument("--days", type=int, default=LEARNER_DAYS, help="how long it is valid")
     issue.add_argument("--out", type=Path, help="where the files go; default: DIR/NAME")
-    issue.set_defaults(run=_issue)
+    issue.set_defaults(what=_issue)
 
     show = commands.add_parser("show", help="show the certificates in a file")
     show.add_argument("file", type=Path, metavar="FILE")
-    show.set_defaults(run=_show)
+    show.set_defaults(what=_show)
 
     secret = commands.add_parser("secret", help="make a secret for all learners")
     secret.add_argument("file", type=Path, metavar="FILE")
-    secret.set_defaults(run=_secret)
+    secret.set_defaults(what=_secret)
 
     check = commands.add_parser("check", help="check the files of a learner")
     check.add_argument("directory", type=Path, metavar="DIR")
     check.add_argument("--name", help="the learner's name; default: the one in the certificate")
-    check.set_defaults(run=_check)
-    return parser
+    check.set_defaults(what=_check)
 
 
 def _init(given: argparse.Namespace) -> str:

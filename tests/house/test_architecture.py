@@ -20,6 +20,7 @@ MODULES = {
     if path.stem != "__init__" and "_pb" not in path.parts
 }
 TOP = {
+    "__main__",
     "errors",
     "environment",
     "optimizer",
@@ -69,6 +70,14 @@ MAY_IMPORT = {
         "status",
     },
 }
+MAY_IMPORT["cli"] = {
+    "protocol",
+    "engine.ledger",
+    "transport",
+    "certs",
+    "security",
+    "environment",
+}
 # The libraries that no module which comes with a package may import, however far away.
 NEVER_COMES_WITH = {
     "protocol": {"torch", "numpy", "grpc", "google"},
@@ -78,6 +87,7 @@ NEVER_COMES_WITH = {
     "model": {"grpc", "google"},
     "worker": {"grpc", "google"},
     "transport": {"torch"},
+    "cli": {"torch"},
 }
 
 # Pure packages: time is an argument, effects are data, and random draws have a generator.
@@ -131,6 +141,9 @@ EXTRAS = {
     "mend_optim.transport.security.signers": "cryptography",
     "mend_optim.transport.security.evidence": "cryptography",
 }
+# The modules of `cli` that speak to the outside; all others there are pure. `proofs` checks
+# certificates.
+OUTWARD = {"mend_optim.cli.ledger.proofs"}
 # Libraries that only these modules and packages may import.
 CONFINED = {
     "grpc": {"transport.grpc_setup"},
@@ -281,6 +294,15 @@ def test_a_pure_package_knows_no_clock_thread_network_or_chance(package: str) ->
     assert {(module, name) for module in everything for name in draws(module)} == set()
 
 
+def test_only_the_commands_of_the_command_line_speak_to_the_outside() -> None:
+    shells = {m for m in members("cli") if m.endswith(".command")} | OUTWARD
+    pure = members("cli") - shells
+    assert len(pure) >= 8
+    impure = IMPURE - {"datetime"}  # a time of the ledger, in words
+    assert {(m, name) for m in closure(pure) for name in imports(m)[1] & impure} == set()
+    assert {(m, name) for m in pure for name in calls(m) & {"print", "open", "input"}} == set()
+
+
 @pytest.mark.parametrize("library", CONFINED)
 def test_clocks_threads_and_transport_stay_in_their_places(library: str) -> None:
     users = {module for module in MODULES if library in imports(module)[1]}
@@ -317,6 +339,7 @@ print("imported", len({modules!r}))
         ("membership", ("torch", "grpc", "google.protobuf")),
         ("engine", ("torch", "grpc", "google.protobuf")),
         ("transport", ("torch",)),
+        ("cli", ("torch",)),
     ],
 )
 def test_a_package_can_be_imported_where_torch_is_not(

@@ -4,9 +4,6 @@ repeat a member of a round, or offer the work of another, and their ledgers prov
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 
 from mend_optim import Credentials, MendOptimizer
+from mend_optim.cli.command import main
 from mend_optim.engine.effects import PASS_ON, Done, Merge
 from mend_optim.engine.policies import weights
 from mend_optim.engine.round import Round
@@ -82,7 +80,9 @@ def test_learners_that_sign_train_the_same_model(codec: str, tmp_path: Path) -> 
         assert same(parameters(one), parameters(other))
 
 
-def test_the_ledger_proves_who_took_part(tmp_path: Path) -> None:
+def test_the_ledger_proves_who_took_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     authority = new_authority()
     each = each_signed(tmp_path / "pki", "ab", authority=authority)
     each[1]["ledger"] = tmp_path / "ledger.jsonl"
@@ -101,22 +101,25 @@ def test_the_ledger_proves_who_took_part(tmp_path: Path) -> None:
         "member 'a' is not proven: it has signed something else",
     )
     assert len(list(check_ledger(lines, new_authority().pem))) == len(rounds)
-    assert said_by_the_page(each[1]["ledger"], authority) == ""
+    status, told = said_by_the_command(each[1]["ledger"], authority, capsys)
+    assert status == 0
+    assert f"the signatures of {len(rounds)} rounds in these ledgers hold" in told
     each[1]["ledger"].write_text("\n".join(changed), encoding="utf-8")
-    assert said_by_the_page(each[1]["ledger"], authority) == f"line {number}: {why}\n"
+    status, told = said_by_the_command(each[1]["ledger"], authority, capsys)
+    assert status == 1
+    assert f"ledger.jsonl:{number}: version {lie['version']} is not proven: {why}" in told
+    assert main(["ledger", str(each[1]["ledger"])]) == 1
+    assert "have signatures, which were not checked" in capsys.readouterr().out
 
 
-def said_by_the_page(ledger: Path, authority: Authority) -> str:
-    """The output of the recipe in docs/security.md."""
-    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
-    script = page.partition("ca.pem <<'END'\n")[2].partition("    END\n")[0]
+def said_by_the_command(
+    ledger: Path, authority: Authority, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """The status and the output of the command in docs/security.md."""
     ca = ledger.with_name("ca.pem")
     ca.write_bytes(authority.pem)
-    arguments = [sys.executable, "-", str(ledger), str(ca)]
-    done = subprocess.run(
-        arguments, input=textwrap.dedent(script), capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    status = main(["ledger", str(ledger), "--ca", str(ca)])
+    return status, capsys.readouterr().out
 
 
 def test_all_learners_sign_or_none(tmp_path: Path) -> None:

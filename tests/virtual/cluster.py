@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mend_optim.engine.effects import PASS_ON, PULL, Send
-from mend_optim.engine.ledger import Event
+from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId
@@ -77,6 +77,8 @@ class Cluster:
         self.refused: set[PeerId] = set()
         self.saved: list[Saved] = []
         self.traps: list[str] = []  # points of a round at which the sealer shall die
+        # What each process wrote into its ledger, and when.
+        self.ledger: list[tuple[PeerId, float, RoundRecord]] = []
         self.oracle = Oracle(self)
 
     def step_s(self, name: str) -> float:
@@ -482,6 +484,7 @@ class Cluster:
             self.oracle.refused(event.facts["fragment"], event.facts["peer"])
         record = event.facts.get("round")
         if record:
+            self.ledger.append((learner.me, self.now, record))
             self.seen[record.reason] += 1
             self.seen["superseded"] += bool(record.superseded)
             self.oracle.recorded(learner, record)

@@ -1,0 +1,130 @@
+"""The lines of a ledger file, as records.
+
+A disk that was full may have cut a line short. Such a line is *damaged*: it is reported, and the
+others count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from mend_optim.engine.ledger import MemberRecord, RoundRecord
+from mend_optim.protocol.lineage import PeerId
+
+#: The types of the texts that annotate a field of a record.
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "bool": (bool,),
+    "float": (int, float),
+    "tuple[str, ...]": (list,),
+    "tuple[MemberRecord, ...]": (list,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One adopted anchor, as one learner wrote it down."""
+
+    #: The file, and the number of the line in it, from 1 on.
+    source: str
+    number: int
+    #: When the anchor was adopted, in Unix seconds by the learner's clock.
+    time: float
+    #: The process that adopted it.
+    by: PeerId
+    record: RoundRecord
+    #: The line as it was, for those who check its proofs.
+    raw: Mapping[str, Any]
+
+    @property
+    def place(self) -> str:
+        """Where the line is."""
+        return f"{self.source}:{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A line that is no line of a ledger."""
+
+    source: str
+    number: int
+    why: str
+
+
+def read_lines(source: str, text: Iterable[str]) -> tuple[list[Line], list[Damage]]:
+    """Return the lines of one file, in their order, and those that are damaged.
+
+    Args:
+        source: the name of the file.
+        text: its lines.
+    """
+    good: list[Line] = []
+    damaged: list[Damage] = []
+    for number, words in enumerate(text, 1):
+        if not words.strip():
+            continue
+        try:
+            good.append(_line_of(source, number, words))
+        except (KeyError, TypeError, ValueError, RecursionError) as fault:
+            damaged.append(Damage(source=source, number=number, why=_reason(fault)))
+    return good, damaged
+
+
+def _reason(fault: Exception) -> str:
+    if isinstance(fault, json.JSONDecodeError | RecursionError):
+        return "it is no JSON, as when a full disk cuts a line short"
+    if isinstance(fault, KeyError):
+        return f"it has no field {fault.args[0]!r}"
+    return str(fault)
+
+
+def _line_of(source: str, number: int, words: str) -> Line:
+    told = json.loads(words)
+    if not isinstance(told, dict):
+        raise TypeError("it is no record")
+    return Line(
+        source=source,
+        number=number,
+        time=float(_typed("time", told["time"], "float")),
+        by=PeerId(
+            _typed("name", told["name"], "str"), _typed("incarnation", told["incarnation"], "int")
+        ),
+        record=_record_of(told),
+        raw=told,
+    )
+
+
+def _record_of(told: Mapping[str, Any]) -> RoundRecord:
+    known = _fields_of(RoundRecord, told)
+    known["members"] = tuple(
+        MemberRecord(**_fields_of(MemberRecord, member)) for member in known["members"]
+    )
+    for name in ("absent", "superseded"):
+        known[name] = tuple(_typed(name, each, "str") for each in known[name])
+    return RoundRecord(**known)
+
+
+def _fields_of(kind: type, told: Any) -> dict[str, Any]:
+    """The fields of such a record. Fields that it doesn't know are of a later version, and are left
+    out."""
+    if not isinstance(told, dict):
+        raise TypeError(f"{told!r} is no record")
+    found = {}
+    for each in fields(kind):
+        if each.name in told:
+            found[each.name] = _typed(each.name, told[each.name], str(each.type))
+        elif each.default is MISSING:
+            raise KeyError(each.name)
+        else:
+            found[each.name] = each.default
+    return found
+
+
+def _typed(name: str, value: Any, kind: str) -> Any:
+    is_good = isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
+    if not is_good:
+        raise TypeError(f"its field {name!r} is {value!r}")
+    return value

@@ -1,0 +1,209 @@
+"""What the ledgers of a run tell: its rounds, and the account of each learner."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from mend_optim.cli.ledger.chains import Anchor, Chains, chains_of
+from mend_optim.cli.ledger.forks import Fork, forks_of
+from mend_optim.cli.ledger.lines import Damage, Line, read_lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One anchor of the trunk.
+
+    Attributes:
+        fragment, version: which one.
+        time: in Unix seconds: by the sealer's clock, where its ledger is given.
+        tokens: that this round added.
+        reason: why it was sealed, or how the anchor came.
+        sealer: who sealed it; empty if no ledger tells.
+        members: by name, the tokens of each.
+        absent: learners that were expected.
+        adopted: by name, when each learner has it.
+        period: `sync_every`, if the round tells; else 0.
+    """
+
+    fragment: int
+    version: int
+    time: float
+    tokens: int
+    reason: str
+    sealer: str
+    members: Mapping[str, int]
+    absent: tuple[str, ...]
+    adopted: Mapping[str, float]
+    period: int
+
+
+@dataclass(slots=True)
+class Account:
+    """What the ledgers tell of one learner.
+
+    Attributes:
+        has_ledger: whether its own ledger is among those given.
+        processes: how many processes of its name wrote lines.
+        rounds: of the trunk that have its offer.
+        absences: rounds of the trunk that expected it and went on without it.
+        tokens: its own in the trunk.
+        steps: its own in the trunk.
+        superseded: tokens that were merged on a branch that the run did not go on with.
+        dropped: tokens that could not be kept.
+        sealed: rounds of the trunk that it sealed.
+        sent, received: bytes of offers and seals.
+        lags: seconds from a round to this learner's adoption of it.
+        pulled: anchors that it took whole.
+    """
+
+    has_ledger: bool = False
+    processes: int = 0
+    rounds: int = 0
+    absences: int = 0
+    tokens: int = 0
+    steps: int = 0
+    superseded: int = 0
+    dropped: int = 0
+    sealed: int = 0
+    sent: int = 0
+    received: int = 0
+    pulled: int = 0
+    lags: list[float] = field(default_factory=list)
+
+    @property
+    def lag(self) -> float:
+        """The median of its lags; 0 if there are none."""
+        return median(self.lags) if self.lags else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """All that the ledgers tell.
+
+    Attributes:
+        lines: in the order in which the processes wrote them.
+        damaged: lines that are none.
+        chains: by fragment, the tree of its anchors.
+        forks: by fragment, the branches beside the trunk.
+        rounds: the trunks of all fragments, by time.
+        accounts: by learner's name.
+    """
+
+    lines: Sequence[Line]
+    damaged: Sequence[Damage]
+    chains: Mapping[int, Chains]
+    forks: Mapping[int, Sequence[Fork]]
+    rounds: Sequence[Round]
+    accounts: Mapping[str, Account]
+
+    @property
+    def tokens(self) -> int:
+        """In the anchors at the end. All fragments have merged the same work, or soon will."""
+        return max((chains.tip[0] for chains in self.chains.values()), default=0)
+
+    @property
+    def seconds(self) -> float:
+        """From the first round to the last."""
+        return self.rounds[-1].time - self.rounds[0].time if self.rounds else 0.0
+
+
+def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
+    """Read ledgers: names of files, each with its lines."""
+    sources: list[list[Line]] = []
+    damaged: list[Damage] = []
+    for source, text in files:
+        good, bad = read_lines(source, text)
+        sources.append(good)
+        damaged += bad
+    # A learner may have several files: the later one goes on where the earlier one ended.
+    sources.sort(key=lambda lines: lines[0].time if lines else 0.0)
+    lines = [line for source in sources for line in source]
+    chains = chains_of(lines)
+    forks = {p: forks_of(tree) for p, tree in chains.items()}
+    rounds = [
+        _round_of(p, tree.anchors[key], tree) for p, tree in chains.items() for key in tree.trunk
+    ]
+    rounds.sort(key=lambda each: (each.time, each.fragment, each.version))
+    return Story(
+        lines=lines,
+        damaged=damaged,
+        chains=chains,
+        forks=forks,
+        rounds=rounds,
+        accounts=_accounts_of(lines, chains, rounds),
+    )
+
+
+def _round_of(fragment: int, anchor: Anchor, tree: Chains) -> Round:
+    adopted: dict[str, float] = {}
+    for line in anchor.lines:
+        adopted.setdefault(line.by.name, line.time)
+    tokens: Counter[str] = Counter()
+    for member in anchor.members:
+        tokens[member.name] += member.tokens
+    told = (anchor.sealed or anchor.lines[0]).record
+    base = anchor.base[0] if anchor.base else anchor.key[0] - sum(tokens.values())
+    return Round(
+        fragment=fragment,
+        version=anchor.version,
+        time=anchor.time,
+        tokens=max(0, anchor.key[0] - base),
+        reason=told.reason,
+        sealer=told.sealer,
+        members=dict(tokens),
+        absent=told.absent,
+        adopted=adopted,
+        period=told.period,
+    )
+
+
+def _accounts_of(
+    lines: Sequence[Line], chains: Mapping[int, Chains], rounds: Sequence[Round]
+) -> dict[str, Account]:
+    accounts: defaultdict[str, Account] = defaultdict(Account)
+    processes = {line.by for line in lines}
+    for process in processes:
+        accounts[process.name].has_ledger = True
+        accounts[process.name].processes += 1
+    for line in lines:
+        _count_line(accounts, line)
+    for each in rounds:
+        _count_round(accounts, each)
+    # Every fragment has the same steps, so tokens and steps count once: by the fragment with most.
+    for account, name in [(accounts[name], name) for name in sorted(accounts)]:
+        merged = [_merged(tree, name) for tree in chains.values()]
+        account.tokens, account.steps = max(merged, default=(0, 0))
+    return {name: accounts[name] for name in sorted(accounts)}
+
+
+def _count_line(accounts: defaultdict[str, Account], line: Line) -> None:
+    own, record = accounts[line.by.name], line.record
+    own.superseded += record.superseded_tokens
+    own.dropped += record.dropped_tokens
+    own.pulled += record.reason == "pulled"
+    if record.members and record.sealer != line.by.name:
+        other = accounts[record.sealer]
+        own.sent += record.offer_bytes
+        other.received += record.offer_bytes
+        own.received += record.merged_bytes
+        other.sent += record.merged_bytes
+
+
+def _count_round(accounts: defaultdict[str, Account], each: Round) -> None:
+    for name in each.members:
+        accounts[name].rounds += 1
+    for name in each.absent:
+        accounts[name].absences += 1
+    if each.members and each.sealer:
+        accounts[each.sealer].sealed += 1
+    for name, time in each.adopted.items():
+        accounts[name].lags.append(time - each.time)
+
+
+def _merged(tree: Chains, name: str) -> tuple[int, int]:
+    """A learner's tokens and steps in the trunk of one fragment."""
+    own = [m for key in tree.trunk for m in tree.anchors[key].members if m.name == name]
+    return sum(member.tokens for member in own), sum(member.steps for member in own)

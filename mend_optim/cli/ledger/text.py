@@ -1,0 +1,134 @@
+"""The story of a run as text, for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from mend_optim.cli.ledger.story import Account, Round, Story
+from mend_optim.cli.ledger.verdict import Severity, Verdict
+from mend_optim.cli.ledger.wording import (
+    bytes_of,
+    clock_of,
+    count_of,
+    moment_of,
+    seconds_of,
+    shown,
+    table_of,
+)
+
+HEAD = (
+    "learner",
+    "rounds",
+    "absent",
+    "tokens",
+    "share",
+    "sealed",
+    "whole",
+    "superseded",
+    "dropped",
+    "sent",
+    "received",
+    "lag",
+)
+#: Findings of one kind can be many; the page shows all.
+MOST_FINDINGS = 20
+
+
+def text_of(story: Story, verdict: Verdict, last: int) -> str:
+    """The whole story.
+
+    Args:
+        story: what the ledgers tell.
+        verdict: what is to be said of it.
+        last: how many rounds to show, the latest ones.
+    """
+    parts = [[headline(story)], list(_learners(story)), [reasons_of(story)]]
+    if last and story.rounds:
+        parts.append(list(_rounds(story.rounds[-last:], len(story.chains) > 1)))
+    parts.append(list(_verdict(verdict)))
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def headline(story: Story) -> str:
+    """How much there is, and when it was."""
+    learners = sum(account.has_ledger for account in story.accounts.values())
+    said = f"{_many(learners, 'learner')}, {_many(len(story.lines), 'line')}"
+    if len(story.chains) > 1:
+        said += f", {len(story.chains)} fragments"
+    if not story.rounds:
+        return f"{said}; no anchor"
+    first, last = story.rounds[0].time, story.rounds[-1].time
+    pace = f", {count_of(story.tokens / story.seconds)} tokens/s" if story.seconds else ""
+    return (
+        f"{said}; {moment_of(first)} to {clock_of(last)} ({seconds_of(last - first)});"
+        f" {count_of(story.tokens)} tokens{pace}"
+    )
+
+
+def reasons_of(story: Story) -> str:
+    """How many rounds were sealed, and why."""
+    reasons = Counter(each.reason for each in story.rounds)
+    told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    return f"{_many(len(story.rounds), 'anchor')}: {told}" if told else ""
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def cells_of(name: str, account: Account, tokens: int) -> tuple[str, ...]:
+    """A learner's row under `HEAD`."""
+    return (
+        shown(name) + ("" if account.has_ledger else " (no ledger)"),
+        count_of(account.rounds),
+        count_of(account.absences),
+        count_of(account.tokens),
+        f"{account.tokens / tokens:.0%}" if tokens else "–",
+        count_of(account.sealed),
+        count_of(account.pulled),
+        count_of(account.superseded),
+        count_of(account.dropped),
+        bytes_of(account.sent),
+        bytes_of(account.received),
+        seconds_of(account.lag) if account.lags else "–",
+    )
+
+
+def _learners(story: Story) -> list[str]:
+    rows = [cells_of(name, account, story.tokens) for name, account in story.accounts.items()]
+    return table_of(HEAD, rows) if rows else []
+
+
+def round_cells(each: Round) -> tuple[str, ...]:
+    """A round's row: its time, version, reason, sealer, members and absent learners."""
+    members = ", ".join(f"{shown(n)} {count_of(t)}" for n, t in sorted(each.members.items()))
+    return (
+        clock_of(each.time),
+        f"{each.version}",
+        each.reason,
+        shown(each.sealer),
+        members,
+        ", ".join(map(shown, each.absent)),
+    )
+
+
+def _rounds(rounds: Sequence[Round], has_fragments: bool) -> list[str]:
+    head: tuple[str, ...] = ("time", "version", "reason", "sealer", "members and tokens", "absent")
+    rows = [round_cells(each) for each in rounds]
+    if has_fragments:
+        head = ("fragment", *head)
+        rows = [(str(each.fragment), *row) for each, row in zip(rounds, rows, strict=True)]
+    return table_of(head, rows, len(head))
+
+
+def _verdict(verdict: Verdict) -> Iterator[str]:
+    yield verdict.text
+    for severity in Severity:
+        found = [finding for finding in verdict.findings if finding.severity is severity]
+        for finding in found[:MOST_FINDINGS]:
+            yield f"  {severity.value}: {finding.text}"
+            if finding.remedy:
+                yield f"    {finding.remedy}"
+        if len(found) > MOST_FINDINGS:
+            yield f"  {severity.value}: and {len(found) - MOST_FINDINGS} more"

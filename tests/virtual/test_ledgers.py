@@ -1,0 +1,72 @@
+"""The ledgers of storms in virtual time tell a sound story, and a changed one does not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import defaultdict
+
+import pytest
+
+from mend_optim.cli.ledger.story import Story, story_of
+from mend_optim.cli.ledger.verdict import Severity, verdict_of
+from tests.support.depth import many
+from tests.support.ledgers import Files, text_of
+from tests.virtual.cluster import Cluster
+from tests.virtual.storms import draw
+
+
+def files_of(cluster: Cluster) -> Files:
+    files: defaultdict[str, list[dict[str, object]]] = defaultdict(list)
+    for by, time, record in cluster.ledger:
+        files[by.name].append(json.loads(record.json(by, time)))
+    return files
+
+
+def with_a_double_merge(files: Files, story: Story) -> Files | None:
+    """An offer of an early round of the trunk is in its last one, too, by all lines."""
+    tree = story.chains[0]
+    rounds = [tree.anchors[key] for key in tree.trunk if tree.anchors[key].members]
+    offers = [
+        member
+        for anchor in rounds[:-1]
+        if anchor.sealed
+        for member in anchor.sealed.raw["members"]
+        if member["seq"] and member["tokens"]
+    ]
+    if not offers:
+        return None
+    forged = copy.deepcopy(files)
+    for record in (each for records in forged.values() for each in records):
+        if record["digest"] == rounds[-1].key[2] and record["members"]:
+            record["members"].append({**offers[0], "weight": 0.0})
+    return forged
+
+
+@pytest.mark.parametrize("first", range(0, many(16, 2000), 8))
+def test_a_true_run_is_sound_and_a_double_merge_is_not(first: int) -> None:
+    rounds = forged = 0
+    for seed in range(first, first + 8):
+        cluster = draw(seed).play()
+        files = files_of(cluster)
+        story = story_of(text_of(files))
+        verdict = verdict_of(story)
+        assert verdict.severity is Severity.NOTE, (seed, verdict.findings)
+        rounds += sum(bool(each.members) for each in story.rounds)
+        doubled = with_a_double_merge(files, story)
+        if doubled:
+            forged += 1
+            found = verdict_of(story_of(text_of(doubled))).findings
+            assert any("was merged" in finding.text for finding in found), seed
+    assert rounds > 10
+    assert forged > 3
+
+
+def test_the_accounts_of_a_calm_run_have_every_token() -> None:
+    """Each token that was trained is in the trunk, under its author's name."""
+    cluster = draw(0).play()
+    story = story_of(text_of(files_of(cluster)))
+    for p, tree in story.chains.items():
+        merged = sum(m.tokens for key in tree.trunk for m in tree.anchors[key].members)
+        whole = sum(each.tokens for each in story.rounds if each.fragment == p and not each.members)
+        assert merged + whole == tree.tip[0]

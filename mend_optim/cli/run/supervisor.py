@@ -1,0 +1,196 @@
+"""The processes of `mend run`: started in groups of their own, listened to, and ended.
+
+All is done on one thread, which waits for output, for signals and for the time that the crew asks
+for. A child that has ended is a signal, too (SIGCHLD)."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from mend_optim.cli.run.crew import Action, Crew, Pass, Say, Start
+from mend_optim.cli.run.output import Prefixed
+from mend_optim.cli.run.seats import Seat
+
+#: Signals that stop the command. SIGHUP comes when the terminal is closed.
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NAME = "mend"
+
+
+class Supervisor:
+    """Runs the learners until all have ended.
+
+    Args:
+        seats: the learners.
+        crew: decides what becomes of those that end.
+        write: writes to standard output (1) or standard error (2).
+        colours: whether names have colours.
+    """
+
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        crew: Crew,
+        write: Callable[[int, bytes], None],
+        colours: bool,
+    ) -> None:
+        self._seats = seats
+        self._crew = crew
+        self._write = write
+        self._colours = colours
+        self._width = max(len(name) for name in (NAME, *(seat.name for seat in seats)))
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._said = Prefixed(NAME, self._width)
+
+    def run(self) -> int:
+        """Run them. Returns the exit status of the command."""
+        with _signals() as waiting:
+            self._selector.register(waiting, selectors.EVENT_READ, None)
+            try:
+                while not (self._crew.is_over and not self._running):
+                    self._do(self._crew.tick(time.monotonic()))
+                    self._wait(waiting)
+            finally:
+                for index, child in self._running.items():
+                    self._send(index, signal.SIGKILL)
+                    child.wait()
+        return self._crew.status
+
+    def _wait(self, waiting: socket.socket) -> None:
+        """Wait for the next event, and take it in."""
+        wake_at = self._crew.wake_at
+        patience_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+        for key, _ in self._selector.select(patience_s):
+            if key.data is None:
+                for number in waiting.recv(4096):
+                    if number in STOPS:
+                        self._do(self._crew.told(number, time.monotonic()))
+            else:
+                self._read(*key.data)
+        self._reap()
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start():
+                    self._start(action.index)
+                case Pass():
+                    self._send(action.index, action.signal)
+                case Say():
+                    self._put(2, self._said.feed(f"{action.text}\n".encode()))
+
+    def _start(self, index: int) -> None:
+        seat = self._seats[index]
+        # In a session of its own, a Ctrl-C at the terminal does not reach it twice.
+        child = subprocess.Popen(
+            seat.command,
+            env=dict(seat.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._running[index] = child
+        for to, pipe in ((1, child.stdout), (2, child.stderr)):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            told = Prefixed(seat.name, self._width, index if self._colours else None)
+            self._selector.register(pipe, selectors.EVENT_READ, (pipe, to, told))
+
+    def _read(self, pipe: IO[bytes], to: int, told: Prefixed) -> bool:
+        """Read what there is of a stream. Returns whether there may be more."""
+        try:
+            data = os.read(pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        if data:
+            self._put(to, told.feed(data))
+            return True
+        self._close(pipe, to, told)
+        return False
+
+    def _close(self, pipe: IO[bytes], to: int, told: Prefixed) -> None:
+        self._put(to, told.end())
+        self._selector.unregister(pipe)
+        pipe.close()
+
+    def _put(self, to: int, lines: Iterable[bytes]) -> None:
+        self._write(to, b"".join(lines))
+
+    def _reap(self) -> None:
+        """Take leave of the children that have ended, and of all that they left behind."""
+        for index, child in list(self._running.items()):
+            ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                continue
+            # The number of the group is not given to another while the child is not waited for.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            code = child.wait()
+            del self._running[index]
+            for pipe in (child.stdout, child.stderr):
+                self._drain(pipe)
+            self._do(self._crew.ended(index, code, time.monotonic()))
+
+    def _drain(self, pipe: IO[bytes] | None) -> None:
+        """Read the rest of a stream whose process has ended."""
+        if pipe is None or pipe.closed:
+            return
+        *_, told = self._selector.get_key(pipe).data
+        to = self._selector.get_key(pipe).data[1]
+        while self._read(pipe, to, told):
+            pass
+        if not pipe.closed:
+            self._close(pipe, to, told)
+
+    def _send(self, index: int, number: int) -> None:
+        """Send a signal: SIGTERM to the learner itself, the others to its workers, too, as a
+        terminal does."""
+        child = self._running.get(index)
+        if child is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if number == signal.SIGTERM:
+                os.kill(child.pid, number)
+            else:
+                os.killpg(child.pid, number)
+
+
+@contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """A socket from which the numbers of the signals that arrive can be read."""
+    ours = (*STOPS, signal.SIGCHLD)
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        for end in (reading, writing):
+            end.setblocking(False)
+        former = {number: signal.signal(number, _heard) for number in ours}
+        waker = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        try:
+            yield reading
+        finally:
+            signal.set_wakeup_fd(waker)
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+
+def _heard(number: int, frame: object) -> None:
+    """Python has written the number into the socket already."""
+
+
+def write_all(to: int, data: bytes) -> None:
+    """Write to standard output or standard error at once. A reader that has gone, such as `head`,
+    stops nobody."""
+    stream = sys.stdout if to == 1 else sys.stderr
+    with suppress(BrokenPipeError):
+        stream.buffer.write(data)
+        stream.buffer.flush()

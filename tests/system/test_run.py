@@ -1,0 +1,218 @@
+"""`mend run` with real processes on this machine. Every wait is for a line, or for an end."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mend_optim.cli.command import main
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "command.md"
+# Waits for the end in a way that a signal's trap can interrupt.
+WAIT = "echo ready; sleep 1000 & wait"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mend_optim", "run", *arguments]
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command(*arguments), stdout=pipe, stderr=pipe, text=True, env=environment
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def finished(*arguments: str) -> tuple[int, str, str]:
+    with started(*arguments) as process:
+        return ended(process)
+
+
+def until(process: subprocess.Popen[str], words: str, times: int) -> str:
+    """Read its output until so many lines have the words."""
+    assert process.stdout is not None
+    seen, count = "", 0
+    for line in process.stdout:
+        seen += line
+        count += words in line
+        if count == times:
+            return seen
+    raise AssertionError(f"{words!r} came {count} times: {seen}")
+
+
+def test_lines_have_names_and_learners_what_they_need() -> None:
+    script = (
+        'echo "I am $MEND_NAME at $MEND_LISTEN, not $MEND_PEERS, {index} of {count}";'
+        'stat -c %a "$MEND_SECRET_FILE" >&2'
+    )
+    status, out, err = finished("-n", "2", "--names", "a,long", "--", "sh", "-c", script)
+    assert status == 0
+    told = re.findall(r"^(\w+) +\| I am (\w+) at (\S+), not (\S+), (\d) of 2$", out, re.MULTILINE)
+    (_, name, here, there, index), (_, other, here_2, there_2, index_2) = sorted(told)
+    assert (name, index, other, index_2) == ("a", "0", "long", "1")
+    assert (here, there) == (there_2, here_2)
+    assert here != there
+    assert err.count("| 600\n") == 2
+    assert "a    | " in out
+    assert "mend | a is done" in err
+
+
+def test_the_output_in_the_docs() -> None:
+    """Lines of two learners may come in any order."""
+    page = PAGE.read_text(encoding="utf-8")
+    quoted = re.search(r"^ {4}\$ mend run (.+)\n((?: {4}.+\n)+)", page, re.MULTILINE)
+    assert quoted
+    _, out, err = finished("--pause", "0.01", *shlex.split(quoted[1]))
+
+    def told(text: str) -> list[str]:
+        timeless = re.sub(r"after [\d.]+ s|in [\d.]+ s", "at a time", text)
+        return sorted(line.strip() for line in timeless.splitlines())
+
+    assert told(out + err) == told(quoted[2])
+
+
+def test_the_secret_is_gone_afterwards() -> None:
+    _, out, _ = finished("-n", "1", "--", "sh", "-c", "echo at:$MEND_SECRET_FILE")
+    path = Path(out.strip().partition("at:")[2])
+    assert path.name == "secret"
+    assert not path.exists()
+
+
+def test_a_learner_that_ends_badly_is_started_again_so_many_times() -> None:
+    status, out, err = finished(
+        *("-n", "2", "--restarts", "2", "--pause", "0.01", "--"),
+        *("sh", "-c", "echo life; exit $((7 * {index}))"),
+    )
+    assert status == 7
+    assert out.count("learner-0 | life") == 1
+    assert out.count("learner-1 | life") == 3
+    assert "starts again in 0.02 s (2 of 2)" in err
+    assert "it is not started again" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all(number: signal.Signals) -> None:
+    script = f"trap 'echo got it; exit 0' {number.name[3:]}; {WAIT}"
+    with started("-n", "2", "--", "sh", "-c", script) as process:
+        until(process, "ready", 2)
+        process.send_signal(number)
+        status, out, err = ended(process)
+    assert status == 128 + number
+    assert out.count("got it") == 2
+    assert f"{number.name}: the learners are told to end" in err
+
+
+def test_learners_that_do_not_end_are_killed() -> None:
+    script = "trap '' INT TERM; echo ready; while true; do sleep 1000; done"
+    with started("-n", "2", "--grace", "0.05", "--", "sh", "-c", script) as process:
+        until(process, "ready", 2)
+        process.send_signal(signal.SIGTERM)
+        status, _, err = ended(process)
+    assert status == 128 + signal.SIGTERM
+    assert "learner-0, learner-1 did not end within 0.05 s" in err
+    assert err.count("was ended by SIGKILL") == 2
+
+
+def test_the_second_signal_kills_at_once() -> None:
+    script = "trap 'echo deaf' INT; echo ready; while true; do sleep 1000 & wait; done"
+    with started("-n", "1", "--grace", "100000", "--", "sh", "-c", script) as process:
+        until(process, "ready", 1)
+        process.send_signal(signal.SIGINT)
+        until(process, "deaf", 1)
+        process.send_signal(signal.SIGINT)
+        status, _, err = ended(process)
+    assert status == 128 + signal.SIGINT
+    assert "killed by the second signal" in err
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd_open to watch a stranger")
+def test_what_a_learner_leaves_behind_ends_with_it() -> None:
+    with started("-n", "1", "--", "sh", "-c", f"sleep 1000 & echo pid $!; {WAIT}") as process:
+        seen = until(process, "ready", 1)
+        worker = os.pidfd_open(int(re.findall(r"pid (\d+)", seen)[0]))
+        process.send_signal(signal.SIGINT)
+        ended(process)
+        gone, _, _ = select.select([worker], [], [], 30)
+        os.close(worker)
+    assert gone
+
+
+# A learner that kills itself once, and a script as a user would write it.
+TRAIN = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from mend_optim import MendOptimizer, Timing
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+timing = Timing(beat_s=0.2, join_timeout_s=10, round_timeout_s=10, evict_after_s=30)
+optimizer = MendOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sync_every=2, timing=timing)
+died = Path(sys.argv[1])
+members = set()
+while len(members) < (2 if optimizer.name == "b" else 3):  # a, b, and b again
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    members |= {(m.name, m.incarnation) for r in optimizer.status().rounds for m in r.members}
+if not died.exists() and optimizer.name == "b":
+    died.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+finish = optimizer.finish(60)
+print("ended with", *sorted(finish.tokens), finish.digest, flush=True)
+"""
+
+
+def test_learners_train_one_model_although_one_dies(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    status, out, err = finished(
+        *("-n", "2", "--names", "a,b", "--pause", "0.01", "--"),
+        *(sys.executable, str(script), str(tmp_path / "died")),
+    )
+    assert "b was ended by SIGKILL" in err, err
+    assert status == 0, err
+    ends = re.findall(r"^(\w) +\| ended with a b (\S+)$", out, re.MULTILINE)
+    assert sorted(name for name, _ in ends) == ["a", "b"]
+    assert len({digest for _, digest in ends}) == 1
+
+
+def test_arguments_that_are_wrong_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for arguments, words in [
+        (["-n", "0", "--", "true"], "-n must be an int from 1 to 256, got 0"),
+        (["-n", "2", "--names", "a", "--", "true"], "--names must be 2 different names"),
+        (["-n", "2", "--names", "a,a", "--", "true"], "--names must be 2 different names"),
+        (["-n", "1", "--names", "\x1b", "--", "true"], "--names must be names of printable text"),
+        (["-n", "1"], "COMMAND must be the command of a learner, got []; write it behind --"),
+        (["-n", "1", "--", "no-such-program"], "COMMAND must be a program that this shell finds"),
+        (["-n", "1", "--restarts", "-1", "--", "true"], "--restarts must be an int >= 0, got -1"),
+        (["-n", "1", "--pause", "nan", "--", "true"], "--pause must be a number of seconds"),
+        (["-n", "1", "--port", "0", "--", "true"], "--port must be a port from 1 to 65535, got 0"),
+        (["-n", "1", "--secret", f"{tmp_path}/none", "--", "true"], "--secret must be the file"),
+    ]:
+        assert main(["run", *arguments]) == 2, arguments
+        assert words in capsys.readouterr().err

@@ -45,3 +45,23 @@ async def probe(address: str, authorities: bytes) -> Unreached | None:
         await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
     # the certificate there is right, so it is ours that is not taken
     return Unreached.DECLINED
+
+
+async def speaks_tls(address: str) -> bool:
+    """Whether what listens at an address begins a TLS handshake. Believes no certificate, and says
+    nothing to it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, port = parse_address("address", address)
+    try:
+        _, writer = await asyncio.wait_for(
+            asyncio.open_connection(host, port, ssl=context), PATIENCE_S
+        )
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    with suppress(OSError, asyncio.TimeoutError):
+        await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
+    return True

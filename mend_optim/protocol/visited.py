@@ -1,0 +1,34 @@
+"""What somebody who takes no part finds at an address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.unreached import Unreached
+
+#: The model's field that a refusal tells first.
+COUNT = "number of parameters"
+#: What a visitor calls the shape of the model's first parameter, which tells most models apart.
+FIRST = "first parameter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """What came of a visit.
+
+    Attributes:
+        answer: the learner's hello; None if there was none.
+        cause: why not.
+        fault: the same in the transport's words.
+        wants_tls: whether what answers speaks TLS, and the visitor did not.
+        round_trip_s: the shortest of several hellos.
+        settings: by field, the learner's value, where it was asked for.
+    """
+
+    answer: Hello | None = None
+    cause: Unreached | None = None
+    fault: str = ""
+    wants_tls: bool = False
+    round_trip_s: float = 0.0
+    settings: dict[str, str] = field(default_factory=dict)

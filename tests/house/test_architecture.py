@@ -161,6 +161,7 @@ CONFINED = {
         "handover",
         "training_run",
         "cli.run.supervisor",
+        "cli.check.command",
         "transport.security.channels",
         "transport.security.files",
         "transport.security.notary",

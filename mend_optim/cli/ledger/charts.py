@@ -9,7 +9,7 @@ from html import escape
 from statistics import median
 
 from mend_optim.cli.ledger.story import Round, Story
-from mend_optim.cli.ledger.wording import clock_of, count_of, seconds_of, shown
+from mend_optim.cli.wording import clock_of, count_of, seconds_of, shown
 
 WIDTH, LEFT, RIGHT, ROW = 960, 120, 16, 22
 #: A chart shows at most so many spans of time, and each of them has all rounds in it.

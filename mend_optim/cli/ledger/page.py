@@ -17,7 +17,7 @@ from mend_optim.cli.ledger.charts import (
 from mend_optim.cli.ledger.story import Story
 from mend_optim.cli.ledger.text import HEAD, cells_of, headline, reasons_of, round_cells
 from mend_optim.cli.ledger.verdict import Finding, Verdict
-from mend_optim.cli.ledger.wording import count_of, seconds_of, shown
+from mend_optim.cli.wording import count_of, seconds_of, shown
 
 #: The page has the last rounds in a table, at most so many.
 MOST_ROUNDS = 500

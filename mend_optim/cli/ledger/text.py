@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mend_optim.cli.ledger.story import Account, Round, Story
 from mend_optim.cli.ledger.verdict import Severity, Verdict
-from mend_optim.cli.ledger.wording import (
+from mend_optim.cli.wording import (
     bytes_of,
     clock_of,
     count_of,

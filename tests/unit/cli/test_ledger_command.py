@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mend_optim.cli.command import COMMANDS, main
-from mend_optim.cli.ledger.wording import bytes_of, count_of, moment_of, seconds_of
+from mend_optim.cli.wording import bytes_of, count_of, moment_of, seconds_of
 from tests.support.ledgers import Ledgers
 
 ROOT = Path(__file__).parents[3]

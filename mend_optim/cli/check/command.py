@@ -1,0 +1,186 @@
+"""`mend check` at the shell: resolves, connects, says hello, and prints what it found."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from mend_optim.cli.check.findings import (
+    Attempt,
+    Facts,
+    differences,
+    doubles,
+    faults_of,
+    lines_of,
+    told_address,
+)
+from mend_optim.cli.wording import shown
+from mend_optim.environment import VARIABLES
+from mend_optim.errors import require
+from mend_optim.protocol.unreached import Unreached
+from mend_optim.security import LinkSecurity, read_security
+from mend_optim.transport.address import format_address, parse_address, parse_dialable
+from mend_optim.transport.security.credentials import Credentials
+from mend_optim.transport.security.files import name_of_files
+from mend_optim.transport.visit import VISITOR, visit
+
+DESCRIPTION = "Check whether a learner can be reached at each address, before a day is lost to it."
+EPILOG = f"""\
+Run it on the machine of one learner, with the addresses of the others. It needs no model, and takes
+no part in the run. The learners that it finds log that they have refused {VISITOR!r}: that is so,
+and harmless.
+
+Credentials are those of the run: --secret or --credentials, or the variables
+{VARIABLES["secret"]} and {VARIABLES["credentials"]}. Without any, links are plaintext.
+
+  mend check beta.example:29600 gamma.example:29600 --secret cluster.secret
+  mend check 127.0.0.1:29600 127.0.0.1:29601 --settings
+
+The exit status is 0 if a learner answers at each address and nothing is wrong, and 1 if not.
+"""
+#: The settings that all learners must share: see `Settings.policy`.
+SETTINGS = (
+    "sync_every",
+    "fragments",
+    "adopt_after",
+    "quorum",
+    "weighting",
+    "merge",
+    "outer",
+    "codec",
+    "moments",
+    "buffers",
+    "credentials.signed",
+)
+_CAUSES = {
+    ConnectionRefusedError: Unreached.REFUSED,
+    TimeoutError: Unreached.ANSWER,
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Give the parser this command's arguments."""
+    parser.description = DESCRIPTION
+    parser.epilog = EPILOG
+    parser.add_argument("addresses", nargs="+", metavar="HOST:PORT", help="where a learner listens")
+    parser.add_argument(
+        "--settings", action="store_true", help="ask for all settings, and show which differ"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, metavar="S", help="for each answer; default: 10"
+    )
+    secured = parser.add_mutually_exclusive_group()
+    secured.add_argument("--secret", type=Path, metavar="FILE", help="the run's secret")
+    secured.add_argument(
+        "--credentials", type=Path, metavar="DIR", help="the files of the learner of this machine"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Check each address. Returns the exit status."""
+    require(0 < given.timeout < 1e6, "--timeout", given.timeout, "a number of seconds > 0")
+    for address in given.addresses:
+        parse_dialable("HOST:PORT", address)
+    logging.getLogger("mend_optim").setLevel(logging.ERROR)
+    secured, name = _security(given)
+    fields = SETTINGS if given.settings else ()
+    found = []
+    for address in given.addresses:
+        facts = _facts(address, secured, name, fields, given.timeout)
+        found.append(facts)
+        lines = [*_told(facts), *(_settings(facts) if len(given.addresses) == 1 else ())]
+        print("\n".join(lines), flush=True)
+    faults = sum(len(list(faults_of(facts))) for facts in found)
+    for fault in doubles(found):
+        faults += 1
+        print(f"\n  {'FAULT':<12}{fault.text}\n  {'':<12}{fault.remedy}")
+    differing = differences(found)
+    if differing:
+        faults += 1
+        print("\nThese settings differ, so the learners refuse each other:", *differing, sep="\n")
+        print("Give all learners the same model and the same arguments.")
+    return int(faults > 0)
+
+
+def _security(given: argparse.Namespace) -> tuple[LinkSecurity, str]:
+    """How to secure connections, and in which name."""
+    credentials = None
+    if given.secret:
+        credentials = Credentials.secret(given.secret)
+    if given.credentials:
+        credentials = Credentials.files(given.credentials)
+    security = read_security(credentials, insecure=False)
+    chosen = security.credentials
+    if chosen is None or chosen.source.value == "secret":
+        return security, VISITOR
+    return security, name_of_files(security.source, chosen.path)
+
+
+def _facts(
+    address: str, secured: LinkSecurity, name: str, fields: tuple[str, ...], timeout_s: float
+) -> Facts:
+    security = secured.open(name)
+    described = security.described() if security.authenticates else "plaintext"
+    host, port = parse_address("HOST:PORT", address)
+    attempts = list(_attempts(host, port, timeout_s))
+    ips = [each.ip for each in attempts if each.took_s is not None]
+    if not ips:
+        return Facts(address=address, attempts=attempts, secured=described)
+    came = visit(address, security, name, fields, timeout_s)
+    back = None
+    if came.answer:
+        told = told_address(came, ips[0])
+        back = (told, _reached(told, timeout_s) if told else None)
+    return Facts(address=address, attempts=attempts, secured=described, visit=came, back=back)
+
+
+def _attempts(host: str, port: int, timeout_s: float) -> Iterator[Attempt]:
+    """Connect to each IP address of a host."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        return
+    for ip in dict.fromkeys(str(entry[4][0]) for entry in found):
+        begun = time.monotonic()
+        cause = _connect(ip, port, timeout_s)
+        took_s = None if cause else time.monotonic() - begun
+        yield Attempt(ip=ip, took_s=took_s, cause=cause)
+
+
+def _connect(ip: str, port: int, timeout_s: float) -> Unreached | None:
+    try:
+        socket.create_connection((ip, port), timeout_s).close()
+    except OSError as error:
+        return _CAUSES.get(type(error), Unreached.ROUTE)
+    return None
+
+
+def _reached(address: str, timeout_s: float) -> Unreached | None:
+    """Why nobody can be connected to at an address; None if somebody can."""
+    host, port = parse_address("address", address)
+    attempts = list(_attempts(host, port, timeout_s))
+    if not attempts:
+        return Unreached.NAME
+    causes = [each.cause for each in attempts]
+    return None if None in causes else causes[0]
+
+
+def _told(facts: Facts) -> Iterator[str]:
+    yield format_address(*parse_address("HOST:PORT", facts.address))
+    for word, meaning in lines_of(facts):
+        yield f"  {word:<12}{meaning}"
+    for fault in faults_of(facts):
+        yield f"  {'FAULT':<12}{fault.text}"
+        yield f"  {'':<12}{fault.remedy}"
+
+
+def _settings(facts: Facts) -> Iterator[str]:
+    """All settings of one learner. Of several, only those are shown in which they differ."""
+    for name, value in (facts.visit.settings if facts.visit else {}).items():
+        if name in SETTINGS:
+            yield f"  {name:<20}{shown(value)}"

@@ -1,0 +1,196 @@
+"""What a check of one address has found, in words, with a remedy for each fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mend_optim.cli.wording import seconds_of, shown, table_of
+from mend_optim.protocol.handshake import PROTOCOL
+from mend_optim.protocol.unreached import Unreached
+from mend_optim.protocol.visited import COUNT, FIRST, Visit
+from mend_optim.transport.address import is_loopback, parse_address, seen_from
+
+TLS_WANTED = (
+    "it wants TLS",
+    "give this command the run's credentials: --secret FILE or --credentials DIR",
+)
+TLS_REFUSED = (
+    Unreached.NO_TLS.value,
+    "start that learner with credentials, too, or leave them out here, or correct the port",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong, and what to do about it."""
+
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A connection to one of the IP addresses that a name has."""
+
+    ip: str
+    #: How long it took; None if it failed.
+    took_s: float | None
+    #: Why it failed.
+    cause: Unreached | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that is known of one address.
+
+    Attributes:
+        address: as the user gave it.
+        attempts: for each IP address that it resolves to; none if it does not resolve.
+        visit: what answered; None if no connection succeeded.
+        secured: how the visitor secured its connection.
+        back: the address that the learner tells others to dial, and why it cannot be connected to;
+            None if it can.
+    """
+
+    address: str
+    attempts: Sequence[Attempt]
+    secured: str
+    visit: Visit | None = None
+    back: tuple[str, Unreached | None] | None = None
+
+    @property
+    def ips(self) -> list[str]:
+        """Those that were connected to."""
+        return [attempt.ip for attempt in self.attempts if attempt.took_s is not None]
+
+
+def lines_of(facts: Facts) -> list[tuple[str, str]]:
+    """What is known, as pairs of a word and its meaning."""
+    found = []
+    if facts.attempts:
+        found.append(("resolves", f"to {', '.join(each.ip for each in facts.attempts)}"))
+    for each in facts.attempts:
+        if each.took_s is not None:
+            to = f" to {each.ip}" if len(facts.attempts) > 1 else ""
+            found.append(("connects", f"in {seconds_of(each.took_s)}{to}"))
+    answer = facts.visit.answer if facts.visit else None
+    if facts.visit and answer:
+        found.append(("answers", f"as {shown(answer.peer.name)}, started {answer.peer.started}"))
+        found.append(("secured", facts.secured))
+        found.append(("round trip", seconds_of(facts.visit.round_trip_s)))
+        tells = facts.back[0] if facts.back else ""
+        told = f"tells others to dial {shown(tells)}" if tells else "tells no address: it dials"
+        found.append(("address", told))
+        settings = facts.visit.settings
+        if COUNT in settings:
+            first = f", the first is {shown(settings[FIRST])}" if FIRST in settings else ""
+            found.append(("model", f"{shown(settings[COUNT])} parameters{first}"))
+    return found
+
+
+def faults_of(facts: Facts) -> Iterator[Fault]:
+    """What is wrong at an address."""
+    if not facts.attempts:
+        yield _unreached(Unreached.NAME)
+        return
+    for each in facts.attempts:
+        if each.cause is not None:
+            several = f"{each.ip}: " if len(facts.attempts) > 1 else ""
+            yield Fault(several + each.cause.value, _remedy(each.cause))
+    visit = facts.visit
+    if visit is None:
+        return
+    if visit.answer is None:
+        yield _no_answer(visit)
+        return
+    if visit.answer.protocol != PROTOCOL:
+        yield Fault(
+            f"it speaks version {visit.answer.protocol} of the protocol, and this is {PROTOCOL}",
+            "install the same mend-optim on both",
+        )
+    yield from _address_faults(facts)
+
+
+def _no_answer(visit: Visit) -> Fault:
+    if visit.wants_tls:
+        return Fault(*TLS_WANTED)
+    if visit.cause is Unreached.NO_TLS:
+        return Fault(*TLS_REFUSED)
+    cause = visit.cause or Unreached.ANSWER
+    if cause is Unreached.ANSWER:
+        return Fault(f"no learner answers: {shown(visit.fault)}", "look at the log of that machine")
+    return _unreached(cause)
+
+
+def _unreached(cause: Unreached) -> Fault:
+    return Fault(cause.value, _remedy(cause))
+
+
+def _remedy(cause: Unreached) -> str:
+    """The remedy, for somebody who gave the address here and not in `peers`."""
+    return cause.remedy.replace(" in peers", "").replace("this learner's", "your")
+
+
+def _address_faults(facts: Facts) -> Iterator[Fault]:
+    """Whether others reach the learner where it tells them to."""
+    if not facts.back or not facts.back[0]:
+        return
+    address, cause = facts.back
+    host, _ = parse_address("address", address)
+    here = [ip for ip in facts.ips if not is_loopback(ip)]
+    if is_loopback(host) and here:
+        yield Fault(
+            f"it tells others to dial {shown(address)}, which no other machine can",
+            "pass advertise= the address that you have checked",
+        )
+    elif cause is not None:
+        yield Fault(
+            f"it tells others to dial {shown(address)}, and from here: {cause.value}",
+            "pass advertise= an address that all learners can dial",
+        )
+
+
+def told_address(visit: Visit, ip: str) -> str:
+    """Where others should dial a learner, as seen from here; empty if it tells no address. A
+    loopback address is kept as it is: that may be what is wrong."""
+    told = visit.answer.address if visit.answer else ""
+    if not told:
+        return ""
+    host, _ = parse_address("address", told)
+    return told if is_loopback(host) else seen_from(told, ip)
+
+
+def differences(all_facts: Sequence[Facts]) -> list[str]:
+    """A table of the settings in which learners differ; empty if there are none. They must not
+    differ in any of them."""
+    visits = [
+        (each.visit.answer.peer.name, each.visit.settings)
+        for each in all_facts
+        if each.visit and each.visit.answer
+    ]
+    names = [*dict.fromkeys(name for _, settings in visits for name in settings)]
+    rows = []
+    for name in names:
+        values = [settings.get(name, "not set") for _, settings in visits]
+        if len(set(values)) > 1:
+            rows.append((name, *map(shown, values)))
+    return table_of(("setting", *(shown(name) for name, _ in visits)), rows, 99) if rows else []
+
+
+def doubles(all_facts: Sequence[Facts]) -> list[Fault]:
+    """Names that more than one process has."""
+    found: dict[str, dict[int, str]] = {}
+    for each in all_facts:
+        if each.visit and each.visit.answer:
+            peer = each.visit.answer.peer
+            found.setdefault(peer.name, {})[peer.incarnation] = each.address
+    return [
+        Fault(
+            f"{shown(name)} is the name of {len(processes)} learners, at"
+            f" {' and '.join(processes.values())}",
+            "give every learner a name of its own",
+        )
+        for name, processes in found.items()
+        if len(processes) > 1
+    ]

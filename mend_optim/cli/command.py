@@ -28,6 +28,12 @@ def _run(parser: argparse.ArgumentParser) -> None:
     configure(parser)
 
 
+def _plan(parser: argparse.ArgumentParser) -> None:
+    from mend_optim.cli.plan.command import configure
+
+    configure(parser)
+
+
 def _check(parser: argparse.ArgumentParser) -> None:
     from mend_optim.cli.check.command import configure
 
@@ -43,6 +49,7 @@ def _certs(parser: argparse.ArgumentParser) -> None:
 #: By name of the subcommand: what it does, and what gives its parser its arguments.
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("check whether learners can be reached at addresses", _check),
+    "plan": ("say what a run on a link would be like", _plan),
     "run": ("run several learners on this machine", _run),
     "ledger": ("tell several learners' ledgers as one story, with a verdict", _ledger),
     "certs": ("make and check credentials", _certs),

@@ -1,0 +1,267 @@
+"""How long rounds take on a link, and what follows from that.
+
+One round of a fragment moves, between its sealer and each of the other M − 1 learners, an offer of
+b bytes in and the merged delta of d bytes out. The sealer's own link is the narrowest place, and
+has all of it: (M − 1)(b + d) bytes, first in, then out. With P fragments, learners share that work,
+and the busiest of them has to seal a share s of the fragments (see `busiest`). So a round takes
+
+    T = s (M − 1)(b + d) / B + TRIPS · rtt + HOST_S · N
+
+with a bandwidth of B in each direction, N parameters, and b and d those of the whole model. The
+period that `sync_every="auto"` would choose is H = T / step, and anchors come as late as that.
+
+What that does to learning is read from the figures of docs/learning.md, between which it goes
+straight. Those are of small models and short runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+#: Round trips of a round beside its bytes: the call, the offer's start, the seal's start.
+TRIPS = 3.0
+#: Seconds per parameter that a round takes on the hosts: copying, encoding, merging, the outer step
+#: and digests (docs/benchmarks.md, `exchange`: 410 ms for 25 million, in series).
+HOST_S = 16.4e-9
+#: Seconds per parameter that a round takes of the training thread: 1.72 times one copy and one
+#: addition (docs/benchmarks.md, `sync`), each at 20 GB/s.
+THREAD_S = 1.72 * 2 * 4 / 20e9
+#: The kernel counts so many bytes on a wire for one in the ledger (docs/benchmarks.md).
+OVERHEAD = 1.13
+#: Moments, where "auto" averages them: the first in every third round, the second in every sixth.
+MOMENTS = 1 / 3 + 1 / 6
+#: The period from which "auto" averages moments.
+MOMENTS_FROM = 20
+DAY_S = 86_400.0
+#: By so much of full speed, at most, the model misses the training speeds in lockstep that
+#: `python -m bench link` measured; and by so much the rates of rounds.
+ERROR = 0.13
+RATE_ERROR = 0.17
+#: Options have at most so many fragments.
+FRAGMENTS = 64
+#: A period beyond this gained next to nothing (docs/learning.md: H = 100, τ = 99).
+USELESS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coding:
+    """A codec, as far as planning goes.
+
+    Attributes:
+        argument: what to pass as `codec=`.
+        smaller: how many times fewer bytes an offer has than float32.
+        is_same: whether the merged delta is encoded once more, so that it is as small.
+        moments: whether "auto" averages moments beside it.
+        memory: bytes per parameter that a learner keeps for it.
+    """
+
+    argument: str
+    smaller: float
+    is_same: bool = False
+    moments: bool = False
+    memory: int = 8
+
+    def up(self, params: float) -> float:
+        """The bytes of an offer."""
+        return 4 * params / self.smaller
+
+    def down(self, params: float, learners: int) -> float:
+        """The bytes of the merged delta: the packets of the others, or float32 if that is less."""
+        if self.is_same:
+            return self.up(params)
+        return min((learners - 1) * self.up(params), 4 * params)
+
+
+#: From those that lose the least on. PowerSGD as measured on 25 million parameters, rank 16.
+CODINGS = (
+    Coding(argument='"none"', smaller=1.0, moments=True, memory=0),
+    Coding(argument='"bf16"', smaller=2.0, moments=True),
+    Coding(argument='"int8"', smaller=3.94),
+    Coding(argument='"int4"', smaller=7.53),
+    Coding(argument='Int4(back="same")', smaller=7.53, is_same=True),
+    Coding(argument='"powersgd"', smaller=93.0),
+    Coding(argument='PowerSGD(back="same")', smaller=93.0, is_same=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What the user knows.
+
+    Attributes:
+        params: of the model.
+        bits_per_s: of each learner's link, in each direction.
+        rtt_s: the round trip between two learners.
+        step_s: of an inner step.
+        learners: how many there are.
+    """
+
+    params: float
+    bits_per_s: float
+    rtt_s: float
+    step_s: float
+    learners: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to train.
+
+    Attributes:
+        coding: the codec.
+        fragments: how many.
+        round_s: from a boundary until the anchor is ready.
+        period: H, in inner steps.
+        late: how many steps after its snapshot an anchor is ready.
+        hidden: the share of a round's time that training does not wait.
+        gain: the share of what data parallel gains over training alone.
+        sent_a_day: bytes that a learner sends, the mean of all.
+        most_a_day: bytes that the busiest learner sends or receives.
+        memory: bytes on each host, beside the model.
+    """
+
+    coding: Coding
+    fragments: int
+    round_s: float
+    period: int
+    late: int
+    hidden: float
+    gain: float
+    sent_a_day: float
+    most_a_day: float
+    memory: float
+
+
+def round_s(setup: Setup, coding: Coding, fragments: int, extra: float = 0.0) -> float:
+    """How long a round takes. `extra`: bytes of moments, over those of the delta."""
+    up = coding.up(setup.params) * (1 + extra)
+    down = coding.down(setup.params, setup.learners) + coding.up(setup.params) * extra
+    share = busiest(fragments, setup.learners)
+    moved = share * (setup.learners - 1) * (up + down) * OVERHEAD
+    return 8 * moved / setup.bits_per_s + TRIPS * setup.rtt_s + HOST_S * setup.params / fragments
+
+
+def kept_in_lockstep(setup: Setup, coding: Coding, period: int, overlap: int) -> float:
+    """The share of its speed that training keeps with `sync_every=period, adopt_after=overlap`."""
+    waits = max(0.0, round_s(setup, coding, 1) - overlap * setup.step_s)
+    return period * setup.step_s / (period * setup.step_s + waits)
+
+
+def option(setup: Setup, coding: Coding, fragments: int) -> Option:
+    """What a run with that codec and so many fragments would be like."""
+    took = round_s(setup, coding, fragments)
+    if coding.moments and took >= MOMENTS_FROM * setup.step_s:
+        took = round_s(setup, coding, fragments, MOMENTS)
+    late = max(1, math.ceil(took / setup.step_s))
+    period = max(late, fragments)
+    up, down = coding.up(setup.params), coding.down(setup.params, setup.learners)
+    per_day = OVERHEAD * DAY_S / (period * setup.step_s)
+    others = setup.learners - 1
+    share = busiest(fragments, setup.learners)
+    most = (share * others * max(up, down)) + (1 - share) * min(up, down)
+    stalls = THREAD_S * setup.params
+    return Option(
+        coding=coding,
+        fragments=fragments,
+        round_s=took,
+        period=period,
+        late=late,
+        hidden=max(0.0, 1 - stalls / (period * setup.step_s)),
+        gain=gain_at(period, late),
+        sent_a_day=per_day * others * (up + down) / setup.learners,
+        most_a_day=per_day * most,
+        memory=memory_of(setup, coding, late, period),
+    )
+
+
+def memory_of(setup: Setup, coding: Coding, late: int, period: int) -> float:
+    """Bytes on the host of a learner that seals, from the table in docs/limits.md."""
+    per_param = 4 + 4 + 4 + 4  # the anchor, the pending delta, a correction, the merged delta
+    per_param += 4 * (late > 1)  # the disagreement
+    per_param += coding.memory
+    if coding.moments and period >= MOMENTS_FROM:
+        # Two moments are averaged (2 bytes each with a codec), and one is on its way.
+        per_param += 2 * (4 if coding.smaller == 1 else 2) + 8
+    offers = (setup.learners - 1) * coding.up(setup.params)
+    return per_param * setup.params + offers
+
+
+def options(setup: Setup) -> list[Option]:
+    """For each codec, the option with the fewest fragments that is about as quick as any."""
+    counts = sorted({1, *(min(times * setup.learners, FRAGMENTS) for times in (1, 2, 4))})
+    found = []
+    for coding in CODINGS:
+        several = [option(setup, coding, count) for count in counts]
+        quickest = min(each.period for each in several)
+        found.append(next(each for each in several if each.period <= 1.1 * quickest))
+    return found
+
+
+def suggested(found: Sequence[Option]) -> Option:
+    """Of options in the order in which they lose more, the first one that gains about as much as
+    any; if none gains, the quickest."""
+    best = max(each.gain for each in found)
+    if best <= 0:
+        return min(found, key=lambda each: each.period)
+    return next(each for each in found if each.gain >= best - 0.03)
+
+
+@cache
+def busiest(fragments: int, learners: int) -> float:
+    """The share of the fragments that the busiest learner seals, as to be expected: a hash gives
+    each fragment to one learner, so some get more than others."""
+    none_above = [_chance(fragments, learners, most) for most in range(fragments)]
+    return sum(1 - chance for chance in none_above) / fragments
+
+
+def _chance(fragments: int, learners: int, most: int) -> float:
+    """How likely nobody gets more than so many fragments: of the n^P ways to give P fragments to n
+    learners, those are P! times the coefficient of x^P in (1 + x + x²/2! + … + x^most/most!)^n."""
+    one = [1 / math.factorial(i) if i <= most else 0.0 for i in range(fragments + 1)]
+    power = [1.0] + [0.0] * fragments
+    for bit in f"{learners:b}":
+        power = _product(power, power)
+        if bit == "1":
+            power = _product(power, one)
+    return min(1.0, power[fragments] * math.factorial(fragments) / float(learners) ** fragments)
+
+
+def _product(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Of two polynomials, up to the degree that they have."""
+    return [sum(one[i] * other[n - i] for i in range(n + 1)) for n in range(len(one))]
+
+
+# ── what lateness does to learning ────────────────────────────────────────────────────────────────
+
+#: The share of the gap that learners close, by H: of anchors that come at once, and of those that
+#: come a period late (docs/learning.md: text, two learners, with the rules; the last of images).
+AT_ONCE = ((1, 0.87), (2, 0.87), (20, 0.53), (USELESS, 0.37))
+A_PERIOD_LATE = ((1, 0.83), (5, 0.43), (10, 0.40), (20, 0.39), (USELESS, 0.0))
+#: How much of the way from the one to the other is gone at τ/H: at (20, 5), most of it.
+WAY = ((0.0, 0.0), (0.25, 0.86), (1.0, 1.0))
+
+
+def gain_at(period: int, late: int) -> float:
+    """The share of what data parallel gains over training alone that is left with anchors that are
+    so many steps late."""
+    soon, then = _between(AT_ONCE, period), _between(A_PERIOD_LATE, period)
+    way = _straight(WAY, min(1.0, late / period))
+    if period > USELESS:
+        return 0.0
+    return soon + (then - soon) * way
+
+
+def _between(points: Sequence[tuple[float, float]], period: float) -> float:
+    """Between two points, by the logarithm of the period."""
+    logs = [(math.log(x), y) for x, y in points]
+    return _straight(logs, math.log(max(1.0, period)))
+
+
+def _straight(points: Sequence[tuple[float, float]], x: float) -> float:
+    for (left, low), (right, high) in pairwise(points):
+        if x <= right:
+            return low + (high - low) * max(0.0, x - left) / (right - left)
+    return points[-1][1]

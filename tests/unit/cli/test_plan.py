@@ -1,0 +1,210 @@
+"""`mend plan`: its model against what was measured, its units, and its output."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.cluster.link import OVERLAP, STEP_S, SYNC_EVERY
+from examples.train_text import TextModel
+from mend_optim.cli.command import main
+from mend_optim.cli.plan.model import (
+    AT_ONCE,
+    CODINGS,
+    ERROR,
+    RATE_ERROR,
+    USELESS,
+    Coding,
+    Setup,
+    busiest,
+    gain_at,
+    kept_in_lockstep,
+    options,
+    round_s,
+    suggested,
+)
+from mend_optim.cli.plan.quantities import count_given, rate_given, seconds_given
+from mend_optim.codecs.registry import encode_packet, find_codec
+from mend_optim.errors import UsageError
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def smaller(codec: str) -> float:
+    """How many times fewer bytes than float32 an offer of the example's model has."""
+    torch.manual_seed(0)
+    shapes = [tuple(parameter.shape) for parameter in TextModel().parameters()]
+    values = torch.randn(sum(math.prod(shape) for shape in shapes))
+    packet, _ = encode_packet(find_codec(codec), values, shapes)
+    return values.nbytes / packet.nbytes
+
+
+def measured() -> dict[tuple[str, float], float]:
+    """The speed of training in lockstep, over that on the bare wire, by codec and rate: the table
+    of `python -m bench link` in docs/benchmarks.md."""
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) Mbit/s; in lockstep \|(.+)\|$", page, re.MULTILINE)
+    found = {}
+    for rate, cells in rows:
+        for codec, cell in zip(("none", "int8", "powersgd"), cells.split("|"), strict=True):
+            found[codec, float(rate) * 1e6] = float(cell.split(";")[1])
+    return found
+
+
+def test_the_model_predicts_what_was_measured_as_well_as_it_says() -> None:
+    table = measured()
+    assert len(table) == 6
+    params = sum(parameter.numel() for parameter in TextModel().parameters())
+    missed = {}
+    for (codec, rate), kept in table.items():
+        setup = Setup(params=params, bits_per_s=rate, rtt_s=1e-4, step_s=STEP_S, learners=2)
+        coding = Coding(argument=codec, smaller=smaller(codec))
+        missed[codec, rate] = abs(kept_in_lockstep(setup, coding, SYNC_EVERY, OVERLAP) - kept)
+    assert max(missed.values()) <= ERROR, missed
+    assert max(missed.values()) > ERROR - 0.03, f"say a smaller error: {missed}"
+
+
+def test_the_model_predicts_how_much_rarer_rounds_became() -> None:
+    """At 1 Mbit/s, over the bare wire, where they come at every boundary."""
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    (cells,) = re.findall(r"^\| rounds at 1 Mbit/s over .+? \|(.+)\|$", page, re.MULTILINE)
+    params = sum(parameter.numel() for parameter in TextModel().parameters())
+    setup = Setup(params=params, bits_per_s=1e6, rtt_s=1e-4, step_s=STEP_S, learners=2)
+    for codec, cell in zip(("none", "int8", "powersgd"), cells.split("|"), strict=True):
+        took = round_s(setup, Coding(argument=codec, smaller=smaller(codec)), 1)
+        ratio = SYNC_EVERY * STEP_S / max(SYNC_EVERY * STEP_S, took)
+        assert abs(ratio - float(cell)) <= RATE_ERROR, codec
+
+
+def test_the_sizes_of_codecs_are_those_of_the_docs() -> None:
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    told = {coding.argument: coding.smaller for coding in CODINGS}
+    for name, size in re.findall(
+        r'^\| `("(?:bf16|int8|int4)")` \| ([\d.]+) \|', page, re.MULTILINE
+    ):
+        assert told[name] == float(size)
+    (size,) = re.findall(r"^\| `PowerSGD\(rank=16\)` \| (\d+) ", page, re.MULTILINE)
+    assert told['"powersgd"'] == float(size)
+
+
+def test_gains_are_those_of_the_docs() -> None:
+    """The table has them as (H, τ), in the column of the rules."""
+    page = (DOCS / "learning.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+), (\d+) \| [^|]+ \| (\d+) % ", page, re.MULTILINE)[:6]
+    assert len(rows) == 6
+    for period, late, gain in rows:
+        assert abs(gain_at(int(period), int(late)) - int(gain) / 100) < 0.006
+
+
+@given(st.integers(1, 400), st.data())
+def test_a_later_anchor_never_gains_more(period: int, data: st.DataObject) -> None:
+    one, other = sorted(data.draw(st.tuples(*[st.integers(0, period)] * 2)))
+    assert 0 <= gain_at(period, other) <= gain_at(period, one) <= AT_ONCE[0][1]
+    assert gain_at(period + 1, period) <= gain_at(period, period) + 0.02
+    assert gain_at(USELESS + period, 1) == 0
+
+
+setups = st.builds(
+    Setup,
+    params=st.floats(1e4, 1e11),
+    bits_per_s=st.floats(1e5, 1e11),
+    rtt_s=st.floats(1e-4, 1),
+    step_s=st.floats(1e-3, 100),
+    learners=st.integers(2, 24),
+)
+
+
+@given(setups)
+def test_a_plan_is_made_of_anything(setup: Setup) -> None:
+    found = options(setup)
+    best = suggested(found)
+    assert best.gain >= max(each.gain for each in found) - 0.03 or best.gain == 0
+    for each in found:
+        assert each.period >= each.late >= 1
+        assert 0 <= each.hidden <= 1
+        assert each.memory >= 16 * setup.params
+        # A round may not need more of a link than there is, apart from bytes of headers.
+        assert each.most_a_day <= setup.bits_per_s / 8 * 86_400 * 1.001
+    faster = Setup(
+        params=setup.params,
+        bits_per_s=2 * setup.bits_per_s,
+        rtt_s=setup.rtt_s,
+        step_s=setup.step_s,
+        learners=setup.learners,
+    )
+    for coding in CODINGS:
+        assert round_s(faster, coding, 1) <= round_s(setup, coding, 1)
+
+
+@pytest.mark.parametrize(("fragments", "learners"), [(4, 4), (8, 3), (16, 4)])
+def test_the_busiest_learner_has_the_share_that_draws_have(fragments: int, learners: int) -> None:
+    r = random.Random(0)
+    draws = [
+        max(Counter(r.randrange(learners) for _ in range(fragments)).values()) for _ in range(4000)
+    ]
+    assert abs(busiest(fragments, learners) - sum(draws) / len(draws) / fragments) < 0.01
+
+
+def test_more_fragments_spread_the_work() -> None:
+    assert busiest(1, 4) == busiest(1, 2) == 1
+    shares = [busiest(fragments, 4) for fragments in (1, 4, 8, 16, 64)]
+    assert all(one > other > 0.25 for one, other in pairwise(shares))
+
+
+def test_units() -> None:
+    assert [count_given("--params", each) for each in ("1.3e9", "1.3B", "350M", "12")] == [
+        *(1.3e9, 1.3e9, 350e6, 12)
+    ]
+    told = ("50mbit", "50Mbit/s", "50mbps", "6MB/s", "1gbit")
+    with pytest.raises(UsageError):
+        rate_given("--link", "50")
+    assert [rate_given("--link", each) for each in told if each != "50mbps"] == [
+        *(50e6, 50e6, 48e6, 1e9)
+    ]
+    assert [seconds_given("--rtt", each) for each in ("40ms", "0.8s", "2", "1min")] == [
+        *(0.04, 0.8, 2, 60)
+    ]
+
+
+WRONG = [
+    ("--params", "many", "--params must be a number such as 1.3e9, 350M or 7G, got 'many'"),
+    ("--params", "0", "--params must be a number such as"),
+    ("--params", "1.2.3", "--params must be a number such as"),
+    ("--link", "50", "--link must be a rate such as 50mbit, 1gbit or 6MB/s, got '50'"),
+    ("--rtt", "-1ms", "--rtt must be a time such as 40ms or 0.8s, got '-1ms'"),
+    ("--step", "1e99", "--step must be a time such as"),
+    ("--learners", "1", "--learners must be an int from 2 to 256, got 1"),
+]
+GIVEN = {
+    "--params": "1.3e9",
+    "--link": "50mbit",
+    "--rtt": "40ms",
+    "--step": "0.8s",
+    "--learners": "4",
+}
+
+
+@pytest.mark.parametrize(("argument", "value", "words"), WRONG)
+def test_arguments_that_are_wrong_are_named(
+    argument: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {**GIVEN, argument: value}
+    assert main(["plan", *(f"{name}={each}" for name, each in told.items())]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_output_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *(word for each in GIVEN.items() for word in each)]) == 0
+    output = capsys.readouterr().out
+    quoted = "\n".join(f"    {line}".rstrip() for line in output.splitlines())
+    page = (DOCS / "command.md").read_text(encoding="utf-8")
+    assert quoted in page, f"docs/command.md should have:\n{quoted}"

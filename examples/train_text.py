@@ -10,6 +10,10 @@ Together, any number of these, started at any time, on any machines that reach o
     python examples/train_text.py --name a --listen 127.0.0.1:29600 --shard 0/2
     python examples/train_text.py --name b --peers 127.0.0.1:29600 --shard 1/2
 
+Several on this machine, with names, addresses and a secret that are found for them:
+
+    mend run -n 3 -- python examples/train_text.py --shard {index}/{count}
+
 With `--checkpoint a.pt` it saves itself now and then, and goes on from there when it is started
 again.
 """
@@ -18,6 +22,7 @@ import argparse
 import hashlib
 import json
 import logging
+import os
 import sys
 import sysconfig
 import time
@@ -215,7 +220,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--solo", action="store_true", help="plain AdamW: no rounds, no network")
     parser.add_argument(
-        "--name", default="learner", help="this learner's name, different from all others'"
+        "--name",
+        default=os.environ.get("MEND_NAME", "learner"),
+        help="this learner's name, different from all others'",
     )
     parser.add_argument("--listen", help="host:port to serve on")
     parser.add_argument(

@@ -84,3 +84,14 @@ def test_it_goes_on_from_its_checkpoint(run: Any, tmp_path: Path, who: str) -> N
     second = run(who, "--steps", "8", *kept)
     assert first["weights"] != second["weights"] == straight["weights"]
     assert second["tokens"] == straight["tokens"]
+
+
+def test_its_name_is_that_which_mend_run_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("train_text", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setenv("MEND_NAME", "learner-1")
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+    assert module.parse_arguments().name == "learner-1"

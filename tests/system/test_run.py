@@ -169,7 +169,9 @@ from mend_optim import MendOptimizer, Timing
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 timing = Timing(beat_s=0.2, join_timeout_s=10, round_timeout_s=10, evict_after_s=30)
-optimizer = MendOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), sync_every=2, timing=timing)
+optimizer = MendOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.1), sync_every=2, timing=timing, ledger=sys.argv[2]
+)
 died = Path(sys.argv[1])
 members = set()
 while len(members) < (2 if optimizer.name == "b" else 3):  # a, b, and b again
@@ -185,18 +187,30 @@ print("ended with", *sorted(finish.tokens), finish.digest, flush=True)
 """
 
 
-def test_learners_train_one_model_although_one_dies(tmp_path: Path) -> None:
+def test_learners_train_one_model_although_one_dies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     status, out, err = finished(
         *("-n", "2", "--names", "a,b", "--pause", "0.01", "--"),
-        *(sys.executable, str(script), str(tmp_path / "died")),
+        *(sys.executable, str(script), str(tmp_path / "died"), str(tmp_path / "{name}.jsonl")),
     )
     assert "b was ended by SIGKILL" in err, err
     assert status == 0, err
     ends = re.findall(r"^(\w) +\| ended with a b (\S+)$", out, re.MULTILINE)
     assert sorted(name for name, _ in ends) == ["a", "b"]
     assert len({digest for _, digest in ends}) == 1
+    # Their ledgers tell of a sound run, in which b has had two processes.
+    ledgers = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
+    assert main(["ledger", *ledgers]) == 0
+    assert "sound: every offer was merged once" in capsys.readouterr().out
+    incarnations = re.findall(r'"name":"b","incarnation":(\d+),"fragment"', read(ledgers[1]))
+    assert len(set(incarnations)) == 2
+
+
+def read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
 
 
 def test_arguments_that_are_wrong_are_named(

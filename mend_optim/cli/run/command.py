@@ -23,6 +23,7 @@ EPILOG = """\
 Each learner gets its name, its address and those of the others by environment variables (MEND_NAME,
 MEND_LISTEN, MEND_PEERS), and all get one new secret (MEND_SECRET_FILE). So a script that says none
 of them needs no change: optimizer = MendOptimizer(AdamW(model.parameters()))
+A name= that the script does pass wins over the variable: then all learners would have one name.
 
 In the command, {name}, {index} and {count} stand for the learner's own values. A learner that ends
 with another status than 0 is started again. Ctrl-C ends all.

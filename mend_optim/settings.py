@@ -36,7 +36,7 @@ from mend_optim.protocol.lineage import INCARNATIONS, PeerId
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.proofs import proofs_nbytes
 from mend_optim.protocol.timing import Timing
-from mend_optim.ranks import check_group
+from mend_optim.ranks.guard import check_group
 from mend_optim.runtime.learner import Learner
 from mend_optim.runtime.ledger_file import LINKED
 from mend_optim.security import LinkSecurity, read_security, refuse_open_links

@@ -23,7 +23,7 @@ from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
 from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
 from mend_optim.model.unseen_moves import CALLS, UnseenMoves, versions
-from mend_optim.ranks import refuse_ranks
+from mend_optim.ranks.guard import refuse_ranks
 from mend_optim.run_history import RunHistory
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings

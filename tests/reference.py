@@ -462,3 +462,26 @@ def signed_bytes(
         whole = part.encode("utf-8") if isinstance(part, str) else part
         out += len(whole).to_bytes(4, "big") + whole
     return out
+
+
+def elements_held(where: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, ...]]:
+    """The coordinates of all elements of a piece, in the order of the local tensor."""
+    return list(itertools.product(*([i for run in runs for i in range(*run)] for runs in where)))
+
+
+def covers(shape: Sequence[int], pieces: Sequence[list[tuple[int, ...]]]) -> bool:
+    """Whether every element of a tensor of this shape is in exactly one of the pieces, once."""
+    everything = sorted(element for piece in pieces for element in piece)
+    return everything == list(itertools.product(*map(range, shape)))
+
+
+def dealt_out(size: int, ways: int, blocks: int) -> list[list[int]]:
+    """The indices of each rank if `size` of them are cut into blocks of ⌈size / blocks⌉, and each
+    block into parts of ⌈its own size / ways⌉, one part for each rank; one index at a time."""
+    ranks: list[list[int]] = [[] for _ in range(ways)]
+    each_block = max(1, math.ceil(size / blocks))
+    for index in range(size):
+        block, place = divmod(index, each_block)
+        its_size = min(size - block * each_block, each_block)
+        ranks[place // math.ceil(its_size / ways)].append(index)
+    return ranks

@@ -26,7 +26,6 @@ TOP = {
     "optimizer",
     "finish",
     "inner_face",
-    "ranks",
     "own_methods",
     "run_history",
     "training_run",
@@ -59,6 +58,7 @@ MAY_IMPORT = {
         "engine.standing",
     },
     "transport": {"protocol"},
+    "ranks": {"protocol", "model.layout"},
     "runtime": {
         "protocol",
         "membership",
@@ -88,6 +88,7 @@ NEVER_COMES_WITH = {
     "worker": {"grpc", "google"},
     "transport": {"torch"},
     "cli": {"torch"},
+    "ranks": {"grpc", "google"},
 }
 
 # Pure packages: time is an argument, effects are data, and random draws have a generator.
@@ -170,6 +171,30 @@ CONFINED = {
 }
 
 
+#: What ranks do together. A call that one of them does not make is a hang of all.
+TOGETHER = {
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "isend",
+    "irecv",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+}
+
+
 def place(module: str) -> str:
     """The package of a module, or the module itself at the top."""
     return module.split(".")[1]
@@ -238,6 +263,18 @@ def draws(module: str) -> set[str]:
     ]
     free = [call for call in free if not ast.unparse(call.func).endswith("Generator().manual_seed")]
     return {call.func.attr for call in free if isinstance(call.func, ast.Attribute)} & CHANCE
+
+
+def together(module: str) -> set[str]:
+    """What a module has of `torch.distributed` that ranks do together."""
+    tree = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    return {
+        node.attr
+        for node in tree
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "dist"
+    } & TOGETHER
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
@@ -311,6 +348,11 @@ def test_only_the_commands_of_the_command_line_speak_to_the_outside() -> None:
 def test_clocks_threads_and_transport_stay_in_their_places(library: str) -> None:
     users = {module for module in MODULES if library in imports(module)[1]}
     assert {module for module in users if not within(module, CONFINED[library])} == set()
+
+
+def test_only_the_group_calls_collectives() -> None:
+    users = {module for module in MODULES if "torch" in imports(module)[1]}
+    assert {module for module in users if together(module)} <= {f"{NAME}.ranks.group"}
 
 
 def test_only_the_transport_knows_the_generated_messages() -> None:

@@ -702,7 +702,7 @@ MUTANTS = (
            "difference = first_difference(mine.policy, theirs.policy)", "difference = None", of("unit/protocol/test_messages")),
     Mutant("a-wrong-cause-of-silence", 8, "transport/diagnosis", '("connection refused", Unreached.REFUSED)', '("connection refused", Unreached.ANSWER)',
            of("unit/transport/test_diagnosis")),
-    Mutant("ranks-take-part", 8, "ranks", "    if ranks > 1:", "    if False:", of("contract/test_ranks")),
+    Mutant("ranks-take-part", 8, "ranks/guard", "    if ranks > 1:", "    if False:", of("contract/test_ranks")),
     Mutant("ranks-that-meet-late-take-part", 8, "training_run", "        refuse_ranks(self.settings.group)  # the ranks", "        # the ranks", of("contract/test_ranks")),
     Mutant("classes-pass-for-policies", 8, "settings", "        require_instance(argument, policy)", "        pass", of("unit/test_settings", "class")),
     Mutant("a-misspelt-variable-is-silent", 8, "environment", "        log.warning(UNKNOWN,", "        (UNKNOWN,", of("unit/test_environment")),

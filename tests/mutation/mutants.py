@@ -28,6 +28,7 @@ from pathlib import Path
 from tests.mutation import (
     majority_mutants,
     mutant_list,
+    rank_mutants,
     rollback_mutants,
     seal_mutants,
     security_mutants,
@@ -38,6 +39,7 @@ from tests.mutation.mutant_list import Mutant
 MUTANTS = (
     *mutant_list.MUTANTS,
     *majority_mutants.MAJORITY_MUTANTS,
+    *rank_mutants.RANK_MUTANTS,
     *rollback_mutants.ROLLBACK_MUTANTS,
     *security_mutants.SECURITY_MUTANTS,
     *seal_mutants.SEAL_MUTANTS,

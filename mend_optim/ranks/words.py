@@ -1,0 +1,152 @@
+"""What each rank says, and what all of them decide from it.
+
+Two ranks that take different branches wait for each other for ever. So no branch that leads to a
+collective is decided by what one rank knows. Each rank says a word; all ranks get the table of all
+words; and every decision is a function of that table, which is the same on all of them.
+
+R1  Two threads never share a group: the orders of their collectives would differ.
+R2  A branch that leads to a collective is decided from the table alone.
+R3  A transfer begins because the table said so, in the table's order.
+R4  A word says in which call and at which step the rank is: ranks that are in two different calls
+    learn of it, instead of taking one's answer for the other's.
+R5  What a rank must do to its weights, it has whole before any rank does it.
+R6  A training thread waits for a transfer only in a call that all ranks are in.
+R7  The group waits for the network only where one process would: to join, in `synchronize()`, in
+    `finish()` and under `adopt_after`.
+R8  A transfer is of one fragment at a time: that bounds its memory.
+R9  All ranks make their groups in the same order.
+R10 Collectives write into tensors that the caller gives them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Call(IntEnum):
+    """The call that a rank is in."""
+
+    CONSTRUCTOR = 0
+    STEP = 1
+    JOIN = 2
+    SYNCHRONIZE = 3
+    FINISH = 4
+    GLOBAL_WEIGHTS = 5
+    STATE_DICT = 6
+    LOAD_STATE_DICT = 7
+    RESET_PROGRESS = 8
+    ROLLBACK = 9
+    FIRST_STATE = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """What one rank says."""
+
+    #: Where it is.
+    call: Call
+    #: Its own steps so far, with the one that it says the word in.
+    step: int
+    #: The tokens of that step.
+    tokens: int = 0
+    #: Whether it cannot go on, and will raise.
+    failed: bool = False
+    #: An answer to a question that the call asks of all ranks. The lead says in a step whether all
+    #: shall meet at the end of the next one.
+    answer: bool = False
+    #: How many bytes it has to say besides.
+    nbytes: int = 0
+
+
+#: How many numbers (int64) a word is.
+WIDTH = 6
+
+
+def encode_word(word: Word) -> list[int]:
+    """A row of the table: `WIDTH` numbers."""
+    numbers = (word.call, word.step, word.tokens, word.failed, word.answer, word.nbytes)
+    return list(map(int, numbers))
+
+
+def decode_word(row: Sequence[int]) -> Word:
+    """The inverse of `encode_word`."""
+    call, step, tokens, failed, answer, nbytes = row
+    return Word(
+        call=Call(call),
+        step=step,
+        tokens=tokens,
+        failed=bool(failed),
+        answer=bool(answer),
+        nbytes=nbytes,
+    )
+
+
+class Table:
+    """The words of all ranks, which all of them have. Rank 0 is the lead.
+
+    Args:
+        words: one for each rank.
+    """
+
+    def __init__(self, words: Sequence[Word]) -> None:
+        self.words = tuple(words)
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Table:
+        """The table that these rows are."""
+        return cls([decode_word(row) for row in rows])
+
+    @property
+    def lead(self) -> Word:
+        """What the lead says."""
+        return self.words[0]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the step: each rank counts its own."""
+        return sum(word.tokens for word in self.words)
+
+    @property
+    def any_answer(self) -> bool:
+        """Whether any rank answers yes."""
+        return any(word.answer for word in self.words)
+
+    @property
+    def nbytes(self) -> int:
+        """The most bytes that a rank has to say besides."""
+        return max(word.nbytes for word in self.words)
+
+    @property
+    def failed(self) -> tuple[int, ...]:
+        """The ranks that cannot go on."""
+        return tuple(rank for rank, word in enumerate(self.words) if word.failed)
+
+    def parting(self) -> str:
+        """Which ranks are in which call, if they are not all in the same one at the same step; else
+        empty."""
+        ranks: defaultdict[tuple[Call, int], list[int]] = defaultdict(list)
+        for rank, word in enumerate(self.words):
+            ranks[word.call, word.step].append(rank)
+        if len(ranks) == 1:
+            return ""
+        return ", ".join(f"{_named(who)} in {_placed(*where)}" for where, who in ranks.items())
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """The ranks in words: at most four of them by number."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} is"
+    shown = ", ".join(map(str, ranks[:4]))
+    return f"ranks {shown}{', …' if len(ranks) > 4 else ''} are"
+
+
+def _placed(call: Call, step: int) -> str:
+    if call is Call.STEP:
+        return f"step {step}"
+    if call is Call.CONSTRUCTOR:
+        return "the constructor"
+    if call is Call.FIRST_STATE:
+        return f"the first step() of an optimizer without state, after step {step}"
+    return f"{call.name.lower()}() after step {step}"

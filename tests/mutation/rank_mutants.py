@@ -1,0 +1,107 @@
+"""Mutants of a learner of several ranks."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+PIECES = of("unit/ranks/test_pieces")
+SHARDS = of("unit/ranks/test_shards", "not 64")
+WORDS = of("unit/ranks/test_words")
+ASSEMBLY = of("unit/ranks/test_assembly")
+
+
+def mutant(name: str, place: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    """A user's mistake raises at once (law 8), before it can do harm."""
+    return Mutant(name, 8, f"ranks/{place}", old, new, tests)
+
+
+RANK_MUTANTS = (
+    mutant(
+        "gaps-are-no-fault",
+        "pieces",
+        "            _refuse_gaps(name, parts)\n",
+        "            pass\n",
+        PIECES,
+    ),
+    mutant(
+        "overlaps-are-no-fault",
+        "pieces",
+        "bool((times == 1).all())",
+        "bool((times > 0).all())",
+        PIECES,
+    ),
+    mutant(
+        "an-element-held-twice-counts-once",
+        "pieces",
+        "        np.add.at(times, np.ix_(*cells), 1)",
+        "        times[np.ix_(*cells)] += 1",
+        PIECES,
+    ),
+    mutant(
+        "two-shapes-of-one-name",
+        "pieces",
+        "if (known.shape, known.dtype) == (piece.shape, piece.dtype):",
+        "if known:",
+        PIECES,
+    ),
+    mutant(
+        "two-tensors-of-one-name",
+        "pieces",
+        "        if piece.name in names:",
+        "        if False:",
+        PIECES,
+    ),
+    mutant(
+        "chunks-that-are-rounded-down",
+        "pieces",
+        "    size = -(-len(indices) // chunks)",
+        "    size = len(indices) // chunks",
+        PIECES,
+    ),
+    mutant(
+        "copies-travel-to-the-lead",
+        "pieces",
+        "(rank > 0, load[rank], rank)",
+        "(load[rank], -rank)",
+        PIECES,
+    ),
+    mutant(
+        "blocks-are-forgotten",
+        "shards",
+        "rank = mesh.get_local_rank(mesh_dim)\n        indices = dealt(indices, mesh.size(mesh_dim), rank, blocks)",
+        "rank = mesh.get_local_rank(mesh_dim)\n        indices = dealt(indices, mesh.size(mesh_dim), rank)",
+        SHARDS,
+    ),
+    mutant(
+        "sums-pass-for-values",
+        "shards",
+        '        if not (placement.is_replicate() or hasattr(placement, "dim")):',
+        "        if False:",
+        SHARDS,
+    ),
+    mutant(
+        "flattened-parameters-pass",
+        "shards",
+        'if hasattr(tensor, "_fsdp_flattened") or hasattr(tensor, "_is_flat_param"):',
+        "if False:",
+        SHARDS,
+    ),
+    mutant("a-split-of-a-part", "shards", "size % blocks == 0", "True", SHARDS),
+    mutant(
+        "steps-may-differ", "words", "ranks[word.call, word.step]", "ranks[word.call, 0]", WORDS
+    ),
+    mutant(
+        "only-the-lead-answers",
+        "words",
+        "any(word.answer for word in self.words)",
+        "self.words[0].answer",
+        WORDS,
+    ),
+    mutant(
+        "parts-in-the-wrong-place",
+        "assembly",
+        "self.whole.span(self.places[number])",
+        "self.whole.span(number)",
+        ASSEMBLY,
+    ),
+)

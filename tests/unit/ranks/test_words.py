@@ -1,0 +1,67 @@
+"""What ranks say, and what all of them decide from it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.ranks.words import WIDTH, Call, Table, Word, decode_word, encode_word
+
+words = st.builds(
+    Word,
+    call=st.sampled_from(Call),
+    step=st.integers(0, 2**40),
+    tokens=st.integers(0, 2**40),
+    failed=st.booleans(),
+    answer=st.booleans(),
+    nbytes=st.integers(0, 2**40),
+)
+
+
+@given(words)
+def test_a_word_is_a_row_and_back(word: Word) -> None:
+    row = encode_word(word)
+    assert len(row) == WIDTH
+    assert all(type(number) is int for number in row)
+    assert decode_word(row) == word
+
+
+@given(st.lists(words, min_size=1, max_size=5))
+def test_decisions_are_those_of_the_words(said: list[Word]) -> None:
+    table = Table.of([encode_word(word) for word in said])
+    assert table.words == tuple(said)
+    assert table.lead == said[0]
+    assert table.tokens == sum(word.tokens for word in said)
+    assert table.any_answer == any(word.answer for word in said)
+    assert table.nbytes == max(word.nbytes for word in said)
+    assert table.failed == tuple(rank for rank, word in enumerate(said) if word.failed)
+    together = len({(word.call, word.step) for word in said}) == 1
+    assert bool(table.parting()) != together
+
+
+def table(*where: tuple[Call, int]) -> Table:
+    return Table([Word(call=call, step=step) for call, step in where])
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (table((Call.STEP, 3), (Call.STEP, 3)), ""),
+        (
+            table((Call.STEP, 18), (Call.STEP, 17)),
+            "rank 0 is in step 18, rank 1 is in step 17",
+        ),
+        (
+            table((Call.STATE_DICT, 4), *[(Call.STEP, 5)] * 5),
+            "rank 0 is in state_dict() after step 4, ranks 1, 2, 3, 4, … are in step 5",
+        ),
+        (
+            table((Call.CONSTRUCTOR, 0), (Call.FIRST_STATE, 0)),
+            "rank 0 is in the constructor, rank 1 is in the first step() of an optimizer without "
+            "state, after step 0",
+        ),
+    ],
+)
+def test_ranks_that_have_parted_are_named(said: Table, told: str) -> None:
+    assert said.parting() == told

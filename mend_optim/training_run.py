@@ -23,6 +23,7 @@ from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
 from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
 from mend_optim.model.unseen_moves import CALLS, UnseenMoves, versions
+from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.guard import refuse_ranks
 from mend_optim.run_history import RunHistory
 from mend_optim.runtime.learner import Learner
@@ -455,12 +456,8 @@ def _trainer_beside(run: TrainingRun) -> str:
 
 def _handover(run: TrainingRun, learner: Learner) -> Handover:
     _refuse_second(run)
-    model = run.model
-    return Handover(
-        learner,
-        model.layout(),
-        model.merged,
-        run.inner,
-        run.settings,
-        module_buffers=model.buffers,
+    model, moments = run.model, run.settings.policies.moments
+    tensors = OwnTensors(
+        model.layout(), model.merged, run.inner, moments, module_buffers=model.buffers
     )
+    return Handover(learner, tensors, run.settings)

@@ -12,7 +12,7 @@ from torch import nn
 from bench.watch import Span, Spans, Watch
 from mend_optim import MendOptimizer
 from mend_optim.engine.effects import Advance
-from mend_optim.handover import Handover
+from mend_optim.own_tensors import OwnTensors
 from mend_optim.runtime.merge_worker import MergeWorker
 from mend_optim.runtime.network_side import NetworkSide
 from mend_optim.worker import seal_payload
@@ -26,7 +26,7 @@ LIMIT_S, POLL_S = 30.0, 5e-3
 def instrument() -> Watch:
     """Watch all rounds of this process's learners."""
     watch = Watch()
-    watch.on(Handover, "_copy", "snapshot")
+    watch.on(OwnTensors, "copy", "snapshot")
     watch.on(Anchors, "perform", lambda _, job: type(job).__name__.lower())
     watch.on(seal_payload, "content_digest", "digest")
     watch.on(NetworkSide, "receive", lambda _, message: f"got {type(message).__name__.lower()}")

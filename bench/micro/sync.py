@@ -21,7 +21,7 @@ from bench.cluster.learners import Seat, Still, run_learners, transformer
 from bench.result import Result, compared, plain
 from bench.watch import Spans, Watch, seconds, time_of
 from mend_optim import MendOptimizer
-from mend_optim.handover import Handover
+from mend_optim.own_tensors import OwnTensors
 from mend_optim.runtime.learner import Learner
 
 LEARNERS = 2
@@ -71,8 +71,8 @@ def _after_a_pause(work: Callable[[], object]) -> float:
 
 def _instrument() -> Watch:
     watch = Watch()
-    watch.on(Handover, "_copy", "copy")
-    watch.on(Handover, "_apply", "apply")
+    watch.on(OwnTensors, "copy", "copy")
+    watch.on(OwnTensors, "apply", "apply")
     for name in (*EVERY_STEP, "submit"):
         watch.on(Learner, name, name)
     return watch

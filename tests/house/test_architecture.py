@@ -27,6 +27,7 @@ TOP = {
     "finish",
     "inner_face",
     "own_methods",
+    "own_tensors",
     "run_history",
     "training_run",
     "wrapped_class",

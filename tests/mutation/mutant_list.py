@@ -97,7 +97,7 @@ MUTANTS = (
            "            loss = self.inner.step(*args, **kwargs)\n",
            "            [closure() for closure in args if closure]\n            loss = self.inner.step(*args, **kwargs)\n", ALONE),
     # ── 2: only step() writes parameters ─────────────────────────────────────────────────────────────────────────────
-    Mutant("anchor-shares-the-parameters-memory", 2, "handover",
+    Mutant("anchor-shares-the-parameters-memory", 2, "own_tensors",
            "        gather(fragment, self._parameters, buffer, self._rounding[p])\n        return buffer",
            "        gather(fragment, self._parameters, buffer, self._rounding[p])\n"
            "        return self._parameters[fragment.tensors[0]].detach().view(-1)", THREADS),
@@ -106,7 +106,7 @@ MUTANTS = (
            "       self.engine.correction_applied(0.0, correction.fragment, correction.replace)", THREADS),
     Mutant("step-while-the-anchor-is-swapped-in", 2, "training_run",
            'self.refuse_swapped("step")', "pass", of("together/test_optimizer")),
-    Mutant("global-weights-stay", 2, "handover",
+    Mutant("global-weights-stay", 2, "own_tensors",
            "                    parameter.copy_(value)", "                    pass", of("together/test_optimizer")),
     # ── the end of a run ─────────────────────────────────────────────────────────────────────────────────────────────
     Mutant("ready-with-work-left", 11, "engine/ending",
@@ -709,7 +709,7 @@ MUTANTS = (
     Mutant("damaged-checkpoint-is-believed", 8, "worker/checkpoint_reader",
            "    if found != saved_content:", "    if False:", of("unit/worker/test_checkpoint_reader", "digest")),
     Mutant("checkpoint-of-other-weights-is-believed", 8, "handover",
-           "        intact = belong_to(saved.weights, self._layout, self._parameters)\n        intact = intact",
+           "        intact = self._tensors.belong_to(saved.weights)\n        intact = intact",
            "        intact = True\n        intact = intact", of("together/test_restore", "not_loaded")),
     # ── 9: error feedback is local and transactional ─────────────────────────────────────────────────────────────────
     Mutant("residual-committed-when-offered", 9, "worker/feedback",
@@ -1080,7 +1080,7 @@ MUTANTS = (
     Mutant("reset-leaves-the-rest-on", 10, "engine/boundaries",
            "        state.resting = False\n        for fragment in state.fragments:\n            dropped", "        for fragment in state.fragments:\n            dropped", RESET),
     Mutant("reset-applies-what-was-on-its-way", 10, "runtime/new_weights", "            mailbox.clear()\n", "", RESET),
-    Mutant("reset-keeps-what-rounding-lost", 10, "handover", "            lost.zero_()", "            pass", RESET),
+    Mutant("reset-keeps-what-rounding-lost", 10, "own_tensors", "            lost.zero_()", "            pass", RESET),
     Mutant("jump-at-any-touch", 10, "model/weights_watch", ".norm() > JUMP * trained", ".norm() > 0 * trained", WATCH),
     Mutant("jump-of-corrections", 10, "model/weights_watch", "[base + (new - old) for", "[base for", WATCH),
     Mutant("jump-by-the-last-span-alone", 10, "model/weights_watch", "[torch.maximum(now, FADES * known) for", "[now for", WATCH),
@@ -1206,7 +1206,7 @@ MUTANTS = (
            "self.fragments[: self.shared]]\n        return content", "self.fragments[: self.schedule.fragments]]\n        return content", BUFFER_ROUNDS),
     Mutant("buffers-are-not-compared", 8, "settings",
            "policy=(*bare.policy(), *present().policy()),", "policy=bare.policy(),", of("together/test_buffers", "differ_in_the_argument")),
-    Mutant("own-buffers-do-not-come-back", 2, "handover",
+    Mutant("own-buffers-do-not-come-back", 2, "own_tensors",
            "                for tensor, value in zip(self._present_buffers(), own_buffers, strict=True):\n                    tensor.copy_(value)\n", "",
            of("together/test_buffers", "swapped_in")),
     Mutant("untrained-checkpoints-of-others-are-refused", 11, "training_run",

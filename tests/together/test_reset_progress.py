@@ -148,7 +148,7 @@ def test_narrow_weights_are_what_was_loaded() -> None:
     with cluster(*inners, **FREE) as made:
         drive(made, 6, up)
         assert made[0]._run.handover
-        (lost,) = made[0]._run.handover._rounding
+        (lost,) = made[0]._run.handover._tensors._rounding
         assert lost is not None
         lost.fill_(2.0**-12)
         jump(made[0], 3.0)

@@ -16,6 +16,7 @@ from mend_optim.engine.ending import Ended
 from mend_optim.engine.schedule import Schedule
 from mend_optim.handover import Handover
 from mend_optim.model.layout import Layout
+from mend_optim.own_tensors import OwnTensors
 from mend_optim.runtime.learner import Todo
 from mend_optim.settings import Settings, read_settings
 from mend_optim.worker.checkpoint import Kept
@@ -146,7 +147,8 @@ def made(
     learner = ScriptedLearner(*todos)
     settings = settings_of(inner, **told)
     layout = Layout(["w", "b"], parameters, settings.schedule.fragments)
-    handover = Handover(learner, layout, parameters, inner, settings)  # type: ignore[arg-type]
+    tensors = OwnTensors(layout, parameters, inner, settings.policies.moments)
+    handover = Handover(learner, tensors, settings)  # type: ignore[arg-type]
     return handover, learner, parameters
 
 
@@ -324,7 +326,7 @@ def test_moments_are_copied_with_the_fragment_and_corrected() -> None:
         momentum=0.5,
         moments=MomentSchedule(),
     )
-    inner = handover._inner
+    inner = handover._tensors.inner
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 4.0)
     inner.step()
@@ -340,7 +342,7 @@ def test_moments_that_are_not_averaged_here_are_ignored() -> None:
     handover, _, parameters = made(apply(add(0, 1.0, moments=moments)))
     handover.run()
     assert values(parameters) == [2.0, 2.0]
-    assert not handover._inner.state
+    assert not handover._tensors.inner.state
 
 
 def test_a_moment_that_is_missing_is_reported_once_if_the_user_named_it() -> None:
@@ -351,7 +353,7 @@ def test_a_moment_that_is_missing_is_reported_once_if_the_user_named_it() -> Non
     )
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    handover._inner.step()
+    handover._tensors.inner.step()
     handover.run()
     handover.run()
     (event,) = learner.events

@@ -1,0 +1,292 @@
+"""This process's parameters, their moments and its buffers: copied out fragment by fragment, and
+corrected. Only the training thread calls this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.engine.moment_schedule import Moment
+from mend_optim.model.copies import Ready, belong_to, copied, gather, narrow, scatter
+from mend_optim.model.layout import BufferFragment, Fragment, Layout
+from mend_optim.model.module_buffers import ModuleBuffers, gather_buffers, move_buffers
+from mend_optim.model.moment_state import (
+    FragmentState,
+    clip_first_moment,
+    correct,
+    install,
+    read,
+)
+from mend_optim.model.ruined_state import reset_moments
+from mend_optim.model.weights_watch import WeightsWatch
+from mend_optim.runtime.interrupts import Uninterrupted
+from mend_optim.worker.correction import BufferCorrection, Correction, Reading
+
+
+class ModelTensors(Protocol):
+    """The tensors of one model, as its fragments: where copies come from, and corrections go to.
+
+    `steps` are this learner's inner steps so far: the number of updates where the inner optimizer
+    does not count them itself."""
+
+    @property
+    def layout(self) -> Layout:
+        """Which tensor belongs to which fragment."""
+        ...
+
+    @property
+    def pool(self) -> Buffers:
+        """Host memory for copies."""
+        ...
+
+    @property
+    def watch(self) -> WeightsWatch:
+        """Notices weights that are replaced between steps."""
+        ...
+
+    def memory(self, fragment: Fragment) -> Tensor:
+        """Host memory for a flat copy of the fragment."""
+        ...
+
+    def copy(self, p: int) -> Tensor:
+        """A flat copy of fragment `p`, complete once what `ready` returns has returned."""
+        ...
+
+    def ready(self) -> Ready:
+        """A function that waits for all copies so far."""
+        ...
+
+    def read(self, p: int, names: Sequence[str], steps: int) -> dict[str, Reading]:
+        """Copies of the moments of these names."""
+        ...
+
+    def state_names(self, p: int, steps: int) -> list[str]:
+        """The names of all that the inner optimizer keeps for fragment `p`."""
+        ...
+
+    def apply(self, correction: Correction, steps: int) -> None:
+        """Add a correction to parameters and moments (law 10), or let the buffers follow one."""
+        ...
+
+    def apply_moments(self, correction: Correction, steps: int) -> None:
+        """Add a correction to the moments alone."""
+        ...
+
+    def put(self, p: int, anchor: Tensor, *, for_good: bool) -> None:
+        """Write an anchor into fragment `p`. `for_good`: as its own weights."""
+        ...
+
+    def keeping(self, own: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Write the parameters `own`, and the present buffers, back when the block ends."""
+        ...
+
+    def rounded_off(self, p: int) -> Tensor | None:
+        """A copy of what the dtypes of fragment `p` have rounded away; None if they are wide."""
+        ...
+
+    def load_rounded_off(self, p: int, lost: Tensor) -> None:
+        """Take over what `rounded_off` returned."""
+        ...
+
+    def forget_rounded_off(self) -> None:
+        """Nothing was rounded away."""
+        ...
+
+    def belong_to(self, told: str) -> bool:
+        """Whether the weights are those that a checkpoint tells the sketches of."""
+        ...
+
+    def extend(self, layout: Layout, parameters: Sequence[Tensor]) -> None:
+        """Take over a layout whose last fragment is an added group."""
+        ...
+
+
+class OwnTensors:
+    """The tensors of this process.
+
+    Args:
+        layout: which parameters belong to which fragment.
+        parameters: the model's parameters, in the layout's order.
+        inner: the inner optimizer, whose state holds the moments.
+        moments: those that are averaged.
+        module_buffers: the layout's buffers.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: Sequence[Tensor],
+        inner: Optimizer,
+        moments: Sequence[Moment],
+        *,
+        module_buffers: ModuleBuffers | None = None,
+    ) -> None:
+        self.layout = layout
+        self.inner = inner
+        self._parameters = parameters
+        self._module_buffers = module_buffers or ModuleBuffers(())
+        self._moments = {moment.name: moment for moment in moments}
+        self._device = next((p.device for p in parameters if p.is_cuda), None)
+        self.pool = Buffers(pin=self._device is not None)
+        # Per fragment, what its parameters' dtypes have rounded away; None where they are float32.
+        rounds = any(map(narrow, parameters))
+        self._rounding = [
+            self.memory(f).zero_() if rounds and not isinstance(f, BufferFragment) else None
+            for f in layout.fragments
+        ]
+        # Corrections whose copies to the GPU may not be done, each with the event that tells.
+        self._in_flight: list[tuple[torch.cuda.Event, Correction]] = []
+        self.watch = WeightsWatch(parameters)
+
+    # ── copies ────────────────────────────────────────────────────────────────────────────────────
+
+    def memory(self, fragment: Fragment) -> Tensor:
+        """See `ModelTensors`, as for all methods here."""
+        memory = self.pool.take(fragment.numel)
+        return memory.view(torch.uint8) if isinstance(fragment, BufferFragment) else memory
+
+    def copy(self, p: int) -> Tensor:
+        """See `ModelTensors`."""
+        fragment = self.layout.fragments[p]
+        buffer = self.memory(fragment)
+        if isinstance(fragment, BufferFragment):
+            gather_buffers(fragment, self._present_buffers(), buffer, self._device)
+        else:
+            gather(fragment, self._parameters, buffer, self._rounding[p])
+        return buffer
+
+    def ready(self) -> Ready:
+        """See `ModelTensors`."""
+        return copied(self._device)
+
+    def read(self, p: int, names: Sequence[str], steps: int) -> dict[str, Reading]:
+        """See `ModelTensors`."""
+        readings: dict[str, Reading] = {}
+        fragment_state = self._state(p, steps)
+        for name in names:
+            out = self.pool.take(fragment_state.fragment.numel)
+            readings[name] = Reading(out, read(self._moments[name], fragment_state, out))
+        return readings
+
+    def state_names(self, p: int, steps: int) -> list[str]:
+        """See `ModelTensors`."""
+        return self._state(p, steps).names()
+
+    def _state(self, p: int, steps: int) -> FragmentState:
+        return FragmentState(self.layout.fragments[p], self._parameters, self.inner, steps)
+
+    # ── corrections ───────────────────────────────────────────────────────────────────────────────
+
+    def apply(self, correction: Correction, steps: int) -> None:
+        """See `ModelTensors`."""
+        fragment = self.layout.fragments[correction.fragment]
+        if isinstance(fragment, BufferFragment):
+            assert isinstance(correction, BufferCorrection)
+            tensors = self._present_buffers()
+            move_buffers(fragment, tensors, correction.values, correction.base)
+        else:
+            rounding = self._rounding[correction.fragment]
+            scatter(fragment, correction.values, self._parameters, correction.replace, rounding)
+            if correction.resets:
+                reset_moments(self._state(correction.fragment, steps))
+            self.apply_moments(correction, steps)
+        if self._device is not None:
+            _hold(self._in_flight, correction, self._device)
+
+    def apply_moments(self, correction: Correction, steps: int) -> None:
+        """See `ModelTensors`."""
+        known = [m for m in correction.moments if m.moment in self._moments]
+        if not known:
+            return
+        fragment_state = self._state(correction.fragment, steps)
+        for m in known:
+            if not m.newcomer:
+                correct(self._moments[m.moment], fragment_state, m.values, m.updates)
+        clip_first_moment(fragment_state)
+        values = {m.moment: m.values for m in known if m.newcomer}
+        if values:
+            updates = {m.moment: m.updates for m in known if m.newcomer}
+            install(tuple(self._moments.values()), fragment_state, values, updates)
+
+    def put(self, p: int, anchor: Tensor, *, for_good: bool) -> None:
+        """See `ModelTensors`."""
+        fragment = self.layout.fragments[p]
+        if isinstance(fragment, BufferFragment):
+            move_buffers(fragment, self._present_buffers(), anchor, None)
+            return
+        lost = self._rounding[p] if for_good else None
+        scatter(fragment, anchor, self._parameters, replace=True, rounding=lost)
+
+    @contextmanager
+    def keeping(self, own: Sequence[Tensor]) -> Iterator[None]:
+        """See `ModelTensors`."""
+        own_buffers = [tensor.detach().clone() for tensor in self._present_buffers()]
+        try:
+            yield
+        finally:
+            with Uninterrupted(), torch.no_grad():
+                for parameter, value in zip(self._parameters, own, strict=True):
+                    parameter.copy_(value)
+                for tensor, value in zip(self._present_buffers(), own_buffers, strict=True):
+                    tensor.copy_(value)
+
+    # ── what narrow dtypes lose ───────────────────────────────────────────────────────────────────
+
+    def rounded_off(self, p: int) -> Tensor | None:
+        """See `ModelTensors`."""
+        rounding = self._rounding[p]
+        return None if rounding is None else rounding.clone()
+
+    def load_rounded_off(self, p: int, lost: Tensor) -> None:
+        """See `ModelTensors`."""
+        rounding = self._rounding[p]
+        if rounding is not None:
+            rounding.copy_(lost)
+
+    def forget_rounded_off(self) -> None:
+        """See `ModelTensors`."""
+        for lost in [rounding for rounding in self._rounding if rounding is not None]:
+            lost.zero_()
+
+    # ── the model ─────────────────────────────────────────────────────────────────────────────────
+
+    def belong_to(self, told: str) -> bool:
+        """See `ModelTensors`."""
+        return belong_to(told, self.layout, self._parameters)
+
+    def extend(self, layout: Layout, parameters: Sequence[Tensor]) -> None:
+        """See `ModelTensors`."""
+        self.layout = layout
+        self._parameters = parameters
+        fragment = layout.fragments[-1]
+        rounds = any(narrow(parameters[i]) for i in fragment.tensors)
+        self._rounding.append(self.pool.take(fragment.numel).zero_() if rounds else None)
+
+    def _present_buffers(self) -> list[Tensor]:
+        """The layout's buffers. Raises `UsageError` if they are others than they were."""
+        tensors = self._module_buffers.tensors()
+        self.layout.check_buffers(tensors)
+        return tensors
+
+
+def _hold(
+    in_flight: list[tuple[torch.cuda.Event, Correction]],
+    correction: Correction,
+    device: torch.device,
+) -> None:
+    """Hold the correction: its buffer returns to its pool when nothing refers to it. That must not
+    be before the asynchronous copy to the GPU is done."""
+    in_flight[:] = [entry for entry in in_flight if not _is_done(entry[0])]
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    in_flight.append((event, correction))
+
+
+def _is_done(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]

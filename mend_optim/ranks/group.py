@@ -1,0 +1,170 @@
+"""The ranks of one learner, and the two collectives that they use: the only module here that calls
+any.
+
+`say` and `tell` are all-gathers of small words, `transfer` is an all-to-all of tensors. Both run on
+gloo groups of this library's own, on tensors of the host: the user's groups have their own order of
+collectives, and their own timeouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from mend_optim.errors import MendError, UsageError
+from mend_optim.ranks.words import WIDTH, Table, Word, encode_word
+
+#: So long the constructor waits for the other ranks'.
+MEET_S = 60.0
+LOST = (
+    "another rank of this learner ended, failed or did not answer, and a learner goes on only as a "
+    "whole: start all its ranks again; the error of that rank tells why"
+)
+ABSENT = (
+    "group must be ranks that all make their MendOptimizer, got none on rank {ranks} within "
+    "{seconds:g} s; construct it on every rank, with the same arguments"
+)
+# All ranks make their groups in the same order (R9), so the numbers agree.
+_numbers = count()
+# Newer versions of torch warn of the older name.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A table that is on its way.
+
+    Its collective holds both tensors, so they must live as long."""
+
+    work: Any
+    rows: Tensor
+    row: Tensor
+
+    def wait(self) -> Table:
+        """The table, as soon as all ranks have said their words.
+
+        Raises:
+            MendError: a rank is lost.
+        """
+        _finished(self.work)
+        return Table.of(self.rows.view(-1, WIDTH).tolist())
+
+
+class Group:
+    """This rank's end of the group of one learner's ranks.
+
+    Args:
+        ranks: a `ProcessGroup` that this process is in; None: all ranks.
+        meet_s: how long to wait for the other ranks' constructors, in seconds.
+
+    Raises:
+        UsageError: some of the ranks have not come by then.
+    """
+
+    def __init__(self, ranks: Any = None, meet_s: float = MEET_S) -> None:
+        world = ranks if ranks is not None else dist.group.WORLD
+        members = dist.get_process_group_ranks(world)
+        #: This process's number among the ranks. Rank 0 is the lead.
+        self.rank = dist.get_rank(world)
+        #: How many ranks there are.
+        self.size = len(members)
+        _meet(members, self.rank, meet_s)
+        self._words = _new_group(members)
+        self._tensors = _new_group(members)
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this rank is the lead."""
+        return self.rank == 0
+
+    def say(self, word: Word) -> Pending:
+        """Say this rank's word, and go on."""
+        row = torch.tensor(encode_word(word), dtype=torch.int64)
+        rows = torch.empty(self.size * WIDTH, dtype=torch.int64)
+        return Pending(_begun(self._all_gather, rows, row, True), rows, row)
+
+    def tell(self, data: bytes, nbytes: int) -> list[bytes]:
+        """What every rank tells, in at most `nbytes` bytes each; shorter ones end in zeros.
+
+        Args:
+            data: this rank's.
+            nbytes: the same on all ranks; at least `len(data)` of each.
+
+        Raises:
+            MendError: a rank is lost.
+        """
+        own = torch.zeros(nbytes, dtype=torch.uint8)
+        if data:
+            own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        rows = torch.empty(self.size * nbytes, dtype=torch.uint8)
+        _finished(_begun(self._all_gather, rows, own, False))
+        return [row.numpy().tobytes() for row in rows.view(self.size, nbytes)]
+
+    def transfer(self, given: Tensor, to: Sequence[int], taken: Tensor, of: Sequence[int]) -> None:
+        """Give each rank some elements, and take some of each.
+
+        Args:
+            given: flat, on the host: what goes to rank 0, to rank 1, and so on.
+            to: how many elements go to each rank.
+            taken: receives what comes from rank 0, from rank 1, and so on; of the same dtype.
+            of: how many elements come from each rank; what that rank gives this one.
+
+        Raises:
+            MendError: a rank is lost.
+        """
+        _finished(_begun(self._all_to_all, taken, given, list(of), list(to)))
+
+    def close(self) -> None:
+        """Let go of the groups. A second call does nothing. Ranks that wait for this one learn of
+        it when its process ends."""
+        groups, self._words, self._tensors = (self._words, self._tensors), None, None
+        for group in groups:
+            if group is not None and dist.is_initialized():
+                dist.destroy_process_group(group)
+
+    def _all_gather(self, rows: Tensor, row: Tensor, later: bool) -> Any:
+        return _all_gather(rows, row, group=self._words, async_op=later)
+
+    def _all_to_all(self, taken: Tensor, given: Tensor, of: list[int], to: list[int]) -> Any:
+        return dist.all_to_all_single(taken, given, of, to, group=self._tensors)
+
+
+def _begun(collective: Any, *args: Any) -> Any:
+    """Call a collective. torch raises a RuntimeError if a rank is gone."""
+    try:
+        return collective(*args)
+    except RuntimeError as error:
+        raise MendError(LOST) from error
+
+
+def _finished(work: Any) -> None:
+    """Wait for a collective that was begun; None: it is over already."""
+    if work is not None:
+        _begun(work.wait)
+
+
+def _new_group(members: list[int]) -> Any:
+    """A gloo group of these ranks. Other ranks of the world may not know of it."""
+    local = len(members) < dist.get_world_size()
+    return dist.new_group(members, backend="gloo", use_local_synchronization=local)
+
+
+def _meet(members: Sequence[int], rank: int, meet_s: float) -> None:
+    """Wait until all ranks are here. `new_group` would wait half an hour, and name nobody."""
+    store: Any = distributed_c10d._get_default_store()
+    number = next(_numbers)
+    keys = [f"mend_optim/{number}/{member}" for member in members]
+    store.set(keys[rank], b"here")
+    try:
+        store.wait(keys, timedelta(seconds=meet_s))
+    except RuntimeError:
+        absent = [str(at) for at, key in enumerate(keys) if not store.check([key])]
+        told = ABSENT.format(ranks=", ".join(absent), seconds=meet_s)
+        raise UsageError(told) from None

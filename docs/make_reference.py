@@ -19,6 +19,7 @@ WIDTH = 100
 GROUPS = {
     "The optimizer": "MendOptimizer LearnerState close_all",
     "Security": "Credentials",
+    "Ranks": "Split megatron",
     "Policies": "AutoPeriod Adoption Timing Limits Quorum Grace Nesterov DiLoCoNesterov"
     " MomentSchedule Moment FailSlow",
     "Codecs": "Int8 Int4 Float4 Sparse PowerSGD",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mend_optim.protocol.peer_limits import Limits
     from mend_optim.protocol.refusals import Refused
     from mend_optim.protocol.timing import Timing
+    from mend_optim.ranks.shards import Split, megatron
     from mend_optim.runtime.open_learners import close_all
     from mend_optim.status import FragmentStatus, PeerStatus, Status
     from mend_optim.transport.security.credentials import Credentials
@@ -65,10 +66,12 @@ __all__ = [
     "RoundRecord",
     "Settled",
     "Sparse",
+    "Split",
     "Status",
     "Timing",
     "UsageError",
     "close_all",
+    "megatron",
 ]
 __version__ = "0.1.0"
 
@@ -105,10 +108,12 @@ _HOMES = {
     "RoundRecord": "mend_optim.engine.ledger",
     "Settled": "mend_optim.finish",
     "Sparse": "mend_optim.codecs.sparse",
+    "Split": "mend_optim.ranks.shards",
     "Status": "mend_optim.status",
     "Timing": "mend_optim.protocol.timing",
     "UsageError": "mend_optim.errors",
     "close_all": "mend_optim.runtime.open_learners",
+    "megatron": "mend_optim.ranks.shards",
 }
 
 

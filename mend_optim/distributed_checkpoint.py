@@ -48,9 +48,13 @@ class LearnerState:
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """The learner's state, as bytes that `torch.load` reads with `weights_only=True`."""
+        """The learner's state, as bytes that `torch.load` reads with `weights_only=True`. Of a
+        learner of several ranks, only the lead has it; the others have an empty dict."""
+        saved = self._optimizer.learner_state()
+        if not self._optimizer._run.keeps_learner:
+            return {}
         file = io.BytesIO()
-        torch.save(self._optimizer.learner_state(), file)
+        torch.save(saved, file)
         return {"mend": file.getvalue()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -63,6 +67,9 @@ class LearnerState:
         Raises:
             UsageError: it is damaged, or another model's; then nothing has changed.
         """
+        if not self._optimizer._run.keeps_learner:
+            self._optimizer.load_learner_state({})
+            return
         content = state_dict.get("mend")
         try:
             state = torch.load(io.BytesIO(content), weights_only=True)  # type: ignore[arg-type]

@@ -248,8 +248,12 @@ class Handover:
         """Put the anchors into the parameters, and `own` back afterwards, also on an exception. So
         it does with buffers."""
         with self._tensors.keeping(own):
-            self._take_anchors(for_good=False)
+            self.show_anchors()
             yield
+
+    def show_anchors(self) -> None:
+        """Put the anchors into the parameters for a while. The caller puts its own back."""
+        self._take_anchors(for_good=False)
 
     def _copies(self) -> list[Tensor]:
         """Copies of all fragments, which are complete."""

@@ -26,10 +26,11 @@ from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.module_buffers import read_modules
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
+from mend_optim.ranks.shards import Shards
+from mend_optim.run_choice import new_run
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
 from mend_optim.status import Status
-from mend_optim.training_run import TrainingRun
 from mend_optim.transport.security.credentials import Credentials
 from mend_optim.worker.offer_sizes import Guard
 from mend_optim.worker.outer import Nesterov, Outer
@@ -88,15 +89,15 @@ class MendOptimizer(InnerFace):
             the member with most tokens. None: buffers stay local.
         guard: when a learner's offer is so large that rounds refuse it as an accident: a `Guard`,
             or None for never.
-        failslow: when rounds no longer wait for a learner that has become slow: a `FailSlow`, or
-            None for never.
+        failslow: when rounds stop waiting for a slow learner: a `FailSlow`, or None for never.
         tokens_per_step: tokens of each step for which `count_tokens` was not called; at least 1.
             None: 1.
         timing: the only timeouts, a `Timing`.
         limits: how much peers may cost this learner, a `Limits`.
-        group: "auto" refuses to take part where `torch.distributed` runs several ranks, because a
-            learner is one process. None: each rank holds a whole model, and is a learner of its
-            own.
+        group: the ranks that train this model together, a `ProcessGroup`: they are one learner
+            ([ranks](ranks.md)). "auto": all ranks of `torch.distributed`. None: only this process.
+        shards: how plain tensors are split over ranks: `Split`s by parameter name, a function of
+            name and tensor that returns a `Split` or None, or `megatron(group)`. None: not at all.
         credentials: what learners prove their names with, a `Credentials`; links then use mutual
             TLS. None: the environment variable MEND_CREDENTIALS (a directory) or MEND_SECRET_FILE,
             else plaintext, which only loopback addresses get.
@@ -144,7 +145,8 @@ class MendOptimizer(InnerFace):
         tokens_per_step: int | None = None,
         timing: Timing = Timing(),
         limits: Limits = Limits(),
-        group: str | None = "auto",
+        group: Any = "auto",
+        shards: Shards = None,
         credentials: Credentials | None = None,
         insecure: bool = False,
         advertise: str | None = None,
@@ -182,10 +184,10 @@ class MendOptimizer(InnerFace):
             on_event=on_event,
         )
         groups, modules = len(inner.param_groups), read_modules(buffers)
-        self._wrap(settings, WrappedParameters(inner, settings.schedule.fragments, groups, modules))
+        self._wrap(settings, WrappedParameters(inner, schedule.fragments, groups, modules), shards)
 
-    def _wrap(self, settings: Settings, model: WrappedParameters) -> None:
-        object.__setattr__(self, "_run", TrainingRun(settings, model))
+    def _wrap(self, settings: Settings, model: WrappedParameters, shards: Any = None) -> None:
+        object.__setattr__(self, "_run", new_run(settings, model, shards))
         take_class(self, type(model.inner))
 
     @classmethod

@@ -161,6 +161,13 @@ class OwnTensors:
             gather(fragment, self._parameters, buffer, self._rounding[p])
         return buffer
 
+    def plain(self, p: int, own: Sequence[Tensor] | None) -> Tensor:
+        """A flat copy of fragment `p` without what was rounded away; of the parameters `own`, if
+        others are in their place."""
+        out = self.memory(self.layout.fragments[p])
+        gather(self.layout.fragments[p], own or self._parameters, out)
+        return out
+
     def ready(self) -> Ready:
         """See `ModelTensors`."""
         return copied(self._device)

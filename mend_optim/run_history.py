@@ -42,6 +42,11 @@ class RunHistory:
         """The cluster's inner steps before those of the checkpoint's learner."""
         return self.saved.head_start if self.saved else 0
 
+    @property
+    def position(self) -> int:
+        """Inner steps since the first weights, the cluster's included."""
+        return self.step + self.head_start
+
     def count(self, tokens: int, rate: float) -> None:
         """One inner step was taken."""
         self.step += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
@@ -73,8 +73,9 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One learner's settings. `place` is None for a learner without peers. `group` is "auto", or
-    None for a process that is a learner of its own whatever other ranks there are."""
+    """One learner's settings. `place` is None for a learner without peers. `group` is a
+    `ProcessGroup`, "auto", or None for a process that is a learner of its own whatever other ranks
+    there are."""
 
     name: str
     policies: Policies
@@ -83,7 +84,7 @@ class Settings:
     merge: str
     guard: Guard | None
     tokens_per_step: int | None
-    group: str | None
+    group: Any
     place: Endpoint | None
 
     @property
@@ -129,8 +130,12 @@ class Settings:
 
     def offline(self) -> Settings:
         """The same settings without peers, for a copy of the optimizer: it must not take part as a
-        second learner of the same name."""
-        return replace(self, place=None)
+        second learner of the same name. A process group can be neither copied nor pickled."""
+        return replace(self, place=None, group="auto" if self.group else None)
+
+    def process_group(self) -> Any:
+        """The ranks of the learner; None for all there are."""
+        return None if isinstance(self.group, str) else self.group
 
     def connect(
         self,
@@ -246,7 +251,7 @@ def read_settings(
     tokens_per_step: int | None,
     timing: Timing,
     limits: Limits,
-    group: str | None,
+    group: Any,
     advertise: str | None,
     ledger: str | Path | None,
     on_event: Callable[[Event], None] | None,

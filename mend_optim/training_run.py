@@ -21,10 +21,16 @@ from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.handover import Handover
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.layout import Layout, is_mergeable
-from mend_optim.model.token_count import TokenCount, any_gradient, is_phantom, stamp
+from mend_optim.model.token_count import (
+    TokenCount,
+    any_gradient,
+    is_phantom,
+    stamp,
+    was_skipped,
+)
 from mend_optim.model.unseen_moves import CALLS, UnseenMoves, versions
 from mend_optim.own_tensors import OwnTensors
-from mend_optim.ranks.guard import refuse_ranks
+from mend_optim.ranks.guard import refuse_late_ranks
 from mend_optim.run_history import RunHistory
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
@@ -83,6 +89,9 @@ class TrainingRun:
         model: the inner optimizer's tensors, and the buffers that are merged with them.
     """
 
+    #: Whether this process has the learner's part of a checkpoint.
+    keeps_learner = True
+
     def __init__(self, settings: Settings, model: WrappedParameters) -> None:
         self.inner = model.inner
         self.settings = settings
@@ -121,7 +130,7 @@ class TrainingRun:
         if self.learner is None and not self._starts_late:
             self.history.check()
             loss = self.inner.step(*args, **kwargs)
-            if not self._was_skipped():
+            if not was_skipped(self.inner):
                 self._count_step()
             return loss
         assert self._uncompiled is not None
@@ -157,17 +166,21 @@ class TrainingRun:
         self._unseen.stepped()
         if begun.stale and not any_gradient(self.model.merged):
             self._count.take(0)
-        elif not self._was_skipped():
-            tokens, rate = self._count_step()
-            if self.learner and self.learner.closed:
-                self.learner.check()
-            elif self.learner and self.handover:
-                since_s, inner_s = begun.since_s, done_at - begun.inner_at
-                seconds = None if since_s is None else since_s + inner_s
-                self.learner.stepped(tokens, seconds, rate)
-                self.handover.after_step(self.model.check)
+        elif not was_skipped(self.inner):
+            since_s, inner_s = begun.since_s, done_at - begun.inner_at
+            self._stepped(None if since_s is None else since_s + inner_s)
         self._returned_at = time.perf_counter()
         self._seconds_in_mend += self._returned_at - done_at + begun.inner_at - begun.started
+
+    def _stepped(self, seconds: float | None) -> None:
+        """Count the inner step that was taken; `seconds` since the one before. With peers, copy
+        what is due and add what is ready."""
+        tokens, rate = self._count_step()
+        if self.learner and self.learner.closed:
+            self.learner.check()
+        elif self.learner and self.handover:
+            self.learner.stepped(tokens, seconds, rate)
+            self.handover.after_step(self.model.check)
 
     def versions(self) -> tuple[int, ...]:
         """With peers, a value that changes when the weights do."""
@@ -177,12 +190,6 @@ class TrainingRun:
         """A method that only the inner optimizer has was called, and no step was taken in it."""
         if self.learner and self._unseen.moved(self.versions() != before):
             self.learner.tell(Event("unseen", UNSEEN.format(method=method, calls=CALLS)))
-
-    def _was_skipped(self) -> bool:
-        """Whether the inner step has found an overflow and changed nothing. A `GradScaler` leaves
-        that to fused optimizers, and tells them by this attribute."""
-        found = getattr(self.inner, "found_inf", None)
-        return isinstance(found, Tensor) and bool(found.any())
 
     def _count_step(self) -> tuple[int, float]:
         """Count one inner step. Returns its tokens, and its inner learning rate, or 0 unless the
@@ -209,7 +216,7 @@ class TrainingRun:
 
     def _start(self) -> None:
         """Lay out the parameters, and start the learner. Raises `UsageError`."""
-        refuse_ranks(self.settings.group)
+        refuse_late_ranks(self.settings.group)
         self.model.lay_out()
         self._starts_late = False
         self._connect()
@@ -227,12 +234,15 @@ class TrainingRun:
         assert self.learner is not None
         if self.handover:
             return self.learner, self.handover, False
-        refuse_ranks(self.settings.group)  # the ranks may have met since the construction
+        refuse_late_ranks(self.settings.group)
         self.model.check()
-        self.handover = _handover(self, self.learner)
+        self.handover = self._make_handover(self.learner)
         replaced = self.handover.begin(self.history.saved)
         self.history.begun()
         return self.learner, self.handover, replaced
+
+    def _make_handover(self, learner: Learner) -> Handover:
+        return Handover(learner, _own_tensors(self), self.settings)
 
     @property
     def takes_part(self) -> bool:
@@ -410,8 +420,7 @@ class TrainingRun:
                 head_start=history.head_start,
                 seconds_in_mend=self._seconds_in_mend,
             )
-        position = history.step + history.head_start
-        return status_alone(self.settings.name, history.step, history.tokens, position)
+        return status_alone(self.settings.name, history.step, history.tokens, history.position)
 
     def close(self) -> None:
         """`MendOptimizer.close`."""
@@ -428,11 +437,18 @@ def _require_merged(saved: Checkpoint, fragments: int) -> None:
     require(merged == fragments, "state_dict", merged, bound, UNMERGED)
 
 
+def _own_tensors(run: TrainingRun) -> OwnTensors:
+    refuse_second(run)
+    model, moments = run.model, run.settings.policies.moments
+    buffers = model.buffers
+    return OwnTensors(model.layout(), model.merged, run.inner, moments, module_buffers=buffers)
+
+
 def _layout_of(run: TrainingRun) -> Layout:
     return run.model.layout()
 
 
-def _refuse_second(run: TrainingRun) -> None:
+def refuse_second(run: TrainingRun) -> None:
     """Raise `UsageError` if another run already trains the same inner optimizer with peers.
 
     Each would write weights that the other has copied, and offer the other's work as its own."""
@@ -452,12 +468,3 @@ def _trainer_beside(run: TrainingRun) -> str:
     """The name of the other learner that trains this run's inner optimizer; "" if there is none."""
     other = _trained.get(id(run.inner))
     return other.settings.name if other and other is not run and other.takes_part else ""
-
-
-def _handover(run: TrainingRun, learner: Learner) -> Handover:
-    _refuse_second(run)
-    model, moments = run.model, run.settings.policies.moments
-    tensors = OwnTensors(
-        model.layout(), model.merged, run.inner, moments, module_buffers=model.buffers
-    )
-    return Handover(learner, tensors, run.settings)

@@ -117,21 +117,24 @@ class WrappedParameters:
         """A layout of the present tensors, if so many groups count as wrapped. Raises
         `UsageError`."""
         wrapped = self.wrapped_groups if wrapped_groups is None else wrapped_groups
-        tensors: list[Tensor] = []
-        names: list[str] = []
-        added: list[int] = []
+        groups = self.named_groups()
+        added = [len(group) for group in groups[wrapped:] if group]
+        names = [name for group in groups for name, _ in group]
+        tensors = [tensor for group in groups for _, tensor in group]
+        return Layout(names, tensors, self._fragments, added, buffers=self.buffers.named())
+
+    def named_groups(self) -> list[list[tuple[str, Tensor]]]:
+        """The tensors that can be merged, by group, each one once; with their names, or else their
+        positions."""
+        groups: list[list[tuple[str, Tensor]]] = []
         seen = 0
         met: set[int] = set()
-        for number, group in enumerate(self.inner.param_groups):
+        for group in self.inner.param_groups:
             positions = map(str, range(seen, seen + len(group["params"])))
             seen += len(group["params"])
             named = zip(group.get("param_names", positions), group["params"], strict=False)
-            kept = list(_once(named, met))
-            names += [name for name, _ in kept]
-            tensors += [tensor for _, tensor in kept]
-            if kept and number >= wrapped:
-                added.append(len(kept))
-        return Layout(names, tensors, self._fragments, added, buffers=self.buffers.named())
+            groups.append(list(_once(named, met)))
+        return groups
 
     # ── a checkpoint ──────────────────────────────────────────────────────────────────────────────
 

@@ -64,6 +64,17 @@ class Boundaries:
         flush = state.flushes(fragment.fragment)
         return fragment.wants_snapshot(state.totals, state.schedule, flush)
 
+    def due_in(self, steps: int) -> bool:
+        """Whether a fragment will reach its boundary in so many steps, if nothing else happens."""
+        state = self.state
+        if state.mode is not Mode.TRAINING:
+            return False
+        at = state.totals.step + steps
+        return any(
+            fragment.pending is None and state.schedule.due(at, fragment.cycle_start)
+            for fragment in state.fragments
+        )
+
     def _all_to_copy(self) -> list[int]:
         """All fragments, once they stand still; none if nothing has been trained by now."""
         state = self.state

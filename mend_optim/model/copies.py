@@ -5,11 +5,12 @@ Only the training thread calls these functions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mend_optim.model.layout import Fragment, Layout
+from mend_optim.model.layout import Fragment, Layout, is_distributed
 from mend_optim.protocol.lineage import content_digest
 
 Ready = Callable[[], None]
@@ -26,9 +27,17 @@ def copied(device: torch.device | None) -> Ready:
     return event.synchronize
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, in the same memory; another tensor is its own part."""
+    distributed: Any = tensor
+    part: Tensor = distributed.to_local() if is_distributed(tensor) else tensor
+    return part
+
+
 def _real(parameter: Tensor) -> Tensor:
-    """The parameter without autograd; a complex one as real, with a last dimension of 2."""
-    plain = parameter.detach()
+    """This rank's part of the parameter, without autograd; a complex one as real, with a last
+    dimension of 2."""
+    plain = own_part(parameter.detach())
     return torch.view_as_real(plain) if plain.is_complex() else plain
 
 

@@ -9,6 +9,7 @@ whose flat buffer holds their own bytes. `module_buffers.py` copies those."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -182,6 +183,12 @@ class Layout:
             *((f"{ADDED} {number}", group) for number, group in enumerate(added, 1)),
         )
 
+    def divided(self, fragments: Sequence[Fragment]) -> Layout:
+        """The same layout, with the fragments of one rank's parts."""
+        own = copy(self)
+        own.fragments = tuple(fragments)
+        return own
+
     def policy(self) -> tuple[tuple[str, str], ...]:
         """(field, value) pairs about the buffers that two learners must have in common; none
         without buffers."""
@@ -241,6 +248,11 @@ def is_mergeable(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether it is a DTensor. To import that class takes a while, and most models have none."""
+    return hasattr(tensor, "device_mesh")
+
+
 def is_shapeless(tensor: Tensor) -> bool:
     """Whether a tensor has no values yet: that of a lazy module, or one on the meta device."""
     return is_lazy(tensor) or tensor.is_meta
@@ -252,7 +264,7 @@ def _fault(tensor: Tensor) -> str:
         return "one without values yet"
     if not is_mergeable(tensor):
         return str(tensor.dtype)
-    if hasattr(tensor, "device_mesh"):
+    if is_distributed(tensor):
         return "a DTensor"
     if tensor.is_inference():
         return "one that was made in torch.inference_mode(), which cannot be trained"
@@ -268,7 +280,7 @@ def _buffer_fault(tensor: Tensor) -> str:
     """Why a buffer cannot be merged; empty if it can."""
     if is_shapeless(tensor):
         return "one without values yet"
-    if hasattr(tensor, "device_mesh"):
+    if is_distributed(tensor):
         return "a DTensor"
     if tensor.layout != torch.strided or tensor.is_quantized:
         return str(tensor.dtype if tensor.is_quantized else tensor.layout)

@@ -25,9 +25,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mend_optim.engine.moment_schedule import Moment, Updates
+from mend_optim.model.copies import own_part
 from mend_optim.model.first_state import count, first_state
 from mend_optim.model.known_moments import decay_of
-from mend_optim.model.layout import Fragment
+from mend_optim.model.layout import Fragment, is_distributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,11 @@ def _find(moment: Moment, fragment_state: FragmentState) -> list[_Found]:
 def _plain(value: object, shape: tuple[int, ...]) -> Tensor | None:
     """A state tensor, a complex one as real. None if it is not one plain number for each of the
     parameter: quantized state is not."""
-    if type(value) not in (Tensor, torch.nn.Parameter):
+    if not isinstance(value, Tensor):
         return None
-    assert isinstance(value, Tensor)
-    plain = value.detach()
+    if type(value) not in (Tensor, torch.nn.Parameter) and not is_distributed(value):
+        return None
+    plain = own_part(value.detach())
     if plain.is_complex():
         plain = torch.view_as_real(plain)
     floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -38,6 +38,11 @@ class TokenCount:
         """Whether, if gradients are cleared now, it matters that there are any."""
         return bool(self._counts) and not self._used
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether any call counted tokens for the coming step, be it 0."""
+        return bool(self._counts)
+
     def add(self, n: int, stamp: Hashable) -> None:
         """Count `n` tokens for the coming step."""
         self._counts.append((n, (self._clears, stamp)))
@@ -84,10 +89,22 @@ def is_phantom(inner: Optimizer, *args: Any, **kwargs: Any) -> bool:
 
     torch.distributed.checkpoint takes such a step, with `lr=0`, with every optimizer that has no
     state yet."""
+    if not may_be_phantom(inner, *args, **kwargs):
+        return False
+    return not any_gradient([p for group in inner.param_groups for p in group["params"]])
+
+
+def may_be_phantom(inner: Optimizer, *args: Any, **kwargs: Any) -> bool:
+    """Whether the coming step is a phantom if there are no gradients."""
     # The compiler cannot follow a look at all gradients, and a phantom is not compiled.
     if args or kwargs or torch.compiler.is_compiling():
         return False
-    groups = inner.param_groups
-    if inner.state or any(group.get("lr") is None or bool(group["lr"] != 0) for group in groups):
-        return False
-    return not any_gradient([p for group in groups for p in group["params"]])
+    rates = [group.get("lr") for group in inner.param_groups]
+    return not inner.state and not any(rate is None or bool(rate != 0) for rate in rates)
+
+
+def was_skipped(inner: Optimizer) -> bool:
+    """Whether the inner step has found an overflow and changed nothing. A `GradScaler` leaves that
+    to fused optimizers, and tells them by this attribute."""
+    found = getattr(inner, "found_inf", None)
+    return isinstance(found, Tensor) and bool(found.any())

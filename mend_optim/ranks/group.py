@@ -121,14 +121,6 @@ class Group:
         """
         _finished(_begun(self._all_to_all, taken, given, list(of), list(to)))
 
-    def close(self) -> None:
-        """Let go of the groups. A second call does nothing. Ranks that wait for this one learn of
-        it when its process ends."""
-        groups, self._words, self._tensors = (self._words, self._tensors), None, None
-        for group in groups:
-            if group is not None and dist.is_initialized():
-                dist.destroy_process_group(group)
-
     def _all_gather(self, rows: Tensor, row: Tensor, later: bool) -> Any:
         return _all_gather(rows, row, group=self._words, async_op=later)
 

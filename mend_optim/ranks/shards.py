@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mend_optim.errors import UsageError, require
+from mend_optim.model.layout import is_distributed
 from mend_optim.ranks.pieces import Indices, Piece, Runs, dealt, runs_of
 
 FLAT = (
@@ -36,6 +37,12 @@ class Split:
 
     Raises:
         UsageError: `dim` or `blocks` is no such int.
+
+    Example:
+        >>> fused = Split(dim=0, group=None, blocks=3)  # group: the tensor parallel ranks
+        >>> shards = {"attention.qkv.weight": fused, "mlp.down.weight": Split(dim=1, group=None)}
+        >>> shards["attention.qkv.weight"].blocks
+        3
     """
 
     dim: int
@@ -58,6 +65,15 @@ def megatron(group: Any) -> Callable[[str, Tensor], Split | None]:
 
     Args:
         group: the `ProcessGroup` of tensor parallel ranks.
+
+    Returns:
+        A function for the argument `shards` of `MendOptimizer`.
+
+    Example:
+        >>> import torch
+        >>> shards = megatron(group=None)
+        >>> shards("norm.weight", torch.ones(2)) is None
+        True
     """
 
     def split(name: str, tensor: Tensor) -> Split | None:
@@ -69,6 +85,13 @@ def megatron(group: Any) -> Callable[[str, Tensor], Split | None]:
     return split
 
 
+def check_shards(shards: object) -> None:
+    """Raise `UsageError` unless `shards` is of the type `Shards`."""
+    known = shards is None or callable(shards) or isinstance(shards, Mapping)
+    bound = "None, a dict of Split by name, or a function of name and tensor"
+    require(known, "shards", shards, bound)
+
+
 def split_of(shards: Shards, name: str, tensor: Tensor) -> Split | None:
     """What `shards` says of this parameter.
 
@@ -78,18 +101,6 @@ def split_of(shards: Shards, name: str, tensor: Tensor) -> Split | None:
     said = shards(name, tensor) if callable(shards) else (shards or {}).get(name)
     require(said is None or isinstance(said, Split), f"shards: {name}", said, "a Split or None")
     return said
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, in the same memory; another tensor is its own part."""
-    distributed: Any = tensor
-    part: Tensor = distributed.to_local() if is_distributed(tensor) else tensor
-    return part
-
-
-def is_distributed(tensor: Tensor) -> bool:
-    """Whether it is a DTensor. To import that class takes a while, and most models have none."""
-    return hasattr(tensor, "device_mesh")
 
 
 def piece_of(name: str, tensor: Tensor, split: Split | None = None) -> Piece:

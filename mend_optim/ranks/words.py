@@ -39,6 +39,7 @@ class Call(IntEnum):
     RESET_PROGRESS = 8
     ROLLBACK = 9
     FIRST_STATE = 10
+    CLOSE = 11
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -276,15 +276,16 @@ class Learner:
         assert self.guard.is_held()
         return bool(self.worker.mailbox) or not self.engine.boundaries.must_wait()
 
-    def _has_work(self) -> bool:
+    def has_work(self) -> bool:
+        """Whether `take` has something to do. Call it with the mutex held."""
         assert self.guard.is_held()
         return bool(self.worker.mailbox) or bool(self.engine.boundaries.fragments_to_copy())
 
     def _has_news(self) -> bool:
-        return self._has_work() or self.engine.boundaries.settled()
+        return self.has_work() or self.engine.boundaries.settled()
 
     def _may_end(self) -> bool:
-        return self._has_work() or self.engine.ending.end() is not None
+        return self.has_work() or self.engine.ending.end() is not None
 
     # ── where it stands ───────────────────────────────────────────────────────────────────────────
 
@@ -445,3 +446,9 @@ class Learner:
             self.check()
             open_learners.await_farewell()
             raise ClosedError(CLOSED)
+
+
+def is_wanted_in(learner: Learner, steps: int) -> bool:
+    """Whether `take` has something to do now, or will have in so many steps."""
+    with learner.mutex:
+        return learner.has_work() or learner.engine.boundaries.due_in(steps)

@@ -1,5 +1,5 @@
-"""A process that is one rank of several takes part only if its user says that it is a learner of
-its own."""
+"""Which processes are ranks of one learner, and what they must not do. `tests/ranks` has real
+ones."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.optim import SGD
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mend_optim import MendOptimizer, UsageError
+from mend_optim.ranks.guard import is_divided
 
 LOOPBACK = "127.0.0.1:0"
 
@@ -35,15 +36,9 @@ def wrapped(**options: Any) -> MendOptimizer:
     return MendOptimizer(SGD([parameter], lr=0.1), **options)
 
 
-def test_a_rank_of_several_is_refused_and_told_the_remedies() -> None:
-    with ranks(2), pytest.raises(UsageError, match=r"runs 2 ranks.*pass group=None") as error:
-        wrapped(listen=LOOPBACK)
-    assert "DDP" in str(error.value)
-
-
 def test_ranks_that_meet_after_the_construction_are_refused_at_the_first_step() -> None:
     with wrapped(listen=LOOPBACK) as optimizer, ranks(2):
-        with pytest.raises(UsageError, match="runs 2 ranks"):
+        with pytest.raises(UsageError, match=r"2 ranks that met afterwards.*init_process_group"):
             optimizer.step()
         assert optimizer.status().step == 0
 
@@ -53,7 +48,28 @@ def test_ranks_that_meet_after_the_construction_are_refused_at_the_first_step() 
     [(2, {"listen": LOOPBACK, "group": None}), (1, {"listen": LOOPBACK}), (2, {})],
     ids=["a learner of its own", "the only rank", "without peers"],
 )
-def test_all_others_train(count: int, options: dict[str, Any]) -> None:
+def test_a_process_by_itself_trains_by_itself(count: int, options: dict[str, Any]) -> None:
     with ranks(count), wrapped(**options) as optimizer:
         optimizer.step()
         assert optimizer.status().step == 1
+
+
+def test_a_process_is_a_rank_if_its_group_has_several() -> None:
+    assert not is_divided("auto")
+    with ranks(2):
+        assert is_divided("auto")
+        assert is_divided(dist.group.WORLD)
+        assert not is_divided(dist.new_group([0]))
+        assert not is_divided(None)
+
+
+@pytest.mark.parametrize("group", ["all", 2, [0, 1]])
+def test_what_is_no_group_is_refused(group: Any) -> None:
+    with pytest.raises(UsageError, match="group must be 'auto', None or a ProcessGroup, got"):
+        wrapped(group=group)
+
+
+@pytest.mark.parametrize("shards", ["up", [1]])
+def test_what_says_no_split_is_refused(shards: Any) -> None:
+    with pytest.raises(UsageError, match="shards must be None, a dict of Split"):
+        wrapped(shards=shards)

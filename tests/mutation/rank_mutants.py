@@ -8,6 +8,11 @@ PIECES = of("unit/ranks/test_pieces")
 SHARDS = of("unit/ranks/test_shards", "not 64")
 WORDS = of("unit/ranks/test_words")
 ASSEMBLY = of("unit/ranks/test_assembly")
+CREW = of("unit/ranks/test_crew")
+CARRIER = of("unit/ranks/test_carrier")
+COPIES = of("unit/ranks/test_copies_check")
+GROUP = of("unit/ranks/test_group")
+MERGING = of("ranks/test_merging", "one_learner")
 
 
 def mutant(name: str, place: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -103,5 +108,79 @@ RANK_MUTANTS = (
         "self.whole.span(self.places[number])",
         "self.whole.span(number)",
         ASSEMBLY,
+    ),
+    mutant(
+        "a-rank-that-failed-is-overheard",
+        "crew",
+        "        if table.failed:",
+        "        if False:",
+        CREW,
+    ),
+    mutant("ranks-that-parted-go-on", "crew", "        if parting:", "        if False:", CREW),
+    mutant(
+        "a-rank-leaves-without-a-word",
+        "crew",
+        "        self._say_last(Word(call=Call.CLOSE, step=step))",
+        "        pass",
+        CREW,
+    ),
+    mutant(
+        "after-a-fault-all-goes-on",
+        "crew",
+        "        if self.is_over:\n            raise",
+        "        if False:\n            raise",
+        CREW,
+    ),
+    mutant(
+        "what-the-lead-has-is-left-out",
+        "carrier",
+        "        sent.put(part, out)",
+        "        pass",
+        CARRIER,
+    ),
+    mutant(
+        "copies-travel-twice",
+        "carrier",
+        "part.only(frozenset(division.sent_by(rank)))",
+        "part",
+        CARRIER,
+    ),
+    mutant(
+        "unequal-copies-pass",
+        "copies_check",
+        "                if digest != known:",
+        "                if False:",
+        COPIES,
+    ),
+    mutant(
+        "shards-that-began-as-zeros-pass",
+        "copies_check",
+        "GROSS * largest for",
+        "9 * largest for",
+        COPIES,
+    ),
+    mutant("rounding-is-gross", "copies_check", "GROSS * largest for", "0 * largest for", COPIES),
+    mutant(
+        "absent-ranks-are-not-named",
+        "group",
+        "if not store.check([key])]",
+        "if store.check([key])]",
+        GROUP,
+    ),
+    Mutant(
+        "only-the-lead-counts-tokens",
+        5,
+        "rank_run",
+        "max(1, table.tokens)",
+        "max(1, table.lead.tokens)",
+        MERGING,
+    ),
+    Mutant(
+        "ranks-count-no-zero",
+        5,
+        "rank_run",
+        "self._count.take(0 if counted else",
+        "self._count.take(1 if counted else",
+        MERGING,
     ),
 )

@@ -393,8 +393,8 @@ SECURITY_MUTANTS = (
     mutant(
         "copies-have-credentials",
         "settings",
-        "return replace(self, place=None)",
-        "return self",
+        "return replace(self, place=None, group=",
+        "return replace(self, group=",
         SECRECY,
     ),
     mutant(

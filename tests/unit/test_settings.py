@@ -114,7 +114,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("tokens_per_step", 8.0, "tokens_per_step must be None or an int >= 1"),
     ("timing", 30, "timing must be a Timing(beat_s=…, …)"),
     ("advertise", PEER, "advertise must be None without listen"),
-    ("group", "world", "group must be 'auto' or None, got 'world'"),
+    ("group", "world", "group must be 'auto', None or a ProcessGroup, got 'world'"),
     ("ledger", "", "ledger must be None or the path of a file"),
     ("ledger", 5, "ledger must be None or the path of a file"),
     ("ledger", os.curdir, "ledger must be None or the path of a file"),

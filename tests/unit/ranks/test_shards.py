@@ -20,8 +20,9 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mend_optim import UsageError
+from mend_optim.model.copies import own_part
 from mend_optim.ranks.pieces import Division, Piece, decode_pieces
-from mend_optim.ranks.shards import Split, local, megatron, piece_of, split_of
+from mend_optim.ranks.shards import Split, megatron, piece_of, split_of
 from tests.unit.ranks import world_of_64
 
 
@@ -135,7 +136,7 @@ def test_a_complex_tensor_counts_as_real() -> None:
 
 def test_a_plain_tensor_is_its_own_part() -> None:
     tensor = torch.ones(2)
-    assert local(tensor) is tensor
+    assert own_part(tensor) is tensor
 
 
 # ── plain tensors of which each rank has a part ───────────────────────────────────────────────────

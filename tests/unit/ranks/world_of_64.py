@@ -25,8 +25,9 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mend_optim.model.copies import own_part
 from mend_optim.ranks.pieces import encode_pieces
-from mend_optim.ranks.shards import local, piece_of
+from mend_optim.ranks.shards import piece_of
 
 STAGES, DATA, TENSOR = 2, 8, 4
 LAYERS = 2
@@ -80,7 +81,7 @@ def play(rank: int) -> dict[str, Any]:
         own = torch.full(piece.local_shape, -1.0)
         for there, here in piece.blocks():
             own[here] = whole[there]
-        wrong += not torch.equal(own, local(parameter.detach()))
+        wrong += not torch.equal(own, own_part(parameter.detach()))
     said = encode_pieces(pieces).decode()
     return {"rank": rank, "wrong": wrong, "collectives": collectives.calls, "pieces": said}
 

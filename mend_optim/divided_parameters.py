@@ -1,0 +1,118 @@
+"""The parameters of an inner optimizer on one rank of several: this rank's parts, and the layout of
+the whole tensors, which all learners of the model have in common."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mend_optim.errors import UsageError
+from mend_optim.model.layout import Layout, is_shapeless
+from mend_optim.ranks.copies_check import CopiesCheck
+from mend_optim.ranks.crew import Crew
+from mend_optim.ranks.pieces import Division, Piece, decode_pieces, encode_pieces
+from mend_optim.ranks.shards import Shards, piece_of, split_of
+from mend_optim.ranks.words import Call
+from mend_optim.shared_tensors import SharedTensors, dtype_of
+from mend_optim.wrapped_parameters import WrappedParameters
+
+BUFFERS = (
+    "buffers must be None for a learner of several ranks, got modules; keep batch-norm statistics "
+    "local, or use SyncBatchNorm and save one rank's"
+)
+SHAPELESS = (
+    "parameter {name} must have values before a learner of several ranks is made, got none yet; "
+    "run a batch through lazy modules, or materialize the model, before you wrap its optimizer"
+)
+
+
+class DividedParameters(WrappedParameters):
+    """The tensors of the inner optimizer on this rank.
+
+    Args:
+        wrapped: the same without ranks.
+        fragments: P.
+
+    Raises:
+        UsageError: there are buffers to merge, or a parameter has no values yet.
+    """
+
+    def __init__(self, wrapped: WrappedParameters, fragments: int) -> None:
+        super().__init__(wrapped.inner, fragments, wrapped.wrapped_groups, wrapped.buffers.modules)
+        if self.buffers.modules:
+            raise UsageError(BUFFERS)
+        for name, tensor in self._listed():
+            if is_shapeless(tensor):
+                raise UsageError(SHAPELESS.format(name=name))
+        #: Stands for the whole tensors, on the lead.
+        self.shared: SharedTensors | None = None
+        #: Compares what several ranks have; None before they met.
+        self.copies: CopiesCheck | None = None
+        self._shapes: list[torch.Size] = []
+        self._whole: Layout | None = None
+
+    def named(self) -> dict[str, Tensor]:
+        """This rank's tensors by the names that all learners know them by. Of two tensors with one
+        name the first: `Division` refuses them."""
+        named: dict[str, Tensor] = {}
+        for name, tensor in self._listed():
+            named.setdefault(name, tensor)
+        return named
+
+    def _listed(self) -> list[tuple[str, Tensor]]:
+        listed = [pair for group in self.named_groups() for pair in group]
+        return [(name.replace("_orig_mod.", "").removeprefix("module."), t) for name, t in listed]
+
+    def divide(self, crew: Crew, rank: int, shards: Shards) -> Division:
+        """Agree with the other ranks which of them has which elements, and lay out the whole
+        tensors. Raises `UsageError`, alike on all ranks but for what is wrong with this rank's
+        own tensors."""
+        pieces = [piece_of(name, t, split_of(shards, name, t)) for name, t in self._listed()]
+        told = crew.tell(Call.CONSTRUCTOR, 0, encode_pieces(pieces))
+        division = Division([decode_pieces(each.rstrip(b"\0")) for each in told])
+        self.copies = CopiesCheck(division, rank, self.named())
+        self.copies.refuse_unequal(crew.tell(Call.CONSTRUCTOR, 0, self.copies.digests()))
+        self._whole = _whole_layout(division, self._fragments)
+        return division
+
+    def lay_out(self, layout: Layout | None = None) -> None:
+        """Let the present tensors be merged. `divide` comes before it."""
+        super().lay_out(layout)
+        self._shapes = [tensor.shape for tensor in self.merged]
+
+    def build(self, wrapped_groups: int | None = None) -> Layout:
+        """The layout of the whole tensors. Raises `UsageError` before they are divided."""
+        if self._whole is None:
+            raise UsageError("the ranks of this learner have not met yet")
+        return self._whole
+
+    def check(self) -> None:
+        """Raise `UsageError` if the inner optimizer's parameters are not those that were laid
+        out."""
+        present = self.mergeable()
+        kept = len(present) == len(self.merged) and all(map(_is_same, present, self.merged))
+        if not kept or [tensor.shape for tensor in present] != self._shapes:
+            raise UsageError(
+                "the optimizer must keep its parameters and their shapes while it trains with "
+                "peers, got others; close() it and make a new one for the changed model"
+            )
+
+    def sketches(self, own: list[Tensor] | None = None) -> str:
+        """The `sketches` of the whole tensors; the lead asks the other ranks for their parts."""
+        return self.shared.sketches() if self.shared else ""
+
+
+def _is_same(now: Tensor, then: Tensor) -> bool:
+    return now is then
+
+
+def _whole_layout(division: Division, fragments: int) -> Layout:
+    """The layout of the whole tensors. Nobody has these: views of one number stand for them."""
+    names = list(division.tensors)
+    return Layout(names, list(map(_stand_in, division.tensors.values())), fragments)
+
+
+def _stand_in(piece: Piece) -> Tensor:
+    dtype = dtype_of(piece.dtype)
+    shape = piece.shape[:-1] if dtype.is_complex else piece.shape
+    return torch.empty((), dtype=dtype).expand(shape)

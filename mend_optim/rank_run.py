@@ -1,0 +1,390 @@
+"""The run behind a `MendOptimizer` that is one rank of several, which train one model together.
+
+The lead, rank 0, is a learner as any other: its engine, anchors and codecs know whole tensors only.
+The other ranks have no engine. All ranks say a word at each step. Where the lead has something to
+do it says so one step ahead; then all meet at the end of that step, and do what the lead orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+from mend_optim.divided_parameters import DividedParameters
+from mend_optim.errors import ClosedError, MendError, UsageError
+from mend_optim.finish import Finish, Settled
+from mend_optim.handover import Handover
+from mend_optim.model.inner_rate import inner_rate
+from mend_optim.model.token_count import any_gradient, may_be_phantom
+from mend_optim.own_tensors import OwnTensors
+from mend_optim.ranks.carrier import Carrier
+from mend_optim.ranks.crew import Crew
+from mend_optim.ranks.group import Group
+from mend_optim.ranks.orders import Deed, Order, decode_order, encode_order
+from mend_optim.ranks.shards import Shards
+from mend_optim.ranks.words import Call, Table, Word
+from mend_optim.runtime.learner import CLOSED, Learner, is_wanted_in
+from mend_optim.settings import Settings
+from mend_optim.shared_tensors import GROUPS, RankDeeds, SharedTensors
+from mend_optim.status import Status, status_alone
+from mend_optim.training_run import Begun, TrainingRun, refuse_second
+from mend_optim.worker.checkpoint import Checkpoint
+from mend_optim.wrapped_parameters import Loaded, WrappedParameters
+
+T = TypeVar("T")
+# Errors of the lead that all ranks raise alike.
+ERRORS = {kind.__name__: kind for kind in (UsageError, ClosedError, MendError)}
+
+
+class Meeting(NamedTuple):
+    """What a call ended with, as all ranks know it."""
+
+    result: Any
+    #: Whether the ranks meet at the end of the next step.
+    meets: bool
+    #: Whether the learner takes part in rounds no more.
+    closed: bool
+    #: The cluster's inner steps before this learner's first.
+    head_start: int
+
+
+class RankRun(TrainingRun):
+    """One rank's part of a run. All ranks make the same calls in the same order.
+
+    Args:
+        settings: the learner's settings, the same on all ranks.
+        model: the inner optimizer's tensors on this rank.
+        shards: how plain tensors are split.
+    """
+
+    def __init__(self, settings: Settings, model: WrappedParameters, shards: Shards) -> None:
+        self._shards = shards
+        self._divided = DividedParameters(model, settings.schedule.fragments)
+        self._group = Group(settings.process_group())
+        self._crew = Crew(self._group)
+        self.keeps_learner = self._crew.is_lead
+        self._is_closed = False
+        # Whether the learner has joined.
+        self._has_begun = False
+        self._meets = False
+        self._head_start = 0
+        # Steps whose words have not been heard yet: their seconds and rates.
+        self._unheard: list[tuple[float | None, float]] = []
+        # The ranks have met. Nothing below this asks who they are.
+        super().__init__(replace(settings, group=None), self._divided)
+
+    def _start(self) -> None:
+        """Agree which rank has what, and start the learner on the lead. Raises `UsageError`."""
+        try:
+            division = self._divided.divide(self._crew, self._group.rank, self._shards)
+            layout = self._divided.build()
+            carrier = Carrier(self._group, division, layout.fragments)
+            self._divided.lay_out()
+        except BaseException:
+            self._crew.fail(Call.CONSTRUCTOR, 0)
+            raise
+        local = layout.divided([part.local for part in carrier.own])
+        moments = self.settings.policies.moments
+        self._own = OwnTensors(local, self._divided.merged, self.inner, moments)
+        assert self._divided.copies is not None
+        self._deeds = RankDeeds(self._own, carrier, self._crew, self._divided.copies)
+        if self._crew.is_lead:
+            self._divided.shared = SharedTensors(
+                layout, self._own, self._deeds, carrier, self._crew
+            )
+        self._starts_late = False
+        self._together(Call.CONSTRUCTOR, self._connect)
+
+    def _make_handover(self, learner: Learner) -> Handover:
+        assert self._divided.shared is not None
+        refuse_second(self)
+        self._own.watch.restarted()  # weights may have been loaded since they were laid out
+        return Handover(learner, self._divided.shared, self.settings)
+
+    # ── all ranks together ────────────────────────────────────────────────────────────────────────
+
+    def _together(self, call: Call, body: Callable[[], T]) -> T | Any:
+        """Let the lead do `body` while the other ranks do what it orders.
+
+        Returns what `body` does on the lead, and on other ranks what JSON makes of it.
+
+        Raises:
+            UsageError: the ranks are in different calls, or `body` raises it.
+            MendError: a rank failed or is lost.
+        """
+        try:
+            self.model.check()
+        except BaseException:
+            self._crew.fail(call, self.history.step)
+            raise
+        self._hear(self._crew.posted())
+        self._crew.agree(Word(call=call, step=self.history.step))
+        return self._meet(call, body)
+
+    def _meet(self, call: Call, body: Callable[[], T]) -> T | Any:
+        """As `_together`, once all ranks have said that they are here."""
+        self._deeds.at = (call, self.history.step)
+        if not self._crew.is_lead:
+            return self._follow()
+        try:
+            result = body()
+        except BaseException as error:
+            if not self._crew.is_over:
+                kind = next((name for name, k in ERRORS.items() if isinstance(error, k)), "")
+                text = str(error) if kind else f"rank 0 has raised {type(error).__name__}: {error}"
+                self._tell(Deed.RAISE, kind=kind, text=text)
+            raise
+        self._over(result)
+        return result
+
+    def _over(self, result: object) -> None:
+        """The lead's call is over."""
+        learner = self.learner
+        told = asdict(result) if isinstance(result, Finish | Settled) else result
+        self._is_closed = learner is None or learner.closed
+        meeting = Meeting(
+            result=told if isinstance(told, dict | bool) else None,
+            meets=self._wants_to_meet(1),
+            closed=self._is_closed,
+            head_start=0 if learner is None else learner.head_start(),
+        )
+        self._meets = meeting.meets
+        self._tell(Deed.OVER, **meeting._asdict())
+
+    def _tell(self, deed: Deed, **facts: Any) -> None:
+        self._crew.tell(*self._deeds.at, encode_order(Order(deed=deed, facts=facts)))
+
+    def _follow(self) -> Any:
+        """Do what the lead orders until its call is over. Returns the result, as JSON has it."""
+        while True:
+            order = decode_order(self._crew.tell(*self._deeds.at)[0])
+            if order.deed is Deed.RAISE:
+                raise ERRORS.get(order.facts["kind"], MendError)(order.facts["text"])
+            if order.deed is Deed.OVER:
+                meeting = Meeting(**order.facts)
+                self._meets, self._is_closed = meeting.meets, meeting.closed
+                self._head_start = meeting.head_start
+                return meeting.result
+            self._deeds.perform(order)
+
+    def _wants_to_meet(self, steps: int) -> bool:
+        """On the lead, whether there will be something to do in so many steps. In lockstep, all
+        meet at every step, because corrections are due at exact ones."""
+        if self.learner is None or self.learner.closed:
+            return False
+        return self.settings.schedule.lockstep or is_wanted_in(self.learner, steps)
+
+    # ── steps ─────────────────────────────────────────────────────────────────────────────────────
+
+    def take_step(self, *args: Any, **kwargs: Any) -> Any:
+        """`MendOptimizer.step`, with the arguments of the inner optimizer's."""
+        may_be = not self._is_closed and may_be_phantom(self.inner, *args, **kwargs)
+        if may_be and not self._any_gradient():
+            return self.inner.step()
+        assert self._uncompiled is not None
+        return self._uncompiled(self, *args, **kwargs)
+
+    def begin_step(self) -> Begun:
+        """The inner optimizer is about to step. `end_step` follows."""
+        started = perf_counter()
+        since_s = None if self._returned_at is None else started - self._returned_at
+        self.refuse_swapped("step")
+        stale = False
+        if not self._is_closed:
+            stale = self._join_together()
+            if stale:
+                self.inner.zero_grad()
+            if self.settings.schedule.adopt_after == 0:
+                self._together(Call.STEP, self._before_step)
+            elif self.handover:
+                self._before_step()
+        return Begun(stale, started, since_s, perf_counter())
+
+    def _before_step(self) -> None:
+        assert self.handover is not None
+        self.handover.before_step(self.model.check)
+
+    def end_step(self, begun: Begun) -> None:
+        """The inner optimizer has stepped: the step is counted, unless the gradients were those of
+        weights that were replaced, and nobody has computed new ones."""
+        is_stale = begun.stale and not self._any_gradient()
+        super().end_step(begun._replace(stale=is_stale))
+
+    def _any_gradient(self) -> bool:
+        """Whether any rank has a gradient: each sees only its own."""
+        self._hear(self._crew.posted())
+        word = Word(
+            call=Call.FIRST_STATE, step=self.history.step, answer=any_gradient(self.model.tensors())
+        )
+        return self._crew.agree(word).any_answer
+
+    def _stepped(self, seconds: float | None) -> None:
+        """Count the step once the words of all ranks are known: at once if they meet, else at the
+        end of the next."""
+        counted = self._count.is_counted
+        tokens = self._count.take(0 if counted else self.settings.tokens_per_step or 1)
+        rate = inner_rate(self.inner.param_groups) if self.settings.outer.counts_rates else 0.0
+        self.history.count(tokens if self._is_closed else 0, rate)
+        if self._is_closed:
+            return
+        before = self._crew.posted()
+        meets = self._meets or (before is not None and before.lead.answer)
+        self._meets = False
+        self._hear(before)
+        self._unheard.append((seconds, rate))
+        answer = not meets and self._wants_to_meet(2)
+        word = Word(call=Call.STEP, step=self.history.step, tokens=tokens, answer=answer)
+        if not meets:
+            self._crew.post(word)
+            return
+        self._hear(self._crew.agree(word))
+        self._meet(Call.STEP, self._after_step)
+
+    def _after_step(self) -> None:
+        assert self.learner is not None
+        assert self.handover is not None
+        self.learner.check()
+        self.handover.after_step(self.model.check)
+
+    def _hear(self, table: Table | None) -> None:
+        """Count the step that these words are of."""
+        if table is None:
+            return
+        seconds, rate = self._unheard.pop(0)
+        tokens = max(1, table.tokens)
+        self.history.tokens += tokens
+        if self.learner and self.handover and not self.learner.closed:
+            self.learner.stepped(tokens, seconds, rate)
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _join_together(self) -> bool:
+        """Join, before anything else. Returns whether the cluster's weights have replaced this
+        learner's."""
+        if self._has_begun:
+            return False
+        replaced = self._together(Call.JOIN, lambda: self.ensure_joined()[2])
+        self._has_begun = True
+        return bool(replaced)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it has begun to train with peers, and has not been closed."""
+        return self._has_begun and not self._is_closed
+
+    def join(self) -> None:
+        """`MendOptimizer.join`."""
+        self.refuse_swapped("join")
+        if not self._is_closed:
+            self._join_together()
+
+    def settle(self, timeout_s: float | None) -> Settled:
+        """`MendOptimizer.synchronize`."""
+        self._begin_call("synchronize")
+        result = self._together(Call.SYNCHRONIZE, lambda: TrainingRun.settle(self, timeout_s))
+        return result if isinstance(result, Settled) else Settled(**result)
+
+    def finish(self, timeout_s: float | None) -> Finish:
+        """`MendOptimizer.finish`."""
+        self._begin_call("finish")
+        result = self._together(Call.FINISH, lambda: TrainingRun.finish(self, timeout_s))
+        return result if isinstance(result, Finish) else Finish(**result)
+
+    def _begin_call(self, name: str) -> None:
+        if self._is_closed:
+            if self.learner:
+                self.learner.require_open()
+            raise ClosedError(CLOSED)
+        self.refuse_swapped(name)
+        self._join_together()
+        self._returned_at = None
+
+    def reset_progress(self) -> None:
+        """`MendOptimizer.reset_progress`."""
+        self.refuse_swapped("reset_progress")
+        if self.takes_part:
+            self._together(Call.RESET_PROGRESS, lambda: TrainingRun.reset_progress(self))
+
+    def roll_back(self, state_dict: Mapping[str, Any]) -> None:
+        """`MendOptimizer.rollback`."""
+        self._begin_call("rollback")
+        self._together(Call.ROLLBACK, lambda: TrainingRun.roll_back(self, state_dict))
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """`MendOptimizer.global_weights`."""
+        self.refuse_swapped("global_weights")
+        self._is_swapped = True
+        try:
+            if not self._has_begun:
+                yield
+                return
+            own = [tensor.detach().clone() for tensor in self.model.merged]
+            with self._own.keeping(own):
+                self._together(Call.GLOBAL_WEIGHTS, self._show_anchors)
+                self._deeds.replaced = own
+                yield
+        finally:
+            self._is_swapped = False
+            self._deeds.replaced = None
+
+    def _show_anchors(self) -> None:
+        if self.learner and self.handover and not self.learner.is_alone():
+            self.handover.show_anchors()
+
+    def add_group(self, param_group: dict[str, Any]) -> None:
+        """Raise `UsageError`."""
+        raise UsageError(GROUPS)
+
+    # ── the checkpoint ────────────────────────────────────────────────────────────────────────────
+
+    def saved_state(self) -> dict[str, Any]:
+        """The part of `MendOptimizer.state_dict()` that is under "mend"; on other ranks than the
+        lead, nothing."""
+        saved: dict[str, Any] = {}
+
+        def save() -> None:
+            saved.update(TrainingRun.saved_state(self))
+
+        self._together(Call.STATE_DICT, save)
+        return saved
+
+    def read(self, state: object) -> Loaded | None:
+        """Read the `saved_state()` that the lead got. Raises as `TrainingRun.read` does."""
+        loaded: list[Loaded | None] = []
+
+        def read() -> dict[str, Any]:
+            loaded.append(TrainingRun.read(self, state))
+            saved = loaded[0].saved if loaded[0] else None
+            if saved is None:
+                return {}
+            return {"step": saved.step, "tokens": saved.tokens, "rate": saved.rate}
+
+        told = self._together(Call.LOAD_STATE_DICT, read)
+        if self._crew.is_lead:
+            return loaded[0]
+        return Loaded(Checkpoint(**told), None, self.model.wrapped_groups) if told else None
+
+    def resume(self, loaded: Loaded) -> None:
+        """Go on from a checkpoint at the next step."""
+        self._together(Call.LOAD_STATE_DICT, lambda: TrainingRun.resume(self, loaded))
+        self.history.go_on(loaded.saved)
+        self._has_begun = False
+
+    # ── where it stands ───────────────────────────────────────────────────────────────────────────
+
+    def status(self) -> Status:
+        """Where this learner stands; other ranks than the lead know its step and its tokens."""
+        if self.learner is not None:
+            return super().status()
+        history = self.history
+        position = history.step + self._head_start
+        return status_alone(self.settings.name, history.step, history.tokens, position)
+
+    def close(self) -> None:
+        """`MendOptimizer.close`."""
+        self._is_closed = True
+        self._crew.leave(self.history.step)
+        super().close()

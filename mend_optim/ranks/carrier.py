@@ -1,0 +1,119 @@
+"""The way of a fragment's elements between the lead, which has it whole, and the ranks, which have
+parts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mend_optim.model.layout import Fragment
+from mend_optim.ranks.assembly import LocalPart, local_part
+from mend_optim.ranks.pieces import Division
+
+
+class Transfer(Protocol):
+    """What a carrier needs of a `Group`."""
+
+    rank: int
+    size: int
+
+    def transfer(self, given: Tensor, to: Sequence[int], taken: Tensor, of: Sequence[int]) -> None:
+        """See `Group.transfer`."""
+        ...
+
+
+class Carrier:
+    """Collects parts at the lead, and spreads the lead's values. All ranks call it together.
+
+    Args:
+        group: the ranks.
+        division: which pieces each of them has.
+        fragments: the whole fragments.
+    """
+
+    def __init__(self, group: Transfer, division: Division, fragments: Sequence[Fragment]) -> None:
+        self._group = group
+        names = tuple(division.tensors)
+        held = [[local_part(f, names, pieces) for f in fragments] for pieces in division.pieces]
+        #: What each rank has of each fragment.
+        self._held = held
+        #: What each rank sends of each fragment.
+        self._sent = [
+            [part.only(frozenset(division.sent_by(rank))) for part in parts]
+            for rank, parts in enumerate(held)
+        ]
+
+    @property
+    def own(self) -> list[LocalPart]:
+        """What this rank has of each fragment."""
+        return self._held[self._group.rank]
+
+    def sends(self, p: int) -> bool:
+        """Whether this rank sends anything of fragment `p`."""
+        return self._sent[self._group.rank][p].numel > 0
+
+    def collect(self, p: int, own: Tensor | None, out: Tensor | None) -> None:
+        """Copy the parts of all ranks to the lead.
+
+        Args:
+            p: the fragment.
+            own: this rank's flat copy of its part; float32, on the host. It may be None if the rank
+                sends nothing.
+            out: receives the whole fragment, flat, on the lead; None elsewhere.
+        """
+        rank = self._group.rank
+        sent = self._sent[rank][p]
+        part = torch.empty(0) if own is None else self._held[rank][p].excerpt(own, sent)
+        to, of = self._nothing(), self._nothing()
+        if out is None:
+            to[0] = len(part)
+            self._group.transfer(part, to, torch.empty(0), of)
+            return
+        # The lead's own part does not travel.
+        sent.put(part, out)
+        of[1:] = [parts[p].numel for parts in self._sent[1:]]
+        taken = torch.empty(sum(of))
+        self._group.transfer(torch.empty(0), to, taken, of)
+        for parts, theirs in zip(self._sent[1:], _cut(taken, of[1:]), strict=True):
+            parts[p].put(theirs, out)
+
+    def spread(self, p: int, values: Tensor | None) -> Tensor:
+        """Give each rank its part of the lead's values.
+
+        Args:
+            p: the fragment.
+            values: the whole fragment, flat, on the lead; None elsewhere.
+
+        Returns:
+            This rank's part, flat.
+        """
+        own = torch.empty(self.own[p].numel)
+        to, of = self._nothing(), self._nothing()
+        if values is None:
+            of[0] = len(own)
+            self._group.transfer(torch.empty(0), to, own, of)
+            return own
+        to[1:] = [parts[p].numel for parts in self._held[1:]]
+        given = torch.empty(sum(to))
+        for parts, theirs in zip(self._held[1:], _cut(given, to[1:]), strict=True):
+            parts[p].take(values, theirs)
+        self._group.transfer(given, to, torch.empty(0), of)
+        self.own[p].take(values, own)
+        return own
+
+    def part(self, rank: int, p: int) -> LocalPart:
+        """What a rank has of fragment `p`."""
+        return self._held[rank][p]
+
+    def _nothing(self) -> list[int]:
+        return [0] * self._group.size
+
+
+def _cut(flat: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+    """Views of the flat tensor, one after another."""
+    for start, stop in pairwise(accumulate(sizes, initial=0)):
+        yield flat[start:stop]

@@ -1,0 +1,136 @@
+"""How the ranks of a learner agree: this rank's words, and what follows from the table of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from mend_optim.errors import MendError, UsageError
+from mend_optim.ranks.group import Pending
+from mend_optim.ranks.words import Call, Table, Word
+
+PARTED = (
+    "all ranks of a learner must make the same calls in the same order, got: {parting}; call "
+    "step(), join(), synchronize(), finish(), global_weights(), state_dict(), reset_progress(), "
+    "rollback() and close() on every rank"
+)
+FAILED = "rank {ranks} of this learner failed, and its own error tells why: start all ranks again"
+OVER = (
+    "this learner's ranks no longer agree, as an earlier error of this process tells: start them "
+    "all again"
+)
+
+
+class Talk(Protocol):
+    """What a crew needs of a `Group`."""
+
+    rank: int
+    size: int
+
+    def say(self, word: Word) -> Pending:
+        """See `Group.say`."""
+        ...
+
+    def tell(self, data: bytes, nbytes: int) -> list[bytes]:
+        """See `Group.tell`."""
+        ...
+
+
+class Crew:
+    """This rank among the ranks of its learner.
+
+    After an error that the ranks do not share, each call raises: a learner goes on only as a whole.
+
+    Args:
+        talk: the group.
+    """
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        # The words of the last step, which nobody has waited for yet.
+        self._posted: Pending | None = None
+        # Words that nobody here waits for: they must live as long as their collective.
+        self._last: tuple[Pending | None, ...] = ()
+        #: Whether the ranks no longer agree.
+        self.is_over = False
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this rank decides."""
+        return self._talk.rank == 0
+
+    def post(self, word: Word) -> None:
+        """Say a word, which `posted` waits for."""
+        assert self._posted is None
+        self._require_whole()
+        try:
+            self._posted = self._talk.say(word)
+        except MendError:
+            self.is_over = True
+            raise
+
+    def posted(self) -> Table | None:
+        """The words that were posted last; None if there are none.
+
+        Raises:
+            UsageError: the ranks are in different calls. Alike on all ranks.
+            MendError: a rank failed or is lost.
+        """
+        self._require_whole()
+        pending, self._posted = self._posted, None
+        return None if pending is None else self._checked(pending)
+
+    def agree(self, word: Word) -> Table:
+        """Say a word, and wait for those of all ranks. Raises as `posted` does."""
+        self._require_whole()
+        try:
+            pending = self._talk.say(word)
+        except MendError:
+            self.is_over = True
+            raise
+        return self._checked(pending)
+
+    def tell(self, call: Call, step: int, data: bytes = b"") -> list[bytes]:
+        """What each rank tells, which ends in zeros where another one told more. Raises as
+        `posted` does."""
+        table = self.agree(Word(call=call, step=step, nbytes=len(data)))
+        return self._talk.tell(data, table.nbytes) if table.nbytes else [b""] * self._talk.size
+
+    def fail(self, call: Call, step: int) -> None:
+        """Tell the others, who may be waiting, that this rank cannot go on. Waits for nobody."""
+        self._say_last(Word(call=call, step=step, failed=True))
+
+    def leave(self, step: int) -> None:
+        """Tell ranks that go on without this one. Waits for nobody."""
+        self._say_last(Word(call=Call.CLOSE, step=step))
+
+    def _say_last(self, word: Word) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        with suppress(MendError):  # this rank's own error says more
+            self._last = (self._posted, self._talk.say(word))
+
+    def _checked(self, pending: Pending) -> Table:
+        try:
+            table = pending.wait()
+        except MendError:
+            self.is_over = True
+            raise
+        if table.failed:
+            self.is_over = True
+            raise MendError(FAILED.format(ranks=_listed(table.failed)))
+        parting = table.parting()
+        if parting:
+            self.is_over = True
+            raise UsageError(PARTED.format(parting=parting))
+        return table
+
+    def _require_whole(self) -> None:
+        if self.is_over:
+            raise MendError(OVER)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

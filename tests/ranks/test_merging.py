@@ -1,0 +1,147 @@
+"""A learner of two ranks beside a plain one, in real processes, against its undivided twin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.ranks.player import BATCH, STEPS
+from tests.ranks.pool import Pool
+from tests.system.processes import free_addresses
+
+pytestmark = pytest.mark.timeout(240)  # to start the pool takes a while on a busy machine
+WAYS = ("copied", "sharded", "tensorwise", "plain", "staged")
+Facts = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    pool = Pool(tmp_path_factory.mktemp("ranks") / "store")
+    yield pool
+    pool.close()
+
+
+def play(pool: Pool, scenario: str, way: str, **told: Any) -> list[Facts]:
+    return pool.play(scenario, way=way, addresses=free_addresses(2), **told)
+
+
+@pytest.fixture(scope="module")
+def twins(pool: Pool) -> list[Facts]:
+    a, _, b = play(pool, "merge", "whole")
+    assert a["finish"]["agreed"]
+    return [a, b]
+
+
+def distance(some: dict[str, list[float]], others: dict[str, list[float]]) -> float:
+    pairs = (zip(some[name], others[name], strict=True) for name in some)
+    return max(abs(x - y) for pair in pairs for x, y in pair)
+
+
+def joined(way: str, first: dict[str, list[float]], second: dict[str, list[float]]) -> Any:
+    """The whole tensors, of what the two ranks have."""
+    both = {**first, **second}
+    if way == "plain":
+        for name in ("up.weight", "up.bias"):
+            both[name] = first[name] + second[name]
+        rows = [(first, second)[i % 2]["down.weight"][i // 2 * 3 :][:3] for i in range(6)]
+        both["down.weight"] = [value for row in rows for value in row]
+    return both
+
+
+def assert_copies_are_equal(way: str, first: Facts, second: Facts) -> None:
+    """What both ranks have, they have to the bit."""
+    copied = {"down.bias"} if way == "plain" else first.keys() & second.keys()
+    assert [first[name] for name in copied] == [second[name] for name in copied]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_are_one_learner(pool: Pool, twins: list[Facts], way: str) -> None:
+    first, second, b = play(pool, "merge", way)
+    a_twin, b_twin = twins
+    for kind in ("trained", "swapped", "ended"):
+        assert distance(joined(way, first[kind], second[kind]), a_twin[kind]) < 1e-5
+        assert distance(b[kind], b_twin[kind]) < 1e-5
+        assert_copies_are_equal(way, first[kind], second[kind])
+    assert distance(a_twin["swapped"], a_twin["trained"]) > 1e-3
+    for kind in ("swapped", "ended"):
+        assert joined(way, first[kind], second[kind]) == b[kind]
+    assert first["finish"] == second["finish"]
+    assert first["finish"]["digest"] == b["finish"]["digest"]
+    assert b["finish"]["tokens"] == {"a": BATCH * STEPS, "b": BATCH * STEPS}
+    assert all(each["back"] for each in (first, second, b))
+    assert [rank["step"] for rank in (first, second)] == [STEPS, STEPS]
+    assert [rank["tokens"] for rank in (first, second)] == [BATCH * STEPS, BATCH * STEPS]
+
+
+def test_ranks_wait_for_anchors_that_are_due_at_once(pool: Pool) -> None:
+    a_twin, _, b_twin = play(pool, "merge", "whole", adopt_after=0)
+    first, second, b = play(pool, "merge", "sharded", adopt_after=0)
+    assert distance(first["trained"], a_twin["trained"]) < 1e-5
+    assert distance(b["trained"], b_twin["trained"]) < 1e-5
+    assert first["ended"] == second["ended"] == b["ended"]
+
+
+def test_what_a_codec_leaves_in_the_weights_is_merged_in_the_end(pool: Pool) -> None:
+    a_twin, _, b_twin = play(pool, "merge", "whole", codec="powersgd")
+    first, second, b = play(pool, "merge", "sharded", codec="powersgd")
+    assert distance(first["trained"], a_twin["trained"]) < 1e-4
+    assert distance(b["trained"], b_twin["trained"]) < 1e-4
+    assert first["ended"] == second["ended"] == b["ended"]
+    assert first["finish"]["digest"] == b["finish"]["digest"]
+
+
+@pytest.mark.parametrize("way", ["copied", "sharded"])
+def test_ranks_that_come_late_take_over_the_weights(pool: Pool, way: str) -> None:
+    first, second, b = play(pool, "late", way)
+    assert first["ended"] == second["ended"] == b["ended"]
+    assert first["finish"] == second["finish"]
+    assert first["finish"]["agreed"]
+    assert first["finish"]["digest"] == b["finish"]["digest"]
+    # The gradients of the replaced weights have trained nothing.
+    assert [rank["moved"] for rank in (first, second)] == [True, True]
+    assert [rank["stepped"] for rank in (first, second)] == [0, 0]
+    assert first["settled"] == second["settled"]
+    assert first["position"] == second["position"]
+    tokens = BATCH * (first["steps"] - 1)
+    assert first["tokens"] == second["tokens"] == tokens
+    assert first["finish"]["tokens"] == {"a": tokens, "b": BATCH * (6 + b["steps"])}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_of_ranks_is_one_of_the_whole_model(pool: Pool, dtype: str) -> None:
+    first, second, b = play(pool, "checkpoint", "sharded", dtype=dtype)
+    assert [first[f"saves {i}"] for i in range(3)] == [True, True, True]
+    assert [second.get(f"saves {i}") for i in range(3)] == [False, None, False]
+    assert [first[f"step {i}"] for i in range(3)] == [9, 18, 27]
+    assert second["step 2"] == 27
+    assert [first[f"dropped {i}"] for i in range(3)] == [0, 0, 0]
+    assert first["tokens"] == second["tokens"] == b["tokens"]
+    assert first["tokens"]["a"] == 27 * BATCH
+    assert first["ended"] == second["ended"] == b["ended"]
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "told"),
+    [
+        ("copied", "parted", ["rank 0 is in synchronize.*rank 1 is in step"] * 2),
+        ("undeclared", "", [r"parameter up.weight must be the same on ranks 0 and 1.*shards="] * 2),
+        ("sharded", "copy", ["rank 1 of this learner failed", "ArithmeticError: no copy"]),
+    ],
+)
+def test_what_ranks_must_not_do_is_told_on_all_of_them(
+    pool: Pool, way: str, kind: str, told: list[str]
+) -> None:
+    said = play(pool, "fault", way, kind=kind)
+    for rank, text in zip(said, told, strict=False):
+        assert re.search(text, rank["raised"][0]), rank
+        assert all("no longer agree" in line for line in rank["raised"][1:])
+
+
+def test_the_death_of_a_rank_is_told_to_the_others(pool: Pool) -> None:
+    """It comes last: it ends the pool."""
+    said = play(pool, "fault", "copied", kind="death", dies=1)
+    assert "another rank of this learner ended" in said[0]["raised"][0]
+    assert "no longer agree" in said[0]["raised"][1]

@@ -1,0 +1,89 @@
+"""Between the lead, which has fragments whole, and the ranks; each rank in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from mend_optim.model.copies import gather
+from mend_optim.model.layout import Layout
+from mend_optim.ranks.carrier import Carrier
+from mend_optim.ranks.pieces import Division, Piece
+from tests.unit.ranks.test_assembly import local_tensors, models
+
+
+class Ranks:
+    """An exchange between threads: what `all_to_all_single` does."""
+
+    def __init__(self, size: int) -> None:
+        self.given: dict[int, list[Tensor]] = {}
+        self.met = Barrier(size, timeout=20)
+        self.size = size
+
+
+class Rank:
+    """One end of it."""
+
+    def __init__(self, ranks: Ranks, rank: int) -> None:
+        self.ranks, self.rank, self.size = ranks, rank, ranks.size
+        self.sent = 0
+
+    def transfer(self, given: Tensor, to: Sequence[int], taken: Tensor, of: Sequence[int]) -> None:
+        assert len(given) == sum(to)
+        assert len(taken) == sum(of)
+        self.sent += len(given)
+        self.ranks.given[self.rank] = list(torch.split(given, list(to)))
+        self.ranks.met.wait()
+        parts = [self.ranks.given[rank][self.rank] for rank in range(self.size)]
+        assert [len(part) for part in parts] == list(of)
+        taken.copy_(torch.cat(parts))
+        self.ranks.met.wait()
+
+
+Model = tuple[list[Tensor], list[list[Piece]], int]
+
+
+@given(models())
+@settings(max_examples=25)
+def test_what_ranks_have_comes_together_and_goes_back(model: Model) -> None:
+    tensors, pieces, fragments = model
+    division = Division(pieces)
+    names = list(division.tensors)
+    layout = Layout(names, [tensors[int(name[1:])] for name in names], fragments)
+    wholes = [torch.empty(fragment.numel) for fragment in layout.fragments]
+    for fragment, whole in zip(layout.fragments, wholes, strict=True):
+        gather(fragment, [tensors[int(name[1:])] for name in names], whole)
+    ranks = Ranks(division.ranks)
+
+    def play(number: int) -> tuple[list[Tensor], list[Tensor], list[Tensor], int]:
+        rank = Rank(ranks, number)
+        carrier = Carrier(rank, division, layout.fragments)
+        own = local_tensors(tensors, pieces[number])
+        copies, collected, spread = [], [], []
+        for p, part in enumerate(carrier.own):
+            flat = torch.empty(part.numel)
+            gather(part.local, own, flat)
+            out = torch.full((layout.fragments[p].numel,), torch.nan) if number == 0 else None
+            carrier.collect(p, flat if carrier.sends(p) else None, out)
+            collected += [] if out is None else [out]
+            sent = rank.sent
+            spread.append(carrier.spread(p, wholes[p] if number == 0 else None))
+            rank.sent = sent
+            copies.append(flat)
+        return copies, collected, spread, rank.sent
+
+    with ThreadPoolExecutor(division.ranks) as pool:
+        played = list(pool.map(play, range(division.ranks)))
+    assert all(map(torch.equal, played[0][1], wholes))
+    for copies, _, spread, _ in played:
+        assert all(map(torch.equal, copies, spread))
+    # What the lead has itself does not travel, and of copies one does.
+    assert [sent for *_, sent in played] == [
+        0 if rank == 0 else sum(piece.numel for piece in division.sent_by(rank))
+        for rank in range(division.ranks)
+    ]

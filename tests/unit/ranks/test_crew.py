@@ -1,0 +1,117 @@
+"""What a rank makes of the words of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from mend_optim import MendError, UsageError
+from mend_optim.ranks.crew import Crew
+from mend_optim.ranks.orders import Deed, Order, decode_order, encode_order
+from mend_optim.ranks.words import Call, Table, Word
+
+
+class Said:
+    """A table that is there already, or a rank that is lost."""
+
+    def __init__(self, table: Table | None) -> None:
+        self.table = table
+
+    def wait(self) -> Table:
+        if self.table is None:
+            raise MendError("lost")
+        return self.table
+
+
+class ScriptedTalk:
+    """The other rank says what a script has; None: it is lost."""
+
+    rank = 0
+    size = 2
+
+    def __init__(self, *others: Word | None) -> None:
+        self.others = list(others)
+        self.said: list[Word] = []
+        self.told: list[tuple[bytes, int]] = []
+
+    def say(self, word: Word) -> Any:
+        self.said.append(word)
+        other = self.others.pop(0)
+        return Said(None if other is None else Table([word, other]))
+
+    def tell(self, data: bytes, nbytes: int) -> Sequence[bytes]:
+        self.told.append((data, nbytes))
+        return [data.ljust(nbytes, b"\0"), b"x" * nbytes]
+
+
+def crew_of(*others: Word | None) -> tuple[Crew, ScriptedTalk]:
+    talk = ScriptedTalk(*others)
+    return Crew(talk), talk  # type: ignore[arg-type]
+
+
+def step(number: int, **options: Any) -> Word:
+    return Word(call=Call.STEP, step=number, **options)
+
+
+def test_words_are_heard_one_step_later() -> None:
+    crew, talk = crew_of(step(1, tokens=5), step(2))
+    assert crew.posted() is None
+    crew.post(step(1, tokens=3))
+    table = crew.posted()
+    assert table is not None
+    assert table.tokens == 8
+    crew.post(step(2))
+    assert [word.step for word in talk.said] == [1, 2]
+
+
+def test_the_longest_tells_how_much_all_tell() -> None:
+    crew, talk = crew_of(Word(call=Call.JOIN, step=0, nbytes=7), Word(call=Call.JOIN, step=0))
+    assert crew.tell(Call.JOIN, 0, b"abc") == [b"abc\0\0\0\0", b"xxxxxxx"]
+    assert talk.told == [(b"abc", 7)]
+    assert crew.tell(Call.JOIN, 0) == [b"", b""]
+    assert len(talk.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "told"),
+    [
+        (step(2), UsageError, "rank 0 is in step 1, rank 1 is in step 2; call step"),
+        (Word(call=Call.CLOSE, step=0), UsageError, r"rank 1 is in close\(\) after step 0"),
+        (step(1, failed=True), MendError, "rank 1 of this learner failed"),
+        (None, MendError, "lost"),
+    ],
+)
+def test_after_a_fault_nothing_goes_on(
+    other: Word | None, kind: type[MendError], told: str
+) -> None:
+    crew, talk = crew_of(other)
+    with pytest.raises(kind, match=told):
+        crew.agree(step(1))
+    assert crew.is_over
+    for call in (lambda: crew.agree(step(1)), lambda: crew.post(step(1)), crew.posted):
+        with pytest.raises(MendError, match="no longer agree"):
+            call()
+    crew.fail(Call.STEP, 1)
+    crew.leave(1)
+    assert len(talk.said) == 1
+
+
+def test_the_others_learn_of_a_fault_at_once() -> None:
+    crew, talk = crew_of(step(1))
+    crew.fail(Call.STEP, 1)
+    assert talk.said == [step(1, failed=True)]
+    with pytest.raises(MendError, match="no longer agree"):
+        crew.agree(step(2))
+
+
+def test_the_others_learn_of_a_rank_that_leaves() -> None:
+    crew, talk = crew_of(step(1))
+    crew.leave(4)
+    assert talk.said == [Word(call=Call.CLOSE, step=4)]
+
+
+def test_an_order_travels() -> None:
+    order = Order(deed=Deed.PUT, fragment=3, facts={"for_good": True, "names": ["a"]})
+    assert decode_order(encode_order(order) + b"\0\0") == order

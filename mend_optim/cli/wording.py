@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
+DAY_S = 86_400
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _COUNTS = ("", "k", "M", "G", "T", "P")
 
@@ -50,9 +51,10 @@ def moment_of(time: float) -> str:
     return f"{_utc(time):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def clock_of(time: float) -> str:
-    """A time of day, in UTC."""
-    return f"{_utc(time):%H:%M:%S}"
+def clock_of(time: float, since: float | None = None) -> str:
+    """A time of day, in UTC; with its date if the run began more than a day before or after."""
+    is_near = since is None or abs(time - since) < DAY_S
+    return f"{_utc(time):%H:%M:%S}" if is_near else f"{_utc(time):%m-%d %H:%M}"
 
 
 def _utc(time: float) -> datetime:

@@ -51,9 +51,11 @@ class Axis:
         for i in range(5):
             time = self.first + i / 4 * (self.last - self.first)
             anchor = ("start", "middle", "middle", "middle", "end")[i]
+            # All have dates, or none has.
+            told = clock_of(time, time + self.last - self.first)
             marks.append(
                 f'<text x="{self.x(time):.1f}" y="{height + 16:.0f}" text-anchor="{anchor}">'
-                f"{clock_of(time)}</text>"
+                f"{told}</text>"
             )
         return "".join(marks)
 
@@ -134,7 +136,11 @@ def tokens_chart(story: Story) -> str:
     for each in rounds:
         for name, tokens in each.members.items():
             sums[name] += tokens
-        steps.append((each.time, dict(sums)))
+        if axis.x(each.time) - axis.x(steps[-1][0]) < 1 < len(steps):
+            # Nobody sees two steps within a point of the page.
+            steps[-1] = (steps[-1][0], dict(sums))
+        else:
+            steps.append((each.time, dict(sums)))
     steps.append((axis.last, dict(sums)))
     floor = [0] * len(steps)
     parts = list(_grid(height, total, count_of))

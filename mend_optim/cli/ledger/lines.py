@@ -6,7 +6,7 @@ others count."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -21,6 +21,11 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "float": (int, float),
     "tuple[str, ...]": (list,),
     "tuple[MemberRecord, ...]": (list,),
+}
+#: By kind of record, its fields: name, type as it is written, and default.
+_KNOWN: Mapping[type, Sequence[tuple[str, str, Any]]] = {
+    kind: [(each.name, str(each.type), each.default) for each in fields(kind)]
+    for kind in (RoundRecord, MemberRecord)
 }
 
 
@@ -113,13 +118,13 @@ def _fields_of(kind: type, told: Any) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise TypeError(f"{told!r} is no record")
     found = {}
-    for each in fields(kind):
-        if each.name in told:
-            found[each.name] = _typed(each.name, told[each.name], str(each.type))
-        elif each.default is MISSING:
-            raise KeyError(each.name)
+    for name, type_text, default in _KNOWN[kind]:
+        if name in told:
+            found[name] = _typed(name, told[name], type_text)
+        elif default is MISSING:
+            raise KeyError(name)
         else:
-            found[each.name] = each.default
+            found[name] = default
     return found
 
 

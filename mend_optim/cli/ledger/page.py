@@ -159,7 +159,7 @@ def _tables(story: Story) -> Iterable[str]:
     last = story.rounds[-MOST_ROUNDS:]
     title = "Rounds" if len(last) == len(story.rounds) else f"The last {len(last)} rounds"
     head = ("fragment", "time", "version", "reason", "sealer", "members and tokens", "absent")
-    cells = [(str(each.fragment), *round_cells(each)) for each in last]
+    cells = [(str(each.fragment), *round_cells(each, story.rounds[0].time)) for each in last]
     yield f"<h2>{title}</h2>\n{_table('rounds', 'left', head, cells)}"
 
 

@@ -120,7 +120,7 @@ def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
         damaged += bad
     # A learner may have several files: the later one goes on where the earlier one ended.
     sources.sort(key=lambda lines: lines[0].time if lines else 0.0)
-    lines = [line for source in sources for line in source]
+    lines = _once(line for source in sources for line in source)
     chains = chains_of(lines)
     forks = {p: forks_of(tree) for p, tree in chains.items()}
     rounds = [
@@ -135,6 +135,15 @@ def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
         rounds=rounds,
         accounts=_accounts_of(lines, chains, rounds),
     )
+
+
+def _once(lines: Iterable[Line]) -> list[Line]:
+    """The lines without those that are there a second time, as in a copy of a ledger."""
+    known: dict[tuple[object, ...], Line] = {}
+    for line in lines:
+        told = line.record
+        known.setdefault((line.by, line.time, told.fragment, told.digest, told.reason), line)
+    return list(known.values())
 
 
 def _round_of(fragment: int, anchor: Anchor, tree: Chains) -> Round:

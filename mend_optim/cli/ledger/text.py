@@ -45,7 +45,8 @@ def text_of(story: Story, verdict: Verdict, last: int) -> str:
     """
     parts = [[headline(story)], list(_learners(story)), [reasons_of(story)]]
     if last and story.rounds:
-        parts.append(list(_rounds(story.rounds[-last:], len(story.chains) > 1)))
+        rounds = [(each, round_cells(each, story.rounds[0].time)) for each in story.rounds[-last:]]
+        parts.append(_rounds(rounds, len(story.chains) > 1))
     parts.append(list(_verdict(verdict)))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
@@ -61,7 +62,7 @@ def headline(story: Story) -> str:
     first, last = story.rounds[0].time, story.rounds[-1].time
     pace = f", {count_of(story.tokens / story.seconds)} tokens/s" if story.seconds else ""
     return (
-        f"{said}; {moment_of(first)} to {clock_of(last)} ({seconds_of(last - first)});"
+        f"{said}; {moment_of(first)} to {clock_of(last, first)} ({seconds_of(last - first)});"
         f" {count_of(story.tokens)} tokens{pace}"
     )
 
@@ -100,11 +101,12 @@ def _learners(story: Story) -> list[str]:
     return table_of(HEAD, rows) if rows else []
 
 
-def round_cells(each: Round) -> tuple[str, ...]:
-    """A round's row: its time, version, reason, sealer, members and absent learners."""
+def round_cells(each: Round, began: float) -> tuple[str, ...]:
+    """A round's row: its time, version, reason, sealer, members and absent learners. `began`: when
+    the run did."""
     members = ", ".join(f"{shown(n)} {count_of(t)}" for n, t in sorted(each.members.items()))
     return (
-        clock_of(each.time),
+        clock_of(each.time, began),
         f"{each.version}",
         each.reason,
         shown(each.sealer),
@@ -113,12 +115,12 @@ def round_cells(each: Round) -> tuple[str, ...]:
     )
 
 
-def _rounds(rounds: Sequence[Round], has_fragments: bool) -> list[str]:
+def _rounds(rounds: Sequence[tuple[Round, tuple[str, ...]]], has_fragments: bool) -> list[str]:
     head: tuple[str, ...] = ("time", "version", "reason", "sealer", "members and tokens", "absent")
-    rows = [round_cells(each) for each in rounds]
+    rows = [cells for _, cells in rounds]
     if has_fragments:
         head = ("fragment", *head)
-        rows = [(str(each.fragment), *row) for each, row in zip(rounds, rows, strict=True)]
+        rows = [(str(each.fragment), *cells) for each, cells in rounds]
     return table_of(head, rows, len(head))
 
 

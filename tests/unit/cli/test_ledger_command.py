@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mend_optim.cli.command import COMMANDS, main
-from mend_optim.cli.wording import bytes_of, count_of, moment_of, seconds_of
+from mend_optim.cli.wording import bytes_of, clock_of, count_of, moment_of, seconds_of
 from tests.support.ledgers import Ledgers
 
 ROOT = Path(__file__).parents[3]
@@ -110,6 +110,16 @@ def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     assert text.count("<svg") == 4
 
 
+def test_the_page_of_a_long_run_is_small(tmp_path: Path) -> None:
+    ledgers = Ledgers(("a", "b"))
+    for _ in range(1500):
+        ledgers.round({"a": 5, "b": 6})
+    page = tmp_path / "page.html"
+    assert main(["ledger", *written(ledgers, tmp_path), "--html", str(page), "--last", "0"]) == 0
+    assert page.stat().st_size < 300_000
+    assert "The last 500 rounds" in page.read_text()
+
+
 def test_every_command_has_help_and_none_of_it_loads_torch() -> None:
     """A second process, because this one has imported torch."""
     code = """
@@ -136,4 +146,6 @@ def test_numbers_read_well() -> None:
     assert [seconds_of(s) for s in (0.34, 12, 250, 12_000)] == [
         *("340 ms", "12 s", "4 min 10 s", "3 h 20 min")
     ]
+    assert clock_of(1_790_000_000) == clock_of(1_790_000_000, 1_789_990_000) == "14:13:20"
+    assert clock_of(1_790_000_000, 1_780_000_000) == "09-21 14:13"
     assert moment_of(1e300) == moment_of(2.5e11)

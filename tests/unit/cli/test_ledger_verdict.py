@@ -152,6 +152,13 @@ def test_a_number_that_is_changed_in_one_line_is_found(
     assert judged(run_of(rounds).forged(change)).status != 0
 
 
+def test_a_copy_of_a_ledger_changes_nothing() -> None:
+    files = run_of([{"a": 1, "b": 2, "c": 3}] * 4).text
+    copied = [*files, ("copy.jsonl", files[0][1])]
+    assert judged(copied).findings == ()
+    assert story_of(copied).accounts == story_of(files).accounts
+
+
 def sealer_dies(ledgers: Ledgers) -> None:
     """It has taken its own seal, and nobody else has it."""
     ledgers.round({"a": 4, "b": 4}, ("a",), salt="dies")

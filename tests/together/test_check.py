@@ -18,7 +18,6 @@ import torch
 from mend_optim import Credentials, MendOptimizer
 from mend_optim.cli.check.command import SETTINGS
 from mend_optim.cli.command import main
-from mend_optim.security import read_security
 from mend_optim.transport.visit import VISITOR
 from tests.support.learners import TIMING
 from tests.system.processes import free_addresses
@@ -207,7 +206,6 @@ def test_arguments_that_are_wrong_are_named(
 ) -> None:
     assert main(["check", *arguments]) == 2
     assert words in capsys.readouterr().err
-    assert read_security(None, False).credentials is None
 
 
 def test_the_output_in_the_docs(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -86,7 +85,6 @@ def run(given: argparse.Namespace) -> int:
     require(0 < given.timeout < 1e6, "--timeout", given.timeout, "a number of seconds > 0")
     for address in given.addresses:
         parse_dialable("HOST:PORT", address)
-    logging.getLogger("mend_optim").setLevel(logging.ERROR)
     secured, name = _security(given)
     fields = SETTINGS if given.settings else ()
     found = []

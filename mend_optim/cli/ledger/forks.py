@@ -100,13 +100,15 @@ def _fate_of(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey], ended:
         return Fate.HEALED
     if _went_back_from(chains, at):
         return Fate.GIVEN_UP
-    if len(keys) == 1 and len(ended) == 1:
+    is_known = chains.anchors[keys[0]].link is not Link.UNKNOWN
+    if is_known and len(keys) == 1 and len(ended) == 1:
         return Fate.STRANDED
     if at is not None:
         return Fate.OPEN
     begun, over = _span(chains, keys)
     begins, ends = _span(chains, chains.trunk)
-    return Fate.OTHER_RUN if over < begins or ends < begun else Fate.APART
+    is_other_run = is_known and (over < begins or ends < begun)
+    return Fate.OTHER_RUN if is_other_run else Fate.APART
 
 
 def _span(chains: Chains, keys: Iterable[AnchorKey]) -> tuple[float, float]:

@@ -159,6 +159,80 @@ def test_a_copy_of_a_ledger_changes_nothing() -> None:
     assert story_of(copied).accounts == story_of(files).accounts
 
 
+def test_one_digest_of_two_anchors_is_found() -> None:
+    def copy_digest(files: Files) -> None:
+        for records in files.values():
+            records[3]["digest"] = records[1]["digest"]
+
+    verdict = judged(run_of([{"a": 1, "b": 2, "c": 3}] * 4).forged(copy_digest))
+    assert "give one digest" in texts(verdict, Severity.BROKEN)
+
+
+def test_weights_that_are_not_one_in_sum_are_found() -> None:
+    def weigh_more(files: Files) -> None:
+        for record in of_version(files, 2):
+            record["members"][0]["weight"] += 0.1
+
+    verdict = judged(run_of([{"a": 1, "b": 2, "c": 3}] * 4).forged(weigh_more))
+    assert "the weights of its members are not 1 in sum" in texts(verdict, Severity.BROKEN)
+    assert verdict.status == 1
+
+
+def test_tokens_that_do_not_add_up_are_no_gap() -> None:
+    def count_more(files: Files) -> None:
+        for record in of_version(files, 3):
+            record["members"][0]["tokens"] += 5
+
+    verdict = judged(run_of([{"a": 1, "b": 2, "c": 3}] * 4).forged(count_more))
+    assert "the tokens don't add up" in texts(verdict, Severity.BROKEN)
+
+
+def test_an_anchor_that_lacks_merged_work_does_not_follow_from_the_one_before() -> None:
+    ledgers = Ledgers("ab")
+    for _ in range(2):
+        ledgers.round({"a": 4, "b": 4})
+    ledgers.round({"a": 4}, ("a",))
+    ledgers.round({"a": 4}, ("a",))
+    ledgers.round({"b": 4}, ("b",))
+    ledgers.whole("b", of="a", superseded=("b",))
+    verdict = judged(ledgers.text[1:])
+    assert "no ledger says how version 4 came to be" in texts(verdict, Severity.INCOMPLETE)
+
+
+def test_of_two_anchors_that_fit_neither_is_taken_for_the_base() -> None:
+    ledgers = Ledgers("abcd")
+    ledgers.round({"a": 4, "c": 4})
+    ledgers.round({"a": 4, "b": 4}, ("a", "b"))
+    ledgers.round({"c": 4, "d": 4}, ("c", "d"))
+    at = ledgers.lineages["a"]
+    ledgers.round({"a": 4, "b": 4}, ("a", "b"))
+    ledgers.restart("d")
+    ledgers.whole("d", of="a")
+    files = ledgers.files
+    files["d"] = [*files["d"][:2], {**files["a"][-1], "name": "d", "incarnation": 2}]
+    for name in "ab":
+        del files[name][-1]
+    assert at.version == 2
+    verdict = judged(ledgers.text)
+    assert "no ledger" in texts(verdict, Severity.INCOMPLETE)
+
+
+def test_a_learner_that_gets_on_alone_is_an_open_fork() -> None:
+    """It is not stranded: it has sealed more than once."""
+    ledgers = run_of([{"a": 1, "b": 2, "c": 3}] * 2)
+    for _ in range(2):
+        ledgers.round({"c": 4}, ("c",))
+        ledgers.round({"a": 4, "b": 4}, ("a", "b"))
+    assert "c ended on it" in texts(judged(ledgers.text), Severity.BROKEN)
+
+
+def test_two_learners_that_end_on_one_other_anchor_are_an_open_fork() -> None:
+    ledgers = run_of([{"a": 1, "b": 2, "c": 3}] * 2, (*NAMES, "d", "e"))
+    ledgers.round({"d": 4, "e": 4}, ("d", "e"))
+    ledgers.round({"a": 4, "b": 4}, ("a", "b", "c"))
+    assert "d, e ended on it" in texts(judged(ledgers.text), Severity.BROKEN)
+
+
 def sealer_dies(ledgers: Ledgers) -> None:
     """It has taken its own seal, and nobody else has it."""
     ledgers.round({"a": 4, "b": 4}, ("a",), salt="dies")

@@ -27,7 +27,8 @@ test-floor: $(FLOOR_READY) ## the wire and TLS with the oldest grpcio, protobuf 
 	.venv-floor/bin/python -m tests.support.oldest --check $(FLOOR)
 	.venv-floor/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/unit/transport/security \
 		tests/unit/transport/test_wire.py tests/unit/transport/test_frames.py tests/unit/test_security.py \
-		tests/unit/test_certs.py tests/together/test_security.py tests/together/test_signed_offers.py tests/fuzz
+		tests/unit/test_certs.py tests/together/test_security.py tests/together/test_signed_offers.py \
+		tests/together/test_check.py tests/fuzz
 
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/together/test_unusual.py -k "clients or free"

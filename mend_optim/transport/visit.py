@@ -44,7 +44,7 @@ _VALUE = re.compile(rf": here {re.escape(NO_VALUE)}, there (.*); ", re.DOTALL)
 def visit(
     address: str, security: Security, name: str, fields: Iterable[str], patience_s: float
 ) -> Visit:
-    """Visit an address, in an event loop of its own.
+    """Visit an address that can be connected to, in an event loop of its own.
 
     Args:
         address: host and port.
@@ -125,6 +125,9 @@ class _Visitor:
         cause = why_unreached(fault)
         if cause is Unreached.IMPOSTOR and not there:
             cause = Unreached.NO_LEARNER
+        if cause is Unreached.ANSWER and "UNAVAILABLE" in str(fault):
+            # Somebody is there. Older versions of gRPC say no more of what they heard.
+            cause = Unreached.PROTOCOL
         wants_tls = False
         if cause is Unreached.PROTOCOL:
             cause = await self._security.probe(self._address) or cause

@@ -1,0 +1,119 @@
+"""What `mend check` says of what it found. Nothing is dialled here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mend_optim.cli.check.findings import (
+    Attempt,
+    Facts,
+    differences,
+    doubles,
+    faults_of,
+    lines_of,
+    told_address,
+)
+from mend_optim.protocol.handshake import PROTOCOL, Hello
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.unreached import Unreached
+from mend_optim.protocol.visited import COUNT, Visit
+from mend_optim.transport.visit import told_value
+
+HERE = Attempt(ip="10.0.0.5", took_s=0.012)
+
+
+def answer(name: str = "b", address: str = "10.0.0.5:29600", **told: Any) -> Visit:
+    hello = Hello(peer=PeerId(name, 1), address=address, model=(), policy=(), protocol=PROTOCOL)
+    return Visit(answer=hello, round_trip_s=0.02, **told)
+
+
+def facts(visit: Visit | None, *attempts: Attempt, **told: Any) -> Facts:
+    return Facts(
+        address="b:29600", attempts=attempts or (HERE,), secured="plaintext", visit=visit, **told
+    )
+
+
+def faults(found: Facts) -> list[tuple[str, str]]:
+    return [(fault.text, fault.remedy) for fault in faults_of(found)]
+
+
+def test_a_learner_that_answers_has_no_fault() -> None:
+    found = facts(answer(settings={COUNT: "7"}), back=("10.0.0.5:29600", None))
+    assert faults(found) == []
+    assert dict(lines_of(found)) == {
+        "resolves": "to 10.0.0.5",
+        "connects": "in 12 ms",
+        "answers": "as b, started 1970-01-01 00:00:00 UTC",
+        "secured": "plaintext",
+        "round trip": "20 ms",
+        "address": "tells others to dial 10.0.0.5:29600",
+        "model": "7 parameters",
+    }
+    hidden = facts(answer(address=""), back=("", None))
+    assert dict(lines_of(hidden))["address"] == "tells no address: it dials"
+    assert faults(hidden) == []
+
+
+@pytest.mark.parametrize("cause", Unreached)
+def test_every_cause_comes_with_a_remedy_for_who_asks(cause: Unreached) -> None:
+    ((text, remedy),) = faults(facts(Visit(cause=cause, fault="UNAVAILABLE")))
+    assert text
+    assert remedy
+    assert " in peers" not in remedy
+
+
+def test_one_address_of_a_name_may_be_unreached() -> None:
+    six = Attempt(ip="fd00::5", took_s=None, cause=Unreached.ROUTE)
+    found = facts(answer(), six, HERE)
+    assert faults(found) == [
+        ("fd00::5: no route to that host", "check the network between the two machines")
+    ]
+    assert ("connects", "in 12 ms to 10.0.0.5") in lines_of(found)
+
+
+def test_another_version_is_a_fault() -> None:
+    other = Hello(peer=PeerId("b", 1), address="", model=(), policy=(), protocol=PROTOCOL + 1)
+    ((text, remedy),) = faults(facts(Visit(answer=other)))
+    assert f"version {PROTOCOL + 1} of the protocol" in text
+    assert remedy == "install the same mend-optim on both"
+
+
+def test_an_address_of_one_machine_alone_is_a_fault_for_another() -> None:
+    visit = answer(address="127.0.0.1:29600")
+    assert told_address(visit, "10.0.0.5") == "127.0.0.1:29600"
+    ((text, _),) = faults(facts(visit, back=("127.0.0.1:29600", None)))
+    assert text == "it tells others to dial 127.0.0.1:29600, which no other machine can"
+    near = Attempt(ip="127.0.0.1", took_s=0.0)
+    assert faults(facts(visit, near, back=("127.0.0.1:29600", None))) == []
+
+
+def test_an_address_without_a_host_is_that_of_the_connection() -> None:
+    assert told_address(answer(address=":29600"), "10.0.0.5") == "10.0.0.5:29600"
+    assert told_address(answer(address=""), "10.0.0.5") == ""
+
+
+def test_settings_are_compared_and_names_are_escaped() -> None:
+    one = facts(answer("a", settings={"codec": "none", "merge": "mean"}))
+    other = facts(answer("\x1b[31m", settings={"merge": "mean"}))
+    table = "\n".join(differences([one, other, facts(Visit(cause=Unreached.ANSWER))]))
+    assert "codec" in table
+    assert "not set" in table
+    assert "merge" not in table
+    assert "\x1b" not in table
+    assert differences([one]) == []
+
+
+def test_two_processes_of_one_name_are_found_and_one_at_two_addresses_is_none() -> None:
+    twin = Hello(peer=PeerId("b", 2), address="", model=(), policy=())
+    ((fault),) = doubles([facts(answer()), facts(Visit(answer=twin))])
+    assert fault.text.startswith("b is the name of 2 learners")
+    assert doubles([facts(answer()), facts(answer())]) == []
+
+
+def test_a_value_is_read_of_the_refusal_that_is_about_it() -> None:
+    refusal = "outer: here ?, there Nesterov(gain=1; 2); pass the same outer to both"
+    assert told_value(refusal, "outer") == "Nesterov(gain=1; 2)"
+    assert told_value(refusal, "codec") is None
+    assert told_value("", "codec") is None

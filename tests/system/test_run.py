@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,10 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         try:
             yield process
         finally:
+            if process.poll() is None:
+                process.terminate()  # a kill would leave its learners behind
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=20)
             process.kill()
 
 
@@ -173,12 +177,15 @@ optimizer = MendOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.1), sync_every=2, timing=timing, ledger=sys.argv[2]
 )
 died = Path(sys.argv[1])
-members = set()
-while len(members) < (2 if optimizer.name == "b" else 3):  # a, b, and b again
+processes, offers = set(), 0
+# Until a has seen itself, b, and b again; and b that a goes on from a round with b.
+while len(processes) < 3 if optimizer.name == "a" else offers < 2:
     optimizer.zero_grad()
     model(torch.ones(2, 4)).square().mean().backward()
     optimizer.step()
-    members |= {(m.name, m.incarnation) for r in optimizer.status().rounds for m in r.members}
+    members = [m for r in optimizer.status().rounds for m in r.members]
+    processes |= {(m.name, m.incarnation) for m in members}
+    offers = max((m.seq for m in members if m.name == "a"), default=0)
 if not died.exists() and optimizer.name == "b":
     died.touch()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -39,7 +39,7 @@ ERRORS = {kind.__name__: kind for kind in (UsageError, ClosedError, MendError)}
 
 
 class Meeting(NamedTuple):
-    """What a call ended with, as all ranks know it."""
+    """The end of a call, as all ranks know it."""
 
     result: Any
     #: Whether the ranks meet at the end of the next step.

@@ -34,7 +34,7 @@ GROUPS = (
 
 
 class RankDeeds:
-    """What one rank does at an order of the lead.
+    """The deeds of one rank at an order of the lead.
 
     Args:
         own: this rank's tensors.
@@ -167,7 +167,7 @@ class SharedTensors:
     Args:
         layout: of the whole tensors.
         own: the lead's parts.
-        deeds: what each rank does.
+        deeds: of this rank.
         carrier: the way of the parts.
         crew: the ranks.
     """

@@ -46,7 +46,7 @@ def _certs(parser: argparse.ArgumentParser) -> None:
     configure(parser)
 
 
-#: By name of the subcommand: what it does, and what gives its parser its arguments.
+#: By name of the subcommand: its purpose, and the function that gives its parser its arguments.
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("check whether learners can be reached at addresses", _check),
     "plan": ("say what a run on a link would be like", _plan),

@@ -1,4 +1,4 @@
-"""What a learner remembers of peers that are gone. It keeps old gossip from bringing them back."""
+"""The memory of peers that are gone. It keeps old gossip from bringing them back."""
 
 from __future__ import annotations
 

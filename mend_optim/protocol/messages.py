@@ -212,7 +212,7 @@ class Goodbye:
 
     #: The sender. This incarnation never comes back.
     peer: PeerId
-    #: What the sender has signed, for those that hear of it from others: see `protocol/proofs.py`.
+    #: The sender's signature, for those that hear of it from others: see `protocol/proofs.py`.
     #: Empty where offers are not signed.
     proof: bytes = b""
 

@@ -1,4 +1,4 @@
-"""What somebody who takes no part finds at an address."""
+"""The result of a visit to an address by somebody that takes no part in the run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mend_optim.protocol.unreached import Unreached
 
 #: The model's field that a refusal tells first.
 COUNT = "number of parameters"
-#: What a visitor calls the shape of the model's first parameter, which tells most models apart.
+#: A visitor's name for the shape of the model's first parameter, which tells most models apart.
 FIRST = "first parameter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What came of a visit.
+    """The result of a visit.
 
     Attributes:
         answer: the learner's hello; None if there was none.

@@ -18,7 +18,7 @@ from mend_optim.ranks.pieces import Piece
 
 @dataclass(frozen=True)
 class LocalPart:
-    """What one rank has of one fragment."""
+    """The part of one fragment that one rank has."""
 
     #: Of the local shapes. Its `tensors` are indices into the rank's parameters.
     local: Fragment
@@ -84,7 +84,7 @@ class LocalPart:
 
 
 def local_part(whole: Fragment, names: Sequence[str], pieces: Sequence[Piece]) -> LocalPart:
-    """What a rank with these pieces has of a fragment.
+    """The part of a fragment that a rank with these pieces has.
 
     Args:
         whole: the fragment.

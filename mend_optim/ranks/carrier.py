@@ -16,7 +16,7 @@ from mend_optim.ranks.pieces import Division
 
 
 class Transfer(Protocol):
-    """What a carrier needs of a `Group`."""
+    """The methods of a `Group` that a carrier needs."""
 
     rank: int
     size: int
@@ -39,9 +39,9 @@ class Carrier:
         self._group = group
         names = tuple(division.tensors)
         held = [[local_part(f, names, pieces) for f in fragments] for pieces in division.pieces]
-        #: What each rank has of each fragment.
+        #: The part of each fragment that each rank has.
         self._held = held
-        #: What each rank sends of each fragment.
+        #: The part of each fragment that each rank sends.
         self._sent = [
             [part.only(frozenset(division.sent_by(rank))) for part in parts]
             for rank, parts in enumerate(held)
@@ -49,7 +49,7 @@ class Carrier:
 
     @property
     def own(self) -> list[LocalPart]:
-        """What this rank has of each fragment."""
+        """This rank's part of each fragment."""
         return self._held[self._group.rank]
 
     def sends(self, p: int) -> bool:
@@ -106,7 +106,7 @@ class Carrier:
         return own
 
     def part(self, rank: int, p: int) -> LocalPart:
-        """What a rank has of fragment `p`."""
+        """A rank's part of fragment `p`."""
         return self._held[rank][p]
 
     def _nothing(self) -> list[int]:

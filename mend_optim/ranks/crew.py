@@ -23,7 +23,7 @@ OVER = (
 
 
 class Talk(Protocol):
-    """What a crew needs of a `Group`."""
+    """The methods of a `Group` that a crew needs."""
 
     rank: int
     size: int
@@ -92,7 +92,7 @@ class Crew:
         return self._checked(pending)
 
     def tell(self, call: Call, step: int, data: bytes = b"") -> list[bytes]:
-        """What each rank tells, which ends in zeros where another one told more. Raises as
+        """The bytes that each rank tells. They end in zeros where another rank told more. Raises as
         `posted` does."""
         table = self.agree(Word(call=call, step=step, nbytes=len(data)))
         return self._talk.tell(data, table.nbytes) if table.nbytes else [b""] * self._talk.size

@@ -91,7 +91,7 @@ class Group:
         return Pending(_begun(self._all_gather, rows, row, True), rows, row)
 
     def tell(self, data: bytes, nbytes: int) -> list[bytes]:
-        """What every rank tells, in at most `nbytes` bytes each; shorter ones end in zeros.
+        """The bytes that every rank tells, at most `nbytes` bytes each; shorter ones end in zeros.
 
         Args:
             data: this rank's.
@@ -111,7 +111,7 @@ class Group:
         """Give each rank some elements, and take some of each.
 
         Args:
-            given: flat, on the host: what goes to rank 0, to rank 1, and so on.
+            given: flat, on the host: the elements for rank 0, to rank 1, and so on.
             to: how many elements go to each rank.
             taken: receives what comes from rank 0, from rank 1, and so on; of the same dtype.
             of: how many elements come from each rank; what that rank gives this one.

@@ -1,4 +1,4 @@
-"""What the lead tells the other ranks to do while all of them are in one call, as plain data.
+"""The lead's orders to the other ranks while all of them are in one call, as plain data.
 
 A rank that is not the lead has no engine. In a call it does what the lead orders, one order after
 another, until the lead says that the call is over."""
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Deed(IntEnum):
-    """What all ranks do."""
+    """A deed that all ranks do."""
 
     #: Copy the parts of a fragment to the lead.
     COPY = 0

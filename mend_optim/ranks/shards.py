@@ -1,4 +1,4 @@
-"""What this rank has of each parameter, read from the parameter itself: from the placements of a
+"""This rank's part of each parameter, read from the parameter itself: from the placements of a
 DTensor, or from what the user says of a plain tensor. Nothing here communicates."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def split_of(shards: Shards, name: str, tensor: Tensor) -> Split | None:
 
 
 def piece_of(name: str, tensor: Tensor, split: Split | None = None) -> Piece:
-    """What this rank has of a parameter.
+    """This rank's part of a parameter.
 
     Args:
         name: the name that it has on all ranks.

@@ -1,4 +1,4 @@
-"""What each rank says, and what all of them decide from it.
+"""The words of the ranks, and the decisions of all from the table of them.
 
 Two ranks that take different branches wait for each other for ever. So no branch that leads to a
 collective is decided by what one rank knows. Each rank says a word; all ranks get the table of all
@@ -44,7 +44,7 @@ class Call(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """What one rank says."""
+    """The word of one rank at one step."""
 
     #: Where it is.
     call: Call
@@ -101,7 +101,7 @@ class Table:
 
     @property
     def lead(self) -> Word:
-        """What the lead says."""
+        """The word of the lead."""
         return self.words[0]
 
     @property

@@ -25,7 +25,7 @@ class Uninterrupted:
     def __init__(self) -> None:
         #: The handler that it holds back; None if there is none.
         self._former: Callable[[int, FrameType | None], Any] | None = None
-        #: What that handler is to be called with; None if Ctrl-C has not come.
+        #: The arguments for that handler; None if Ctrl-C has not come.
         self._held: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:

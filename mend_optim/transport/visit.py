@@ -1,4 +1,4 @@
-"""A visit to a learner by somebody who takes no part: what answers at an address, how quickly, and
+"""A visit to a learner by somebody that takes no part: who answers at an address, how quickly, and
 with which settings.
 
 A visitor's hello is always refused, because it has no model. So it never becomes a peer: no round

@@ -177,7 +177,7 @@ CONFINED = {
 }
 
 
-#: What ranks do together. A call that one of them does not make is a hang of all.
+#: The collectives of torch. A call that one of them does not make is a hang of all.
 TOGETHER = {
     "all_gather",
     "all_gather_into_tensor",
@@ -272,7 +272,7 @@ def draws(module: str) -> set[str]:
 
 
 def together(module: str) -> set[str]:
-    """What a module has of `torch.distributed` that ranks do together."""
+    """The collectives of `torch.distributed` that a module uses."""
     tree = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
     return {
         node.attr

@@ -202,7 +202,7 @@ WAYS: dict[str, type[Whole]] = {
 
 
 class Player:
-    """What one process knows."""
+    """The knowledge of one process."""
 
     def __init__(self, process: int, pair: Any) -> None:
         self.process = process
@@ -372,7 +372,7 @@ def checkpoint(player: Player, way: str, addresses: list[str], dtype: str) -> Fa
 
 
 def fault(player: Player, way: str, addresses: list[str], kind: str) -> Facts:
-    """Something that the ranks must not do. What each of them raises, and then raises again."""
+    """A deed that the ranks must not do: the error that each raises, and then raises again."""
     if player.process == PROCESSES - 1:
         return {}
     try:

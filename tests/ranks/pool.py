@@ -35,7 +35,7 @@ class Pool:
         assert all(said["ready"] for said in self.heard())
 
     def play(self, scenario: str, dies: int | None = None, **told: Any) -> list[dict[str, Any]]:
-        """What each process says of a scenario, but for the one that dies in it."""
+        """The report of each process on a scenario, but for the one that dies in it."""
         line = json.dumps({"play": scenario, **told})
         for process in self.processes:
             assert process.stdin is not None

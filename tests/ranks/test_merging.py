@@ -52,7 +52,7 @@ def joined(way: str, first: dict[str, list[float]], second: dict[str, list[float
 
 
 def assert_copies_are_equal(way: str, first: Facts, second: Facts) -> None:
-    """What both ranks have, they have to the bit."""
+    """Copies on both ranks are equal to the bit."""
     copied = {"down.bias"} if way == "plain" else first.keys() & second.keys()
     assert [first[name] for name in copied] == [second[name] for name in copied]
 

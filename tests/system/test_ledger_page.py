@@ -54,7 +54,7 @@ frame.onload = () => {{
 
 
 def looked_at(page: str, folder: Path, width: int) -> dict[str, Any]:
-    """What the browser shows of a page."""
+    """The parts of a page that the browser shows."""
     file = folder / "look.html"
     file.write_text(LOOK.format(width=width, page=escape(page)), encoding="utf-8")
     assert BROWSER

@@ -1,4 +1,4 @@
-"""`mend check` against real learners on this machine: what it finds, and that it takes no part."""
+"""`mend check` against real learners on this machine: its findings, and that it takes no part."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Cluster:
         self.refused: set[PeerId] = set()
         self.saved: list[Saved] = []
         self.traps: list[str] = []  # points of a round at which the sealer shall die
-        # What each process wrote into its ledger, and when.
+        # The records in the ledger of each process, and their times.
         self.ledger: list[tuple[PeerId, float, RoundRecord]] = []
         self.oracle = Oracle(self)
 

@@ -1,4 +1,4 @@
-"""What a check of one address has found, in words, with a remedy for each fault."""
+"""The findings of a check of one address, in words, with a remedy for each fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TLS_REFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, and what to do about it."""
+    """A fault and its remedy."""
 
     text: str
     remedy: str
@@ -47,7 +47,7 @@ class Facts:
     Attributes:
         address: as the user gave it.
         attempts: for each IP address that it resolves to; none if it does not resolve.
-        visit: what answered; None if no connection succeeded.
+        visit: the answer; None if no connection succeeded.
         secured: how the visitor secured its connection.
         back: the address that the learner tells others to dial, and why it cannot be connected to;
             None if it can.
@@ -66,7 +66,7 @@ class Facts:
 
 
 def lines_of(facts: Facts) -> list[tuple[str, str]]:
-    """What is known, as pairs of a word and its meaning."""
+    """The known facts, as pairs of a word and its meaning."""
     found = []
     if facts.attempts:
         found.append(("resolves", f"to {', '.join(each.ip for each in facts.attempts)}"))
@@ -90,7 +90,7 @@ def lines_of(facts: Facts) -> list[tuple[str, str]]:
 
 
 def faults_of(facts: Facts) -> Iterator[Fault]:
-    """What is wrong at an address."""
+    """The faults of an address."""
     if not facts.attempts:
         yield _unreached(Unreached.NAME)
         return

@@ -1,4 +1,4 @@
-"""What the ledgers of a run tell: its rounds, and the account of each learner."""
+"""The story that the ledgers of a run tell: its rounds, and the account of each learner."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Round:
 
 @dataclass(slots=True)
 class Account:
-    """What the ledgers tell of one learner.
+    """The account of one learner, by all ledgers.
 
     Attributes:
         has_ledger: whether its own ledger is among those given.

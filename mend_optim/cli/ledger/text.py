@@ -39,8 +39,8 @@ def text_of(story: Story, verdict: Verdict, last: int) -> str:
     """The whole story.
 
     Args:
-        story: what the ledgers tell.
-        verdict: what is to be said of it.
+        story: of the ledgers.
+        verdict: on that story.
         last: how many rounds to show, the latest ones.
     """
     parts = [[headline(story)], list(_learners(story)), [reasons_of(story)]]

@@ -36,7 +36,7 @@ ALL = "give the ledgers of all learners"
 
 
 class Severity(Enum):
-    """What a finding does to the verdict."""
+    """The weight of a finding in the verdict."""
 
     #: Something happened that must not happen.
     BROKEN = "broken"
@@ -87,7 +87,7 @@ def verdict_of(story: Story, proofs: Sequence[Finding] = ()) -> Verdict:
 
     Args:
         story: its ledgers.
-        proofs: what a check of the signatures has found.
+        proofs: the result of a check of the signatures.
     """
     found = [*proofs, *_damaged(story)]
     for p, chains in story.chains.items():

@@ -10,7 +10,7 @@ and the busiest of them has to seal a share s of the fragments (see `busiest`). 
 with a bandwidth of B in each direction, N parameters, and b and d those of the whole model. The
 period that `sync_every="auto"` would choose is H = T / step, and anchors come as late as that.
 
-What that does to learning is read from the figures of docs/learning.md, between which it goes
+The effect on learning is read from the figures of docs/learning.md, between which it goes
 straight. Those are of small models and short runs."""
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ CODINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What the user knows.
+    """The facts that the user knows.
 
     Attributes:
         params: of the model.
@@ -151,7 +151,7 @@ def kept_in_lockstep(setup: Setup, coding: Coding, period: int, overlap: int) ->
 
 
 def option(setup: Setup, coding: Coding, fragments: int) -> Option:
-    """What a run with that codec and so many fragments would be like."""
+    """The forecast for that codec and so many fragments."""
     took = round_s(setup, coding, fragments)
     if coding.moments and took >= MOMENTS_FROM * setup.step_s:
         took = round_s(setup, coding, fragments, MOMENTS)

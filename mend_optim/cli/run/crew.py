@@ -1,4 +1,4 @@
-"""What becomes of learners that end: started again, given up, or ended together. A state machine
+"""The fate of learners that end: started again, given up, or ended together. A state machine
 without processes: its caller tells it what happened and when, and does what it answers.
 
     RUNNING ──ended with 0──▶ DONE
@@ -24,7 +24,7 @@ LONGEST_PAUSE_S = 30.0
 
 
 class Phase(Enum):
-    """What a learner does."""
+    """The state of a learner."""
 
     RUNNING = "running"
     PAUSING = "pausing"

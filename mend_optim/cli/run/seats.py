@@ -1,4 +1,4 @@
-"""What each learner of `mend run` is told: its command and its environment."""
+"""The place of each learner of `mend run`: its command and its environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """What all learners have in common.
+    """The settings that all learners share.
 
     Attributes:
         names: of the learners.
@@ -41,7 +41,7 @@ class Table:
     gpus: Sequence[str] = ()
 
     def seats(self, environment: Mapping[str, str]) -> list[Seat]:
-        """The learners. What the environment says to a learner of mend_optim is replaced."""
+        """The learners. Variables of the environment that a learner reads are replaced."""
         others = {key: value for key, value in environment.items() if key not in _OURS}
         return [self._seat(index, others) for index in range(len(self.names))]
 

@@ -145,10 +145,10 @@ class Supervisor:
         """Read the rest of a stream whose process has ended."""
         if pipe is None or pipe.closed:
             return
-        *_, told = self._selector.get_key(pipe).data
-        to = self._selector.get_key(pipe).data[1]
-        while self._read(pipe, to, told):
-            pass
+        _, to, told = self._selector.get_key(pipe).data
+        has_more = True
+        while has_more:
+            has_more = self._read(pipe, to, told)
         if not pipe.closed:
             self._close(pipe, to, told)
 

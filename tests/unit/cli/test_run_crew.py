@@ -1,4 +1,4 @@
-"""What `mend run` decides: who is started again, and how all end. Nothing runs here."""
+"""The decisions of `mend run`: the learners to start again, and how all end. Nothing runs here."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
 
 
 def kept_alive(engine: DrivenEngine, sealer: PeerId, seconds: float) -> list[tuple[float, Offer]]:
-    """What the sealer gets in this time, and when. It beats, and keeps nothing."""
+    """The offers that the sealer gets in this time, and when. It beats, and keeps nothing."""
     sent = []
     for _ in range(int(2 * seconds)):
         engine.tick(0.5)

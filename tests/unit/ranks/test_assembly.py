@@ -41,7 +41,7 @@ def models(draw: st.DrawFn) -> tuple[list[Tensor], list[list[Piece]], int]:
 
 
 def local_tensors(tensors: list[Tensor], pieces: list[Piece]) -> list[Tensor]:
-    """What the ranks have, the obvious way."""
+    """The parts of the ranks, the obvious way."""
     indices = [
         np.ix_(*(np.array([i for run in runs for i in range(*run)], int) for runs in piece.where))
         for piece in pieces

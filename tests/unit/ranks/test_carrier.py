@@ -82,7 +82,7 @@ def test_what_ranks_have_comes_together_and_goes_back(model: Model) -> None:
     assert all(map(torch.equal, played[0][1], wholes))
     for copies, _, spread, _ in played:
         assert all(map(torch.equal, copies, spread))
-    # What the lead has itself does not travel, and of copies one does.
+    # The lead's own parts do not travel, and of copies one does.
     assert [sent for *_, sent in played] == [
         0 if rank == 0 else sum(piece.numel for piece in division.sent_by(rank))
         for rank in range(division.ranks)

@@ -1,4 +1,4 @@
-"""What a rank makes of the words of all."""
+"""A rank's decisions from the words of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this rank has of a parameter, against what torch itself puts there."""
+"""This rank's part of a parameter, against the part that torch itself puts there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Distributed:
 
 
 def placed(whole: Tensor, placements: list[Any], mesh: Mesh) -> Tensor:
-    """What torch puts at one place of a mesh: it splits dimension by dimension of the mesh."""
+    """The part that torch puts at one place of a mesh. It splits by one dimension at a time."""
     for dim, placement in enumerate(placements):
         if not placement.is_replicate():
             split = placement._split_tensor(whole, mesh.sizes[dim], with_padding=False)[0]

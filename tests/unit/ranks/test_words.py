@@ -1,4 +1,4 @@
-"""What ranks say, and what all of them decide from it."""
+"""The words of ranks, and the decisions of all from them."""
 
 from __future__ import annotations
 

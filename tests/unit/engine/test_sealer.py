@@ -384,6 +384,17 @@ def test_an_offer_that_the_sealer_holds_is_not_passed_on() -> None:
     assert engine.sent(Offer) == []
 
 
+def passed_on_once() -> tuple[DrivenEngine, PeerId]:
+    """An engine whose orphaned offer has reached the sealer once, and that sealer."""
+    engine = orphaned()
+    sealer = engine.engine.state.roster.sealer(0)
+    assert sealer is not None
+    engine.engine.linked(engine.now, THIRD, False)
+    ((_, offer),) = engine.sent(Offer)
+    engine.engine.delivered(engine.now, sealer, offer)
+    return engine, sealer
+
+
 def kept_alive(engine: DrivenEngine, sealer: PeerId, seconds: float) -> list[tuple[float, Offer]]:
     """The offers that the sealer gets in this time, and when. It beats, and keeps nothing."""
     sent = []
@@ -400,12 +411,7 @@ def kept_alive(engine: DrivenEngine, sealer: PeerId, seconds: float) -> list[tup
 def test_an_offer_that_the_sealer_does_not_keep_is_passed_on_ever_more_rarely_and_given_up() -> (
     None
 ):
-    engine = orphaned()
-    sealer = engine.engine.state.roster.sealer(0)
-    assert sealer is not None
-    engine.engine.linked(engine.now, THIRD, False)
-    ((_, offer),) = engine.sent(Offer)
-    engine.engine.delivered(engine.now, sealer, offer)
+    engine, sealer = passed_on_once()
     times = [at for at, _ in kept_alive(engine, sealer, 400.0)]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert len(times) == TRIES - 1
@@ -432,12 +438,7 @@ def test_an_offer_that_did_not_arrive_is_passed_on_until_it_does() -> None:
 
 
 def test_another_sealer_gets_the_offer_as_often() -> None:
-    engine = orphaned()
-    first = engine.engine.state.roster.sealer(0)
-    assert first is not None
-    engine.engine.linked(engine.now, THIRD, False)
-    ((_, offer),) = engine.sent(Offer)
-    engine.engine.delivered(engine.now, first, offer)
+    engine, first = passed_on_once()
     times = [at for at, _ in kept_alive(engine, first, 30.0)]
     assert 1 < len(times) < TRIES - 1
     sealers = (PeerId(f"next-{i}", 1) for i in range(1000))

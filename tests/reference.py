@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import statistics
@@ -458,7 +459,7 @@ def signed_bytes(
     numbers = b"".join(counter.to_bytes(8, "big", signed=True) for counter in counters)
     numbers += bytes(reversed(struct.pack("<d", rate)))
     out = b""
-    for part in (b"mend-optim offer 1", genesis, sender, author, numbers, content):
+    for part in (b"mend-optim offer 2", genesis, sender, author, numbers, content):
         whole = part.encode("utf-8") if isinstance(part, str) else part
         out += len(whole).to_bytes(4, "big") + whole
     return out
@@ -485,3 +486,18 @@ def dealt_out(size: int, ways: int, blocks: int) -> list[list[int]]:
         its_size = min(size - block * each_block, each_block)
         ranks[place // math.ceil(its_size / ways)].append(index)
     return ranks
+
+
+# ── digests ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def naive_tree_digest(parts: Sequence[bytes], leaf: int) -> bytes:
+    """The root over all leaves, as one concatenation."""
+    told = b"\1"
+    for part in parts:
+        told += len(part).to_bytes(8, "big")
+        rest = part
+        while rest:
+            told += hashlib.sha256(b"\0" + rest[:leaf]).digest()
+            rest = rest[leaf:]
+    return hashlib.sha256(told).digest()

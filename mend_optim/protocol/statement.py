@@ -23,9 +23,10 @@ from typing import NamedTuple
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import Claim, PeerId
 from mend_optim.protocol.messages import SIGNATURE, Offer, Packet, Sections
+from mend_optim.protocol.tree_digest import Spread, tree_digest
 
 #: Begins each statement. A statement of another form needs another purpose.
-PURPOSE = b"mend-optim offer 1"
+PURPOSE = b"mend-optim offer 2"
 #: Begins the statement of a learner that leaves.
 LEAVES = b"mend-optim goodbye 1"
 #: Bytes of the digest of one packet.
@@ -79,21 +80,23 @@ def statement_of(offer: Offer, content: bytes) -> Statement:
 # ── digests of tensors ────────────────────────────────────────────────────────────────────────────
 
 
-def packet_digest(packet: Packet) -> bytes:
-    """The digest of one packet: of its codec, its number of elements and its bytes."""
-    state = hashlib.sha256(pack([packet.codec.encode(), _NUMBER.pack(packet.numel)]))
-    state.update(packet.data)
-    return state.digest()
+def packet_digest(packet: Packet, spread: Spread = map) -> bytes:
+    """The digest of one packet: of its codec, its number of elements and its bytes, whose leaves
+    `spread` hashes."""
+    return tree_digest(
+        packet.codec.encode(), _NUMBER.pack(packet.numel), packet.data, spread=spread
+    )
 
 
-def content_of(sections: Sections) -> bytes:
+def content_of(sections: Sections, spread: Spread = map) -> bytes:
     """The digest of an offer's delta, and that of all its other sections but the signature. Empty
     if there is no delta."""
     if "delta" not in sections:
         return b""
     beside = sorted(set(sections) - {"delta", SIGNATURE})
     parts = (part for name in beside for part in (name.encode(), packet_digest(sections[name])))
-    return packet_digest(sections["delta"]) + hashlib.sha256(pack(parts)).digest()
+    delta = packet_digest(sections["delta"], spread)
+    return delta + hashlib.sha256(pack(parts)).digest()
 
 
 # ── bytes ─────────────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,7 @@ from typing import TypeVar
 from mend_optim.engine.effects import Done, Job
 from mend_optim.protocol.proofs import Notary
 from mend_optim.runtime.guard import Guard
+from mend_optim.runtime.hashers import Hashers
 from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
@@ -42,6 +43,7 @@ class MergeWorker:
         #: At most one correction per fragment, which training has not taken yet. Under the mutex.
         self.mailbox: dict[int, Correction] = {}
         self.jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._hashers = Hashers()
         self.thread = threading.Thread(target=self._run, name="mend-merge", daemon=True)
 
     def start(self) -> None:
@@ -53,7 +55,8 @@ class MergeWorker:
         """Take the anchors, and corrections that a checkpoint kept. Offers are signed if there is a
         notary."""
         assert self._guard.is_held()
-        anchors.signing = Signing(notary) if notary else None
+        anchors.hashing.spread = self._hashers.spread
+        anchors.signing = Signing(notary, anchors.hashing) if notary else None
         self.anchors = anchors
         self.mailbox.update({correction.fragment: correction for correction in corrections})
 
@@ -90,8 +93,10 @@ class MergeWorker:
         return seen[0] if seen else look(anchors)
 
     def abandon(self) -> None:
-        """In a forked child, which the thread is not in: nobody takes what is put from here on."""
+        """In a forked child, which has no such threads: nobody takes what is put from now on."""
         self.jobs = queue.SimpleQueue()
+        if self.anchors:
+            self.anchors.hashing.spread = map
 
     def end(self) -> None:
         """Let the thread end after the jobs in the queue."""
@@ -113,6 +118,8 @@ class MergeWorker:
         except BaseException as error:
             self._guard.end(error)
             log.exception("the merge worker failed")
+        finally:
+            self._hashers.end()
 
     def _perform(self, job: Job) -> None:
         assert self.anchors is not None

@@ -35,6 +35,7 @@ from mend_optim.protocol.messages import Offer
 from mend_optim.worker.buffer_anchor import BufferAnchor
 from mend_optim.worker.correction import Correction
 from mend_optim.worker.fragment_anchor import FragmentAnchor
+from mend_optim.worker.hashing import Hashing
 from mend_optim.worker.offer_sizes import Guard, outsized_in
 from mend_optim.worker.outer import Outer
 from mend_optim.worker.signing import Signing
@@ -76,6 +77,8 @@ class Anchors:
         self.guard = guard
         #: Signs offers and checks signatures; None: they are not signed. Set before the first job.
         self.signing: Signing | None = None
+        #: Hashes the bytes of all messages.
+        self.hashing = Hashing()
         self.fragments: list[FragmentAnchor | BufferAnchor] = []
         for fragment, anchor in zip(layout.fragments, weights, strict=True):
             self._add(fragment, anchor)
@@ -94,6 +97,7 @@ class Anchors:
                 buffers=self.buffers,
                 moments=self.moments,
                 guard=self.guard,
+                hashing=self.hashing,
             )
         )
 

@@ -16,8 +16,8 @@ from mend_optim.codecs.packing import RAW, as_bytes, view
 from mend_optim.engine.effects import Advance, Done, Install, Merge, Prepare, Reoffer
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import BufferFragment
-from mend_optim.protocol.lineage import content_digest
 from mend_optim.protocol.messages import MERGED, Offer, Packet, State, section
+from mend_optim.protocol.tree_digest import short_digest
 from mend_optim.worker.correction import BufferCorrection, Reading
 from mend_optim.worker.seal_payload import payload_digest
 
@@ -79,7 +79,7 @@ class BufferAnchor:
     def verify(self, state: State) -> None:
         """Raise `PeerError` unless this is a whole anchor of this fragment."""
         sections = [state.sections[name].data for name in sorted(state.sections)]
-        if content_digest(*sections) != state.content:
+        if short_digest(*sections) != state.content:
             raise PeerError("Anchor's bytes do not match the digest that came with them")
         self._read(section(state.sections, "anchor"))
 
@@ -159,7 +159,7 @@ class BufferAnchor:
     def export(self) -> Done:
         """The whole anchor, for a peer."""
         packet = self._packet(self.copy())
-        return Done(sections={"anchor": packet}, digest=content_digest(packet.data))
+        return Done(sections={"anchor": packet}, digest=short_digest(packet.data))
 
     def save(self) -> dict[str, Tensor]:
         """Copies of all tensors, by the names they have in a checkpoint."""

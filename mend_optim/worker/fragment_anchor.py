@@ -17,11 +17,12 @@ from mend_optim.engine.effects import Advance, Done, Install, Merge, Prepare, Re
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
-from mend_optim.protocol.lineage import content_digest
 from mend_optim.protocol.messages import SCALE, SIZES, Offer, Sections, State, section
+from mend_optim.protocol.tree_digest import short_digest
 from mend_optim.worker.blame import blamed_on_peer
 from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
+from mend_optim.worker.hashing import Hashing
 from mend_optim.worker.merge import finite
 from mend_optim.worker.moment_means import MomentMeans
 from mend_optim.worker.offer_sizes import (
@@ -35,7 +36,7 @@ from mend_optim.worker.offer_sizes import (
 )
 from mend_optim.worker.outer import Outer, correction_between, delta, disagreement
 from mend_optim.worker.scale import bound, read_scale, scale_packet, scaled, unscaled
-from mend_optim.worker.seal_payload import SealPayload, payload_digest
+from mend_optim.worker.seal_payload import SealPayload
 from mend_optim.worker.velocity import Velocity
 
 #: How a checkpoint names the sealer's own feedback. It has no name for the residual of an open
@@ -56,6 +57,7 @@ class FragmentAnchor:
         moments: the inner optimizer's moments.
         guard: when an offer is too large to be merged; None: as long as the anchor stays finite,
             none is.
+        hashing: hashes seals and anchors.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class FragmentAnchor:
         buffers: Buffers,
         moments: Sequence[Moment],
         guard: Guard | None = None,
+        hashing: Hashing | None = None,
     ) -> None:
         self.fragment = fragment
         self.guard = guard
@@ -86,7 +89,8 @@ class FragmentAnchor:
         #: Keeps the residual of this learner's own offers.
         self.feedback = Feedback(codec, fragment.shapes, buffers, codec.residual_in_weights)
         #: The merged delta on its way back, and the residual of this learner's seals.
-        self.payload = SealPayload(codec, scheme, fragment, buffers)
+        self.hashing = hashing or Hashing()
+        self.payload = SealPayload(codec, scheme, fragment, buffers, self.hashing)
         self.means = MomentMeans(moments, codec.exact, fragment, buffers)
 
     # ── offers and seals ──────────────────────────────────────────────────────────────────────────
@@ -127,7 +131,7 @@ class FragmentAnchor:
             means = self.means.average(offers, job.moments)
         sections = {**merged.sections, **rates, **means}
         sections[SIZES] = sizes_packet(judged, job.outsized)
-        digest = payload_digest(sections, job.weights)
+        digest = self.payload.digest(sections, job.weights)
         self.payload.sealed(digest)
         return Done(sections=sections, digest=digest)
 
@@ -180,7 +184,7 @@ class FragmentAnchor:
         """Raise `PeerError` unless this is a whole anchor of this fragment."""
         with blamed_on_peer():
             sections = [state.sections[name].data for name in sorted(state.sections)]
-            if content_digest(*sections) != state.content:
+            if self._content(*sections) != state.content:
                 raise PeerError("Anchor's bytes do not match the digest that came with them")
             check_packet(section(state.sections, "anchor"), self.fragment.shapes)
             self.velocity.check(state.sections, self.fragment.shapes)
@@ -327,7 +331,10 @@ class FragmentAnchor:
         if self.scale:
             sections[SCALE] = scale_packet(self.scale)
         parts = (sections[name].data for name in sorted(sections))
-        return Done(sections=sections, digest=content_digest(*parts))
+        return Done(sections=sections, digest=self._content(*parts))
+
+    def _content(self, *parts: memoryview) -> bytes:
+        return short_digest(*parts, spread=self.hashing.spread)
 
     def save(self) -> dict[str, Tensor]:
         """Copies of all tensors, by the names they have in a checkpoint."""

@@ -35,7 +35,6 @@ from mend_optim.codecs.registry import (
 )
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
-from mend_optim.protocol.lineage import content_digest
 from mend_optim.protocol.messages import (
     MERGED,
     MOMENT_PREFIX,
@@ -48,25 +47,28 @@ from mend_optim.protocol.messages import (
     Sections,
     section,
 )
+from mend_optim.protocol.tree_digest import Spread, short_digest
 from mend_optim.worker import merge, scale
 from mend_optim.worker.feedback import Feedback
+from mend_optim.worker.hashing import Hashing
 
 #: The largest number of packets in one seal.
 RELAYED = 128
 
 
-def payload_digest(sections: Sections, weights: Sequence[float]) -> bytes:
+def payload_digest(sections: Sections, weights: Sequence[float], spread: Spread = map) -> bytes:
     """The digest of all that the merged delta depends on: its bytes, or the members' packets and
-    weights. It covers the moments, the scale and the rate too."""
+    weights. It covers the moments, the scale and the rate too. `spread` hashes the leaves."""
     beside = sorted(filter(_is_beside, sections))
     if MERGED in sections:
-        found = content_digest(sections[MERGED].data)
+        found = short_digest(sections[MERGED].data, spread=spread)
     else:
         relayed = sorted(set(sections) - set(beside), key=lambda name: (len(name), name))
         packets = [sections[name].data for name in relayed]
-        found = content_digest(*packets, struct.pack(f"<{len(weights)}d", *weights))
+        weighed = struct.pack(f"<{len(weights)}d", *weights)
+        found = short_digest(*packets, weighed, spread=spread)
     named = (part for name in beside for part in (name.encode(), sections[name].data))
-    return content_digest(found, *named) if beside else found
+    return short_digest(found, *named, spread=spread) if beside else found
 
 
 def _is_beside(name: str) -> bool:
@@ -89,10 +91,18 @@ class SealPayload:
     """One fragment's seals: the sealer turns offers into sections, and every learner turns sections
     into the merged delta."""
 
-    def __init__(self, codec: Codec, scheme: str, fragment: Fragment, buffers: Buffers) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        scheme: str,
+        fragment: Fragment,
+        buffers: Buffers,
+        hashing: Hashing | None = None,
+    ) -> None:
         self.scheme = scheme
         self.fragment = fragment
         self.buffers = buffers
+        self.hashing = hashing or Hashing()
         #: Whether members' packets may come back instead of the merged delta.
         self.relays = scheme in merge.LINEAR and codec.back == "exact"
         #: Encodes merged deltas and keeps their residual; None if the codec does not encode them.
@@ -148,6 +158,10 @@ class SealPayload:
             LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes
         )
         return Merged({MERGED: packet, **beside}, merged, rms)
+
+    def digest(self, sections: Sections, weights: Sequence[float]) -> bytes:
+        """The `payload_digest` of a seal."""
+        return payload_digest(sections, weights, self.hashing.spread)
 
     def clipped(self, offers: Sequence[Offer], factors: Sequence[float]) -> tuple[Offer, ...]:
         """The offers with their deltas scaled by these factors. One that is scaled is not encoded,
@@ -207,7 +221,7 @@ class SealPayload:
             }
         if not trusted:
             beside = {name: packet for name, packet in seal.sections.items() if _is_beside(name)}
-            if payload_digest({**packets, **beside}, seal.weights) != seal.payload:
+            if self.digest({**packets, **beside}, seal.weights) != seal.payload:
                 raise PeerError("Merged bytes do not match the digest in the seal")
             for packet in packets.values():
                 check_packet(packet, self.fragment.shapes)

@@ -32,8 +32,9 @@ from mend_optim.engine.effects import Advance, Done, Export, Inspect, Install, M
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Layout
-from mend_optim.protocol.lineage import PeerId, content_digest
+from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Bulk, Offer, Packet, Seal, State
+from mend_optim.protocol.tree_digest import short_digest
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import to_frames
 from mend_optim.worker import fragment_anchor
@@ -294,7 +295,7 @@ def on_seal(choice: int, seal: Seal) -> bool:
 def on_state(choice: int, state: State) -> bool:
     """A learner takes a whole anchor, and passes the same on."""
     parts = [state.sections[name].data for name in sorted(state.sections)]
-    state = replace(state, content=content_digest(*parts))
+    state = replace(state, content=short_digest(*parts))
     mine = learner(choice)
     before = bits(mine)
     done, _ = mine.perform(Install(states=(state,), merged_own_offer=False, replace=True))

@@ -42,7 +42,7 @@ SIGN_MUTANTS = (
         STATEMENT,
     ),
     Mutant(
-        "the-codec-is-not-signed", 4, STATED, "pack([packet.codec.encode(), ", "pack([", STATEMENT
+        "the-codec-is-not-signed", 4, STATED, "packet.codec.encode(), _NUMBER", "_NUMBER", STATEMENT
     ),
     Mutant(
         "moments-are-not-signed",

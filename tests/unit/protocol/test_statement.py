@@ -127,7 +127,7 @@ def test_what_is_no_statement_is_refused(data: bytes) -> None:
 def test_a_statement_of_another_purpose_is_refused() -> None:
     told = encode(statement_of(offer_of(PEER), b""))
     with pytest.raises(PeerError, match="are not a statement about an offer"):
-        decode(told.replace(b"mend-optim offer 1", b"mend-optim offer 2"))
+        decode(told.replace(b"mend-optim offer 2", b"mend-optim offer 1"))
 
 
 def test_an_offer_that_is_sent_again_is_the_same_statement() -> None:

@@ -32,8 +32,9 @@ from mend_optim.engine.round import Round
 from mend_optim.engine.schedule import Schedule
 from mend_optim.model.copies import gather, scatter
 from mend_optim.model.layout import Layout
-from mend_optim.protocol.lineage import PeerId, content_digest
+from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import RATE, SIZES, Offer, Packet, Seal, State
+from mend_optim.protocol.tree_digest import short_digest
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.correction import Correction, stack
 from mend_optim.worker.moment_means import MomentMeans
@@ -816,7 +817,7 @@ def test_a_model_of_empty_tensors_has_anchors_too() -> None:
 def seal_with(values: Tensor, payload: bytes | None = None) -> Seal:
     """A seal of these merged bytes, with the digest that fits them unless told otherwise."""
     packet = raw(values)
-    digest = payload or content_digest(packet.data)
+    digest = payload or short_digest(packet.data)
     return Seal(
         sealer=PeerId("x", 1),
         fragment=0,
@@ -951,7 +952,7 @@ def changed(state: State, name: str, tensor: Tensor | None) -> State:
     sections = {key: packet for key, packet in state.sections.items() if key != name}
     if tensor is not None:
         sections[name] = raw(tensor)
-    content = content_digest(*(packet.data for _, packet in sorted(sections.items())))
+    content = short_digest(*(packet.data for _, packet in sorted(sections.items())))
     return replace(state, sections=sections, content=content)
 
 

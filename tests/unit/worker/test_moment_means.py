@@ -35,7 +35,7 @@ from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.standing import Standing
 from mend_optim.model.layout import Layout
-from mend_optim.protocol.lineage import Claim, Lineage, PeerId, content_digest
+from mend_optim.protocol.lineage import Claim, Lineage, PeerId
 from mend_optim.protocol.messages import (
     MOMENT_PREFIX,
     Offer,
@@ -44,6 +44,7 @@ from mend_optim.protocol.messages import (
     Sections,
     moment_names,
 )
+from mend_optim.protocol.tree_digest import short_digest
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Kept, keep, kept_correction
 from mend_optim.worker.correction import Correction, MomentCorrection, Reading, stack
@@ -867,7 +868,7 @@ def test_a_bad_moment_is_refused_with_the_offer_the_seal_and_the_anchor_it_came_
     sections = {**seal.sections, name: bad}
     tampered = replace(seal, sections=sections, payload=payload_digest(sections, seal.weights))
     whole = {**state.sections, name: bad}
-    content = content_digest(*(whole[key].data for key in sorted(whole)))
+    content = short_digest(*(whole[key].data for key in sorted(whole)))
     for job in (
         Inspect(offered({**a.offer(30).sections, name: bad})),
         Advance(seal=tampered, lineage=BASE, merged_own_offer=True),
@@ -889,7 +890,7 @@ def test_what_is_not_known_here_is_taken_for_no_reason_to_refuse() -> None:
     sections = {**seal.sections, MOMENT_PREFIX + "acc": BAD["NaN"][0]}
     strange = replace(seal, sections=sections, payload=payload_digest(sections, seal.weights))
     whole = {**state.sections, MOMENT_PREFIX + "acc": BAD["NaN"][0]}
-    content = content_digest(*(whole[key].data for key in sorted(whole)))
+    content = short_digest(*(whole[key].data for key in sorted(whole)))
     assert (
         perform(
             b.anchors,

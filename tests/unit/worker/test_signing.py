@@ -41,7 +41,7 @@ class Learner(LoneFragment):
             guard=Guard(),
         )
         self.notary = HashNotary(name)
-        anchors.signing = Signing(self.notary) if signs else None
+        anchors.signing = Signing(self.notary, anchors.hashing) if signs else None
         super().__init__(name, anchors)
 
     def offer(self, change: float = 1.0) -> Offer:

@@ -35,6 +35,8 @@ ROWS = 32
 #: Elements processed at once: indices of the whole tensor, eight bytes each, would take twice its
 #: memory.
 SPAN = ROWS * CHUNK
+#: Elements that are looked at before all of a tensor is searched for zeros.
+SAMPLES = 1 << 14
 #: A listed position is a multiple of this number, plus a byte.
 LOW = 256
 
@@ -144,11 +146,22 @@ def _piece(values: Array, mask: Array) -> Piece:
     return Piece(SPARSE, count, (values[places], lower, np.packbits(upper, bitorder="little")))
 
 
+def _may_have_zeros(bits: Array) -> bool:
+    """Whether a look at a few elements leaves room for so many zeros that a bitmap pays."""
+    stride = len(bits) // SAMPLES | 1
+    some = bits[::stride]
+    zeros = len(some) - int(np.count_nonzero(some))
+    # A bitmap pays from one zero in 32 elements on.
+    return zeros * 64 >= len(some)
+
+
 def lossless(tensor: Tensor) -> Piece:
     """Every value whose bits are not all zero (those of a negative zero are not), or the whole
-    tensor if that is smaller."""
+    tensor if that is smaller, or seems to be."""
     values = tensor.reshape(-1).numpy()
     bits = values.view(np.int32)
+    if not _may_have_zeros(bits):
+        return dense(tensor)
     nbytes = SPARSE.nbytes(tuple(tensor.shape), int(np.count_nonzero(bits)))
     return _piece(values, bits != 0) if padded(nbytes) < tensor.nbytes else dense(tensor)
 

@@ -35,7 +35,7 @@ from mend_optim.worker.offer_sizes import (
     sizes_packet,
 )
 from mend_optim.worker.outer import Outer, correction_between, delta, disagreement
-from mend_optim.worker.scale import bound, read_scale, scale_packet, scaled, unscaled
+from mend_optim.worker.scale import Scaled, bound, read_scale, scale_packet, unscaled
 from mend_optim.worker.seal_payload import SealPayload
 from mend_optim.worker.velocity import Velocity
 
@@ -127,7 +127,7 @@ class FragmentAnchor:
                 offers = self.payload.clipped(offers, [found.factor for found in judged])
                 merged = self.payload.merge(offers, weights, scratch, job.flush, relay=False)
             rates = self.velocity.rates(offers, weights, job.period)
-            self._require_finite({**merged.sections, **rates}, merged.delta, weights)
+            self._require_finite({**merged.sections, **rates}, merged.most, weights)
             means = self.means.average(offers, job.moments)
         sections = {**merged.sections, **rates, **means}
         sections[SIZES] = sizes_packet(judged, job.outsized)
@@ -135,13 +135,15 @@ class FragmentAnchor:
         self.payload.sealed(digest)
         return Done(sections=sections, digest=digest)
 
-    def _require_finite(self, sections: Sections, delta: Tensor, weights: Sequence[float]) -> None:
-        """Raise `PeerError` unless a seal of this merged delta leads to a finite anchor."""
+    def _require_finite(self, sections: Sections, most: float, weights: Sequence[float]) -> None:
+        """Raise `PeerError` unless a seal of a merged delta leads to a finite anchor. `most` is the
+        greatest magnitude in the delta."""
         factor = 1.0
         if SCALE in sections:
-            most = bound(weights)
-            factor = max(read_scale(sections[SCALE], len(self.fragment.shapes), most))
-        self.velocity.require_finite(self.velocity.round_rate(sections), self.theta, delta, factor)
+            limit = bound(weights)
+            factor = max(read_scale(sections[SCALE], len(self.fragment.shapes), limit))
+        rate = self.velocity.round_rate(sections)
+        self.velocity.reach(rate, self.theta, factor * most)
 
     # ── moving to another anchor ──────────────────────────────────────────────────────────────────
 
@@ -152,10 +154,11 @@ class FragmentAnchor:
         with blamed_on_peer():
             if not job.sealed_here:
                 self.means.check(seal.sections)
-            merged = self.payload.merged(seal, job.sealed_here, scratch)
+            merged, most = self.payload.merged(seal, job.sealed_here, scratch)
             factors = self.payload.factors(seal)
             rate = self.velocity.round_rate(seal.sections)
-            self.velocity.require_finite(rate, self.theta, merged, max(factors, default=1.0))
+            length = max(factors, default=1.0) * most
+            reach = self.velocity.reach(rate, self.theta, length)
             read_sizes(seal)
         self.sizes.merged(seal)
         if job.sealed_here and self.payload.feedback:
@@ -163,14 +166,13 @@ class FragmentAnchor:
         if job.sealed_by_predecessor:
             self.payload.drop()
         self.scale = factors
-        if factors:
-            merged = scaled(merged, factors, self.fragment.offsets, scratch)
+        step = Scaled(merged, factors, self.fragment.offsets) if factors else merged
         leaving = self._leaving(job.forget, job.merged_own_offer)
         moments = self.means.merged(seal.sections, job.merged_own_offer)
         values = self.buffers.take(self.theta.numel())
         late = job.merged_own_offer and self._is_late(job.gain) and not job.replace
         own = None if late else leaving
-        self.velocity.move(rate, self.theta, merged, own=own, correction=values)
+        self.velocity.move(rate, self.theta, step, own=own, correction=values, reach=reach)
         if late and leaving is not None:
             self._adopt_late(job.gain, leaving, values)
         if job.replace:

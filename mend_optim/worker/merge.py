@@ -56,12 +56,14 @@ def weighted_mean_by_parts(
 ) -> Tensor:
     """The weighted mean, to the bit, of deltas that come in parts of at most `PART` elements. No
     delta is ever held whole. `measure` is called with every delta's number, the place of each part,
-    and the part."""
+    and the part; then with their count, and each part of the mean."""
     scratch = torch.empty(min(PART, out.numel()), dtype=torch.float32)
     for i, (parts, weight) in enumerate(zip(deltas, w, strict=True)):
         for here, part in placed(parts):
             _add(part, weight, out[here], scratch, first=i == 0)
             measure(i, here, part)
+            if i == len(w) - 1:
+                measure(len(w), here, out[here])
     return out
 
 

@@ -20,7 +20,7 @@ is only the part that was merged."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -131,11 +131,17 @@ def delta(anchor: Tensor, snapshot: Tensor) -> Tensor:
     return torch.sub(anchor, snapshot, out=snapshot)
 
 
+class Parts(Protocol):
+    """A flat float32 vector that is read block by block; a block is valid until the next."""
+
+    def __getitem__(self, here: slice, /) -> Tensor: ...
+
+
 def outer_step(
     step: Step,
     anchor: Tensor,
     velocity: Tensor | None,
-    merged: Tensor,
+    merged: Parts,
     *,
     own: Tensor | None,
     correction: Tensor,

@@ -116,16 +116,36 @@ def read_scale(packet: Packet, tensors: int, most: float) -> list[float]:
     return found
 
 
-def scaled(mean: Tensor, found: Sequence[float], offsets: Sequence[int], out: Tensor) -> Tensor:
-    """f Δ̄, tensor by tensor, in `out`, which may be `mean` itself. Every product is rounded once,
-    so learners on different hardware get the same bits."""
-    in_place = mean.data_ptr() == out.data_ptr()
-    for (start, stop), f in zip(itertools.pairwise(offsets), found, strict=True):
-        if f != 1:
-            torch.mul(mean[start:stop], f, out=out[start:stop])
-        elif not in_place:
-            out[start:stop].copy_(mean[start:stop])
-    return out
+class Scaled:
+    """f Δ̄, made block by block where it is read. Every product is rounded once, so learners on
+    different hardware get the same bits.
+
+    Args:
+        mean: Δ̄; not changed.
+        found: f of every tensor.
+        offsets: the bounds of the tensors.
+    """
+
+    def __init__(self, mean: Tensor, found: Sequence[float], offsets: Sequence[int]) -> None:
+        self._mean = mean
+        self._found = found
+        self._offsets = offsets
+        self._block = torch.empty(0, dtype=torch.float32)
+
+    def __getitem__(self, here: slice) -> Tensor:
+        """The elements `here`, in memory that the next block will use again."""
+        size = here.stop - here.start
+        if self._block.numel() < size:
+            self._block = torch.empty(size, dtype=torch.float32)
+        block = self._block[:size]
+        tensor = bisect_right(self._offsets, here.start) - 1
+        start = here.start
+        while start < here.stop:
+            stop = min(self._offsets[tensor + 1], here.stop)
+            out = block[start - here.start : stop - here.start]
+            torch.mul(self._mean[start:stop], self._found[tensor], out=out)
+            start, tensor = stop, tensor + 1
+        return block
 
 
 def unscaled(step: Tensor, found: Sequence[float], offsets: Sequence[int], out: Tensor) -> Tensor:

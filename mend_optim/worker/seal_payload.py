@@ -15,6 +15,7 @@ its own: the sealer adds the residual of one seal to its next merge."""
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -51,6 +52,8 @@ from mend_optim.protocol.tree_digest import Spread, short_digest
 from mend_optim.worker import merge, scale
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.hashing import Hashing
+from mend_optim.worker.measures import Measures
+from mend_optim.worker.outer import largest
 
 #: The largest number of packets in one seal.
 RELAYED = 128
@@ -85,6 +88,16 @@ class Merged(NamedTuple):
     delta: Tensor
     #: By the offer's index, the RMS of each offer's delta.
     rms: dict[int, float]
+    #: The greatest magnitude in the delta.
+    most: float
+
+
+class _Sealed(NamedTuple):
+    """What a learner's own seal of members' packets leads to."""
+
+    payload: bytes
+    delta: Tensor
+    most: float
 
 
 class SealPayload:
@@ -107,10 +120,10 @@ class SealPayload:
         self.relays = scheme in merge.LINEAR and codec.back == "exact"
         #: Encodes merged deltas and keeps their residual; None if the codec does not encode them.
         self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back == "same" else None
-        #: The mean of the packets that come back as they are.
-        self._measured: Tensor | None = None
+        #: The mean of the packets that come back as they are, and its greatest magnitude.
+        self._measured: tuple[Tensor, float] | None = None
         #: That mean, and the digest of this learner's seal of it, until it advances.
-        self._sealed: tuple[bytes, Tensor] | None = None
+        self._sealed: _Sealed | None = None
 
     def merge(
         self,
@@ -143,21 +156,23 @@ class SealPayload:
         relays = self.relays and relay and small
         scales = self.scheme == "norm_preserving" and len(packets) > 1 and not flush
         self._measured = self._sealed = None
-        lengths = [scale.Lengths(self.fragment.offsets) for _ in packets]
+        found = Measures(len(packets), self.fragment.offsets)
         # If all offers were refused, the round merges nothing, and tells their authors so.
-        merged = self._merge(packets, weights, scratch, lengths) if packets else scratch.zero_()
-        rms = {int(i): length.rms() for i, length in zip(packets, lengths, strict=True)}
-        beside = self._scale(packets, weights, merged, lengths) if scales else {}
+        merged = self._merge(packets, weights, scratch, found) if packets else scratch.zero_()
+        if not math.isfinite(found.most):
+            raise PeerError("Merged delta is not finite")
+        rms = {int(i): length.rms() for i, length in zip(packets, found.members, strict=True)}
+        beside = self._scale(packets, weights, found) if scales else {}
         if relays:
-            self._measured = merged
-            return Merged({**packets, **beside}, merged, rms)
+            self._measured = merged, found.most
+            return Merged({**packets, **beside}, merged, rms, found.most)
         if self.feedback:
             packet = self.feedback.encode(merged, flush)
-            return Merged({MERGED: packet, **beside}, merged, rms)
+            return Merged({MERGED: packet, **beside}, merged, rms, found.most)
         packet, _ = encode_packet(
             LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes
         )
-        return Merged({MERGED: packet, **beside}, merged, rms)
+        return Merged({MERGED: packet, **beside}, merged, rms, found.most)
 
     def digest(self, sections: Sections, weights: Sequence[float]) -> bytes:
         """The `payload_digest` of a seal."""
@@ -179,26 +194,19 @@ class SealPayload:
     def sealed(self, digest: bytes) -> None:
         """The last `merge` is in a seal of this learner with this payload digest."""
         if self._measured is not None:
-            self._sealed = digest, self._measured
+            self._sealed = _Sealed(digest, *self._measured)
             self._measured = None
 
-    def _scale(
-        self,
-        packets: Sections,
-        weights: Sequence[float],
-        merged: Tensor,
-        lengths: Sequence[scale.Lengths],
-    ) -> Sections:
-        """The section that scales the mean `merged` of these packets; none if nothing is scaled."""
-        of_mean = scale.Lengths(self.fragment.offsets)
-        of_mean.add(slice(0, merged.numel()), merged)
+    def _scale(self, packets: Sections, weights: Sequence[float], measured: Measures) -> Sections:
+        """The section that scales the mean of these packets; none if nothing is scaled."""
         w = [weights[int(i)] for i in packets]
-        found = scale.factors([length.norms() for length in lengths], of_mean.norms(), w)
+        members = [length.norms() for length in measured.members]
+        found = scale.factors(members, measured.mean.norms(), w)
         return {SCALE: scale.scale_packet(found)} if any(f != 1 for f in found) else {}
 
-    def merged(self, seal: Seal, trusted: bool, scratch: Tensor) -> Tensor:
+    def merged(self, seal: Seal, trusted: bool, scratch: Tensor) -> tuple[Tensor, float]:
         """The merged delta of a seal, not scaled yet, in `scratch`, in memory of its own, or in the
-        seal's own bytes.
+        seal's own bytes; and its greatest magnitude.
 
         Args:
             seal: the seal as received.
@@ -209,8 +217,8 @@ class SealPayload:
             PeerError: a section is missing, damaged, or not finite.
         """
         sealed, self._sealed = self._sealed, None
-        if trusted and sealed and sealed[0] == seal.payload:
-            return sealed[1]
+        if trusted and sealed and sealed.payload == seal.payload:
+            return sealed.delta, sealed.most
         if MERGED in seal.sections:
             packets = {MERGED: seal.sections[MERGED]}
         else:
@@ -224,10 +232,16 @@ class SealPayload:
             if self.digest({**packets, **beside}, seal.weights) != seal.payload:
                 raise PeerError("Merged bytes do not match the digest in the seal")
             for packet in packets.values():
-                check_packet(packet, self.fragment.shapes)
+                check_packet(packet, self.fragment.shapes, measured=True)
         if MERGED in packets:
-            return decode_packet(packets[MERGED], self.fragment.shapes, scratch)
-        return self._merge(packets, seal.weights, scratch)
+            delta = decode_packet(packets[MERGED], self.fragment.shapes, scratch)
+        else:
+            delta = self._merge(packets, seal.weights, scratch)
+        most = largest(delta)
+        # A NaN is no less than anything.
+        if not most < math.inf:
+            raise PeerError("Merged delta is not finite")
+        return delta, most
 
     def factors(self, seal: Seal) -> list[float]:
         """The factor of each tensor of the merged delta; empty: all are 1.
@@ -252,20 +266,20 @@ class SealPayload:
         packets: Mapping[str, Packet],
         weights: Sequence[float],
         scratch: Tensor,
-        lengths: Sequence[scale.Lengths] = (),
+        measures: Measures | None = None,
     ) -> Tensor:
-        """Merge packets into `scratch`; `lengths`, if any, measure each of them."""
+        """Merge packets into `scratch`, and measure them if there are `measures`."""
         if not packets:
             raise PeerError("Seal has no packet to merge")
         shapes = self.fragment.shapes
         w = [weights[int(i)] for i in packets]
 
         def measure(i: int, here: slice, part: Tensor) -> None:
-            if lengths:
-                lengths[i].add(here, part)
+            if measures:
+                measures.add(i, here, part)
 
         encoded = any(packet.codec != RAW for packet in packets.values())
-        if self.scheme in merge.LINEAR and (lengths or encoded):
+        if self.scheme in merge.LINEAR and (measures or encoded):
             merge.weighted_mean_by_parts(
                 (decoded(packet, shapes) for packet in packets.values()),
                 w,
@@ -274,11 +288,9 @@ class SealPayload:
             )
         else:
             deltas = [self._whole(packet) for packet in packets.values()]
-            for i, delta in enumerate(deltas):
-                measure(i, slice(0, delta.numel()), delta)
             merge.merge(self.scheme, deltas, w, scratch, self.fragment.offsets)
-        if not merge.finite(scratch):
-            raise PeerError("Merged delta is not finite")
+            for i, values in enumerate((*deltas, scratch)):
+                measure(i, slice(0, values.numel()), values)
         return scratch
 
     def _whole(self, packet: Packet) -> Tensor:

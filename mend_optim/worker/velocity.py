@@ -20,7 +20,15 @@ from mend_optim.codecs.packing import MOST
 from mend_optim.codecs.registry import check_packet, decode_packet
 from mend_optim.errors import PeerError, unreachable
 from mend_optim.protocol.messages import RATE, Offer, Sections, section
-from mend_optim.worker.outer import DiLoCoNesterov, Nesterov, Outer, Step, largest, outer_step
+from mend_optim.worker.outer import (
+    DiLoCoNesterov,
+    Nesterov,
+    Outer,
+    Parts,
+    Step,
+    largest,
+    outer_step,
+)
 from mend_optim.worker.round_rate import RoundRate, rate_packet, read_rate, read_sum, round_rate
 
 #: The names of b and s, in whole anchors and in checkpoints.
@@ -42,6 +50,8 @@ class Velocity:
         #: s; 0 unless the outer optimizer counts rates. Invariant: a float32, so that it travels
         #: as it is.
         self.s = 0.0
+        #: No element of the anchor is greater in magnitude; None: not known.
+        self._anchor_reach: float | None = None
 
     # ── a round ───────────────────────────────────────────────────────────────────────────────────
 
@@ -64,27 +74,33 @@ class Velocity:
         self,
         rate: RoundRate | None,
         anchor: Tensor,
-        merged: Tensor,
+        merged: Parts,
         *,
         own: Tensor | None,
         correction: Tensor,
+        reach: float | None = None,
     ) -> None:
-        """Take the outer step of a round; the arguments are those of `outer_step`."""
+        """Take the outer step of a round, whose `reach` may have been found before. The other
+        arguments are those of `outer_step`."""
         step, b, self.s = self._step(rate)
         outer_step(step, anchor, b, merged, own=own, correction=correction)
+        self._anchor_reach = reach
 
-    def require_finite(
-        self, rate: RoundRate | None, anchor: Tensor, merged: Tensor, factor: float
-    ) -> None:
-        """Raise `PeerError` if an element of the anchor, or of b, may exceed `MOST` after the step
-        by this merged delta, which is still to be scaled by at most `factor`."""
+    def reach(self, rate: RoundRate | None, anchor: Tensor, length: float) -> float:
+        """How far from 0 an element of the anchor may be after the step by a merged delta, none of
+        whose elements is greater than `length`. Raises `PeerError` if that, or an element of b, may
+        exceed `MOST`."""
         step, b, _ = self._step(rate)
-        length = factor * largest(merged)
         velocity = 0.0 if b is None else step.momentum * largest(b) + length
-        reach = largest(anchor) + step.lr * (length + step.momentum * velocity)
+        further = step.lr * (length + step.momentum * velocity)
+        # A bound that grew from round to round is enough, as long as it is far from `MOST`.
+        if self._anchor_reach is None or not self._anchor_reach + further <= MOST:
+            self._anchor_reach = largest(anchor)
+        reach = self._anchor_reach + further
         # A NaN is no less than anything.
         if not (reach <= MOST and velocity <= MOST):
             raise PeerError("the anchor that the merged delta leads to would not be finite")
+        return reach
 
     def _step(self, rate: RoundRate | None) -> tuple[Step, Tensor | None, float]:
         """The factors of the next step, the velocity if it takes part, and s after it."""
@@ -120,6 +136,7 @@ class Velocity:
 
     def install(self, sections: Sections, shapes: Sequence[tuple[int, ...]]) -> None:
         """Take it from an anchor that was checked."""
+        self._anchor_reach = None
         if self.b is not None:
             self.b.copy_(decode_packet(sections[VELOCITY], shapes))
         if self.outer.counts_rates:
@@ -140,6 +157,7 @@ class Velocity:
     def reset(self) -> None:
         """Begin anew."""
         self.s = 0.0
+        self._anchor_reach = None
         if self.b is not None:
             self.b.zero_()
 

@@ -140,7 +140,7 @@ def merged(seal: Seal) -> Tensor:
     (numel,) = {packet.numel for name, packet in seal.sections.items() if name not in (RATE, SIZES)}
     layout = Layout(["w"], [torch.zeros(numel)], 1)
     way_back = SealPayload(find_codec("none"), "mean", layout.fragments[0], Buffers())
-    return way_back.merged(seal, True, torch.empty(numel))
+    return way_back.merged(seal, True, torch.empty(numel))[0]
 
 
 def vector(*values: float) -> Tensor:
@@ -565,7 +565,7 @@ def test_what_stays_in_the_weights_is_the_rest_of_what_was_trained(fates: list[b
         seal = other.seal(offer if merged_own_offer else other.train(change).offer())
         learner.adopt(seal, merged_own_offer)
         if merged_own_offer:
-            decode = learner.anchors.fragments[0].payload.merged(seal, True, torch.empty(48))
+            decode = learner.anchors.fragments[0].payload.merged(seal, True, torch.empty(48))[0]
             decoded, settled, pending = decoded + decode, settled + pending, torch.zeros(48)
         assert close(decoded + stayed(learner), settled)
         assert close(learner.theta - learner.weights, stayed(learner) + pending)
@@ -670,7 +670,7 @@ def test_what_was_beside_the_weights_is_offered_once_it_is_to_stay_in_them() -> 
     learner, (change, rest) = Learner("a", torch.zeros(6, 8), FACTORS), drawn_matrices(2)
     learner.anchors.load(0, {"anchor": torch.zeros(48), "residual": rest})
     seal = learner.seal(learner.train(change).offer())
-    decoded = learner.anchors.fragments[0].payload.merged(seal, True, torch.empty(48))
+    decoded = learner.anchors.fragments[0].payload.merged(seal, True, torch.empty(48))[0]
     learner.adopt(seal)
     assert not residual(learner).any()
     assert close(decoded + stayed(learner), change + rest)

@@ -234,8 +234,11 @@ def test_a_merge_that_leads_to_no_finite_anchor_is_given_up() -> None:
     trio = Trio(outer=DiLoCoNesterov(), guard=None)
     trio.train()
     fragment = trio.learners[0].anchors.fragments[0]
-    fragment.velocity.b.fill_(MOST)  # type: ignore[union-attr]
-    fragment.theta.fill_(-MOST / 2)
+    far = {
+        "anchor": torch.full_like(fragment.theta, -MOST / 2),
+        "velocity": torch.full_like(fragment.theta, MOST),
+    }
+    fragment.load({**fragment.save(), **far})
     done = perform(trio.learners[0].anchors, trio.merge(trio.offers([noise(i) for i in range(3)])))
     assert done.fault == "the anchor that the merged delta leads to would not be finite"
 
@@ -246,8 +249,9 @@ def test_a_seal_that_leads_to_no_finite_anchor_changes_no_bit(factor: float) -> 
     trio.train()
     seal = trio.learners[0].seal_from(trio.merge(trio.offers([noise(i) for i in range(3)])))
     fragment = trio.learners[1].anchors.fragments[0]
-    fragment.theta[3] = factor * 1.5 * MOST
     before = fragment.theta.clone()
+    before[3] = factor * 1.5 * MOST
+    fragment.load({**fragment.save(), "anchor": before})
     job = Advance(seal=seal, lineage=BASE, merged_own_offer=True)
     done = perform(trio.learners[1].anchors, job)
     assert "would not be finite" in done.fault

@@ -18,14 +18,14 @@ from mend_optim.protocol.messages import Packet
 from mend_optim.worker.scale import (
     SLACK,
     Lengths,
+    Scaled,
     bound,
     factors,
     read_scale,
     scale_packet,
-    scaled,
 )
 from tests import reference
-from tests.support.strategies import close, contributions, vectors
+from tests.support.strategies import contributions, vectors
 
 HALVES = [0.5, 0.5]
 
@@ -180,13 +180,15 @@ def test_an_encoded_scale_is_refused() -> None:
 # Scaling
 
 
-@given(vectors(1, 5), st.floats(1, 2, width=32), st.booleans())
-def test_each_tensor_is_scaled_by_its_own_factor(
-    drawn: list[Tensor], factor: float, in_place: bool
+@given(vectors(1, 9), st.lists(st.floats(1, 2, width=32), min_size=4, max_size=4), st.data())
+def test_each_tensor_is_scaled_by_its_own_factor_in_blocks_of_any_size(
+    drawn: list[Tensor], factors: list[float], data: st.DataObject
 ) -> None:
-    mean, before = drawn[0], drawn[0].clone()
-    out = mean if in_place else torch.full((5,), math.nan)
-    assert scaled(mean, [factor, 1.0], [0, 2, 5], out) is out
-    assert close(out[:2], factor * before[:2])
-    assert torch.equal(out[2:], before[2:])
-    assert in_place or torch.equal(mean, before)
+    mean, before, offsets = drawn[0], drawn[0].clone(), [0, 2, 2, 8, 9]
+    step = Scaled(mean, factors, offsets)
+    cuts = sorted(data.draw(st.sets(st.integers(1, 8))))
+    blocks = [slice(a, b) for a, b in itertools.pairwise([0, *cuts, 9])]
+    found = torch.cat([step[here].clone() for here in blocks])
+    for (start, stop), factor in zip(itertools.pairwise(offsets), factors, strict=True):
+        assert torch.equal(found[start:stop], before[start:stop] * factor)
+    assert torch.equal(mean, before)

@@ -97,7 +97,7 @@ def sealed(how: Codec, deltas: list[Tensor], weights: list[float], scheme: str =
 def taken(seal: Seal, how: Codec, scheme: str = "mean", trusted: bool = False) -> Tensor:
     return (
         SealPayload(how, scheme, FRAGMENT, Buffers())
-        .merged(seal, trusted, torch.full((NUMEL,), math.nan))
+        .merged(seal, trusted, torch.full((NUMEL,), math.nan))[0]
         .clone()
     )
 
@@ -148,7 +148,7 @@ def test_no_delta_of_a_mean_is_whole_anywhere(name: str, monkeypatch: pytest.Mon
         "decode_packet",
         None if "merged" not in seal.sections else decode_packet,
     )
-    found = SealPayload(how, "mean", FRAGMENT, buffers).merged(seal, False, torch.empty(NUMEL))
+    found = SealPayload(how, "mean", FRAGMENT, buffers).merged(seal, False, torch.empty(NUMEL))[0]
     assert torch.equal(found, expected)
 
 
@@ -315,9 +315,9 @@ def test_the_sealer_keeps_the_mean_that_it_measured_until_it_advances(
     expected, merges = taken(seal, how, NORM), []
     merge = sealer._merge
     monkeypatch.setattr(sealer, "_merge", lambda *rest: merges.append(rest) or merge(*rest))
-    first = sealer.merged(seal, True, torch.empty(NUMEL)).clone()
+    first = sealer.merged(seal, True, torch.empty(NUMEL))[0].clone()
     assert merges == []
-    again = sealer.merged(seal, True, torch.empty(NUMEL))
+    again = sealer.merged(seal, True, torch.empty(NUMEL))[0]
     assert len(merges) == ("merged" not in seal.sections), "it is kept for one advance"
     assert torch.equal(first, expected)
     assert torch.equal(again, expected)
@@ -328,7 +328,7 @@ def test_a_mean_that_was_measured_stands_for_no_other_seal() -> None:
     sealer = SealPayload(how, NORM, FRAGMENT, Buffers())
     sealed_by(sealer, how, drawn(1, 2))
     another = sealed(how, drawn(2, 2), [0.5, 0.5], NORM)
-    found = sealer.merged(another, True, torch.empty(NUMEL))
+    found = sealer.merged(another, True, torch.empty(NUMEL))[0]
     assert torch.equal(found, taken(another, how, NORM))
     # Nor for one of the same digest whose bytes are to be checked.
     seal = sealed_by(sealer, how, drawn(1, 2))

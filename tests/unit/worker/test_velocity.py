@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mend_optim.codecs.packing import raw
+from mend_optim.codecs.packing import MOST, raw
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import RATE, Offer, Packet
@@ -242,3 +242,42 @@ def test_both_are_reset_together() -> None:
     found = travelled()
     found.reset()
     assert same(found, Velocity(STEADY, torch.zeros(2)))
+
+
+# ── how far an anchor may be ──────────────────────────────────────────────────────────────────────
+
+
+@given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6))
+def test_no_anchor_is_farther_than_its_reach(steps: list[float]) -> None:
+    velocity, anchor = Velocity(Nesterov(), torch.zeros(2)), torch.tensor([1.0, -2.0])
+    for step in steps:
+        merged = torch.tensor([step, step / 2])
+        reach = velocity.reach(None, anchor, float(merged.abs().max()))
+        velocity.move(
+            None, anchor, merged, own=None, correction=torch.empty_like(anchor), reach=reach
+        )
+        assert float(anchor.abs().max()) <= reach * (1 + 1e-6)
+
+
+def test_a_bound_that_has_grown_too_far_is_measured_anew() -> None:
+    """Large steps to and fro lead nowhere."""
+    velocity, anchor = Velocity(Nesterov(), torch.zeros(1)), torch.zeros(1)
+    for turn in range(6):
+        merged = torch.full((1,), MOST / 2 if turn % 2 else -MOST / 2)
+        reach = velocity.reach(None, anchor, MOST / 2)
+        velocity.move(
+            None, anchor, merged, own=None, correction=torch.empty_like(anchor), reach=reach
+        )
+    assert anchor.item() == 0
+
+
+def test_a_bound_grows_with_every_step() -> None:
+    velocity, anchor = Velocity(Nesterov(), torch.zeros(1)), torch.zeros(1)
+    for _ in range(2):
+        merged = torch.full((1,), -MOST / 2)
+        reach = velocity.reach(None, anchor, MOST / 2)
+        velocity.move(
+            None, anchor, merged, own=None, correction=torch.empty_like(anchor), reach=reach
+        )
+    with pytest.raises(PeerError, match="would not be finite"):
+        velocity.reach(None, anchor, MOST / 2)

@@ -15,8 +15,8 @@ from mend_optim.engine.effects import Advance
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.runtime.merge_worker import MergeWorker
 from mend_optim.runtime.network_side import NetworkSide
-from mend_optim.worker import seal_payload
 from mend_optim.worker.anchors import Anchors
+from mend_optim.worker.seal_payload import SealPayload
 
 WIDTH, LAYERS = 512, 8  # 25.2 M elements in 96 tensors
 ADOPTABLE = "adoptable"
@@ -28,7 +28,7 @@ def instrument() -> Watch:
     watch = Watch()
     watch.on(OwnTensors, "copy", "snapshot")
     watch.on(Anchors, "perform", lambda _, job: type(job).__name__.lower())
-    watch.on(seal_payload, "content_digest", "digest")
+    watch.on(SealPayload, "digest", "digest")
     watch.on(NetworkSide, "receive", lambda _, message: f"got {type(message).__name__.lower()}")
     watch.on(MergeWorker, "_perform", lambda _, job: ADOPTABLE if isinstance(job, Advance) else "")
     return watch

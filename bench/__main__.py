@@ -32,6 +32,7 @@ from bench.micro import (
     step,
     sync,
     tls,
+    volume,
 )
 from bench.peers import faults
 from bench.result import Result, environment, line
@@ -52,6 +53,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "checkpoint": checkpoint.run,
     "messages": messages.run,
     "signatures": signatures.run,
+    "volume": volume.run,
     "slow": slow.run,
     "straggler": straggler.run,
     "failslow": failslow.run,

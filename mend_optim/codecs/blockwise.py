@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mend_optim.codecs.packing import MOST, PART, Later, Piece, Scratch, Shape, view
+from mend_optim.codecs.packing import BACK, MOST, PART, Later, Piece, Scratch, Shape, view
 from mend_optim.errors import PeerError, require
 
 #: The smallest scale.
@@ -360,15 +360,16 @@ class Blockwise:
 
     Args:
         block: the number of elements that share a scale, a power of two from 16 to 65536.
-        back: "exact" returns the codes of all members where that is smaller than float32. "same"
-            quantises the merged result once more, with error feedback at the sealer.
+        back: how a merged delta comes back. "auto" returns the codes of all members where they are
+            no larger than the merged delta encoded once more; else it encodes that once more,
+            with error feedback at the sealer. "same" always does, "exact" never does.
 
     Raises:
         UsageError: an argument is out of bounds.
     """
 
     block: int
-    back: str = "exact"
+    back: str = "auto"
     exact = False
     residual_in_weights = False
     form: ClassVar[BlockForm]
@@ -379,7 +380,7 @@ class Blockwise:
 
     def __post_init__(self) -> None:
         require(is_block(self.block), "block", self.block, "a power of two from 16 to 65536")
-        require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
+        require(self.back in BACK, "back", self.back, f"one of {BACK}")
 
     def pieces(
         self, tensors: Sequence[Tensor], memory: Tensor | None
@@ -393,15 +394,16 @@ class Int8(Blockwise):
 
     Args:
         block: elements that share one scale, a power of two from 16 to 65536.
-        back: "exact" returns the codes of all members where that is smaller than float32. "same"
-            quantises the merged result once more, with error feedback at the sealer.
+        back: how a merged delta comes back. "auto" returns the codes of all members where they are
+            no larger than the merged delta encoded once more; else it encodes that once more,
+            with error feedback at the sealer. "same" always does, "exact" never does.
 
     Raises:
         UsageError: an argument is out of bounds.
 
     Example:
         >>> Int8(block=64)
-        Int8(block=64, back='exact')
+        Int8(block=64, back='auto')
     """
 
     block: int = 128
@@ -414,8 +416,9 @@ class Int4(Blockwise):
 
     Args:
         block: elements that share one scale, a power of two from 16 to 65536.
-        back: "exact" returns the codes of all members where that is smaller than float32. "same"
-            quantises the merged result once more, with error feedback at the sealer.
+        back: how a merged delta comes back. "auto" returns the codes of all members where they are
+            no larger than the merged delta encoded once more; else it encodes that once more,
+            with error feedback at the sealer. "same" always does, "exact" never does.
 
     Raises:
         UsageError: an argument is out of bounds.
@@ -435,15 +438,16 @@ class Float4(Blockwise):
 
     Args:
         block: elements that share one scale, a power of two from 16 to 65536.
-        back: "exact" returns the codes of all members where that is smaller than float32. "same"
-            quantises the merged result once more, with error feedback at the sealer.
+        back: how a merged delta comes back. "auto" returns the codes of all members where they are
+            no larger than the merged delta encoded once more; else it encodes that once more,
+            with error feedback at the sealer. "same" always does, "exact" never does.
 
     Raises:
         UsageError: an argument is out of bounds.
 
     Example:
         >>> Float4()
-        Float4(block=64, back='exact')
+        Float4(block=64, back='auto')
     """
 
     block: int = 64

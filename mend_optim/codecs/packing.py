@@ -38,6 +38,8 @@ Array = np.ndarray[Any, Any]
 #: No decoded value is larger, so a convex combination of decoded values is finite.
 MOST = 2.0**126
 RAW, PACKED = "none", "packed"
+#: The ways in which a codec may let a merged delta come back.
+BACK = ("auto", "exact", "same")
 #: Elements decoded at a time: few enough to stay in a cache, enough that the calls take less time
 #: than the numbers.
 PART = 1 << 19

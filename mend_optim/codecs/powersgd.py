@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mend_optim.codecs.packing import MOST, Piece, Scratch, Shape, as_floats, bf16, view
+from mend_optim.codecs.packing import BACK, MOST, Piece, Scratch, Shape, as_floats, bf16, view
 from mend_optim.errors import PeerError, is_number, require
 
 #: Bytes of a product computed at a time: they stay in a cache.
@@ -136,8 +136,9 @@ class PowerSGD:
         bits: the size of an integer in the factors, 8 or 16.
         min_ratio: how many times fewer numbers the factors must have than the matrix, at least 1.
             Otherwise the matrix travels as bfloat16.
-        back: "exact" returns the factors of all members where that is smaller than float32. "same"
-            factors the merged result once more, with error feedback at the sealer.
+        back: how a merged delta comes back. "auto" returns the factors of all members where they
+            are no larger than the merged delta encoded once more; else it encodes that once more,
+            with error feedback at the sealer. "same" always does, "exact" never does.
         seed: seeds the random rows of the first power step.
 
     Raises:
@@ -151,7 +152,7 @@ class PowerSGD:
     rank: int = 16
     bits: int = 8
     min_ratio: float = 2.0
-    back: str = "exact"
+    back: str = "auto"
     seed: int = 0
     exact = False
     residual_in_weights = True
@@ -163,7 +164,7 @@ class PowerSGD:
         require(type(self.bits) is int and self.bits in FACTORS, "bits", self.bits, "8 or 16")
         enough = is_number(self.min_ratio) and self.min_ratio >= 1
         require(enough, "min_ratio", self.min_ratio, "a number of at least 1")
-        require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
+        require(self.back in BACK, "back", self.back, f"one of {BACK}")
         require(type(self.seed) is int, "seed", self.seed, "an int")
         # Learners compare the codec's repr: 2 must read 2.0.
         object.__setattr__(self, "min_ratio", float(self.min_ratio))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mend_optim.codecs.blockwise import FLOAT4, INT4, INT8, Float4, Int4, Int8
 from mend_optim.codecs.packing import (
+    BACK,
     BF16,
     DENSE,
     PACKED,
@@ -40,7 +41,7 @@ from mend_optim.codecs.packing import (
 )
 from mend_optim.codecs.powersgd import FACTORS, PowerSGD
 from mend_optim.codecs.sparse import SPARSE, Sparse
-from mend_optim.errors import PeerError, UsageError
+from mend_optim.errors import PeerError, UsageError, require
 from mend_optim.protocol.messages import Packet
 
 
@@ -58,8 +59,8 @@ class Codec(Protocol):
 
     @property
     def back(self) -> str:
-        """How a merged delta comes back: "exact" loses nothing more, "same" encodes it once
-        more."""
+        """How a merged delta comes back: "exact" loses nothing more, "same" encodes it once more,
+        "auto" returns the members' packets where they are no larger than that."""
 
     @property
     def coalesce(self) -> int:
@@ -93,10 +94,13 @@ class Dense:
 class BFloat16:
     """Rounded to bfloat16, 2 bytes an element, with a relative error of at most 2⁻⁸."""
 
+    back: str = "auto"
     exact = False
     residual_in_weights = False
-    back = "exact"
     coalesce = 1
+
+    def __post_init__(self) -> None:
+        require(self.back in BACK, "back", self.back, f"one of {BACK}")
 
     def pieces(
         self, tensors: Sequence[Tensor], memory: Tensor | None

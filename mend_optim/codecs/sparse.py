@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.codecs.packing import (
+    BACK,
     Array,
     Piece,
     Scratch,
@@ -210,8 +211,9 @@ class Sparse:
     Args:
         density: the share of the values that travel, in (0, 1]. 1.0 sends every value that is not
             zero, and so loses nothing.
-        back: "exact" returns the values of all members. "same" returns the largest values of the
-            merged result, with error feedback at the sealer.
+        back: how a merged delta comes back. "exact" returns the values of all members. "same"
+            returns the largest values of the merged result, with error feedback at the sealer.
+            "auto" does that where it is smaller.
 
     Raises:
         UsageError: an argument is out of bounds.
@@ -229,7 +231,7 @@ class Sparse:
     def __post_init__(self) -> None:
         within = is_number(self.density) and 0 < self.density <= 1
         require(within, "density", self.density, "a number in (0, 1]")
-        require(self.back in ("exact", "same"), "back", self.back, "'exact' or 'same'")
+        require(self.back in BACK, "back", self.back, f"one of {BACK}")
         # Learners compare the codec's repr: 1 must read 1.0.
         object.__setattr__(self, "density", float(self.density))
 

@@ -161,8 +161,8 @@ class FragmentAnchor:
             reach = self.velocity.reach(rate, self.theta, length)
             read_sizes(seal)
         self.sizes.merged(seal)
-        if job.sealed_here and self.payload.feedback:
-            self.payload.feedback.commit()
+        if job.sealed_here:
+            self.payload.commit()
         if job.sealed_by_predecessor:
             self.payload.drop()
         self.scale = factors

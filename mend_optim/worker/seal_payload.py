@@ -112,14 +112,19 @@ class SealPayload:
         buffers: Buffers,
         hashing: Hashing | None = None,
     ) -> None:
+        self.codec = codec
         self.scheme = scheme
         self.fragment = fragment
         self.buffers = buffers
         self.hashing = hashing or Hashing()
         #: Whether members' packets may come back instead of the merged delta.
-        self.relays = scheme in merge.LINEAR and codec.back == "exact"
+        self.relays = scheme in merge.LINEAR and codec.back != "same"
+        #: Whether they do so only where that takes no more than to encode the merged delta.
+        self.thrifty = codec.back == "auto"
         #: Encodes merged deltas and keeps their residual; None if the codec does not encode them.
-        self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back == "same" else None
+        self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back != "exact" else None
+        #: Whether the last merge was encoded by it.
+        self._encoded = False
         #: The mean of the packets that come back as they are, and its greatest magnitude.
         self._measured: tuple[Tensor, float] | None = None
         #: That mean, and the digest of this learner's seal of it, until it advances.
@@ -151,11 +156,10 @@ class SealPayload:
             for i, offer in enumerate(offers)
             if offer.steps
         }
-        sizes = sorted(packet.nbytes for packet in packets.values())
-        small = 0 < len(packets) <= RELAYED and sum(sizes[1:]) < 4 * self.fragment.numel
-        relays = self.relays and relay and small
+        relays = self.relays and relay and self._are_small(packets)
         scales = self.scheme == "norm_preserving" and len(packets) > 1 and not flush
         self._measured = self._sealed = None
+        self._encoded = False
         found = Measures(len(packets), self.fragment.offsets)
         # If all offers were refused, the round merges nothing, and tells their authors so.
         merged = self._merge(packets, weights, scratch, found) if packets else scratch.zero_()
@@ -166,13 +170,37 @@ class SealPayload:
         if relays:
             self._measured = merged, found.most
             return Merged({**packets, **beside}, merged, rms, found.most)
-        if self.feedback:
+        if self.feedback and not self._returns_all(flush):
             packet = self.feedback.encode(merged, flush)
+            self._encoded = True
             return Merged({MERGED: packet, **beside}, merged, rms, found.most)
         packet, _ = encode_packet(
             LOSSLESS, merged, self.fragment.shapes, allocate=self.buffers.take_bytes
         )
         return Merged({MERGED: packet, **beside}, merged, rms, found.most)
+
+    def _are_small(self, packets: Sections) -> bool:
+        """Whether these packets come back instead of the merged delta. A residual of earlier seals
+        goes with the merged delta alone."""
+        sizes = sorted(packet.nbytes for packet in packets.values())
+        back = sum(sizes[1:])
+        if not 0 < len(sizes) <= RELAYED or back >= 4 * self.fragment.numel:
+            return False
+        return not self.thrifty or (back <= sizes[-1] and not self._holds_residual())
+
+    def _returns_all(self, flush: bool) -> bool:
+        """Whether the merged delta comes back without a further loss, although the codec encodes
+        merged deltas: no later round may take that loss along."""
+        return self.thrifty and flush and not self._holds_residual()
+
+    def _holds_residual(self) -> bool:
+        return self.feedback is not None and self.feedback.residual is not None
+
+    def commit(self) -> None:
+        """This learner's own seal was taken: the loss of its encoding is the residual now."""
+        if self.feedback and self._encoded:
+            self.feedback.commit()
+        self._encoded = False
 
     def digest(self, sections: Sections, weights: Sequence[float]) -> bytes:
         """The `payload_digest` of a seal."""

@@ -475,7 +475,7 @@ def test_random_bytes_are_refused_or_bounded(form: BlockForm, noise: bytes, bloc
         ({"block": 131072}, "block must be a power of two from 16 to 65536, got 131072"),
         ({"block": 64.0}, "block must be a power of two from 16 to 65536, got 64.0"),
         ({"block": True}, "block must be a power of two from 16 to 65536, got True"),
-        ({"back": "dense"}, "back must be 'exact' or 'same', got 'dense'"),
+        ({"back": "dense"}, r"back must be one of \(\'auto\', \'exact\', \'same\'\), got 'dense'"),
     ],
 )
 def test_bad_options_are_named(kind: type[Int8], options: dict[str, object], message: str) -> None:

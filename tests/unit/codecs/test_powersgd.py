@@ -411,7 +411,7 @@ def test_a_packet_of_factors_is_packed() -> None:
         ({"bits": 8.0}, "bits must be 8 or 16, got 8.0"),
         ({"min_ratio": 0.5}, "min_ratio must be a number of at least 1, got 0.5"),
         ({"min_ratio": "2"}, "min_ratio must be a number of at least 1, got '2'"),
-        ({"back": "dense"}, "back must be 'exact' or 'same', got 'dense'"),
+        ({"back": "dense"}, r"back must be one of \(\'auto\', \'exact\', \'same\'\), got 'dense'"),
         ({"seed": None}, "seed must be an int, got None"),
     ],
 )

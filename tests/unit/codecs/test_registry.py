@@ -98,7 +98,7 @@ def test_codecs_are_told_by_name_or_as_they_are() -> None:
     assert [codec_name(known) for known in CODECS.values()] == list(CODECS)
     assert (
         codec_name(PowerSGD(rank=2))
-        == "PowerSGD(rank=2, bits=8, min_ratio=2.0, back='exact', seed=0)"
+        == "PowerSGD(rank=2, bits=8, min_ratio=2.0, back='auto', seed=0)"
     )
 
 

@@ -415,8 +415,8 @@ def test_only_density_one_is_exact() -> None:
         ({"density": math.nan}, r"density must be a number in \(0, 1\], got nan"),
         ({"density": True}, r"density must be a number in \(0, 1\], got True"),
         ({"density": "0.1"}, r"density must be a number in \(0, 1\], got '0.1'"),
-        ({"back": "dense"}, "back must be 'exact' or 'same', got 'dense'"),
-        ({"back": None}, "back must be 'exact' or 'same', got None"),
+        ({"back": "dense"}, r"back must be one of \(\'auto\', \'exact\', \'same\'\), got 'dense'"),
+        ({"back": None}, r"back must be one of \(\'auto\', \'exact\', \'same\'\), got None"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, object], message: str) -> None:

@@ -53,26 +53,18 @@ class Coding:
     Attributes:
         argument: what to pass as `codec=`.
         smaller: how many times fewer bytes an offer has than float32.
-        is_same: whether the merged delta is encoded once more, so that it is as small.
         moments: whether "auto" averages moments beside it.
         memory: bytes per parameter that a learner keeps for it.
     """
 
     argument: str
     smaller: float
-    is_same: bool = False
     moments: bool = False
     memory: int = 8
 
-    def up(self, params: float) -> float:
-        """The bytes of an offer."""
+    def nbytes(self, params: float) -> float:
+        """The bytes of an offer, and those of a merged delta: either is one packet."""
         return 4 * params / self.smaller
-
-    def down(self, params: float, learners: int) -> float:
-        """The bytes of the merged delta: the packets of the others, or float32 if that is less."""
-        if self.is_same:
-            return self.up(params)
-        return min((learners - 1) * self.up(params), 4 * params)
 
 
 #: From those that lose the least on. PowerSGD as measured on 25 million parameters, rank 16.
@@ -81,9 +73,7 @@ CODINGS = (
     Coding(argument='"bf16"', smaller=2.0, moments=True),
     Coding(argument='"int8"', smaller=3.94),
     Coding(argument='"int4"', smaller=7.53),
-    Coding(argument='Int4(back="same")', smaller=7.53, is_same=True),
     Coding(argument='"powersgd"', smaller=93.0),
-    Coding(argument='PowerSGD(back="same")', smaller=93.0, is_same=True),
 )
 
 
@@ -137,10 +127,9 @@ class Option:
 
 def round_s(setup: Setup, coding: Coding, fragments: int, extra: float = 0.0) -> float:
     """How long a round takes. `extra`: bytes of moments, over those of the delta."""
-    up = coding.up(setup.params) * (1 + extra)
-    down = coding.down(setup.params, setup.learners) + coding.up(setup.params) * extra
+    there_and_back = 2 * coding.nbytes(setup.params) * (1 + extra)
     share = busiest(fragments, setup.learners)
-    moved = share * (setup.learners - 1) * (up + down) * OVERHEAD
+    moved = share * (setup.learners - 1) * there_and_back * OVERHEAD
     return 8 * moved / setup.bits_per_s + TRIPS * setup.rtt_s + HOST_S * setup.params / fragments
 
 
@@ -157,11 +146,11 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
         took = round_s(setup, coding, fragments, MOMENTS)
     late = max(1, math.ceil(took / setup.step_s))
     period = max(late, fragments)
-    up, down = coding.up(setup.params), coding.down(setup.params, setup.learners)
+    nbytes = coding.nbytes(setup.params)
     per_day = OVERHEAD * DAY_S / (period * setup.step_s)
     others = setup.learners - 1
     share = busiest(fragments, setup.learners)
-    most = (share * others * max(up, down)) + (1 - share) * min(up, down)
+    most = (share * others + 1 - share) * nbytes
     stalls = THREAD_S * setup.params
     return Option(
         coding=coding,
@@ -171,7 +160,7 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
         late=late,
         hidden=max(0.0, 1 - stalls / (period * setup.step_s)),
         gain=gain_at(period, late),
-        sent_a_day=per_day * others * (up + down) / setup.learners,
+        sent_a_day=per_day * others * 2 * nbytes / setup.learners,
         most_a_day=per_day * most,
         memory=memory_of(setup, coding, late, period),
     )
@@ -185,7 +174,7 @@ def memory_of(setup: Setup, coding: Coding, late: int, period: int) -> float:
     if coding.moments and period >= MOMENTS_FROM:
         # Two moments are averaged (2 bytes each with a codec), and one is on its way.
         per_param += 2 * (4 if coding.smaller == 1 else 2) + 8
-    offers = (setup.learners - 1) * coding.up(setup.params)
+    offers = (setup.learners - 1) * coding.nbytes(setup.params)
     return per_param * setup.params + offers
 
 

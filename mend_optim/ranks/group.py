@@ -7,10 +7,10 @@ collectives, and their own timeouts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import torch
@@ -31,8 +31,9 @@ ABSENT = (
     "group must be ranks that all make their MendOptimizer, got none on rank {ranks} within "
     "{seconds:g} s; construct it on every rank, with the same arguments"
 )
-# All ranks make their groups in the same order (R9), so the numbers agree.
-_numbers = count()
+# By the ranks of a group, how many groups these have made. All of them make their groups in the
+# same order (R9), so the numbers agree; ranks of other groups may have made more.
+_made: Counter[tuple[int, ...]] = Counter()
 # Newer versions of torch warn of the older name.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -76,8 +77,9 @@ class Group:
         #: How many ranks there are.
         self.size = len(members)
         _meet(members, self.rank, meet_s)
-        self._words = _new_group(members)
-        self._tensors = _new_group(members)
+        timeout = _timeout_of(world)
+        self._words = _new_group(members, timeout)
+        self._tensors = _new_group(members, timeout)
 
     @property
     def is_lead(self) -> bool:
@@ -142,17 +144,30 @@ def _finished(work: Any) -> None:
         _begun(work.wait)
 
 
-def _new_group(members: list[int]) -> Any:
+def _timeout_of(group: Any) -> timedelta | None:
+    """How long the collectives of the user's group wait. A new group would not ask that, but wait
+    half an hour. None: torch does not tell."""
+    try:
+        options: Any = group._get_backend(group._device_types[0]).options
+    except (AttributeError, IndexError, RuntimeError):
+        return None
+    timeout = getattr(options, "_timeout", None)
+    return timeout if isinstance(timeout, timedelta) else None
+
+
+def _new_group(members: list[int], timeout: timedelta | None) -> Any:
     """A gloo group of these ranks. Other ranks of the world may not know of it."""
     local = len(members) < dist.get_world_size()
-    return dist.new_group(members, backend="gloo", use_local_synchronization=local)
+    return dist.new_group(members, timeout=timeout, backend="gloo", use_local_synchronization=local)
 
 
 def _meet(members: Sequence[int], rank: int, meet_s: float) -> None:
     """Wait until all ranks are here. `new_group` would wait half an hour, and name nobody."""
     store: Any = distributed_c10d._get_default_store()
-    number = next(_numbers)
-    keys = [f"mend_optim/{number}/{member}" for member in members]
+    number = _made[tuple(members)]
+    _made[tuple(members)] += 1
+    name = "mend_optim/" + "-".join(map(str, members))
+    keys = [f"{name}/{number}/{member}" for member in members]
     store.set(keys[rank], b"here")
     try:
         store.wait(keys, timedelta(seconds=meet_s))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +33,28 @@ def test_nobody_waits_long_for_a_rank_that_is_not_there(store: Any) -> None:
 def test_ranks_that_are_there_are_not_waited_for(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "_numbers", iter([7, 7]))
+    """Although one of them has met other ranks before."""
+    monkeypatch.setattr(group, "_made", Counter({(4, 5): 7}))
     with pytest.raises(UsageError, match="none on rank 0 within"):
         group._meet([4, 5], 1, meet_s=0.05)
+    monkeypatch.setattr(group, "_made", Counter({(4, 5): 7, (3, 4): 2}))
     group._meet([4, 5], 0, meet_s=0.05)
+    group._meet([4], 0, meet_s=0.05)
+
+
+def test_the_groups_wait_as_long_as_the_users(tmp_path: Path) -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{tmp_path / 'store'}",
+        rank=0,
+        world_size=1,
+        timeout=timedelta(seconds=7),
+    )
+    try:
+        assert group._timeout_of(dist.group.WORLD) == timedelta(seconds=7)
+        own = group.Group()
+        assert group._timeout_of(own._words) == timedelta(seconds=7)
+        assert group._timeout_of(own._tensors) == timedelta(seconds=7)
+    finally:
+        dist.destroy_process_group()
+    assert group._timeout_of(object()) is None

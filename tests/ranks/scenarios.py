@@ -1,0 +1,141 @@
+"""What the ranks that `nursery.py` forks do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mend_optim import MendOptimizer, MomentSchedule, Timing
+from tests.ranks.parallel import Divided, Ways, batch
+
+PARITY_STEPS = 11
+STEPS = 10
+LOCKSTEP = {"sync_every": 4, "fragments": 2, "adopt_after": 2}
+MOMENTS = MomentSchedule(first=1, second=1)
+TIMING = Timing(beat_s=0.2, evict_after_s=5.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """Who plays."""
+
+    learner: str
+    rank: int
+    ranks: int
+    folder: Path
+    #: Of each learner.
+    addresses: dict[str, str]
+    say: Callable[..., None]
+
+    @property
+    def number(self) -> int:
+        """Each learner trains on its own batches."""
+        return "ab".index(self.learner) + 1
+
+    def leave(self, facts: dict[str, Any]) -> None:
+        """Leave something behind for the test."""
+        torch.save(facts, self.folder / f"{self.learner}{self.rank}.pt")
+
+
+def meet(cast: Cast, store: str, timeout_s: float) -> None:
+    """The ranks of one learner are a world."""
+    if cast.ranks > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=cast.rank,
+            world_size=cast.ranks,
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor of which this rank has a part."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().clone()
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: whole(p) for name, p in model.named_parameters()}
+
+
+def distance(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    """The largest difference of values under one name."""
+    return max(float((value - others[name]).abs().max()) for name, value in some.items())
+
+
+def same_as_alone(divided: Divided, ways: Ways) -> dict[str, float]:
+    """Train as ranks do, without the library, and as one process does. Returns the differences."""
+    alone = Divided(Ways())
+    inner, inner_alone = divided.optimizer(), alone.optimizer()
+    apart = {"forward": 0.0}
+    for step in range(PARITY_STEPS):
+        for each in (inner, inner_alone):
+            each.zero_grad()
+        x, y = batch(0, step)
+        out, out_alone = divided.train(x, y), alone.train(x, y)
+        if step == 0:
+            assert out_alone is not None
+            if out is not None:
+                apart["forward"] = float((whole(out) - divided.own(out_alone)).abs().max())
+            gradients, gradients_alone = (
+                {
+                    name: whole(p.grad)
+                    for name, p in each.model.named_parameters()
+                    if p.grad is not None
+                }
+                for each in (divided, alone)
+            )
+            assert gradients
+            apart["gradients"] = distance(gradients, gradients_alone)
+        inner.step()
+        inner_alone.step()
+    apart["weights"] = distance(weights_of(divided.model), weights_of(alone.model))
+    return apart
+
+
+def merge(
+    cast: Cast, ways: list[int], first_seed: int = 0, parity: bool = False, **options: Any
+) -> None:
+    """Train beside another learner in lockstep, and end on one model."""
+    how = Ways(*ways)
+    facts: dict[str, Any] = {}
+    if parity:
+        facts["apart"] = same_as_alone(Divided(how), how)
+    divided = Divided(how, first_seed)
+    others = [address for name, address in cast.addresses.items() if name != cast.learner]
+    settings: dict[str, Any] = {
+        **LOCKSTEP,
+        "moments": MOMENTS,
+        "timing": TIMING,
+        **options,
+    }
+    optimizer = MendOptimizer(
+        divided.optimizer(),
+        name=cast.learner,
+        listen=cast.addresses[cast.learner],
+        peers=others,
+        **settings,
+    )
+    with optimizer:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            optimizer.count_tokens(divided.tokens)
+            divided.train(*batch(cast.number, step))
+            optimizer.step()
+        facts["trained"] = weights_of(divided.model)
+        finish = optimizer.finish()
+        facts["ended"] = weights_of(divided.model)
+        facts["finish"] = (finish.agreed, finish.digest, dict(finish.tokens))
+    cast.leave(facts)
+
+
+SCENARIOS: dict[str, Callable[..., None]] = {"merge": merge}

@@ -113,7 +113,9 @@ class Company:
 
     def _described(self) -> str:
         logs = [f"── {log.name}\n{log.read_text()[-3000:]}" for log in self.folder.glob("*.log")]
-        said = {who: {kind: e[-1] for kind, e in all_.items()} for who, all_ in self.events.items()}
+        said = {
+            who: {kind: e[-1] for kind, e in all_.items() if e} for who, all_ in self.events.items()
+        }
         return "\n".join([str(said), *logs])
 
     def await_event(self, who: str, event: str) -> Facts:

@@ -19,6 +19,7 @@ import torch
 import torch._dynamo  # noqa: F401 - else the first learner that shards would do it in mid-run
 
 from tests.ranks import scenarios
+from tests.ranks.cast import Cast
 
 Facts = dict[str, Any]
 
@@ -38,7 +39,7 @@ def play(order: Facts, rank: int) -> None:
         folder = Path(order["folder"])
         log = os.open(folder / f"{who}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 2)
-        cast = scenarios.Cast(
+        cast = Cast(
             learner=order["learner"],
             rank=rank,
             ranks=order["ranks"],

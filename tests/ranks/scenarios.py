@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,36 +11,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mend_optim import MendOptimizer, MomentSchedule, Timing
-from tests.ranks.parallel import Divided, Ways, batch
+from mend_optim import MendError, MendOptimizer, MomentSchedule, Timing
+from tests.ranks import faults
+from tests.ranks.cast import Cast
+from tests.ranks.parallel import TOKENS, Divided, Ways, batch
 
 PARITY_STEPS = 11
 STEPS = 10
+ROUNDS = 3
 LOCKSTEP = {"sync_every": 4, "fragments": 2, "adopt_after": 2}
 MOMENTS = MomentSchedule(first=1, second=1)
 TIMING = Timing(beat_s=0.2, evict_after_s=5.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cast:
-    """Who plays."""
-
-    learner: str
-    rank: int
-    ranks: int
-    folder: Path
-    #: Of each learner.
-    addresses: dict[str, str]
-    say: Callable[..., None]
-
-    @property
-    def number(self) -> int:
-        """Each learner trains on its own batches."""
-        return "ab".index(self.learner) + 1
-
-    def leave(self, facts: dict[str, Any]) -> None:
-        """Leave something behind for the test."""
-        torch.save(facts, self.folder / f"{self.learner}{self.rank}.pt")
 
 
 def meet(cast: Cast, store: str, timeout_s: float) -> None:
@@ -55,6 +34,7 @@ def meet(cast: Cast, store: str, timeout_s: float) -> None:
             world_size=cast.ranks,
             timeout=timedelta(seconds=timeout_s),
         )
+        dist.barrier()
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -138,4 +118,92 @@ def merge(
     cast.leave(facts)
 
 
-SCENARIOS: dict[str, Callable[..., None]] = {"merge": merge}
+def endure(cast: Cast, fault: list[Any]) -> None:
+    """Two ranks train until a fault befalls one of them. They have the same batches, and no
+    collectives of their own: nobody but this library learns of it."""
+    doom = faults.Doom(cast, faults.Fault(*fault))
+    taken = 0
+    if doom.is_absent:
+        doom.strike()
+        return
+    try:
+        optimizer, divided = free_learner(cast)
+        while True:
+            if doom.skips(taken):
+                doom.strike()
+                optimizer.finish()
+            train_once(cast, optimizer, divided, taken)
+            taken += 1
+            doom.between(taken)
+    except MendError as error:
+        cast.say("raised", kind=type(error).__name__, text=str(error), steps=taken)
+
+
+def beside(cast: Cast) -> None:
+    """Train until the test has seen enough, and end on the model of all."""
+    optimizer, divided = free_learner(cast)
+    cast.say("open")
+    taken = 0
+    with optimizer:
+        while not (cast.folder / "enough").exists():
+            train_once(cast, optimizer, divided, taken)
+            taken += 1
+        end(cast, optimizer, divided)
+
+
+def come_back(cast: Cast) -> None:
+    """Train on as ranks that were started again, and end on the model of all."""
+    optimizer, divided = free_learner(cast)
+    taken = 0
+    rounds = torch.tensor(0)
+    with optimizer:
+        while rounds < ROUNDS:
+            train_once(cast, optimizer, divided, taken)
+            taken += 1
+            rounds.fill_(len(optimizer.status().rounds))
+            dist.broadcast(rounds, 0)
+        cast.say("merged", rounds=int(rounds))
+        end(cast, optimizer, divided)
+
+
+def free_learner(cast: Cast) -> tuple[Any, Divided]:
+    """A learner whose ranks have the whole model each."""
+    divided = Divided(Ways(), seed=cast.number)
+    others = [address for name, address in cast.addresses.items() if name != cast.learner]
+    optimizer = MendOptimizer(
+        divided.optimizer(),
+        name=cast.learner,
+        listen=cast.addresses[cast.learner],
+        peers=others if cast.learner == "a" else [],
+        sync_every=4,
+        moments=None,
+        timing=TIMING,
+    )
+    return optimizer, divided
+
+
+def train_once(cast: Cast, optimizer: Any, divided: Divided, step: int) -> None:
+    optimizer.zero_grad()
+    optimizer.count_tokens(TOKENS if cast.rank == 0 else 0)
+    divided.train(*batch(cast.number, step))
+    optimizer.step()
+
+
+def end(cast: Cast, optimizer: Any, divided: Divided) -> None:
+    trained = optimizer.status().tokens
+    finish = optimizer.finish()
+    cast.leave(
+        {
+            "ended": weights_of(divided.model),
+            "finish": (finish.agreed, finish.digest, dict(finish.tokens)),
+            "trained": trained,
+        }
+    )
+
+
+SCENARIOS: dict[str, Callable[..., None]] = {
+    "merge": merge,
+    "endure": endure,
+    "beside": beside,
+    "come back": come_back,
+}

@@ -3,7 +3,7 @@ process does, and is merged with another learner as its undivided twin would be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,6 @@ CONFIGURATIONS = {
 }
 CODECS = (("int4", 1e-5), ("powersgd", 1e-4))
 Left = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,87 @@
+"""What befalls one rank of a learner in a test, and how it is seen to have happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from torch import Tensor
+
+from mend_optim import rank_run
+from mend_optim.ranks.group import Group, Pending
+from mend_optim.ranks.words import Call, Word
+from tests.ranks.cast import Cast
+
+#: The transfers of a fault in a step: after some rounds, the one of a copy or of a correction.
+STEP_TRANSFERS = 5
+#: Steps before a fault between two steps.
+STEPS = 9
+MEET_S = 1.0
+
+
+class Fault(NamedTuple):
+    """What befalls which rank, and where."""
+
+    #: "kill" or "freeze", or a mistake: "skip" a step, or make no optimizer at all ("absent").
+    deed: str
+    rank: int
+    #: "join" or "step", in a transfer; or "between" two steps.
+    place: str = ""
+
+
+class Doom:
+    """The fault of this rank, which it waits for."""
+
+    def __init__(self, cast: Cast, fault: Fault) -> None:
+        self._cast = cast
+        self._fault = fault
+        self._call = Call.CONSTRUCTOR
+        self._transfers = 0
+        # Nobody waits a minute for a rank that makes no optimizer.
+        patch.object(rank_run, "Group", lambda ranks: Group(ranks, MEET_S)).start()
+        if self._is_mine and fault.place in ("join", "step"):
+            self._watch()
+
+    @property
+    def _is_mine(self) -> bool:
+        return self._fault.rank == self._cast.rank
+
+    def _watch(self) -> None:
+        say, transfer = Group.say, Group.transfer
+        wanted = (Call.JOIN, 1) if self._fault.place == "join" else (Call.STEP, STEP_TRANSFERS)
+
+        def watched_say(group: Group, word: Word) -> Pending:
+            self._call = word.call
+            return say(group, word)
+
+        def watched_transfer(group: Group, given: Tensor, to: Any, taken: Tensor, of: Any) -> None:
+            self._transfers += self._call is wanted[0]
+            if (self._call, self._transfers) == wanted:
+                self.strike()
+            transfer(group, given, to, taken, of)
+
+        patch.object(Group, "say", watched_say).start()
+        patch.object(Group, "transfer", watched_transfer).start()
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether this rank makes no optimizer."""
+        return self._is_mine and self._fault.deed == "absent"
+
+    def skips(self, step: int) -> bool:
+        """Whether this rank leaves out this step."""
+        return self._is_mine and self._fault.deed == "skip" and step == STEPS
+
+    def between(self, step: int) -> None:
+        """So many steps are taken."""
+        if self._is_mine and self._fault.place == "between" and step == STEPS:
+            self.strike()
+
+    def strike(self) -> None:
+        """Let it happen, and say so."""
+        self._cast.say("struck", call=self._call.name, transfers=self._transfers)
+        if self._fault.deed in ("kill", "freeze"):
+            kill = self._fault.deed == "kill"
+            os.kill(os.getpid(), signal.SIGKILL if kill else signal.SIGSTOP)

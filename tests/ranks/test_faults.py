@@ -1,0 +1,88 @@
+"""What befalls one rank is told by the others, none of them hangs, the launcher starts them again,
+and no work is merged twice."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.ranks.company import Company, Nursery
+from tests.ranks.faults import STEP_TRANSFERS, STEPS, Fault
+from tests.ranks.parallel import TOKENS
+from tests.ranks.scenarios import ROUNDS
+from tests.support.depth import DEEP
+
+pytestmark = pytest.mark.timeout(240)
+LOST = "MendError: another rank of this learner ended, failed or did not answer"
+#: The groups of learners whose rank is frozen give up after so long.
+FROZEN_S = 4.0
+#: What befalls which rank, and what the ranks then raise.
+FAULTS = {
+    Fault("kill", 0, "join"): LOST,
+    Fault("kill", 1, "join"): LOST,
+    Fault("kill", 0, "step"): LOST,
+    Fault("kill", 1, "step"): LOST,
+    Fault("kill", 0, "between"): LOST,
+    Fault("kill", 1, "between"): LOST,
+    Fault("freeze", 1, "step"): LOST,
+    # The first step did not count: its gradients were those of weights that b's have replaced.
+    Fault("skip", 1): (
+        rf"UsageError: all ranks .*rank 0 is in step {STEPS}, "
+        rf"rank 1 is in finish\(\) after step {STEPS - 1};"
+    ),
+    Fault("absent", 1): r"UsageError: group must be ranks .*got none on rank 1 within 1 s",
+}
+# Each by itself or, with DEEP=1, also one after another.
+SERIES = [*([fault] for fault in FAULTS), *([list(FAULTS)] if DEEP else [])]
+
+
+def named(series: list[Fault]) -> str:
+    return "all" if len(series) > 1 else " ".join(map(str, series[0])).strip()
+
+
+def suffer(company: Company, fault: Fault) -> int:
+    """Let a learner of two ranks suffer the fault. Returns its tokens until then, at most."""
+    victim, other = f"a{fault.rank}", f"a{1 - fault.rank}"
+    timeout_s = FROZEN_S if fault.deed == "freeze" else 60.0
+    company.start("a", "endure", 2, timeout_s=timeout_s, fault=fault)
+    struck = company.await_event(victim, "struck")
+    raised = [company.await_event(other, "raised")]
+    if fault.deed == "freeze":
+        assert not company.events[victim]["raised"]
+        company.signal(victim, signal.SIGCONT)
+    if fault.deed in ("freeze", "skip"):
+        raised.append(company.await_event(victim, "raised"))
+    for said in raised:
+        assert re.match(FAULTS[fault], f"{said['kind']}: {said['text']}"), said
+    if fault.place in ("join", "step"):
+        assert struck["call"] == fault.place.upper()
+        assert struck["transfers"] == (STEP_TRANSFERS if fault.place == "step" else 1)
+    assert company.status_of(victim) == (-signal.SIGKILL if fault.deed == "kill" else 0)
+    assert company.status_of(other) == 0
+    return (max(said["steps"] for said in raised) + 1) * TOKENS
+
+
+@pytest.mark.parametrize("series", SERIES, ids=named)
+def test_ranks_that_lose_one_start_again(
+    nursery: Nursery, tmp_path: Path, series: list[Fault]
+) -> None:
+    company = Company(nursery, tmp_path)
+    b = company.start("b", "beside")
+    company.await_event("b0", "open")
+    lost = sum(suffer(company, fault) for fault in series)
+    a = company.start("a", "come back", 2)
+    assert company.await_event("a0", "merged")["rounds"] >= ROUNDS
+    (tmp_path / "enough").touch()
+    first, second, other = company.left([*a, *b])
+    agreed, digest, tokens = first["finish"]
+    assert agreed
+    assert digest == second["finish"][1] == other["finish"][1]
+    for name, value in other["ended"].items():
+        assert torch.equal(first["ended"][name], value)
+        assert torch.equal(second["ended"][name], value)
+    assert tokens["b"] == other["trained"]
+    assert first["trained"] <= tokens["a"] <= lost + first["trained"]

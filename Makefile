@@ -1,7 +1,8 @@
-.PHONY: help demo test test-floor test-clients test-suites test-deep fuzz mutants lint types proto bench storm clean
+.PHONY: help demo demo-ranks test test-floor test-clients test-suites test-deep fuzz mutants lint types proto bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 500
+RANKS_STEPS ?= 120
 FUZZ_MINUTES ?= 10
 
 # Everything runs in .venv, which is made on demand and again when the dependencies change.
@@ -17,6 +18,9 @@ help: ## list the targets
 
 demo: $(READY) ## three learners, one alone and one data parallel on this machine, in about two minutes; DEMO_STEPS=150 is a quick look
 	.venv/bin/python examples/demo.py --steps $(DEMO_STEPS)
+
+demo-ranks: $(READY) ## two racks of two ranks on this machine, FSDP2 inside and rounds between them, in about half a minute
+	.venv/bin/python examples/demo_ranks.py --steps $(RANKS_STEPS)
 
 test: lint types ## lint, types, then all tests
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal

@@ -60,7 +60,7 @@ class DividedParameters(WrappedParameters):
         return named
 
     def _listed(self) -> list[tuple[str, Tensor]]:
-        listed = [pair for group in self.named_groups() for pair in group]
+        listed = self._ordered(self.named_groups(), self.wrapped_groups, self.by_name)
         return [(name.replace("_orig_mod.", "").removeprefix("module."), t) for name, t in listed]
 
     def divide(self, crew: Crew, rank: int, shards: Shards) -> Division:
@@ -80,7 +80,7 @@ class DividedParameters(WrappedParameters):
         super().lay_out(layout)
         self._shapes = [tensor.shape for tensor in self.merged]
 
-    def build(self, wrapped_groups: int | None = None) -> Layout:
+    def build(self, wrapped_groups: int | None = None, by_name: bool | None = None) -> Layout:
         """The layout of the whole tensors. Raises `UsageError` before they are divided."""
         if self._whole is None:
             raise UsageError("the ranks of this learner have not met yet")

@@ -82,6 +82,9 @@ class RankRun(TrainingRun):
             layout = self._divided.build()
             carrier = Carrier(self._group, division, layout.fragments)
             self._divided.lay_out()
+            # Ranks that the user did not name would have names of their own.
+            name = self._crew.tell(Call.CONSTRUCTOR, 0, self.settings.name.encode())[0]
+            self.settings = replace(self.settings, name=name.rstrip(b"\0").decode())
         except BaseException:
             self._crew.fail(Call.CONSTRUCTOR, 0)
             raise

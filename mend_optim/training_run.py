@@ -378,10 +378,7 @@ class TrainingRun:
     def resume(self, loaded: Loaded) -> None:
         """Go on from a checkpoint at the next step: as a new incarnation, if this one has begun, or
         if that checkpoint knows a later one."""
-        relaid = self.model.wrapped_groups != loaded.wrapped_groups
-        self.model.wrapped_groups = loaded.wrapped_groups
-        if relaid and self.model.laid_out:
-            self.model.lay_out(loaded.layout)
+        relaid = self.model.follow(loaded)
         self.history.go_on(loaded.saved)
         if self.learner and (self.handover or relaid or is_past(self.learner.me, loaded.saved)):
             self.handover = None

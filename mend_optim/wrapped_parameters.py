@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -16,17 +17,19 @@ from mend_optim.model.copies import belong_to, sketches
 from mend_optim.model.layout import Layout, is_mergeable, is_shapeless
 from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.model.plain_mode import in_plain_mode
+from mend_optim.protocol.handshake import name_order
 from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.worker.checkpoint_reader import OtherModelError, from_state
 
 
 class Loaded(NamedTuple):
-    """A checkpoint, and the layout and the number of wrapped groups with which it can be read; no
-    layout without peers, if the parameters could not be merged."""
+    """A checkpoint, and the layout, the number of wrapped groups and the order with which it can be
+    read; no layout without peers, if the parameters could not be merged."""
 
     saved: Checkpoint
     layout: Layout | None
     wrapped_groups: int
+    by_name: bool = True
 
 
 class WrappedParameters:
@@ -51,6 +54,9 @@ class WrappedParameters:
         self.inner = inner
         self._fragments = fragments
         self.wrapped_groups = wrapped_groups
+        #: Whether the wrapped tensors are ordered by name, where they have one. The first versions
+        #: had them as they are listed, and their checkpoints go on so.
+        self.by_name = True
         #: The buffers that are merged.
         self.buffers = ModuleBuffers(modules)
         #: The tensors that are merged; empty before they are laid out.
@@ -62,9 +68,14 @@ class WrappedParameters:
         return [p for group in self.inner.param_groups for p in group["params"]]
 
     def mergeable(self) -> list[Tensor]:
-        """The tensors that can be merged. One that is given twice is merged once: torch only warns
-        of that."""
-        return [tensor for _, tensor in _once(("", tensor) for tensor in self.tensors())]
+        """The tensors that can be merged, in the layout's order. One that is given twice is merged
+        once: torch only warns of that."""
+        tensors = [tensor for _, tensor in _once(("", tensor) for tensor in self.tensors())]
+        groups = self.named_groups()
+        # There are more tensors than names if somebody has added to a group's list.
+        named = sum(map(len, groups)) == len(tensors)
+        ordered = self._ordered(groups, self.wrapped_groups, self.by_name)
+        return [tensor for _, tensor in ordered] if named else tensors
 
     @property
     def has_shapes(self) -> bool:
@@ -76,6 +87,7 @@ class WrappedParameters:
         return {
             "inner": self.inner,
             "groups": self.wrapped_groups,
+            "by_name": self.by_name,
             "buffers": self.buffers.modules,
         }
 
@@ -113,14 +125,15 @@ class WrappedParameters:
         self.layout().check(self.mergeable(), self.merged)
         self.layout().check_buffers(self.buffers.tensors())
 
-    def build(self, wrapped_groups: int | None = None) -> Layout:
-        """A layout of the present tensors, if so many groups count as wrapped. Raises
-        `UsageError`."""
+    def build(self, wrapped_groups: int | None = None, by_name: bool | None = None) -> Layout:
+        """A layout of the present tensors, if so many groups count as wrapped, and in this order.
+        Raises `UsageError`."""
         wrapped = self.wrapped_groups if wrapped_groups is None else wrapped_groups
         groups = self.named_groups()
         added = [len(group) for group in groups[wrapped:] if group]
-        names = [name for group in groups for name, _ in group]
-        tensors = [tensor for group in groups for _, tensor in group]
+        ordered = self._ordered(groups, wrapped, self.by_name if by_name is None else by_name)
+        names = [name for name, _ in ordered]
+        tensors = [tensor for _, tensor in ordered]
         return Layout(names, tensors, self._fragments, added, buffers=self.buffers.named())
 
     def named_groups(self) -> list[list[tuple[str, Tensor]]]:
@@ -135,6 +148,16 @@ class WrappedParameters:
             named = zip(group.get("param_names", positions), group["params"], strict=False)
             groups.append(list(_once(named, met)))
         return groups
+
+    def _ordered(
+        self, groups: Sequence[Sequence[tuple[str, Tensor]]], wrapped: int, by_name: bool
+    ) -> list[tuple[str, Tensor]]:
+        """The tensors of these groups in the layout's order: those of added groups come last, as
+        they are listed."""
+        first = [pair for group in groups[:wrapped] for pair in group]
+        if by_name:
+            first = [first[i] for i in name_order([name for name, _ in first])]
+        return [*first, *(pair for group in groups[wrapped:] for pair in group)]
 
     # ── a checkpoint ──────────────────────────────────────────────────────────────────────────────
 
@@ -155,11 +178,12 @@ class WrappedParameters:
         """Read a checkpoint.
 
         A group that was added before the checkpoint was made may be there from the start now. It
-        becomes an added group again, because the other learners have it so.
+        becomes an added group again, because the other learners have it so. And the checkpoint may
+        have the tensors in another order.
 
         Args:
             state: the part of a `state_dict` that is under "mend".
-            regroup: whether groups may become added ones.
+            regroup: whether groups may become added ones, and the order another one.
 
         Raises:
             OtherModelError: the checkpoint is another model's.
@@ -167,14 +191,27 @@ class WrappedParameters:
         """
         try:
             layout = self.layout_if_any()
-            return Loaded(from_state(state, layout), layout, self.wrapped_groups)
+            saved = from_state(state, layout)
+            return Loaded(saved, layout, self.wrapped_groups, self.by_name)
         except OtherModelError as error:
             refused = error
-        for wrapped in range(len(self.inner.param_groups) - 1, 0, -1) if regroup else ():
+        wrapped_groups = [*range(len(self.inner.param_groups) - 1, 0, -1), self.wrapped_groups]
+        orders = (self.by_name, not self.by_name) if regroup else ()
+        for by_name, wrapped in product(orders, wrapped_groups):
             with suppress(UsageError):
-                layout = self.build(wrapped)
-                return Loaded(from_state(state, layout), layout, wrapped)
+                layout = self.build(wrapped, by_name)
+                return Loaded(from_state(state, layout), layout, wrapped, by_name)
         raise refused
+
+    def follow(self, loaded: Loaded) -> bool:
+        """Group and order the tensors as a checkpoint has them. Returns whether it had them in
+        another way."""
+        before = (self.wrapped_groups, self.by_name)
+        self.wrapped_groups, self.by_name = loaded.wrapped_groups, loaded.by_name
+        is_other = before != (self.wrapped_groups, self.by_name)
+        if is_other and self.laid_out:
+            self.lay_out(loaded.layout)
+        return is_other
 
 
 def _once(
@@ -189,6 +226,9 @@ def _once(
 
 
 def wrapped_again(state: Mapping[str, Any]) -> WrappedParameters:
-    """The inverse of `wrapping`, beside the settings. Older pickles have no buffers."""
+    """The inverse of `wrapping`, beside the settings. Older pickles have no buffers, and tensors in
+    the order in which they are listed."""
     fragments, buffers = state["settings"].schedule.fragments, state.get("buffers", ())
-    return WrappedParameters(state["inner"], fragments, state["groups"], buffers)
+    model = WrappedParameters(state["inner"], fragments, state["groups"], buffers)
+    model.by_name = state.get("by_name", False)
+    return model

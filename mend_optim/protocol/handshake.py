@@ -11,6 +11,7 @@ it of that process: see `Namesake`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,6 +34,17 @@ ADDED = "added group"
 PARAMETER = "parameter "
 #: The prefix of the names of model fields that describe buffers.
 BUFFER = "buffer "
+
+
+def name_order(names: Sequence[str]) -> list[int]:
+    """The order in which all learners have the parameters of these names, as indices into `names`:
+    by name, so that each process may list them in its own order, as pipeline stages do.
+
+    Positions, and names that occur twice, stay as they are listed."""
+    known = [name.replace("_orig_mod.", "") for name in names]
+    if len(set(known)) < len(known) or any(map(str.isdecimal, known)):
+        return list(range(len(known)))
+    return sorted(range(len(known)), key=known.__getitem__)
 
 
 class Life(Enum):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mend_optim.errors import UsageError
+from mend_optim.protocol.handshake import name_order
 
 #: Indices start, start + 1, …, stop - 1.
 Run = tuple[int, int]
@@ -145,8 +146,8 @@ class Division:
 
     def __init__(self, pieces: Sequence[Sequence[Piece]]) -> None:
         self.pieces = tuple(map(tuple, pieces))
-        #: Each tensor, with one of its pieces: those of rank 0 first, then what rank 1 has besides,
-        #: and so on.
+        #: Each tensor, with one of its pieces, in the order that all learners have them in.
+        #: Positions are in that of rank 0, then what rank 1 has besides, and so on.
         self.tensors: dict[str, Piece] = {}
         #: The ranks that have each distinct piece.
         self.holders: dict[Piece, tuple[int, ...]] = {}
@@ -155,6 +156,8 @@ class Division:
             for piece in held:
                 self._refuse_other_kind(rank, piece)
                 self.holders[piece] = (*self.holders.get(piece, ()), rank)
+        listed = list(self.tensors)
+        self.tensors = {listed[i]: self.tensors[listed[i]] for i in name_order(listed)}
         distinct: dict[str, list[Piece]] = {name: [] for name in self.tensors}
         for piece in self.holders:
             distinct[piece.name].append(piece)

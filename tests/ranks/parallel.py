@@ -165,7 +165,10 @@ class Divided:
         return TOKENS // self.ways.data if shares else 0
 
     def optimizer(self) -> torch.optim.AdamW:
-        return torch.optim.AdamW(self.model.named_parameters(), lr=0.003, foreach=False)
+        named = list(self.model.named_parameters())
+        if self.ways.pipeline > 1:
+            named.reverse()  # a stage may list its own in any order
+        return torch.optim.AdamW(named, lr=0.003, foreach=False)
 
     def own(self, tensor: Tensor) -> Tensor:
         """This rank's share of a batch."""

@@ -127,7 +127,11 @@ def test_a_checkpoint_of_ranks_is_one_of_the_whole_model(pool: Pool, dtype: str)
     ("way", "kind", "told"),
     [
         ("copied", "parted", ["rank 0 is in synchronize.*rank 1 is in step"] * 2),
-        ("undeclared", "", [r"parameter up.weight must be the same on ranks 0 and 1.*shards="] * 2),
+        (
+            "undeclared",
+            "",
+            [r"parameter down.weight must be the same on ranks 0 and 1.*shards="] * 2,
+        ),
         ("sharded", "copy", ["rank 1 of this learner failed", "ArithmeticError: no copy"]),
     ],
 )

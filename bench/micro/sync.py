@@ -50,7 +50,7 @@ class Floor:
         self._changes = [torch.zeros_like(p) for p in parameters]
 
     def measure(self) -> float:
-        return _after_a_pause(self._copy) + _after_a_pause(self._add)
+        return pause_then(self._copy) + pause_then(self._add)
 
     @torch.no_grad()
     def _copy(self) -> None:
@@ -63,7 +63,7 @@ class Floor:
             parameter.add_(change)
 
 
-def _after_a_pause(work: Callable[[], object]) -> float:
+def pause_then(work: Callable[[], object]) -> float:
     """The seconds that it takes, after a pause as long as an inner step."""
     time.sleep(STEP_S)
     return time_of(work)
@@ -82,7 +82,7 @@ def _train_a_round(optimizer: MendOptimizer, watch: Watch) -> list[float]:
     """Step until a correction was applied; returns how long each step took."""
     times = []
     while not watch.count("apply"):
-        times.append(_after_a_pause(optimizer.step))
+        times.append(pause_then(optimizer.step))
     return times
 
 

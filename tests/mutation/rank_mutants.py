@@ -167,6 +167,15 @@ RANK_MUTANTS = (
         "if store.check([key])]",
         GROUP,
     ),
+    mutant("groups-wait-half-an-hour", "group", "members, timeout=timeout,", "members,", GROUP),
+    Mutant(
+        "parameters-are-in-the-order-of-the-list",
+        8,
+        "protocol/handshake",
+        "return sorted(range(len(known)), key=known.__getitem__)",
+        "return list(range(len(known)))",
+        of("unit/test_wrapped_parameters"),
+    ),
     Mutant(
         "only-the-lead-counts-tokens",
         5,

@@ -172,7 +172,7 @@ def free_learner(cast: Cast) -> tuple[Any, Divided]:
     others = [address for name, address in cast.addresses.items() if name != cast.learner]
     optimizer = MendOptimizer(
         divided.optimizer(),
-        name=cast.learner,
+        name=cast.learner if cast.rank == 0 else None,
         listen=cast.addresses[cast.learner],
         peers=others if cast.learner == "a" else [],
         sync_every=4,
@@ -197,6 +197,7 @@ def end(cast: Cast, optimizer: Any, divided: Divided) -> None:
             "ended": weights_of(divided.model),
             "finish": (finish.agreed, finish.digest, dict(finish.tokens)),
             "trained": trained,
+            "name": optimizer.name,
         }
     )
 

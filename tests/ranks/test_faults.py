@@ -84,5 +84,6 @@ def test_ranks_that_lose_one_start_again(
     for name, value in other["ended"].items():
         assert torch.equal(first["ended"][name], value)
         assert torch.equal(second["ended"][name], value)
+    assert first["name"] == second["name"] == "a"
     assert tokens["b"] == other["trained"]
     assert first["trained"] <= tokens["a"] <= lost + first["trained"]

@@ -281,8 +281,8 @@ class MendOptimizer(InnerFace):
             param_group: as for any torch optimizer.
 
         Raises:
-            UsageError: there are peers, and its parameters cannot be merged; then nothing has
-                changed.
+            UsageError: there are peers, and its parameters cannot be merged, or another
+                `MendOptimizer` with peers trains them; then nothing has changed.
         """
         self._run.add_group(param_group)
 
@@ -324,8 +324,8 @@ class MendOptimizer(InnerFace):
             The result of the inner optimizer's `step`.
 
         Raises:
-            UsageError: the parameters have changed, another `MendOptimizer` trains the same inner
-                optimizer with peers, or the call is inside `global_weights()`.
+            UsageError: the parameters have changed, another `MendOptimizer` with peers trains any
+                of them, or the call is inside `global_weights()`.
             MendError: a background thread failed. Raised once; training goes on alone.
         """
         given = (closure, *args) if args or closure is not None else ()

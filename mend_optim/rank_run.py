@@ -28,8 +28,9 @@ from mend_optim.ranks.words import Call, Table, Word
 from mend_optim.runtime.learner import CLOSED, Learner, is_wanted_in
 from mend_optim.settings import Settings
 from mend_optim.shared_tensors import GROUPS, RankDeeds, SharedTensors
+from mend_optim.sole_trainer import refuse_second
 from mend_optim.status import Status, status_alone
-from mend_optim.training_run import Begun, TrainingRun, refuse_second
+from mend_optim.training_run import Begun, TrainingRun
 from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.wrapped_parameters import Loaded, WrappedParameters
 

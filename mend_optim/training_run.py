@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import time
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -34,6 +32,7 @@ from mend_optim.ranks.guard import refuse_late_ranks
 from mend_optim.run_history import RunHistory
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings
+from mend_optim.sole_trainer import refuse_added, refuse_second
 from mend_optim.status import Status, status_alone
 from mend_optim.worker.checkpoint import Checkpoint, is_past, to_state
 from mend_optim.worker.checkpoint_reader import OtherModelError
@@ -58,9 +57,6 @@ UNSEEN = (
     "{method}() and others have moved the weights {calls} times without a step: nothing is merged; "
     "let the optimizer step in step(), for example with a closure"
 )
-#: By the `id` of an inner optimizer: the last run that began to train it with peers. A run keeps
-#: its inner optimizer alive, so an `id` that is found is still that optimizer's.
-_trained: WeakValueDictionary[int, TrainingRun] = WeakValueDictionary()
 
 
 class Begun(NamedTuple):
@@ -195,8 +191,7 @@ class TrainingRun:
         """Count one inner step. Returns its tokens, and its inner learning rate, or 0 unless the
         outer optimizer needs that."""
         tokens = self._count.take(self.settings.tokens_per_step or 1)
-        counted = self.settings.outer.counts_rates
-        rate = inner_rate(self.inner.param_groups) if counted else 0.0
+        rate = inner_rate(self.inner.param_groups) if self.settings.outer.counts_rates else 0.0
         self.history.count(tokens, rate)
         return tokens, rate
 
@@ -341,6 +336,7 @@ class TrainingRun:
         self.inner.add_param_group(param_group)
         try:
             layout = model.build() if model.laid_out else model.layout_if_any()
+            refuse_added(self)
         except UsageError:
             groups.pop()
             raise
@@ -443,25 +439,3 @@ def _own_tensors(run: TrainingRun) -> OwnTensors:
 
 def _layout_of(run: TrainingRun) -> Layout:
     return run.model.layout()
-
-
-def refuse_second(run: TrainingRun) -> None:
-    """Raise `UsageError` if another run already trains the same inner optimizer with peers.
-
-    Each would write weights that the other has copied, and offer the other's work as its own."""
-    if _trainer_beside(run):
-        # It may be garbage. A notebook cell that runs again lets go of the earlier one.
-        gc.collect()
-    if earlier := _trainer_beside(run):
-        raise UsageError(
-            "inner must be an optimizer that no other MendOptimizer trains with peers, got "
-            f"{type(run.inner).__name__}; the learner {earlier!r} of this process trains it: call "
-            "close() of its MendOptimizer, or mend_optim.close_all(), before you step with another"
-        )
-    _trained[id(run.inner)] = run
-
-
-def _trainer_beside(run: TrainingRun) -> str:
-    """The name of the other learner that trains this run's inner optimizer; "" if there is none."""
-    other = _trained.get(id(run.inner))
-    return other.settings.name if other and other is not run and other.takes_part else ""

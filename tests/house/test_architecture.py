@@ -33,6 +33,7 @@ TOP = {
     "rank_run",
     "run_choice",
     "run_history",
+    "sole_trainer",
     "training_run",
     "wrapped_class",
     "wrapped_parameters",

@@ -64,6 +64,7 @@ HEALING, RUINED = of("unit/engine/test_healing"), of("unit/model/test_ruined_sta
 BLAME = of("unit/worker/test_blame")
 OWN = of("contract/test_own_methods together/test_own_methods unit/model/test_unseen_moves")
 LIFE, IDLE = of("together/test_life"), of("unit/engine/test_idleness")
+SOLE = of("together/test_sole_trainer")
 FINISH_WAIT = of("unit/engine/test_finish_wait")
 STORM = (
     "tests/virtual/test_storms.py::test_laws_hold_under_hundreds_of_fault_schedules[0]",
@@ -543,6 +544,11 @@ MUTANTS = (
     Mutant("a-wait-hides-why-it-was-closed", 7, "runtime/learner", "            self.check()\n            open_learners", "            open_learners", FINISH_CLOSED),
     Mutant("sigterm-is-kept-after-the-last", 7, "runtime/open_learners", "    if not _open:\n        _farewell.give_back()", "    pass",
            of("unit/runtime/test_farewell")),
+    Mutant("two-learners-share-parameters", 5, "sole_trainer", "if name := _common_parameter(run, other):", "if name := \"\":", SOLE),
+    Mutant("two-learners-share-memory", 5, "sole_trainer", "    return tensor.device, tensor.data_ptr()", "    return id(tensor)", SOLE),
+    Mutant("two-learners-share-an-added-group", 5, "training_run", "            refuse_added(self)\n", "", SOLE),
+    Mutant("garbage-keeps-its-parameters", 7, "sole_trainer", "        gc.collect()", "        pass", SOLE),
+    Mutant("the-closed-keep-their-parameters", 7, "sole_trainer", " and other.takes_part:", ":", SOLE),
     Mutant("garbage-keeps-its-port", 7, "runtime/open_learners", "        gc.collect()", "        pass", LIFE),
     Mutant("the-leaving-keep-their-port", 7, "runtime/open_learners", "        earlier.await_end()", "        pass",
            of("unit/runtime/test_open_learners")),

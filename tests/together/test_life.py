@@ -22,7 +22,6 @@ from tests.support.learners import (
     Watch,
     descent,
     drive,
-    read,
     start,
     step,
     wave,
@@ -154,55 +153,6 @@ def test_an_earlier_optimizer_that_still_holds_the_port_is_named() -> None:
     assert not first.synchronize()  # nobody is there to merge with
     first.close()
     MendOptimizer(descent(0.0), name="second", listen=address, **ALONE).close()
-
-
-def test_a_second_learner_around_one_inner_optimizer_is_refused() -> None:
-    inner = descent(8.0)
-    first = MendOptimizer(inner, name="first", listen=LOOPBACK, **ALONE)
-    step(first, 1.0)
-    second = MendOptimizer(inner, name="second", listen=LOOPBACK, **ALONE)
-    with pytest.raises(UsageError) as error:
-        step(second, 1.0)
-    assert str(error.value) == (
-        "inner must be an optimizer that no other MendOptimizer trains with peers, got SGD; the "
-        "learner 'first' of this process trains it: call close() of its MendOptimizer, or "
-        "mend_optim.close_all(), before you step with another"
-    )
-    # the first one was not disturbed, and makes room for the second
-    step(first, 1.0)
-    assert (read(first), first.status().step) == ([6.0], 2)
-    first.close()
-    step(second, 1.0)
-    assert (read(second), second.status().step) == ([5.0], 1)
-    step(first, 1.0)  # closed, it is its inner optimizer
-
-
-def test_the_one_that_steps_second_is_refused_whichever_was_made_first() -> None:
-    inner = descent(8.0)
-    first = MendOptimizer(inner, name="first", listen=LOOPBACK, **ALONE)
-    second = MendOptimizer(inner, name="second", listen=LOOPBACK, **ALONE)
-    step(second, 1.0)
-    with pytest.raises(UsageError, match="the learner 'second' of this process trains it"):
-        first.join()
-    second.load_state_dict(second.state_dict())
-    step(second, 1.0)  # as another incarnation
-    assert (read(second), second.status().step) == ([6.0], 2)
-
-
-@pytest.mark.parametrize("garbage", [False, True], ids=["dropped", "a circle"])
-@pytest.mark.usefixtures("no_collector")
-def test_an_inner_optimizer_is_free_once_its_wrapper_is_gone(garbage: bool) -> None:
-    """A notebook cell that runs again wraps the same optimizer once more."""
-    inner = descent(8.0)
-    optimizer: MendOptimizer | None = None
-    for cell in range(3):
-        optimizer = MendOptimizer(inner, name="nb", listen=LOOPBACK, **ALONE)
-        trainer: list[object] = [optimizer]
-        if garbage:
-            trainer.append(trainer)
-        del trainer
-        step(optimizer, 1.0)
-        assert (read(optimizer), optimizer.status().step) == ([7.0 - cell], 1)
 
 
 def test_close_all_closes_every_learner_of_the_process() -> None:

@@ -46,22 +46,30 @@ class OpenLearner(Protocol):
         """In a forked child: be closed, and leave everything to the parent."""
 
 
-_open: weakref.WeakSet[OpenLearner] = weakref.WeakSet()
+# By `id`. Other threads add and discard learners, and a signal may come at any time: the values of
+# a dictionary, unlike those of a weak set, can be listed meanwhile.
+_open: weakref.WeakValueDictionary[int, OpenLearner] = weakref.WeakValueDictionary()
 # In a forked child, the learners of the parent: gRPC's part of them must not be taken apart here.
 _inherited: list[OpenLearner] = []
-_farewell = Farewell(lambda: list(_open))
+
+
+def _listed() -> list[OpenLearner]:
+    return [learner for reference in _open.valuerefs() if (learner := reference()) is not None]
+
+
+_farewell = Farewell(_listed)
 await_farewell = _farewell.await_end
 
 
 def add(learner: OpenLearner) -> None:
     """A learner takes part from now on."""
-    _open.add(learner)
+    _open[id(learner)] = learner
     _farewell.prepare()
 
 
 def discard(learner: OpenLearner) -> None:
     """A learner has ended."""
-    _open.discard(learner)
+    _open.pop(id(learner), None)
     if not _open:
         _farewell.give_back()
 
@@ -87,7 +95,7 @@ def close_all() -> None:
         ...     print(error)
         this optimizer was closed; it still steps, but it has no peers to wait for
     """
-    for learner in list(_open):
+    for learner in _listed():
         learner.close()
 
 
@@ -120,15 +128,14 @@ def making_room(listen: str | None) -> Iterator[None]:
 
 def _at(port: int) -> OpenLearner | None:
     """The open learner that listens on a port."""
-    return next((learner for learner in list(_open) if port and learner.port == port), None)
+    return next((learner for learner in _listed() if port and learner.port == port), None)
 
 
 def _abandon_all() -> None:
     """In a forked child, such as a worker of a `DataLoader`."""
     global _open
-    _inherited.extend(_open)
-    # Another thread may have been changing the set.
-    _open = weakref.WeakSet()
+    _inherited.extend(_listed())
+    _open = weakref.WeakValueDictionary()
     for learner in _inherited:
         learner.abandon()
     # The child ends by SIGTERM as any process does.

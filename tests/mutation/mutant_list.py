@@ -549,6 +549,8 @@ MUTANTS = (
     Mutant("two-learners-share-an-added-group", 5, "training_run", "            refuse_added(self)\n", "", SOLE),
     Mutant("garbage-keeps-its-parameters", 7, "sole_trainer", "        gc.collect()", "        pass", SOLE),
     Mutant("the-closed-keep-their-parameters", 7, "sole_trainer", " and other.takes_part:", ":", SOLE),
+    Mutant("learners-are-listed-step-by-step", 7, "runtime/open_learners", "for reference in _open.valuerefs() if (learner := reference()) is not None",
+           "for learner in _open.values()", of("unit/runtime/test_open_learners")),
     Mutant("garbage-keeps-its-port", 7, "runtime/open_learners", "        gc.collect()", "        pass", LIFE),
     Mutant("the-leaving-keep-their-port", 7, "runtime/open_learners", "        earlier.await_end()", "        pass",
            of("unit/runtime/test_open_learners")),

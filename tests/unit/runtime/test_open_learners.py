@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -65,3 +67,38 @@ def test_a_learner_on_another_port_is_in_nobodys_way(earlier: Fake, listen: str 
         raise TAKEN
     assert error.value is TAKEN
     assert earlier.calls == []
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Other threads come and go at any moment."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("busy")
+def test_learners_may_start_and_end_on_other_threads_meanwhile() -> None:
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            fake = Fake(5001, dropped=False)
+            open_learners.add(fake)
+            open_learners.discard(fake)
+
+    staying = [Fake(5002, dropped=False) for _ in range(50)]
+    for fake in staying:
+        open_learners.add(fake)
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(10_000):
+            with making_room(HERE):
+                pass
+    finally:
+        over.set()
+        other.join()
+        for fake in staying:
+            open_learners.discard(fake)

@@ -194,7 +194,7 @@ class RankRun(TrainingRun):
         """The inner optimizer is about to step. `end_step` follows."""
         started = perf_counter()
         since_s = None if self._returned_at is None else started - self._returned_at
-        self.refuse_swapped("step")
+        self.refuse_misplaced("step")
         stale = False
         if not self._is_closed:
             stale = self._join_together()
@@ -280,7 +280,7 @@ class RankRun(TrainingRun):
 
     def join(self) -> None:
         """`MendOptimizer.join`."""
-        self.refuse_swapped("join")
+        self.refuse_misplaced("join")
         if not self._is_closed:
             self._join_together()
 
@@ -301,13 +301,13 @@ class RankRun(TrainingRun):
             if self.learner:
                 self.learner.require_open()
             raise ClosedError(CLOSED)
-        self.refuse_swapped(name)
+        self.refuse_misplaced(name)
         self._join_together()
         self._returned_at = None
 
     def reset_progress(self) -> None:
         """`MendOptimizer.reset_progress`."""
-        self.refuse_swapped("reset_progress")
+        self.refuse_misplaced("reset_progress")
         if self.takes_part:
             self._together(Call.RESET_PROGRESS, lambda: TrainingRun.reset_progress(self))
 
@@ -319,7 +319,7 @@ class RankRun(TrainingRun):
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """`MendOptimizer.global_weights`."""
-        self.refuse_swapped("global_weights")
+        self.refuse_misplaced("global_weights")
         self._is_swapped = True
         try:
             if not self._has_begun:

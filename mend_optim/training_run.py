@@ -53,6 +53,11 @@ UNMERGED = (
 REFUSED = (
     "the checkpoint's anchors were refused, and nothing has changed: the event 'fault' tells why"
 )
+SWAPPED = "{call}() must not be called inside global_weights(): leave the block first"
+CALLED_BACK = (
+    "{call}() must not be called in on_event, which runs on a background thread beside training: "
+    "take note there, and call {call}() in the training loop"
+)
 UNSEEN = (
     "{method}() and others have moved the weights {calls} times without a step: nothing is merged; "
     "let the optimizer step in step(), for example with a closure"
@@ -145,7 +150,7 @@ class TrainingRun:
         since_s = None if self._returned_at is None else started - self._returned_at
         stale = False
         if self.learner or self._starts_late:
-            self.refuse_swapped("step")
+            self.refuse_misplaced("step")
             _, handover, stale = self.ensure_joined()
             if stale:
                 # The gradients are those of weights that the cluster's have replaced.
@@ -246,7 +251,7 @@ class TrainingRun:
 
     def join(self) -> None:
         """`MendOptimizer.join`."""
-        self.refuse_swapped("join")
+        self.refuse_misplaced("join")
         if self._starts_late or (self.learner and not self.learner.closed):
             self.ensure_joined()
 
@@ -277,7 +282,7 @@ class TrainingRun:
 
     def reset_progress(self) -> None:
         """`MendOptimizer.reset_progress`."""
-        self.refuse_swapped("reset_progress")
+        self.refuse_misplaced("reset_progress")
         if self.handover and self.takes_part:
             self.handover.begin_anew(self.model.check)
 
@@ -287,7 +292,7 @@ class TrainingRun:
             raise UsageError(ALONE)
         if self.learner:
             self.learner.require_open()
-        self.refuse_swapped("rollback")
+        self.refuse_misplaced("rollback")
         saved = self.model.read(state_dict.get("mend", state_dict), regroup=False).saved
         _require_merged(saved, self.settings.schedule.fragments)
         learner, handover = self._joined_for("rollback")
@@ -298,7 +303,7 @@ class TrainingRun:
     def _joined_for(self, call: str) -> tuple[Learner, Handover]:
         if self.learner:
             self.learner.require_open()
-        self.refuse_swapped(call)
+        self.refuse_misplaced(call)
         learner, handover, _ = self.ensure_joined()
         self._returned_at = None
         return learner, handover
@@ -306,7 +311,7 @@ class TrainingRun:
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """`MendOptimizer.global_weights`."""
-        self.refuse_swapped("global_weights")
+        self.refuse_misplaced("global_weights")
         learner, handover = self.learner, self.handover
         self._is_swapped = True
         try:
@@ -320,18 +325,18 @@ class TrainingRun:
             self._is_swapped = False
             self._own_weights = None
 
-    def refuse_swapped(self, call: str) -> None:
+    def refuse_misplaced(self, call: str) -> None:
         """Raise `UsageError` inside `global_weights()`, where the anchor may be in the place of
-        this learner's own weights."""
+        this learner's own weights, and in `on_event`, while another thread may be training."""
         if self._is_swapped:
-            raise UsageError(
-                f"{call}() must not be called inside global_weights(): leave the block first"
-            )
+            raise UsageError(SWAPPED.format(call=call))
+        if self.learner and self.learner.is_calling_back():
+            raise UsageError(CALLED_BACK.format(call=call))
 
     def add_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the inner optimizer, as one more fragment. Raises `UsageError` for
         parameters that cannot be merged, if there are peers; then nothing has changed."""
-        self.refuse_swapped("add_param_group")
+        self.refuse_misplaced("add_param_group")
         model, groups = self.model, self.inner.param_groups
         self.inner.add_param_group(param_group)
         try:
@@ -362,7 +367,7 @@ class TrainingRun:
         Raises:
             UsageError: the state is damaged or, with peers, another model's that was trained.
         """
-        self.refuse_swapped("load_state_dict")
+        self.refuse_misplaced("load_state_dict")
         try:
             return self.model.read(state, regroup=self.handover is None)
         except OtherModelError as error:

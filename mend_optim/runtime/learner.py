@@ -295,6 +295,10 @@ class Learner:
         with self.mutex:
             return self.inherited or self.engine.state.alone
 
+    def is_calling_back(self) -> bool:
+        """Whether the caller is `on_event`: the worker does no more until it returns."""
+        return self.worker.is_own_thread()
+
     def is_settled(self) -> bool:
         """Whether, at rest, everything is merged and nobody has a greater anchor."""
         with self.mutex:

@@ -83,7 +83,7 @@ class MergeWorker:
                 seen.append(made)
                 self._guard.changed.notify_all()
 
-        if not self._is_own_thread():
+        if not self.is_own_thread():
             self.jobs.put(see)
             with self._guard.mutex:
                 self._guard.changed.wait_for(lambda: seen or self._guard.over)
@@ -105,10 +105,11 @@ class MergeWorker:
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end; not on the thread itself (`on_event` may close its
         learner)."""
-        if not self._is_own_thread():
+        if not self.is_own_thread():
             self.thread.join(timeout_s)
 
-    def _is_own_thread(self) -> bool:
+    def is_own_thread(self) -> bool:
+        """Whether the caller is the worker thread (in `on_event`)."""
         return threading.current_thread() is self.thread
 
     def _run(self) -> None:

@@ -106,7 +106,7 @@ MUTANTS = (
            "       self.worker.mailbox[correction.fragment] = correction",
            "       self.engine.correction_applied(0.0, correction.fragment, correction.replace)", THREADS),
     Mutant("step-while-the-anchor-is-swapped-in", 2, "training_run",
-           'self.refuse_swapped("step")', "pass", of("together/test_optimizer")),
+           'self.refuse_misplaced("step")', "pass", of("together/test_optimizer")),
     Mutant("global-weights-stay", 2, "own_tensors",
            "                    parameter.copy_(value)", "                    pass", of("together/test_optimizer")),
     # ── the end of a run ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -549,6 +549,8 @@ MUTANTS = (
     Mutant("two-learners-share-an-added-group", 5, "training_run", "            refuse_added(self)\n", "", SOLE),
     Mutant("garbage-keeps-its-parameters", 7, "sole_trainer", "        gc.collect()", "        pass", SOLE),
     Mutant("the-closed-keep-their-parameters", 7, "sole_trainer", " and other.takes_part:", ":", SOLE),
+    Mutant("callback-waits-for-itself", 7, "training_run", "if self.learner and self.learner.is_calling_back():", "if False:",
+           of("together/test_rounds", "callback_must_not and (step or global)")),
     Mutant("learners-are-listed-step-by-step", 7, "runtime/open_learners", "for reference in _open.valuerefs() if (learner := reference()) is not None",
            "for learner in _open.values()", of("unit/runtime/test_open_learners")),
     Mutant("garbage-keeps-its-port", 7, "runtime/open_learners", "        gc.collect()", "        pass", LIFE),

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from mend_optim import Adoption, DiLoCoNesterov, Event, MendError, MendOptimizer, Nesterov
+from mend_optim import (
+    Adoption,
+    DiLoCoNesterov,
+    Event,
+    MendError,
+    MendOptimizer,
+    Nesterov,
+    UsageError,
+)
 from mend_optim.runtime import learner as room
 from tests.support.learners import (
     LOCKSTEP,
@@ -255,6 +263,44 @@ def test_a_callback_may_close_its_learner() -> None:
         assert read(optimizers[0]) == [-2.0]
         made[0]._learner.worker.thread.join(PATIENCE_S)  # type: ignore[union-attr]
     assert ours() == []
+
+
+CALLS: dict[str, Callable[[MendOptimizer], object]] = {
+    "step": lambda optimizer: optimizer.step(),
+    "synchronize": lambda optimizer: optimizer.synchronize(),
+    "finish": lambda optimizer: optimizer.finish(),
+    "global_weights": lambda optimizer: optimizer.global_weights().__enter__(),
+    "reset_progress": lambda optimizer: optimizer.reset_progress(),
+    "load_state_dict": lambda optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_callback_must_not_use_the_weights(call: str) -> None:
+    """It is beside training, and the worker that it would wait for waits for it."""
+    made: list[MendOptimizer] = []
+    told: list[str] = []
+    watch = Watch()
+
+    def on_event(event: Event) -> None:
+        if event.kind == "round" and not told:
+            try:
+                CALLS[call](made[0])
+            except UsageError as error:
+                told.append(str(error))
+        watch(event)
+
+    with cluster(
+        descent(0.0), descent(0.0), each=[{"on_event": on_event}, {}], **LOCKSTEP
+    ) as optimizers:
+        made += optimizers
+        drive(optimizers, 3, lambda i, s: 1.0)
+        watch.until("round")
+        assert [read(o) for o in optimizers] == [[-3.0], [-3.0]]
+    assert told == [
+        f"{call}() must not be called in on_event, which runs on a background thread beside "
+        f"training: take note there, and call {call}() in the training loop"
+    ]
 
 
 def test_the_ledger_holds_every_round(tmp_path: Path) -> None:

@@ -37,6 +37,14 @@ MEASURED: dict[str, Codec] = {
     "int8, both ways": Int8(back="same"),
     "powersgd r16, both ways": PowerSGD(rank=16, back="same"),
 }
+# Of more than two learners, the sealer encodes the merged delta once more.
+MANY = 4
+MEASURED_WITH_MANY: dict[str, Codec] = {
+    "int8": CODECS["int8"],
+    "int4": CODECS["int4"],
+    "powersgd r16": PowerSGD(rank=16),
+    'powersgd r16, back="exact"': PowerSGD(rank=16, back="exact"),
+}
 # For the codecs that lose most: their distance to float32 must not grow with more steps.
 LONG = 4 * STEPS
 GOALS = {
@@ -59,10 +67,21 @@ def run() -> Iterator[Result]:
     for name, codec in MEASURED.items():
         losses = [final_losses(codec, seed, texts, moments=None) for seed in SEEDS]
         yield from _compared(name, codec, losses, floors, notes)
+    yield from many()
     floors = [final_losses(CODECS["none"], 0, texts, LONG, moments=None)]
     for name in ("sparse", "powersgd r8", "powersgd r16"):
         losses = [final_losses(MEASURED[name], 0, texts, LONG, moments=None)]
         yield from _compared(f"{name}, {LONG} steps", MEASURED[name], losses, floors, "one seed")
+
+
+def many() -> Iterator[Result]:
+    """The same with more learners."""
+    texts = [read_corpus(i, MANY) for i in range(MANY)]
+    floors = [final_losses(CODECS["none"], seed, texts, moments=None) for seed in SEEDS]
+    for name, codec in MEASURED_WITH_MANY.items():
+        losses = [final_losses(codec, seed, texts, moments=None) for seed in SEEDS]
+        notes = f"{MANY} learners; a pair for each seed"
+        yield from _compared(f"{name}, {MANY} learners", codec, losses, floors, notes)
 
 
 class Losses(NamedTuple):

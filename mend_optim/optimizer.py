@@ -21,12 +21,12 @@ from mend_optim.engine.period import AutoPeriod, read_period
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.errors import require
 from mend_optim.finish import Finish, Settled, check_timeout
-from mend_optim.inner_face import InnerFace
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.module_buffers import read_modules
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
 from mend_optim.ranks.shards import Shards
+from mend_optim.reporting_face import ReportingFace
 from mend_optim.run_choice import new_run
 from mend_optim.runtime.learner import Learner
 from mend_optim.settings import Settings, read_settings
@@ -38,7 +38,7 @@ from mend_optim.wrapped_class import constructing_class, take_class, unwrapped, 
 from mend_optim.wrapped_parameters import WrappedParameters, wrapped_again
 
 
-class MendOptimizer(InnerFace):
+class MendOptimizer(ReportingFace):
     """Wrap any torch optimizer, so that independent training processes train one model together.
 
     `step()` takes the inner optimizer's step. Every `sync_every` steps, the learner copies its
@@ -471,7 +471,7 @@ class MendOptimizer(InnerFace):
 
     def status(self) -> Status:
         """Where this learner stands at this moment, as frozen data."""
-        return self._run.status()
+        return self._status()
 
     def learner_state(self) -> dict[str, Any]:
         """The part of `state_dict()` that is under "mend"."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -27,6 +28,8 @@ class RunHistory:
         self.tokens = 0
         #: The sum of these steps' inner learning rates; 0 unless the outer optimizer needs it.
         self.rate = 0.0
+        #: What the script reported last. It is replaced as a whole, so other threads may read it.
+        self.reported: Mapping[str, float] = {}
         #: The loaded checkpoint; without its fragments once a learner has gone on from them.
         self.saved: Checkpoint | None = None
         # Whether the weights were compared with those that `saved` was saved with.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mend_optim.engine.ledger import RoundRecord
@@ -111,6 +111,7 @@ class Status:
         rolled_back_by: the name of the learner that rolled the run back last; "" if none has.
         latency: inner steps from a snapshot of this learner until its anchor was ready, the median
             of the last rounds; 0 if there were too few.
+        reported: the numbers that the script told `report()` last.
 
     Example:
         >>> import torch
@@ -156,6 +157,7 @@ class Status:
     security: str = ""
     rollbacks: int = 0
     rolled_back_by: str = ""
+    reported: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = {
@@ -172,6 +174,8 @@ class Status:
             f"{self.bytes_received / 1e6:,.1f} MB received",
             "time": f"{self.seconds_in_mend:,.1f} s in mend_optim",
         }
+        if self.reported:
+            lines["reported"] = ", ".join(f"{k} {v:.6g}" for k, v in self.reported.items())
         if self.rollbacks:
             lines["rollback"] = f"number {self.rollbacks}, by {self.rolled_back_by}"
         if self.refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from mend_optim.engine.effects import Send
@@ -13,9 +13,11 @@ from mend_optim.engine.engine import Engine
 from mend_optim.protocol.handshake import Hello, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer
+from mend_optim.protocol.sight import Sight
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
+from mend_optim.runtime.seen import sight_of
 from mend_optim.status import Traffic
 from mend_optim.transport.grpc_transport import Transport
 
@@ -50,6 +52,8 @@ class NetworkSide:
         self._outbox: deque[Send] = deque()
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
+        #: What the script reported last. The training thread replaces it as a whole.
+        self.reported: Mapping[str, float] = {}
         self.loop = NetworkLoop.acquire()
         try:
             self.transport = transport(self)
@@ -183,6 +187,11 @@ class NetworkSide:
         with self._guard.mutex:
             self._engine.undelivered(time.monotonic(), to, message)
             self._dispatch()
+
+    def sight(self) -> Sight:
+        with self._guard.mutex:
+            codec = dict(self.hello().policy).get("codec", "")
+            return sight_of(self._engine, self.traffic(), codec, self.reported)
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         with self._guard.mutex:

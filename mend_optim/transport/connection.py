@@ -6,8 +6,10 @@ from typing import Any
 
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.sight import Sight
 from mend_optim.transport.stream import Counter, Dialled, within
 from mend_optim.transport.wire import decode_hello, encode_hello, encode_id
+from mend_optim.transport.wire_sight import decode_sight, encode_look
 
 #: The service of `protos/peer.proto`.
 SERVICE = "mend_optim.Peer"
@@ -36,6 +38,12 @@ class Connection:
         method = self._channel.unary_unary(f"/{SERVICE}/Hello")
         call = method(encode_hello(mine), timeout=timeout_s)
         return decode_hello(await within(call, None))
+
+    async def look(self, timeout_s: float) -> Sight:
+        """Look at the learner there, without taking part. Raises `PeerError`."""
+        method = self._channel.unary_unary(f"/{SERVICE}/Watch")
+        call = method(encode_look(), timeout=timeout_s, metadata=self._metadata)
+        return decode_sight(await within(call, None))
 
     def stream(self, method: str) -> Dialled:
         """Open a stream for an RPC of the service."""

@@ -52,6 +52,7 @@ from mend_optim.transport.security.channels import BARE, Security
 from mend_optim.transport.server import Server
 from mend_optim.transport.stream import Counter, Dialled
 from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
+from mend_optim.transport.watching import WatchServer
 
 log = logging.getLogger("mend_optim.transport")
 
@@ -127,6 +128,7 @@ class Transport:
             learners=limits.learners,
             streams=lambda: most_streams(len(sizes())),
             security=security,
+            watch=WatchServer(handler.sight, security, self._links.refusals),
         )
         self._dialler = Dialler(
             handler,

@@ -56,6 +56,7 @@ from typing import Protocol
 from mend_optim.protocol.handshake import Hello, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer
+from mend_optim.protocol.sight import Sight
 from mend_optim.protocol.unreached import Unreached
 
 
@@ -66,6 +67,10 @@ class Handler(Protocol):
 
     def hello(self) -> Hello:
         """Return this learner's hello as of now. The transport fills in the address."""
+
+    def sight(self) -> Sight:
+        """Return where this learner stands, for somebody that watches. The transport asks at most
+        a few times a second, however many watch."""
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         """Return the peers to dial, each with its address.

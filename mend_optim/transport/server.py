@@ -26,6 +26,7 @@ from mend_optim.transport.receiving import BusyError
 from mend_optim.transport.security.channels import Security
 from mend_optim.transport.stream import Counter, Served
 from mend_optim.transport.transfers import TransferServer
+from mend_optim.transport.watching import REASON_LIMIT, WatchServer
 from mend_optim.transport.wire import decode_hello, decode_id, encode_hello
 
 log = logging.getLogger("mend_optim.transport")
@@ -36,8 +37,6 @@ GRACE_S = 0.1
 OVERRUN = "too many hellos come at a time; try again"
 #: Seconds between two attempts to listen anew.
 REBIND_S = 0.05
-#: Characters of an RPC's status.
-REASON_LIMIT = 500
 
 End = Callable[[Link, Served], Awaitable[None]]
 """The server's end of a stream."""
@@ -55,6 +54,7 @@ class Server:
         learners: The most learners in the run.
         streams: Returns the most streams of one peer.
         security: Opens the port, and knows the callers.
+        watch: Answers those that only watch.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class Server:
         learners: int,
         streams: Callable[[], int],
         security: Security,
+        watch: WatchServer,
     ) -> None:
         self._links = links
+        self._watch = watch
         self._transfers = transfers
         self._security = security
         self._timing = timing
@@ -161,7 +163,11 @@ class Server:
             name: grpc.stream_stream_rpc_method_handler(partial(self._serve, end))
             for name, end in ends.items()
         }
-        return {"Hello": grpc.unary_unary_rpc_method_handler(self._serve_hello), **methods}
+        return {
+            "Hello": grpc.unary_unary_rpc_method_handler(self._serve_hello),
+            "Watch": grpc.unary_unary_rpc_method_handler(self._watch.serve),
+            **methods,
+        }
 
     async def _serve_hello(self, request: bytes, context: Any) -> bytes:
         if self._links.closing:

@@ -321,3 +321,99 @@ class Merged(_message.Message):
     peer: PeerId
     seq: int
     def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., seq: _Optional[int] = ...) -> None: ...
+
+class Look(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class Sight(_message.Message):
+    __slots__ = ("version", "peer", "address", "joined", "step", "tokens", "position", "cluster_step", "cluster_tokens", "seconds_per_step", "sync_every", "latency", "rounds", "unmerged_tokens", "dropped_tokens", "superseded_tokens", "bytes_sent", "bytes_received", "codec", "roster", "last", "reported")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    SYNC_EVERY_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    UNMERGED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    peer: PeerId
+    address: str
+    joined: bool
+    step: int
+    tokens: int
+    position: int
+    cluster_step: int
+    cluster_tokens: int
+    seconds_per_step: float
+    sync_every: int
+    latency: int
+    rounds: int
+    unmerged_tokens: int
+    dropped_tokens: int
+    superseded_tokens: int
+    bytes_sent: int
+    bytes_received: int
+    codec: str
+    roster: _containers.RepeatedCompositeFieldContainer[Seen]
+    last: _containers.RepeatedCompositeFieldContainer[SeenRound]
+    reported: _containers.RepeatedCompositeFieldContainer[Reported]
+    def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., joined: bool = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., position: _Optional[int] = ..., cluster_step: _Optional[int] = ..., cluster_tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., sync_every: _Optional[int] = ..., latency: _Optional[int] = ..., rounds: _Optional[int] = ..., unmerged_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., superseded_tokens: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., codec: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[SeenRound, _Mapping]]] = ..., reported: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ...) -> None: ...
+
+class Seen(_message.Message):
+    __slots__ = ("peer", "address", "state", "step", "tokens", "slow")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerId
+    address: str
+    state: str
+    step: int
+    tokens: int
+    slow: float
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., slow: _Optional[float] = ...) -> None: ...
+
+class SeenRound(_message.Message):
+    __slots__ = ("fragment", "version", "tokens", "reason", "sealer", "members", "absent")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SEALER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    version: int
+    tokens: int
+    reason: str
+    sealer: str
+    members: _containers.RepeatedScalarFieldContainer[str]
+    absent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., tokens: _Optional[int] = ..., reason: _Optional[str] = ..., sealer: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., absent: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Reported(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,81 @@
+"""What somebody that only watches sees of a learner: plain numbers, and no part of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mend_optim.protocol.lineage import PeerId
+
+#: Of the meaning of the fields.
+VERSION = 1
+#: Numbers that a script may report, and characters of their names.
+REPORTED_LIMIT = 16
+REPORTED_NAME = 32
+#: The last rounds that are shown, and the members that are named of each.
+ROUNDS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenPeer:
+    """A peer as the watched learner sees it: see `PeerStatus`."""
+
+    name: str
+    incarnation: int
+    address: str
+    state: str
+    step: int
+    tokens: int
+    slow: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRound:
+    """A merged round, with the names of its members."""
+
+    fragment: int
+    version: int
+    tokens: int
+    reason: str
+    sealer: str
+    members: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """Where a learner stands: see `Status`. `seconds_per_step` is 0 until it is known."""
+
+    peer: PeerId
+    address: str
+    joined: bool
+    step: int
+    tokens: int
+    position: int
+    cluster_step: int
+    cluster_tokens: int
+    seconds_per_step: float = 0.0
+    sync_every: int = 0
+    latency: int = 0
+    rounds: int = 0
+    unmerged_tokens: int = 0
+    dropped_tokens: int = 0
+    superseded_tokens: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    codec: str = ""
+    roster: tuple[SeenPeer, ...] = ()
+    last: tuple[SeenRound, ...] = ()
+    reported: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of a mean step, by the time of a recent one; 0 if that is not known."""
+        if not self.step or not self.seconds_per_step:
+            return 0.0
+        return self.tokens / self.step / self.seconds_per_step
+
+    @property
+    def is_merging(self) -> bool:
+        """Whether it has joined, some other learner is alive, and a round has merged its work."""
+        alive = any(peer.state == "alive" for peer in self.roster)
+        return self.joined and alive and any(len(each.members) > 1 for each in self.last)

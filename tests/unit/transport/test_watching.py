@@ -1,0 +1,113 @@
+"""Looks at a learner: what they cost it, and what goes over the wire."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.errors import PeerError
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.refusals import Refusals
+from mend_optim.protocol.sight import (
+    REPORTED_LIMIT,
+    REPORTED_NAME,
+    ROUNDS_SHOWN,
+    SeenPeer,
+    SeenRound,
+    Sight,
+)
+from mend_optim.transport._pb import peer_pb2 as pb
+from mend_optim.transport.security.channels import BARE
+from mend_optim.transport.watching import FRESH_S, MOST_LOOKS, WatchServer
+from mend_optim.transport.wire_sight import check_look, decode_sight, encode_look, encode_sight
+
+SIGHT = Sight(
+    peer=PeerId("a", 3),
+    address="a:1",
+    joined=True,
+    step=1,
+    tokens=2,
+    position=3,
+    cluster_step=4,
+    cluster_tokens=5,
+    seconds_per_step=0.5,
+    sync_every=6,
+    latency=7,
+    rounds=8,
+    unmerged_tokens=9,
+    dropped_tokens=10,
+    superseded_tokens=11,
+    bytes_sent=12,
+    bytes_received=13,
+    codec="int8",
+    roster=(
+        SeenPeer(name="b", incarnation=4, address="", state="alive", step=1, tokens=2, slow=1.5),
+    ),
+    last=(
+        SeenRound(
+            fragment=1,
+            version=2,
+            tokens=3,
+            reason="all_present",
+            sealer="b",
+            members=("a", "b"),
+            absent=("c",),
+        ),
+    ),
+    reported=(("loss", -0.5),),
+)
+
+
+def test_a_sight_survives_the_wire() -> None:
+    assert decode_sight(encode_sight(SIGHT)) == SIGHT
+    check_look(encode_look())
+
+
+def test_another_version_is_refused_on_both_sides() -> None:
+    with pytest.raises(PeerError, match="version 2"):
+        check_look(pb.Look(version=2).SerializeToString())
+    told = pb.Sight.FromString(encode_sight(SIGHT))
+    told.version = 2
+    with pytest.raises(PeerError, match="version 2"):
+        decode_sight(told.SerializeToString())
+
+
+@given(st.binary(max_size=200))
+def test_bytes_are_a_sight_or_a_fault_of_the_peer(data: bytes) -> None:
+    for decode in (decode_sight, check_look):
+        with suppress(PeerError):
+            decode(data)
+
+
+def test_no_part_of_a_sight_is_without_bound() -> None:
+    for change in (
+        {"reported": [pb.Reported(name="x")] * (REPORTED_LIMIT + 1)},
+        {"reported": [pb.Reported(name="x" * (REPORTED_NAME + 1))]},
+        {"last": [pb.SeenRound()] * (ROUNDS_SHOWN + 1)},
+        {"codec": "\x1b"},
+        {"step": 2**63},
+    ):
+        told = pb.Sight.FromString(encode_sight(SIGHT))
+        told.MergeFrom(pb.Sight(**change))
+        with pytest.raises(PeerError):
+            decode_sight(told.SerializeToString())
+
+
+def test_however_many_watch_the_learner_is_asked_as_often() -> None:
+    asked: list[int] = []
+
+    def sight() -> Sight:
+        asked.append(1)
+        return SIGHT
+
+    server = WatchServer(sight, BARE, Refusals())
+    answers = [server.answer(10.0 + FRESH_S * i / 100_000) for i in range(1000)]
+    assert len(asked) == 1
+    assert [answer is not None for answer in answers] == [True] * MOST_LOOKS + [False] * (
+        1000 - MOST_LOOKS
+    )
+    assert server.answer(10.0 + FRESH_S) is not None
+    assert len(asked) == 2

@@ -77,15 +77,15 @@ clean: ## remove everything that these targets made, the environments too
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli]'
 	touch $@
 
 $(CLIENTS_READY): $(READY)
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,clients]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,clients]'
 	touch $@
 
 $(BENCH_READY): $(READY)
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,bench]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,bench]'
 	touch $@
 
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
@@ -96,7 +96,7 @@ $(FLOOR_READY): $(READY)
 	touch $@
 
 $(FUZZ_READY): $(READY)
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,fuzz]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,fuzz]'
 	touch $@
 
 $(PROTO_READY): Makefile

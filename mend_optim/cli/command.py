@@ -46,9 +46,23 @@ def _certs(parser: argparse.ArgumentParser) -> None:
     configure(parser)
 
 
+def _status(parser: argparse.ArgumentParser) -> None:
+    from mend_optim.cli.watch.command import configure
+
+    configure(parser)
+
+
+def _top(parser: argparse.ArgumentParser) -> None:
+    from mend_optim.cli.watch.command import configure_top
+
+    configure_top(parser)
+
+
 #: By name of the subcommand: its purpose, and the function that gives its parser its arguments.
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("check whether learners can be reached at addresses", _check),
+    "status": ("say once how a run goes, with an exit status for probes", _status),
+    "top": ("watch a run", _top),
     "plan": ("say what a run on a link would be like", _plan),
     "run": ("run several learners on this machine", _run),
     "ledger": ("tell several learners' ledgers as one story, with a verdict", _ledger),

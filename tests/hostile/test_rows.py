@@ -20,6 +20,7 @@ TLS = "unit/transport/security/test_channels"
 WIRE = "unit/transport/test_wire"
 CLAIMS = "unit/engine/test_claims"
 MAJORITY = "virtual/test_majority"
+WATCH = "unit/transport/test_watching"
 GRPC, SEALS = "unit/transport/test_grpc_transport", "unit/engine/test_seal_checks"
 
 HELD = {
@@ -80,6 +81,9 @@ HELD = {
     "R14 callers without a name": (ATTACKS, "test_r14_a_caller_without_a_name"),
     "R15 addresses of any kind": (ATTACKS, "test_r15_no_socket_is_dialled"),
     "R16 many dials of one address": (GRPC, "test_eight_that_are_known_by_hearsay"),
+    "R17 a flood of looks": ("together/test_watch", "test_a_flood_of_looks_is_refused"),
+    "R17b looks that keep the learner busy": (WATCH, "test_however_many_watch_the_learner"),
+    "I8 a stranger watches": ("together/test_watch", "test_a_stranger_is_told_nothing"),
     "T1 names that forge lines": (ATTACKS, "test_t1_no_name_forges_a_line"),
     "T2 the same in the ledger": (FUZZ, "test_mutations_of_the_corpus_break_no_law"),
     "T3 checkpoints": ("unit/worker/test_checkpoint_reader", "test_a_hostile_checkpoint"),

@@ -6,7 +6,6 @@ import argparse
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from mend_optim.cli.check.findings import (
     Attempt,
@@ -17,14 +16,13 @@ from mend_optim.cli.check.findings import (
     lines_of,
     told_address,
 )
+from mend_optim.cli.given_security import add_security, read_given
 from mend_optim.cli.wording import shown
 from mend_optim.environment import VARIABLES
 from mend_optim.errors import require
 from mend_optim.protocol.unreached import Unreached
-from mend_optim.security import LinkSecurity, read_security
+from mend_optim.security import LinkSecurity
 from mend_optim.transport.address import format_address, parse_address, parse_dialable
-from mend_optim.transport.security.credentials import Credentials
-from mend_optim.transport.security.files import name_of_files
 from mend_optim.transport.visit import VISITOR, visit
 
 DESCRIPTION = "Check whether a learner can be reached at each address, before a day is lost to it."
@@ -72,11 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=10.0, metavar="S", help="for each answer; default: 10"
     )
-    secured = parser.add_mutually_exclusive_group()
-    secured.add_argument("--secret", type=Path, metavar="FILE", help="the run's secret")
-    secured.add_argument(
-        "--credentials", type=Path, metavar="DIR", help="the files of the learner of this machine"
-    )
+    add_security(parser)
     parser.set_defaults(run=run)
 
 
@@ -85,7 +79,7 @@ def run(given: argparse.Namespace) -> int:
     require(0 < given.timeout < 1e6, "--timeout", given.timeout, "a number of seconds > 0")
     for address in given.addresses:
         parse_dialable("HOST:PORT", address)
-    secured, name = _security(given)
+    secured, name = read_given(given)
     fields = SETTINGS if given.settings else ()
     found = []
     for address in given.addresses:
@@ -103,20 +97,6 @@ def run(given: argparse.Namespace) -> int:
         print("\nThese settings differ, so the learners refuse each other:", *differing, sep="\n")
         print("Give all learners the same model and the same arguments.")
     return int(faults > 0)
-
-
-def _security(given: argparse.Namespace) -> tuple[LinkSecurity, str]:
-    """How to secure connections, and in which name."""
-    credentials = None
-    if given.secret:
-        credentials = Credentials.secret(given.secret)
-    if given.credentials:
-        credentials = Credentials.files(given.credentials)
-    security = read_security(credentials, insecure=False)
-    chosen = security.credentials
-    if chosen is None or chosen.source.value == "secret":
-        return security, VISITOR
-    return security, name_of_files(security.source, chosen.path)
 
 
 def _facts(

@@ -1,0 +1,161 @@
+"""`mend status` and `mend top` against real learners on this machine, which train together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mend_optim import Credentials, MendOptimizer
+from mend_optim.cli.command import main
+from mend_optim.cli.watch.command import MERGING, NO_ANSWER, NOT_MERGING, see
+from mend_optim.cli.watch.crowd import Crowd
+from mend_optim.errors import PeerError
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.sight import Sight
+from mend_optim.security import read_security
+from mend_optim.transport.look import looks
+from mend_optim.transport.watching import MOST_LOOKS
+from tests.support.learners import LOCKSTEP, LOOPBACK, TIMING, descent, parameters, start, together
+from tests.support.learners import until as until_holds
+
+pytestmark = pytest.mark.usefixtures("no_environment")
+ROUNDS = 3
+
+
+def address_of(optimizer: MendOptimizer) -> str:
+    assert optimizer._learner is not None
+    return f"127.0.0.1:{optimizer._learner.port}"
+
+
+@contextmanager
+def pair(**told: Any) -> Iterator[tuple[MendOptimizer, MendOptimizer]]:
+    """Two learners that have merged some rounds."""
+    told = {"listen": LOOPBACK, "timing": TIMING, **LOCKSTEP, **told}
+    a = MendOptimizer(descent(1.0), name="a", **told)
+    b = MendOptimizer(descent(1.0), name="b", peers=[address_of(a)], **told)
+    try:
+        start([a, b])
+        together(lambda: trained(a), lambda: trained(b))
+        yield a, b
+    finally:
+        a.close()
+        b.close()
+
+
+def trained(optimizer: MendOptimizer) -> None:
+    for step in range(ROUNDS):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.detach().clone()
+        optimizer.step()
+        optimizer.report(loss=1.0 / (step + 1))
+    assert parameters(optimizer)
+
+
+def look_bare(addresses: list[str]) -> dict[str, Sight | PeerError]:
+    return looks(addresses, read_security(None, insecure=False).open("x"), "x", 20.0)
+
+
+def test_all_learners_are_seen_through_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pair() as (a, b):
+        rosters = a.status().roster, b.status().roster
+        assert main(["status", address_of(a), "--json"]) == MERGING
+        told = json.loads(capsys.readouterr().out)
+        assert told["merging"]
+        assert told["states"] == {"a": "merging", "b": "merging"}
+        for learner in told["learners"]:
+            assert learner["step"] == learner["rounds"] == ROUNDS
+            assert learner["reported"] == {"loss": pytest.approx(1 / ROUNDS)}
+            assert learner["last"][-1]["members"] == ["a", "b"]
+            assert learner["tokens_per_s"] > 0
+        assert main(["status", address_of(b)]) == MERGING
+        assert "loss 0.3333" in capsys.readouterr().out
+        # Nobody has met the watcher, or refused it.
+        assert [p.name for p in a.status().roster] == [p.name for p in rosters[0]] == ["b"]
+        assert a.status().refused == ()
+
+
+@pytest.mark.parametrize("plain", [["--plain"], []])
+def test_top_draws_with_rich_and_without(
+    plain: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pair() as (a, _):
+        assert main(["top", address_of(a), "--once", *plain]) == 0
+    told = capsys.readouterr().out
+    assert "merging" in told
+    assert ("█" in told) is not bool(plain)
+
+
+def test_a_learner_that_is_alone_does_not_merge(capsys: pytest.CaptureFixture[str]) -> None:
+    optimizer = MendOptimizer(descent(1.0), name="a", listen=LOOPBACK, timing=TIMING)
+    address = address_of(optimizer)
+    try:
+        assert main(["status", address]) == NOT_MERGING
+    finally:
+        optimizer.close()
+    assert main(["status", address]) == NO_ANSWER
+    assert "connection refused" in capsys.readouterr().out
+
+
+def test_the_other_is_watched_on_when_the_one_that_was_dialled_dies() -> None:
+    with pair() as (a, b):
+        crowd = Crowd(address_of(a))
+        see(crowd, look_bare)
+        a.close()
+        until_holds(b, lambda: not b._learner or not b._learner.engine.state.roster.peers)
+        found = see(crowd, look_bare)
+        assert isinstance(found[address_of(a)], PeerError)
+        assert {row.name for row in crowd.rows() if row.sight} == {"b"}
+
+
+def test_a_flood_of_looks_is_refused_and_training_goes_on() -> None:
+    """The learner counts what it refuses, as of every peer."""
+    with pair() as (a, b):
+        security = read_security(None, insecure=False).open("x")
+        me = PeerId("x", 1)
+
+        async def flood() -> list[Any]:
+            from mend_optim.protocol.timing import Timing
+            from mend_optim.transport.connection import Connection
+            from mend_optim.transport.grpc_options import channel_options
+            from mend_optim.transport.stream import Counter
+
+            channel = security.channel(address_of(a), channel_options(Timing(), 20.0), "")
+            connection = Connection(channel, me, Counter(), 20.0)
+            try:
+                many = (connection.look(20.0) for _ in range(50 * MOST_LOOKS))
+                return await asyncio.gather(*many, return_exceptions=True)
+            finally:
+                await connection.close()
+
+        answers = asyncio.run(flood())
+        # gRPC refuses some of so many streams itself.
+        assert all(isinstance(each, PeerError | Sight) for each in answers)
+        assert any("too many watch" in str(each) for each in answers)
+        assert any("too many watch" in each.reason for each in a.status().refused)
+        before = a.status().rounds_adopted
+        together(lambda: trained(a), lambda: trained(b))
+        assert a.status().rounds_adopted == before + ROUNDS
+
+
+def test_a_stranger_is_told_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cryptography")
+    from tests.support.certificates import secret_in
+
+    secret, another = secret_in(tmp_path), secret_in(tmp_path, "another.secret")
+    with pair(credentials=Credentials.secret(secret)) as (a, _):
+        address = address_of(a)
+        assert main(["status", address, "--secret", str(secret)]) == MERGING
+        capsys.readouterr()
+        for given in ([], ["--secret", str(another)]):
+            assert main(["status", address, "--json", *given]) == NO_ANSWER
+            told = json.loads(capsys.readouterr().out)
+            assert told["learners"] == []
+            assert told["states"] == {}

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutation import (
+    cli_mutants,
     majority_mutants,
     mutant_list,
     rank_mutants,
@@ -38,6 +39,7 @@ from tests.mutation.mutant_list import Mutant
 
 MUTANTS = (
     *mutant_list.MUTANTS,
+    *cli_mutants.CLI_MUTANTS,
     *majority_mutants.MAJORITY_MUTANTS,
     *rank_mutants.RANK_MUTANTS,
     *rollback_mutants.ROLLBACK_MUTANTS,

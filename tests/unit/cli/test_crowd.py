@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mend_optim.cli.watch.command import MERGING, NO_ANSWER, NOT_MERGING, see, status_of
@@ -92,6 +94,10 @@ def test_what_others_say_of_a_learner_counts() -> None:
     crowd.take({A: sight("a", *told), B: sight("b", seen("a", slow=2.5))})
     assert states(crowd) == {"a": "slow (2.5×)", "b": "suspected", "c": "cannot be dialled"}
     assert cells_of(crowd.rows()[2])[2] == "7"
+    crowd.take(
+        {A: sight("a", seen("c")), B: sight("b", seen("c", slow=2.5)), C: sight("c", told[0])}
+    )
+    assert states(crowd)["c"] == "slow (2.5×)"
 
 
 def test_a_learner_merges_if_it_has_joined_others_and_a_round_has_merged() -> None:
@@ -122,3 +128,32 @@ def test_a_sparkline_has_a_bar_for_each_value() -> None:
     for _ in range(HISTORY + 5):
         crowd.take({A: sight("a")})
     assert len(crowd.rows()[0].past) == HISTORY
+
+
+def a_run() -> Crowd:
+    rounds = tuple(replace(ROUND, version=version, tokens=2 * version) for version in (4, 5))
+    crowd = Crowd(A)
+    told = {
+        name: replace(
+            sight(name, seen(other), last=rounds, reported=(("loss", loss),)),
+            step=5,
+            tokens=5,
+            position=5,
+            seconds_per_step=0.1,
+            rounds=5,
+            sync_every=1,
+            latency=1,
+            codec="none",
+            bytes_sent=1200,
+            bytes_received=1300,
+        )
+        for name, other, loss in (("a", "b", 0.25), ("b", "a", 0.27))
+    }
+    crowd.take({A: told["a"], B: told["b"]})
+    return crowd
+
+
+def test_the_output_in_the_docs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "command.md").read_text(encoding="utf-8")
+    printed = "\n".join(f"    {line}" if line else "" for line in lines_of(a_run()))
+    assert f"    $ mend status 127.0.0.1:29600\n{printed}\n\n" in page

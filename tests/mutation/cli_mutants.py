@@ -1,0 +1,157 @@
+"""Mutants of the command `mend`, of what it reads from learners, and of what scripts report."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+CROWD = of("unit/cli/test_crowd")
+WATCHING = of("unit/transport/test_watching")
+REPORTED = of("unit/test_reported")
+FINDINGS = of("unit/cli/test_check_findings")
+CREW = of("unit/cli/test_run_crew")
+VERDICT = of("unit/cli/test_ledger_verdict")
+COMMAND = of("unit/cli/test_ledger_command", "gap_has_a_status")
+
+
+def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    """What a user or another learner gets wrong is named (law 8)."""
+    return Mutant(name, 8, room, old, new, tests)
+
+
+CLI_MUTANTS = (
+    Mutant(
+        "each-look-asks-the-learner",
+        7,
+        "transport/watching",
+        "now - self._made_at >= FRESH_S",
+        "now - self._made_at >= 0",
+        WATCHING,
+    ),
+    Mutant(
+        "looks-have-no-limit",
+        7,
+        "transport/watching",
+        "if self._looks <= MOST_LOOKS else None",
+        "if self._looks else None",
+        WATCHING,
+    ),
+    mutant(
+        "any-version-of-a-look-is-read",
+        "transport/wire_sight",
+        "check(look.version == VERSION,",
+        "check(look.version >= VERSION,",
+        WATCHING,
+    ),
+    mutant(
+        "reported-names-of-any-length-arrive",
+        "transport/wire_sight",
+        "check(len(name) <= REPORTED_NAME,",
+        "check(len(name) > 0,",
+        WATCHING,
+    ),
+    mutant(
+        "a-script-reports-any-number-of-numbers",
+        "reported",
+        "len(merged) <= REPORTED_LIMIT",
+        "len(newer) <= REPORTED_LIMIT + 1",
+        REPORTED,
+    ),
+    mutant(
+        "a-report-takes-the-place-of-the-former",
+        "reported",
+        "{**former, **newer}",
+        "{**newer}",
+        REPORTED,
+    ),
+    mutant(
+        "an-earlier-process-of-a-name-is-shown",
+        "cli/watch/crowd",
+        "former.peer.incarnation <= sight.peer.incarnation",
+        "former.peer.incarnation >= sight.peer.incarnation",
+        CROWD,
+    ),
+    mutant(
+        "the-given-address-is-forgotten",
+        "cli/watch/crowd",
+        "n > PATIENCE and a != self.address",
+        "n > PATIENCE",
+        CROWD,
+    ),
+    mutant(
+        "a-suspected-peer-is-somebody-to-merge-with",
+        "protocol/sight",
+        'any(peer.state == "alive" for',
+        'any(peer.state != "" for',
+        CROWD,
+    ),
+    mutant(
+        "a-learner-that-has-not-joined-merges",
+        "protocol/sight",
+        "return self.joined and alive and",
+        "return alive and",
+        CROWD,
+    ),
+    mutant(
+        "others-name-no-slow-learner",
+        "cli/watch/crowd",
+        'peer.state != "alive" or peer.slow',
+        'peer.state != "alive"',
+        CROWD,
+    ),
+    mutant(
+        "another-version-is-no-fault",
+        "cli/check/findings",
+        "if visit.answer.protocol != PROTOCOL:",
+        "if visit.answer.protocol < 0:",
+        FINDINGS,
+    ),
+    mutant(
+        "one-process-at-two-addresses-is-two",
+        "cli/check/findings",
+        "if len(processes) > 1",
+        "if len(processes) > 0",
+        FINDINGS,
+    ),
+    mutant(
+        "a-learner-starts-once-more-than-agreed",
+        "cli/run/crew",
+        "member.ends > self._restarts",
+        "member.ends > self._restarts + 1",
+        CREW,
+    ),
+    mutant(
+        "pauses-grow-without-end",
+        "cli/run/crew",
+        "min(LONGEST_PAUSE_S, self._pause_s",
+        "max(LONGEST_PAUSE_S, self._pause_s",
+        CREW,
+    ),
+    mutant(
+        "a-signal-is-a-status-below-zero",
+        "cli/run/crew",
+        "return 128 - code if code < 0",
+        "return code if code < 0",
+        CREW,
+    ),
+    mutant(
+        "a-run-with-gaps-is-sound",
+        "cli/ledger/verdict",
+        "Severity.INCOMPLETE: 3",
+        "Severity.INCOMPLETE: 0",
+        COMMAND,
+    ),
+    mutant(
+        "a-lacking-line-is-no-finding",
+        "cli/ledger/verdict",
+        "        found += _missing_lines(chains, where)\n",
+        "",
+        VERDICT,
+    ),
+    mutant(
+        "a-double-merge-is-no-finding",
+        "cli/ledger/verdict",
+        "        found += _double_merges(chains, where)\n",
+        "",
+        VERDICT,
+    ),
+)

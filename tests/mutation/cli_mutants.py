@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutant_list import Mutant, of
 
-CROWD = of("unit/cli/test_crowd")
+CROWD = of("unit/cli/test_crowd", "not docs")
 WATCHING = of("unit/transport/test_watching")
 REPORTED = of("unit/test_reported")
 FINDINGS = of("unit/cli/test_check_findings")

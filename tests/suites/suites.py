@@ -22,6 +22,7 @@ PERTURBED = (
     "it perturbs its weights between `load_state_dict()` and the next step, so that they are not "
     "those of the checkpoint; with peers, the anchor's are taken"
 )
+SHARED = "several of its optimizers have the same parameter; with peers, one learner may train it"
 FORKED = "it constructs a learner in a forked child of a process that has had one"
 
 
@@ -96,6 +97,7 @@ SUITES = (
         ),
         by_design={
             "test_checkpoint.py::test_save_model_optimizer_lr_scheduler_with": STATES,
+            "test_param_scheduler.py::test_lr_scheduler[StepLR-kwargs2": SHARED,
         },
     ),
     SuiteSource(

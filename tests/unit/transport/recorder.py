@@ -10,6 +10,7 @@ from typing import Any
 from mend_optim.protocol.handshake import Hello, Life, Namesake
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Message, Offer, Packet, Seal, State
+from mend_optim.protocol.sight import Sight
 from mend_optim.protocol.unreached import Unreached
 
 PATIENCE_S = 15.0
@@ -36,6 +37,18 @@ class Recorder:
 
     def hello(self) -> Hello:
         return Hello(peer=self.id, address="stale", model=(("model", "same"),), policy=self.policy)
+
+    def sight(self) -> Sight:
+        return Sight(
+            peer=self.id,
+            address="stale",
+            joined=False,
+            step=0,
+            tokens=0,
+            position=0,
+            cluster_step=0,
+            cluster_tokens=0,
+        )
 
     def met(self, id: PeerId, address: str, seed: str) -> bool:
         if id.incarnation < self.newest.get(id.name, 0):

@@ -29,5 +29,6 @@ class Hashers:
             return list(map(function, items))
 
     def end(self) -> None:
-        """Let the threads end. What is hashed later is hashed on the caller's thread."""
-        self._pool.shutdown(wait=False)
+        """End the threads. What is hashed later is hashed on the caller's thread."""
+        # They have nothing to do, because whoever has work for them waits for it.
+        self._pool.shutdown(wait=True)

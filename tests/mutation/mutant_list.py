@@ -1066,6 +1066,8 @@ MUTANTS = (
            of("unit/protocol/test_tree_digest")),
     Mutant("the-ended-hash-nothing", 8, "runtime/hashers", "            return list(map(function, items))", "            return []",
            of("unit/runtime/test_hashers")),
+    Mutant("hash-threads-outlive-their-end", 8, "runtime/hashers", "self._pool.shutdown(wait=True)", "pass",
+           of("unit/runtime/test_hashers")),
     Mutant("nan-is-not-the-greatest", 8, "worker/measures", "        if any(map(math.isnan, self._largest)):\n            return math.nan\n", "",
            of("unit/worker/test_measures")),
     Mutant("a-few-zeros-are-many", 9, "codecs/sparse", "return zeros * 64 >= len(some)", "return False", of("unit/codecs/test_sparse")),

@@ -356,7 +356,7 @@ def test_a_learner_that_nobody_can_dial_takes_part_and_keeps_the_weights_for_the
     await_common_seals(supervisor, [a, b], 3)
     assert b.await_event("open")["address"] == ""
     supervisor.until(lambda: a.step > 300 and b.step > 300, "some training")
-    genesis = b.report()["genesis"]
+    kept = b.report()
     a.kill()
     again = supervisor.start("a", seed=2, pace_s=0.03, listen=address)
     supervisor.until(
@@ -366,8 +366,9 @@ def test_a_learner_that_nobody_can_dial_takes_part_and_keeps_the_weights_for_the
     await_common_seals(supervisor, [again, b], 3)
     reports = supervisor.settle(again, b)
     assert_one_model(reports)
-    assert reports[0]["genesis"] == genesis
-    assert reports[0]["fragments"][0]["tokens"] > 600
+    assert reports[0]["genesis"] == kept["genesis"]
+    # How much of the killed learner's last work is lost depends on the load.
+    assert reports[0]["fragments"][0]["tokens"] > kept["fragments"][0]["tokens"] > 0
 
 
 # ── the sealer dies ───────────────────────────────────────────────────────────────────────────────

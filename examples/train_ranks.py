@@ -8,7 +8,7 @@ Start one per rack, with any number of ranks. On one machine:
     torchrun --standalone --nproc-per-node 2 examples/train_ranks.py --name b \\
         --peers 127.0.0.1:29600 --shard 1/2
 
-`demo_ranks.py` does that, and compares what both end on.
+`demo_ranks.py` does that, and compares the models that both end on.
 """
 
 import argparse

@@ -28,7 +28,8 @@ class RunHistory:
         self.tokens = 0
         #: The sum of these steps' inner learning rates; 0 unless the outer optimizer needs it.
         self.rate = 0.0
-        #: What the script reported last. It is replaced as a whole, so other threads may read it.
+        #: The numbers that the script reported last. They are replaced as a whole, so other threads
+        #: may read them.
         self.reported: Mapping[str, float] = {}
         #: The loaded checkpoint; without its fragments once a learner has gone on from them.
         self.saved: Checkpoint | None = None

@@ -55,7 +55,7 @@ def refuse_added(run: Trainer) -> None:
 
 
 def _clash(run: Trainer) -> str:
-    """What this run and another have in common, and what to do; "" if there is nothing."""
+    """The parameter that this run and another share, and the remedy; "" if they share none."""
     for other in _others(run):
         earlier = other.settings.name
         if other.inner is run.inner:

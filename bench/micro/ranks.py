@@ -42,7 +42,7 @@ class Round(NamedTuple):
 
 
 class Plan:
-    """What all processes of this bench know.
+    """The facts that all processes of this bench know.
 
     Args:
         store: the file by which the ranks meet.

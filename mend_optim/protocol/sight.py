@@ -1,4 +1,4 @@
-"""What somebody that only watches sees of a learner: plain numbers, and no part of the model."""
+"""A learner as a watcher sees it: plain numbers, and no part of the model."""
 
 from __future__ import annotations
 

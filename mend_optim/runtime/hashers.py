@@ -29,6 +29,6 @@ class Hashers:
             return list(map(function, items))
 
     def end(self) -> None:
-        """End the threads. What is hashed later is hashed on the caller's thread."""
+        """End the threads. From now on the caller's thread hashes."""
         # They have nothing to do, because whoever has work for them waits for it.
         self._pool.shutdown(wait=True)

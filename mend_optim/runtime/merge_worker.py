@@ -93,7 +93,7 @@ class MergeWorker:
         return seen[0] if seen else look(anchors)
 
     def abandon(self) -> None:
-        """In a forked child, which has no such threads: nobody takes what is put from now on."""
+        """In a forked child, which has no such threads: jobs that are put from now on are lost."""
         self.jobs = queue.SimpleQueue()
         if self.anchors:
             self.anchors.hashing.spread = map

@@ -52,7 +52,7 @@ class NetworkSide:
         self._outbox: deque[Send] = deque()
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
-        #: What the script reported last. The training thread replaces it as a whole.
+        #: The numbers that the script reported last. The training thread replaces them as a whole.
         self.reported: Mapping[str, float] = {}
         self.loop = NetworkLoop.acquire()
         try:
@@ -189,8 +189,9 @@ class NetworkSide:
             self._dispatch()
 
     def sight(self) -> Sight:
+        # A hello describes the whole model: it is not made while the mutex is held.
+        codec = dict(self.hello().policy).get("codec", "")
         with self._guard.mutex:
-            codec = dict(self.hello().policy).get("codec", "")
             return sight_of(self._engine, self.traffic(), codec, self.reported)
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:

@@ -1,4 +1,4 @@
-"""What those that watch see of a learner."""
+"""The sight of a learner that its watchers get."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Merged(NamedTuple):
 
 
 class _Sealed(NamedTuple):
-    """What a learner's own seal of members' packets leads to."""
+    """The result of a learner's own seal of members' packets."""
 
     payload: bytes
     delta: Tensor

@@ -14,7 +14,7 @@ COMMAND = of("unit/cli/test_ledger_command", "gap_has_a_status")
 
 
 def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
-    """What a user or another learner gets wrong is named (law 8)."""
+    """Mistakes of users and of other learners are named (law 8)."""
     return Mutant(name, 8, room, old, new, tests)
 
 

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Cast:
-    """Who plays."""
+    """The rank that plays."""
 
     learner: str
     rank: int

@@ -140,6 +140,6 @@ class Company:
             assert self.status_of(who) == 0, self._described()
 
     def left(self, names: list[str]) -> list[dict[str, Any]]:
-        """What each rank has left behind, once all have ended well."""
+        """The results of each rank, once all have ended well."""
         self.await_end(names)
         return [torch.load(self.folder / f"{who}.pt") for who in names]

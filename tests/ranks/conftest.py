@@ -1,4 +1,4 @@
-"""What the tests of real ranks share."""
+"""Shared parts of the tests of real ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What befalls one rank of a learner in a test, and how it is seen to have happened."""
+"""Faults of one rank of a learner in a test, and how each is seen to have happened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEET_S = 1.0
 
 
 class Fault(NamedTuple):
-    """What befalls which rank, and where."""
+    """A fault: its kind, its rank, and its place."""
 
     #: "kill" or "freeze", or a mistake: "skip" a step, or make no optimizer at all ("absent").
     deed: str

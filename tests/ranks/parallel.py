@@ -160,7 +160,7 @@ class Divided:
 
     @property
     def tokens(self) -> int:
-        """What this rank counts of a batch: ranks that share one count it once."""
+        """The tokens that this rank counts of a batch: ranks that share one count it once."""
         shares = self.at["tp"] == self.at["pp"] == 0
         return TOKENS // self.ways.data if shares else 0
 

@@ -1,4 +1,4 @@
-"""What the ranks that `nursery.py` forks do."""
+"""The work of the ranks that `nursery.py` forks."""
 
 from __future__ import annotations
 

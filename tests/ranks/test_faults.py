@@ -1,4 +1,4 @@
-"""What befalls one rank is told by the others, none of them hangs, the launcher starts them again,
+"""A fault of one rank is told by the others, none of them hangs, the launcher starts them again,
 and no work is merged twice."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 LOST = "MendError: another rank of this learner ended, failed or did not answer"
 #: The groups of learners whose rank is frozen give up after so long.
 FROZEN_S = 4.0
-#: What befalls which rank, and what the ranks then raise.
+#: Faults by name, and the errors that the other ranks raise.
 FAULTS = {
     Fault("kill", 0, "join"): LOST,
     Fault("kill", 1, "join"): LOST,

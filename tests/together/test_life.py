@@ -37,17 +37,6 @@ def nobody_left() -> Iterator[None]:
     mend_optim.close_all()
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Only reference counts free objects."""
-    # At the first optimizer, torch imports much, and its errors of that time hold our frames.
-    descent(0.0)
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def pair(**options: Any) -> tuple[MendOptimizer, Watch, MendOptimizer]:
     """Learner a and its events, and learner b, after their first round."""
     watch = Watch()

@@ -3,7 +3,6 @@ learned once more."""
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -26,17 +25,6 @@ def nobody_left() -> Iterator[None]:
     """No test leaves a learner behind."""
     yield
     mend_optim.close_all()
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Only reference counts free objects."""
-    # At the first optimizer, torch imports much, and its errors of that time hold our frames.
-    descent(0.0)
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def learner(inner: Optimizer, name: str) -> MendOptimizer:

@@ -6,6 +6,7 @@ import argparse
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 
@@ -132,7 +133,8 @@ def run_top(given: argparse.Namespace) -> int:
     look = _read(given)
     crowd = Crowd(given.address)
     draws_plainly = given.plain or find_spec("rich") is None
-    try:
+    # Ctrl-C is the way to end it.
+    with suppress(KeyboardInterrupt):
         first = see(crowd, look)[given.address]
         if isinstance(first, PeerError):
             print(_unanswered(given.address, first))
@@ -141,8 +143,6 @@ def run_top(given: argparse.Namespace) -> int:
             _top_plainly(crowd, look, given)
         else:
             _top_richly(crowd, look, given)
-    except KeyboardInterrupt:
-        pass
     return 0
 
 

@@ -31,7 +31,7 @@ class Row:
 
 
 class Crowd:
-    """Who is known of a run, and what was seen last.
+    """The learners that are known of a run, and the last look at each.
 
     Args:
         address: The one that the user gave. It is dialled at every look.
@@ -96,7 +96,7 @@ class Crowd:
 
     @property
     def sights(self) -> list[Sight]:
-        """What the learners that answered tell, by name."""
+        """The sights of the learners that answered, by name."""
         return [self._sights[name] for name in sorted(self._sights)]
 
     def rows(self) -> list[Row]:

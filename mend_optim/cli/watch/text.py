@@ -1,4 +1,4 @@
-"""What `mend status` and `mend top` print."""
+"""The output of `mend status` and `mend top`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is known of a run, by what those that answer tell."""
+"""The learners that are known of a run, by the answers of some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at a learner: what they cost it, and what goes over the wire."""
+"""Looks at a learner: their cost, and their form on the wire."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import pytest
 from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Want
+from mend_optim.protocol.messages import Beat, Call, Goodbye, Offer, Seal, State, Want
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import parse_address
 from mend_optim.transport.connection import Connection
@@ -122,10 +122,10 @@ async def test_two_learners_with_certificates_meet_and_exchange_everything(crew:
     offer = offer_of(a)
     b.answer = lambda message: b.transport.send(a.id, seal_of(b, offer), "exchange")
     a.transport.send(b.id, offer, "")
-    await a.until(lambda: a.of("delivered"))
+    await a.until(lambda: a.of("delivered") and a.messages(Seal))
     b.answer = lambda message: b.transport.send(a.id, state_of(b), "pull")
     a.transport.send(b.id, Want(a.id, 0, b""), "")
-    await a.until(lambda: len(a.of("received")) == 3)
+    await a.until(lambda: a.messages(State))
 
 
 @secured

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.errors import UsageError
+from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_shapeless
 from mend_optim.ranks.copies_check import CopiesCheck
 from mend_optim.ranks.crew import Crew
@@ -31,14 +32,14 @@ class DividedParameters(WrappedParameters):
 
     Args:
         wrapped: the same without ranks.
-        fragments: P.
 
     Raises:
         UsageError: there are buffers to merge, or a parameter has no values yet.
     """
 
-    def __init__(self, wrapped: WrappedParameters, fragments: int) -> None:
-        super().__init__(wrapped.inner, fragments, wrapped.wrapped_groups, wrapped.buffers.modules)
+    def __init__(self, wrapped: WrappedParameters) -> None:
+        modules = wrapped.buffers.modules
+        super().__init__(wrapped.inner, wrapped.count, wrapped.wrapped_groups, modules)
         if self.buffers.modules:
             raise UsageError(BUFFERS)
         for name, tensor in self._listed():
@@ -72,7 +73,7 @@ class DividedParameters(WrappedParameters):
         division = Division([decode_pieces(each.rstrip(b"\0")) for each in told])
         self.copies = CopiesCheck(division, rank, self.named())
         self.copies.refuse_unequal(crew.tell(Call.CONSTRUCTOR, 0, self.copies.digests()))
-        self._whole = _whole_layout(division, self._fragments)
+        self._whole = _whole_layout(division, self.count)
         return division
 
     def lay_out(self, layout: Layout | None = None) -> None:
@@ -80,7 +81,12 @@ class DividedParameters(WrappedParameters):
         super().lay_out(layout)
         self._shapes = [tensor.shape for tensor in self.merged]
 
-    def build(self, wrapped_groups: int | None = None, by_name: bool | None = None) -> Layout:
+    def build(
+        self,
+        wrapped_groups: int | None = None,
+        by_name: bool | None = None,
+        count: FragmentCount | None = None,
+    ) -> Layout:
         """The layout of the whole tensors. Raises `UsageError` before they are divided."""
         if self._whole is None:
             raise UsageError("the ranks of this learner have not met yet")
@@ -106,10 +112,10 @@ def _is_same(now: Tensor, then: Tensor) -> bool:
     return now is then
 
 
-def _whole_layout(division: Division, fragments: int) -> Layout:
+def _whole_layout(division: Division, count: FragmentCount) -> Layout:
     """The layout of the whole tensors. Nobody has these: views of one number stand for them."""
-    names = list(division.tensors)
-    return Layout(names, list(map(_stand_in, division.tensors.values())), fragments)
+    whole = list(map(_stand_in, division.tensors.values()))
+    return Layout(list(division.tensors), whole, count.of([tensor.numel() for tensor in whole]))
 
 
 def _stand_in(piece: Piece) -> Tensor:

@@ -22,6 +22,7 @@ from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.errors import require
 from mend_optim.finish import Finish, Settled, check_timeout
 from mend_optim.membership.failslow import FailSlow
+from mend_optim.model.fragment_count import MOST, read_fragments
 from mend_optim.model.module_buffers import read_modules
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
@@ -62,8 +63,9 @@ class MendOptimizer(ReportingFace):
         sync_every: H, the inner steps between two offers of a fragment; at least 1. "auto": the run
             chooses it from the time that its rounds take, within the limits of an `AutoPeriod`.
         fragments: P, the parts that the parameters are synced in, in turns H/P steps apart
-            (Streaming DiLoCo, arXiv 2501.18512); from 1 to `sync_every`, and at most the number of
-            parameter tensors.
+            (Streaming DiLoCo, arXiv 2501.18512); at least 1, and at most the number of parameter
+            tensors and a fixed `sync_every`. "auto": by the size of the model, about the square
+            root of its mebibytes in float32, at most 32.
         adopt_after: None adopts an anchor as soon as it is ready. n, from 0 to `sync_every`, adopts
             it exactly n inner steps after the snapshot, in lockstep and reproducible to the bit;
             `step()` then waits for it, at most `timing.round_timeout_s`.
@@ -129,7 +131,7 @@ class MendOptimizer(ReportingFace):
         listen: str | None = None,
         peers: Sequence[str] = (),
         sync_every: int | str | AutoPeriod = "auto",
-        fragments: int = 1,
+        fragments: int | str = "auto",
         adopt_after: int | None = None,
         adoption: Adoption | str = "auto",
         quorum: Quorum | int = Quorum(),
@@ -155,7 +157,8 @@ class MendOptimizer(ReportingFace):
     ) -> None:
         is_plain = not isinstance(inner, MendOptimizer)
         require(is_plain, "inner", "MendOptimizer", "a plain optimizer", "wrap once")
-        schedule, auto = read_period(sync_every, fragments, adopt_after)
+        count = read_fragments(fragments)
+        schedule, auto = read_period(sync_every, count.told, adopt_after)
         settings = read_settings(
             inner,
             name=name,
@@ -184,7 +187,8 @@ class MendOptimizer(ReportingFace):
             on_event=on_event,
         )
         groups, modules = len(inner.param_groups), read_modules(buffers)
-        self._wrap(settings, WrappedParameters(inner, schedule.fragments, groups, modules), shards)
+        room = schedule.sync_every if auto is None else MOST
+        self._wrap(settings, WrappedParameters(inner, count.within(room), groups, modules), shards)
 
     def _wrap(self, settings: Settings, model: WrappedParameters, shards: Any = None) -> None:
         object.__setattr__(self, "_run", new_run(settings, model, shards))

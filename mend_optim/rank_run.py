@@ -62,7 +62,7 @@ class RankRun(TrainingRun):
 
     def __init__(self, settings: Settings, model: WrappedParameters, shards: Shards) -> None:
         self._shards = shards
-        self._divided = DividedParameters(model, settings.schedule.fragments)
+        self._divided = DividedParameters(model)
         self._group = Group(settings.process_group())
         self._crew = Crew(self._group)
         self.keeps_learner = self._crew.is_lead
@@ -369,7 +369,9 @@ class RankRun(TrainingRun):
         told = self._together(Call.LOAD_STATE_DICT, read)
         if self._crew.is_lead:
             return loaded[0]
-        return Loaded(Checkpoint(**told), None, self.model.wrapped_groups) if told else None
+        if not told:
+            return None
+        return Loaded(Checkpoint(**told), None, self.model.wrapped_groups, self.model.count)
 
     def resume(self, loaded: Loaded) -> None:
         """Go on from a checkpoint at the next step."""

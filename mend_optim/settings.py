@@ -133,6 +133,11 @@ class Settings:
         second learner of the same name. A process group can be neither copied nor pickled."""
         return replace(self, place=None, group="auto" if self.group else None)
 
+    def divided(self, fragments: int) -> Settings:
+        """The same settings, for a model in so many fragments."""
+        schedule = replace(self.schedule, fragments=fragments)
+        return replace(self, policies=replace(self.policies, schedule=schedule))
+
     def process_group(self) -> Any:
         """The ranks of the learner; None for all there are."""
         return None if isinstance(self.group, str) else self.group
@@ -167,7 +172,7 @@ class Settings:
             listen = f"{listen.rpartition(':')[0]}:{port}"
         advertise, peers = place.advertise, place.peers
         security = place.security.open(self.name)
-        bare = self.offline()
+        bare = self.offline().divided(layout(owner).parts)
         present = _through(owner, layout)
         learner = Learner(
             engine=lambda now: Engine(me, "", peers, bare.policies, now),

@@ -293,8 +293,9 @@ class TrainingRun:
         if self.learner:
             self.learner.require_open()
         self.refuse_misplaced("rollback")
-        saved = self.model.read(state_dict.get("mend", state_dict), regroup=False).saved
-        _require_merged(saved, self.settings.schedule.fragments)
+        loaded = self.model.read(state_dict.get("mend", state_dict), regroup=False)
+        _require_merged(loaded)
+        saved = loaded.saved
         learner, handover = self._joined_for("rollback")
         if not handover.roll_back(saved, self.model.check):
             learner.require_open()
@@ -427,9 +428,10 @@ class TrainingRun:
             self.learner.close()
 
 
-def _require_merged(saved: Checkpoint, fragments: int) -> None:
+def _require_merged(loaded: Loaded) -> None:
     """Raise `UsageError` unless each of the wrapped fragments has been merged."""
-    anchors = [kept.standing.lineage for kept in saved.fragments]
+    fragments = loaded.layout.parts if loaded.layout else 1
+    anchors = [kept.standing.lineage for kept in loaded.saved.fragments]
     merged = sum(anchor.version > 0 for anchor in anchors[:fragments])
     bound = f"a checkpoint by whose time all {fragments} fragments had been merged"
     require(merged == fragments, "state_dict", merged, bound, UNMERGED)

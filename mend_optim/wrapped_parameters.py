@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from mend_optim.errors import UsageError
 from mend_optim.model.copies import belong_to, sketches
+from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.model.layout import Layout, is_mergeable, is_shapeless
 from mend_optim.model.module_buffers import ModuleBuffers
 from mend_optim.model.plain_mode import in_plain_mode
@@ -23,12 +24,13 @@ from mend_optim.worker.checkpoint_reader import OtherModelError, from_state
 
 
 class Loaded(NamedTuple):
-    """A checkpoint, and the layout, the number of wrapped groups and the order with which it can be
-    read; no layout without peers, if the parameters could not be merged."""
+    """A checkpoint, and the layout, the numbers of wrapped groups and of fragments and the order
+    with which it can be read; no layout without peers, if the parameters could not be merged."""
 
     saved: Checkpoint
     layout: Layout | None
     wrapped_groups: int
+    fragments: FragmentCount
     by_name: bool = True
 
 
@@ -37,7 +39,7 @@ class WrappedParameters:
 
     Args:
         inner: the inner optimizer.
-        fragments: P, for the groups that were wrapped.
+        count: P, for the groups that were wrapped.
         wrapped_groups: the number of `inner.param_groups` when `inner` was wrapped. Each group that
             was added later is a fragment of its own.
         modules: those whose buffers are merged, too.
@@ -46,13 +48,14 @@ class WrappedParameters:
     def __init__(
         self,
         inner: Optimizer,
-        fragments: int,
+        count: FragmentCount,
         wrapped_groups: int,
         modules: Sequence[Module] = (),
     ) -> None:
         #: The inner optimizer.
         self.inner = inner
-        self._fragments = fragments
+        #: P, as the user or a checkpoint tells it, or by the size of the model.
+        self.count = count
         self.wrapped_groups = wrapped_groups
         #: Whether the wrapped tensors are ordered by name, where they have one. The first versions
         #: had them as they are listed, and their checkpoints go on so.
@@ -86,6 +89,7 @@ class WrappedParameters:
         """How the inner optimizer was wrapped, for a copy or a pickle."""
         return {
             "inner": self.inner,
+            "count": self.count,
             "groups": self.wrapped_groups,
             "by_name": self.by_name,
             "buffers": self.buffers.modules,
@@ -125,16 +129,23 @@ class WrappedParameters:
         self.layout().check(self.mergeable(), self.merged)
         self.layout().check_buffers(self.buffers.tensors())
 
-    def build(self, wrapped_groups: int | None = None, by_name: bool | None = None) -> Layout:
-        """A layout of the present tensors, if so many groups count as wrapped, and in this order.
-        Raises `UsageError`."""
+    def build(
+        self,
+        wrapped_groups: int | None = None,
+        by_name: bool | None = None,
+        count: FragmentCount | None = None,
+    ) -> Layout:
+        """A layout of the present tensors, if so many groups count as wrapped, in this order, and
+        in so many fragments. Raises `UsageError`."""
         wrapped = self.wrapped_groups if wrapped_groups is None else wrapped_groups
         groups = self.named_groups()
         added = [len(group) for group in groups[wrapped:] if group]
         ordered = self._ordered(groups, wrapped, self.by_name if by_name is None else by_name)
         names = [name for name, _ in ordered]
         tensors = [tensor for _, tensor in ordered]
-        return Layout(names, tensors, self._fragments, added, buffers=self.buffers.named())
+        kept = len(tensors) - sum(added)
+        fragments = (count or self.count).of([tensor.numel() for tensor in tensors[:kept]])
+        return Layout(names, tensors, fragments, added, buffers=self.buffers.named())
 
     def named_groups(self) -> list[list[tuple[str, Tensor]]]:
         """The tensors that can be merged, by group, each one once; with their names, or else their
@@ -179,11 +190,11 @@ class WrappedParameters:
 
         A group that was added before the checkpoint was made may be there from the start now. It
         becomes an added group again, because the other learners have it so. And the checkpoint may
-        have the tensors in another order.
+        have the tensors in another order, and in another number of fragments if nobody told that.
 
         Args:
             state: the part of a `state_dict` that is under "mend".
-            regroup: whether groups may become added ones, and the order another one.
+            regroup: whether groups may become added ones, and order and number others.
 
         Raises:
             OtherModelError: the checkpoint is another model's.
@@ -192,23 +203,34 @@ class WrappedParameters:
         try:
             layout = self.layout_if_any()
             saved = from_state(state, layout)
-            return Loaded(saved, layout, self.wrapped_groups, self.by_name)
+            return Loaded(saved, layout, self.wrapped_groups, self.count, self.by_name)
         except OtherModelError as error:
             refused = error
         wrapped_groups = [*range(len(self.inner.param_groups) - 1, 0, -1), self.wrapped_groups]
         orders = (self.by_name, not self.by_name) if regroup else ()
         for by_name, wrapped in product(orders, wrapped_groups):
-            with suppress(UsageError):
-                layout = self.build(wrapped, by_name)
-                return Loaded(from_state(state, layout), layout, wrapped, by_name)
+            for count in self._counts(state, wrapped):
+                with suppress(UsageError):
+                    layout = self.build(wrapped, by_name, count)
+                    return Loaded(from_state(state, layout), layout, wrapped, count, by_name)
         raise refused
 
+    def _counts(self, state: object, wrapped: int) -> Iterator[FragmentCount]:
+        """The numbers of fragments that a checkpoint may have, if so many groups were wrapped."""
+        yield self.count
+        kept = state.get("fragments") if isinstance(state, Mapping) else None
+        if self.count.told is None and isinstance(kept, list):
+            others = len(self.inner.param_groups) - wrapped + bool(self.buffers.modules)
+            if len(kept) > others:
+                yield FragmentCount(told=len(kept) - others)
+
     def follow(self, loaded: Loaded) -> bool:
-        """Group and order the tensors as a checkpoint has them. Returns whether it had them in
-        another way."""
-        before = (self.wrapped_groups, self.by_name)
+        """Group, order and divide the tensors as a checkpoint has them. Returns whether it had them
+        in another way."""
+        before = (self.wrapped_groups, self.by_name, self.count)
         self.wrapped_groups, self.by_name = loaded.wrapped_groups, loaded.by_name
-        is_other = before != (self.wrapped_groups, self.by_name)
+        self.count = loaded.fragments
+        is_other = before != (self.wrapped_groups, self.by_name, self.count)
         if is_other and self.laid_out:
             self.lay_out(loaded.layout)
         return is_other
@@ -226,9 +248,10 @@ def _once(
 
 
 def wrapped_again(state: Mapping[str, Any]) -> WrappedParameters:
-    """The inverse of `wrapping`, beside the settings. Older pickles have no buffers, and tensors in
-    the order in which they are listed."""
-    fragments, buffers = state["settings"].schedule.fragments, state.get("buffers", ())
-    model = WrappedParameters(state["inner"], fragments, state["groups"], buffers)
+    """The inverse of `wrapping`, beside the settings. Older pickles have no buffers, tensors in the
+    order in which they are listed, and a number of fragments that the user told."""
+    told = FragmentCount(told=state["settings"].schedule.fragments)
+    count, buffers = state.get("count", told), state.get("buffers", ())
+    model = WrappedParameters(state["inner"], count, state["groups"], buffers)
     model.by_name = state.get("by_name", False)
     return model

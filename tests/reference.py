@@ -23,6 +23,12 @@ def smallest_load(sizes: Sequence[int], fragments: int) -> int:
     )
 
 
+def fewest_waits(rounds: Fraction, most: int) -> int:
+    """The number P of fragments, from 1 to `most`, with the least rounds / P + P; of two that are
+    equally good, the lesser."""
+    return min(range(1, most + 1), key=lambda p: (rounds / p + p, p))
+
+
 def weights(scheme: str, work: Sequence[tuple[int, int]]) -> list[Fraction]:
     """The exact weights of members whose work is (tokens, steps); some work is not zero."""
     formula = {

@@ -34,7 +34,8 @@ POLL_S = 0.002
 PACE_S = 0.06  # for a step of a run that chooses H; two learners on two cores need half of that
 
 WHOLE = Adoption(gain=1.0)
-#: How learners merge and adopt. The last three take the new rules apart.
+#: How learners merge and adopt. Three take the new rules apart, and "in four" has the rules with
+#: four fragments.
 MERGING: dict[str, Mapping[str, Any]] = {
     "whole correction": {"merge": "mean", "adoption": WHOLE},
     "new": {"merge": "norm_preserving", "adoption": "auto"},
@@ -42,6 +43,7 @@ MERGING: dict[str, Mapping[str, Any]] = {
     "gain alone": {"merge": "mean", "adoption": "auto"},
     "norms alone": {"merge": "norm_preserving", "adoption": WHOLE},
     "rda": {"merge": "rda", "adoption": "auto"},
+    "in four": {"merge": "norm_preserving", "adoption": "auto", "fragments": 4},
 }
 
 

@@ -101,11 +101,16 @@ class Latency:
 
 
 def read_period(
-    sync_every: int | str | AutoPeriod, fragments: int, adopt_after: int | None
+    sync_every: int | str | AutoPeriod, fragments: int | None, adopt_after: int | None
 ) -> tuple[Schedule, AutoPeriod | None]:
     """The first schedule of these arguments, and the limits of an automatic period; None if it is
     fixed. Rounds begin as often as they end, until the run has measured how long they take. Under
     `adopt_after` that is known, so the period is fixed from the start.
+
+    Args:
+        sync_every: as the user tells it.
+        fragments: P; None if it is not known yet. The schedule has 1 then.
+        adopt_after: τ.
 
     Raises:
         UsageError: an argument is wrong.
@@ -115,10 +120,27 @@ def read_period(
     if not isinstance(auto, AutoPeriod):
         number = type(auto) is int and auto >= 1
         require(number, "sync_every", auto, "an int >= 1, 'auto' or an AutoPeriod(least=…, …)")
-        return Schedule(sync_every=auto, fragments=fragments, adopt_after=adopt_after), None  # type: ignore[arg-type]
-    fewest = [auto.least, *(n for n in (fragments, adopt_after) if type(n) is int)]
+        schedule = Schedule(sync_every=auto, fragments=fragments or 1, adopt_after=adopt_after)  # type: ignore[arg-type]
+        _check_turns(schedule)
+        return schedule, None
+    fewest = [auto.least]
     if adopt_after is not None:
-        fewest.append(USUAL)
+        fewest += [USUAL, *(n for n in (fragments, adopt_after) if type(n) is int)]
     first = min(max(fewest), auto.most)
-    schedule = Schedule(sync_every=first, fragments=fragments, adopt_after=adopt_after)
-    return schedule, auto if adopt_after is None else None
+    schedule = Schedule(sync_every=first, fragments=fragments or 1, adopt_after=adopt_after)
+    if adopt_after is None:
+        return schedule, auto
+    _check_turns(schedule)
+    return schedule, None
+
+
+def _check_turns(schedule: Schedule) -> None:
+    """With a fixed period, each fragment has a boundary of its own."""
+    require(
+        schedule.fragments <= schedule.sync_every,
+        "fragments",
+        schedule.fragments,
+        f"at most sync_every={schedule.sync_every}",
+        "each fragment needs an inner step of its own in every period: "
+        "raise sync_every or lower fragments",
+    )

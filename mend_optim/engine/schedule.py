@@ -17,7 +17,7 @@ from mend_optim.errors import require
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """H inner steps a period (`sync_every`), P fragments, and the overlap τ (`adopt_after`, in
-    inner steps).
+    inner steps). With P > H, several fragments are due at one step.
 
     `adopt_after=None` adopts as soon as an anchor is ready; a number makes rounds lockstep: every
     learner offers at its own boundaries only and adopts exactly that many inner steps after its
@@ -32,14 +32,6 @@ class Schedule:
         for name in ("sync_every", "fragments"):
             value = getattr(self, name)
             require(type(value) is int and value >= 1, name, value, "an int >= 1")
-        require(
-            self.fragments <= self.sync_every,
-            "fragments",
-            self.fragments,
-            f"at most sync_every={self.sync_every}",
-            "each fragment needs an inner step of its own in every period: "
-            "raise sync_every or lower fragments",
-        )
         if self.adopt_after is not None:
             require(
                 type(self.adopt_after) is int and 0 <= self.adopt_after <= self.sync_every,
@@ -56,11 +48,11 @@ class Schedule:
         return self.adopt_after is not None
 
     def first_cycle_start(self, fragment: int, step: int = 0) -> int:
-        """The cycle start that makes fragment p of P due at `step + ⌊H (p+1) / P⌋`. The turns are
+        """The cycle start that makes fragment p of P due at `step + ⌈H (p+1) / P⌉`. The turns are
         staggered, and the last fragment is due after a full period, as are buffers and groups that
         were added."""
         turn = min(fragment + 1, self.fragments)
-        return step + self.sync_every * turn // self.fragments - self.sync_every
+        return step - (-self.sync_every * turn // self.fragments) - self.sync_every
 
     def due(self, step: int, cycle_start: int) -> bool:
         """Whether H inner steps have passed since the cycle began."""

@@ -201,7 +201,7 @@ class EngineState:
         """Go on with the period of a checkpoint; 0: it has none."""
         if self.policies.auto and period:
             limits = self.policies.auto
-            period = min(max(period, limits.least, self.schedule.fragments), limits.most)
+            period = min(max(period, limits.least), limits.most)
             self.schedule = replace(self.schedule, sync_every=period)
 
     def measured(self, steps: int) -> None:

@@ -149,6 +149,8 @@ class Layout:
         shapes = [(*t.shape, 2) if t.is_complex() else tuple(t.shape) for t in tensors]
         sizes = [prod(shape) for shape in shapes]
         self.buffers = tuple((name, *_kind(tensor)) for name, tensor in buffers)
+        #: P, the fragments of the parameters that were wrapped.
+        self.parts = fragments
         made = [_buffer_fragment(fragments, buffers)] if buffers else []
         first_added = fragments + len(made)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from mend_optim.model.fragment_count import FragmentCount
 from mend_optim.protocol.handshake import name_order
 from mend_optim.worker.checkpoint import Checkpoint, to_state
 from mend_optim.wrapped_parameters import WrappedParameters, wrapped_again
@@ -17,7 +18,7 @@ def wrapped(names: list[str], added: tuple[str, ...] = ()) -> WrappedParameters:
         return {"params": [(name, nn.Parameter(torch.ones(SIZES[name]))) for name in chosen]}
 
     groups = [group(names), *([group(list(added))] if added else [])]
-    return WrappedParameters(torch.optim.AdamW(groups), 1, 1)
+    return WrappedParameters(torch.optim.AdamW(groups), FragmentCount(), 1)
 
 
 def sizes(model: WrappedParameters) -> list[int]:

@@ -124,13 +124,25 @@ def test_auto_begins_with_the_shortest_period_and_a_number_is_kept() -> None:
     assert read_period("auto", 1, None) == (Schedule(sync_every=1), AutoPeriod())
     assert read_period(AutoPeriod(least=8), 1, None)[0].sync_every == 8
     assert read_period(7, 2, None) == (Schedule(sync_every=7, fragments=2), None)
-    assert read_period("auto", 24, None)[0].sync_every == 24
+    assert read_period("auto", 24, None)[0].sync_every == 1
+    assert read_period("auto", None, None)[0].fragments == 1
 
 
 @pytest.mark.parametrize(("overlap", "period"), [(0, 20), (19, 20), (50, 50)])
 def test_in_lockstep_the_period_is_fixed_from_the_start(overlap: int, period: int) -> None:
     schedule, auto = read_period("auto", 1, overlap)
     assert (schedule.sync_every, schedule.adopt_after, auto) == (period, overlap, None)
+
+
+def test_in_lockstep_each_fragment_has_a_step_of_its_own() -> None:
+    assert read_period("auto", 24, 0)[0].sync_every == 24
+
+
+@pytest.mark.parametrize("arguments", [(4, 5, None), (4, 5, 0), (AutoPeriod(most=4), 5, 2)])
+def test_a_fixed_period_has_a_step_for_each_fragment(arguments: tuple[Any, ...]) -> None:
+    words = "fragments must be at most sync_every=4, got 5; .* raise sync_every or lower fragments"
+    with pytest.raises(UsageError, match=words):
+        read_period(*arguments)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.5, "often", None])

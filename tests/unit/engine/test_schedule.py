@@ -20,11 +20,7 @@ def boundaries(schedule: Schedule, fragment: int, steps: int) -> list[int]:
     return found
 
 
-schedules = st.integers(1, 40).flatmap(
-    lambda h: st.builds(
-        Schedule, sync_every=st.just(h), fragments=st.integers(1, h), adopt_after=st.none()
-    )
-)
+schedules = st.builds(Schedule, sync_every=st.integers(1, 40), fragments=st.integers(1, 50))
 
 
 def test_two_fragments_take_turns() -> None:
@@ -49,12 +45,16 @@ def test_every_fragment_is_due_once_in_every_period(schedule: Schedule) -> None:
 
 
 @given(schedules)
-def test_no_two_fragments_share_a_boundary_and_gaps_are_even(schedule: Schedule) -> None:
-    first = [schedule.first_cycle_start(p) + schedule.sync_every for p in range(schedule.fragments)]
+def test_boundaries_are_spread_evenly_over_the_period(schedule: Schedule) -> None:
+    """At one step as few of them as can be."""
+    period, fragments = schedule.sync_every, schedule.fragments
+    first = [schedule.first_cycle_start(p) + period for p in range(fragments)]
     gaps = [b - a for a, b in zip([0, *first], first, strict=False)]
-    assert min(gaps) >= 1
+    at_once = [first.count(step) for step in range(1, period + 1)]
+    assert max(at_once) == -(-fragments // period)
+    assert first[0] >= 1
     assert max(gaps) - min(gaps) <= 1
-    assert first[-1] == schedule.sync_every
+    assert first[-1] == period
 
 
 @pytest.mark.parametrize(("adopt_after", "expected"), [(None, False), (0, True), (3, True)])
@@ -69,10 +69,6 @@ def test_a_fixed_overlap_makes_rounds_lockstep(adopt_after: int | None, expected
         ({"sync_every": 2.5}, ["sync_every", "an int >= 1", "2.5"]),
         ({"sync_every": True}, ["sync_every", "an int >= 1", "True"]),
         ({"fragments": -1}, ["fragments", "an int >= 1", "-1"]),
-        (
-            {"sync_every": 4, "fragments": 5},
-            ["fragments", "sync_every=4", "5", "raise sync_every or lower fragments"],
-        ),
         (
             {"sync_every": 4, "adopt_after": 5},
             ["adopt_after", "[0, sync_every=4]", "5", "before the next boundary"],

@@ -482,10 +482,23 @@ def test_another_model_that_nobody_has_trained_is_left_out(
 
 
 def test_another_number_of_fragments_is_named(rich: dict[str, Any]) -> None:
-    with listening(adam()) as optimizer:
+    with listening(adam(), fragments=1) as optimizer:
         with pytest.raises(UsageError, match="fragments=1, got 2"):
             optimizer.load_state_dict(rich)
         assert optimizer.status().step == 0
+
+
+def test_an_automatic_number_of_fragments_is_the_checkpoints(rich: dict[str, Any]) -> None:
+    """Also for a copy of the optimizer."""
+    with listening(adam()) as optimizer:
+        optimizer.load_state_dict(rich)
+        for each in (optimizer, copy.deepcopy(optimizer)):
+            assert each.status().step == 10
+            assert len(each.state_dict()["mend"]["fragments"]) == 2
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert len(optimizer.status().fragments) == 2
 
 
 @pytest.mark.parametrize("form", [0, 2, -1])

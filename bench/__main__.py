@@ -12,6 +12,7 @@ from bench.cluster import (
     buffers,
     convergence,
     delay,
+    divided,
     failslow,
     learning,
     liars,
@@ -61,9 +62,15 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "failslow": failslow.run,
     "delay": delay.run,
     "link": link.run,
+    "fragments": divided.run,
     "torchft": faults.run,
 }
-ABSENT = {"link": namespaces.absent, "torchft": faults.absent}  # why a bench cannot run here
+# why a bench cannot run here
+ABSENT = {
+    "link": namespaces.absent,
+    "fragments": namespaces.absent,
+    "torchft": faults.absent,
+}
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -1,5 +1,5 @@
-"""Two Linux network namespaces, joined by one wire. The kernel limits its speed, and counts its
-bytes.
+"""Linux network namespaces: two that are joined by one wire, or several around a switch. The kernel
+limits the speed of each wire, and counts its bytes.
 
 The namespaces have no names: a namespace lives as long as a process is in it, and the wire as long
 as its namespaces. The process that keeps one alive is a `cat`, which ends when its input does. So
@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 WIRE = "wire"  # the interface, in either namespace
-ADDRESSES = ("192.0.2.1", "192.0.2.2")  # of a net that no real one uses (RFC 5737)
+NET = "192.0.2."  # no real net has these addresses (RFC 5737)
+ADDRESSES = (f"{NET}1", f"{NET}2")
 # what may pass at once, and how long a packet may stand in line before it is dropped
 BURST, QUEUE = "16kb", "200ms"
 PATIENCE_S = 10.0
@@ -34,11 +35,13 @@ class Counters(NamedTuple):
 
 
 class End(NamedTuple):
-    """One end of the wire: the network namespace of process `keeper`, with `address`. Any process
-    may use it."""
+    """One end of a wire: the network namespace of process `keeper`, with `address`. Any process may
+    use it. `port` is the other end, if that is one of a switch's: the process that keeps the
+    switch, and the name of the interface."""
 
     keeper: int
     address: str
+    port: tuple[int, str] | None = None
 
     def enter(self) -> None:
         """Move the calling thread into this namespace for good, with every thread and process that
@@ -49,10 +52,12 @@ class End(NamedTuple):
                 raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
 
     def limit(self, rate: str) -> None:
-        """From now on this end sends no faster than `rate`, in tc's words ("10mbit"); "": as fast
-        as it can."""
+        """From now on this end sends no faster than `rate`, in tc's words ("10mbit"), and a switch
+        sends to it no faster; "": as fast as it can."""
         slow = ("tbf", "rate", rate, "burst", BURST, "latency", QUEUE)
-        self.run("tc", "qdisc", "replace", "dev", WIRE, "root", *(slow if rate else ("pfifo",)))
+        for keeper, wire in ((self.keeper, WIRE), *([self.port] if self.port else [])):
+            queue = slow if rate else ("pfifo",)
+            _run(keeper, "tc", "qdisc", "replace", "dev", wire, "root", *queue)
 
     def counters(self) -> Counters:
         """The kernel's counters, from /proc: /sys shows the namespace in which it was mounted."""
@@ -65,10 +70,24 @@ class End(NamedTuple):
 
     def run(self, *command: str) -> None:
         """Run a command in this namespace. Raises with its error output."""
-        there = ["nsenter", f"--net=/proc/{self.keeper}/ns/net", *command]
-        ended = subprocess.run(there, capture_output=True, text=True, timeout=PATIENCE_S)
-        if ended.returncode:
-            raise RuntimeError(f"{' '.join(command)}: {ended.stderr.strip() or ended.returncode}")
+        _run(self.keeper, *command)
+
+    def plug(self) -> None:
+        """Set the wire up at this end."""
+        # One segment a packet, or headers would be counted once for many; and no packets of the
+        # kernel's own.
+        self.run("ip", "link", "set", WIRE, "gso_max_segs", "1", "addrgenmode", "none")
+        self.run("ip", "address", "add", f"{self.address}/24", "dev", WIRE)
+        for interface in ("lo", WIRE):
+            self.run("ip", "link", "set", interface, "up")
+
+
+def _run(keeper: int, *command: str) -> None:
+    """Run a command in the namespace of that process. Raises with its error output."""
+    there = ["nsenter", f"--net=/proc/{keeper}/ns/net", *command]
+    ended = subprocess.run(there, capture_output=True, text=True, timeout=PATIENCE_S)
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {ended.stderr.strip() or ended.returncode}")
 
 
 def absent() -> str:
@@ -93,27 +112,36 @@ def joined() -> Iterator[tuple[End, End]]:
     """Two ends that reach only each other, as fast as the machine can, until the block ends."""
     with ExitStack() as stack:
         one, other = (End(stack.enter_context(_kept()), address) for address in ADDRESSES)
-        one.run(
-            "ip",
-            "link",
-            "add",
-            WIRE,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            WIRE,
-            "netns",
-            str(other.keeper),
-        )
+        _lay_wire(one.keeper, WIRE, other.keeper)
         for end in (one, other):
-            # One segment a packet, or headers would be counted once for many; and no packets of the
-            # kernel's own.
-            end.run("ip", "link", "set", WIRE, "gso_max_segs", "1", "addrgenmode", "none")
-            end.run("ip", "address", "add", f"{end.address}/24", "dev", WIRE)
-            for interface in ("lo", WIRE):
-                end.run("ip", "link", "set", interface, "up")
+            end.plug()
         yield one, other
+
+
+@contextmanager
+def switched(count: int) -> Iterator[tuple[End, ...]]:
+    """So many ends around a switch, as fast as the machine can, until the block ends."""
+    with ExitStack() as stack:
+        switch = stack.enter_context(_kept())
+        _run(switch, "ip", "link", "add", "bridge", "type", "bridge")
+        _run(switch, "ip", "link", "set", "bridge", "up")
+        ends = []
+        for number in range(1, count + 1):
+            port = f"port{number}"
+            end = End(stack.enter_context(_kept()), f"{NET}{number}", (switch, port))
+            _lay_wire(end.keeper, port, switch)
+            how = ("gso_max_segs", "1", "addrgenmode", "none", "master", "bridge", "up")
+            _run(switch, "ip", "link", "set", port, *how)
+            end.plug()
+            ends.append(end)
+        yield tuple(ends)
+
+
+def _lay_wire(keeper: int, name: str, there: int) -> None:
+    """Lay a wire from the namespace of process `keeper` to that of process `there`, whose end gets
+    that name."""
+    ends = (WIRE, "type", "veth", "peer", "name", name, "netns", str(there))
+    _run(keeper, "ip", "link", "add", *ends)
 
 
 @contextmanager

@@ -144,8 +144,7 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
     took = round_s(setup, coding, fragments)
     if coding.moments and took >= MOMENTS_FROM * setup.step_s:
         took = round_s(setup, coding, fragments, MOMENTS)
-    late = max(1, math.ceil(took / setup.step_s))
-    period = max(late, fragments)
+    late = period = max(1, math.ceil(took / setup.step_s))
     nbytes = coding.nbytes(setup.params)
     per_day = OVERHEAD * DAY_S / (period * setup.step_s)
     others = setup.learners - 1

@@ -61,9 +61,9 @@ def _share(part: float) -> str:
 
 
 def _advice(setup: Setup, best: Option) -> Iterator[str]:
-    fragments = f", fragments={best.fragments}" if best.fragments > 1 else ""
     yield "* suggested:"
-    yield f"    MendOptimizer(inner, …, codec={best.coding.argument}{fragments})"
+    codec, fragments = best.coding.argument, best.fragments
+    yield f"    MendOptimizer(inner, …, codec={codec}, fragments={fragments})"
     yield f'sync_every="auto", the default, would choose about {best.period}.'
     if best.gain <= 0:
         yield f"Beyond {USELESS} steps, nothing was gained that could be measured. This link is too"

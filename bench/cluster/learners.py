@@ -79,8 +79,10 @@ class Seat:
         self.meeting.wait(MEET_S)
 
     def join(self, inner: Optimizer, cluster: int = 0, **options: Any) -> MendOptimizer:
-        """This rank's learner in that cluster. Its first `step()` waits for the others."""
+        """This rank's learner in that cluster, with one fragment unless the options say otherwise.
+        Its first `step()` waits for the others."""
         addresses = self.addresses[cluster]
+        options = {"fragments": 1, **options}
         peers = [address for address in addresses if address != addresses[self.rank]]
         return MendOptimizer(
             inner, name=f"learner{self.rank}", listen=addresses[self.rank], peers=peers, **options

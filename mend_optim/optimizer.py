@@ -17,12 +17,11 @@ from mend_optim.codecs.registry import Codec
 from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
-from mend_optim.engine.period import AutoPeriod, read_period
+from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.errors import require
 from mend_optim.finish import Finish, Settled, check_timeout
 from mend_optim.membership.failslow import FailSlow
-from mend_optim.model.fragment_count import MOST, read_fragments
 from mend_optim.model.module_buffers import read_modules
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
@@ -30,7 +29,7 @@ from mend_optim.ranks.shards import Shards
 from mend_optim.reporting_face import ReportingFace
 from mend_optim.run_choice import new_run
 from mend_optim.runtime.learner import Learner
-from mend_optim.settings import Settings, read_settings
+from mend_optim.settings import Settings, read_schedule, read_settings
 from mend_optim.status import Status
 from mend_optim.transport.security.credentials import Credentials
 from mend_optim.worker.offer_sizes import Guard
@@ -63,9 +62,8 @@ class MendOptimizer(ReportingFace):
         sync_every: H, the inner steps between two offers of a fragment; at least 1. "auto": the run
             chooses it from the time that its rounds take, within the limits of an `AutoPeriod`.
         fragments: P, the parts that the parameters are synced in, in turns H/P steps apart
-            (Streaming DiLoCo, arXiv 2501.18512); at least 1, and at most the number of parameter
-            tensors and a fixed `sync_every`. "auto": by the size of the model, about the square
-            root of its mebibytes in float32, at most 32.
+            (Streaming DiLoCo, arXiv 2501.18512); from 1 to the number of parameter tensors, and to
+            a fixed `sync_every`. "auto": by the size of the model.
         adopt_after: None adopts an anchor as soon as it is ready. n, from 0 to `sync_every`, adopts
             it exactly n inner steps after the snapshot, in lockstep and reproducible to the bit;
             `step()` then waits for it, at most `timing.round_timeout_s`.
@@ -157,8 +155,7 @@ class MendOptimizer(ReportingFace):
     ) -> None:
         is_plain = not isinstance(inner, MendOptimizer)
         require(is_plain, "inner", "MendOptimizer", "a plain optimizer", "wrap once")
-        count = read_fragments(fragments)
-        schedule, auto = read_period(sync_every, count.told, adopt_after)
+        schedule, auto, count = read_schedule(sync_every, fragments, adopt_after)
         settings = read_settings(
             inner,
             name=name,
@@ -187,8 +184,7 @@ class MendOptimizer(ReportingFace):
             on_event=on_event,
         )
         groups, modules = len(inner.param_groups), read_modules(buffers)
-        room = schedule.sync_every if auto is None else MOST
-        self._wrap(settings, WrappedParameters(inner, count.within(room), groups, modules), shards)
+        self._wrap(settings, WrappedParameters(inner, count, groups, modules), shards)
 
     def _wrap(self, settings: Settings, model: WrappedParameters, shards: Any = None) -> None:
         object.__setattr__(self, "_run", new_run(settings, model, shards))

@@ -22,13 +22,14 @@ from mend_optim.engine.engine import Engine
 from mend_optim.engine.late_adoption import Adoption
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
-from mend_optim.engine.period import USUAL, AutoPeriod
+from mend_optim.engine.period import USUAL, AutoPeriod, read_period
 from mend_optim.engine.policies import WEIGHTINGS, Policies
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.environment import stand_in, warn_of_unknown
 from mend_optim.errors import PeerError, require, require_instance
 from mend_optim.membership.failslow import FailSlow
+from mend_optim.model.fragment_count import FragmentCount, read_fragments
 from mend_optim.model.known_moments import decays, is_unknown_optimizer, known_moments
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.handshake import Hello
@@ -233,6 +234,16 @@ def _drop(held: weakref.ref[Learner]) -> None:
     learner = held()
     if learner is not None:
         learner.drop()
+
+
+def read_schedule(
+    sync_every: int | str | AutoPeriod, fragments: int | str, adopt_after: int | None
+) -> tuple[Schedule, AutoPeriod | None, FragmentCount]:
+    """The first schedule of these arguments, the limits of an automatic period, None if it is
+    fixed, and how many fragments there are. Raises `UsageError`."""
+    count = read_fragments(fragments)
+    schedule, auto = read_period(sync_every, count.told, adopt_after)
+    return schedule, auto, count.within(None if auto else schedule.sync_every)
 
 
 def read_settings(

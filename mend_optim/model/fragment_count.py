@@ -43,9 +43,9 @@ class FragmentCount:
         best = math.ceil((math.sqrt(1 + 4 * rounds) - 1) / 2)
         return max(1, min(best, self.most, len(sizes)))
 
-    def within(self, most: int) -> FragmentCount:
-        """The same, with a bound that is no greater than this one."""
-        return replace(self, most=min(self.most, most))
+    def within(self, period: int | None) -> FragmentCount:
+        """The same, where a fixed period has a step for each fragment; None: it is not fixed."""
+        return self if period is None else replace(self, most=min(self.most, period))
 
 
 def read_fragments(fragments: int | str) -> FragmentCount:

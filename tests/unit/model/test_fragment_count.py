@@ -17,12 +17,15 @@ MIB = ROUND_NBYTES // 4  # elements
 
 
 @given(
-    sizes=st.lists(st.integers(0, 1 << 26), min_size=1, max_size=60), most=st.integers(1, 2 * MOST)
+    sizes=st.lists(st.integers(0, 1 << 26), min_size=1, max_size=60),
+    period=st.none() | st.integers(1, 2 * MOST),
 )
-def test_the_number_is_the_best_one_that_the_tensors_allow(sizes: list[int], most: int) -> None:
+def test_the_number_is_the_best_one_that_tensors_and_period_allow(
+    sizes: list[int], period: int | None
+) -> None:
     rounds = Fraction(4 * sum(sizes), ROUND_NBYTES)
-    chosen = FragmentCount().within(most).of(sizes)
-    assert chosen == reference.fewest_waits(rounds, min(most, MOST, len(sizes)))
+    chosen = FragmentCount().within(period).of(sizes)
+    assert chosen == reference.fewest_waits(rounds, min(period or MOST, MOST, len(sizes)))
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,10 @@ class Engine:
     def finished(self, now: float, job: Job, done: Done) -> None:
         """The worker has performed a job. If it installed, founded or added an anchor, a beat
         follows, because other learners may wait for that anchor."""
+        adopted = self.state.adopted_rounds
         self.outcomes.take(now, job, done)
+        if self.state.adopted_rounds > adopted:
+            self.state.adopted_at = now
         match job:
             case Install():
                 self._check_joined(now)

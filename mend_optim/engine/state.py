@@ -127,6 +127,8 @@ class EngineState:
         self.outsized = 0
         #: How many anchors were adopted. Only grows.
         self.adopted_rounds = 0
+        #: When the last of them was adopted; `-inf`: none was.
+        self.adopted_at = float("-inf")
         #: The number of our last question whether anybody has a greater anchor.
         self.ping = 0
         #: The peers that have answered it.

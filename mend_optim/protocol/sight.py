@@ -11,6 +11,9 @@ VERSION = 1
 #: Numbers that a script may report, and characters of their names.
 REPORTED_LIMIT = 16
 REPORTED_NAME = 32
+#: Rounds that stay away for longer than this, and than so many of them take, have stopped.
+QUIET_S = 60.0
+QUIET_ROUNDS = 10
 #: The last rounds that are shown, and the members that are named of each.
 ROUNDS_SHOWN = 5
 
@@ -43,7 +46,8 @@ class SeenRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """Where a learner stands: see `Status`. `seconds_per_step` is 0 until it is known."""
+    """Where a learner stands: see `Status`. `seconds_per_step` is 0 until it is known, and
+    `quiet_s`, the seconds since it adopted an anchor, until there was one."""
 
     peer: PeerId
     address: str
@@ -57,6 +61,7 @@ class Sight:
     sync_every: int = 0
     latency: int = 0
     rounds: int = 0
+    quiet_s: float = 0.0
     unmerged_tokens: int = 0
     dropped_tokens: int = 0
     superseded_tokens: int = 0
@@ -76,6 +81,13 @@ class Sight:
 
     @property
     def is_merging(self) -> bool:
-        """Whether it has joined, some other learner is alive, and a round has merged its work."""
+        """Whether it has joined, some other learner is alive, and rounds merge its work."""
         alive = any(peer.state == "alive" for peer in self.roster)
-        return self.joined and alive and any(len(each.members) > 1 for each in self.last)
+        merged = any(len(each.members) > 1 for each in self.last)
+        return self.joined and alive and merged and not self.is_quiet
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether rounds that came before have stayed away for much longer than they take."""
+        usual_s = (self.sync_every + self.latency) * self.seconds_per_step
+        return self.quiet_s > max(QUIET_S, QUIET_ROUNDS * usual_s)

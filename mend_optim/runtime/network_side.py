@@ -192,7 +192,7 @@ class NetworkSide:
         # A hello describes the whole model: it is not made while the mutex is held.
         codec = dict(self.hello().policy).get("codec", "")
         with self._guard.mutex:
-            return sight_of(self._engine, self.traffic(), codec, self.reported)
+            return sight_of(self._engine, time.monotonic(), self.traffic(), codec, self.reported)
 
     def contacts(self) -> Sequence[tuple[PeerId, str]]:
         with self._guard.mutex:

@@ -10,9 +10,12 @@ from mend_optim.protocol.sight import ROUNDS_SHOWN, SeenPeer, SeenRound, Sight
 from mend_optim.status import Traffic, learner_status
 
 
-def sight_of(engine: Engine, traffic: Traffic, codec: str, reported: Mapping[str, float]) -> Sight:
+def sight_of(
+    engine: Engine, now: float, traffic: Traffic, codec: str, reported: Mapping[str, float]
+) -> Sight:
     """Where a learner stands. Call it with the mutex held."""
     state = engine.state
+    quiet_s = now - state.adopted_at if state.adopted_rounds else 0.0
     status = learner_status(
         state,
         engine.stragglers.failing,
@@ -35,6 +38,7 @@ def sight_of(engine: Engine, traffic: Traffic, codec: str, reported: Mapping[str
         sync_every=status.sync_every,
         latency=status.latency,
         rounds=status.rounds_adopted,
+        quiet_s=max(0.0, quiet_s),
         unmerged_tokens=status.unmerged_tokens,
         dropped_tokens=status.dropped_tokens,
         superseded_tokens=max(0, status.superseded_tokens),

@@ -92,6 +92,20 @@ CLI_MUTANTS = (
         CROWD,
     ),
     mutant(
+        "rounds-that-stopped-are-not-missed",
+        "protocol/sight",
+        "self.quiet_s > max(QUIET_S, QUIET_ROUNDS * usual_s)",
+        "self.quiet_s > 10 * max(QUIET_S, QUIET_ROUNDS * usual_s)",
+        CROWD,
+    ),
+    mutant(
+        "rounds-that-take-long-are-missed",
+        "protocol/sight",
+        "max(QUIET_S, QUIET_ROUNDS * usual_s)",
+        "QUIET_S",
+        CROWD,
+    ),
+    mutant(
         "others-name-no-slow-learner",
         "cli/watch/crowd",
         'peer.state != "alive" or peer.slow',

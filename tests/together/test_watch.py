@@ -74,6 +74,10 @@ def test_all_learners_are_seen_through_one(capsys: pytest.CaptureFixture[str]) -
             assert learner["reported"] == {"loss": pytest.approx(1 / ROUNDS)}
             assert learner["last"][-1]["members"] == ["a", "b"]
             assert learner["tokens_per_s"] > 0
+        (first, *_) = told["learners"]
+        assert main(["status", address_of(a), "--json"]) == MERGING
+        (again, *_) = json.loads(capsys.readouterr().out)["learners"]
+        assert 0 < first["quiet_s"] <= again["quiet_s"]
         assert main(["status", address_of(b)]) == MERGING
         assert "loss 0.3333" in capsys.readouterr().out
         # Nobody has met the watcher, or refused it.

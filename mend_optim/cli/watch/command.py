@@ -30,8 +30,8 @@ Credentials are those of the run: --secret or --credentials, or the variables
 {VARIABLES["secret"]} and {VARIABLES["credentials"]}. Without any, links are plaintext.
 """
 CODES = """
-The exit status is 0 if the learner at the address trains and a round has merged its work with
-others', 1 if no learner answers there, and 3 if it answers, and does not merge (yet).
+The exit status is 0 if the learner at the address trains and rounds merge its work with others', 1
+if no learner answers there, and 3 if it answers, and does not merge (yet, or any more).
 """
 #: The exit statuses, besides that of wrong arguments.
 MERGING, NO_ANSWER, NOT_MERGING = 0, 1, 3

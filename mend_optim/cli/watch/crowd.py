@@ -142,4 +142,6 @@ def _state(sight: Sight, told: SeenPeer | None) -> str:
         return told.state
     if told and told.slow:
         return f"slow ({told.slow:.1f}×)"
+    if sight.is_quiet:
+        return f"no round for {sight.quiet_s:.0f} s"
     return "merging" if sight.is_merging else "alone" if not sight.roster else "joined"

@@ -329,7 +329,7 @@ class Look(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Sight(_message.Message):
-    __slots__ = ("version", "peer", "address", "joined", "step", "tokens", "position", "cluster_step", "cluster_tokens", "seconds_per_step", "sync_every", "latency", "rounds", "unmerged_tokens", "dropped_tokens", "superseded_tokens", "bytes_sent", "bytes_received", "codec", "roster", "last", "reported")
+    __slots__ = ("version", "peer", "address", "joined", "step", "tokens", "position", "cluster_step", "cluster_tokens", "seconds_per_step", "sync_every", "latency", "rounds", "unmerged_tokens", "dropped_tokens", "superseded_tokens", "bytes_sent", "bytes_received", "codec", "roster", "last", "reported", "quiet_s")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +352,7 @@ class Sight(_message.Message):
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
+    QUIET_S_FIELD_NUMBER: _ClassVar[int]
     version: int
     peer: PeerId
     address: str
@@ -374,7 +375,8 @@ class Sight(_message.Message):
     roster: _containers.RepeatedCompositeFieldContainer[Seen]
     last: _containers.RepeatedCompositeFieldContainer[SeenRound]
     reported: _containers.RepeatedCompositeFieldContainer[Reported]
-    def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., joined: bool = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., position: _Optional[int] = ..., cluster_step: _Optional[int] = ..., cluster_tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., sync_every: _Optional[int] = ..., latency: _Optional[int] = ..., rounds: _Optional[int] = ..., unmerged_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., superseded_tokens: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., codec: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[SeenRound, _Mapping]]] = ..., reported: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ...) -> None: ...
+    quiet_s: float
+    def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., joined: bool = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., position: _Optional[int] = ..., cluster_step: _Optional[int] = ..., cluster_tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., sync_every: _Optional[int] = ..., latency: _Optional[int] = ..., rounds: _Optional[int] = ..., unmerged_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., superseded_tokens: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., codec: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[SeenRound, _Mapping]]] = ..., reported: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ..., quiet_s: _Optional[float] = ...) -> None: ...
 
 class Seen(_message.Message):
     __slots__ = ("peer", "address", "state", "step", "tokens", "slow")

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mend_optim.cli.watch.command import MERGING, NO_ANSWER, NOT_MERGING, see, status_of
 from mend_optim.cli.watch.crowd import HISTORY, PATIENCE, Crowd
 from mend_optim.cli.watch.text import cells_of, lines_of, sparkline
@@ -68,6 +70,21 @@ def test_the_others_are_watched_on_when_the_one_that_was_dialled_dies() -> None:
     found = see(crowd, lambda addresses: {each: run[each] for each in addresses})
     assert status_of(found[A]) == NO_ANSWER
     assert states(crowd) == {"a": "gone", "b": "merging", "c": "merging"}
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "period", "is_quiet"),
+    [(0.0, 1, False), (60.0, 1, False), (61.0, 1, True), (500.0, 96, False), (501.0, 96, True)],
+)
+def test_rounds_that_stay_away_are_told_of(quiet_s: float, period: int, is_quiet: bool) -> None:
+    """Those of 100 steps of half a second take 50 s."""
+    told = sight("a", seen("b"), quiet_s=quiet_s, sync_every=period, latency=4)
+    crowd = Crowd(A)
+    crowd.follow({A: told})
+    crowd.take({A: told})
+    state = f"no round for {quiet_s:.0f} s" if is_quiet else "merging"
+    assert states(crowd)["a"] == state
+    assert status_of(told) == (NOT_MERGING if is_quiet else MERGING)
 
 
 def test_one_that_is_gone_for_long_is_forgotten_but_the_given_address_is_not() -> None:

@@ -37,6 +37,7 @@ SIGHT = Sight(
     sync_every=6,
     latency=7,
     rounds=8,
+    quiet_s=1.25,
     unmerged_tokens=9,
     dropped_tokens=10,
     superseded_tokens=11,

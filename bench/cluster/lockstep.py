@@ -265,7 +265,8 @@ class _Cluster:
         if run.members == 1 or not isinstance(run.period, int):
             return
         merged = run.members * (done - done % run.period)
-        _wait(lambda: optimizer.status().fragments[0].tokens == merged, "a round")
+        # Only the last fragment is due at the end of each period.
+        _wait(lambda: optimizer.status().fragments[-1].tokens == merged, "a round")
 
     def _evaluate(self) -> None:
         model = self.models[0]

@@ -3,13 +3,15 @@ compared with gloo.
 
     boundary ─snapshot─▶ ─prepare─▶ ─upload─▶ ─inspect─▶ ─merge─▶ ─download─▶ ─advance─▶ adoptable
 
-Rounds alternate with gloo's all-reduce of as many bytes between the same two processes."""
+Rounds alternate with gloo's all-reduce of as many bytes between the same two processes. Then the
+same is measured with the fragments that the size of the model gives, all of them at one boundary.
+Their rounds overlap."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -18,9 +20,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
-from bench.micro.rounds import ADOPTABLE, LAYERS, WIDTH, instrument, take_round, took, train
+from bench.micro.rounds import (
+    ADOPTABLE,
+    LAYERS,
+    WIDTH,
+    instrument,
+    take_boundary,
+    take_round,
+    took,
+    train,
+)
 from bench.result import Result, compared
 from bench.watch import Span, Spans, seconds
+from mend_optim import AutoPeriod
 
 WARM, ROUNDS = 2, 10
 
@@ -46,6 +58,7 @@ def _begin_gloo(seat: Seat) -> None:
 
 
 def _learn(seat: Seat) -> list[Lap]:
+    """Rounds of one fragment."""
     parameters = transformer(WIDTH, LAYERS)
     values = torch.zeros(sum(p.numel() for p in parameters))
     watch = instrument()
@@ -58,6 +71,29 @@ def _learn(seat: Seat) -> list[Lap]:
             train(parameters, seat.rank)
             seat.meet()
             boundary, spans = take_round(optimizer, watch)
+            seat.meet()
+            laps.append(Lap(boundary, spans, _all_reduce(values)))
+        seat.meet()
+    dist.destroy_process_group()
+    return laps[WARM:]
+
+
+def _learn_divided(seat: Seat) -> list[Lap]:
+    """Rounds of several fragments at once."""
+    parameters = transformer(WIDTH, LAYERS)
+    values = torch.zeros(sum(p.numel() for p in parameters))
+    watch = instrument()
+    _begin_gloo(seat)
+    laps = []
+    every_step = AutoPeriod(least=1, most=1)
+    place = seat.join(Still(parameters), sync_every=every_step, fragments="auto", group=None)
+    with closing(place) as optimizer:
+        optimizer.join()
+        fragments = len(optimizer.status().fragments)
+        for _ in range(WARM + ROUNDS):
+            train(parameters, seat.rank)
+            seat.meet()
+            boundary, spans = take_boundary(optimizer, watch, fragments)
             seat.meet()
             laps.append(Lap(boundary, spans, _all_reduce(values)))
         seat.meet()
@@ -80,19 +116,25 @@ def _parts(sealer: Lap, other: Lap) -> dict[str, float]:
     }
 
 
-def run() -> Iterator[Result]:
-    laps = list(zip(*run_learners(_learn, 2, clusters=2), strict=True))
+def _whole(what: str, laps: Sequence[tuple[Lap, ...]]) -> Result:
     gloo = [1e3 * took([lap.gloo for lap in pair]) for pair in laps]
-    whole = [
+    times = [
         1e3 * took([(lap.boundary, lap.spans[ADOPTABLE][-1][1]) for lap in pair]) for pair in laps
     ]
     setting = (
         "25.2 M float32, 2 learners, from the later boundary to the later correction; "
         "floor = gloo all-reduce"
     )
-    yield compared(
-        "exchange", "boundary to adoptable", "ms", whole, gloo, goal="<= 2.5", notes=setting
-    )
+    return compared("exchange", what, "ms", times, gloo, goal="<= 2.5", notes=setting)
+
+
+def run() -> Iterator[Result]:
+    laps = list(zip(*run_learners(_learn, 2, clusters=2), strict=True))
+    yield _whole("boundary to adoptable", laps)
+    divided = list(zip(*run_learners(_learn_divided, 2, clusters=2), strict=True))
+    count = len(divided[0][0].spans[ADOPTABLE])
+    yield _whole(f"boundary to all of {count} fragments adoptable", divided)
+    gloo = [1e3 * took([lap.gloo for lap in pair]) for pair in laps]
     ordered = [sorted(pair, key=lambda lap: "merge" not in lap.spans) for pair in laps]
     parts = [_parts(*pair) for pair in ordered]
     for part in parts[0]:

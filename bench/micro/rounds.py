@@ -47,15 +47,21 @@ def _step_to_boundary(optimizer: MendOptimizer, watch: Watch) -> float:
 def take_round(optimizer: MendOptimizer, watch: Watch) -> tuple[float, Spans]:
     """Step up to the boundary, wait for the correction, and take the step that adopts it. Returns
     when the boundary was, and the spans of the round."""
+    boundary, spans = take_boundary(optimizer, watch, 1)
+    optimizer.step()
+    return boundary, spans
+
+
+def take_boundary(optimizer: MendOptimizer, watch: Watch, fragments: int) -> tuple[float, Spans]:
+    """Step up to the boundary of so many fragments, and wait for their corrections. The next step
+    adopts them. Returns when the boundary was, and the spans of the rounds."""
     boundary = _step_to_boundary(optimizer, watch)
     given_up = boundary + LIMIT_S
-    while not watch.count(ADOPTABLE):
+    while watch.count(ADOPTABLE) < fragments:
         if time.monotonic() > given_up:
             raise TimeoutError(f"no correction came within {LIMIT_S:g} s")
         time.sleep(POLL_S)  # the span records the exact time
-    spans = watch.take()
-    optimizer.step()
-    return boundary, spans
+    return boundary, watch.take()
 
 
 @torch.no_grad()

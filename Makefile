@@ -34,8 +34,9 @@ test-floor: $(FLOOR_READY) ## the wire and TLS with the oldest grpcio, protobuf 
 		tests/unit/test_certs.py tests/together/test_security.py tests/together/test_signed_offers.py \
 		tests/together/test_check.py tests/fuzz
 
-test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch
-	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/together/test_unusual.py -k "clients or free"
+test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch; and what is integrated
+	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/unit/integrations \
+		tests/together/test_unusual.py -k "clients or integrations or free"
 
 test-suites: $(READY) ## suites that others wrote, as they are and with every optimizer wrapped; SUITES="torch skorch --mode alone" are some
 	.venv/bin/python -m tests.suites $(SUITES)
@@ -77,15 +78,15 @@ clean: ## remove everything that these targets made, the environments too
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,prometheus]'
 	touch $@
 
 $(CLIENTS_READY): $(READY)
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,clients]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,prometheus,clients]'
 	touch $@
 
 $(BENCH_READY): $(READY)
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,bench]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,prometheus,bench]'
 	touch $@
 
 SITE = import sysconfig; print(sysconfig.get_path("purelib"))
@@ -96,7 +97,7 @@ $(FLOOR_READY): $(READY)
 	touch $@
 
 $(FUZZ_READY): $(READY)
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,fuzz]'
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,prometheus,fuzz]'
 	touch $@
 
 $(PROTO_READY): Makefile

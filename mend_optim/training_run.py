@@ -411,9 +411,10 @@ class TrainingRun:
 
     def status(self) -> Status:
         """Where this learner stands."""
-        history = self.history
-        if self.learner is not None:
-            return self.learner.status(
+        # Another thread may ask, while this one starts a new learner in place of the old one.
+        history, learner = self.history, self.learner
+        if learner is not None:
+            return learner.status(
                 step=history.step,
                 tokens=history.tokens,
                 head_start=history.head_start,

@@ -86,6 +86,8 @@ MAY_IMPORT["cli"] = {
     "security",
     "environment",
 }
+# As a user of this library: its public face, and what that tells.
+MAY_IMPORT["integrations"] = {"optimizer", "status", "finish", "engine.ledger"}
 # The libraries that no module which comes with a package may import, however far away.
 NEVER_COMES_WITH = {
     "protocol": {"torch", "numpy", "grpc", "google"},
@@ -166,6 +168,10 @@ CONFINED = {
         "transport.security.signers",
     },
     "google": {"transport.wire", "transport.frames"},
+    "prometheus_client": {"integrations.prometheus"},
+    "transformers": {"integrations.transformers"},
+    "lightning": {"integrations.lightning"},
+    "tensorboard": set(),
     "threading": {"runtime", "cli.watch.command"},
     "ssl": {"transport.security.files", "transport.security.probe"},
     "time": {
@@ -176,6 +182,7 @@ CONFINED = {
         "cli.run.supervisor",
         "cli.check.command",
         "rank_run",
+        "integrations.prometheus",
         "transport.security.channels",
         "transport.security.files",
         "transport.security.notary",
@@ -322,6 +329,11 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
         if not within(other, allowed)
     }
     assert wrong == set()
+
+
+def test_nothing_needs_an_integration() -> None:
+    core = set(MODULES) - members("integrations")
+    assert closure(core) & members("integrations") == set()
 
 
 @pytest.mark.parametrize("package", NEVER_COMES_WITH)

@@ -19,7 +19,7 @@ from mend_optim import MendOptimizer, PeerStatus, Refused, Status, UsageError
 from mend_optim.integrations import prometheus
 from mend_optim.integrations.figures import FIGURES
 from mend_optim.integrations.prometheus import MendCollector, MetricsServer, serve_metrics
-from tests.support.learners import cluster, descent, drive, start, wave
+from tests.support.learners import Watch, cluster, descent, drive, start, wave
 from tests.unit.integrations.test_figures import FULL
 
 library = pytest.importorskip("prometheus_client", reason="pip install '.[prometheus]'")
@@ -186,11 +186,13 @@ def test_a_registry_refuses_a_second_collector() -> None:
 
 
 def test_two_learners_that_train_are_scraped(serving: Any) -> None:
-    with cluster(descent(0.0), descent(0.0), sync_every=2) as pair:
+    watch = Watch()
+    told = ({"on_event": watch}, {})
+    with cluster(descent(0.0), descent(0.0), each=told, sync_every=2) as pair:
         start(pair)
         drive(pair, 8, wave)
         pair[0].report(loss=0.125)
-        pair[0].synchronize()
+        watch.until("round")
         samples = scraped(serving(pair[0]))
         assert samples["mend_steps_total", labelled(learner="a")] == 8
         assert samples["mend_reported", labelled(learner="a", name="loss")] == 0.125

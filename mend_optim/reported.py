@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from mend_optim.errors import require
 from mend_optim.protocol.sight import REPORTED_LIMIT, REPORTED_NAME
 
@@ -19,7 +21,8 @@ def read_report(numbers: Mapping[str, Any]) -> dict[str, float]:
         bound = f"a printable name of at most {REPORTED_NAME} characters"
         require(name.isprintable() and 0 < len(name) <= REPORTED_NAME, "name", name, bound)
         try:
-            read[name] = float(value)
+            # A loss that has a gradient: torch warns of its number otherwise.
+            read[name] = float(value.detach() if isinstance(value, Tensor) else value)
         except (TypeError, ValueError, OverflowError, RuntimeError):
             require(False, name, value, "a number, or a tensor of one element")
     return read

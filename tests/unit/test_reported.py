@@ -45,3 +45,14 @@ def test_as_many_names_as_there_may_be_are_taken() -> None:
     optimizer = MendOptimizer(descent(1.0), name="a")
     optimizer.report(**{f"{i:032}": i for i in range(REPORTED_LIMIT)})
     assert len(optimizer.status().reported) == REPORTED_LIMIT
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loss_with_a_gradient_is_taken_without_a_warning() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = MendOptimizer(torch.optim.SGD([parameter], lr=0.1), name="a")
+    loss = parameter.square().sum()
+    optimizer.report(loss=loss)
+    assert optimizer.status().reported == {"loss": 2.0}
+    loss.backward()
+    assert parameter.grad is not None

@@ -184,6 +184,8 @@ def train(
         if elapsed_s >= 1 or step + 1 == args.steps:
             speed = round((step + 1 - said_step) * args.batch * CONTEXT / elapsed_s)
             said_at, said_step = time.monotonic(), step + 1
+            if isinstance(optimizer, MendOptimizer):
+                optimizer.report(loss=loss)
             say(
                 args,
                 "step",
@@ -247,6 +249,7 @@ def parse_arguments() -> argparse.Namespace:
         "--checkpoint", type=Path, help="save to this file, and go on from it where it exists"
     )
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument("--metrics", type=int, help="serve metrics for Prometheus on this port")
     parser.add_argument("--report", type=Path, help="write the final result to this JSON file")
     parser.add_argument("--progress", choices=["human", "json"], default="human")
     parser.add_argument(
@@ -283,6 +286,10 @@ def run(args: argparse.Namespace) -> None:
             tokens_per_step=args.batch * CONTEXT,
             ledger=args.ledger,
         )
+        if args.metrics is not None:
+            from mend_optim.integrations.prometheus import serve_metrics
+
+            say(args, "metrics", url=serve_metrics(optimizer, args.metrics).url)
     with nullcontext() if args.solo else optimizer:
         train(model, optimizer, text, args)
         say(args, "trained", step=args.steps)

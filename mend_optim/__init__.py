@@ -6,7 +6,8 @@
         inner, listen="0.0.0.0:29600", peers=["b:29600"], credentials=credentials
     )
 
-All public names are here. The packages below this one are internal."""
+All public names are here, and those of each integration in its module of `mend_optim.integrations`.
+The other packages below this one are internal."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -23,6 +23,7 @@ from mend_optim.own_tensors import ModelTensors
 from mend_optim.runtime import new_weights
 from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.learner import Learner
+from mend_optim.runtime.long_wait import merging
 from mend_optim.settings import Settings
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import (
@@ -175,8 +176,10 @@ class Handover:
         learner = self._learner
         deadline = time.monotonic() + timeout_s
         learner.rest()
+        long_wait = learner.network.long_wait("synchronize() still waits", merging)
         while True:
             self.run(check)
+            long_wait.tell()
             left = deadline - time.monotonic()
             if learner.is_settled():
                 return True

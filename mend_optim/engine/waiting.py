@@ -42,7 +42,7 @@ class Waiting:
         open_causes = [why for address, why in causes.items() if not self._failed(address)]
         if now < self._hold_until and (open_causes or not causes):
             return
-        what = self._what(causes)
+        what = self.what()
         if what == self._told:
             return
         self._told = what
@@ -88,7 +88,9 @@ class Waiting:
             return _GONE.format(peer.name)
         return "" if known.beat and known.beat.genesis else _NOT_BEGUN.format(peer.name)
 
-    def _what(self, causes: dict[str, str]) -> str:
+    def what(self) -> str:
+        """What this learner waits for: addresses with causes, or weights."""
+        causes = self.causes()
         if causes:
             return ", ".join(f"{address} ({why})" for address, why in causes.items())
         sources = {wanted.peer for wanted in self.state.wants.values()}

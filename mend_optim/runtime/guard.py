@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class Guard:
@@ -23,6 +24,12 @@ class Guard:
     def is_held(self) -> bool:
         """Whether the calling thread holds the mutex."""
         return bool(self.mutex._is_owned())  # type: ignore[attr-defined]
+
+    def wait(self, holds: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `holds()`, which is called with the mutex held, or until the learner is over.
+        False if neither comes in time."""
+        with self.mutex:
+            return self.changed.wait_for(lambda: holds() or self.over, max(0.0, timeout_s))
 
     def abandon(self) -> None:
         """In a forked child: a thread that is not here may hold the mutex for ever. Make it anew;

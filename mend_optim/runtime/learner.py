@@ -36,6 +36,7 @@ from mend_optim.protocol.lineage import PeerId
 from mend_optim.runtime import open_learners
 from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.interrupts import Uninterrupted
+from mend_optim.runtime.long_wait import joining
 from mend_optim.runtime.merge_worker import MergeWorker
 from mend_optim.runtime.network_loop import CLOSE_S
 from mend_optim.runtime.network_side import NetworkSide
@@ -147,8 +148,9 @@ class Learner:
             self.worker.begin(anchors, corrections, self.network.transport.notary)
             self.engine.begin(time.monotonic(), genesis, anchors.layout.groups(), resumed)
             self._dispatch_effects()
+        long_wait = self.network.long_wait("still waiting", joining)
+        long_wait.until(lambda: self.engine.state.joined, self.wait)
         with self.mutex:
-            self.guard.changed.wait_for(lambda: self.engine.state.joined or self.closed)
             return any(correction.replace for correction in self.worker.mailbox.values())
 
     def stepped(self, tokens: int, seconds: float | None, rate: float) -> None:
@@ -234,8 +236,7 @@ class Learner:
     def wait(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `holds()`, which is called with the mutex held, or until the learner is
         closed. False if neither comes in time."""
-        with self.mutex:
-            return self.guard.changed.wait_for(lambda: holds() or self.closed, max(0.0, timeout_s))
+        return self.guard.wait(holds, timeout_s)
 
     def wait_for_correction(self, timeout_s: float) -> bool:
         """Under `adopt_after`, wait until `take` has a correction or need not wait for one."""

@@ -16,6 +16,7 @@ from mend_optim.protocol.messages import Message, Offer
 from mend_optim.protocol.sight import Sight
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.guard import Guard
+from mend_optim.runtime.long_wait import LongWait
 from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
 from mend_optim.runtime.seen import sight_of
 from mend_optim.status import Traffic
@@ -93,6 +94,16 @@ class NetworkSide:
         return Traffic(
             here.bytes_sent, here.bytes_received, here.refusals.counted(), here.secured()
         )
+
+    def long_wait(self, begin: str, what: Callable[[Engine], str]) -> LongWait:
+        """A wait of the training thread that begins now; `what` is called with the mutex held."""
+
+        def ask() -> str:
+            with self._guard.mutex:
+                return what(self._engine)
+
+        name = self._engine.state.me.name
+        return LongWait(f"{name}: {begin}", ask, lambda: self.transport.bytes_received)
 
     def flush_soon(self) -> None:
         """Let the loop send the outbox and set its timer; once for any number of effects."""

@@ -1,4 +1,5 @@
-"""Mutants of the command `mend`, of what it reads from learners, and of what scripts report."""
+"""Mutants of the command `mend`, of what it reads from learners, of what scripts report, and of what
+is exported."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from tests.mutation.mutant_list import Mutant, of
 CROWD = of("unit/cli/test_crowd", "not docs")
 WATCHING = of("unit/transport/test_watching")
 REPORTED = of("unit/test_reported")
+EXPORTED = of("unit/integrations/test_prometheus", "twice_a_second or alive")
 FINDINGS = of("unit/cli/test_check_findings")
 CREW = of("unit/cli/test_run_crew")
 VERDICT = of("unit/cli/test_ledger_verdict")
@@ -19,6 +21,22 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...]) -> 
 
 
 CLI_MUTANTS = (
+    Mutant(
+        "each-scrape-asks-the-learner",
+        7,
+        "integrations/prometheus",
+        "now - last[0] < FRESH_S",
+        "now - last[0] < 0",
+        EXPORTED,
+    ),
+    Mutant(
+        "metrics-hold-the-optimizer",
+        7,
+        "integrations/prometheus",
+        "self._optimizer = weakref.ref(optimizer)",
+        "self._optimizer = lambda: optimizer",
+        EXPORTED,
+    ),
     Mutant(
         "each-look-asks-the-learner",
         7,

@@ -38,6 +38,7 @@ OUTER, ANCHOR, JOINING, FEEDBACK = (
     of("unit/worker/test_feedback"),
 )
 WAITING, PRESENCE = of("unit/engine/test_waiting"), of("unit/engine/test_presence")
+LONG_WAIT = of("unit/runtime/test_long_wait")
 NAMESAKES = of("unit/engine/test_namesakes")
 ADOPTING, OFFERING, SEALING, TRAINING = (
     of("unit/engine/test_adoption"),
@@ -605,6 +606,8 @@ MUTANTS = (
     Mutant("nobody-waits-to-be-dialled", 7, "engine/waiting", "if state.roster.address or state.roster.peers or", "if state.roster.peers or", WAITING),
     Mutant("a-name-is-given-up-at-once", 7, "engine/waiting", "UNRESOLVED = 1 / 3", "UNRESOLVED = 0", WAITING),
     Mutant("waits-in-silence", 7, "engine/waiting", 'self.state.emit(Event("waiting", text,', '((text,', WAITING),
+    Mutant("long-waits-in-silence", 7, "runtime/long_wait", "if now < self._due_at:", "if now >= self._due_at:", LONG_WAIT),
+    Mutant("long-waits-flood-the-log", 7, "runtime/long_wait", "self._due_at = now + LINE_EVERY_S", "self._due_at = now", LONG_WAIT),
     Mutant("every-start-is-a-warning", 7, "engine/waiting", "self._hold_until = now + ", "self._hold_until = now + 0 * ", WAITING),
     Mutant("an-old-refusal-outlives-its-learner", 7, "membership/seeds",
            "            self.unreached[address] = (cause, now)\n            self.refused.pop(address, None)",

@@ -43,6 +43,7 @@ from mend_optim.protocol.handshake import PROTOCOL, Hello, Life, Namesake, refus
 from mend_optim.protocol.lineage import PeerId, Rollback
 from mend_optim.protocol.messages import Beat, Goodbye, Level, Report
 from mend_optim.protocol.unreached import Unreached
+from mend_optim.runtime import long_wait
 from mend_optim.runtime.event_log import WARNINGS, EventLog, level_of
 from mend_optim.transport.control import Links
 from mend_optim.transport.goodbyes import Goodbyes
@@ -380,6 +381,31 @@ class Unknown(Optimizer):
         super().__init__([Parameter(torch.ones(3))], {"lr": 0.1})
 
 
+@contextmanager
+def often() -> Iterator[list[str]]:
+    """What the log says where a wait of no time is a long one."""
+    with pytest.MonkeyPatch.context() as patch, log_lines() as lines:
+        patch.setattr(long_wait, "LINE_EVERY_S", 0.05)
+        yield lines
+
+
+def long_join() -> Said:
+    async def visit() -> Said:
+        async with PLACES["closed port"][0]() as seed:
+            with often() as lines, looking(seed):
+                return [line for line in lines if line.startswith("a: still waiting")][-1:]
+
+    return asyncio.run(visit())
+
+
+def long_synchronize() -> Said:
+    """The other learner neither steps nor rests, and the quorum needs it."""
+    with often() as lines, cluster(descent(0.0), descent(0.0), sync_every=2) as both:
+        drive(both, 3, lambda i, s: 1.0)
+        assert not both[0].synchronize(1.0)
+        return [line for line in lines if line.startswith("a: synchronize()")][-1:]
+
+
 def begins(inner: Optimizer, kind: str, **options: Any) -> Said:
     watch = Watch()
     told = {"name": "a", "listen": LOOPBACK, "timing": TIMING, "on_event": watch, **options}
@@ -497,6 +523,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "An earlier process that is not given up": lambda: outranked(Life.SUSPECTED, "waiting"),
     "A clock that was set back": lambda: outranked(Life.GONE, "renewed"),
     "The weights are on their way": lambda: of(meets(b"zother"), 1.0, "waiting"),
+    "A long wait": long_join,
     "Joined after all": joined,
     "Alone": alone,
     "Another model": lambda: refused(SGD([Parameter(torch.ones(4))], lr=1.0)),
@@ -515,6 +542,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "A quorum again": lambda: quorum(C),
     "An end that has to wait": lambda: finishes(2, "finishing"),
     "An end that is held up": lambda: finishes(32, "held_up"),
+    "A synchronize() that takes long": long_synchronize,
     "Slow": lambda: slow("slow"),
     "Costly": lambda: slow("costly"),
     "As fast as before": lambda: slow("recovered"),

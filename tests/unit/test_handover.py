@@ -18,6 +18,7 @@ from mend_optim.handover import Handover
 from mend_optim.model.layout import Layout
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.runtime.learner import Todo
+from mend_optim.runtime.long_wait import LongWait
 from mend_optim.settings import Settings, read_settings
 from mend_optim.worker.checkpoint import Kept
 from mend_optim.worker.correction import Correction, MomentCorrection
@@ -25,10 +26,18 @@ from mend_optim.worker.correction import Correction, MomentCorrection
 NOTHING = Todo([], {}, founding=False, wait=False)
 
 
+class ScriptedNetwork:
+    """A network on which nothing comes."""
+
+    def long_wait(self, begin: str, what: Any) -> LongWait:
+        return LongWait(begin, lambda: "", lambda: 0)
+
+
 class ScriptedLearner:
     """Returns the todos of a script, and writes down what it is asked to do."""
 
     def __init__(self, *todos: Todo) -> None:
+        self.network = ScriptedNetwork()
         self.todos = list(todos)
         self.calls: list[Any] = []
         self.copies: list[Any] = []

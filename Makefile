@@ -25,14 +25,14 @@ demo-ranks: $(READY) ## two racks of two ranks on this machine, FSDP2 inside and
 test: lint types ## lint, types, then all tests
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-# What depends on these three: the wire, TLS and certificates. All else is shared with .venv.
-FLOOR = grpcio protobuf cryptography
-test-floor: $(FLOOR_READY) ## the wire and TLS with the oldest grpcio, protobuf and cryptography that pyproject.toml promises
+# What depends on these four: the wire, TLS, certificates and metrics. All else is shared with .venv.
+FLOOR = grpcio protobuf cryptography prometheus-client
+test-floor: $(FLOOR_READY) ## the wire, TLS and metrics with the oldest grpcio, protobuf, cryptography and prometheus-client
 	.venv-floor/bin/python -m tests.support.oldest --check $(FLOOR)
 	.venv-floor/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/unit/transport/security \
 		tests/unit/transport/test_wire.py tests/unit/transport/test_frames.py tests/unit/test_security.py \
 		tests/unit/test_certs.py tests/together/test_security.py tests/together/test_signed_offers.py \
-		tests/together/test_check.py tests/fuzz
+		tests/together/test_check.py tests/fuzz tests/unit/integrations/test_prometheus.py
 
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch; and what is integrated
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/unit/integrations \

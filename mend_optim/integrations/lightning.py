@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from operator import index
 from typing import Any
 
 from mend_optim.errors import require
@@ -86,7 +87,7 @@ class MendCallback(Callback):
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """A batch is about to be trained on: count its tokens."""
-        tokens = self._count(batch)
+        tokens = _whole(self._count(batch))
         for key in self._uncounted:
             self._uncounted[key] += tokens
 
@@ -145,3 +146,13 @@ class MendCallback(Callback):
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """The trainer lets go of the optimizers, and so does this callback."""
         self._optimizers = []
+
+
+def _whole(tokens: Any) -> int:
+    """The number that the user's function has returned. Raises `UsageError`."""
+    try:
+        whole = -1 if isinstance(tokens, bool) else index(tokens)
+    except TypeError:
+        whole = -1
+    require(whole >= 0, "count", tokens, "a function that returns an int >= 0")
+    return whole

@@ -120,6 +120,19 @@ def test_the_users_own_way_of_counting(tmp_path: Path) -> None:
     assert trainer.optimizers[0].status().tokens == 6 * 7
 
 
+@pytest.mark.parametrize("tokens", [-1, 2.0, None, True, torch.tensor(1.5)])
+def test_a_count_that_is_none_is_refused(tmp_path: Path, tokens: Any) -> None:
+    trainer = trainer_of(MendCallback(count=lambda batch: tokens), tmp_path)
+    with pytest.raises(UsageError, match=r"count must be a function that returns an int >= 0, got"):
+        trainer.fit(Pair("a"), BATCHES)
+
+
+def test_a_count_may_be_a_tensor(tmp_path: Path) -> None:
+    trainer = trainer_of(MendCallback(count=lambda batch: torch.tensor(3)), tmp_path)
+    trainer.fit(Pair("a"), BATCHES)
+    assert trainer.optimizers[0].status().tokens == 6 * 3
+
+
 def test_one_of_the_optimizers_may_be_a_plain_one(tmp_path: Path) -> None:
     callback = MendCallback()
     trainer_of(callback, tmp_path).fit(Pair("", "d"), BATCHES)

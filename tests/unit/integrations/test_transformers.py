@@ -4,7 +4,8 @@ Two learners with it are in `clients/test_integrations.py`."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -78,6 +79,27 @@ def test_a_model_whose_input_is_unknown_counts_tokens_per_step(tmp_path: Path) -
     MendTrainerCallback.attach(trainer)
     trainer.train()
     assert optimizer.status().tokens == 4 * 5
+
+
+def test_of_several_ranks_the_first_counts_what_the_trainer_counts_of_all(tmp_path: Path) -> None:
+    class Counted(MendOptimizer):
+        """Keeps what it is told."""
+
+        told: ClassVar[list[int]] = []
+
+        def count_tokens(self, n: int) -> None:
+            self.told.append(n)
+
+    net = Net()
+    trainer = trainer_of(net, Counted(SGD(net.parameters(), lr=0.01), name="a"), tmp_path)
+    callback = MendTrainerCallback.attach(trainer)
+    trainer.train()
+    assert Counted.told == [6] * 4
+    state = SimpleNamespace(num_input_tokens_seen=99, is_world_process_zero=False)
+    callback.on_pre_optimizer_step(trainer.args, state, trainer.control)
+    assert Counted.told[4:] == [0]
+    callback.on_pre_optimizer_step(trainer.args, state, trainer.control)
+    assert Counted.told[5:] == []  # nothing new was trained on
 
 
 def test_the_users_own_way_of_counting_stays(tmp_path: Path) -> None:

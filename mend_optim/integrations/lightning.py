@@ -21,10 +21,14 @@ from mend_optim.optimizer import MendOptimizer
 
 try:
     from lightning.pytorch import Callback
-except ImportError as error:
-    raise ImportError(
-        "this callback needs the package lightning; run pip install 'mend-optim[lightning]'"
-    ) from error
+except ImportError:
+    # The same library under its other name. The trainers of both take callbacks of either.
+    try:
+        from pytorch_lightning import Callback
+    except ImportError as error:
+        raise ImportError(
+            "this callback needs the package lightning; run pip install 'mend-optim[lightning]'"
+        ) from error
 
 
 class MendCallback(Callback):

@@ -171,6 +171,7 @@ CONFINED = {
     "prometheus_client": {"integrations.prometheus"},
     "transformers": {"integrations.transformers"},
     "lightning": {"integrations.lightning"},
+    "pytorch_lightning": {"integrations.lightning"},
     "tensorboard": set(),
     "threading": {"runtime", "cli.watch.command"},
     "ssl": {"transport.security.files", "transport.security.probe"},

@@ -8,7 +8,9 @@ MendError
 
 from __future__ import annotations
 
+from contextlib import suppress
 from numbers import Real
+from operator import index
 from typing import NoReturn
 
 
@@ -87,3 +89,18 @@ def unreachable(value: NoReturn) -> NoReturn:
     """Stands in the last case of a `match` over a closed union: mypy proves that no value gets
     there."""
     raise AssertionError(f"no case for {value!r}")
+
+
+def whole_number(argument: str, value: object) -> int:
+    """An argument that counts something, as an int. Numbers of numpy and torch are whole if Python
+    takes them for an index.
+
+    Raises:
+        UsageError: the value is no whole number of at least 0.
+    """
+    number = -1
+    # A tensor has the method, and refuses where it holds no whole number.
+    with suppress(TypeError):
+        number = -1 if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    require(number >= 0, argument, value, "an int >= 0")
+    return number

@@ -6,7 +6,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from mend_optim.engine.ledger import Event
 from mend_optim.engine.moment_schedule import MomentSchedule
 from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.quorum import Grace, Quorum
-from mend_optim.errors import require
+from mend_optim.errors import require, whole_number
 from mend_optim.finish import Finish, Settled, check_timeout
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.module_buffers import read_modules
@@ -344,9 +343,7 @@ class MendOptimizer(ReportingFace):
         Raises:
             UsageError: `n` is not an int of at least 0.
         """
-        whole = hasattr(type(n), "__index__") and not isinstance(n, bool) and n >= 0
-        require(whole, "n", n, "an int >= 0")
-        self._run.count_tokens(index(n))
+        self._run.count_tokens(whole_number("n", n))
 
     def join(self) -> Status:
         """Do what the first `step()` would do first: show this learner's weights, or where its

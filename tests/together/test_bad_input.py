@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.nn import Parameter
@@ -75,8 +76,8 @@ ALWAYS: list[tuple[str, Any, str]] = [
         None,
         "sync_every must be an int >= 1, 'auto' or an AutoPeriod(least=…, …), got {}",
     ),
-    ("fragments", 0, "fragments must be an int >= 1, got {}"),
-    ("fragments", "2", "fragments must be an int >= 1, got {}"),
+    ("fragments", 0, "fragments must be an int >= 1 or 'auto', got {}"),
+    ("fragments", "2", "fragments must be an int >= 1 or 'auto', got {}"),
     (
         "fragments",
         200,
@@ -375,12 +376,20 @@ def test_parameters_that_share_memory_are_refused() -> None:
 # ── later ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("n", [-1, 1.5, True, "3", None])
+@pytest.mark.parametrize("n", [-1, 1.5, True, "3", None, torch.tensor(1.5), torch.tensor([1, 2])])
 def test_tokens_are_counted_in_whole_numbers(n: Any) -> None:
     optimizer = MendOptimizer(descent(1.0))
     with pytest.raises(UsageError) as error:
         optimizer.count_tokens(n)
     assert str(error.value) == f"n must be an int >= 0, got {n!r}"
+
+
+@pytest.mark.parametrize("n", [3, torch.tensor(3), numpy.int64(3)])
+def test_numbers_of_other_libraries_are_counted(n: Any) -> None:
+    optimizer = MendOptimizer(descent(1.0))
+    optimizer.count_tokens(n)
+    step(optimizer, 1.0)
+    assert optimizer.status().tokens == 3
 
 
 def test_zero_tokens_may_be_counted() -> None:

@@ -144,7 +144,9 @@ class WrappedParameters:
         names = [name for name, _ in ordered]
         tensors = [tensor for _, tensor in ordered]
         kept = len(tensors) - sum(added)
-        fragments = (count or self.count).of([tensor.numel() for tensor in tensors[:kept]])
+        # Those without a shape are refused by the layout.
+        sizes = [0 if is_shapeless(tensor) else tensor.numel() for tensor in tensors[:kept]]
+        fragments = (count or self.count).of(sizes)
         return Layout(names, tensors, fragments, added, buffers=self.buffers.named())
 
     def named_groups(self) -> list[list[tuple[str, Tensor]]]:

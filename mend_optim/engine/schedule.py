@@ -48,11 +48,13 @@ class Schedule:
         return self.adopt_after is not None
 
     def first_cycle_start(self, fragment: int, step: int = 0) -> int:
-        """The cycle start that makes fragment p of P due at `step + ⌈H (p+1) / P⌉`. The turns are
-        staggered, and the last fragment is due after a full period, as are buffers and groups that
-        were added."""
+        """The cycle start that makes fragment p of P due at `step + ⌊H (p+1) / P⌋`; with P > H, at
+        `step + ⌈H (p+1) / P⌉`, so that none is due at once. The turns are staggered, and the last
+        fragment is due after a full period, as are buffers and groups that were added."""
         turn = min(fragment + 1, self.fragments)
-        return step - (-self.sync_every * turn // self.fragments) - self.sync_every
+        rounds_up = self.fragments > self.sync_every
+        due_in = (self.sync_every * turn + rounds_up * (self.fragments - 1)) // self.fragments
+        return step + due_in - self.sync_every
 
     def due(self, step: int, cycle_start: int) -> bool:
         """Whether H inner steps have passed since the cycle began."""

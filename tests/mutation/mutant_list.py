@@ -1067,7 +1067,7 @@ MUTANTS = (
            of("unit/model/test_fragment_count")),
     Mutant("a-told-number-is-not-taken", 8, "model/fragment_count", "if self.told is not None:", "if False:",
            of("unit/model/test_fragment_count")),
-    Mutant("first-turns-at-once", 8, "engine/schedule", "(-self.sync_every * turn // self.fragments)", "(-(self.sync_every * turn // self.fragments))",
+    Mutant("first-turns-at-once", 8, "engine/schedule", "rounds_up = self.fragments > self.sync_every", "rounds_up = False",
            of("unit/engine/test_schedule")),
     Mutant("a-checkpoint-has-the-number-by-size", 8, "wrapped_parameters", "if self.count.told is None and isinstance(kept, list):", "if False:",
            of("unit/worker/test_checkpoint_reader")),

@@ -75,7 +75,8 @@ def test_every_arm_runs_and_all_are_reported(
     for run in [
         baseline(ALONE, 1),
         baseline(PARALLEL, 2),
-        *(replace(TINY, arm=a) for a in MERGING),
+        # Four fragments take a period of four steps.
+        *(replace(TINY, arm=a, period=4) for a in MERGING),
     ]:
         found = measure(run)
         assert all(map(math.isfinite, [*found.held_out, *found.own, *found.training]))
@@ -86,7 +87,7 @@ def test_every_arm_runs_and_all_are_reported(
     assert main(["--report", str(out)]) == 0
     printed = capsys.readouterr().out
     assert f"|  | {' | '.join(MERGING)} |" in printed
-    assert "| H 2, τ 2 |" in printed
+    assert "| H 4, τ 2 |" in printed
 
 
 def test_every_recipe_differs_from_the_rules_and_leaves_nothing_behind() -> None:

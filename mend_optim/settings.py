@@ -40,6 +40,7 @@ from mend_optim.protocol.timing import Timing
 from mend_optim.ranks.guard import check_group
 from mend_optim.runtime.learner import Learner
 from mend_optim.runtime.ledger_file import LINKED
+from mend_optim.runtime.resolver import resolve
 from mend_optim.security import LinkSecurity, read_security, refuse_open_links
 from mend_optim.transport.address import parse_address, parse_dialable
 from mend_optim.transport.grpc_transport import Transport
@@ -192,6 +193,7 @@ class Settings:
                 timing=bare.policies.timing,
                 limit=lambda p: bare._limit(present().fragments[p]),
                 allocate=Buffers().take_bytes,
+                resolve=resolve,
                 limits=bare.policies.limits,
                 sizes=lambda: [fragment.numel for fragment in present().fragments],
                 security=security,

@@ -19,6 +19,9 @@ class Seeds:
         #: By address, the peer that was last met there; None: none yet. Addresses of this learner
         #: itself are taken out.
         self.found: dict[str, PeerId | None] = dict.fromkeys(addresses)
+        #: Names that stood for nobody but this learner. Others may come there. Invariant: none of
+        #: them is in `found`.
+        self._own: set[str] = set()
         #: Why the learners at these addresses must not train with this one. Invariant: refused and
         #: unreached share no address, and `found` has each of theirs.
         self.refused: dict[str, str] = {}
@@ -30,6 +33,7 @@ class Seeds:
 
     def resolve(self, address: str, peer: PeerId) -> None:
         """Take note that a peer was met at an address, be it a seed's or not."""
+        self._take_back(address)
         if address in self.found:
             self.found[address] = peer
             self.refused.pop(address, None)
@@ -67,11 +71,28 @@ class Seeds:
         return max(suspected, default=float("-inf")) + patience_s
 
     def fail(self, now: float, address: str, cause: Unreached) -> None:
-        """Take note that nobody was reached at an address."""
+        """Take note that nobody was reached at an address.
+
+        A name that stands for nobody but this learner is waited for only if it is the last one
+        left: then it must be a name for all learners, and the others are still to come."""
+        if cause is Unreached.ITSELF:
+            if address in self._own:
+                return
+            if len(self.found) > 1 and address in self.found:
+                self.discard(address)
+                self._own.add(address)
+                return
+        self._take_back(address)
         if address in self.found and self.unreached.get(address, (None, now))[0] is not cause:
             self.unreached[address] = (cause, now)
             self.refused.pop(address, None)
             self.held.pop(address, None)
+
+    def _take_back(self, address: str) -> None:
+        """Somebody else is, or is to be, at a name that was this learner's alone."""
+        if address in self._own:
+            self._own.remove(address)
+            self.found[address] = None
 
     def unresolved(self, now: float, patience_s: float) -> set[str]:
         """The addresses whose names have not resolved for `patience_s`."""

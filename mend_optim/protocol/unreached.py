@@ -9,6 +9,7 @@ class Unreached(Enum):
     """What a visit to an address came to, other than a learner. The value is for people."""
 
     NAME = "the name does not resolve"
+    ITSELF = "nobody but this learner is there"
     REFUSED = "connection refused"
     ROUTE = "no route to that host"
     ANSWER = "no answer"
@@ -30,6 +31,7 @@ class Unreached(Enum):
 
 _REMEDIES = {
     Unreached.NAME: "correct the name in peers, or give an IP address",
+    Unreached.ITSELF: "start the other learners",
     Unreached.REFUSED: "start the learner there, or correct its port in peers",
     Unreached.ROUTE: "check the network between the two machines",
     Unreached.ANSWER: "start that machine, or open its firewall for the port",

@@ -106,6 +106,11 @@ def host_of(transport_peer: str) -> str:
     return str(_ip(host) or host)
 
 
+def is_ip(host: str) -> bool:
+    """Return whether a host is an IP address, and no name that would have to be resolved."""
+    return _ip(host) is not None
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a host is this machine, as only this machine can reach it."""
     ip = _ip(host)

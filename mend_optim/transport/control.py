@@ -106,7 +106,7 @@ class Links:
             # The others settle themselves.
             is_told = namesake is None or namesake.life is Life.ALIVE
         if is_told:
-            self._report(theirs.peer, address, reason)
+            self._report(theirs.peer, seed or address, reason)
             if seed:
                 self._handler.refused_at(seed, reason)
         return reason
@@ -132,7 +132,9 @@ class Links:
             self._reported.add(refused)
             self._handler.refused(address or peer.name, reason)
 
-    def admit(self, id: PeerId, address: str, host: str, dialled: bool = False) -> Link:
+    def admit(
+        self, id: PeerId, address: str, host: str, *, dialled: bool = False, seed: str = ""
+    ) -> Link:
         """Let a peer open streams from now on, and its past incarnations no more.
 
         Args:
@@ -140,6 +142,7 @@ class Links:
             address: Where to dial it; empty if nobody can.
             host: Where its connections come from, or where it was dialled.
             dialled: Whether this learner reached it at `address`.
+            seed: The configured seed that has this address, if that is how.
         """
         for past in self:
             if past.id.name == id.name and past.id != id:
@@ -149,6 +152,7 @@ class Links:
         if dialled or not link.dialled:
             link.reach(address, host)
             link.dialled = dialled
+            link.seed = seed
         link.down_since = asyncio.get_running_loop().time()
         return link
 
@@ -161,7 +165,7 @@ class Links:
         """Dismiss a peer that may take part no more, and tell the handler why."""
         self._report(link.id, link.address, reason)
         if link.dialled:
-            self._handler.refused_at(link.address, reason)
+            self._handler.refused_at(link.seed or link.address, reason)
         self.dismiss(link)
 
     def _hang_up(self, link: Link) -> None:

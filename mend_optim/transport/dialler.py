@@ -2,9 +2,9 @@
 
     address ──visit──▶ hello ──both agree──▶ control stream ──breaks──▶ visit again after a while
 
-A seed, an address that the user gave, is dialled for as long as the learner lives. A contact, a
-peer that gossip told of, is dialled only while the handler lists it and no control stream of this
-learner's dialling is open.
+An address of a seed, which the user gave, is dialled for as long as the seed has it
+(`seeking.py`). A contact, a peer that gossip told of, is dialled only while the handler lists it
+and no control stream of this learner's dialling is open.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import Hello
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.seed_addresses import Answer
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import parse_address
@@ -30,6 +31,7 @@ from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
+from mend_optim.transport.seeking import Resolve, Seeking
 
 log = logging.getLogger("mend_optim.transport")
 
@@ -65,7 +67,7 @@ NEXT_VISIT = {
 
 
 class Dialler:
-    """Visits seeds and contacts, one task per address.
+    """Visits seeds and contacts, one task per seed and address.
 
     Args:
         handler: Is told which seed is this learner itself, and why one cannot be reached; lists the
@@ -77,6 +79,7 @@ class Dialler:
             empty if any may.
         hello: Returns this learner's hello, with its address.
         security: Says whether connections prove the names of learners, and why one fails.
+        resolve: Finds the addresses of a seed's name.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Dialler:
         connect: Callable[[str, float, str], Connection],
         hello: Callable[[], Hello],
         security: Security,
+        resolve: Resolve,
     ) -> None:
         self._handler = handler
         self._links = links
@@ -96,22 +100,22 @@ class Dialler:
         self._hello = hello
         self._security = security
         self._random = random.Random()
-        #: The task that visits each address, while it runs.
-        self._dials: dict[str, asyncio.Task[None]] = {}
-        #: By address that is visited, how often in a row nobody has answered.
-        self._failures: dict[str, int] = {}
+        self._seeking = Seeking(handler, timing, resolve, partial(self._begin, contact=None))
+        #: The task that visits each (address, seed), while it runs. The seed of a contact is empty.
+        self._dials: dict[tuple[str, str], asyncio.Task[None]] = {}
+        #: By (address, seed) that is visited, how often in a row nobody has answered.
+        self._failures: dict[tuple[str, str], int] = {}
         self._watching: asyncio.Task[None] | None = None
         self._hearsay = asyncio.Semaphore(HEARSAY_DIALS)
 
     def start(self, seeds: Sequence[str]) -> None:
         """Begin to dial the seeds, and whatever contacts the handler lists."""
-        for seed in seeds:
-            self._begin(seed, seed, None)
+        self._seeking.begin(seeds)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel all visits; return their tasks."""
-        tasks = list(self._dials.values())
+        tasks = [*self._seeking.stop(), *self._dials.values()]
         if self._watching:
             tasks.append(self._watching)
         for task in tasks:
@@ -119,20 +123,22 @@ class Dialler:
         return tasks
 
     def _begin(self, address: str, seed: str, contact: PeerId | None) -> None:
-        if address not in self._dials:
+        key = (address, seed)
+        if key not in self._dials:
             task = asyncio.get_running_loop().create_task(self._dial(address, seed, contact))
-            self._dials[address] = task
-            task.add_done_callback(partial(self._ended, address))
+            self._dials[key] = task
+            task.add_done_callback(partial(self._ended, key))
 
-    def _ended(self, address: str, task: asyncio.Task[Any]) -> None:
-        self._dials.pop(address, None)
-        self._failures.pop(address, None)
+    def _ended(self, key: tuple[str, str], task: asyncio.Task[Any]) -> None:
+        self._dials.pop(key, None)
+        self._failures.pop(key, None)
 
     async def _watch(self) -> None:
         """Every beat: dial the contacts, and dismiss the peers that are long gone."""
         while True:
+            sought = {address for address, seed in self._dials if seed}
             for id, address in self._handler.contacts():
-                if not self._is_dialled(id):
+                if address not in sought and not self._is_dialled(id):
                     self._begin(address, "", id)
             self._links.tidy(self._timing.evict_after_s)
             await asyncio.sleep(self._timing.beat_s)
@@ -141,17 +147,17 @@ class Dialler:
         link = self._links.get(id)
         return link is not None and link.dialled
 
-    def _is_wanted(self, contact: PeerId | None) -> bool:
-        """Return whether to visit again: a seed always; a contact while the handler lists it and
-        it is not dialled."""
+    def _is_wanted(self, address: str, seed: str, contact: PeerId | None) -> bool:
+        """Return whether to visit again: a seed while that is its address; a contact while the
+        handler lists it and it is not dialled."""
         if contact is None:
-            return True
+            return self._seeking.is_wanted(seed, address)
         return not self._is_dialled(contact) and contact in dict(self._handler.contacts())
 
     async def _dial(self, address: str, seed: str, contact: PeerId | None) -> None:
         """Visit an address again and again."""
         failures = 0
-        while self._is_wanted(contact):
+        while self._is_wanted(address, seed, contact):
             outcome = await self._visit(address, seed, contact)
             if outcome is VisitOutcome.OURSELVES or self._links.closing:
                 return
@@ -161,7 +167,7 @@ class Dialler:
                 failures = min(failures + 1, FAILURES)
             else:
                 failures = 0
-            self._failures[address] = failures
+            self._failures[address, seed] = failures
             # random, so that learners that lost each other don't all dial at the same moment
             await asyncio.sleep(self._timing.beat_s * beats * self._random.uniform(0.5, 1.0))
 
@@ -177,7 +183,7 @@ class Dialler:
             self._security.check_peer(name, None)
             async with self._connected(address, name) as connection:
                 async with self._turn(contact):
-                    theirs = await self._ask(connection, seed, self._hello(), name)
+                    theirs = await self._ask(connection, address, seed, name)
                 check(
                     name in ("", theirs.peer.name), f"{name!a} says that it is {theirs.peer.name!a}"
                 )
@@ -209,29 +215,30 @@ class Dialler:
         if contact is not None:
             return contact.name
         async with self._connected(address, "") as connection:
-            return (await self._ask(connection, seed, self._hello(), "")).peer.name
+            return (await self._ask(connection, address, seed, "")).peer.name
 
-    async def _ask(self, connection: Connection, seed: str, mine: Hello, name: str) -> Hello:
+    async def _ask(self, connection: Connection, address: str, seed: str, name: str) -> Hello:
         """Say hello to the learner of this name, or to any; return the answer. A seed that gives
         none is reported."""
         try:
-            theirs = await connection.hello(mine, self._timing.evict_after_s)
+            theirs = await connection.hello(self._hello(), self._timing.evict_after_s)
         except PeerError as fault:
             if seed:
-                self._handler.unreached(seed, await self._cause(seed, fault, name))
+                failures = self._failures.get((address, seed), 0)
+                cause = await self._cause(address, fault, name, failures)
+                self._seeking.failed(seed, address, cause, failures)
             raise
         check(name in ("", theirs.peer.name), f"{name!a} says that it is {theirs.peer.name!a}")
         return theirs
 
-    async def _cause(self, seed: str, fault: PeerError, name: str) -> Unreached:
-        """Return why nobody answers at a seed. What looks like another program may be a learner
+    async def _cause(self, address: str, fault: PeerError, name: str, failures: int) -> Unreached:
+        """Return why nobody answers at an address. What looks like another program may be a learner
         whose certificate is wrong, or that finds ours wrong."""
         cause = why_unreached(fault)
         if cause is Unreached.IMPOSTOR and not name:
             return Unreached.NO_LEARNER
-        failures = self._failures.get(seed, 0)
         if cause is Unreached.PROTOCOL and failures >= PROBE_AFTER:
-            return await self._security.probe(seed) or cause
+            return await self._security.probe(address) or cause
         return cause
 
     async def _meet(
@@ -239,9 +246,9 @@ class Dialler:
     ) -> VisitOutcome:
         mine = self._hello()
         if theirs.peer == mine.peer:
-            if seed:
-                self._handler.itself(seed)
+            self._seeking.answered(seed, address, Answer.ITSELF)
             return VisitOutcome.OURSELVES
+        self._seeking.answered(seed, address, Answer.LEARNER)
         reason = self._links.agree(mine, theirs, address, seed)
         if theirs.namesake:
             return VisitOutcome.OUTRANKED
@@ -255,7 +262,7 @@ class Dialler:
         if self._is_dialled(theirs.peer):
             return VisitOutcome.DUPLICATE
         host, _ = parse_address("address", address)
-        link = self._links.admit(theirs.peer, address, host, dialled=True)
+        link = self._links.admit(theirs.peer, address, host, dialled=True, seed=seed)
         try:
             with connection.stream("Control") as stream:
                 await stream.accepted()

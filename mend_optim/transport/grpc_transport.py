@@ -49,6 +49,7 @@ from mend_optim.transport.link import Link
 from mend_optim.transport.receiving import Receiving
 from mend_optim.transport.renewal import Renewal
 from mend_optim.transport.security.channels import BARE, Security
+from mend_optim.transport.seeking import Resolve
 from mend_optim.transport.server import Server
 from mend_optim.transport.stream import Counter, Dialled
 from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
@@ -76,6 +77,7 @@ class Transport:
         limits: How much peers may cost.
         sizes: Returns the elements of each fragment.
         security: How links are secured.
+        resolve: Finds the addresses of a seed's name. It must not block the loop.
 
     Raises:
         UsageError: One of the addresses is not an address, or this process was forked from one that
@@ -93,6 +95,7 @@ class Transport:
         timing: Timing,
         limit: Callable[[int], int],
         allocate: Callable[[int], memoryview],
+        resolve: Resolve,
         limits: Limits = Limits(),
         sizes: Callable[[], Sequence[int]] = tuple,
         security: Security = BARE,
@@ -137,6 +140,7 @@ class Transport:
             connect=self._connect,
             hello=self._hello,
             security=security,
+            resolve=resolve,
         )
         self._renewal = Renewal(security, self._links, self._server.rebind)
         #: Where peers should dial this learner; known once it listens, empty if nobody can.

@@ -78,6 +78,8 @@ class Link:
         #: Whether a control stream of this learner's dialling is open, or about to be.
         #: Then `address` is the one that was dialled.
         self.dialled = False
+        #: The seed whose address that is; empty if gossip brought it.
+        self.seed = ""
         #: Transfers under way, in either direction. While there are some, the link stays.
         self.busy = 0
         #: Streams of the peer's dialling that are open.

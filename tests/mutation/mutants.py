@@ -27,6 +27,7 @@ from pathlib import Path
 
 from tests.mutation import (
     cli_mutants,
+    launch_mutants,
     majority_mutants,
     mutant_list,
     rank_mutants,
@@ -40,6 +41,7 @@ from tests.mutation.mutant_list import Mutant
 MUTANTS = (
     *mutant_list.MUTANTS,
     *cli_mutants.CLI_MUTANTS,
+    *launch_mutants.LAUNCH_MUTANTS,
     *majority_mutants.MAJORITY_MUTANTS,
     *rank_mutants.RANK_MUTANTS,
     *rollback_mutants.ROLLBACK_MUTANTS,

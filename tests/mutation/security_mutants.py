@@ -221,7 +221,7 @@ SECURITY_MUTANTS = (
     mutant(
         "seeds-say-who-they-are",
         "dialler",
-        'return (await self._ask(connection, seed, self._hello(), "")).peer.name',
+        'return (await self._ask(connection, address, seed, "")).peer.name',
         'return ""',
     ),
     mutant(

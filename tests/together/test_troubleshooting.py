@@ -513,6 +513,7 @@ def wrong_class() -> Said:
 PRODUCERS: dict[str, Callable[[], Said]] = {
     "Connection refused": lambda: dial("closed port"),
     "A name that does not resolve": lambda: dial("no such name"),
+    "A name that is only this learner's": lambda: unreached(Unreached.ITSELF),
     "No answer": lambda: dial("silent"),
     "Not a learner": lambda: dial("TLS"),
     "Credentials that don't fit": lambda: unreached(Unreached.EXPIRED),

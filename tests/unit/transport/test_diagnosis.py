@@ -15,6 +15,7 @@ from mend_optim.codecs.packing import fresh
 from mend_optim.errors import PeerError
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
+from mend_optim.runtime.resolver import resolve
 from mend_optim.transport import server as room
 from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.grpc_transport import Transport
@@ -118,6 +119,7 @@ def test_a_dial_tells_why_it_failed(place: str) -> None:
                 timing=TIMING,
                 limit=[LIMIT].__getitem__,
                 allocate=fresh,
+                resolve=resolve,
             )
             await transport.start()
             try:

@@ -35,6 +35,7 @@ from mend_optim.protocol.messages import (
     Want,
 )
 from mend_optim.protocol.timing import Timing
+from mend_optim.runtime.resolver import resolve
 from mend_optim.transport import dialler, grpc_setup, wire
 from mend_optim.transport import server as room
 from mend_optim.transport.address import parse_address
@@ -77,6 +78,7 @@ class Learner(Recorder):
             "advertise": None,
             "timing": TIMING,
             "allocate": fresh,
+            "resolve": resolve,
             "limit": [LIMIT, LIMIT].__getitem__,
             **options,
         }

@@ -1,0 +1,98 @@
+"""Mutants of the search for peers: each rule about names, files and stores of addresses, left
+out."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+RULES, NAMES, WAITS = (
+    of("unit/protocol/test_seed_addresses"),
+    of("unit/transport/test_seeking"),
+    of("unit/membership/test_seeds"),
+)
+
+
+def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    """The others are found, whoever has started them (law 7)."""
+    return Mutant(name, 7, room, old, new, tests)
+
+
+LAUNCH_MUTANTS = (
+    mutant(
+        "a-vanished-address-keeps-its-outcome",
+        "protocol/seed_addresses",
+        "        if address in self._outcomes:\n            self._outcomes[address] = outcome\n",
+        "        self._outcomes[address] = outcome\n",
+        RULES,
+    ),
+    mutant(
+        "a-closed-port-of-ones-own-is-another-learner",
+        "protocol/seed_addresses",
+        "return bool(own) and not own & failed",
+        "return bool(own) and not failed",
+        RULES,
+    ),
+    mutant(
+        "a-service-of-starting-learners-is-ones-own",
+        "protocol/seed_addresses",
+        "return bool(own) and not own & failed",
+        "return bool(own)",
+        RULES,
+    ),
+    mutant(
+        "any-cause-is-told",
+        "protocol/seed_addresses",
+        "max(causes, key=_TELLING.index)",
+        "causes[0]",
+        RULES,
+    ),
+    mutant(
+        "the-dead-are-dialled-for-ever",
+        "transport/dialler",
+        "return self._seeking.is_wanted(seed, address)",
+        "return True",
+        of("unit/transport/test_seeking", "newcomers"),
+    ),
+    mutant(
+        "a-broken-link-waits-for-its-turn",
+        "transport/seeking",
+        "                self._changed[seed].set()\n",
+        "                return\n",
+        of("unit/transport/test_seeking", "returns_at_another"),
+    ),
+    mutant(
+        "a-name-server-takes-all-away",
+        "transport/seeking",
+        "        except OSError:\n",
+        "        except OSError:\n            self._renew(seed, [])\n",
+        of("unit/transport/test_seeking", "fault_of_the_name_server"),
+    ),
+    mutant(
+        "a-name-is-resolved-once",
+        "transport/seeking",
+        "        while True:\n            changed.clear()",
+        "        for _ in range(1):\n            changed.clear()",
+        NAMES,
+    ),
+    mutant(
+        "the-last-name-is-not-waited-for",
+        "membership/seeds",
+        "if len(self.found) > 1 and address in self.found:",
+        "if address in self.found:",
+        WAITS,
+    ),
+    mutant(
+        "ones-own-name-is-waited-for",
+        "membership/seeds",
+        "if len(self.found) > 1 and address in self.found:",
+        "if False:",
+        WAITS,
+    ),
+    mutant(
+        "newcomers-at-ones-own-name-are-not-waited-for",
+        "membership/seeds",
+        "            self._own.remove(address)\n            self.found[address] = None\n",
+        "            self._own.remove(address)\n",
+        WAITS,
+    ),
+)

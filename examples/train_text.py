@@ -14,6 +14,10 @@ Several on this machine, with names, addresses and a secret that are found for t
 
     mend run -n 3 -- python examples/train_text.py --shard {index}/{count}
 
+The same by torchrun, whose store tells them of each other:
+
+    torchrun --standalone --nproc-per-node 3 examples/train_text.py --peers env://
+
 With `--checkpoint a.pt` it saves itself now and then, and goes on from there when it is started
 again.
 """
@@ -217,21 +221,27 @@ def report(
 
 
 def parse_arguments() -> argparse.Namespace:
+    rank, ranks = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")  # of torchrun
     parser = argparse.ArgumentParser(
         description="Train a small language model on Python's standard library."
     )
     parser.add_argument("--solo", action="store_true", help="plain AdamW: no rounds, no network")
     parser.add_argument(
         "--name",
-        default=os.environ.get("MEND_NAME", "learner"),
+        default=os.environ.get("MEND_NAME", f"learner-{rank}" if rank else "learner"),
         help="this learner's name, different from all others'",
     )
     parser.add_argument("--listen", help="host:port to serve on")
     parser.add_argument(
-        "--peers", type=lambda text: text.split(","), default=[], help="host:port,host:port,…"
+        "--peers",
+        type=lambda text: text.split(","),
+        default=[],
+        help="host:port,host:port,…; file:PATH; or env:// within torchrun",
     )
     parser.add_argument(
-        "--shard", default="0/1", help="i/n: train on the i-th of n parts of the text, from 0"
+        "--shard",
+        default=f"{rank or 0}/{ranks}",
+        help="i/n: train on the i-th of n parts of the text, from 0",
     )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=8, help="windows per step")

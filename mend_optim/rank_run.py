@@ -74,7 +74,7 @@ class RankRun(TrainingRun):
         # Steps whose words have not been heard yet: their seconds and rates.
         self._unheard: list[tuple[float | None, float]] = []
         # The ranks have met. Nothing below this asks who they are.
-        super().__init__(replace(settings, group=None), self._divided)
+        super().__init__(settings.of_ranks(self._group.members), self._divided)
 
     def _start(self) -> None:
         """Agree which rank has what, and start the learner on the lead. Raises `UsageError`."""

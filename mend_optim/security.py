@@ -95,9 +95,17 @@ def refuse_open_links(
         bound = "a loopback address, such as '127.0.0.1:29600', without credentials"
         require(is_loopback(host), listen_from, listen, bound, REMEDY)
     for peer in peers:
-        host, _ = parse_address(peers_from, peer)
-        bound = "loopback addresses, such as '127.0.0.1:29600', without credentials"
-        require(is_loopback(host), peers_from, peer, bound, REMEDY)
+        refuse_open_link(security, peers_from, peer)
+
+
+def refuse_open_link(security: LinkSecurity, source: str, peer: str) -> None:
+    """Raise `UsageError` if a link to this peer would leave this machine in plaintext, and nobody
+    said so. The error calls the address `source`."""
+    if security.credentials is not None or security.insecure:
+        return
+    host, _ = parse_address(source, peer)
+    bound = "loopback addresses, such as '127.0.0.1:29600', without credentials"
+    require(is_loopback(host), source, peer, bound, REMEDY)
 
 
 def _credentials_told() -> tuple[Credentials | None, str]:

@@ -8,8 +8,9 @@ import socket
 import time
 import unicodedata
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.environment import stand_in, warn_of_unknown
 from mend_optim.errors import PeerError, require, require_instance
+from mend_optim.given_peers import GivenPeers, read_peers
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.fragment_count import FragmentCount, read_fragments
 from mend_optim.model.known_moments import decays, is_unknown_optimizer, known_moments
@@ -41,10 +43,16 @@ from mend_optim.ranks.guard import check_group
 from mend_optim.runtime.learner import Learner
 from mend_optim.runtime.ledger_file import LINKED
 from mend_optim.runtime.resolver import resolve
-from mend_optim.security import LinkSecurity, read_security, refuse_open_links
-from mend_optim.transport.address import parse_address, parse_dialable
+from mend_optim.security import (
+    LinkSecurity,
+    read_security,
+    refuse_open_link,
+    refuse_open_links,
+)
+from mend_optim.transport.address import parse_address
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.security.credentials import Credentials
+from mend_optim.transport.seeking import PeerList
 from mend_optim.worker.checkpoint import Checkpoint, is_past, newest
 from mend_optim.worker.merge import MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
@@ -61,16 +69,20 @@ MOST_MOMENTS = 4  # that any optimizer known here keeps per parameter
 class Endpoint:
     """A learner's addresses, and where it reports what happens on the network.
 
-    `listen`, `advertise` and `peers` are "host:port". `listen=None`: outbound calls only. Errors
-    about `listen` say `listen_from`, the argument or the variable that it came from."""
+    `listen` and `advertise` are "host:port". `listen=None`: outbound calls only. Errors about
+    `listen` say `listen_from`, the argument or the variable that it came from."""
 
     listen: str | None
     listen_from: str = "listen"
     advertise: str | None
-    peers: tuple[str, ...]
+    peers: GivenPeers
     ledger: Path | None
     on_event: Callable[[Event], None] | None
     security: LinkSecurity
+
+    def lists(self) -> list[PeerList]:
+        """The lists of peers that are read while the learner runs."""
+        return self.peers.lists(partial(refuse_open_link, self.security))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +152,12 @@ class Settings:
         schedule = replace(self.schedule, fragments=fragments)
         return replace(self, policies=replace(self.policies, schedule=schedule))
 
+    def of_ranks(self, ranks: Sequence[int]) -> Settings:
+        """The same settings for a learner of these ranks that have met already. The first one is
+        the lead."""
+        place = self.place and replace(self.place, peers=self.place.peers.of_ranks(ranks))
+        return replace(self, place=place, group=None)
+
     def process_group(self) -> Any:
         """The ranks of the learner; None for all there are."""
         return None if isinstance(self.group, str) else self.group
@@ -172,7 +190,7 @@ class Settings:
         listen, listen_from = place.listen, place.listen_from
         if listen is not None and not parse_address(listen_from, listen)[1]:
             listen = f"{listen.rpartition(':')[0]}:{port}"
-        advertise, peers = place.advertise, place.peers
+        advertise, peers, lists = place.advertise, place.peers.seeds, place.lists()
         security = place.security.open(self.name)
         bare = self.offline().divided(layout(owner).parts)
         present = _through(owner, layout)
@@ -190,6 +208,7 @@ class Settings:
                 listen_from=listen_from,
                 advertise=advertise,
                 seeds=peers,
+                lists=lists,
                 timing=bare.policies.timing,
                 limit=lambda p: bare._limit(present().fragments[p]),
                 allocate=Buffers().take_bytes,
@@ -322,22 +341,26 @@ def read_settings(
         policies = replace(policies, least_period=USUAL)
     if periods:
         policies = _with_moments(policies, inner, periods)
-    named, named_from = _read_peers(peers)
+    given = read_peers(peers)
     listen_from = "listen"
     if listen is None:
         told, listen_from = stand_in("listen")
         listen = told or None
+    if listen is None and given.world:
+        # Its peers find it through the store, at whatever port.
+        listen, listen_from = given.world.listen, "listen"
     _check_advertise(advertise, listen)
     security = read_security(credentials, insecure)
     place = None
-    if listen is not None or named:
+    if listen is not None or given.any:
         policies = replace(policies, signed=security.signed)
-        refuse_open_links(security, listen, listen_from, named, named_from)
+        refuse_open_links(security, listen, listen_from, given.seeds, given.source)
+        given.check(partial(refuse_open_link, security))
         place = Endpoint(
             listen=listen,
             listen_from=listen_from,
             advertise=advertise,
-            peers=named,
+            peers=given,
             # The script may change its folder before the first line is written.
             ledger=Path(ledger).absolute() if ledger else None,
             on_event=on_event,
@@ -441,23 +464,6 @@ def _with_moments(policies: Policies, inner: Optimizer, periods: MomentSchedule)
     period = policies.schedule.sync_every if policies.auto is None else USUAL
     resolved = periods.resolve(decays(moments, inner), period)
     return replace(policies, moments=moments, unknown_optimizer=unknown, periods=resolved)
-
-
-def _read_peers(peers: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """The peers' addresses, and where they came from: the argument, else the environment. One text
-    has them separated by commas."""
-    require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
-    named, source = _separated(peers) if isinstance(peers, str) else list(peers), "peers"
-    if not named:
-        told, source = stand_in("peers")
-        named = _separated(told)
-    for address in named:
-        parse_dialable(source, address)
-    return tuple(named), source
-
-
-def _separated(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 # Endings of the names of learners that the user did not name, in one process.

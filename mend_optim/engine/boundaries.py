@@ -216,7 +216,7 @@ class Boundaries:
         state = self.state
         if state.alone:
             # The others left, or nobody was ever expected. Else we still wait for those expected.
-            return state.adopted_rounds > 0 or not state.seeds.found
+            return state.adopted_rounds > 0 or state.seeds.expects_nobody
         if state.switch or not state.answered.issuperset(self._near()):
             return False
         shared = [fragment for fragment in state.fragments if self._is_shared(fragment)]

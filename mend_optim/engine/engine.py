@@ -45,6 +45,7 @@ from mend_optim.protocol.messages import (
     State,
     Want,
 )
+from mend_optim.protocol.seed_lists import Listing
 from mend_optim.protocol.unreached import Unreached
 
 
@@ -227,6 +228,11 @@ class Engine:
     def unreached(self, now: float, address: str, cause: Unreached) -> None:
         """Nobody answered at a seed."""
         self.state.seeds.fail(now, address, cause)
+        self._check_joined(now)
+
+    def listed(self, now: float, source: str, listing: Listing) -> None:
+        """A list of peers was read."""
+        self.state.seeds.listed(source, listing)
         self._check_joined(now)
 
     def itself(self, address: str) -> None:

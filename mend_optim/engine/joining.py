@@ -210,13 +210,17 @@ class Joining:
         sought = [*seeds.missing, *sorted(seeds.refused)]
         step = state.catch_up_position(max(self._met_at.values(), default=0))
         facts = {"missing": sought, "step": step, "tokens": state.cluster_tokens()}
-        causes = ", ".join(f"{address} ({seeds.cause(address)})" for address in sought)
         if sought and not anybody:
+            causes = ", ".join(f"{address} ({seeds.cause(address)})" for address in sought)
             remedies = dict.fromkeys(map(seeds.remedy, seeds.missing))
             text = f"nobody to train with at {causes}: training alone, still looking"
             self.presence.alone(Event("alone", "; ".join([text, *remedies]), facts))
             return
         text = f"joined at position {step}"
-        if sought:
-            text += f", without {causes}"
+        # A list that is behind tells nothing: its learners may be here.
+        absent = [
+            f"{address} ({seeds.cause(address)})" for address in sought if address in seeds.found
+        ]
+        if absent:
+            text += f", without {', '.join(absent)}"
         state.emit(Event("joined", text, facts, "waiting" if self.waiting.told else ""))

@@ -56,6 +56,8 @@ class Waiting:
         state = self.state
         if state.roster.address or state.roster.peers or not state.seeds.found:
             return False
+        if state.seeds.awaited():
+            return False
         patience_s = UNRESOLVED * state.policies.timing.join_timeout_s
         closed = state.seeds.unresolved(now, patience_s).union(state.seeds.refused)
         return closed.issuperset(state.seeds.found)
@@ -63,15 +65,16 @@ class Waiting:
     def causes(self) -> dict[str, str]:
         """By address, why this learner still waits for the one there."""
         seeds = self.state.seeds
-        return {
+        at = {
             address: why
             for address in seeds.found
             if address not in seeds.refused and (why := self._why(address))
         }
+        return {**at, **seeds.awaited()}
 
     def _failed(self, address: str) -> bool:
         seeds = self.state.seeds
-        failed = seeds.found[address] is None and address in seeds.unreached
+        failed = seeds.found.get(address) is None and address in seeds.unreached
         return failed or address in seeds.held
 
     def _why(self, address: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.seed_lists import Listing, SeedLists
 from mend_optim.protocol.unreached import Unreached
 
 _NOT_GIVEN_UP = "this learner's earlier process, started {}, is not yet given up there"
@@ -13,15 +14,18 @@ _NOT_GIVEN_UP = "this learner's earlier process, started {}, is not yet given up
 
 class Seeds:
     """The addresses that the user gave, and the outcome at each: a peer, this learner itself, a
-    refusal, or nobody."""
+    refusal, or nobody. Lists may have further ones, which come and go."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
+        self._lists = SeedLists(addresses)
         #: By address, the peer that was last met there; None: none yet. Addresses of this learner
         #: itself are taken out.
         self.found: dict[str, PeerId | None] = dict.fromkeys(addresses)
         #: Names that stood for nobody but this learner. Others may come there. Invariant: none of
         #: them is in `found`.
         self._own: set[str] = set()
+        #: Addresses that are this learner for good. Invariant: none of them is in `found`.
+        self._itself: set[str] = set()
         #: Why the learners at these addresses must not train with this one. Invariant: refused and
         #: unreached share no address, and `found` has each of theirs.
         self.refused: dict[str, str] = {}
@@ -39,9 +43,27 @@ class Seeds:
             self.refused.pop(address, None)
             self.unreached.pop(address, None)
 
+    def listed(self, source: str, listing: Listing) -> None:
+        """Take what a list has now. What no list has any more is forgotten: it may come back as
+        another machine's."""
+        self._lists.take(source, listing)
+        wanted = self._lists.wanted()
+        for address in {*self.found, *self._own, *self._itself}.difference(wanted):
+            self._forget(address)
+            self._own.discard(address)
+            self._itself.discard(address)
+        for address in wanted:
+            if address not in self._own and address not in self._itself:
+                self.found.setdefault(address, None)
+
     def discard(self, address: str) -> None:
         """Forget an address that is this learner's own: there is nothing to wait for."""
+        self._forget(address)
+        self._itself.add(address)
+
+    def _forget(self, address: str) -> None:
         self.found.pop(address, None)
+        self.refused.pop(address, None)
         self.held.pop(address, None)
         self.unreached.pop(address, None)
 
@@ -79,7 +101,7 @@ class Seeds:
             if address in self._own:
                 return
             if len(self.found) > 1 and address in self.found:
-                self.discard(address)
+                self._forget(address)
                 self._own.add(address)
                 return
         self._take_back(address)
@@ -104,17 +126,30 @@ class Seeds:
 
     @property
     def missing(self) -> list[str]:
-        """The addresses where a peer may still turn up."""
-        return [
+        """The addresses where a peer may still turn up, and the lists that may name one."""
+        here = [
             address
             for address, peer in self.found.items()
             if (peer is None or address in self.held) and address not in self.refused
         ]
+        return [*here, *self.awaited()]
+
+    def awaited(self) -> dict[str, str]:
+        """Return, by list, why it may still name a peer: it says so, or there is nobody else."""
+        alone = {} if self.found else dict.fromkeys(self._lists.naming(), Unreached.ITSELF.value)
+        return {**alone, **self._lists.awaited()}
+
+    @property
+    def expects_nobody(self) -> bool:
+        """Whether no peer is, or is to be, at any address."""
+        return not self.found and not self.awaited()
 
     def cause(self, address: str) -> str:
         """Return why there is nobody to train with at an address."""
         if address in self.refused:
             return f"refused: {self.refused[address]}"
+        if address not in self.found and address in self.awaited():
+            return self.awaited()[address]
         if address in self.held:
             namesake, _ = self.held[address]
             if namesake.life is Life.ALIVE:
@@ -126,6 +161,8 @@ class Seeds:
         """Return what to do about it if nobody is reached there. A refusal has its own remedy."""
         if address in self.held:
             return "end that process, or give each a name of its own"
+        if address not in self.found:
+            return Unreached.ITSELF.remedy
         return self._unreached(address).remedy
 
     def _unreached(self, address: str) -> Unreached:

@@ -72,6 +72,8 @@ class Group:
     def __init__(self, ranks: Any = None, meet_s: float = MEET_S) -> None:
         world = ranks if ranks is not None else dist.group.WORLD
         members = dist.get_process_group_ranks(world)
+        #: The ranks of the world that are in the group, the lead first.
+        self.members = tuple(members)
         #: This process's number among the ranks. Rank 0 is the lead.
         self.rank = dist.get_rank(world)
         #: How many ranks there are.

@@ -13,6 +13,7 @@ from mend_optim.engine.engine import Engine
 from mend_optim.protocol.handshake import Hello, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer
+from mend_optim.protocol.seed_lists import Listing
 from mend_optim.protocol.sight import Sight
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.runtime.guard import Guard
@@ -173,6 +174,11 @@ class NetworkSide:
     def unreached(self, address: str, cause: Unreached) -> None:
         with self._guard.mutex:
             self._engine.unreached(time.monotonic(), address, cause)
+            self._dispatch()
+
+    def listed(self, source: str, listing: Listing) -> None:
+        with self._guard.mutex:
+            self._engine.listed(time.monotonic(), source, listing)
             self._dispatch()
 
     def itself(self, address: str) -> None:

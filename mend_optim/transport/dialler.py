@@ -31,7 +31,7 @@ from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
-from mend_optim.transport.seeking import Resolve, Seeking
+from mend_optim.transport.seeking import PeerList, Resolve, Seeking
 
 log = logging.getLogger("mend_optim.transport")
 
@@ -108,9 +108,10 @@ class Dialler:
         self._watching: asyncio.Task[None] | None = None
         self._hearsay = asyncio.Semaphore(HEARSAY_DIALS)
 
-    def start(self, seeds: Sequence[str]) -> None:
-        """Begin to dial the seeds, and whatever contacts the handler lists."""
-        self._seeking.begin(seeds)
+    def start(self, seeds: Sequence[str], lists: Sequence[PeerList], address: str) -> None:
+        """Begin to dial the seeds, those of the lists, and whatever contacts the handler lists.
+        `address` is where others should dial this learner."""
+        self._seeking.begin(seeds, lists, address)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     def stop(self) -> list[asyncio.Task[None]]:

@@ -49,7 +49,7 @@ from mend_optim.transport.link import Link
 from mend_optim.transport.receiving import Receiving
 from mend_optim.transport.renewal import Renewal
 from mend_optim.transport.security.channels import BARE, Security
-from mend_optim.transport.seeking import Resolve
+from mend_optim.transport.seeking import PeerList, Resolve
 from mend_optim.transport.server import Server
 from mend_optim.transport.stream import Counter, Dialled
 from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
@@ -70,6 +70,7 @@ class Transport:
         listen_from: What the user calls `listen`, for errors.
         advertise: The address that peers should dial, where it is not `listen`.
         seeds: Addresses to dial from the start.
+        lists: Lists of further ones, which are read again and again.
         timing: The learner's timeouts; all of the transport's derive from them.
         limit: Returns the greatest payload, in bytes, of a message for a fragment. Raises
             `LookupError` if there is no such fragment.
@@ -99,6 +100,7 @@ class Transport:
         limits: Limits = Limits(),
         sizes: Callable[[], Sequence[int]] = tuple,
         security: Security = BARE,
+        lists: Sequence[PeerList] = (),
     ) -> None:
         refuse_after_fork()
         if listen is not None:
@@ -115,6 +117,7 @@ class Transport:
         self._advertise = advertise
         self._security = security
         self._seeds = tuple(dict.fromkeys(seeds))
+        self._lists = tuple(lists)
         self._counter = Counter()
         patience_s = timing.round_timeout_s
         carrier = Carrier(handler, limit, allocate, patience_s=patience_s)
@@ -193,7 +196,7 @@ class Transport:
         if self._listen is not None:
             port = await self._server.start(self._listen, self._listen_from)
             self._address = self._advertise or advertised(self._listen, port)
-        self._dialler.start(self._seeds)
+        self._dialler.start(self._seeds, self._lists, self._address)
         self._renewal.start()
         return self._address
 

@@ -56,6 +56,7 @@ from typing import Protocol
 from mend_optim.protocol.handshake import Hello, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Message, Offer
+from mend_optim.protocol.seed_lists import Listing
 from mend_optim.protocol.sight import Sight
 from mend_optim.protocol.unreached import Unreached
 
@@ -131,6 +132,9 @@ class Handler(Protocol):
     def unreached(self, address: str, cause: Unreached) -> None:
         """Nobody answered a hello at this seed. The transport tries again, and reports each failed
         attempt."""
+
+    def listed(self, source: str, listing: Listing) -> None:
+        """A list of seeds was read, or cannot be read. The transport reports each time."""
 
     def itself(self, address: str) -> None:
         """The learner at this seed is this learner."""

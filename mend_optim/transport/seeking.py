@@ -1,5 +1,6 @@
-"""Finds the addresses of the seeds, again and again.
+"""Finds the seeds and their addresses, again and again.
 
+    list ──read──▶ seeds
     seed ──resolve──▶ addresses ──visit each──▶ outcomes ──verdict──▶ the handler
 
 A seed's name may have many addresses, and they may change at any time. Each is dialled for as long
@@ -10,14 +11,20 @@ server takes nobody away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
+from mend_optim.errors import PeerError
 from mend_optim.protocol.seed_addresses import Answer, SeedAddresses
+from mend_optim.protocol.seed_lists import UNREAD, Listing, SeedLists
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import is_ip, is_loopback, parse_address
 from mend_optim.transport.handler import Handler
+
+log = logging.getLogger("mend_optim")
 
 #: Returns the addresses "ip:port" of a host and port. Raises `OSError` if there are none.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -26,13 +33,30 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 AGAIN_BEATS = 10.0
 #: The fewest beats between two times, whatever happens at its addresses.
 LEAST_BEATS = 0.2
+#: Beats until a list is read again in which others are still to come.
+AWAITED_BEATS = 1.0
+#: The most beats until a list is read again that cannot be read.
+FAILED_BEATS = 120.0
+
+
+class PeerList(Protocol):
+    """A list of seeds that may change at any time, such as a file."""
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+
+    async def read(self, address: str) -> Listing:
+        """Return what it has now, without blocking the loop. `address` is this learner's own, for
+        a list that learners enter themselves. Raises `PeerError` if it cannot be read."""
 
 
 class Seeking:
     """The seeds of one learner, each with its addresses.
 
     Args:
-        handler: Is told why a seed cannot be reached, and which one is this learner itself.
+        handler: Is told why a seed cannot be reached, which one is this learner itself, and what a
+            list has.
         timing: The beat is the unit of all pauses.
         resolve: Finds the addresses of a name.
         dial: Begins to dial an address of a seed, unless that goes on.
@@ -45,15 +69,37 @@ class Seeking:
         self._timing = timing
         self._resolve = resolve
         self._dial = dial
+        self._lists = SeedLists(())
+        #: The task that reads each list, by the name of the list.
+        self._readers: dict[str, asyncio.Task[None]] = {}
         self._seeds: dict[str, SeedAddresses] = {}
         #: The task that resolves each seed.
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: By seed, set when something has changed at one of its addresses.
         self._changed: dict[str, asyncio.Event] = {}
 
-    def begin(self, seeds: Iterable[str]) -> None:
-        """Look for these seeds from now on, too."""
-        for seed in seeds:
+    def begin(self, seeds: Sequence[str], lists: Sequence[PeerList], address: str) -> None:
+        """Begin to look for the seeds, and for what the lists have.
+
+        Args:
+            seeds: Those to look for as long as this learner lives.
+            lists: The lists that are read again and again.
+            address: Where others should dial this learner; empty if nobody can.
+        """
+        self._lists = SeedLists(seeds)
+        self._follow_wanted()
+        loop = asyncio.get_running_loop()
+        for each in lists:
+            self._listed(each.name, UNREAD)  # the first step waits for what it has
+            self._readers[each.name] = loop.create_task(self._read(each, address))
+
+    def _follow_wanted(self) -> None:
+        """Look for the seeds that are wanted now, and for no others."""
+        wanted = self._lists.wanted()
+        for seed in set(self._seeds).difference(wanted):
+            del self._seeds[seed], self._changed[seed]
+            self._tasks.pop(seed).cancel()
+        for seed in wanted:
             if seed not in self._seeds:
                 self._seeds[seed] = SeedAddresses()
                 self._changed[seed] = asyncio.Event()
@@ -61,9 +107,10 @@ class Seeking:
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Stop to look for them; return the tasks."""
-        for task in self._tasks.values():
+        tasks = [*self._readers.values(), *self._tasks.values()]
+        for task in tasks:
             task.cancel()
-        return list(self._tasks.values())
+        return tasks
 
     def is_wanted(self, seed: str, address: str) -> bool:
         """Return whether this is an address of that seed at present."""
@@ -94,6 +141,36 @@ class Seeking:
             case Answer.ITSELF:
                 self._handler.unreached(seed, Unreached.ITSELF)
 
+    # ── lists ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def _read(self, source: PeerList, address: str) -> None:
+        """Read a list again and again. One that cannot be read keeps what it had; the complaint is
+        logged once, until it is another one."""
+        complaint, failures, had = "", 0, UNREAD
+        while True:
+            try:
+                had = await source.read(address)
+            except PeerError as error:
+                failures += 1
+                if had is UNREAD:
+                    self._listed(source.name, Listing(seeds=(), awaited=str(error)))
+                if str(error) != complaint:
+                    complaint = str(error)
+                    log.warning("%s: %s; the addresses that it had stay", source.name, complaint)
+            else:
+                if complaint:
+                    log.info("%s: read again", source.name)
+                complaint, failures = "", 0
+                self._listed(source.name, had)
+            await asyncio.sleep(self._timing.beat_s * pause_beats(had, failures))
+
+    def _listed(self, name: str, listing: Listing) -> None:
+        self._lists.take(name, listing)
+        self._handler.listed(name, listing)
+        self._follow_wanted()
+
+    # ── names ─────────────────────────────────────────────────────────────────────────────────────
+
     async def _follow(self, seed: str) -> None:
         host, port = parse_address("peers", seed)
         if is_ip(host):
@@ -121,6 +198,14 @@ class Seeking:
         for address in self._seeds[seed].renew(addresses):
             self._dial(address, seed)
         self._tell(seed)
+
+
+def pause_beats(had: Listing, failures: int) -> float:
+    """Return the beats until a list is read again: soon while others are awaited, later if it
+    failed so often in a row."""
+    if not failures:
+        return AWAITED_BEATS if had.awaited else AGAIN_BEATS
+    return min(AGAIN_BEATS * 2.0 ** (failures - 1), FAILED_BEATS)
 
 
 def _is_fixed(host: str) -> bool:

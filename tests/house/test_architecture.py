@@ -41,6 +41,7 @@ TOP = {
     "wrapped_parameters",
     "handover",
     "settings",
+    "given_peers",
     "security",
     "certs",
     "status",

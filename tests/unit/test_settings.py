@@ -3,6 +3,7 @@ environment; and the settings that two learners must have in common."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from mend_optim import (
     Moment,
     MomentSchedule,
     Nesterov,
+    PeerError,
     PowerSGD,
     Quorum,
     Timing,
@@ -242,7 +244,7 @@ def test_the_environment_names_the_learner_and_its_peers(monkeypatch: pytest.Mon
     settings = read(name=None)
     assert settings.name == "from-the-environment"
     assert settings.place is not None
-    assert (settings.place.listen, settings.place.peers) == ("127.0.0.1:0", ("b:1", "c:2"))
+    assert (settings.place.listen, settings.place.peers.seeds) == ("127.0.0.1:0", ("b:1", "c:2"))
 
 
 def test_an_argument_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +254,7 @@ def test_an_argument_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     settings = read(name="told", listen="127.0.0.1:2", peers=["c:2"])
     assert settings.name == "told"
     assert settings.place is not None
-    assert (settings.place.listen, settings.place.peers) == ("127.0.0.1:2", ("c:2",))
+    assert (settings.place.listen, settings.place.peers.seeds) == ("127.0.0.1:2", ("c:2",))
 
 
 @pytest.mark.parametrize("name", ["MEND_NAME", "MEND_LISTEN", "MEND_PEERS"])
@@ -299,10 +301,83 @@ def test_a_place_to_listen_in_the_environment_is_named(
         connect()
 
 
+def test_peers_may_be_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "peers").write_text("127.0.0.1:3\n")
+    place = read(peers="file:peers, 127.0.0.1:2", insecure=False).place
+    assert place is not None
+    monkeypatch.chdir("/")
+    assert place.peers.seeds == ("127.0.0.1:2",)
+    (file,) = place.lists()
+    assert file.name == f"file:{tmp_path}/peers"
+    (tmp_path / "peers").write_text("10.0.0.5:3\n")
+    bound = (
+        "line 1 of .*/peers must be loopback addresses, .* without credentials, got '10.0.0.5:3'"
+    )
+    with pytest.raises(PeerError, match=bound):
+        asyncio.run(file.read(""))
+
+
+@pytest.mark.parametrize(
+    ("peers", "words"),
+    [
+        ("file:", "peers must be a path after 'file:', got 'file:'"),
+        ("file:absent", r"peers must be the path of a file that can be read \(No such file"),
+        ("env://", "peers must be addresses, or 'env://' in a process of torchrun"),
+        ("env:/", "peers must be an address 'host:port'"),
+    ],
+)
+def test_lists_of_peers_are_checked_at_once(
+    peers: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=words):
+        read(peers=peers)
+
+
+def test_an_error_in_a_file_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "peers").write_text("127.0.0.1:3\n10.0.0.5:3\n")
+    monkeypatch.setenv("MEND_PEERS", f"file:{tmp_path}/peers")
+    with pytest.raises(UsageError, match=r"^MEND_PEERS: line 2 of .*/peers must be loopback"):
+        read(insecure=False)
+
+
+WORLD = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "3"}
+
+
+def test_a_learner_of_torchrun_listens_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in WORLD.items():
+        monkeypatch.setenv(name, value)
+    place = read(peers="env://").place
+    assert place is not None
+    assert place.listen == "127.0.0.1:0"
+    assert [each.name for each in place.lists()] == ["env://"]
+    told = read(peers="env://", listen="127.0.0.1:2").place
+    assert told is not None
+    assert told.listen == "127.0.0.1:2"
+    assert place.peers.number != told.peers.number
+    monkeypatch.setenv("MASTER_ADDR", "trainer.example")
+    with pytest.raises(UsageError, match=r"listen must be a loopback .* got '0.0.0.0:0'"):
+        read(peers="env://", insecure=False)
+
+
+def test_a_learner_of_ranks_is_found_by_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in WORLD.items():
+        monkeypatch.setenv(name, value)
+    settings = read(peers="env://", group="auto").of_ranks([1, 2])
+    assert settings.place is not None
+    assert settings.place.peers.world is not None
+    assert settings.place.peers.world.ranks == (1, 2)
+    assert settings.group is None
+    assert read().of_ranks([1, 2]).place is None
+
+
 def test_peers_may_be_one_text() -> None:
     place = read(peers="b:1, c:2").place
     assert place is not None
-    assert place.peers == ("b:1", "c:2")
+    assert place.peers.seeds == ("b:1", "c:2")
 
 
 @pytest.mark.parametrize(
@@ -360,7 +435,7 @@ def test_learners_of_one_process_that_nobody_named_have_different_names() -> Non
 def test_one_peer_may_be_told_by_itself() -> None:
     settings = read(peers=PEER, ledger="rounds.jsonl", on_event=print)
     assert settings.place is not None
-    assert settings.place.peers == (PEER,)
+    assert settings.place.peers.seeds == (PEER,)
     assert settings.place.ledger == Path("rounds.jsonl").absolute()
     assert settings.place.on_event is print
 

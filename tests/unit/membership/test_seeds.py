@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mend_optim.membership.seeds import Seeds
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.seed_lists import UNREAD, Listing
 from mend_optim.protocol.unreached import Unreached
 
 B = PeerId("b", 1)
@@ -43,3 +44,75 @@ def test_an_address_of_this_learner_itself_is_never_taken_back():
     seeds.discard("127.0.0.1:1")
     seeds.fail(0.0, "127.0.0.1:1", Unreached.REFUSED)
     assert seeds.missing == ["127.0.0.1:2"]
+
+
+def of(given: list[str], source: str) -> Seeds:
+    seeds = Seeds(given)
+    seeds.listed(source, UNREAD)
+    return seeds
+
+
+def listing(*seeds: str, awaited: str = "") -> Listing:
+    return Listing(seeds=seeds, awaited=awaited)
+
+
+def test_the_addresses_of_a_list_come_and_go():
+    seeds = of(["a:1"], "file:x")
+    assert seeds.missing == ["a:1", "file:x"]
+    assert seeds.cause("file:x") == "not read yet"
+    seeds.listed("file:x", listing("b:1", "c:1"))
+    seeds.resolve("b:1", B)
+    seeds.fail(0.0, "c:1", Unreached.REFUSED)
+    assert (seeds.missing, seeds.peers()) == (["a:1", "c:1"], [B])
+    seeds.listed("file:x", listing("d:1", "a:1"))
+    assert (seeds.missing, seeds.peers(), seeds.unreached) == (["a:1", "d:1"], [], {})
+    seeds.listed("file:x", listing())
+    assert seeds.missing == ["a:1"]  # the user gave it, too
+
+
+def test_an_address_that_a_list_still_has_keeps_what_is_known_of_it():
+    seeds = of([], "file:x")
+    seeds.listed("file:x", listing("b:1", "c:1"))
+    seeds.resolve("b:1", B)
+    seeds.refuse("c:1", "another model")
+    seeds.listed("file:x", listing("c:1", "b:1"))
+    assert (seeds.peers(), seeds.refused) == ([B], {"c:1": "another model"})
+
+
+def test_this_learners_own_address_in_a_list_is_left_out_while_it_is_there():
+    seeds = of([], "file:x")
+    seeds.listed("file:x", listing("me:1", "b:1"))
+    seeds.discard("me:1")
+    seeds.listed("file:x", listing("me:1", "b:1", "c:1"))
+    assert seeds.missing == ["b:1", "c:1"]
+    seeds.listed("file:x", listing("c:1"))
+    seeds.listed("file:x", listing("me:1", "c:1"))  # another machine's by now
+    assert seeds.missing == ["c:1", "me:1"]
+
+
+def test_a_list_of_nobody_else_is_waited_for():
+    seeds = of([], "file:x")
+    seeds.listed("file:x", listing("me:1"))
+    seeds.discard("me:1")
+    assert seeds.missing == ["file:x"]
+    assert seeds.cause("file:x") == "nobody but this learner is there"
+    assert seeds.remedy("file:x") == "start the other learners"
+    assert not seeds.expects_nobody
+
+
+def test_a_list_says_itself_that_others_are_to_come():
+    seeds = of([], "env://")
+    seeds.listed("env://", listing("b:1", awaited="no address of rank 2 yet"))
+    seeds.resolve("b:1", B)
+    assert seeds.missing == ["env://"]
+    assert seeds.cause("env://") == "no address of rank 2 yet"
+    seeds.listed("env://", listing("b:1"))
+    assert seeds.missing == []
+
+
+def test_a_complete_list_without_anybody_is_not_waited_for():
+    """Such as that of a run of one process."""
+    seeds = of([], "env://")
+    assert not seeds.expects_nobody
+    seeds.listed("env://", listing())
+    assert (seeds.missing, seeds.expects_nobody) == ([], True)

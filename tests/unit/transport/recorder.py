@@ -10,6 +10,7 @@ from typing import Any
 from mend_optim.protocol.handshake import Hello, Life, Namesake
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Message, Offer, Packet, Seal, State
+from mend_optim.protocol.seed_lists import Listing
 from mend_optim.protocol.sight import Sight
 from mend_optim.protocol.unreached import Unreached
 
@@ -84,6 +85,9 @@ class Recorder:
 
     def unreached(self, address: str, cause: Unreached) -> None:
         self._note("unreached", address, cause)
+
+    def listed(self, source: str, listing: Listing) -> None:
+        self._note("listed", source, listing)
 
     def itself(self, address: str) -> None:
         self._note("itself", address)

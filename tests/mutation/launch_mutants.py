@@ -10,6 +10,7 @@ RULES, NAMES, WAITS = (
     of("unit/transport/test_seeking"),
     of("unit/membership/test_seeds"),
 )
+FILES = of("unit/runtime/test_peer_file", "breaks")
 
 
 def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -94,5 +95,89 @@ LAUNCH_MUTANTS = (
         "            self._own.remove(address)\n            self.found[address] = None\n",
         "            self._own.remove(address)\n",
         WAITS,
+    ),
+    mutant(
+        "a-list-that-is-behind-is-not-waited-for",
+        "membership/seeds",
+        "return [*here, *self.awaited()]",
+        "return here",
+        WAITS,
+    ),
+    mutant(
+        "a-list-of-nobody-else-is-not-waited-for",
+        "membership/seeds",
+        "return {**alone, **self._lists.awaited()}",
+        "return self._lists.awaited()",
+        WAITS,
+    ),
+    mutant(
+        "ones-own-address-in-a-list-is-waited-for",
+        "membership/seeds",
+        "        self._forget(address)\n        self._itself.add(address)\n",
+        "        self._forget(address)\n",
+        WAITS,
+    ),
+    mutant(
+        "what-no-list-has-stays",
+        "membership/seeds",
+        "            self._forget(address)\n            self._own.discard(address)\n",
+        "            self._own.discard(address)\n",
+        WAITS,
+    ),
+    mutant(
+        "a-seed-vanishes-with-one-of-its-lists",
+        "protocol/seed_lists",
+        "dict.fromkeys([*self._given, *listed])",
+        "dict.fromkeys(listed)",
+        of("unit/protocol/test_seed_lists"),
+    ),
+    mutant(
+        "a-broken-file-takes-all-away",
+        "transport/seeking",
+        "                failures += 1\n",
+        "                failures += 1\n                self._listed(source.name, UNREAD)\n",
+        FILES,
+    ),
+    mutant(
+        "a-broken-file-warns-each-time",
+        "transport/seeking",
+        "if str(error) != complaint:",
+        "if True:",
+        FILES,
+    ),
+    mutant(
+        "files-lead-beyond-this-machine",
+        "runtime/peer_file",
+        "                self.check(called, address)\n",
+        "",
+        of("unit/runtime/test_peer_file unit/test_settings", "dialled or files"),
+    ),
+    mutant(
+        "the-store-leads-beyond-this-machine",
+        "runtime/rendezvous",
+        '                self.check(f"the address of rank {rank}", theirs)\n',
+        "",
+        of("unit/runtime/test_rendezvous", "must_not_be_dialled"),
+    ),
+    mutant(
+        "a-learner-of-ranks-dials-itself",
+        "runtime/rendezvous",
+        "if seed not in own), awaited",
+        "if True), awaited",
+        of("unit/runtime/test_rendezvous", "others_are_those"),
+    ),
+    mutant(
+        "a-dead-store-is-asked-for-ever",
+        "runtime/rendezvous",
+        '            self._store = None\n            raise PeerError(f"the store at {place} cannot',
+        '            raise PeerError(f"the store at {place} cannot',
+        of("unit/runtime/test_rendezvous", "until_it_is_back"),
+    ),
+    mutant(
+        "loopback-is-told-to-other-machines",
+        "runtime/rendezvous",
+        "if is_loopback(host) and not self.is_local:",
+        "if False:",
+        of("unit/runtime/test_rendezvous", "as_others_must_dial"),
     ),
 )

@@ -365,7 +365,7 @@ SECURITY_MUTANTS = (
     mutant(
         "dials-beyond-this-machine",
         "security",
-        "require(is_loopback(host), peers_from, peer, bound, REMEDY)",
+        "require(is_loopback(host), source, peer, bound, REMEDY)",
         "pass",
         ARGUMENTS,
     ),

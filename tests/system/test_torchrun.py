@@ -33,6 +33,8 @@ class Runs:
         self.lines: list[Line] = []
         self.started: list[subprocess.Popen[str]] = []
         self._news = threading.Condition()
+        #: How many processes will say no more.
+        self._silent = 0
 
     def start(self, *command: str, fails: str = "", **variables: str) -> subprocess.Popen[str]:
         """Start a process with the script as its last arguments."""
@@ -63,12 +65,17 @@ class Runs:
             with self._news:
                 self.lines.append(json.loads(text))
                 self._news.notify_all()
-
-    def until(self, condition: Callable[[list[Line]], Any]) -> Any:
         with self._news:
-            found = self._news.wait_for(lambda: condition(self.lines), PATIENCE_S)
+            self._silent += 1
+            self._news.notify_all()
+
+    def until(self, condition: Callable[[list[Line]], Any]) -> None:
+        with self._news:
+            found = self._news.wait_for(
+                lambda: condition(self.lines) or self._silent == len(self.started), PATIENCE_S
+            )
             assert found, self.lines[-20:]
-            return found
+            assert condition(self.lines), f"all have ended: {self.lines[-20:]}"
 
     def merged(self, *names: str, after: int = 0) -> None:
         """Wait for a round of exactly these learners after so many lines."""
@@ -123,6 +130,15 @@ def test_the_processes_of_a_torchrun_train_one_model(runs: Runs) -> None:
     runs.merged(*names)
     check_one_model(runs.ends(3), *names)
     assert [line for line in runs.lines if line["event"] == "alone"] == []
+    assert run.wait(PATIENCE_S) == 0
+
+
+def test_ranks_that_are_one_learner_are_found_by_their_lead(runs: Runs) -> None:
+    run = runs.torchrun("--standalone", "--nproc-per-node=4", TEST_GROUP="2")
+    runs.merged("learner-0-0", "learner-1-0")
+    ends = runs.ends(4)
+    check_one_model(ends, "learner-0-0", "learner-1-0")
+    assert sorted(end["rank"] for end in ends) == [0, 1, 2, 3]
     assert run.wait(PATIENCE_S) == 0
 
 

@@ -2,8 +2,8 @@
 
     torchrun … torchrun_learner.py FOLDER [rank that fails at its first start]
 
-It stops when the folder has a file `stop`, once all live learners are in one round; it prints one
-JSON object per line.
+It trains until the folder has a file `stop`, and prints one JSON object per line. With
+TEST_GROUP=2, every two ranks are one learner.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import Linear
 from torch.optim import SGD
 
@@ -37,22 +38,36 @@ def tell(event: Event) -> None:
         say(event=event.kind, text=event.text, members=members)
 
 
+def told_to_stop(folder: Path, group: Any) -> bool:
+    """Whether there is the file; all ranks of a learner say the same."""
+    told = torch.tensor([(folder / "stop").exists()], dtype=torch.uint8)
+    if group is not None:
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
+    return bool(told)
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     rank, restarts = os.environ["RANK"], os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     fails = sys.argv[2:] == [rank] and restarts == "0"
     torch.set_num_threads(1)
+    group, size = None, int(os.environ.get("TEST_GROUP", "1"))
+    if size > 1:
+        dist.init_process_group("gloo")
+        group, _ = dist.new_subgroups(size)
+    torch.manual_seed(0)
     model = Linear(4, 1)
     optimizer = MendOptimizer(
         SGD(model.parameters(), lr=0.01),
-        name=f"learner-{rank}-{restarts}",
+        name=f"learner-{int(rank) // size}-{restarts}",
         listen=os.environ.get("TEST_LISTEN"),
         peers="env://",
         sync_every=4,
         timing=TIMING,
+        group=group,
         on_event=tell,
     )
-    while not (folder / "stop").exists():
+    while not told_to_stop(folder, group):
         optimizer.zero_grad()
         model(torch.ones(8, 4)).square().sum().backward()
         optimizer.step()

@@ -120,6 +120,9 @@ def test_a_file_that_breaks_keeps_its_peers_and_warns_once(
         assert [seed for _, seed in a.transport._dialler._dials] == [b.address]
         of(path, c.address)
         await a.linked_with(c)
+        had = dict.fromkeys(listing.seeds for _, listing in a.of("listed"))
+        assert list(had) == [(), (b.address,), (c.address,)]
+        assert len([1 for _, listing in a.of("listed") if not listing.seeds]) == 1
 
     caplog.set_level(logging.INFO, logger="mend_optim")
     test()

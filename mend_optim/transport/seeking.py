@@ -145,7 +145,8 @@ class Seeking:
 
     async def _read(self, source: PeerList, address: str) -> None:
         """Read a list again and again. One that cannot be read keeps what it had; the complaint is
-        logged once, until it is another one."""
+        logged once, until it is another one. Before it has anything, its complaint is why the first
+        step waits."""
         complaint, failures, had = "", 0, UNREAD
         while True:
             try:
@@ -154,7 +155,7 @@ class Seeking:
                 failures += 1
                 if had is UNREAD:
                     self._listed(source.name, Listing(seeds=(), awaited=str(error)))
-                if str(error) != complaint:
+                elif str(error) != complaint:
                     complaint = str(error)
                     log.warning("%s: %s; the addresses that it had stay", source.name, complaint)
             else:
@@ -201,11 +202,10 @@ class Seeking:
 
 
 def pause_beats(had: Listing, failures: int) -> float:
-    """Return the beats until a list is read again: soon while others are awaited, later if it
-    failed so often in a row."""
-    if not failures:
-        return AWAITED_BEATS if had.awaited else AGAIN_BEATS
-    return min(AGAIN_BEATS * 2.0 ** (failures - 1), FAILED_BEATS)
+    """Return the beats until a list is read again: few while others are awaited, more the more
+    often in a row it has failed."""
+    beats = AWAITED_BEATS if had.awaited else AGAIN_BEATS
+    return min(beats * max(1, failures), FAILED_BEATS)
 
 
 def _is_fixed(host: str) -> bool:

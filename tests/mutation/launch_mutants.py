@@ -136,7 +136,7 @@ LAUNCH_MUTANTS = (
         "transport/seeking",
         "                failures += 1\n",
         "                failures += 1\n                self._listed(source.name, UNREAD)\n",
-        FILES,
+        of("unit/runtime/test_peer_file", "breaks"),
     ),
     mutant(
         "a-broken-file-warns-each-time",

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mend_optim.errors import PeerError, UsageError
-from mend_optim.protocol.seed_lists import Listing
+from mend_optim.protocol.seed_lists import UNREAD, Listing
 from mend_optim.runtime.peer_file import LARGEST, PeerFile
+from mend_optim.transport.seeking import pause_beats
 from tests.unit.transport.recorder import PATIENCE_S
 from tests.unit.transport.test_grpc_transport import scenario
 from tests.unit.transport.test_seeking import HASTY
@@ -86,6 +87,43 @@ def test_newcomers_in_the_file_are_dialled_and_others_no_more(path: Path) -> Non
         await a.until(lambda: {at for at, _ in a.transport._dialler._dials} == {c.address})
 
     test()
+
+
+def test_a_file_that_is_wrong_at_first_is_what_the_first_step_waits_for(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @scenario
+    async def test(crew) -> None:
+        b = await crew("b")
+        file = of(path)  # it is not there
+        a = await crew("a", lists=[file], timing=HASTY)
+        await a.until(lambda: len(a.of("listed")) >= 3)
+        assert a.of("listed")[0] == (file.name, UNREAD)
+        assert all("No such file" in listing.awaited for _, listing in a.of("listed")[1:])
+        of(path, b.address)
+        await a.linked_with(b)
+
+    caplog.set_level(logging.INFO, logger="mend_optim")
+    test()
+    assert [record for record in caplog.records if record.message.startswith("file:")] == []
+
+
+@pytest.mark.parametrize(
+    ("listing", "failures", "beats"),
+    [
+        (Listing(seeds=("b:1",)), 0, 10),
+        (Listing(seeds=("b:1",)), 1, 10),
+        (Listing(seeds=("b:1",)), 3, 30),
+        (Listing(seeds=("b:1",)), 1000, 120),
+        (Listing(seeds=("b:1",), awaited="no address of rank 2 yet"), 0, 1),
+        (UNREAD, 1, 1),  # the store's process may be starting
+        (UNREAD, 5, 5),
+    ],
+)
+def test_a_list_is_read_again_soon_where_that_may_help(
+    listing: Listing, failures: int, beats: float
+) -> None:
+    assert pause_beats(listing, failures) == beats
 
 
 class Counted:

@@ -56,8 +56,8 @@ class MendOptimizer(ReportingFace):
             None: the environment variable MEND_NAME, else host and process id.
         listen: "host:port" to serve on; port 0 takes a free one. None: the environment variable
             MEND_LISTEN, else this learner takes part by outbound calls only.
-        peers: "host:port" of any reachable learners, which introduce the others, in a list or in
-            one text, separated by commas ([launchers](launchers.md)). Empty: MEND_PEERS says it.
+        peers: "host:port", "file:PATH" or "env://" ([launchers](launchers.md)), in a list, or in
+            one text with commas: learners that introduce the others. Empty: MEND_PEERS.
         sync_every: H, the inner steps between two offers of a fragment; at least 1. "auto": the run
             chooses it from the time that its rounds take, within the limits of an `AutoPeriod`.
         fragments: P, the parts that the parameters are synced in, in turns H/P steps apart

@@ -13,6 +13,7 @@ from torch.optim import SGD
 
 from mend_optim import MendOptimizer, UsageError
 from mend_optim.engine.state import EngineState
+from mend_optim.given_peers import GivenPeers
 from mend_optim.security import LinkSecurity
 from mend_optim.settings import Endpoint
 from tests.support.checkpoints import anchors
@@ -153,7 +154,7 @@ def test_a_learner_that_greets_with_another_group_is_refused() -> None:
                 security=LinkSecurity(),
                 listen=None,
                 advertise=None,
-                peers=(address,),
+                peers=GivenPeers(source="peers", seeds=(address,)),
                 ledger=None,
                 on_event=None,
             ),

@@ -63,6 +63,7 @@ def fakes(tmp_path: Path) -> Path:
 
 def variables(fakes: Path, **told: str) -> dict[str, str]:
     here = {key: text for key, text in os.environ.items() if not key.startswith("MEND_")}
+    here.pop("PYTHONUNBUFFERED", None)  # a line and its end would be two writes to a shared pipe
     path = f"{fakes}:{here['PATH']}"
     return {**here, "PATH": path, "PYTHON_HERE": sys.executable, "PYTHONPATH": str(ROOT), **told}
 

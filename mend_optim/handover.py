@@ -281,10 +281,10 @@ class Handover:
         readings = self._tensors.read(p, names, self._learner.step_count())
         for name, reading in readings.items():
             if not any(reading.updates):
-                self._report_missing(p, name)
+                self.report_missing(p, name)
         return readings
 
-    def _report_missing(self, p: int, name: str) -> None:
+    def report_missing(self, p: int, name: str) -> None:
         """Report once, if the user gave the name, that no parameter of fragment `p` has this moment
         but other state: the name may be misspelt."""
         there = self._tensors.state_names(p, self._learner.step_count())

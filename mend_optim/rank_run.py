@@ -2,30 +2,33 @@
 
 The lead, rank 0, is a learner as any other: its engine, anchors and codecs know whole tensors only.
 The other ranks have no engine. All ranks say a word at each step. Where the lead has something to
-do it says so one step ahead; then all meet at the end of that step, and do what the lead orders."""
+do it says so one step ahead. Copies and corrections are made in passing (`rank_traffic.py`). For
+anything else, all meet at the end of that step, and do what the lead orders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from mend_optim.divided_parameters import DividedParameters
-from mend_optim.errors import ClosedError, MendError, UsageError
+from mend_optim.errors import ClosedError, UsageError
 from mend_optim.finish import Finish, Settled
 from mend_optim.handover import Handover
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.token_count import any_gradient, may_be_phantom
 from mend_optim.own_tensors import OwnTensors
+from mend_optim.rank_meetings import Meetings
+from mend_optim.rank_traffic import RankTraffic
 from mend_optim.ranks.carrier import Carrier
+from mend_optim.ranks.courier import Courier
 from mend_optim.ranks.crew import Crew
 from mend_optim.ranks.group import Group
-from mend_optim.ranks.orders import Deed, Order, decode_order, encode_order
 from mend_optim.ranks.shards import Shards
 from mend_optim.ranks.words import Call, Table, Word
-from mend_optim.runtime.learner import CLOSED, Learner, is_wanted_in
+from mend_optim.runtime.learner import CLOSED, Learner
 from mend_optim.settings import Settings
 from mend_optim.shared_tensors import GROUPS, RankDeeds, SharedTensors
 from mend_optim.sole_trainer import refuse_second
@@ -35,20 +38,6 @@ from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.wrapped_parameters import Loaded, WrappedParameters
 
 T = TypeVar("T")
-# Errors of the lead that all ranks raise alike.
-ERRORS = {kind.__name__: kind for kind in (UsageError, ClosedError, MendError)}
-
-
-class Meeting(NamedTuple):
-    """The end of a call, as all ranks know it."""
-
-    result: Any
-    #: Whether the ranks meet at the end of the next step.
-    meets: bool
-    #: Whether the learner takes part in rounds no more.
-    closed: bool
-    #: The cluster's inner steps before this learner's first.
-    head_start: int
 
 
 class RankRun(TrainingRun):
@@ -66,11 +55,10 @@ class RankRun(TrainingRun):
         self._group = Group(settings.process_group())
         self._crew = Crew(self._group)
         self.keeps_learner = self._crew.is_lead
-        self._is_closed = False
         # Whether the learner has joined.
         self._has_begun = False
-        self._meets = False
-        self._head_start = 0
+        # The last words of a step, if nobody has followed them yet.
+        self._told: Table | None = None
         # Steps whose words have not been heard yet: their seconds and rates.
         self._unheard: list[tuple[float | None, float]] = []
         # The ranks have met. Nothing below this asks who they are.
@@ -92,11 +80,23 @@ class RankRun(TrainingRun):
         local = layout.divided([part.local for part in carrier.own])
         moments = self.settings.policies.moments
         self._own = OwnTensors(local, self._divided.merged, self.inner, moments)
-        assert self._divided.copies is not None
-        self._deeds = RankDeeds(self._own, carrier, self._crew, self._divided.copies)
+        copies = self._divided.copies
+        assert copies is not None
+        self._courier = courier = Courier()
+        self._deeds = RankDeeds(self._own, carrier, courier, self._crew, copies)
+        self._traffic = RankTraffic(
+            self._own,
+            carrier,
+            courier,
+            copies,
+            moments=[moment.name for moment in moments],
+            hold_s=self.settings.policies.timing.round_timeout_s,
+        )
+        schedule = self.settings.schedule
+        self._meetings = Meetings(self._crew, self._deeds, self._traffic, schedule)
         if self._crew.is_lead:
             self._divided.shared = SharedTensors(
-                layout, self._own, self._deeds, carrier, self._crew
+                layout, self._own, self._deeds, carrier=carrier, courier=courier, crew=self._crew
             )
         self._starts_late = False
         self._together(Call.CONSTRUCTOR, self._connect)
@@ -105,7 +105,9 @@ class RankRun(TrainingRun):
         assert self._divided.shared is not None
         refuse_second(self)
         self._own.watch.restarted()  # weights may have been loaded since they were laid out
-        return Handover(learner, self._divided.shared, self.settings)
+        handover = Handover(learner, self._divided.shared, self.settings)
+        self._traffic.report_missing = handover.report_missing
+        return handover
 
     # ── all ranks together ────────────────────────────────────────────────────────────────────────
 
@@ -118,73 +120,22 @@ class RankRun(TrainingRun):
             UsageError: the ranks are in different calls, or `body` raises it.
             MendError: a rank failed or is lost.
         """
-        try:
+        with self._crew.telling_of_faults(call, self.history.step):
             self.model.check()
-        except BaseException:
-            self._crew.fail(call, self.history.step)
-            raise
-        self._hear(self._crew.posted())
+        self._listen()
         self._crew.agree(Word(call=call, step=self.history.step))
         return self._meet(call, body)
 
     def _meet(self, call: Call, body: Callable[[], T]) -> T | Any:
         """As `_together`, once all ranks have said that they are here."""
-        self._deeds.at = (call, self.history.step)
-        if not self._crew.is_lead:
-            return self._follow()
-        try:
-            result = body()
-        except BaseException as error:
-            if not self._crew.is_over:
-                kind = next((name for name, k in ERRORS.items() if isinstance(error, k)), "")
-                text = str(error) if kind else f"rank 0 has raised {type(error).__name__}: {error}"
-                self._tell(Deed.RAISE, kind=kind, text=text)
-            raise
-        self._over(result)
-        return result
-
-    def _over(self, result: object) -> None:
-        """The lead's call is over."""
-        learner = self.learner
-        told = asdict(result) if isinstance(result, Finish | Settled) else result
-        self._is_closed = learner is None or learner.closed
-        meeting = Meeting(
-            result=told if isinstance(told, dict | bool) else None,
-            meets=self._wants_to_meet(1),
-            closed=self._is_closed,
-            head_start=0 if learner is None else learner.head_start(),
-        )
-        self._meets = meeting.meets
-        self._tell(Deed.OVER, **meeting._asdict())
-
-    def _tell(self, deed: Deed, **facts: Any) -> None:
-        self._crew.tell(*self._deeds.at, encode_order(Order(deed=deed, facts=facts)))
-
-    def _follow(self) -> Any:
-        """Do what the lead orders until its call is over. Returns the result, as JSON has it."""
-        while True:
-            order = decode_order(self._crew.tell(*self._deeds.at)[0])
-            if order.deed is Deed.RAISE:
-                raise ERRORS.get(order.facts["kind"], MendError)(order.facts["text"])
-            if order.deed is Deed.OVER:
-                meeting = Meeting(**order.facts)
-                self._meets, self._is_closed = meeting.meets, meeting.closed
-                self._head_start = meeting.head_start
-                return meeting.result
-            self._deeds.perform(order)
-
-    def _wants_to_meet(self, steps: int) -> bool:
-        """On the lead, whether there will be something to do in so many steps. In lockstep, all
-        meet at every step, because corrections are due at exact ones."""
-        if self.learner is None or self.learner.closed:
-            return False
-        return self.settings.schedule.lockstep or is_wanted_in(self.learner, steps)
+        self._told = None
+        return self._meetings.hold((call, self.history.step), body, lambda: self.learner)
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────
 
     def take_step(self, *args: Any, **kwargs: Any) -> Any:
         """`MendOptimizer.step`, with the arguments of the inner optimizer's."""
-        may_be = not self._is_closed and may_be_phantom(self.inner, *args, **kwargs)
+        may_be = not self._meetings.closed and may_be_phantom(self.inner, *args, **kwargs)
         if may_be and not self._any_gradient():
             return self.inner.step()
         assert self._uncompiled is not None
@@ -196,7 +147,7 @@ class RankRun(TrainingRun):
         since_s = None if self._returned_at is None else started - self._returned_at
         self.refuse_misplaced("step")
         stale = False
-        if not self._is_closed:
+        if not self._meetings.closed:
             stale = self._join_together()
             if stale:
                 self.inner.zero_grad()
@@ -218,7 +169,7 @@ class RankRun(TrainingRun):
 
     def _any_gradient(self) -> bool:
         """Whether any rank has a gradient: each sees only its own."""
-        self._hear(self._crew.posted())
+        self._listen()
         word = Word(
             call=Call.FIRST_STATE, step=self.history.step, answer=any_gradient(self.model.tensors())
         )
@@ -230,21 +181,34 @@ class RankRun(TrainingRun):
         counted = self._count.is_counted
         tokens = self._count.take(0 if counted else self.settings.tokens_per_step or 1)
         rate = inner_rate(self.inner.param_groups) if self.settings.outer.counts_rates else 0.0
-        self.history.count(tokens if self._is_closed else 0, rate)
-        if self._is_closed:
+        self.history.count(tokens if self._meetings.closed else 0, rate)
+        if self._meetings.closed:
             return
-        before = self._crew.posted()
-        meets = self._meets or (before is not None and before.lead.answer)
-        self._meets = False
-        self._hear(before)
+        self._listen()
+        told, self._told = self._told, None
+        with self._crew.telling_of_faults(Call.STEP, self.history.step):
+            if told is not None:
+                self._traffic.check(told)
+                self._traffic.follow(told, self.history.step, self.learner)
+            meets = self._meetings.take_appointment() or (told is not None and told.lead.answer)
+            plan = {} if meets else self._plan()
         self._unheard.append((seconds, rate))
-        answer = not meets and self._wants_to_meet(2)
-        word = Word(call=Call.STEP, step=self.history.step, tokens=tokens, answer=answer)
+        news = self._traffic.news()
+        word = Word(call=Call.STEP, step=self.history.step, tokens=tokens, **news, **plan)
         if not meets:
+            self._own.watch.stepped()
             self._crew.post(word)
             return
         self._hear(self._crew.agree(word))
         self._meet(Call.STEP, self._after_step)
+
+    def _plan(self) -> dict[str, Any]:
+        """What the word of the lead tells all ranks to do at the end of the next step."""
+        if self.learner is None or self.learner.closed:
+            return {}
+        if self.settings.schedule.lockstep:
+            return {"answer": True}
+        return self._traffic.plan(self.learner)
 
     def _after_step(self) -> None:
         assert self.learner is not None
@@ -252,15 +216,21 @@ class RankRun(TrainingRun):
         self.learner.check()
         self.handover.after_step(self.model.check)
 
-    def _hear(self, table: Table | None) -> None:
+    def _listen(self) -> None:
+        """Hear the words of the last step, if nobody has heard them yet."""
+        table = self._crew.posted()
+        if table is not None:
+            self._told = table
+            self._hear(table)
+
+    def _hear(self, table: Table) -> None:
         """Count the step that these words are of."""
-        if table is None:
-            return
         seconds, rate = self._unheard.pop(0)
         tokens = max(1, table.tokens)
         self.history.tokens += tokens
         if self.learner and self.handover and not self.learner.closed:
             self.learner.stepped(tokens, seconds, rate)
+            self._traffic.count(table.lead.step, self.learner)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -276,12 +246,12 @@ class RankRun(TrainingRun):
     @property
     def takes_part(self) -> bool:
         """Whether it has begun to train with peers, and has not been closed."""
-        return self._has_begun and not self._is_closed
+        return self._has_begun and not self._meetings.closed
 
     def join(self) -> None:
         """`MendOptimizer.join`."""
         self.refuse_misplaced("join")
-        if not self._is_closed:
+        if not self._meetings.closed:
             self._join_together()
 
     def settle(self, timeout_s: float | None) -> Settled:
@@ -297,7 +267,7 @@ class RankRun(TrainingRun):
         return result if isinstance(result, Finish) else Finish(**result)
 
     def _begin_call(self, name: str) -> None:
-        if self._is_closed:
+        if self._meetings.closed:
             if self.learner:
                 self.learner.require_open()
             raise ClosedError(CLOSED)
@@ -386,11 +356,12 @@ class RankRun(TrainingRun):
         if self.learner is not None:
             return super().status()
         history = self.history
-        position = history.step + self._head_start
+        position = history.step + self._meetings.head_start
         return status_alone(self.settings.name, history.step, history.tokens, position)
 
     def close(self) -> None:
         """`MendOptimizer.close`."""
-        self._is_closed = True
+        self._meetings.close()
         self._crew.leave(self.history.step)
+        self._courier.end()
         super().close()

@@ -2,7 +2,8 @@
 
 The lead's engine, anchors and codecs know only whole tensors. `SharedTensors` stands for these on
 the lead: each of its methods orders all ranks to do their part. `RankDeeds` is what every rank then
-does with its own part. Only the training thread calls this."""
+does with its own part. Only the training thread calls this. The couriers bring the tensors from one
+rank to another."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from mend_optim.model.weights_watch import WeightsWatch
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.carrier import Carrier
 from mend_optim.ranks.copies_check import CopiesCheck
+from mend_optim.ranks.courier import Courier, Errand
 from mend_optim.ranks.crew import Crew
 from mend_optim.ranks.orders import Deed, Order, encode_order
 from mend_optim.ranks.words import Call
@@ -39,13 +41,22 @@ class RankDeeds:
     Args:
         own: this rank's tensors.
         carrier: the way of its parts to the lead and back.
+        courier: carries them.
         crew: the ranks.
         copies: compares what several ranks have.
     """
 
-    def __init__(self, own: OwnTensors, carrier: Carrier, crew: Crew, copies: CopiesCheck) -> None:
+    def __init__(
+        self,
+        own: OwnTensors,
+        carrier: Carrier,
+        courier: Courier,
+        crew: Crew,
+        copies: CopiesCheck,
+    ) -> None:
         self._own = own
         self._carrier = carrier
+        self._courier = courier
         self._crew = crew
         self._copies = copies
         #: Where all ranks are: the call, and the step.
@@ -57,7 +68,8 @@ class RankDeeds:
         self, order: Order, values: Sequence[Tensor] = (), out: Tensor | None = None
     ) -> Any:
         """Do what is ordered, with all other ranks. If that fails here, the other ranks learn of
-        it, and the learner is over.
+        it, and the learner is over. Copies may still be on their way to the lead when this returns:
+        see `SharedTensors.ready`.
 
         Args:
             order: the same on all ranks.
@@ -97,32 +109,43 @@ class RankDeeds:
                 raise AssertionError(f"no deed: {order}")
         return None
 
-    def _collect(self, p: int, make: Callable[[], Tensor], out: Tensor | None) -> None:
-        """Copy this rank's part to the lead. The others are in the transfer already: this rank
-        takes part in it even if it has nothing to give, and raises afterwards."""
+    def _collect(self, p: int, make: Callable[[], Tensor], out: Tensor | None) -> Errand:
+        """Copy this rank's part, which the courier takes to the lead."""
         flat: Tensor | None = None
         fault: BaseException | None = None
         if self._carrier.sends(p):
             try:
                 flat = make()
-                self._own.ready()()
             except BaseException as error:
+                # The other couriers are in the transfer already: this one takes part in it.
                 fault = error
                 flat = torch.zeros(self._carrier.own[p].numel)
-        self._carrier.collect(p, flat, out)
+        ready = self._own.ready()
+
+        def carry() -> None:
+            ready()
+            self._carrier.collect(p, flat, out)
+
+        errand = self._courier.put(carry)
         if fault is not None:
             raise fault
+        return errand
 
     def _compare(self, p: int) -> None:
         """Raise `UsageError`, on all ranks, if what counts as copies in a fragment is none."""
-        layout = self._own.layout
-        names = {layout.names[i] for i in self._carrier.own[p].whole.tensors}
+        names = self._carrier.names(p)
         if self._copies.has_copies(names):
             told = self._crew.tell(*self.at, self._copies.samples(names))
             self._copies.refuse_strange(names, told)
 
     def _spread(self, p: int, values: Sequence[Tensor], number: int) -> Tensor:
-        return self._carrier.spread(p, values[number] if values else None)
+        parts: list[Tensor] = []
+
+        def carry() -> None:
+            parts.append(self._carrier.spread(p, values[number] if values else None))
+
+        self._courier.put(carry).wait()
+        return parts[0]
 
     def _rounded_off(self, p: int) -> Tensor:
         lost = self._own.rounded_off(p)
@@ -143,22 +166,12 @@ class RankDeeds:
 
     def _correct(self, order: Order, values: Sequence[Tensor]) -> None:
         """Correct this rank's parts, once it has all that it needs for that."""
-        p, facts = order.fragment, order.facts
-        weights = facts["weights"]
-        taken = [self._spread(p, values, i) for i in range(weights + len(facts["moments"]))]
-        places = self._carrier.own[p].places
-        moments = tuple(
-            MomentCorrection(name, flat, tuple(updates[i] for i in places), newcomer)
-            for (name, updates, newcomer), flat in zip(
-                facts["moments"], taken[weights:], strict=True
-            )
-        )
-        flat = taken[0] if weights else torch.empty(0)
-        own = Correction(p, flat, facts["replace"], moments, facts["resets"])
-        if weights:
-            self._own.apply(own, facts["steps"])
+        own: list[Correction] = []
+        self._courier.put(lambda: own.append(own_part(self._carrier, order, values))).wait()
+        if order.facts["weights"]:
+            self._own.apply(own[0], order.facts["steps"])
         else:
-            self._own.apply_moments(own, facts["steps"])
+            self._own.apply_moments(own[0], order.facts["steps"])
 
 
 class SharedTensors:
@@ -169,11 +182,19 @@ class SharedTensors:
         own: the lead's parts.
         deeds: of this rank.
         carrier: the way of the parts.
+        courier: carries them.
         crew: the ranks.
     """
 
     def __init__(
-        self, layout: Layout, own: OwnTensors, deeds: RankDeeds, carrier: Carrier, crew: Crew
+        self,
+        layout: Layout,
+        own: OwnTensors,
+        deeds: RankDeeds,
+        *,
+        carrier: Carrier,
+        courier: Courier,
+        crew: Crew,
     ) -> None:
         self.layout = layout
         self.pool: Buffers = own.pool
@@ -181,6 +202,7 @@ class SharedTensors:
         self._own = own
         self._deeds = deeds
         self._carrier = carrier
+        self._courier = courier
         self._crew = crew
         dtypes = [torch.empty(0, dtype=dtype_of(name)) for name in layout.dtypes]
         self._is_narrow = any(map(narrow, dtypes))
@@ -200,13 +222,19 @@ class SharedTensors:
         return self._collect(self.order(Deed.COPY, p))
 
     def _collect(self, order: Order) -> Tensor:
+        """A copy that is complete once what `ready` returns has returned."""
         out = self.memory(self.layout.fragments[order.fragment])
         self._deeds.perform(order, out=out)
         return out
 
+    def _collect_now(self, order: Order) -> Tensor:
+        out = self._collect(order)
+        self._courier.wait()
+        return out
+
     def ready(self) -> Ready:
         """See `ModelTensors`."""
-        return lambda: None
+        return self._courier.waiting()
 
     def read(self, p: int, names: Sequence[str], steps: int) -> dict[str, Reading]:
         """See `ModelTensors`."""
@@ -215,19 +243,8 @@ class SharedTensors:
             order = self.order(Deed.READ, p, moment=name, steps=steps)
             out = self.memory(self.layout.fragments[p])
             told = self._deeds.perform(order, out=out)
-            readings[name] = Reading(out, self._updates(p, told))
+            readings[name] = Reading(out, updates_of(self._carrier, p, told))
         return readings
-
-    def _updates(self, p: int, told: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The updates of each whole tensor: the fewest that any of its parts has seen."""
-        seen: dict[int, int] = {}
-        for rank, updates in enumerate(told):
-            part = self._carrier.part(rank, p)
-            # A rank that sends nothing has not looked.
-            for place, piece, count in zip(part.places, part.pieces, updates, strict=False):
-                if piece.numel:
-                    seen[place] = min(count, seen.get(place, count))
-        return tuple(seen.get(place, 0) for place in range(len(self.layout.fragments[p].tensors)))
 
     def state_names(self, p: int, steps: int) -> list[str]:
         """See `ModelTensors`. Of the lead's own parts."""
@@ -242,17 +259,9 @@ class SharedTensors:
         self._correct(Deed.APPLY_MOMENTS, correction, steps)
 
     def _correct(self, deed: Deed, correction: Correction, steps: int) -> None:
-        weights = [correction.values] if deed is Deed.APPLY else []
-        order = self.order(
-            deed,
-            correction.fragment,
-            weights=len(weights),
-            replace=correction.replace,
-            resets=correction.resets,
-            steps=steps,
-            moments=[[m.moment, m.updates, m.newcomer] for m in correction.moments],
-        )
-        self._deeds.perform(order, [*weights, *(m.values for m in correction.moments)])
+        facts = correction_facts(deed, correction)
+        order = self.order(deed, correction.fragment, **facts, steps=steps)
+        self._deeds.perform(order, values_of(deed, correction))
 
     def put(self, p: int, anchor: Tensor, *, for_good: bool) -> None:
         """See `ModelTensors`."""
@@ -266,7 +275,7 @@ class SharedTensors:
 
     def rounded_off(self, p: int) -> Tensor | None:
         """See `ModelTensors`."""
-        return self._collect(self.order(Deed.ROUNDED_OFF, p)) if self._is_narrow else None
+        return self._collect_now(self.order(Deed.ROUNDED_OFF, p)) if self._is_narrow else None
 
     def load_rounded_off(self, p: int, lost: Tensor) -> None:
         """See `ModelTensors`."""
@@ -284,7 +293,7 @@ class SharedTensors:
         """The `sketches` of the whole tensors."""
         tensors: list[Tensor | None] = [None] * len(self.layout.names)
         for fragment in self.layout.fragments:
-            flat = self._collect(self.order(Deed.COPY_PLAIN, fragment.index))
+            flat = self._collect_now(self.order(Deed.COPY_PLAIN, fragment.index))
             for place, index in enumerate(fragment.tensors):
                 tensors[index] = flat[fragment.span(place)]
         return sketches(self.layout, cast(list[Tensor], tensors))
@@ -292,6 +301,59 @@ class SharedTensors:
     def extend(self, layout: Layout, parameters: Sequence[Tensor]) -> None:
         """See `ModelTensors`. Raises `UsageError`."""
         raise UsageError(GROUPS)
+
+
+def updates_of(carrier: Carrier, p: int, told: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The updates of a moment of each whole tensor: the fewest that any of its parts has seen.
+
+    Args:
+        carrier: knows the parts.
+        p: the fragment.
+        told: for each rank, the updates of each of its parts; none of one that sends nothing.
+    """
+    seen: dict[int, int] = {}
+    for rank, updates in enumerate(told):
+        part = carrier.part(rank, p)
+        for place, piece, count in zip(part.places, part.pieces, updates, strict=False):
+            if piece.numel:
+                seen[place] = min(count, seen.get(place, count))
+    return tuple(seen.get(place, 0) for place in range(len(carrier.own[p].whole.tensors)))
+
+
+def correction_facts(deed: Deed, correction: Correction) -> dict[str, Any]:
+    """What all ranks have to know of a correction, besides its values."""
+    return {
+        "weights": int(deed is Deed.APPLY),
+        "replace": correction.replace,
+        "resets": correction.resets,
+        "moments": [[m.moment, m.updates, m.newcomer] for m in correction.moments],
+    }
+
+
+def values_of(deed: Deed, correction: Correction) -> list[Tensor]:
+    """The tensors of a correction, in the order in which they go to the ranks."""
+    weights = [correction.values] if deed is Deed.APPLY else []
+    return [*weights, *(m.values for m in correction.moments)]
+
+
+def own_part(carrier: Carrier, order: Order, values: Sequence[Tensor]) -> Correction:
+    """This rank's part of a correction. All couriers call it together.
+
+    Args:
+        carrier: the way of the parts.
+        order: the same on all ranks.
+        values: on the lead, the `values_of` the whole correction; elsewhere none.
+    """
+    p, facts = order.fragment, order.facts
+    weights, told = facts["weights"], facts["moments"]
+    taken = [carrier.spread(p, values[i] if values else None) for i in range(weights + len(told))]
+    places = carrier.own[p].places
+    moments = tuple(
+        MomentCorrection(name, flat, tuple(updates[i] for i in places), newcomer)
+        for (name, updates, newcomer), flat in zip(told, taken[weights:], strict=True)
+    )
+    flat = taken[0] if weights else torch.empty(0)
+    return Correction(p, flat, facts["replace"], moments, facts["resets"])
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -64,6 +64,31 @@ class Boundaries:
         flush = state.flushes(fragment.fragment)
         return fragment.wants_snapshot(state.totals, state.schedule, flush)
 
+    def wanted_in(self, steps: int) -> int | None:
+        """A fragment that is to be copied once so many more steps were taken, if its anchor stands
+        still until then: the one whose cycle began first. None if there is none."""
+        state = self.state
+        if state.mode is not Mode.TRAINING:
+            return None
+        then = state.totals.copy()
+        then.step += steps
+        wanted = [f for f in state.fragments if f.wants_snapshot(then, state.schedule)]
+        first = min(wanted, key=lambda f: (f.cycle_start, f.fragment), default=None)
+        return None if first is None else first.fragment
+
+    def hold(self, p: int, until: float) -> None:
+        """The ranks of this learner will copy fragment `p` at the end of a later step. Its anchor
+        stands still until `reserve_held`, but no longer than to that time."""
+        self.state.fragments[p].hold(until)
+
+    def reserve_held(self, p: int) -> bool:
+        """The copy of fragment `p` was made at the end of the last step. False if its anchor may
+        have moved since it was held, or there is nobody to offer to."""
+        if not self.state.fragments[p].is_held or self.state.mode is not Mode.TRAINING:
+            return False
+        self.reserve(p)
+        return True
+
     def due_in(self, steps: int) -> bool:
         """Whether a fragment will reach its boundary in so many steps, if nothing else happens."""
         state = self.state

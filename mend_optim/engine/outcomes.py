@@ -101,6 +101,31 @@ class Outcomes:
         self.sealer.poll(now, p)
         self.boundaries.agree(p)
 
+    # ── fragments that were held ──────────────────────────────────────────────────────────────────
+
+    def take_held(self, now: float, p: int) -> bool:
+        """All steps up to the copy of fragment `p`, which was held, are counted now. Returns
+        whether the copy is to be offered, and `Boundaries.snapshot` follows; else it is of no
+        use."""
+        if self.boundaries.reserve_held(p):
+            return True
+        self.let_go(now, p)
+        return False
+
+    def let_go(self, now: float, p: int) -> None:
+        """No copy is made of fragment `p`, which was held."""
+        fragment = self.state.fragments[p]
+        if fragment.is_held:
+            fragment.let_go()
+            self.go_on(now, p)
+
+    def expire_held(self, now: float) -> None:
+        """Let go of the fragments that were held for too long. Training may pause for hours between
+        the decision and the copy, and peers wait for the anchor."""
+        for fragment in self.state.fragments:
+            if fragment.is_held and fragment.held_until <= now:
+                self.let_go(now, fragment.fragment)
+
     # ── offers ────────────────────────────────────────────────────────────────────────────────────
 
     def _prepared(self, now: float, job: Prepare | Reoffer, done: Done) -> None:

@@ -3,13 +3,18 @@
     motion     event             next       why
     ─────────  ────────────────  ─────────  ────────────────────────────────────────────────────────
     STILL      copy              SNAPSHOT   the training thread copies the fragment
+    STILL      hold              HELD       several ranks will copy the fragment at the end of a
+                                            later step
+    HELD       copy              SNAPSHOT   they have copied it
+    HELD       let go            STILL      the copy was not made, or not in time
     SNAPSHOT   copied, released  STILL      the worker has made Δ or an anchor of it; or no copy
                                         was made
     STILL      move              MOVING     the worker takes an outer step, or installs an anchor
     MOVING     moved, refused    STILL      the anchor is another one, or still the same
 
 A snapshot and a moving anchor exclude each other, because Δ needs the anchor that its weights rest
-on. News of greater anchors that comes in the meantime is deferred until the fragment is still.
+on. So an anchor that is to be copied soon is held: it must not move in between. News of greater
+anchors that comes in the meantime is deferred until the fragment is still.
 
 After a move a correction awaits the training thread (`correction_pending`), and nothing is copied
 until it is applied."""
@@ -19,7 +24,7 @@ from __future__ import annotations
 from enum import Enum
 
 from mend_optim.engine.accounts import Accounts, Totals
-from mend_optim.engine.pending import Pending
+from mend_optim.engine.pending import NEVER, Pending
 from mend_optim.engine.schedule import Schedule
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Seal, State
@@ -35,12 +40,16 @@ class Motion(Enum):
     """The present activity of a fragment."""
 
     STILL = "still"
+    HELD = "held"
     SNAPSHOT = "snapshot"
     MOVING = "moving"
 
 
 MOTIONS: dict[tuple[Motion, str], Motion] = {
     (Motion.STILL, "copy"): Motion.SNAPSHOT,
+    (Motion.STILL, "hold"): Motion.HELD,
+    (Motion.HELD, "copy"): Motion.SNAPSHOT,
+    (Motion.HELD, "let go"): Motion.STILL,
     (Motion.SNAPSHOT, "copied"): Motion.STILL,
     (Motion.SNAPSHOT, "released"): Motion.STILL,
     (Motion.STILL, "move"): Motion.MOVING,
@@ -58,6 +67,8 @@ class Progress(Accounts):
         self.cycle_start = cycle_start
         #: Written by `_on` alone, by the table above.
         self.motion = Motion.STILL
+        #: When the anchor is let go if it is HELD and nobody has copied it by then.
+        self.held_until = NEVER
         #: Rounds that went on without this learner since its last copy for an offer.
         self.misses = 0
         #: The greatest anchor that was heard of while the fragment was busy.
@@ -94,6 +105,10 @@ class Progress(Accounts):
         return self.motion is Motion.STILL
 
     @property
+    def is_held(self) -> bool:
+        return self.motion is Motion.HELD
+
+    @property
     def is_moving(self) -> bool:
         return self.motion is Motion.MOVING
 
@@ -108,6 +123,17 @@ class Progress(Accounts):
             return flush and self.residual.unsent
         return self.offer_requested or schedule.due(totals.step, self.cycle_start)
 
+    def hold(self, until: float) -> None:
+        """The fragment is copied at the end of a later step, and its anchor stands still until
+        then, but no longer than to that time."""
+        self._on("hold")
+        self.held_until = until
+
+    def let_go(self) -> None:
+        """The copy for which the anchor was held is not made, or is of no use any more."""
+        self._on("let go")
+        self.held_until = NEVER
+
     def request_offer(self, by: PeerId | None = None) -> None:
         """An offer is to be made at the end of this inner step, for the sealer that asks."""
         self.offer_requested = True
@@ -116,6 +142,7 @@ class Progress(Accounts):
     def snapshot(self, totals: Totals, due: bool, flush: bool = False) -> Pending:
         """The training thread copies the fragment now, to offer it."""
         self._on("copy")
+        self.held_until = NEVER
         self.offer_requested = False
         self.misses = 0
         return self.make_pending(totals, due, flush)

@@ -25,9 +25,14 @@ class Transfer(Protocol):
         """See `Group.transfer`."""
         ...
 
+    def tell_along(self, data: bytes, nbytes: int) -> list[bytes]:
+        """See `Group.tell_along`."""
+        ...
+
 
 class Carrier:
-    """Collects parts at the lead, and spreads the lead's values. All ranks call it together.
+    """Collects parts at the lead, and spreads the lead's values. The couriers of all ranks call it
+    together.
 
     Args:
         group: the ranks.
@@ -39,6 +44,7 @@ class Carrier:
         self._group = group
         names = tuple(division.tensors)
         held = [[local_part(f, names, pieces) for f in fragments] for pieces in division.pieces]
+        self._names = [frozenset(names[i] for i in f.tensors) for f in fragments]
         #: The part of each fragment that each rank has.
         self._held = held
         #: The part of each fragment that each rank sends.
@@ -80,6 +86,43 @@ class Carrier:
         self._group.transfer(torch.empty(0), to, taken, of)
         for parts, theirs in zip(self._sent[1:], _cut(taken, of[1:]), strict=True):
             parts[p].put(theirs, out)
+
+    def collect_counts(self, p: int, own: Sequence[int]) -> list[list[int]]:
+        """Tell the lead a number for each piece.
+
+        Args:
+            p: the fragment.
+            own: a number for each of this rank's pieces of it. It may be empty if the rank sends
+                nothing.
+
+        Returns:
+            On the lead, those of each rank, none of one that sends nothing; elsewhere nothing.
+        """
+        rank, to, of = self._group.rank, self._nothing(), self._nothing()
+        given = torch.tensor(own if self.sends(p) else [], dtype=torch.int64)
+        if rank:
+            to[0] = len(given)
+            self._group.transfer(given, to, given[:0], of)
+            return []
+        pairs = zip(self._held[1:], self._sent[1:], strict=True)
+        of[1:] = [len(held[p].pieces) if sent[p].numel else 0 for held, sent in pairs]
+        taken = torch.empty(sum(of), dtype=torch.int64)
+        self._group.transfer(given[:0], to, taken, of)
+        return [given.tolist(), *(theirs.tolist() for theirs in _cut(taken, of[1:]))]
+
+    def names(self, p: int) -> frozenset[str]:
+        """The names of the whole tensors of fragment `p`."""
+        return self._names[p]
+
+    def tell_of(self, data: bytes, nbytes: int) -> list[bytes]:
+        """The bytes that each rank tells, at most `nbytes` each; shorter ones end in zeros."""
+        return self._group.tell_along(data, nbytes)
+
+    def tell(self, data: bytes) -> list[bytes]:
+        """The same, where no rank knows how much the others tell."""
+        size = len(data).to_bytes(8, "big")
+        longest = max(int.from_bytes(each, "big") for each in self._group.tell_along(size, 8))
+        return self._group.tell_along(data, longest)
 
     def spread(self, p: int, values: Tensor | None) -> Tensor:
         """Give each rank its part of the lead's values.

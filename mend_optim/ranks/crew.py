@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from mend_optim.errors import MendError, UsageError
@@ -96,6 +96,15 @@ class Crew:
         `posted` does."""
         table = self.agree(Word(call=call, step=step, nbytes=len(data)))
         return self._talk.tell(data, table.nbytes) if table.nbytes else [b""] * self._talk.size
+
+    @contextmanager
+    def telling_of_faults(self, call: Call, step: int) -> Iterator[None]:
+        """If this rank cannot go on, the other ranks learn of it."""
+        try:
+            yield
+        except BaseException:
+            self.fail(call, step)
+            raise
 
     def fail(self, call: Call, step: int) -> None:
         """Tell the others, who may be waiting, that this rank cannot go on. Waits for nobody."""

@@ -1,9 +1,10 @@
 """The ranks of one learner, and the two collectives that they use: the only module here that calls
 any.
 
-`say` and `tell` are all-gathers of small words, `transfer` is an all-to-all of tensors. Both run on
+`say` and `tell` are all-gathers of small words, `transfer` is an all-to-all of tensors. They run on
 gloo groups of this library's own, on tensors of the host: the user's groups have their own order of
-collectives, and their own timeouts."""
+collectives, and their own timeouts. One group is the training threads', for words. The other one is
+the couriers', for tensors and for what is told of them (`tell_along`)."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ class Group:
         """Say this rank's word, and go on."""
         row = torch.tensor(encode_word(word), dtype=torch.int64)
         rows = torch.empty(self.size * WIDTH, dtype=torch.int64)
-        return Pending(_begun(self._all_gather, rows, row, True), rows, row)
+        return Pending(_begun(_gathered, rows, row, self._words, True), rows, row)
 
     def tell(self, data: bytes, nbytes: int) -> list[bytes]:
         """The bytes that every rank tells, at most `nbytes` bytes each; shorter ones end in zeros.
@@ -104,11 +105,18 @@ class Group:
         Raises:
             MendError: a rank is lost.
         """
+        return self._told(self._words, data, nbytes)
+
+    def tell_along(self, data: bytes, nbytes: int) -> list[bytes]:
+        """The same as `tell`, between two transfers."""
+        return self._told(self._tensors, data, nbytes)
+
+    def _told(self, group: Any, data: bytes, nbytes: int) -> list[bytes]:
         own = torch.zeros(nbytes, dtype=torch.uint8)
         if data:
             own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = torch.empty(self.size * nbytes, dtype=torch.uint8)
-        _finished(_begun(self._all_gather, rows, own, False))
+        _finished(_begun(_gathered, rows, own, group, False))
         return [row.numpy().tobytes() for row in rows.view(self.size, nbytes)]
 
     def transfer(self, given: Tensor, to: Sequence[int], taken: Tensor, of: Sequence[int]) -> None:
@@ -125,11 +133,12 @@ class Group:
         """
         _finished(_begun(self._all_to_all, taken, given, list(of), list(to)))
 
-    def _all_gather(self, rows: Tensor, row: Tensor, later: bool) -> Any:
-        return _all_gather(rows, row, group=self._words, async_op=later)
-
     def _all_to_all(self, taken: Tensor, given: Tensor, of: list[int], to: list[int]) -> Any:
         return dist.all_to_all_single(taken, given, of, to, group=self._tensors)
+
+
+def _gathered(rows: Tensor, row: Tensor, group: Any, later: bool) -> Any:
+    return _all_gather(rows, row, group=group, async_op=later)
 
 
 def _begun(collective: Any, *args: Any) -> Any:

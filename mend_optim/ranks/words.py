@@ -4,7 +4,8 @@ Two ranks that take different branches wait for each other for ever. So no branc
 collective is decided by what one rank knows. Each rank says a word; all ranks get the table of all
 words; and every decision is a function of that table, which is the same on all of them.
 
-R1  Two threads never share a group: the orders of their collectives would differ.
+R1  Two threads never share a group: the orders of their collectives would differ. Words are the
+    training threads', tensors the couriers'.
 R2  A branch that leads to a collective is decided from the table alone.
 R3  A transfer begins because the table said so, in the table's order.
 R4  A word says in which call and at which step the rank is: ranks that are in two different calls
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 
@@ -59,21 +60,32 @@ class Word:
     answer: bool = False
     #: How many bytes it has to say besides.
     nbytes: int = 0
+    #: The lead says in a step which fragment all copy at the end of the next one; -1: none.
+    copy: int = -1
+    #: Which moments go with it: a bit for each, in the order of the settings.
+    moments: int = 0
+    #: The lead says in a step that a correction comes, and how many bytes tell about it; 0: none.
+    comes: int = 0
+    #: How many corrections that came in steps this rank has whole.
+    staged: int = 0
+    #: Whether its courier has found that copies differ, as all couriers do.
+    differs: bool = False
 
 
-#: How many numbers (int64) a word is.
-WIDTH = 6
+#: The numbers (int64) that a word is, in their order.
+NUMBERS = tuple(each.name for each in fields(Word))
+#: How many they are.
+WIDTH = len(NUMBERS)
 
 
 def encode_word(word: Word) -> list[int]:
     """A row of the table: `WIDTH` numbers."""
-    numbers = (word.call, word.step, word.tokens, word.failed, word.answer, word.nbytes)
-    return list(map(int, numbers))
+    return [int(getattr(word, name)) for name in NUMBERS]
 
 
 def decode_word(row: Sequence[int]) -> Word:
     """The inverse of `encode_word`."""
-    call, step, tokens, failed, answer, nbytes = row
+    call, step, tokens, failed, answer, nbytes, copy, moments, comes, staged, differs = row
     return Word(
         call=Call(call),
         step=step,
@@ -81,6 +93,11 @@ def decode_word(row: Sequence[int]) -> Word:
         failed=bool(failed),
         answer=bool(answer),
         nbytes=nbytes,
+        copy=copy,
+        moments=moments,
+        comes=comes,
+        staged=staged,
+        differs=bool(differs),
     )
 
 
@@ -118,6 +135,16 @@ class Table:
     def nbytes(self) -> int:
         """The most bytes that a rank has to say besides."""
         return max(word.nbytes for word in self.words)
+
+    @property
+    def staged(self) -> int:
+        """How many corrections all ranks have whole: these may be added, and no others (R5)."""
+        return min(word.staged for word in self.words)
+
+    @property
+    def differs(self) -> bool:
+        """Whether all ranks know that copies differ, so that all can raise at one step."""
+        return all(word.differs for word in self.words)
 
     @property
     def failed(self) -> tuple[int, ...]:

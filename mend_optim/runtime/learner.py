@@ -107,7 +107,7 @@ class Learner:
             self.guard,
             hello=hello,
             transport=transport,
-            dispatch=self._dispatch_effects,
+            dispatch=self.dispatch_effects,
         )
         with open_learners.making_room(listen):
             self.network.start()
@@ -147,7 +147,7 @@ class Learner:
         with Uninterrupted(), self.mutex:
             self.worker.begin(anchors, corrections, self.network.transport.notary)
             self.engine.begin(time.monotonic(), genesis, anchors.layout.groups(), resumed)
-            self._dispatch_effects()
+            self.dispatch_effects()
         long_wait = self.network.long_wait("still waiting", joining)
         long_wait.until(lambda: self.engine.state.joined, self.wait)
         with self.mutex:
@@ -176,7 +176,7 @@ class Learner:
                     boundaries.reserve(p)
             wait = boundaries.must_wait() and not self.closed
             if corrections:
-                self._dispatch_effects()
+                self.dispatch_effects()
         return Todo(corrections, fragments_to_copy, founding, wait)
 
     def submit(self, p: int, tensor: Tensor, moments: Readings, ready: Ready) -> None:
@@ -184,7 +184,7 @@ class Learner:
         with Uninterrupted(), self.mutex:
             self.worker.put(ready)
             self.engine.boundaries.snapshot(p, tensor, moments)
-            self._dispatch_effects()
+            self.dispatch_effects()
 
     def submit_all(
         self, tensors: tuple[Tensor, ...], moments: tuple[Readings, ...], ready: Ready
@@ -193,7 +193,7 @@ class Learner:
         with Uninterrupted(), self.mutex:
             self.worker.put(ready)
             self.engine.boundaries.found(tensors, moments)
-            self._dispatch_effects()
+            self.dispatch_effects()
 
     def release(self, fragments: Iterable[int]) -> None:
         """Give back fragments that `take` reserved and that were not copied."""
@@ -208,7 +208,7 @@ class Learner:
         with Uninterrupted(), self.mutex:
             self.worker.put(ready)
             self.engine.state.work(Extend(layout, tensor, at, layout.groups()))
-            self._dispatch_effects()
+            self.dispatch_effects()
 
     def roll_back(self, anchors: Sequence[EarlierAnchor]) -> bool:
         """Go back to these anchors, and wait until the worker has taken them. False if it has
@@ -217,7 +217,7 @@ class Learner:
         with self.mutex:
             changed.wait_for(lambda: rollbacks.may_begin(len(anchors)) or self.closed)
             number = 0 if self.closed else rollbacks.begin(anchors)
-            self._dispatch_effects()
+            self.dispatch_effects()
             changed.wait_for(lambda: rollbacks.is_over(number) or self.closed)
             return 0 < number <= rollbacks.count
 
@@ -225,13 +225,13 @@ class Learner:
         """Report something that only the training thread can see."""
         with Uninterrupted(), self.mutex:
             self.engine.state.emit(event)
-            self._dispatch_effects()
+            self.dispatch_effects()
 
     def rest(self, finishing: bool = False) -> None:
         """Stop stepping, to synchronize or to finish."""
         with Uninterrupted(), self.mutex:
             self.engine.rest(time.monotonic(), finishing)
-            self._dispatch_effects()
+            self.dispatch_effects()
 
     def wait(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `holds()`, which is called with the mutex held, or until the learner is
@@ -370,11 +370,11 @@ class Learner:
             for correction in corrections:
                 self.worker.mailbox[correction.fragment] = correction
             self.engine.finished(time.monotonic(), job, done)
-            self._dispatch_effects()
+            self.dispatch_effects()
 
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
 
-    def _dispatch_effects(self) -> None:
+    def dispatch_effects(self) -> None:
         """Hand out what the engine wants done. Nothing here blocks."""
         assert self.guard.is_held()
         for effect in self.engine.drain(time.monotonic()):
@@ -404,7 +404,7 @@ class Learner:
                 return
             self.closer = threading.get_ident()
             self.engine.leave(time.monotonic())
-            self._dispatch_effects()
+            self.dispatch_effects()
             self.guard.end()
         self.worker.end()
         self.network.stop()

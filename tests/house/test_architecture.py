@@ -31,6 +31,8 @@ TOP = {
     "own_methods",
     "own_tensors",
     "shared_tensors",
+    "rank_meetings",
+    "rank_traffic",
     "divided_parameters",
     "rank_run",
     "run_choice",
@@ -174,7 +176,7 @@ CONFINED = {
     "lightning": {"integrations.lightning"},
     "pytorch_lightning": {"integrations.lightning"},
     "tensorboard": set(),
-    "threading": {"runtime", "cli.watch.command"},
+    "threading": {"runtime", "cli.watch.command", "ranks.courier"},
     "ssl": {"transport.security.files", "transport.security.probe"},
     "time": {
         "runtime",

@@ -64,7 +64,7 @@ ENDINGS: dict[str, Callable[[], object]] = {
 MOMENTS: dict[str, tuple[Any, str, str]] = {
     "counts a step": (Boundaries, "with the mutex held", "stepped"),
     "takes its tasks": (Boundaries, "with the mutex held", "fragments_to_copy"),
-    "hands effects out": (Learners, "with the mutex held", "_dispatch_effects"),
+    "hands effects out": (Learners, "with the mutex held", "dispatch_effects"),
     "finishes": (Learners, "with the mutex held", "_may_end"),
     "synchronizes": (Learners, "with the mutex held", "_has_news"),
     "closes": (NetworkSide, "while it closes", "stop"),

@@ -1,0 +1,138 @@
+"""The calls in which all ranks of a learner are together: the lead orders, and all ranks do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, NamedTuple, TypeVar
+
+from mend_optim.engine.schedule import Schedule
+from mend_optim.errors import ClosedError, MendError, UsageError
+from mend_optim.finish import Finish, Settled
+from mend_optim.rank_traffic import RankTraffic
+from mend_optim.ranks.crew import Crew
+from mend_optim.ranks.orders import Deed, Order, decode_order, encode_order
+from mend_optim.ranks.words import Call
+from mend_optim.runtime.learner import Learner, is_wanted_in
+from mend_optim.shared_tensors import RankDeeds
+
+T = TypeVar("T")
+# Errors of the lead that all ranks raise alike.
+ERRORS = {kind.__name__: kind for kind in (UsageError, ClosedError, MendError)}
+
+
+class Outlook(NamedTuple):
+    """The end of a call, as all ranks know it."""
+
+    result: Any = None
+    #: Whether the ranks meet at the end of the next step.
+    meets: bool = False
+    #: Whether the learner takes part in rounds no more.
+    closed: bool = False
+    #: The cluster's inner steps before this learner's first.
+    head_start: int = 0
+
+
+class Meetings:
+    """One rank's part of the calls that all ranks are in.
+
+    Args:
+        crew: the ranks.
+        deeds: what this rank does at an order.
+        traffic: what is on its way while no call is.
+        schedule: the learner's.
+    """
+
+    def __init__(
+        self, crew: Crew, deeds: RankDeeds, traffic: RankTraffic, schedule: Schedule
+    ) -> None:
+        self._crew = crew
+        self._deeds = deeds
+        self._traffic = traffic
+        self._schedule = schedule
+        self._outlook = Outlook()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the learner takes part in rounds no more."""
+        return self._outlook.closed
+
+    @property
+    def head_start(self) -> int:
+        """The cluster's inner steps before this learner's first."""
+        return self._outlook.head_start
+
+    def close(self) -> None:
+        """From here on, this rank is alone."""
+        self._outlook = self._outlook._replace(closed=True)
+
+    def take_appointment(self) -> bool:
+        """At the end of a step: whether the ranks have agreed in their last call to meet there."""
+        meets = self._outlook.meets
+        self._outlook = self._outlook._replace(meets=False)
+        return meets
+
+    def hold(
+        self, at: tuple[Call, int], body: Callable[[], T], learner: Callable[[], Learner | None]
+    ) -> T | Any:
+        """Let the lead do `body` while the other ranks do what it orders.
+
+        Args:
+            at: the call that all ranks are in, and their step.
+            body: called on the lead.
+            learner: the lead's, which `body` may replace; None elsewhere.
+
+        Returns:
+            What `body` does on the lead, and on other ranks what JSON makes of it.
+
+        Raises:
+            UsageError: `body` raises it.
+            MendError: a rank failed or is lost.
+        """
+        self._deeds.at = at
+        with self._crew.telling_of_faults(*at):
+            self._traffic.recall(learner())
+        if not self._crew.is_lead:
+            return self._follow()
+        try:
+            result = body()
+        except BaseException as error:
+            if not self._crew.is_over:
+                kind = next((name for name, k in ERRORS.items() if isinstance(error, k)), "")
+                text = str(error) if kind else f"rank 0 has raised {type(error).__name__}: {error}"
+                self._tell(Deed.RAISE, kind=kind, text=text)
+            raise
+        self._end(result, learner())
+        return result
+
+    def _end(self, result: object, learner: Learner | None) -> None:
+        """The lead's call is over."""
+        told = asdict(result) if isinstance(result, Finish | Settled) else result
+        self._outlook = Outlook(
+            result=told if isinstance(told, dict | bool) else None,
+            meets=self._will_meet(learner),
+            closed=learner is None or learner.closed,
+            head_start=0 if learner is None else learner.head_start(),
+        )
+        self._tell(Deed.OVER, **self._outlook._asdict())
+
+    def _will_meet(self, learner: Learner | None) -> bool:
+        """Whether there will be something to do at the end of the next step. In lockstep, all meet
+        at every step, because corrections are due at exact ones."""
+        if learner is None or learner.closed:
+            return False
+        return self._schedule.lockstep or is_wanted_in(learner, 1)
+
+    def _tell(self, deed: Deed, **facts: Any) -> None:
+        self._crew.tell(*self._deeds.at, encode_order(Order(deed=deed, facts=facts)))
+
+    def _follow(self) -> Any:
+        """Do what the lead orders until its call is over. Returns the result, as JSON has it."""
+        while True:
+            order = decode_order(self._crew.tell(*self._deeds.at)[0])
+            if order.deed is Deed.RAISE:
+                raise ERRORS.get(order.facts["kind"], MendError)(order.facts["text"])
+            if order.deed is Deed.OVER:
+                self._outlook = Outlook(**order.facts)
+                return self._outlook.result
+            self._deeds.perform(order)

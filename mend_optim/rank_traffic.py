@@ -1,0 +1,255 @@
+"""The copies and corrections of a learner of several ranks that are on their way while it trains.
+
+    training threads of all ranks                 their couriers                        the lead
+    ─────────────────────────────────────────────────────────────────────────────────────────────────
+    end of step n: word: "copy p, C of q comes"                                         holds p
+    end of step n+1: each copies its part of p ─▶ the parts go to the lead
+                     each expects C            ─▶ each gets its part of C
+    end of step n+2: word n+1 is heard                                                  counts n+1:
+                                                                                        offers p
+    once the words of all say that they have C:
+                     each adds its part of C                                            q rests on
+                                                                                        its anchor
+
+So a training thread pays for the copy and for the addition of its own part, and waits for nothing.
+Only the training thread calls this."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from mend_optim.errors import UsageError
+from mend_optim.own_tensors import OwnTensors
+from mend_optim.ranks.carrier import Carrier
+from mend_optim.ranks.copies_check import CopiesCheck
+from mend_optim.ranks.courier import Courier
+from mend_optim.ranks.orders import Deed, Order, decode_order, encode_order
+from mend_optim.ranks.words import Table
+from mend_optim.runtime import held_copies
+from mend_optim.runtime.interrupts import Uninterrupted
+from mend_optim.runtime.learner import Learner
+from mend_optim.shared_tensors import correction_facts, own_part, updates_of, values_of
+from mend_optim.worker.correction import Correction, Reading
+
+
+class Collected(NamedTuple):
+    """A copy that comes to the lead, and is not counted yet."""
+
+    #: The last step that is in it.
+    step: int
+    fragment: int
+    values: Tensor
+    moments: dict[str, Tensor]
+    #: How many updates each rank's tensors have seen, by moment. The courier fills it in.
+    updates: dict[str, list[list[int]]]
+
+
+class Sent(NamedTuple):
+    """A correction that the lead has told the ranks of."""
+
+    correction: Correction
+    #: What they have to know of it, besides its values.
+    facts: bytes
+
+
+class RankTraffic:
+    """One rank's part of the traffic. All ranks follow the same words, in the same order.
+
+    Args:
+        own: this rank's tensors.
+        carrier: the way of its parts to the lead and back.
+        courier: carries them.
+        copies: compares what several ranks have.
+        moments: the names of all moments that are averaged, in the same order on all ranks.
+        hold_s: for how many seconds an anchor stands still at most, until it is copied.
+    """
+
+    def __init__(
+        self,
+        own: OwnTensors,
+        carrier: Carrier,
+        courier: Courier,
+        copies: CopiesCheck,
+        *,
+        moments: Sequence[str],
+        hold_s: float,
+    ) -> None:
+        self._own = own
+        self._carrier = carrier
+        self._courier = courier
+        self._copies = copies
+        self._moments = tuple(moments)
+        self._hold_s = hold_s
+        # The parts of corrections that this rank has whole. The courier appends to it.
+        self._arrived: deque[Correction] = deque()
+        # How many it has got so far, and how many of them were added or recalled.
+        self._staged = 0
+        self._added = 0
+        # On the lead: whole corrections that the ranks have not added yet, the oldest first.
+        self._sent: deque[Sent] = deque()
+        # On the lead: copies that are not counted yet.
+        self._collected: deque[Collected] = deque()
+        # On the lead: the fragment that the last word told to copy.
+        self._held: int | None = None
+        # On the lead: whether a copy in passing was of no use. Then the ranks meet for the next.
+        self._failed = False
+        #: Reports a moment that no tensor has; on the lead.
+        self.report_missing: Callable[[int, str], None] = lambda p, name: None
+
+    # ── words ─────────────────────────────────────────────────────────────────────────────────────
+
+    def news(self) -> dict[str, Any]:
+        """What the word of this rank says about the traffic."""
+        return {
+            "staged": self._staged,
+            "differs": isinstance(self._courier.fault, UsageError),
+        }
+
+    def plan(self, learner: Learner) -> dict[str, Any]:
+        """On the lead, what its word tells all ranks to do at the end of the next step."""
+        busy = {sent.correction.fragment for sent in self._sent}
+        plan = held_copies.plan(learner, busy, self._hold_s, in_passing=not self._failed)
+        self._held = plan.copy
+        told: dict[str, Any] = {"answer": plan.meets}
+        if plan.copy is not None:
+            bits = (1 << self._moments.index(name) for name in plan.moments)
+            told |= {"copy": plan.copy, "moments": sum(bits)}
+        if plan.correction is not None:
+            facts = correction_facts(Deed.APPLY, plan.correction)
+            order = Order(deed=Deed.APPLY, fragment=plan.correction.fragment, facts=facts)
+            self._sent.append(Sent(plan.correction, encode_order(order)))
+            told["comes"] = len(self._sent[-1].facts)
+        return told
+
+    def check(self, table: Table) -> None:
+        """Raise the error that has ended the courier's work: at once if it is this rank's own; if
+        all ranks have it, at the same step on all of them."""
+        fault = self._courier.fault
+        if fault is not None and (table.differs or not isinstance(fault, UsageError)):
+            raise fault
+
+    # ── what the words say ────────────────────────────────────────────────────────────────────────
+
+    def follow(self, table: Table, step: int, learner: Learner | None) -> None:
+        """Do what the words of an earlier step say.
+
+        Args:
+            table: these words.
+            step: the last step that is in the weights.
+            learner: the lead's; None elsewhere.
+        """
+        with Uninterrupted():
+            self._add(table.staged, step, learner)
+            if table.lead.copy >= 0:
+                bits = table.lead.moments
+                moments = [name for i, name in enumerate(self._moments) if bits >> i & 1]
+                self._copy(table.lead.copy, moments, step, learner is not None)
+            if table.lead.comes:
+                self._expect(table.lead.comes, learner is not None)
+
+    def _add(self, staged: int, step: int, learner: Learner | None) -> None:
+        """Add the corrections that all ranks have."""
+        if staged <= self._added:
+            return
+        with self._own.watch.moving():
+            while self._added < staged:
+                self._own.apply(self._arrived.popleft(), step)
+                self._added += 1
+                if learner is not None:
+                    held_copies.adopted(learner, self._sent.popleft().correction.fragment)
+
+    def _copy(self, p: int, moments: Sequence[str], step: int, leads: bool) -> None:
+        """Copy this rank's part, which the courier takes to the lead."""
+        names = self._carrier.names(p)
+        compares = self._copies.has_copies(names)
+        samples = self._copies.samples(names) if compares else b""
+        flat: Tensor | None = None
+        readings: dict[str, Reading] = {}
+        if self._carrier.sends(p):
+            flat = self._own.copy(p)
+            readings = self._own.read(p, moments, step)
+        ready = self._own.ready()
+        collected = self._room(p, moments, step) if leads else None
+        for name, reading in readings.items():
+            if leads and not any(reading.updates):
+                self.report_missing(p, name)
+
+        def carry() -> None:
+            if compares:
+                self._copies.refuse_strange(names, self._carrier.tell(samples))
+            ready()
+            self._carrier.collect(p, flat, collected and collected.values)
+            for name in moments:
+                own = readings.get(name)
+                out = collected and collected.moments[name]
+                self._carrier.collect(p, own and own.values, out)
+                told = self._carrier.collect_counts(p, own.updates if own else ())
+                if collected:
+                    collected.updates[name] = told
+
+        self._courier.put(carry)
+
+    def _room(self, p: int, moments: Sequence[str], step: int) -> Collected:
+        """On the lead, memory for what all ranks have copied."""
+        whole = self._carrier.own[p].whole
+        out = {name: self._own.pool.take(whole.numel) for name in moments}
+        collected = Collected(step, p, self._own.pool.take(whole.numel), out, {})
+        self._collected.append(collected)
+        self._held = None
+        return collected
+
+    def _expect(self, nbytes: int, leads: bool) -> None:
+        """A correction comes, and so many bytes that tell about it."""
+        sent = self._sent[-1] if leads else None
+        values = values_of(Deed.APPLY, sent.correction) if sent else []
+
+        def receive() -> None:
+            told = self._carrier.tell_of(sent.facts if sent else b"", nbytes)[0]
+            self._arrived.append(own_part(self._carrier, decode_order(told), values))
+            self._staged += 1
+
+        self._courier.put(receive)
+
+    # ── the lead's engine ─────────────────────────────────────────────────────────────────────────
+
+    def count(self, step: int, learner: Learner) -> None:
+        """On the lead: all steps up to this one are counted. Offer the copies that were made by
+        then."""
+        while self._collected and self._collected[0].step <= step:
+            collected = self._collected.popleft()
+            if held_copies.counted(learner, collected.fragment):
+                self._courier.put(partial(self._offer, learner, collected))
+            else:
+                self._failed = True
+
+    def _offer(self, learner: Learner, made: Collected) -> None:
+        """The copy is whole."""
+        readings = {
+            name: Reading(values, updates_of(self._carrier, made.fragment, made.updates[name]))
+            for name, values in made.moments.items()
+        }
+        learner.submit(made.fragment, made.values, readings, lambda: None)
+
+    # ── calls ─────────────────────────────────────────────────────────────────────────────────────
+
+    def recall(self, learner: Learner | None) -> None:
+        """The ranks meet: what no rank has added yet is the lead's again, and what was told and
+        not yet done is not done. Waits for the couriers, and on the lead for the worker's present
+        job."""
+        self._courier.wait()
+        self._arrived.clear()
+        self._added = self._staged
+        self._failed = False
+        if learner is None:
+            return
+        if self._held is not None:
+            held_copies.let_go(learner, self._held)
+            self._held = None
+        if self._sent:
+            held_copies.give_back(learner, [sent.correction for sent in self._sent])
+            self._sent.clear()

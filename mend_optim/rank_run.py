@@ -230,7 +230,7 @@ class RankRun(TrainingRun):
         self.history.tokens += tokens
         if self.learner and self.handover and not self.learner.closed:
             self.learner.stepped(tokens, seconds, rate)
-            self._traffic.count(table.lead.step, self.learner)
+            self._traffic.count(self.learner)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -40,8 +40,6 @@ from mend_optim.worker.correction import Correction, Reading
 class Collected(NamedTuple):
     """A copy that comes to the lead, and is not counted yet."""
 
-    #: The last step that is in it.
-    step: int
     fragment: int
     values: Tensor
     moments: dict[str, Tensor]
@@ -174,7 +172,7 @@ class RankTraffic:
             flat = self._own.copy(p)
             readings = self._own.read(p, moments, step)
         ready = self._own.ready()
-        collected = self._room(p, moments, step) if leads else None
+        collected = self._room(p, moments) if leads else None
         for name, reading in readings.items():
             if leads and not any(reading.updates):
                 self.report_missing(p, name)
@@ -194,11 +192,11 @@ class RankTraffic:
 
         self._courier.put(carry)
 
-    def _room(self, p: int, moments: Sequence[str], step: int) -> Collected:
+    def _room(self, p: int, moments: Sequence[str]) -> Collected:
         """On the lead, memory for what all ranks have copied."""
         whole = self._carrier.own[p].whole
         out = {name: self._own.pool.take(whole.numel) for name in moments}
-        collected = Collected(step, p, self._own.pool.take(whole.numel), out, {})
+        collected = Collected(p, self._own.pool.take(whole.numel), out, {})
         self._collected.append(collected)
         self._held = None
         return collected
@@ -217,10 +215,11 @@ class RankTraffic:
 
     # ── the lead's engine ─────────────────────────────────────────────────────────────────────────
 
-    def count(self, step: int, learner: Learner) -> None:
-        """On the lead: all steps up to this one are counted. Offer the copies that were made by
-        then."""
-        while self._collected and self._collected[0].step <= step:
+    def count(self, learner: Learner) -> None:
+        """On the lead: the last step is counted whose words have been heard. Copies follow words,
+        and no words are heard between a copy and the words of the step that it was made in. So all
+        steps that are in the copies so far are counted: offer them."""
+        while self._collected:
             collected = self._collected.popleft()
             if held_copies.counted(learner, collected.fragment):
                 self._courier.put(partial(self._offer, learner, collected))

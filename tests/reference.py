@@ -507,3 +507,14 @@ def naive_tree_digest(parts: Sequence[bytes], leaf: int) -> bytes:
             told += hashlib.sha256(b"\0" + rest[:leaf]).digest()
             rest = rest[leaf:]
     return hashlib.sha256(told).digest()
+
+
+def added_at(staged: Sequence[Sequence[int]]) -> list[int]:
+    """The step at whose end all ranks add each correction, one after another. `staged`: for each
+    rank and correction, the first step whose word said that the rank has it. A word is heard one
+    step later."""
+    steps: list[int] = []
+    for number in range(len(staged[0])):
+        heard = [rank[number] + 1 for rank in staged]
+        steps.append(max([*heard, *steps]))
+    return steps

@@ -13,6 +13,11 @@ CARRIER = of("unit/ranks/test_carrier")
 COPIES = of("unit/ranks/test_copies_check")
 GROUP = of("unit/ranks/test_group")
 MERGING = of("ranks/test_merging", "one_learner")
+HELD = of("unit/engine/test_held")
+TRAFFIC = of("unit/test_rank_traffic")
+COURIER = of("unit/ranks/test_courier")
+STORMS = of("virtual/test_ranked")
+PLANS = of("unit/runtime/test_held_copies")
 
 
 def mutant(name: str, place: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -168,6 +173,100 @@ RANK_MUTANTS = (
         GROUP,
     ),
     mutant("groups-wait-half-an-hour", "group", "members, timeout=timeout,", "members,", GROUP),
+    Mutant(
+        "an-anchor-is-held-for-ever",
+        7,
+        "engine/outcomes",
+        "if fragment.is_held and fragment.held_until <= now:",
+        "if False:",
+        HELD,
+    ),
+    Mutant(
+        "a-copy-is-offered-to-nobody",
+        5,
+        "engine/boundaries",
+        "is_held or self.state.mode is not Mode.TRAINING:",
+        "is_held:",
+        HELD,
+    ),
+    Mutant(
+        "a-copy-whose-anchor-has-moved-is-offered",
+        5,
+        "engine/boundaries",
+        "if not self.state.fragments[p].is_held or",
+        "if",
+        HELD,
+    ),
+    Mutant(
+        "news-waits-for-a-copy-that-is-not-made",
+        7,
+        "engine/outcomes",
+        "            fragment.let_go()\n            self.go_on(now, p)",
+        "            fragment.let_go()",
+        HELD,
+    ),
+    Mutant(
+        "a-rank-adds-what-it-alone-has",
+        5,
+        "rank_traffic",
+        "self._add(table.staged, step, learner)",
+        "self._add(self._staged, step, learner)",
+        TRAFFIC,
+    ),
+    mutant(
+        "one-rank-has-it-so-all-have",
+        "words",
+        "min(word.staged for word in self.words)",
+        "max(word.staged for word in self.words)",
+        WORDS,
+    ),
+    Mutant(
+        "what-is-recalled-is-lost",
+        5,
+        "rank_traffic",
+        "        if self._sent:\n",
+        "        if False:\n",
+        TRAFFIC,
+    ),
+    Mutant(
+        "what-is-recalled-is-added-all-the-same",
+        5,
+        "rank_traffic",
+        "        self._arrived.clear()\n        self._added = self._staged\n",
+        "",
+        TRAFFIC,
+    ),
+    Mutant(
+        "one-rank-raises-alone",
+        8,
+        "rank_traffic",
+        "(table.differs or not isinstance",
+        "(True or not isinstance",
+        TRAFFIC,
+    ),
+    Mutant(
+        "weights-are-replaced-in-passing",
+        5,
+        "runtime/held_copies",
+        "if any(correction.replace or correction.resets for correction in mailbox.values()):",
+        "if False:",
+        STORMS,
+    ),
+    Mutant(
+        "weights-rest-on-an-anchor-that-is-still-to-come",
+        5,
+        "runtime/held_copies",
+        "        if p not in learner.worker.mailbox:\n",
+        "        if True:\n",
+        PLANS,
+    ),
+    mutant(
+        "a-courier-goes-on-after-a-fault",
+        "courier",
+        "        if faults:\n",
+        "        if False:\n",
+        COURIER,
+    ),
     Mutant(
         "parameters-are-in-the-order-of-the-list",
         8,

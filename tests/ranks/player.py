@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
@@ -23,9 +24,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from mend_optim import LearnerState, MendError, MendOptimizer, MomentSchedule, UsageError
+from mend_optim import Adoption, LearnerState, MendError, MendOptimizer, MomentSchedule, UsageError
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks.shards import Split
+from mend_optim.runtime import held_copies
+from mend_optim.runtime.learner import Learner
 
 RANKS = 2
 PROCESSES = RANKS + 1
@@ -34,6 +37,10 @@ STEPS = 18
 ROUNDS = 3
 LOCKSTEP = {"sync_every": 4, "fragments": 2, "adopt_after": 2}
 FREE = {"sync_every": 4}
+EXACT: dict[str, Any] = {"sync_every": 6, "fragments": 2, "moments": None, "merge": "mean"}
+EXACT["adoption"] = Adoption(gain=1.0)
+EXACT_ROUNDS = 6
+LR = 2.0**-10
 Facts = dict[str, Any]
 
 
@@ -213,7 +220,13 @@ class Player:
         return self.process in ((0, PROCESSES - 1) if way == "whole" else range(PROCESSES))
 
     def learner(
-        self, way: str, addresses: list[str], seed: int = 0, dtype: str = "float32", **options: Any
+        self,
+        way: str,
+        addresses: list[str],
+        seed: int = 0,
+        dtype: str = "float32",
+        inner: type[torch.optim.Optimizer] = torch.optim.AdamW,
+        **options: Any,
     ) -> tuple[Whole, Any]:
         """This process's model and optimizer."""
         torch.manual_seed(seed)
@@ -221,9 +234,9 @@ class Player:
         divided = WAYS["whole" if is_b else way](
             Model().to(getattr(torch, dtype)), None if is_b else self.pair
         )
-        inner = torch.optim.AdamW(divided.parameters(), lr=0.05, foreach=False)
+        lr = 0.05 if inner is torch.optim.AdamW else LR
         optimizer = MendOptimizer(
-            inner,
+            inner(divided.parameters(), lr=lr, foreach=False),  # type: ignore[call-arg]
             name="b" if is_b else "a",
             listen=addresses[is_b],
             group=None if is_b or way == "whole" else self.pair,
@@ -330,6 +343,73 @@ def late(player: Player, way: str, addresses: list[str]) -> Facts:
     }
 
 
+def exact(player: Player, way: str, addresses: list[str]) -> Facts:
+    """Every gradient is the same, so that an offer of k steps is k times one step. Ranks copy and
+    correct in passing."""
+    divided, optimizer = player.learner(way, addresses, inner=torch.optim.SGD, **EXACT)
+    copied: list[tuple[int, int]] = []
+    added: list[tuple[int, int]] = []
+    offers: list[tuple[int, float, float]] = []
+    copy, apply, submit = OwnTensors.copy, OwnTensors.apply, Learner.submit
+    counted = held_copies.counted
+    here = {"steps": 0, "in passing": 0}
+
+    def watched_counted(learner: Learner, p: int) -> bool:
+        taken = counted(learner, p)
+        here["in passing"] += taken
+        return taken
+
+    def watched_copy(own: OwnTensors, p: int) -> Tensor:
+        copied.append((here["steps"], p))
+        return copy(own, p)
+
+    def watched_apply(own: OwnTensors, correction: Any, steps: int) -> None:
+        added.append((here["steps"], correction.fragment))
+        assert not here["steps"] or steps == here["steps"]
+        apply(own, correction, steps)
+
+    def watched_submit(learner: Learner, p: int, values: Tensor, moments: Any, ready: Any) -> None:
+        ready()
+        pending = learner.engine.state.fragments[p].pending
+        assert pending is not None
+        assert learner.worker.anchors is not None
+        # The anchor stands still as long as the copy is in the worker's hands.
+        moved = (learner.worker.anchors.fragments[p].theta - values).aminmax()
+        offers.append((pending.steps, float(moved[0]), float(moved[1])))
+        submit(learner, p, values, moments, ready)
+
+    with ExitStack() as stack:
+        watches: list[tuple[Any, str, Any]] = [
+            (OwnTensors, "copy", watched_copy),
+            (OwnTensors, "apply", watched_apply),
+            (Learner, "submit", watched_submit),
+            (held_copies, "counted", watched_counted),
+        ]
+        for owner, name, watched in watches:
+            stack.enter_context(patch.object(owner, name, watched))
+        with optimizer:
+            going = True
+            while going:
+                for p in optimizer.param_groups[0]["params"]:
+                    p.grad = torch.ones_like(p)
+                optimizer.count_tokens(divided.tokens)
+                here["steps"] += 1
+                optimizer.step()
+                going = player.agreed(len(optimizer.status().rounds)) < 2 * EXACT_ROUNDS
+            passed = len(added), len(copied)
+            finish = optimizer.finish()
+            held = weights(optimizer)
+    return {
+        "copied": copied[: passed[1]],
+        "added": added[: passed[0]],
+        "offers": offers,
+        "in passing": here["in passing"],
+        "ended": held,
+        "finish": (finish.agreed, finish.digest, dict(finish.tokens)),
+        "steps": here["steps"],
+    }
+
+
 def checkpoint(player: Player, way: str, addresses: list[str], dtype: str) -> Facts:
     """a is saved by its ranks, goes on as one process, and as two again."""
     is_b = player.process == PROCESSES - 1
@@ -420,6 +500,7 @@ FAULTS = {"parted": part, "copy": fail_in_a_copy, "death": die}
 SCENARIOS: dict[str, Callable[..., Facts]] = {
     "merge": merge,
     "late": late,
+    "exact": exact,
     "checkpoint": checkpoint,
     "fault": fault,
 }

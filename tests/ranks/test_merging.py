@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.player import BATCH, STEPS
+from tests.ranks.player import BATCH, EXACT_ROUNDS, LR, STEPS
 from tests.ranks.pool import Pool
 from tests.system.processes import free_addresses
 
@@ -108,6 +108,30 @@ def test_ranks_that_come_late_take_over_the_weights(pool: Pool, way: str) -> Non
     tokens = BATCH * (first["steps"] - 1)
     assert first["tokens"] == second["tokens"] == tokens
     assert first["finish"]["tokens"] == {"a": tokens, "b": BATCH * (6 + b["steps"])}
+
+
+@pytest.mark.parametrize("way", ["copied", "sharded", "staged"])
+def test_offers_are_of_exactly_the_steps_that_they_tell(pool: Pool, way: str) -> None:
+    """Copies are decided on before they are made, and counted afterwards."""
+    first, second, b = play(pool, "exact", way)
+    offers = first["offers"]
+    assert len({steps for steps, _, _ in offers}) > 1 or len(offers) > 6
+    for learner in (first, b):
+        for steps, least, most in learner["offers"]:
+            assert abs(least - steps * LR) < 2e-3 * LR
+            assert abs(most - steps * LR) < 2e-3 * LR
+    assert not second["offers"]
+    assert 2 * first["in passing"] > len(offers)
+    # All ranks copy and correct at the same steps.
+    assert first["added"] == second["added"]
+    assert len(first["added"]) >= EXACT_ROUNDS
+    if way != "copied":  # of two copies the lead's alone are sent
+        assert first["copied"] == second["copied"]
+    assert first["ended"] == second["ended"] or way == "staged"
+    assert first["finish"] == second["finish"]
+    assert first["finish"][1] == b["finish"][1]
+    tokens = BATCH * first["steps"]
+    assert first["finish"][2] == {"a": tokens, "b": BATCH * b["steps"]}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

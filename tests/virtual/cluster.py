@@ -544,7 +544,7 @@ class Cluster:
         or to apply."""
         state = [x.engine.state for x in self.learners.values()]
         together = len(self.keys()) == 1 and all(b.joined and not b.alone for b in state)
-        done = (x.engine.boundaries.settled() and not x.mailbox for x in self.learners.values())
+        done = (x.engine.boundaries.settled() and not x.awaited() for x in self.learners.values())
         held = (
             (b, r.fragment, offer)
             for b in state

@@ -64,7 +64,7 @@ class Oracle:
         for p, fragment in enumerate(state.fragments):
             theta, weights = learner.units.theta[p], learner.agreed(p)
             still = fragment.motion is Motion.STILL and not state.mode.founding
-            applied, unmerged = p not in learner.mailbox, fragment.unmerged(state.totals).tokens
+            applied, unmerged = p not in learner.awaited(), fragment.unmerged(state.totals).tokens
             now = (theta, weights, fragment.lineage, still, applied, unmerged)
             if self.checked.get((learner.id, p)) == now:
                 continue
@@ -200,7 +200,7 @@ class Oracle:
     def died(self, learner: Learner) -> None:
         """Work that only this process held dies with it."""
         state = learner.engine.state
-        former = (self.former[learner.id, p] for p in learner.mailbox)
+        former = (self.former[learner.id, p] for p in learner.awaited())
         # it may have died before it let go of a former model
         self.origins[learner.id] = {state.genesis}.union(*former)
         others = [x for x in self.cluster.processes.values() if x is not learner]

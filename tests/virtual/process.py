@@ -113,6 +113,10 @@ class Learner:
         """Whether its training loop takes inner steps now."""
         return self.cluster.training
 
+    def awaited(self) -> set[int]:
+        """The fragments with a correction that is not in the weights yet."""
+        return set(self.mailbox)
+
     # the training thread
 
     def begin(self) -> None:

@@ -88,6 +88,7 @@ class Storm:
     seconds: float = 20.0
     faults: tuple[Fault, ...] = ()
     module: ClassVar[str] = "tests.virtual.storms"
+    cluster_type: ClassVar[type[Cluster]] = Cluster
 
     def play(self) -> Cluster:
         """Play it. Raises `AssertionError` if a law is broken."""
@@ -99,7 +100,7 @@ class Storm:
         fixed = not self.auto or self.adopt_after is not None
         auto = None if fixed else AutoPeriod(most=self.auto)
         chosen = policies(self.quorum, stays=self.stays, auto=auto, **schedule)
-        cluster = Cluster(
+        cluster = self.cluster_type(
             self.n, self.seed, chosen, hidden=self.hidden, loss=self.loss, buffers=self.buffers
         )
         cluster.start_all()

@@ -61,6 +61,11 @@ class Correction(NamedTuple):
     #: The disagreement that the weights hold afterwards.
     disagreement: Vector
 
+    @property
+    def resets(self) -> bool:
+        """Units have no moments."""
+        return False
+
 
 def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
     """a + scale·b, without zeros."""

@@ -68,6 +68,8 @@ class Walk(RuleBasedStateMachine):
         #: Fragments that the training thread copies now; all of them if they are to found anchors.
         self.copying: list[int] = []
         self.copying_all = False
+        #: Fragments that ranks will copy, and until when each is held.
+        self.held: dict[int, float] = {}
         #: Corrections that await the training thread, by fragment: whether they replace weights.
         self.corrections: dict[int, bool] = {}
         self.was_joined = False
@@ -264,6 +266,7 @@ class Walk(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 4.0, 4.0, 100.0]))
     def tick(self, seconds: float) -> None:
         self.now += seconds
+        self.held = {p: until for p, until in self.held.items() if until > self.now}
         self.engine.tick(self.now)
         self.drain()
 
@@ -305,6 +308,29 @@ class Walk(RuleBasedStateMachine):
         else:
             for p in self.copying:
                 boundaries.reserve(p)
+
+    @precondition(lambda self: self.state.joined and not self.copying)
+    @rule(steps=st.integers(0, 2), seconds=st.sampled_from([1.0, 5.0, 1000.0]))
+    def hold(self, steps: int, seconds: float) -> None:
+        """Ranks decide on the copy of a later step."""
+        p = self.engine.boundaries.wanted_in(steps)
+        if p is not None:
+            assert p not in self.held
+            self.engine.boundaries.hold(p, self.now + seconds)
+            self.held[p] = self.now + seconds
+
+    @precondition(lambda self: self.held and not self.copying)
+    @rule(tokens=st.integers(0, 30), copied=st.booleans(), pick=picks)
+    def count_copy(self, tokens: int, copied: bool, pick: int) -> None:
+        """Ranks have copied a fragment, or not, and the last step is counted."""
+        p = sorted(self.held)[pick % len(self.held)]
+        del self.held[p]
+        self.engine.boundaries.stepped(tokens, 1.0)
+        if not copied:
+            self.engine.outcomes.let_go(self.now, p)
+        elif self.engine.outcomes.take_held(self.now, p):
+            self.engine.boundaries.snapshot(p, None)
+        self.drain()
 
     @precondition(lambda self: self.copying)
     @rule(finished=st.sampled_from([2, 2, 2, 1, 0]))
@@ -393,6 +419,7 @@ class Walk(RuleBasedStateMachine):
         self.incarnations["me"] += 1
         self.engine = self.new_engine()
         self.jobs, self.sent, self.was_joined = [], [], False
+        self.held = {}
         if not standings:
             self.corrections = {}
         self.engine.begin(self.now, genesis, groups, saved)
@@ -427,6 +454,7 @@ class Walk(RuleBasedStateMachine):
     ) -> None:
         expected = dict.fromkeys(range(len(self.state.fragments)), Motion.STILL)
         expected |= dict.fromkeys(self.copying, Motion.SNAPSHOT)
+        expected |= dict.fromkeys(self.held, Motion.HELD)
         for job in self.jobs:
             match job:
                 case Prepare() | Reoffer():

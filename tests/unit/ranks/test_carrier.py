@@ -22,6 +22,7 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self.given: dict[int, list[Tensor]] = {}
+        self.told: dict[int, tuple[bytes, int]] = {}
         self.met = Barrier(size, timeout=20)
         self.size = size
 
@@ -43,6 +44,15 @@ class Rank:
         assert [len(part) for part in parts] == list(of)
         taken.copy_(torch.cat(parts))
         self.ranks.met.wait()
+
+    def tell_along(self, data: bytes, nbytes: int) -> list[bytes]:
+        assert len(data) <= nbytes
+        self.ranks.told[self.rank] = (data, nbytes)
+        self.ranks.met.wait()
+        told = [self.ranks.told[rank] for rank in range(self.size)]
+        assert len({size for _, size in told}) == 1
+        self.ranks.met.wait()
+        return [each.ljust(nbytes, b"\0") for each, _ in told]
 
 
 Model = tuple[list[Tensor], list[list[Piece]], int]
@@ -87,3 +97,37 @@ def test_what_ranks_have_comes_together_and_goes_back(model: Model) -> None:
         0 if rank == 0 else sum(piece.numel for piece in division.sent_by(rank))
         for rank in range(division.ranks)
     ]
+
+
+@given(models())
+@settings(max_examples=25)
+def test_numbers_of_pieces_and_bytes_come_along(model: Model) -> None:
+    tensors, pieces, fragments = model
+    division = Division(pieces)
+    names = list(division.tensors)
+    layout = Layout(names, [tensors[int(name[1:])] for name in names], fragments)
+    ranks = Ranks(division.ranks)
+
+    def play(number: int) -> list[tuple[list[list[int]], list[bytes]]]:
+        carrier = Carrier(Rank(ranks, number), division, layout.fragments)
+        played = []
+        for p, part in enumerate(carrier.own):
+            counts = [100 * number + i for i in range(len(part.pieces))]
+            told = carrier.collect_counts(p, counts if carrier.sends(p) else [])
+            played.append((told, carrier.tell(b"x" * (number + p))))
+        return played
+
+    with ThreadPoolExecutor(division.ranks) as pool:
+        played = list(pool.map(play, range(division.ranks)))
+    for p in range(len(layout.fragments)):
+        expected = []
+        for number in range(division.ranks):
+            carrier = Carrier(Rank(ranks, number), division, layout.fragments)
+            count = len(carrier.own[p].pieces) if carrier.sends(p) else 0
+            expected.append([100 * number + i for i in range(count)])
+        assert played[0][p][0] == expected
+        longest = division.ranks - 1 + p
+        for number, rank in enumerate(played):
+            assert number == 0 or rank[p][0] == []
+            told = [(b"x" * (n + p)).ljust(longest, b"\0") for n in range(division.ranks)]
+            assert rank[p][1] == told

@@ -16,6 +16,11 @@ words = st.builds(
     failed=st.booleans(),
     answer=st.booleans(),
     nbytes=st.integers(0, 2**40),
+    copy=st.integers(-1, 2**40),
+    moments=st.integers(0, 2**40),
+    comes=st.integers(0, 2**40),
+    staged=st.integers(0, 2**40),
+    differs=st.booleans(),
 )
 
 
@@ -34,6 +39,10 @@ def test_decisions_are_those_of_the_words(said: list[Word]) -> None:
     assert table.lead == said[0]
     assert table.tokens == sum(word.tokens for word in said)
     assert table.any_answer == any(word.answer for word in said)
+    # What all ranks have is what none of them lacks.
+    assert all(word.staged >= table.staged for word in said)
+    assert any(word.staged == table.staged for word in said)
+    assert table.differs != any(not word.differs for word in said)
     assert table.nbytes == max(word.nbytes for word in said)
     assert table.failed == tuple(rank for rank, word in enumerate(said) if word.failed)
     together = len({(word.call, word.step) for word in said}) == 1

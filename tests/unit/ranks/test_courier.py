@@ -1,0 +1,81 @@
+"""The thread that carries tensors while training goes on."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from mend_optim.ranks.courier import Courier
+
+PATIENCE_S = 20.0
+
+
+def test_errands_are_done_in_their_order_and_nobody_waits_unasked() -> None:
+    courier = Courier()
+    may_go, done = threading.Event(), list[int]()
+    first = courier.put(lambda: done.append(may_go.wait(PATIENCE_S)))
+    waits = courier.waiting()
+    for number in (2, 3):
+        courier.put(lambda number=number: done.append(number))  # type: ignore[misc]
+    assert not first.is_over
+    assert done == []
+    may_go.set()
+    waits()
+    assert done[0] == 1
+    courier.wait()
+    assert done == [1, 2, 3]
+    assert courier.fault is None
+    courier.end()
+
+
+def test_a_courier_without_errands_is_not_waited_for() -> None:
+    courier = Courier()
+    courier.waiting()()
+    courier.wait()
+    courier.end()
+
+
+def test_after_an_errand_that_failed_no_other_is_done() -> None:
+    courier, done = Courier(), list[int]()
+
+    def fail() -> None:
+        raise ArithmeticError("no carrying")
+
+    first = courier.put(lambda: done.append(1))
+    courier.put(fail)
+    last = courier.put(lambda: done.append(2))
+    for waits in (last.wait, courier.wait):
+        with pytest.raises(ArithmeticError, match="no carrying"):
+            waits()
+    first.wait()
+    assert done == [1]
+    assert isinstance(courier.fault, ArithmeticError)
+    courier.end()
+
+
+def test_what_an_errand_holds_is_let_go_when_it_is_done() -> None:
+    class Large:
+        """Something that can be referred to weakly."""
+
+    courier, large = Courier(), Large()
+    seen = weakref.ref(large)
+    errand = courier.put(lambda large=large: None)  # type: ignore[misc]
+    del large
+    errand.wait()
+    courier.put(lambda: None).wait()
+    gc.collect()
+    assert seen() is None
+    courier.end()
+
+
+def test_the_thread_ends_with_the_last_user() -> None:
+    courier = Courier()
+    courier.put(lambda: None).wait()
+    thread = courier._thread
+    del courier
+    gc.collect()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()

@@ -141,6 +141,8 @@ class RankTraffic:
             step: the last step that is in the weights.
             learner: the lead's; None elsewhere.
         """
+        if table.staged == self._added and table.lead.copy < 0 and not table.lead.comes:
+            return
         with Uninterrupted():
             self._add(table.staged, step, learner)
             if table.lead.copy >= 0:

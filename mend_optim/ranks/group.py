@@ -9,7 +9,7 @@ the couriers', for tensors and for what is told of them (`tell_along`)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -39,15 +39,24 @@ _made: Counter[tuple[int, ...]] = Counter()
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+class _Rows:
+    """Memory for a table. To make tensors anew at every step would take a third of its time."""
+
+    def __init__(self, size: int) -> None:
+        self.own = torch.zeros(WIDTH, dtype=torch.int64)
+        self.all = torch.zeros(size * WIDTH, dtype=torch.int64)
+        self.view_of_own = self.own.numpy()
+        self.view_of_all = self.all.numpy().reshape(size, WIDTH)
+
+
 @dataclass(frozen=True)
 class Pending:
     """A table that is on its way.
 
-    Its collective holds both tensors, so they must live as long."""
+    Its collective writes into the rows, so they must live as long."""
 
     work: Any
-    rows: Tensor
-    row: Tensor
+    rows: _Rows
 
     def wait(self) -> Table:
         """The table, as soon as all ranks have said their words.
@@ -56,7 +65,7 @@ class Pending:
             MendError: a rank is lost.
         """
         _finished(self.work)
-        return Table.of(self.rows.view(-1, WIDTH).tolist())
+        return Table.of(self.rows.view_of_all.tolist())
 
 
 class Group:
@@ -83,6 +92,10 @@ class Group:
         timeout = _timeout_of(world)
         self._words = _new_group(members, timeout)
         self._tensors = _new_group(members, timeout)
+        self._say = _quick_gather(self._words)
+        # A word that is on its way and a last one that nobody waits for (`Crew.fail`) are all that
+        # there are at one time.
+        self._rows = [_Rows(self.size) for _ in range(2)]
 
     @property
     def is_lead(self) -> bool:
@@ -90,10 +103,11 @@ class Group:
         return self.rank == 0
 
     def say(self, word: Word) -> Pending:
-        """Say this rank's word, and go on."""
-        row = torch.tensor(encode_word(word), dtype=torch.int64)
-        rows = torch.empty(self.size * WIDTH, dtype=torch.int64)
-        return Pending(_begun(_gathered, rows, row, self._words, True), rows, row)
+        """Say this rank's word, and go on. The word before the last must have been heard."""
+        rows = self._rows[0]
+        self._rows.reverse()
+        rows.view_of_own[:] = encode_word(word)
+        return Pending(_begun(self._say, rows.all, rows.own), rows)
 
     def tell(self, data: bytes, nbytes: int) -> list[bytes]:
         """The bytes that every rank tells, at most `nbytes` bytes each; shorter ones end in zeros.
@@ -116,7 +130,7 @@ class Group:
         if data:
             own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         rows = torch.empty(self.size * nbytes, dtype=torch.uint8)
-        _finished(_begun(_gathered, rows, own, group, False))
+        _finished(_begun(_gathered, rows, own, group))
         return [row.numpy().tobytes() for row in rows.view(self.size, nbytes)]
 
     def transfer(self, given: Tensor, to: Sequence[int], taken: Tensor, of: Sequence[int]) -> None:
@@ -137,8 +151,22 @@ class Group:
         return dist.all_to_all_single(taken, given, of, to, group=self._tensors)
 
 
-def _gathered(rows: Tensor, row: Tensor, group: Any, later: bool) -> Any:
+def _gathered(rows: Tensor, row: Tensor, group: Any, later: bool = False) -> Any:
     return _all_gather(rows, row, group=group, async_op=later)
+
+
+def _quick_gather(group: Any) -> Callable[[Tensor, Tensor], Any]:
+    """An all-gather that returns at once. torch's own function checks and records much in each
+    call: that takes as long as the collective. Only that function is public, so it stands in where
+    a version of torch has nothing below it."""
+    c10d: Any = distributed_c10d
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+        options = c10d.AllgatherOptions()
+        gather = backend._allgather_base
+    except (AttributeError, RuntimeError):
+        return lambda rows, row: _gathered(rows, row, group, later=True)
+    return lambda rows, row: gather(rows, row, options)
 
 
 def _begun(collective: Any, *args: Any) -> Any:

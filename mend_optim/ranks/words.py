@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import cached_property
 
 
 class Call(IntEnum):
@@ -109,56 +110,68 @@ class Table:
     """
 
     def __init__(self, words: Sequence[Word]) -> None:
-        self.words = tuple(words)
+        self._rows = [encode_word(word) for word in words]
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> Table:
-        """The table that these rows are."""
-        return cls([decode_word(row) for row in rows])
+        """The table that these rows are. Its words are read when they are asked for: most steps
+        need a few columns only."""
+        table = cls(())
+        table._rows = [list(row) for row in rows]
+        return table
 
-    @property
+    @cached_property
+    def words(self) -> tuple[Word, ...]:
+        """One for each rank."""
+        return tuple(map(decode_word, self._rows))
+
+    @cached_property
     def lead(self) -> Word:
         """The word of the lead."""
-        return self.words[0]
+        return decode_word(self._rows[0])
+
+    def _column(self, name: str) -> list[int]:
+        place = NUMBERS.index(name)
+        return [row[place] for row in self._rows]
 
     @property
     def tokens(self) -> int:
         """The tokens of the step: each rank counts its own."""
-        return sum(word.tokens for word in self.words)
+        return sum(self._column("tokens"))
 
     @property
     def any_answer(self) -> bool:
         """Whether any rank answers yes."""
-        return any(word.answer for word in self.words)
+        return any(self._column("answer"))
 
     @property
     def nbytes(self) -> int:
         """The most bytes that a rank has to say besides."""
-        return max(word.nbytes for word in self.words)
+        return max(self._column("nbytes"))
 
     @property
     def staged(self) -> int:
         """How many corrections all ranks have whole: these may be added, and no others (R5)."""
-        return min(word.staged for word in self.words)
+        return min(self._column("staged"))
 
     @property
     def differs(self) -> bool:
         """Whether all ranks know that copies differ, so that all can raise at one step."""
-        return all(word.differs for word in self.words)
+        return all(self._column("differs"))
 
     @property
     def failed(self) -> tuple[int, ...]:
         """The ranks that cannot go on."""
-        return tuple(rank for rank, word in enumerate(self.words) if word.failed)
+        return tuple(rank for rank, failed in enumerate(self._column("failed")) if failed)
 
     def parting(self) -> str:
         """Which ranks are in which call, if they are not all in the same one at the same step; else
         empty."""
+        if len(set(zip(self._column("call"), self._column("step"), strict=True))) == 1:
+            return ""
         ranks: defaultdict[tuple[Call, int], list[int]] = defaultdict(list)
         for rank, word in enumerate(self.words):
             ranks[word.call, word.step].append(rank)
-        if len(ranks) == 1:
-            return ""
         return ", ".join(f"{_named(who)} in {_placed(*where)}" for where, who in ranks.items())
 
 

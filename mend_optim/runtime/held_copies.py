@@ -46,10 +46,12 @@ def plan(learner: Learner, busy: Collection[int], hold_s: float, *, in_passing: 
         hold_s: for how many seconds the anchor stands still at most.
         in_passing: whether copies may be planned; else the ranks meet for them.
     """
-    with Uninterrupted(), learner.mutex:
-        boundaries, mailbox = learner.engine.boundaries, learner.worker.mailbox
-        if learner.closed:
+    boundaries, mailbox = learner.engine.boundaries, learner.worker.mailbox
+    with learner.mutex:
+        is_idle = not mailbox and not boundaries.founding and boundaries.wanted_in(AHEAD) is None
+        if learner.closed or is_idle:
             return NOTHING
+    with Uninterrupted(), learner.mutex:
         # Work that a replacement drops has to be trained by nobody: all stand still for it.
         if any(correction.replace or correction.resets for correction in mailbox.values()):
             return Plan(meets=True)

@@ -103,8 +103,8 @@ RANK_MUTANTS = (
     mutant(
         "only-the-lead-answers",
         "words",
-        "any(word.answer for word in self.words)",
-        "self.words[0].answer",
+        'any(self._column("answer"))',
+        "self.lead.answer",
         WORDS,
     ),
     mutant(
@@ -216,8 +216,8 @@ RANK_MUTANTS = (
     mutant(
         "one-rank-has-it-so-all-have",
         "words",
-        "min(word.staged for word in self.words)",
-        "max(word.staged for word in self.words)",
+        'min(self._column("staged"))',
+        'max(self._column("staged"))',
         WORDS,
     ),
     Mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.distributed import distributed_c10d
 
 from mend_optim import UsageError
 from mend_optim.ranks import group
+from mend_optim.ranks.words import Call, Word
 
 
 @pytest.fixture
@@ -42,6 +44,27 @@ def test_ranks_that_are_there_are_not_waited_for(
     group._meet([4], 0, meet_s=0.05)
 
 
+def check_words(own: group.Group) -> None:
+    """Words arrive, one after another, and a last one beside one that nobody has heard."""
+    words = [Word(call=Call.STEP, step=step, tokens=7 * step, copy=-1) for step in range(5)]
+    for word in words:
+        assert own.say(word).wait().words == (word,)
+    pending = own.say(words[3])
+    last = own.say(words[4])
+    assert pending.wait().words == (words[3],)
+    assert last.wait().words == (words[4],)
+
+
+def test_where_torch_has_nothing_below_its_own_function_that_one_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(group, "_gathered", lambda *args, later: called.append((*args, later)))
+    gather: Any = group._quick_gather("a group")
+    gather("rows", "row")
+    assert called == [("rows", "row", "a group", True)]
+
+
 def test_the_groups_wait_as_long_as_the_users(tmp_path: Path) -> None:
     dist.init_process_group(
         "gloo",
@@ -55,6 +78,10 @@ def test_the_groups_wait_as_long_as_the_users(tmp_path: Path) -> None:
         own = group.Group()
         assert group._timeout_of(own._words) == timedelta(seconds=7)
         assert group._timeout_of(own._tensors) == timedelta(seconds=7)
+        check_words(own)
+        # As with a version of torch that has nothing below its public function.
+        own._say = partial(group._gathered, group=own._words, later=True)
+        check_words(own)
     finally:
         dist.destroy_process_group()
     assert group._timeout_of(object()) is None

@@ -1,15 +1,20 @@
-"""The cost of one outer sync for the training threads of a learner of several ranks, compared with
-a copy of a rank's own part, and the cost of a step between syncs.
+"""The cost of one outer sync for the training threads of a learner of several ranks, and the cost
+of a step between syncs.
 
 A learner of 4 ranks, each with a quarter of every tensor, runs real rounds with another learner
-over loopback. Its transfers run on the training threads of the ranks. After every round each
-process copies its own part while the others wait."""
+over loopback. After every round each process copies its own part while the others wait: that is one
+floor. The other one is a copy and an addition of the own part, which all ranks make at once, as
+they do in a round. Where there are fewer cores than ranks, that takes several times as long. What
+the thread computes, without the time for which it waits for a core or for other ranks, is compared
+with what one copy computes."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -37,7 +42,10 @@ class Round(NamedTuple):
     """The seconds of one round on one rank."""
 
     sync: float
-    copy: float  # of its own part
+    copy: float  # of its own part, while the others wait
+    both: float  # a copy and an addition of its own part, while the other ranks do the same
+    computed: float  # of the sync: the thread's processor time
+    copied: float  # of the copy: the same
     idle: float  # one step without a sync, the median of all
 
 
@@ -81,10 +89,34 @@ class Plan:
         )
 
 
+class Took(NamedTuple):
+    """The seconds of something, and those for which its thread computed."""
+
+    wall: float
+    computed: float
+
+
+def _after_a_pause(work: Callable[[], object]) -> Took:
+    computed = [0.0]
+
+    def timed() -> None:
+        started = time.thread_time()
+        work()
+        computed[0] = time.thread_time() - started
+
+    return Took(pause_then(timed), computed[0])
+
+
 @torch.no_grad()
 def _copy(parameters: list[Tensor], copies: list[Tensor]) -> None:
     for copy, parameter in zip(copies, parameters, strict=True):
         copy.copy_(parameter)
+
+
+@torch.no_grad()
+def _add(parameters: list[Tensor], changes: list[Tensor]) -> None:
+    for parameter, change in zip(parameters, changes, strict=True):
+        parameter.add_(change)
 
 
 def _learn(seat: Seat, optimizer: MendOptimizer) -> list[Round]:
@@ -92,25 +124,37 @@ def _learn(seat: Seat, optimizer: MendOptimizer) -> list[Round]:
     copies = list(map(torch.empty_like, parameters))
     watch = Watch()
     watch.on(OwnTensors, "apply", "apply")
-    steps: list[list[float]] = []
+    steps: list[list[Took]] = []
+    changes = list(map(torch.zeros_like, parameters))
     floors = []
     optimizer.step()
     for _ in range(WARM + ROUNDS):
         watch.take()
         times = []
         while not watch.count("apply"):
-            times.append(pause_then(optimizer.step))
+            times.append(_after_a_pause(optimizer.step))
         steps.append(times)
-        took = 0.0
+        took = Took(0.0, 0.0)
         for rank in range(RANKS + 1):
             seat.meet()
             if rank == seat.rank:
-                took = pause_then(lambda: _copy(parameters, copies))
-        floors.append(took)
+                took = _after_a_pause(lambda: _copy(parameters, copies))
         seat.meet()
-    idle = median(each for times in steps[WARM:] for each in times)
-    syncs = [sum(times) - idle * len(times) for times in steps]
-    return [Round(sync, took, idle) for sync, took in zip(syncs, floors, strict=True)][WARM:]
+        both = 0.0
+        if seat.rank < RANKS:
+            both = pause_then(lambda: _copy(parameters, copies))
+            both += pause_then(lambda: _add(parameters, changes))
+        floors.append((took, both))
+        seat.meet()
+    idle = Took(*(median(each) for each in zip(*chain(*steps[WARM:]), strict=True)))
+    rounds = []
+    for times, (took, both) in zip(steps, floors, strict=True):
+        wall, computed = (
+            sum(each) - usual * len(times)
+            for each, usual in zip(zip(*times, strict=True), idle, strict=True)
+        )
+        rounds.append(Round(wall, took.wall, both, computed, took.computed, idle.wall))
+    return rounds[WARM:]
 
 
 def run() -> Iterator[Result]:
@@ -119,11 +163,16 @@ def run() -> Iterator[Result]:
     setting = f"63 M float32 in 240 tensors, {RANKS} ranks and another learner"
     lead, others = learners[0], [each for rank in learners[1:RANKS] for each in rank]
     for who, rounds in (("lead", lead), ("other ranks", others)):
-        sync, copy = (
-            [1e3 * value for value in column] for column in list(zip(*rounds, strict=True))[:2]
+        sync, copy, both, computed, copied = (
+            [1e3 * value for value in column] for column in list(zip(*rounds, strict=True))[:5]
         )
         what = f"training thread per outer sync, {who}"
         notes = f"{setting}; floor = one copy of the rank's part"
         yield compared("ranks", what, "ms", sync, copy, goal=GOAL, notes=notes)
+        notes = f"{setting}; floor = a copy and an addition of its part, on all ranks at once"
+        yield compared("ranks", what, "ms", sync, both, notes=notes)
+        what = f"processor time of the training thread per outer sync, {who}"
+        notes = f"{setting}; floor = that of one copy of its part"
+        yield compared("ranks", what, "ms", computed, copied, notes=notes)
     idle = [1e6 * rank[0].idle for rank in learners[:RANKS]]
     yield plain("ranks", "a step without a sync", "us", idle, setting, goal=STEP_GOAL)

@@ -1,4 +1,4 @@
-.PHONY: help demo demo-ranks test test-floor test-clients test-suites test-deep fuzz mutants lint types proto bench storm clean
+.PHONY: help demo demo-ranks test test-floor test-clients test-suites test-deep fuzz mutants lint types proto package bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 500
@@ -12,6 +12,7 @@ BENCH_READY = .venv/ready-bench
 FUZZ_READY = .venv/ready-fuzz
 FLOOR_READY = .venv-floor/ready
 PROTO_READY = .venv-proto/ready
+PACKAGE_READY = .venv-package/ready
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -72,8 +73,19 @@ proto: $(PROTO_READY) ## write mend_optim/transport/_pb from protos/peer.proto
 	.venv-proto/bin/python -m grpc_tools.protoc --proto_path=mend_optim/transport/_pb=protos \
 		--python_out=. --pyi_out=. mend_optim/transport/_pb/peer.proto
 
+# Outside of the repository, nothing but the installed package can be imported. PYTHON=python3.10 installs into another
+# Python; a torch that was built for CUDA may then bring gigabytes.
+package: $(PACKAGE_READY) ## build the wheel and the sdist, check what they hold, and use the wheel in an environment of its own
+	rm -rf dist build/installed
+	.venv-package/bin/python -m build --outdir dist .
+	.venv-package/bin/python -m twine check --strict dist/*
+	.venv-package/bin/python -m tests.package files dist
+	$(PYTHON) -m venv build/installed
+	build/installed/bin/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt "$$(ls dist/*.whl)[certs]"
+	.venv-package/bin/python -m tests.package use build/installed
+
 clean: ## remove everything that these targets made, the environments too
-	rm -rf .venv .venv-proto .venv-floor .suites .fuzz build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto .venv-floor .venv-package .suites .fuzz build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
@@ -103,4 +115,11 @@ $(FUZZ_READY): $(READY)
 $(PROTO_READY): Makefile
 	$(PYTHON) -m venv .venv-proto
 	.venv-proto/bin/python -m pip install -q --disable-pip-version-check 'grpcio-tools==1.72.*'
+	touch $@
+
+# build: reads hatchling's project, and builds the wheel from the sdist since 0.8; its options are the same in all of 1.
+# twine: from 6.1 it knows the metadata 2.4 that license expressions need; a new major version may drop checks.
+$(PACKAGE_READY): Makefile
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install -q --disable-pip-version-check 'build>=1.2,<2' 'twine>=6.1,<7'
 	touch $@

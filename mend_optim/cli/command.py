@@ -7,6 +7,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
+from platform import platform, python_version
 
 from mend_optim.errors import UsageError
 
@@ -14,6 +16,8 @@ DESCRIPTION = "Work with learners of mend_optim."
 EPILOG = "mend COMMAND --help tells more about each."
 #: The exit status of a command that was given wrong arguments, as argparse has it.
 WRONG = 2
+#: What the library needs to run, without the extras.
+DEPENDENCIES = ("torch", "numpy", "grpcio", "protobuf")
 
 
 def _ledger(parser: argparse.ArgumentParser) -> None:
@@ -89,13 +93,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser_for(words: Sequence[str]) -> argparse.ArgumentParser:
     """A parser of all commands. Only the one that is in the words has arguments."""
-    parser = argparse.ArgumentParser(prog="mend", description=DESCRIPTION, epilog=EPILOG)
+    raw = argparse.RawDescriptionHelpFormatter  # which wraps no lines
+    parser = argparse.ArgumentParser(
+        prog="mend", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=versions() if "--version" in words else "",
+        help="say which versions run here, for a report of a fault",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     wanted = next((word for word in words if not word.startswith("-")), "")
     for name, (said, configure) in COMMANDS.items():
-        one = commands.add_parser(
-            name, help=said, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        one = commands.add_parser(name, help=said, formatter_class=raw)
         if name == wanted:
             configure(one)
     return parser
+
+
+def versions() -> str:
+    """The versions of the library, of what it needs, of Python and of the system, in one line.
+    Metadata tells them, so nothing is imported."""
+    from mend_optim import __version__
+
+    needed = ", ".join(f"{name} {_version_of(name)}" for name in DEPENDENCIES)
+    return f"mend_optim {__version__}, {needed}, Python {python_version()}, {platform()}"
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,41 @@
+"""The command `mend` itself, without its subcommands."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import numpy
+import pytest
+import torch
+
+import mend_optim
+from mend_optim.cli import command
+from mend_optim.cli.command import main, versions
+
+
+def test_the_version_names_all_that_a_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"mend_optim {mend_optim.__version__}, torch {torch.__version__}, ")
+    for part in (f"numpy {numpy.__version__}, ", f"Python {platform.python_version()}, "):
+        assert part in said
+    assert said == f"{versions()}\n"
+
+
+def test_a_dependency_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "grpcio":
+            raise metadata.PackageNotFoundError(name)
+        return "1.2"
+
+    monkeypatch.setattr(command.metadata, "version", version)
+    assert "torch 1.2, numpy 1.2, grpcio not installed, protobuf 1.2, Python" in versions()
+
+
+def test_a_run_of_python_may_ask_for_its_version() -> None:
+    """`--version` behind `--` is the learners' own."""
+    words = ["run", "-n", "1", "--", "python", "--version"]
+    assert command.parser_for(words).parse_args(words).command == "run"

@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-DOCUMENTS = [README, *sorted(DOCS.glob("*.md")), ROOT / ".github" / "SECURITY.md"]
+DOCUMENTS = [README, *sorted(DOCS.glob("*.md")), *sorted((ROOT / ".github").glob("*.md"))]
 WIDTH, README_LINES = 100, 150
 
 TEST = re.compile(r"`([\w/]*test_\w+\.py)::(test_\w+)`")  # the path is relative to tests/

@@ -90,6 +90,8 @@ def test_the_version_is_written_in_one_place() -> None:
     assert re.findall(r'^path = "(.*?)"', project, re.MULTILINE) == ["mend_optim/__init__.py"]
     assert re.findall(r"^version\b", project, re.MULTILINE) == []
     assert f"(version {version}, " in read("README.md")
+    newest = re.findall(r"^## (.*)$", read("docs/changelog.md"), re.MULTILINE)[0]
+    assert newest.split()[1] == version  # after "[Unreleased]", or before a date: "[0.1.0] 0.1.0"
 
 
 def test_the_first_example_of_the_readme_can_be_run() -> None:

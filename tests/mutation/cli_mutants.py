@@ -12,6 +12,7 @@ EXPORTED = of("unit/integrations/test_prometheus", "twice_a_second or alive")
 FINDINGS = of("unit/cli/test_check_findings")
 CREW = of("unit/cli/test_run_crew")
 VERDICT = of("unit/cli/test_ledger_verdict")
+VERSION = of("unit/cli/test_command")
 COMMAND = of("unit/cli/test_ledger_command", "gap_has_a_status")
 
 
@@ -185,5 +186,12 @@ CLI_MUTANTS = (
         "        found += _double_merges(chains, where)\n",
         "",
         VERDICT,
+    ),
+    mutant(
+        "an-absent-dependency-ends-the-command",
+        "cli/command",
+        "except metadata.PackageNotFoundError:",
+        "except ImportWarning:",
+        VERSION,
     ),
 )

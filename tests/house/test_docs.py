@@ -24,6 +24,7 @@ DOCUMENTS = [README, *sorted(DOCS.glob("*.md")), *sorted((ROOT / ".github").glob
 WIDTH, README_LINES = 100, 150
 
 TEST = re.compile(r"`([\w/]*test_\w+\.py)::(test_\w+)`")  # the path is relative to tests/
+SCRIPT = re.compile(r"^```python\n# (\w+\.py)$", re.MULTILINE)  # to copy from a page
 MODULE = re.compile(r"`((?:\w+/)*\w+\.py)`")
 TARGET = re.compile(r"(?:`|^ {4})make ([a-z-]+)", re.MULTILINE)
 BENCH = re.compile(r"python -m bench((?: [a-z]\w*)+)")
@@ -32,6 +33,9 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROMISE = re.compile(r"^### (.+?)\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 ADDRESS = re.compile(r"[\w\]]:(\d{4,5})\b")
+ROW = re.compile(r"^\|(.*)\|$", re.MULTILINE)
+FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
+ENTRY = re.compile(r"^## (.+)\n\n((?:.+\n)+)", re.MULTILINE)
 EXAMPLE = re.compile(r"^ {4}\.venv/bin/python (examples/\S+) (.*)$", re.MULTILINE)
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -89,7 +93,7 @@ def test_every_test_that_is_named_exists(document: Path) -> None:
 
 @each_document
 def test_every_file_that_is_named_exists(document: Path) -> None:
-    for file in MODULE.findall(read(document)):
+    for file in set(MODULE.findall(read(document))) - set(SCRIPT.findall(read(document))):
         places = (ROOT, ROOT / "mend_optim")
         assert any((place / file).is_file() for place in places), f"{document.name} names {file}"
 
@@ -174,6 +178,35 @@ def test_the_readme_links_to_every_promise() -> None:
 def test_the_readme_links_to_every_page() -> None:
     linked = {link.partition("#")[0] for link in LINK.findall(read(README))}
     assert {f"docs/{path.name}" for path in DOCS.glob("*.md")} <= linked
+
+
+# Pages that repeat what others say
+
+
+def test_every_figure_of_the_choice_is_on_the_page_that_it_comes_from() -> None:
+    """The first cell and the header of a row say what was measured, the last one where."""
+    rows = [row.split("|") for row in ROW.findall(read(DOCS / "is_it_for_me.md"))]
+    checked = 0
+    for first, *cells, source in rows:
+        for link in LINK.findall(source):
+            if link.startswith("#"):
+                continue
+            page = read(DOCS / link.partition("#")[0])
+            for figure in FIGURE.findall(" ".join([first, *cells])):
+                known = rf"(?<![\d.,]){re.escape(figure)}(?![\d]|[.,]\d)"
+                assert re.search(known, page) or figure == "0", f"{figure} in {first}"
+                checked += 1
+    assert checked > 50
+
+
+def test_the_glossary_has_every_word_and_links_to_its_page() -> None:
+    entries = ENTRY.findall(read(DOCS / "glossary.md"))
+    words = [word for word, _ in entries]
+    assert words == sorted(words)
+    assert {word for word, body in entries if not LINK.search(body)} == set()
+    table = re.findall(r"^\| (\w+)(?: Θ)? \| ", read(README), re.MULTILINE)
+    assert "learner" in table
+    assert {word.capitalize() for word in table if word != "word"} <= set(words)
 
 
 def test_the_reference_is_current() -> None:

@@ -1,0 +1,88 @@
+"""The scripts of the documents: Python blocks whose first line is a comment with a file's name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.system.processes import free_addresses
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PATIENCE_S = 100  # imports of client libraries on a busy machine included
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"# (\w+\.py)\n")
+END = re.compile(r"^stopped at step (\d+); (\w+), loss (\S+)$", re.MULTILINE)
+
+
+def scripts_of(page: str) -> dict[str, str]:
+    """The scripts of a page, by the names that it gives them. Fails if a block has no name."""
+    blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
+    named = [(NAMED.match(block), block) for block in blocks]
+    assert all(name for name, _ in named), f"a Python block of {page} is no script with a name"
+    return {name[1]: block for name, block in named if name}
+
+
+def stops(outputs: Sequence[str]) -> list[tuple[int, str, str]]:
+    """The step, the digest and the loss with which each of the learners ended."""
+    ends = [END.findall(output) for output in outputs]
+    assert [len(end) for end in ends] == [1] * len(outputs), outputs
+    return [(int(step), digest, loss) for ((step, digest, loss),) in ends]
+
+
+def play(page: str, name: str, folder: Path, learners: Sequence[str] = "ab") -> list[str]:
+    """Run one script of a page as these learners at the same time; their outputs. Without any, it
+    runs once, without peers."""
+    addresses = free_addresses(len(learners))
+    settings = [
+        {
+            "MEND_NAME": learner,
+            "MEND_LISTEN": address,
+            "MEND_PEERS": ",".join(other for other in addresses if other != address),
+        }
+        for learner, address in zip(learners, addresses, strict=True)
+    ]
+    return run_together(page, name, folder, settings or [{}])
+
+
+def play_ranks(page: str, name: str, folder: Path, ranks: int = 2) -> list[str]:
+    """Run one script of a page as ranks of `torch.distributed`; their outputs."""
+    host, port = free_addresses(1)[0].split(":")
+    place = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    settings = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return run_together(page, name, folder, settings)
+
+
+def run_together(
+    page: str, name: str, folder: Path, settings: Sequence[dict[str, str]]
+) -> list[str]:
+    """The outputs of one process of a script for each environment. Fails with the output of the
+    first that ends badly or late."""
+    for script, text in scripts_of(page).items():
+        (folder / script).write_text(text, encoding="utf-8")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
+    common = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    outputs = [folder / f"output-{number}.txt" for number in range(len(settings))]
+    started = []
+    try:
+        for own, output in zip(settings, outputs, strict=True):
+            with output.open("w") as stdout:
+                process = subprocess.Popen(
+                    [sys.executable, name],
+                    cwd=folder,
+                    env={**common, **own},
+                    stdout=stdout,
+                    stderr=subprocess.STDOUT,
+                )
+            started.append(process)
+        for process, output in zip(started, outputs, strict=True):
+            assert process.wait(timeout=PATIENCE_S) == 0, output.read_text()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return [output.read_text() for output in outputs]

@@ -1,0 +1,52 @@
+"""The scripts of docs/recipes.md, as they stand there. The one with transformers is run in
+tests/clients."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from tests.support.pages import play, scripts_of, stops
+
+PAGE = "recipes.md"
+PLATEAU = "ReduceLROnPlateau"  # goes by losses
+STEPS = 3000  # of plain.py
+
+
+def test_every_script_is_run_by_a_test() -> None:
+    assert set(scripts_of(PAGE)) == {"plain.py", "trainer.py", "schedules.py"}
+
+
+@pytest.mark.timeout(200)
+def test_the_plain_loop_stops_early_and_ends_on_one_model(tmp_path: Path) -> None:
+    a, b = stops(play(PAGE, "plain.py", tmp_path))
+    assert a[1:] == b[1:]
+    assert min(a[0], b[0]) > 0
+    assert max(a[0], b[0]) < STEPS
+    kept = [torch.load(tmp_path / f"best-{name}.pt", weights_only=True) for name in "ab"]
+    for best in kept:
+        assert best["loss"] <= float(a[2]) + 1e-6
+        assert best["loss"] < 2  # the noise of the targets is 1, and first weights have 17 or so
+        assert set(best["model"]) == {"weight", "bias"}
+
+
+def test_schedules_go_on_from_a_position(tmp_path: Path) -> None:
+    (output,) = play(PAGE, "schedules.py", tmp_path, learners="")
+    assert re.fullmatch(r"\d+ schedules go on at step 30 as if .*\n", output)
+
+
+def test_the_page_has_every_scheduler_of_torch() -> None:
+    script = scripts_of(PAGE)["schedules.py"]
+    base = lr_scheduler.LRScheduler
+    kinds = {
+        name
+        for name, kind in vars(lr_scheduler).items()
+        if isinstance(kind, type) and issubclass(kind, base) and not name.startswith("_")
+    }
+    kinds -= {"LRScheduler", PLATEAU}
+    assert len(kinds) >= 14
+    assert {name for name in kinds if f'"{name}": lambda' not in script} == set()

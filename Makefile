@@ -1,4 +1,4 @@
-.PHONY: help demo demo-ranks test test-floor test-clients test-suites test-deep fuzz mutants lint types proto package bench storm clean
+.PHONY: help demo demo-ranks test test-floor test-clients test-suites test-deep fuzz mutants lint types proto package docs bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 500
@@ -13,6 +13,7 @@ FUZZ_READY = .venv/ready-fuzz
 FLOOR_READY = .venv-floor/ready
 PROTO_READY = .venv-proto/ready
 PACKAGE_READY = .venv-package/ready
+DOCS_READY = .venv-docs/ready
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -84,8 +85,11 @@ package: $(PACKAGE_READY) ## build the wheel and the sdist, check what they hold
 	build/installed/bin/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt "$$(ls dist/*.whl)[certs]"
 	.venv-package/bin/python -m tests.package use build/installed
 
+docs: $(DOCS_READY) ## the pages in docs/ as a site in build/docs; fails on every warning, such as a link that leads nowhere
+	.venv-docs/bin/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
+
 clean: ## remove everything that these targets made, the environments too
-	rm -rf .venv .venv-proto .venv-floor .venv-package .suites .fuzz build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-proto .venv-floor .venv-package .venv-docs .suites .fuzz build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
@@ -110,6 +114,14 @@ $(FLOOR_READY): $(READY)
 
 $(FUZZ_READY): $(READY)
 	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,certs,cli,prometheus,fuzz]'
+	touch $@
+
+# The site needs neither mend_optim nor torch: of the extra, only the names in it are installed.
+DOCS_EXTRA = sed -n '/^docs = \[/,/^\]/s/^ *"\([^"]*\)".*/\1/p' pyproject.toml
+$(DOCS_READY): pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	$(DOCS_EXTRA) > .venv-docs/requirements
+	.venv-docs/bin/python -m pip install -q --disable-pip-version-check -r .venv-docs/requirements
 	touch $@
 
 $(PROTO_READY): Makefile

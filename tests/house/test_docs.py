@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 DOCUMENTS = [README, *sorted(DOCS.glob("*.md")), *sorted((ROOT / ".github").glob("*.md"))]
+INDEX = DOCS / "index.md"  # of the site, for which the README stands on GitHub
 WIDTH, README_LINES = 100, 150
 
 TEST = re.compile(r"`([\w/]*test_\w+\.py)::(test_\w+)`")  # the path is relative to tests/
@@ -33,6 +34,11 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROMISE = re.compile(r"^### (.+?)\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 ADDRESS = re.compile(r"[\w\]]:(\d{4,5})\b")
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What Sphinx would understand, and GitHub would show as it stands: directives, roles, targets.
+SPHINX = re.compile(
+    r"^\s*(?:`{3,}|:{3,}|~{3,})\{|(?<!`)\{[\w:-]+\}`[^`]|^\([\w-]+\)=$|^%\s", re.MULTILINE
+)
 ROW = re.compile(r"^\|(.*)\|$", re.MULTILINE)
 FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
 ENTRY = re.compile(r"^## (.+)\n\n((?:.+\n)+)", re.MULTILINE)
@@ -71,8 +77,9 @@ def is_too_long(line: str) -> bool:
 
 
 @cache
-def make_reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+def script(name: str) -> ModuleType:
+    """A Python file in docs/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -148,7 +155,7 @@ def test_prose_is_wrapped(document: Path) -> None:
 
 @each_document
 def test_python_in_a_document_is_python(document: Path) -> None:
-    if document.name == make_reference().PAGE.name:
+    if document.name == script("make_reference").PAGE.name:
         return  # signatures
     for code in PYTHON.findall(read(document)):
         ast.parse(textwrap.dedent(code))
@@ -177,7 +184,34 @@ def test_the_readme_links_to_every_promise() -> None:
 
 def test_the_readme_links_to_every_page() -> None:
     linked = {link.partition("#")[0] for link in LINK.findall(read(README))}
-    assert {f"docs/{path.name}" for path in DOCS.glob("*.md")} <= linked
+    pages = set(DOCS.glob("*.md")) - {INDEX}
+    assert {f"docs/{path.name}" for path in pages} <= linked
+
+
+def test_the_index_of_the_site_has_every_page_once() -> None:
+    lines = [line for tree in TOCTREE.findall(read(INDEX)) for line in tree.splitlines()]
+    listed = [line for line in lines if line and not line.startswith(":")]
+    assert sorted(listed) == sorted(path.stem for path in DOCS.glob("*.md") if path != INDEX)
+
+
+@each_document
+def test_github_shows_it_as_the_site_does(document: Path) -> None:
+    text = TOCTREE.sub("", read(document)) if document == INDEX else read(document)
+    assert SPHINX.findall(text) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "on_the_site"),
+    [
+        ("[the words](../README.md#how-a-round-works)", "[the words](index.md)"),
+        ("[traces](../tests/virtual/traces)", "traces"),
+        ("[the policy](../.github/SECURITY.md)", "the policy"),
+        ("[a script](../examples/train_text.py)", "[a script](../examples/train_text.py)"),
+        ("[limits](limits.md#memory)", "[limits](limits.md#memory)"),
+    ],
+)
+def test_links_that_would_leave_the_site(link: str, on_the_site: str) -> None:
+    assert script("conf").without_links_outside(link) == on_the_site
 
 
 # Pages that repeat what others say
@@ -210,7 +244,7 @@ def test_the_glossary_has_every_word_and_links_to_its_page() -> None:
 
 
 def test_the_reference_is_current() -> None:
-    assert read(make_reference().PAGE) == make_reference().render(), (
+    assert read(script("make_reference").PAGE) == script("make_reference").render(), (
         "run python docs/make_reference.py"
     )
 

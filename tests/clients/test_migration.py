@@ -40,7 +40,7 @@ def test_diloco_runs(tmp_path: Path) -> None:
             "WORLD_SIZE": "1",
             "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{lighthouse.address().rsplit(':', 1)[1]}",
         }
-        ends = losses(run_together(PAGE, "diloco.py", tmp_path, [setting]))
+        ends = losses(run_together(PAGE, ["diloco.py"], tmp_path, [setting]))
     finally:
         lighthouse.shutdown()
     assert float(ends["0"]) < FIRST / 2

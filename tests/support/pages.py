@@ -46,7 +46,17 @@ def play(page: str, name: str, folder: Path, learners: Sequence[str] = "ab") -> 
         }
         for learner, address in zip(learners, addresses, strict=True)
     ]
-    return run_together(page, name, folder, settings or [{}])
+    return run_together(page, [name], folder, settings or [{}])
+
+
+def play_command(page: str, name: str, folder: Path) -> list[str]:
+    """Run one script as the page says, by `mend run`; the outputs of its two learners."""
+    command = f"    mend run -n 2 -- python {name}\n"
+    assert command in (DOCS / page).read_text(encoding="utf-8")
+    program = ["-m", "mend_optim", "run", "-n", "2", "--restarts", "0", "--", sys.executable, name]
+    (output,) = run_together(page, program, folder, [{}])
+    lines = [re.findall(rf"^learner-{index} \| (.*\n)", output, re.MULTILINE) for index in (0, 1)]
+    return ["".join(of_learner) for of_learner in lines]
 
 
 def play_ranks(page: str, name: str, folder: Path, ranks: int = 2) -> list[str]:
@@ -54,14 +64,14 @@ def play_ranks(page: str, name: str, folder: Path, ranks: int = 2) -> list[str]:
     host, port = free_addresses(1)[0].split(":")
     place = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     settings = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    return run_together(page, name, folder, settings)
+    return run_together(page, [name], folder, settings)
 
 
 def run_together(
-    page: str, name: str, folder: Path, settings: Sequence[dict[str, str]]
+    page: str, arguments: Sequence[str], folder: Path, settings: Sequence[dict[str, str]]
 ) -> list[str]:
-    """The outputs of one process of a script for each environment. Fails with the output of the
-    first that ends badly or late."""
+    """The outputs of Python with these arguments, beside the scripts of a page: one process for
+    each environment. Fails with the output of the first that ends badly or late."""
     for script, text in scripts_of(page).items():
         (folder / script).write_text(text, encoding="utf-8")
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
@@ -72,7 +82,7 @@ def run_together(
         for own, output in zip(settings, outputs, strict=True):
             with output.open("w") as stdout:
                 process = subprocess.Popen(
-                    [sys.executable, name],
+                    [sys.executable, *arguments],
                     cwd=folder,
                     env={**common, **own},
                     stdout=stdout,

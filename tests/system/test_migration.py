@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import play, play_ranks, scripts_of
+from tests.support.pages import play_command, play_ranks, scripts_of
 
 PAGE = "migration.md"
-LOSS = re.compile(r"^(\w): loss (\S+)$", re.MULTILINE)
+LOSS = re.compile(r"^([\w-]+): loss (\S+)$", re.MULTILINE)
 FIRST = 17.0  # about the loss of the first weights
 
 
@@ -27,10 +27,10 @@ def losses(outputs: list[str]) -> dict[str, str]:
 
 @pytest.mark.timeout(200)
 def test_learners_end_on_one_model(tmp_path: Path) -> None:
-    ends = losses(play(PAGE, "learner.py", tmp_path))
-    assert set(ends) == {"a", "b"}
-    assert ends["a"] == ends["b"]
-    assert float(ends["a"]) < FIRST / 2
+    ends = losses(play_command(PAGE, "learner.py", tmp_path))
+    assert set(ends) == {"learner-0", "learner-1"}
+    assert ends["learner-0"] == ends["learner-1"]
+    assert float(ends["learner-0"]) < FIRST / 2
 
 
 @pytest.mark.timeout(200)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from tests.support.pages import play, scripts_of, stops
+from tests.support.pages import play, play_command, scripts_of, stops
 
 PAGE = "recipes.md"
 PLATEAU = "ReduceLROnPlateau"  # goes by losses
@@ -23,11 +23,12 @@ def test_every_script_is_run_by_a_test() -> None:
 
 @pytest.mark.timeout(200)
 def test_the_plain_loop_stops_early_and_ends_on_one_model(tmp_path: Path) -> None:
-    a, b = stops(play(PAGE, "plain.py", tmp_path))
+    a, b = stops(play_command(PAGE, "plain.py", tmp_path))
     assert a[1:] == b[1:]
     assert min(a[0], b[0]) > 0
     assert max(a[0], b[0]) < STEPS
-    kept = [torch.load(tmp_path / f"best-{name}.pt", weights_only=True) for name in "ab"]
+    files = [tmp_path / f"best-learner-{index}.pt" for index in (0, 1)]
+    kept = [torch.load(file, weights_only=True) for file in files]
     for best in kept:
         assert best["loss"] <= float(a[2]) + 1e-6
         assert best["loss"] < 2  # the noise of the targets is 1, and first weights have 17 or so

@@ -185,6 +185,8 @@ def _train(i: int, model: nn.Module, optimizer: MendOptimizer, crew: Crew, task:
         optimizer.zero_grad()
         model(*task.draw(draws, BATCH)).backward()
         optimizer.step()
+    # One that a busy machine held up may have a round to go, for which it needs the others.
+    optimizer.finish(LIMIT_S)
 
 
 def run() -> Iterator[Result]:

@@ -26,7 +26,7 @@ _numbers: Iterator[int] = count()
 
 @dataclass(frozen=True, kw_only=True)
 class GivenPeers:
-    """What `peers` says. `source` is the argument, or the variable, that says it.
+    """The meaning of `peers`. `source` is the argument, or the variable, that says it.
 
     Args:
         seeds: Addresses "host:port".

@@ -83,7 +83,7 @@ class Meetings:
             learner: the lead's, which `body` may replace; None elsewhere.
 
         Returns:
-            What `body` does on the lead, and on other ranks what JSON makes of it.
+            The result of `body` on the lead, and on other ranks that result as JSON keeps it.
 
         Raises:
             UsageError: `body` raises it.

@@ -51,7 +51,7 @@ class Sent(NamedTuple):
     """A correction that the lead has told the ranks of."""
 
     correction: Correction
-    #: What they have to know of it, besides its values.
+    #: The facts that they have to know of it, besides its values.
     facts: bytes
 
 
@@ -102,7 +102,7 @@ class RankTraffic:
     # ── words ─────────────────────────────────────────────────────────────────────────────────────
 
     def news(self) -> dict[str, Any]:
-        """What the word of this rank says about the traffic."""
+        """The part of this rank's word that is about the traffic."""
         return {
             "staged": self._staged,
             "differs": isinstance(self._courier.fault, UsageError),

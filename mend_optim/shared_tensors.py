@@ -321,7 +321,7 @@ def updates_of(carrier: Carrier, p: int, told: Sequence[Sequence[int]]) -> tuple
 
 
 def correction_facts(deed: Deed, correction: Correction) -> dict[str, Any]:
-    """What all ranks have to know of a correction, besides its values."""
+    """The facts that all ranks have to know of a correction, besides its values."""
     return {
         "weights": int(deed is Deed.APPLY),
         "replace": correction.replace,

@@ -4,9 +4,9 @@ of a step between syncs.
 A learner of 4 ranks, each with a quarter of every tensor, runs real rounds with another learner
 over loopback. After every round each process copies its own part while the others wait: that is one
 floor. The other one is a copy and an addition of the own part, which all ranks make at once, as
-they do in a round. Where there are fewer cores than ranks, that takes several times as long. What
-the thread computes, without the time for which it waits for a core or for other ranks, is compared
-with what one copy computes."""
+they do in a round. Where there are fewer cores than ranks, that takes several times as long. The
+thread's processor time, without its waits for a core or for other ranks, is compared with that of
+one copy."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ DESCRIPTION = "Work with learners of mend_optim."
 EPILOG = "mend COMMAND --help tells more about each."
 #: The exit status of a command that was given wrong arguments, as argparse has it.
 WRONG = 2
-#: What the library needs to run, without the extras.
+#: The packages that the library needs to run, without the extras.
 DEPENDENCIES = ("torch", "numpy", "grpcio", "protobuf")
 
 

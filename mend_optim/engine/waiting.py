@@ -92,7 +92,7 @@ class Waiting:
         return "" if known.beat and known.beat.genesis else _NOT_BEGUN.format(peer.name)
 
     def what(self) -> str:
-        """What this learner waits for: addresses with causes, or weights."""
+        """The things that this learner waits for: addresses with causes, or weights."""
         causes = self.causes()
         if causes:
             return ", ".join(f"{address} ({why})" for address, why in causes.items())

@@ -11,7 +11,7 @@ from mend_optim.status import PeerStatus, Status
 
 #: The values of a figure, by its labels' values.
 Values = Mapping[tuple[str, ...], float]
-#: What the names of all figures begin with, in trackers that have no labels.
+#: The beginning of the names of all figures, in trackers that have no labels.
 PREFIX = "mend"
 
 

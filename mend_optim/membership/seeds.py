@@ -44,8 +44,8 @@ class Seeds:
             self.unreached.pop(address, None)
 
     def listed(self, source: str, listing: Listing) -> None:
-        """Take what a list has now. What no list has any more is forgotten: it may come back as
-        another machine's."""
+        """Take the present addresses of a list. An address that no list has any more is forgotten:
+        it may come back as another machine's."""
         self._lists.take(source, listing)
         wanted = self._lists.wanted()
         for address in {*self.found, *self._own, *self._itself}.difference(wanted):

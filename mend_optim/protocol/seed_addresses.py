@@ -62,8 +62,8 @@ class SeedAddresses:
             self._outcomes[address] = outcome
 
     def verdict(self) -> Answer | Unreached | None:
-        """Return what the seed is: another learner if one answered at any of its addresses; this
-        learner if it is nothing else; else why nobody is reached there. None: not known yet."""
+        """Return the verdict: another learner if one answered at any of the addresses; this learner
+        if the seed is nothing else; else why nobody is reached there. None: not known yet."""
         outcomes = self._outcomes.values()
         if Answer.LEARNER in outcomes:
             return Answer.LEARNER

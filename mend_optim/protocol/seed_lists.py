@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What a list of peers has at present.
+    """The present content of a list of peers.
 
     Args:
         seeds: Addresses "host:port".

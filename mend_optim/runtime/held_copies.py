@@ -20,7 +20,7 @@ AHEAD = 2
 
 
 class Plan(NamedTuple):
-    """What all ranks will do at the end of the next step."""
+    """The deeds of all ranks at the end of the next step."""
 
     #: The ranks meet: there is something to do that cannot be done in passing.
     meets: bool = False

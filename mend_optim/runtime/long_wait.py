@@ -58,12 +58,12 @@ class LongWait:
 
 
 def joining(engine: Engine) -> str:
-    """What a learner waits for before its first step. Call it with the mutex held."""
+    """The thing that a learner waits for before its first step. Call it with the mutex held."""
     return engine.joining.waiting.what()
 
 
 def merging(engine: Engine) -> str:
-    """What a learner at rest waits for. Call it with the mutex held."""
+    """The thing that a learner at rest waits for. Call it with the mutex held."""
     totals, fragments = engine.state.totals, engine.state.fragments
     tokens = max((fragment.unmerged(totals).tokens for fragment in fragments), default=0)
     return f"{tokens:,} tokens to be merged" if tokens else "the others' work"

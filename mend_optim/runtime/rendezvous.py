@@ -201,7 +201,7 @@ class Rendezvous:
 
 
 def _values(store: Any, keys: Mapping[int, str]) -> dict[int, str]:
-    """Return what the ranks have told so far."""
+    """Return the words that the ranks have told so far."""
     names = list(keys.values())
     here = keys if store.check(names) else {r: key for r, key in keys.items() if store.check([key])}
     values: Sequence[bytes] = store.multi_get(list(here.values())) if here else ()

@@ -233,8 +233,8 @@ class Dialler:
         return theirs
 
     async def _cause(self, address: str, fault: PeerError, name: str, failures: int) -> Unreached:
-        """Return why nobody answers at an address. What looks like another program may be a learner
-        whose certificate is wrong, or that finds ours wrong."""
+        """Return why nobody answers at an address. A learner whose certificate is wrong, or that
+        finds ours wrong, may look like another program."""
         cause = why_unreached(fault)
         if cause is Unreached.IMPOSTOR and not name:
             return Unreached.NO_LEARNER

@@ -44,11 +44,11 @@ class PeerList(Protocol):
 
     @property
     def name(self) -> str:
-        """What the user calls it."""
+        """The user's name for it."""
 
     async def read(self, address: str) -> Listing:
-        """Return what it has now, without blocking the loop. `address` is this learner's own, for
-        a list that learners enter themselves. Raises `PeerError` if it cannot be read."""
+        """Return its present addresses, without blocking the loop. `address` is this learner's own,
+        for a list that learners enter themselves. Raises `PeerError` if it cannot be read."""
 
 
 class Seeking:

@@ -1,4 +1,4 @@
-"""What the scripts with our callbacks observe, by ways of their own."""
+"""Observations of the scripts with our callbacks, by ways of their own."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def likeness(line: str) -> str:
 
 
 def run(script: str, folder: Path) -> str:
-    """What the script prints, as two learners."""
+    """The output of the script, as two learners."""
     (folder / script).write_text(SCRIPTS[script], encoding="utf-8")
     (command,) = [each for each in COMMANDS if script in each]
     words = shlex.split(command.replace("mend run", "-m mend_optim run"))

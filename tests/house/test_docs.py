@@ -35,7 +35,7 @@ PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROMISE = re.compile(r"^### (.+?)\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 ADDRESS = re.compile(r"[\w\]]:(\d{4,5})\b")
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# What Sphinx would understand, and GitHub would show as it stands: directives, roles, targets.
+# Sphinx understands these, and GitHub shows them as they stand: directives, roles, targets.
 SPHINX = re.compile(
     r"^\s*(?:`{3,}|:{3,}|~{3,})\{|(?<!`)\{[\w:-]+\}`[^`]|^\([\w-]+\)=$|^%\s", re.MULTILINE
 )

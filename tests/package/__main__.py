@@ -1,4 +1,4 @@
-"""What `make package` checks after it has built a wheel and an sdist.
+"""The checks of `make package` after it has built a wheel and an sdist.
 
     python -m tests.package files dist              # the two hold what git knows, and nothing else
     python -m tests.package use build/installed     # the package in that environment works

@@ -61,7 +61,7 @@ def wheel_faults(found: Set[str], known: Set[str], version: str) -> list[str]:
 
 
 def metadata_faults(metadata: str, version: str) -> list[str]:
-    """What is wrong with `METADATA`: its version, licence, or the dependencies without an extra."""
+    """The faults of `METADATA`: of its version, licence, or the dependencies without an extra."""
     fields = HeaderParser().parsestr(metadata)
     required = {
         re.split(r"[^\w.-]", line)[0]

@@ -78,7 +78,7 @@ class Installed:
         )
 
     def run(self, program: str, *arguments: str) -> str:
-        """What a program writes. Raises `RuntimeError` if it fails."""
+        """The output of a program. Raises `RuntimeError` if it fails."""
         return ended(self.start(program, *arguments))
 
 

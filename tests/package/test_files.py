@@ -66,7 +66,7 @@ def test_a_wheel_holds_the_package_that_git_knows(known: set[str], packed: set[s
 
 @pytest.mark.parametrize("name", NEEDED)
 def test_no_distribution_goes_without_what_it_needs(name: str) -> None:
-    """Whatever git knows."""
+    """All files that git knows."""
     found = {f"{TOP}/{other}" for other in {*NEEDED, "PKG-INFO"} - {name}}
     assert sdist_faults(found, set(), "1.2") == [f"the sdist lacks {TOP}/{name}"]
     assert (ROOT / name).is_file()

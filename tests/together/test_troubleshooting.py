@@ -383,7 +383,7 @@ class Unknown(Optimizer):
 
 @contextmanager
 def often() -> Iterator[list[str]]:
-    """What the log says where a wait of no time is a long one."""
+    """The lines of the log where a wait of no time is a long one."""
     with pytest.MonkeyPatch.context() as patch, log_lines() as lines:
         patch.setattr(long_wait, "LINE_EVERY_S", 0.05)
         yield lines

@@ -1,5 +1,4 @@
-"""What is on its way between the ranks of a learner, with couriers that are as slow as a test
-likes."""
+"""The traffic between the ranks of a learner, with couriers that are as slow as a test likes."""
 
 from __future__ import annotations
 
@@ -170,7 +169,7 @@ class Rank:
             raise UsageError("parameter w must be the same on ranks 0 and 1")
 
 
-#: What the lead has told of each correction, in the order in which they came.
+#: The facts that the lead has told of each correction, in the order in which they came.
 FACTS: list[bytes] = []
 
 

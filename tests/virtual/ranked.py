@@ -60,7 +60,7 @@ class Ranked(Learner):
 
     @property
     def learner(self) -> Any:
-        """What `held_copies` asks of a learner."""
+        """The questions that `held_copies` asks of a learner."""
         return SimpleNamespace(
             mutex=nullcontext(),
             closed=False,

@@ -70,7 +70,7 @@ class Broken:
 
 
 def samples_of(text: str) -> Samples:
-    """What Prometheus reads in an exposition. No series may be there twice."""
+    """The values that Prometheus reads in an exposition. No series may be there twice."""
     read = [
         ((sample.name, tuple(sorted(sample.labels.items()))), sample.value)
         for family in parser.text_string_to_metric_families(text)

@@ -39,7 +39,7 @@ def test_decisions_are_those_of_the_words(said: list[Word]) -> None:
     assert table.lead == said[0]
     assert table.tokens == sum(word.tokens for word in said)
     assert table.any_answer == any(word.answer for word in said)
-    # What all ranks have is what none of them lacks.
+    # All ranks have the corrections that none of them lacks.
     assert all(word.staged >= table.staged for word in said)
     assert any(word.staged == table.staged for word in said)
     assert table.differs != any(not word.differs for word in said)

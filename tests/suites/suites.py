@@ -116,7 +116,7 @@ SUITES = (
             "::test_can_resume_training": STATES,
             "test_scheduler.py::": FORKED,
             "test_grad_sync.py::": FORKED,
-            "test_cpu.py::": FORKED,
+            "test_cpu.py::MultiCPUTester::test_cpu": FORKED,
         },
     ),
     SuiteSource(

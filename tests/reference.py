@@ -518,3 +518,21 @@ def added_at(staged: Sequence[Sequence[int]]) -> list[int]:
         heard = [rank[number] + 1 for rank in staged]
         steps.append(max([*heard, *steps]))
     return steps
+
+
+def sealers(fragments: int, names: Sequence[str]) -> list[str]:
+    """Who seals which fragment: one by one, each goes to the greatest hash of those that have got
+    fewer than they may have by then."""
+    sealed: list[str] = []
+    for fragment in range(fragments):
+        most = math.ceil((fragment + 1) / len(names))
+        free = [name for name in names if sealed.count(name) < most]
+        sealed.append(
+            max(
+                free,
+                key=lambda name: hashlib.blake2b(
+                    f"{fragment}/{name}".encode(), digest_size=16
+                ).digest(),
+            )
+        )
+    return sealed

@@ -22,14 +22,13 @@ first.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 
 from mend_optim.membership.graves import LEFT, Graves
+from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
@@ -406,25 +405,32 @@ class Roster:
         return sorted(p.id for p in self if not p.suspected)
 
     def sealer(self, fragment: int) -> PeerId | None:
-        """Return the learner that runs a fragment's rounds: the one with the greatest hash of
-        (fragment, name) among the live learners that can be dialled. None if there is none.
-
-        Learners with the same roster agree without a word. When one comes or goes, only its own
-        fragments change hands.
-        """
-        here = [p for p in self if p.heard and not p.suspected]
-        candidates = [p.id for p in here if p.address and p.has(fragment)]
-        if self.address:
-            candidates.append(self.me)
-        return max(candidates, key=lambda id: _rendezvous(fragment, id.name), default=None)
+        """Return the learner that runs a fragment's rounds, of the live ones that can be dialled
+        and have the fragment: see `sealers`. None if there is none."""
+        return self._sealer_of(fragment, [p for p in self._able(fragment) if not p.suspected])
 
     def may_seal(self, fragment: int, id: PeerId) -> bool:
-        """Whether a learner seals a fragment by this roster, or would if it were not suspected."""
+        """Whether a learner seals a fragment by this roster, or would if it were not suspected, or
+        if nobody were. Others may not suspect those that this learner suspects."""
         sealer, peer = self.sealer(fragment), self.find(id)
         if sealer is None or id == sealer:
             return True
-        can_seal = peer is not None and peer.heard and bool(peer.address)
-        return can_seal and _rendezvous(fragment, id.name) > _rendezvous(fragment, sealer.name)
+        able = self._able(fragment)
+        if peer not in able:
+            return False
+        with_it = [p for p in able if p is peer or not p.suspected]
+        return id in (self._sealer_of(fragment, with_it), self._sealer_of(fragment, able))
+
+    def _able(self, fragment: int) -> list[Peer]:
+        """The peers that can seal a fragment, suspects included."""
+        return [p for p in self if p.heard and p.address and p.has(fragment)]
+
+    def _sealer_of(self, fragment: int, peers: list[Peer]) -> PeerId | None:
+        """The sealer if these peers and this learner are those that can seal it."""
+        ids = {p.id.name: p.id for p in peers}
+        if self.address:
+            ids[self.me.name] = self.me
+        return ids[sealer_of(fragment, ids)] if ids else None
 
     def known_at(self, started: bool) -> float:
         """Return from when on all learners know each other: a beat after the last peer was met
@@ -460,8 +466,3 @@ def _told(rumor: Rumor, word: Beat | Rumor | None) -> Rumor:
     if word is None or not word.finishes:
         return rumor
     return replace(rumor, finishes=True, ready=word.ready, tokens=word.tokens)
-
-
-@lru_cache(maxsize=4096)
-def _rendezvous(fragment: int, name: str) -> bytes:
-    return hashlib.blake2b(f"{fragment}/{name}".encode(), digest_size=16).digest()

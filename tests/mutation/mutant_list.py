@@ -37,6 +37,7 @@ OUTER, ANCHOR, JOINING, FEEDBACK = (
     of("unit/engine/test_model_key"),
     of("unit/worker/test_feedback"),
 )
+SEALERS = of("unit/membership/test_sealers")
 WAITING, PRESENCE = of("unit/engine/test_waiting"), of("unit/engine/test_presence")
 LONG_WAIT = of("unit/runtime/test_long_wait")
 NAMESAKES = of("unit/engine/test_namesakes")
@@ -192,7 +193,16 @@ MUTANTS = (
     Mutant("seal-of-another-base", 3, "engine/adoption", "if seal.base != fragment.lineage.digest:", "if False:", ADOPTING),
     Mutant("seal-that-does-not-follow", 3, "engine/adoption", "if lineage.key != seal.key:", "if False:", ADOPTING),
     Mutant("merge-while-merging", 3, "engine/sealer", (("if undecided or round.phase is Phase.MERGING or fragment.is_moving:")), "if undecided or fragment.is_moving:", SEALING),
-    Mutant("sealers-differ", 3, "membership/roster", "candidates.append(self.me)", "return self.me", ROSTER),
+    Mutant("sealers-differ", 3, "membership/roster", "            ids[self.me.name] = self.me\n", "            return self.me\n", ROSTER),
+    Mutant("one-name-seals-all", 3, "membership/sealers", "        free.remove(chosen[-1])\n", "", SEALERS),
+    Mutant("a-role-of-another-row", 3, "membership/sealers", "first = row * len(learners)", "first = 0", SEALERS),
+    Mutant("a-row-longer-than-the-learners", 3, "membership/sealers", "min(AT_ONCE * (1 + place // AT_ONCE), len(learners))",
+           "AT_ONCE * (1 + place // AT_ONCE)", SEALERS),
+    Mutant("suspects-seal", 3, "membership/roster", "[p for p in self._able(fragment) if not p.suspected]",
+           "self._able(fragment)", ROSTER),
+    Mutant("suspects-may-not-seal", 8, "membership/roster", "with_it = [p for p in able if p is peer or not p.suspected]",
+           "with_it = [p for p in able if not p.suspected]", ROSTER),
+    Mutant("only-one-may-be-suspected", 8, "membership/roster", ", self._sealer_of(fragment, able))", ",)", ROSTER),
     # ── 4: anchors form a max-register ───────────────────────────────────────────────────────────────────────────────
     Mutant("version-before-tokens", 4, "protocol/lineage",
            "return Key(self.tokens, self.version,", "return Key(self.version, self.tokens,", LINEAGE),
@@ -632,8 +642,8 @@ MUTANTS = (
            "        return True\n\n    @property\n    def word", ROSTER),
     Mutant("gossip-outlives-a-beat", 7, "membership/roster",
            "            peer.heard_at = now\n            peer.silent = False\n            counts", "            counts", ROSTER),
-    Mutant("phantoms-seal", 4, "membership/roster", "here = [p for p in self if p.heard and not p.suspected]",
-           "here = [p for p in self if not p.suspected]", ROSTER),
+    Mutant("phantoms-seal", 4, "membership/roster", "[p for p in self if p.heard and p.address and p.has(fragment)]",
+           "[p for p in self if p.address and p.has(fragment)]", ROSTER),
     Mutant("phantoms-hold-up-rounds", 7, "membership/roster", "min(met, heard + PHANTOMS * self.timing.beat_s)", "met", ROSTER),
     Mutant("phantoms-in-lockstep", 7, "engine/sealer", "if peer and peer.heard and peer.has(p)", "if peer and peer.has(p)", SEALING),
     Mutant("roster-without-end", 8, "membership/roster", "if self.size < self.limits.learners:", "if True:", ROSTER),

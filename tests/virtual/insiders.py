@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
-from mend_optim.membership.roster import _rendezvous
+from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Offer
 from tests.virtual import playing
@@ -180,7 +180,7 @@ class InsiderCluster(Cluster):
 
     def sealed_by_insider(self, p: int) -> bool:
         """Whether the insider is the one that all learners expect to seal a fragment."""
-        return max(self.names, key=lambda name: _rendezvous(p, name)) == self.insider
+        return sealer_of(p, self.names) == self.insider
 
 
 @dataclass(frozen=True)

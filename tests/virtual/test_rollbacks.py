@@ -42,6 +42,12 @@ def counts(cluster: Cluster) -> set[int]:
     return {count(learner) for learner in cluster.learners.values()}
 
 
+def begun(cluster: Cluster, name: str) -> bool:
+    """Whether a rollback of this learner has begun. It cannot while the weights are copied."""
+    cluster.roll_back(name)
+    return bool(cluster.seen["began a rollback"])
+
+
 def kept(cluster: Cluster) -> bool:
     """Whether the model has all that was in the checkpoint's anchors."""
     saved = cluster.saved[0].theta
@@ -57,7 +63,7 @@ def test_all_follow_and_every_unit_of_work_is_accounted_for(
 ) -> None:
     cluster = trained(seed, adopt_after=adopt_after, fragments=fragments, sync_every=6)
     before = {unit for unit in cluster.learners["learner-1"].weights[0] if unit[0] != "init"}
-    cluster.roll_back("learner-2")
+    assert cluster.until(lambda: begun(cluster, "learner-2"), 20)
     assert cluster.until(lambda: counts(cluster) == {1}, 30)
     cluster.run(20)
     assert cluster.settle()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 #: Round trips of a round beside its bytes: the call, the offer's start, the seal's start.
@@ -197,29 +196,9 @@ def suggested(found: Sequence[Option]) -> Option:
     return next(each for each in found if each.gain >= best - 0.03)
 
 
-@cache
 def busiest(fragments: int, learners: int) -> float:
-    """The share of the fragments that the busiest learner seals, as to be expected: a hash gives
-    each fragment to one learner, so some get more than others."""
-    none_above = [_chance(fragments, learners, most) for most in range(fragments)]
-    return sum(1 - chance for chance in none_above) / fragments
-
-
-def _chance(fragments: int, learners: int, most: int) -> float:
-    """How likely nobody gets more than so many fragments: of the n^P ways to give P fragments to n
-    learners, those are P! times the coefficient of x^P in (1 + x + x²/2! + … + x^most/most!)^n."""
-    one = [1 / math.factorial(i) if i <= most else 0.0 for i in range(fragments + 1)]
-    power = [1.0] + [0.0] * fragments
-    for bit in f"{learners:b}":
-        power = _product(power, power)
-        if bit == "1":
-            power = _product(power, one)
-    return min(1.0, power[fragments] * math.factorial(fragments) / float(learners) ** fragments)
-
-
-def _product(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Of two polynomials, up to the degree that they have."""
-    return [sum(one[i] * other[n - i] for i in range(n + 1)) for n in range(len(one))]
+    """The share of the fragments that the busiest learner seals: ⌈P/M⌉ of P."""
+    return math.ceil(fragments / learners) / fragments
 
 
 # ── what lateness does to learning ────────────────────────────────────────────────────────────────

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,6 +33,7 @@ from mend_optim.cli.plan.model import (
 from mend_optim.cli.plan.quantities import count_given, rate_given, seconds_given
 from mend_optim.codecs.registry import encode_packet, find_codec
 from mend_optim.errors import UsageError
+from mend_optim.membership.sealers import sealer_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -145,19 +144,13 @@ def test_a_plan_is_made_of_anything(setup: Setup) -> None:
         assert round_s(faster, coding, 1) <= round_s(setup, coding, 1)
 
 
-@pytest.mark.parametrize(("fragments", "learners"), [(4, 4), (8, 3), (16, 4)])
-def test_the_busiest_learner_has_the_share_that_draws_have(fragments: int, learners: int) -> None:
-    r = random.Random(0)
-    draws = [
-        max(Counter(r.randrange(learners) for _ in range(fragments)).values()) for _ in range(4000)
-    ]
-    assert abs(busiest(fragments, learners) - sum(draws) / len(draws) / fragments) < 0.01
-
-
-def test_more_fragments_spread_the_work() -> None:
-    assert busiest(1, 4) == busiest(1, 2) == 1
-    shares = [busiest(fragments, 4) for fragments in (1, 4, 8, 16, 64)]
-    assert all(one > other > 0.25 for one, other in pairwise(shares))
+@given(st.integers(1, 40), st.integers(2, 12))
+def test_the_busiest_learner_has_the_share_that_sealers_have(fragments: int, learners: int) -> None:
+    sealed = Counter(
+        sealer_of(fragment, [f"learner-{i}" for i in range(learners)])
+        for fragment in range(fragments)
+    )
+    assert busiest(fragments, learners) == max(sealed.values()) / fragments
 
 
 def test_units() -> None:

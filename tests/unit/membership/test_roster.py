@@ -18,6 +18,7 @@ from mend_optim.membership.roster import (
     Peer,
     Roster,
 )
+from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Rumor
@@ -485,28 +486,6 @@ def test_all_who_see_the_same_learners_agree_on_the_sealer(
     assert len({roster.sealer(fragment) for roster in views}) == 1
 
 
-@given(names, fragments)
-def test_losing_another_learner_never_moves_the_role(names: list[str], fragment: int) -> None:
-    before = view(names[0], names).sealer(fragment)
-    for gone in names[1:]:
-        if before and gone != before.name:
-            assert view(names[0], [n for n in names if n != gone]).sealer(fragment) == before
-
-
-@given(names, fragments)
-def test_a_newcomer_takes_the_role_or_leaves_it(names: list[str], fragment: int) -> None:
-    before, after = (
-        view(names[0], names).sealer(fragment),
-        view(names[0], [*names, "new"]).sealer(fragment),
-    )
-    assert after in (before, PeerId("new", 1))
-
-
-def test_fragments_are_spread_over_the_learners() -> None:
-    roster = view("b", ["b", "c", "d", "e"])
-    assert {roster.sealer(p) for p in range(24)} == {PeerId(name, 1) for name in "bcde"}
-
-
 def test_who_cannot_be_dialled_never_seals() -> None:
     roster = new(address="")
     roster.hear(0, Beat(peer=B, address="", count=1))
@@ -652,8 +631,28 @@ def test_a_linked_peer_has_no_other_process_by_hearsay() -> None:
     assert roster.find(PeerId("b", 9))
 
 
+@given(
+    st.lists(st.sampled_from("bcdefg"), min_size=1, unique=True),
+    st.sets(st.sampled_from("bcdefg")),
+    fragments,
+)
+def test_a_learner_may_seal_by_what_others_may_see(
+    names: list[str], suspected: set[str], fragment: int
+) -> None:
+    """It seals with those that are not suspected; or with itself besides; or with everybody."""
+    roster = new(*names)
+    for name in suspected & set(names):
+        known(roster, name).silent = True
+    live = [ME.name, *(set(names) - suspected)]
+    assert roster.sealer(fragment) == PeerId(sealer_of(fragment, live), 1)
+    for name in [ME.name, *names]:
+        seen = (live, [*{*live, name}], [ME.name, *names])
+        may = any(sealer_of(fragment, learners) == name for learners in seen)
+        assert roster.may_seal(fragment, PeerId(name, 1)) == may or name == ME.name
+
+
 def test_a_suspect_may_seal_what_it_would_seal_and_hearsay_nothing() -> None:
-    """By the order of the fragment's rendezvous hash, whoever of them is suspected."""
+    """It would seal with those that are not suspected, or with all of them."""
     roster = new("b", "c", "d")
     for fragment in range(8):
         for name in "bcd":

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from mend_optim.codecs.packing import as_bytes, fresh
 
+Base = np.ndarray[Any, Any]
+Reference = weakref.ref[Base]
+
 #: Bytes. A smaller buffer is not worth keeping.
 SMALL = 1 << 16
 
@@ -27,7 +30,12 @@ class Buffers:
 
     def __init__(self, pin: bool = False) -> None:
         self._pin = pin
-        self._free: defaultdict[tuple[int, bool], list[np.ndarray[Any, Any]]] = defaultdict(list)
+        self._free: defaultdict[tuple[int, bool], list[Base]] = defaultdict(list)
+        #: By the id of a reference to what was handed out: that reference, and where the buffer
+        #: goes back to.
+        self._lent: dict[int, tuple[Reference, list[Base], Base]] = {}
+        #: The references of those that came back, dead by now. Python appends them.
+        self._back: list[Reference] = []
 
     def take(self, numel: int) -> Tensor:
         """A flat float32 buffer of `numel` elements, with arbitrary content."""
@@ -40,15 +48,30 @@ class Buffers:
         return as_bytes(self._lend(1 << (-(-nbytes // 4) - 1).bit_length(), False))[:nbytes]
 
     def _lend(self, numel: int, pin: bool) -> Tensor:
+        self._collect()
         free = self._free[numel, pin]
         try:
             base = free.pop()
         except IndexError:
             base = torch.empty(numel, dtype=torch.float32, pin_memory=pin, device="cpu").numpy()
-        # The finalizer is on this view, because torch's storage holds it and slices share it. The
+        # The reference is to this view, because torch's storage holds it and slices share it. The
         # tensor object handed out may die before its slices do, and arrays of it refer to `base`.
         lent = base.view()
-        weakref.finalize(lent, free.append, base).atexit = False
+        # The last holder may be the training thread, anywhere. Ctrl-C, which Python raises between
+        # any two of its own instructions, is lost in a callback that has such.
+        reference = weakref.ref(lent, self._back.append)
+        self._lent[id(reference)] = reference, free, base
         # The caller's script may be in inference mode, and the worker changes the buffer later.
         with torch.inference_mode(False):
             return torch.from_numpy(lent)
+
+    def _collect(self) -> None:
+        """Put back the buffers that came back, the last one to be lent first, while it is in the
+        processor's cache. Other threads may do the same."""
+        while self._back:
+            try:
+                reference = self._back.pop(0)
+            except IndexError:
+                return
+            _, free, base = self._lent.pop(id(reference))
+            free.append(base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import numpy as np
 import pytest
@@ -22,6 +23,20 @@ def test_a_buffer_is_reused_once_it_is_dropped() -> None:
     del first
     gc.collect()
     assert buffers.take(8).data_ptr() == where
+
+
+def test_no_code_runs_where_a_buffer_is_dropped() -> None:
+    """Python ignores exceptions there, and Ctrl-C is one that comes at any instruction."""
+    buffers, seen = Buffers(), []
+    lent = [buffers.take(8)]
+    where = lent[0].data_ptr()
+    sys.setprofile(lambda frame, event, _: seen.append((event, frame.f_code.co_name)))
+    try:
+        lent.clear()
+    finally:
+        sys.setprofile(None)
+    assert [name for event, name in seen if event == "call"] == []
+    assert buffers.take(8).data_ptr() == where, "it did not come back"
 
 
 HOLDERS = {

@@ -25,7 +25,8 @@ from mend_optim.protocol.lineage import PeerId
 #: - 4: tensors are coalesced; no learner's own packet comes back to it
 #: - 5: seals scale the mean and tell the run's period; offers and seals have learning rates
 #: - 6: the digests of offers, seals and anchors are those of trees
-PROTOCOL = 6
+#: - 7: no learner seals more than its share, so others seal some fragments
+PROTOCOL = 7
 
 #: The prefix of the names of model fields that describe an added parameter group. Learners need not
 #: add a group at the same moment, so these fields must agree only where both sides have them.

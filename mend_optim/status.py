@@ -55,6 +55,7 @@ class PeerStatus:
         tokens: the peer's tokens, as of its last beat.
         slow: how many times slower the peer is than it was, if rounds no longer wait for it;
             else 0.
+        finishing: whether the peer has called `finish()`, and waits there until all others have.
 
     Example:
         >>> peer = PeerStatus(
@@ -71,6 +72,7 @@ class PeerStatus:
     step: int
     tokens: int
     slow: float = 0.0
+    finishing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +223,9 @@ def _refused_text(refused: Sequence[Refused]) -> str:
 
 
 def _peer_state(peer: PeerStatus) -> str:
-    return f"{peer.state}, {peer.slow:.1f} times slower" if peer.slow else peer.state
+    slow = f", {peer.slow:.1f} times slower" if peer.slow else ""
+    waits = ", waits in finish()" if peer.finishing else ""
+    return f"{peer.state}{slow}{waits}"
 
 
 class Traffic(NamedTuple):
@@ -271,6 +275,7 @@ def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tupl
             step=peer.beat.step if peer.beat else 0,
             tokens=peer.beat.tokens if peer.beat else 0,
             slow=failing[peer.id].ratio if peer.id in failing else 0.0,
+            finishing=peer.word is not None and peer.word.finishes,
         )
         for peer in sorted(state.roster.peers.values(), key=lambda peer: peer.id)
     )

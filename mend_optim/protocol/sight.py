@@ -29,6 +29,7 @@ class SeenPeer:
     step: int
     tokens: int
     slow: float = 0.0
+    finishing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

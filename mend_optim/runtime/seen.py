@@ -54,6 +54,7 @@ def sight_of(
                 step=peer.step,
                 tokens=peer.tokens,
                 slow=peer.slow,
+                finishing=peer.finishing,
             )
             for peer in status.roster
         ),

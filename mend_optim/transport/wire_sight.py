@@ -109,6 +109,7 @@ def _seen(peer: SeenPeer) -> pb.Seen:
         step=peer.step,
         tokens=peer.tokens,
         slow=peer.slow,
+        finishing=peer.finishing,
     )
 
 
@@ -122,6 +123,7 @@ def _to_seen(peer: pb.Seen) -> SeenPeer:
         step=checked_count("step", peer.step),
         tokens=checked_count("tokens", peer.tokens),
         slow=checked_number("slowness", peer.slow),
+        finishing=peer.finishing,
     )
 
 

@@ -104,6 +104,13 @@ CLI_MUTANTS = (
         CROWD,
     ),
     mutant(
+        "nobody-is-told-who-waits-in-finish",
+        "cli/watch/crowd",
+        "    if told and told.finishing:\n        return FINISHING\n",
+        "",
+        CROWD,
+    ),
+    mutant(
         "a-learner-that-has-not-joined-merges",
         "protocol/sight",
         "return self.joined and alive and",

@@ -119,6 +119,26 @@ def test_the_other_is_watched_on_when_the_one_that_was_dialled_dies() -> None:
         assert {row.name for row in crowd.rows() if row.sight} == {"b"}
 
 
+def test_one_that_waits_in_finish_is_seen_by_the_others_and_by_watchers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pair() as (a, b):
+        learner = a._learner
+        assert learner
+
+        def trains_on() -> None:
+            roster = learner.engine.state.roster
+            until_holds(a, lambda: all(peer.word and peer.word.finishes for peer in roster))
+            assert [peer.finishing for peer in a.status().roster] == [True]
+            assert "b alive, waits in finish()" in str(a.status())
+            assert main(["status", address_of(a), "--json"]) == MERGING
+            a.finish()
+
+        together(b.finish, trains_on)
+    states = json.loads(capsys.readouterr().out)["states"]
+    assert states == {"a": "merging", "b": "finishing"}
+
+
 def test_a_flood_of_looks_is_refused_and_training_goes_on() -> None:
     """The learner counts what it refuses, as of every peer."""
     with pair() as (a, b):

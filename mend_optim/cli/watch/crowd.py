@@ -15,6 +15,8 @@ from mend_optim.transport.address import parse_address, seen_from
 HISTORY = 24
 #: Looks after which a learner that does not answer, and of which nobody tells, is forgotten.
 PATIENCE = 30
+#: The state of a learner that has called `finish()`, and waits for the others.
+FINISHING = "finishing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class Crowd:
         told: dict[str, SeenPeer] = {}
         for sight in self.sights:
             for peer in sight.roster:
-                if peer.name not in told or peer.state != "alive" or peer.slow:
+                if peer.name not in told or peer.state != "alive" or peer.slow or peer.finishing:
                     told[peer.name] = peer
         names = sorted({*self._sights, *told, *self._known})
         return [self._row(name, told.get(name)) for name in names]
@@ -122,7 +124,8 @@ class Crowd:
                 past=tuple(self._past[name]),
             )
         if told:
-            state = "cannot be dialled" if not told.address else "no answer"
+            hidden = FINISHING if told.finishing else "cannot be dialled"
+            state = "no answer" if told.address else hidden
             state = told.state if told.state != "alive" else state
             return Row(
                 name=name, state=state, address=told.address, step=told.step, tokens=told.tokens
@@ -140,6 +143,8 @@ def _state(sight: Sight, told: SeenPeer | None) -> str:
         return "joining"
     if told and told.state != "alive":
         return told.state
+    if told and told.finishing:
+        return FINISHING
     if told and told.slow:
         return f"slow ({told.slow:.1f}×)"
     if sight.is_quiet:

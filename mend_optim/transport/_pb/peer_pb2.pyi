@@ -379,20 +379,22 @@ class Sight(_message.Message):
     def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., joined: bool = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., position: _Optional[int] = ..., cluster_step: _Optional[int] = ..., cluster_tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., sync_every: _Optional[int] = ..., latency: _Optional[int] = ..., rounds: _Optional[int] = ..., unmerged_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., superseded_tokens: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., codec: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[SeenRound, _Mapping]]] = ..., reported: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ..., quiet_s: _Optional[float] = ...) -> None: ...
 
 class Seen(_message.Message):
-    __slots__ = ("peer", "address", "state", "step", "tokens", "slow")
+    __slots__ = ("peer", "address", "state", "step", "tokens", "slow", "finishing")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
+    FINISHING_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     state: str
     step: int
     tokens: int
     slow: float
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., slow: _Optional[float] = ...) -> None: ...
+    finishing: bool
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., slow: _Optional[float] = ..., finishing: bool = ...) -> None: ...
 
 class SeenRound(_message.Message):
     __slots__ = ("fragment", "version", "tokens", "reason", "sealer", "members", "absent")

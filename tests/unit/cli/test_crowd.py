@@ -72,6 +72,17 @@ def test_the_others_are_watched_on_when_the_one_that_was_dialled_dies() -> None:
     assert states(crowd) == {"a": "gone", "b": "merging", "c": "merging"}
 
 
+def test_a_learner_that_waits_for_the_others_to_finish_is_told_of() -> None:
+    """Those that finish first train no more, and whoever trains on should know."""
+    done, hidden = seen("b", finishing=True), seen("c", finishing=True, address="")
+    run = {A: sight("a", done, hidden), B: sight("b", seen("a"))}
+    crowd = Crowd(A)
+    see(crowd, lambda addresses: {each: run[each] for each in addresses})
+    assert states(crowd) == {"a": "merging", "b": "finishing", "c": "finishing"}
+    see(crowd, lambda addresses: {each: run[A] if each == A else GONE for each in addresses})
+    assert states(crowd)["b"] == "no answer"
+
+
 @pytest.mark.parametrize(
     ("quiet_s", "period", "is_quiet"),
     [(0.0, 1, False), (60.0, 1, False), (61.0, 1, True), (500.0, 96, False), (501.0, 96, True)],

@@ -46,6 +46,9 @@ SIGHT = Sight(
     codec="int8",
     roster=(
         SeenPeer(name="b", incarnation=4, address="", state="alive", step=1, tokens=2, slow=1.5),
+        SeenPeer(
+            name="c", incarnation=5, address="", state="alive", step=1, tokens=2, finishing=True
+        ),
     ),
     last=(
         SeenRound(

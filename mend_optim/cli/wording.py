@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 
 DAY_S = 86_400
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
+_BITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
 _COUNTS = ("", "k", "M", "G", "T", "P")
 
 
@@ -24,6 +25,12 @@ def count_of(number: float) -> str:
 def bytes_of(number: float) -> str:
     """1234567 as "1.23 MB"."""
     return f"{number:.0f} B" if abs(number) < 1000 else _scaled(number, _BYTES, " ")
+
+
+def bits_of(bytes_per_s: float) -> str:
+    """A rate: 1234567 bytes per second as "9.88 Mbit/s"."""
+    bits = 8 * bytes_per_s
+    return f"{bits:.0f} bit/s" if bits < 1000 else _scaled(bits, _BITS, " ")
 
 
 def _scaled(number: float, units: tuple[str, ...], space: str = "") -> str:

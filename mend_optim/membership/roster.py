@@ -30,7 +30,7 @@ from itertools import islice
 from mend_optim.membership.graves import LEFT, Graves
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.handshake import Life, Namesake
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, PeerId
 from mend_optim.protocol.messages import Beat, Rumor
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing
@@ -47,10 +47,6 @@ PHANTOMS = 5
 TURNED_AWAY = 1024
 #: Processes turned away that one beat passes on: the newest.
 AWAY = 64
-#: Incarnations are nanoseconds of a clock, and clocks may differ by so much. Hearsay of a process
-#: that started later than that is not believed: it would lock the real one out by a number that
-#: nobody reaches.
-CLOCKS_DIFFER_NS = 24 * 3600 * 10**9
 
 
 @dataclass(slots=True, kw_only=True)

@@ -42,6 +42,10 @@ ROLLBACK_BYTES = 4
 MOST_ROLLBACKS = 2 ** (8 * ROLLBACK_BYTES) - 1
 #: Incarnations are below this, so that there is room beyond each. Clocks reach it in 2116.
 INCARNATIONS = 1 << 62
+#: Incarnations are nanoseconds of a clock, and clocks may differ by so much. Hearsay of a process
+#: that started later than that is not believed: it would lock the real one out by a number that
+#: nobody reaches.
+CLOCKS_DIFFER_NS = 24 * 3600 * 10**9
 #: Processes of one name that an anchor remembers.
 PROCESSES = 16
 #: An anchor with so many authors, or so many bytes of them, takes work of no new one: the header of

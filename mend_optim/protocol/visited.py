@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mend_optim.protocol.handshake import Hello
+from mend_optim.protocol.surveyed import Surveyed
 from mend_optim.protocol.unreached import Unreached
 
 #: The model's field that a refusal tells first.
@@ -24,6 +25,7 @@ class Visit:
         wants_tls: whether what answers speaks TLS, and the visitor did not.
         round_trip_s: the shortest of several hellos.
         settings: by field, the learner's value, where it was asked for.
+        surveyed: what is known of the way there.
     """
 
     answer: Hello | None = None
@@ -32,3 +34,4 @@ class Visit:
     wants_tls: bool = False
     round_trip_s: float = 0.0
     settings: dict[str, str] = field(default_factory=dict)
+    surveyed: Surveyed = field(default_factory=Surveyed)

@@ -52,6 +52,7 @@ from mend_optim.transport.security.channels import BARE, Security
 from mend_optim.transport.seeking import PeerList, Resolve
 from mend_optim.transport.server import Server
 from mend_optim.transport.stream import Counter, Dialled
+from mend_optim.transport.surveying import SurveyServer
 from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
 from mend_optim.transport.watching import WatchServer
 
@@ -135,6 +136,7 @@ class Transport:
             streams=lambda: most_streams(len(sizes())),
             security=security,
             watch=WatchServer(handler.sight, security, self._links.refusals),
+            survey=SurveyServer(security, self._links.refusals),
         )
         self._dialler = Dialler(
             handler,

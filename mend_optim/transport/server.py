@@ -25,6 +25,7 @@ from mend_optim.transport.link import Link
 from mend_optim.transport.receiving import BusyError
 from mend_optim.transport.security.channels import Security
 from mend_optim.transport.stream import Counter, Served
+from mend_optim.transport.surveying import SurveyServer
 from mend_optim.transport.transfers import TransferServer
 from mend_optim.transport.watching import REASON_LIMIT, WatchServer
 from mend_optim.transport.wire import decode_hello, decode_id, encode_hello
@@ -55,6 +56,7 @@ class Server:
         streams: Returns the most streams of one peer.
         security: Opens the port, and knows the callers.
         watch: Answers those that only watch.
+        survey: Answers those that measure the way here.
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class Server:
         streams: Callable[[], int],
         security: Security,
         watch: WatchServer,
+        survey: SurveyServer,
     ) -> None:
         self._links = links
         self._watch = watch
+        self._survey = survey
         self._transfers = transfers
         self._security = security
         self._timing = timing
@@ -166,6 +170,7 @@ class Server:
         return {
             "Hello": grpc.unary_unary_rpc_method_handler(self._serve_hello),
             "Watch": grpc.unary_unary_rpc_method_handler(self._watch.serve),
+            "Survey": grpc.stream_stream_rpc_method_handler(self._survey.serve),
             **methods,
         }
 

@@ -1,5 +1,5 @@
-"""A visit to a learner by somebody that takes no part: who answers at an address, how quickly, and
-with which settings.
+"""A visit to a learner by somebody that takes no part: who answers at an address, how quickly, with
+which settings, and what `survey.py` finds out about the way there.
 
 A visitor's hello is always refused, because it has no model. So it never becomes a peer: no round
 waits for it. In a refusal a learner tells the first difference, and no more, so a visitor that
@@ -27,6 +27,7 @@ from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
 from mend_optim.transport.security.probe import speaks_tls
 from mend_optim.transport.stream import Counter
+from mend_optim.transport.survey import Wish, survey
 
 #: The name of a visitor that has no certificate of its own.
 VISITOR = "mend-check"
@@ -42,7 +43,13 @@ _VALUE = re.compile(rf": here {re.escape(NO_VALUE)}, there (.*); ", re.DOTALL)
 
 
 def visit(
-    address: str, security: Security, name: str, fields: Iterable[str], patience_s: float
+    address: str,
+    security: Security,
+    name: str,
+    fields: Iterable[str],
+    *,
+    patience_s: float,
+    wish: Wish,
 ) -> Visit:
     """Visit an address that can be connected to, in an event loop of its own.
 
@@ -52,8 +59,9 @@ def visit(
         name: the visitor's, which its certificate proves.
         fields: the settings to ask for.
         patience_s: how long each answer may take.
+        wish: what to find out about the way there.
     """
-    return asyncio.run(_Visitor(address, security, name, patience_s).visit(list(fields)))
+    return asyncio.run(_Visitor(address, security, name, patience_s).visit(list(fields), wish))
 
 
 class _Visitor:
@@ -64,7 +72,7 @@ class _Visitor:
         self._me = PeerId(name, INCARNATION)
         self._mine = Hello(peer=self._me, address="", model=((COUNT, NO_VALUE),), policy=())
 
-    async def visit(self, fields: list[str]) -> Visit:
+    async def visit(self, fields: list[str], wish: Wish) -> Visit:
         there = ""
         try:
             if self._security.authenticates:
@@ -76,9 +84,10 @@ class _Visitor:
                 check(there in ("", answer.peer.name), f"{there!a} says that it is another")
                 trips = [await self._trip(connection) for _ in range(TRIPS)]
                 settings = await self._settings(connection, answer, fields)
+                surveyed = await survey(connection, wish, self._patience_s)
         except PeerError as fault:
             return await self._failed(fault, there)
-        return Visit(answer=answer, round_trip_s=min(trips), settings=settings)
+        return Visit(answer=answer, round_trip_s=min(trips), settings=settings, surveyed=surveyed)
 
     @asynccontextmanager
     async def _connected(self, name: str) -> AsyncIterator[Connection]:

@@ -20,6 +20,7 @@ TLS = "unit/transport/security/test_channels"
 WIRE = "unit/transport/test_wire"
 CLAIMS = "unit/engine/test_claims"
 MAJORITY = "virtual/test_majority"
+SURVEYS = "hostile/test_surveys"
 WATCH = "unit/transport/test_watching"
 GRPC, SEALS = "unit/transport/test_grpc_transport", "unit/engine/test_seal_checks"
 
@@ -84,6 +85,13 @@ HELD = {
     "R17 a flood of looks": ("together/test_watch", "test_a_flood_of_looks_is_refused"),
     "R17b looks that keep the learner busy": (WATCH, "test_however_many_watch_the_learner"),
     "I8 a stranger watches": ("together/test_watch", "test_a_stranger_is_told_nothing"),
+    "R18 a survey that moves too much": (SURVEYS, "test_r18_nobody_moves_more"),
+    "R18b many transfers in one survey": (SURVEYS, "test_r18b_all_transfers"),
+    "R19 a learner as a dialler of others": (SURVEYS, "test_r19_a_learner_dials_the_surveyor"),
+    "R19b a learner as a scanner of ports": (SURVEYS, "test_r19b_services_of_the_surveyors"),
+    "R20 a flood of surveys": (SURVEYS, "test_r20_of_a_flood_of_surveyors"),
+    "R21 a survey that stalls": (SURVEYS, "test_r21_a_surveyor_that_stalls"),
+    "I9 a stranger surveys": ("together/test_survey", "test_strangers_survey_nothing"),
     "T1 names that forge lines": (ATTACKS, "test_t1_no_name_forges_a_line"),
     "T2 the same in the ledger": (FUZZ, "test_mutations_of_the_corpus_break_no_law"),
     "T3 checkpoints": ("unit/worker/test_checkpoint_reader", "test_a_hostile_checkpoint"),

@@ -156,8 +156,9 @@ EXTRAS = {
     "mend_optim.transport.security.evidence": "cryptography",
 }
 # The modules of `cli` that speak to the outside; all others there are pure. `proofs` checks
-# certificates, and `given_security` reads files.
+# certificates, `given_security` reads files, and `own_address` listens.
 OUTWARD = {
+    f"{NAME}.cli.check.own_address",
     f"{NAME}.cli.given_security",
     "mend_optim.cli.ledger.proofs",
     "mend_optim.cli.run.supervisor",
@@ -190,6 +191,9 @@ CONFINED = {
         "transport.security.channels",
         "transport.security.files",
         "transport.security.notary",
+        # A survey compares two clocks.
+        "transport.survey",
+        "transport.surveying",
     },
     "asyncio": {"runtime", "transport"},
 }

@@ -35,6 +35,7 @@ from tests.mutation import (
     seal_mutants,
     security_mutants,
     sign_mutants,
+    survey_mutants,
 )
 from tests.mutation.mutant_list import Mutant
 
@@ -48,6 +49,7 @@ MUTANTS = (
     *security_mutants.SECURITY_MUTANTS,
     *seal_mutants.SEAL_MUTANTS,
     *sign_mutants.SIGN_MUTANTS,
+    *survey_mutants.SURVEY_MUTANTS,
 )
 ROOT = Path(__file__).parents[2]
 COPIED = ("mend_optim", "tests", "pyproject.toml")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from mend_optim.cli.check.findings import (
     Attempt,
@@ -13,10 +15,14 @@ from mend_optim.cli.check.findings import (
     differences,
     doubles,
     faults_of,
+    has_faults,
     lines_of,
     told_address,
 )
+from mend_optim.cli.check.own_address import OwnAddress, add_own_address, own_address
+from mend_optim.cli.check.plain import plain_of
 from mend_optim.cli.given_security import add_security, read_given
+from mend_optim.cli.plan.quantities import count_given
 from mend_optim.cli.wording import shown
 from mend_optim.environment import VARIABLES
 from mend_optim.errors import require
@@ -36,6 +42,7 @@ Credentials are those of the run: --secret or --credentials, or the variables
 
   mend check beta.example:29600 gamma.example:29600 --secret cluster.secret
   mend check 127.0.0.1:29600 127.0.0.1:29601 --settings
+  mend check beta.example:29600 --listen :29600 --secret cluster.secret
 
 The exit status is 0 if a learner answers at each address and nothing is wrong, and 1 if not.
 """
@@ -68,6 +75,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--settings", action="store_true", help="ask for all settings, and show which differ"
     )
     parser.add_argument(
+        "--params", metavar="N", help="of your model: say how long an offer of it takes there"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_own_address(parser)
+    parser.add_argument(
         "--timeout", type=float, default=10.0, metavar="S", help="for each answer; default: 10"
     )
     add_security(parser)
@@ -79,42 +91,80 @@ def run(given: argparse.Namespace) -> int:
     require(0 < given.timeout < 1e6, "--timeout", given.timeout, "a number of seconds > 0")
     for address in given.addresses:
         parse_dialable("HOST:PORT", address)
+    params = count_given("--params", given.params) if given.params else 0.0
     secured, name = read_given(given)
-    fields = SETTINGS if given.settings else ()
     found = []
-    for address in given.addresses:
-        facts = _facts(address, secured, name, fields, given.timeout)
-        found.append(facts)
-        lines = [*_told(facts), *(_settings(facts) if len(given.addresses) == 1 else ())]
-        print("\n".join(lines), flush=True)
-    faults = sum(len(list(faults_of(facts))) for facts in found)
+    with own_address(given) as own:
+        asks = _Asks(
+            secured=secured,
+            name=name,
+            fields=SETTINGS if given.settings else (),
+            own=own,
+            params=params,
+            timeout_s=given.timeout,
+        )
+        for address in given.addresses:
+            found.append(_facts(address, asks))
+            if not given.json:
+                print("\n".join(_told(found[-1], whole=len(given.addresses) == 1)), flush=True)
+    if given.json:
+        print(json.dumps(plain_of(found), indent=1))
+    else:
+        _compare(found)
+    return int(has_faults(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asks:
+    """What to ask each learner, and as whom."""
+
+    secured: LinkSecurity
+    name: str
+    fields: tuple[str, ...]
+    own: OwnAddress
+    params: float
+    timeout_s: float
+
+
+def _compare(found: list[Facts]) -> None:
+    """Print what is wrong with several learners together."""
     for fault in doubles(found):
-        faults += 1
         print(f"\n  {'FAULT':<12}{fault.text}\n  {'':<12}{fault.remedy}")
     differing = differences(found)
     if differing:
-        faults += 1
         print("\nThese settings differ, so the learners refuse each other:", *differing, sep="\n")
         print("Give all learners the same model and the same arguments.")
-    return int(faults > 0)
 
 
-def _facts(
-    address: str, secured: LinkSecurity, name: str, fields: tuple[str, ...], timeout_s: float
-) -> Facts:
-    security = secured.open(name)
+def _facts(address: str, asks: _Asks) -> Facts:
+    security = asks.secured.open(asks.name)
     described = security.described() if security.authenticates else "plaintext"
     host, port = parse_address("HOST:PORT", address)
-    attempts = list(_attempts(host, port, timeout_s))
+    attempts = list(_attempts(host, port, asks.timeout_s))
     ips = [each.ip for each in attempts if each.took_s is not None]
     if not ips:
         return Facts(address=address, attempts=attempts, secured=described)
-    came = visit(address, security, name, fields, timeout_s)
+    came = visit(
+        address,
+        security,
+        asks.name,
+        asks.fields,
+        patience_s=asks.timeout_s,
+        wish=asks.own.wish,
+    )
     back = None
     if came.answer:
         told = told_address(came, ips[0])
-        back = (told, _reached(told, timeout_s) if told else None)
-    return Facts(address=address, attempts=attempts, secured=described, visit=came, back=back)
+        back = (told, _reached(told, asks.timeout_s) if told else None)
+    return Facts(
+        address=address,
+        attempts=attempts,
+        secured=described,
+        visit=came,
+        back=back,
+        asked_back=asks.own.back,
+        params=asks.params,
+    )
 
 
 def _attempts(host: str, port: int, timeout_s: float) -> Iterator[Attempt]:
@@ -125,17 +175,15 @@ def _attempts(host: str, port: int, timeout_s: float) -> Iterator[Attempt]:
         return
     for ip in dict.fromkeys(str(entry[4][0]) for entry in found):
         begun = time.monotonic()
-        cause = _connect(ip, port, timeout_s)
-        took_s = None if cause else time.monotonic() - begun
-        yield Attempt(ip=ip, took_s=took_s, cause=cause)
-
-
-def _connect(ip: str, port: int, timeout_s: float) -> Unreached | None:
-    try:
-        socket.create_connection((ip, port), timeout_s).close()
-    except OSError as error:
-        return _CAUSES.get(type(error), Unreached.ROUTE)
-    return None
+        try:
+            with socket.create_connection((ip, port), timeout_s) as connected:
+                took_s = time.monotonic() - begun
+                local_ip = str(connected.getsockname()[0])
+        except OSError as error:
+            cause = _CAUSES.get(type(error), Unreached.ROUTE)
+            yield Attempt(ip=ip, took_s=None, cause=cause)
+        else:
+            yield Attempt(ip=ip, took_s=took_s, local_ip=local_ip)
 
 
 def _reached(address: str, timeout_s: float) -> Unreached | None:
@@ -148,13 +196,16 @@ def _reached(address: str, timeout_s: float) -> Unreached | None:
     return None if None in causes else causes[0]
 
 
-def _told(facts: Facts) -> Iterator[str]:
+def _told(facts: Facts, *, whole: bool) -> Iterator[str]:
+    """The findings at one address; `whole`: with all settings."""
     yield format_address(*parse_address("HOST:PORT", facts.address))
     for word, meaning in lines_of(facts):
         yield f"  {word:<12}{meaning}"
     for fault in faults_of(facts):
         yield f"  {'FAULT':<12}{fault.text}"
         yield f"  {'':<12}{fault.remedy}"
+    if whole:
+        yield from _settings(facts)
 
 
 def _settings(facts: Facts) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mend_optim.cli.check.way import UPDATE, Back, Fault, way_faults, way_lines
 from mend_optim.cli.wording import seconds_of, shown, table_of
 from mend_optim.protocol.handshake import PROTOCOL
 from mend_optim.protocol.unreached import Unreached
@@ -21,14 +22,6 @@ TLS_REFUSED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault and its remedy."""
-
-    text: str
-    remedy: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """A connection to one of the IP addresses that a name has."""
@@ -38,6 +31,8 @@ class Attempt:
     took_s: float | None
     #: Why it failed.
     cause: Unreached | None = None
+    #: This machine's own address on it.
+    local_ip: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +46,8 @@ class Facts:
         secured: how the visitor secured its connection.
         back: the address that the learner tells others to dial, and why it cannot be connected to;
             None if it can.
+        asked_back: the address of this machine that the learner was asked to dial.
+        params: of the model, if the user has told them.
     """
 
     address: str
@@ -58,6 +55,8 @@ class Facts:
     secured: str
     visit: Visit | None = None
     back: tuple[str, Unreached | None] | None = None
+    asked_back: Back | None = None
+    params: float = 0.0
 
     @property
     def ips(self) -> list[str]:
@@ -86,6 +85,8 @@ def lines_of(facts: Facts) -> list[tuple[str, str]]:
         if COUNT in settings:
             first = f", the first is {shown(settings[FIRST])}" if FIRST in settings else ""
             found.append(("model", f"{shown(settings[COUNT])} parameters{first}"))
+        local_ips = [each.local_ip for each in facts.attempts if each.local_ip]
+        found += way_lines(facts.visit.surveyed, local_ips, facts.asked_back, facts.params)
     return found
 
 
@@ -97,7 +98,7 @@ def faults_of(facts: Facts) -> Iterator[Fault]:
     for each in facts.attempts:
         if each.cause is not None:
             several = f"{each.ip}: " if len(facts.attempts) > 1 else ""
-            yield Fault(several + each.cause.value, _remedy(each.cause))
+            yield Fault(text=several + each.cause.value, remedy=_remedy(each.cause))
     visit = facts.visit
     if visit is None:
         return
@@ -105,26 +106,27 @@ def faults_of(facts: Facts) -> Iterator[Fault]:
         yield _no_answer(visit)
         return
     if visit.answer.protocol != PROTOCOL:
-        yield Fault(
-            f"it speaks version {visit.answer.protocol} of the protocol, and this is {PROTOCOL}",
-            "install the same mend-optim on both",
-        )
+        there = visit.answer.protocol
+        text = f"it speaks version {there} of the protocol, and this is {PROTOCOL}"
+        yield Fault(text=text, remedy=UPDATE)
     yield from _address_faults(facts)
+    yield from way_faults(visit.surveyed, facts.asked_back)
 
 
 def _no_answer(visit: Visit) -> Fault:
     if visit.wants_tls:
-        return Fault(*TLS_WANTED)
+        return Fault(text=TLS_WANTED[0], remedy=TLS_WANTED[1])
     if visit.cause is Unreached.NO_TLS:
-        return Fault(*TLS_REFUSED)
+        return Fault(text=TLS_REFUSED[0], remedy=TLS_REFUSED[1])
     cause = visit.cause or Unreached.ANSWER
     if cause is Unreached.ANSWER:
-        return Fault(f"no learner answers: {shown(visit.fault)}", "look at the log of that machine")
+        text = f"no learner answers: {shown(visit.fault)}"
+        return Fault(text=text, remedy="look at the log of that machine")
     return _unreached(cause)
 
 
 def _unreached(cause: Unreached) -> Fault:
-    return Fault(cause.value, _remedy(cause))
+    return Fault(text=cause.value, remedy=_remedy(cause))
 
 
 def _remedy(cause: Unreached) -> str:
@@ -141,13 +143,13 @@ def _address_faults(facts: Facts) -> Iterator[Fault]:
     here = [ip for ip in facts.ips if not is_loopback(ip)]
     if is_loopback(host) and here:
         yield Fault(
-            f"it tells others to dial {shown(address)}, which no other machine can",
-            "pass advertise= the address that you have checked",
+            text=f"it tells others to dial {shown(address)}, which no other machine can",
+            remedy="pass advertise= the address that you have checked",
         )
     elif cause is not None:
         yield Fault(
-            f"it tells others to dial {shown(address)}, and from here: {cause.value}",
-            "pass advertise= an address that all learners can dial",
+            text=f"it tells others to dial {shown(address)}, and from here: {cause.value}",
+            remedy="pass advertise= an address that all learners can dial",
         )
 
 
@@ -161,21 +163,30 @@ def told_address(visit: Visit, ip: str) -> str:
     return told if is_loopback(host) else seen_from(told, ip)
 
 
-def differences(all_facts: Sequence[Facts]) -> list[str]:
-    """A table of the settings in which learners differ; empty if there are none. They must not
-    differ in any of them."""
-    visits = [
-        (each.visit.answer.peer.name, each.visit.settings)
-        for each in all_facts
-        if each.visit and each.visit.answer
-    ]
-    names = [*dict.fromkeys(name for _, settings in visits for name in settings)]
-    rows = []
-    for name in names:
-        values = [settings.get(name, "not set") for _, settings in visits]
+def has_faults(all_facts: Sequence[Facts]) -> bool:
+    """Whether anything is wrong."""
+    each = any(True for facts in all_facts for _ in faults_of(facts))
+    return each or bool(doubles(all_facts) or differing(all_facts))
+
+
+def differing(all_facts: Sequence[Facts]) -> dict[str, list[str]]:
+    """By setting in which learners differ, the values of all that answered, in their order. They
+    must not differ in any."""
+    settings = [facts.visit.settings for facts in all_facts if facts.visit and facts.visit.answer]
+    found = {}
+    for name in dict.fromkeys(name for each in settings for name in each):
+        values = [each.get(name, "not set") for each in settings]
         if len(set(values)) > 1:
-            rows.append((name, *map(shown, values)))
-    return table_of(("setting", *(shown(name) for name, _ in visits)), rows, 99) if rows else []
+            found[name] = values
+    return found
+
+
+def differences(all_facts: Sequence[Facts]) -> list[str]:
+    """A table of the settings in which learners differ; empty if there are none."""
+    visits = [each.visit for each in all_facts if each.visit]
+    names = [shown(visit.answer.peer.name) for visit in visits if visit.answer]
+    rows = [(name, *map(shown, values)) for name, values in differing(all_facts).items()]
+    return table_of(("setting", *names), rows, 99) if rows else []
 
 
 def doubles(all_facts: Sequence[Facts]) -> list[Fault]:
@@ -187,9 +198,9 @@ def doubles(all_facts: Sequence[Facts]) -> list[Fault]:
             found.setdefault(peer.name, {})[peer.incarnation] = each.address
     return [
         Fault(
-            f"{shown(name)} is the name of {len(processes)} learners, at"
+            text=f"{shown(name)} is the name of {len(processes)} learners, at"
             f" {' and '.join(processes.values())}",
-            "give every learner a name of its own",
+            remedy="give every learner a name of its own",
         )
         for name, processes in found.items()
         if len(processes) > 1

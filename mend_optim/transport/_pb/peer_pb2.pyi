@@ -421,3 +421,49 @@ class Reported(_message.Message):
     name: str
     value: float
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("clock", "send", "take", "chunk", "dial")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    SEND_FIELD_NUMBER: _ClassVar[int]
+    TAKE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DIAL_FIELD_NUMBER: _ClassVar[int]
+    clock: bool
+    send: int
+    take: int
+    chunk: bytes
+    dial: int
+    def __init__(self, clock: bool = ..., send: _Optional[int] = ..., take: _Optional[int] = ..., chunk: _Optional[bytes] = ..., dial: _Optional[int] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("turn", "clock", "chunk", "taken", "token", "dialled")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DIALLED_FIELD_NUMBER: _ClassVar[int]
+    turn: Turn
+    clock: Reading
+    chunk: bytes
+    taken: int
+    token: bytes
+    dialled: str
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., clock: _Optional[_Union[Reading, _Mapping]] = ..., chunk: _Optional[bytes] = ..., taken: _Optional[int] = ..., token: _Optional[bytes] = ..., dialled: _Optional[str] = ...) -> None: ...
+
+class Turn(_message.Message):
+    __slots__ = ("wait_s", "seen_ip")
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    SEEN_IP_FIELD_NUMBER: _ClassVar[int]
+    wait_s: float
+    seen_ip: str
+    def __init__(self, wait_s: _Optional[float] = ..., seen_ip: _Optional[str] = ...) -> None: ...
+
+class Reading(_message.Message):
+    __slots__ = ("received_ns", "answered_ns")
+    RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_NS_FIELD_NUMBER: _ClassVar[int]
+    received_ns: int
+    answered_ns: int
+    def __init__(self, received_ns: _Optional[int] = ..., answered_ns: _Optional[int] = ...) -> None: ...

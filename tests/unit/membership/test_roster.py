@@ -10,7 +10,6 @@ from mend_optim.errors import UsageError
 from mend_optim.membership.graves import GOODBYES, GRAVES, LEFT, TOLD
 from mend_optim.membership.roster import (
     AWAY,
-    CLOCKS_DIFFER_NS,
     DEAF,
     FANOUT,
     PHANTOMS,
@@ -20,7 +19,7 @@ from mend_optim.membership.roster import (
 )
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.handshake import Life, Namesake
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, PeerId
 from mend_optim.protocol.messages import Beat, Rumor
 from mend_optim.protocol.peer_limits import Limits
 from mend_optim.protocol.timing import Timing

@@ -68,6 +68,12 @@ SURVEY_MUTANTS = (
         "",
     ),
     mutant(
+        "a-transfer-that-is-broken-off-costs-nothing",
+        "transport/surveying",
+        "self._moved_s + (_now() - since if since is not None else 0.0)",
+        "self._moved_s",
+    ),
+    mutant(
         "strangers-survey",
         "transport/surveying",
         "            self._security.check_caller(context, caller.name)\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
@@ -15,11 +16,23 @@ from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.survey_words import (
     CHUNK_BYTES,
     TOKEN_BYTES,
+    Ask,
+    Chunk,
+    Dialled,
+    DialPort,
+    ReadClock,
+    Reading,
+    Reply,
+    SendBytes,
+    TakeBytes,
+    Taken,
+    Turn,
 )
 from mend_optim.protocol.surveyed import MOST_BYTES, DialBack
 from mend_optim.transport.dial_back import check_target, dial_back
-from mend_optim.transport.surveying import TURN_S, Turns, sizes_of
+from mend_optim.transport.surveying import TURN_ASKS, TURN_BYTES, TURN_S, Turns, _Survey, sizes_of
 from mend_optim.transport.token_port import listen, serving
+from mend_optim.transport.wire_survey import decode_reply, encode_ask
 
 TOKEN = bytes(range(TOKEN_BYTES))
 
@@ -60,6 +73,97 @@ def test_chunks_carry_the_bytes_that_were_announced(nbytes: int) -> None:
     assert sum(sizes) == nbytes
     assert all(0 < size <= CHUNK_BYTES for size in sizes)
     assert len(sizes) == -(-nbytes // CHUNK_BYTES)
+
+
+class Asked:
+    """A stream on which all of this is asked, and what was replied."""
+
+    def __init__(self, *asks: Ask) -> None:
+        self.frames = deque(map(encode_ask, asks))
+        self.replies: list[Reply] = []
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        return self.frames.popleft() if self.frames else None
+
+    async def write(self, frame: bytes) -> None:
+        self.replies.append(decode_reply(frame))
+
+    async def finish(self) -> None:
+        """The end is said by no more frames."""
+
+    def run(self) -> list[Reply]:
+        asyncio.run(_Survey(self, "127.0.0.1").run())
+        return self.replies
+
+
+def taken(nbytes: int) -> list[Ask]:
+    """All that is said to send so many bytes."""
+    return [TakeBytes(nbytes), *(Chunk(bytes(size)) for size in sizes_of(nbytes))]
+
+
+def test_a_survey_is_answered_question_by_question() -> None:
+    nbytes = CHUNK_BYTES + 5
+    replies = Asked(ReadClock(), *taken(nbytes), SendBytes(nbytes), ReadClock()).run()
+    turn, clock, all_taken, *chunks, again = replies
+    assert turn == Turn(0.0, "127.0.0.1")
+    assert all_taken == Taken(nbytes)
+    assert [len(chunk.data) for chunk in chunks if isinstance(chunk, Chunk)] == [CHUNK_BYTES, 5]
+    assert isinstance(clock, Reading)
+    assert isinstance(again, Reading)
+    assert clock.received_ns <= clock.answered_ns <= again.received_ns <= again.answered_ns
+
+
+@pytest.mark.parametrize(
+    ("asks", "words"),
+    [
+        ([Chunk(b"x")], "nobody has announced"),
+        ([TakeBytes(1), Chunk(b"xx")], "more than the 1 bytes came"),
+        ([TakeBytes(2), Chunk(b"x"), ReadClock()], "in the middle of a transfer"),
+        ([TakeBytes(2), Chunk(b"x")], "ended in the middle"),
+        ([SendBytes(MOST_BYTES)] * (TURN_BYTES // MOST_BYTES + 1), "in each direction"),
+        (taken(MOST_BYTES) * (TURN_BYTES // MOST_BYTES) + taken(1), "in each direction"),
+        ([ReadClock()] * (TURN_ASKS + 1), "64 questions"),
+    ],
+)
+def test_a_survey_has_its_limits(asks: list[Ask], words: str) -> None:
+    with pytest.raises(PeerError, match=words):
+        Asked(*asks).run()
+
+
+def test_the_time_of_transfers_counts_and_that_of_a_silence_does_not() -> None:
+    """By a clock that each read of the stream moves on by a second."""
+    loop = asyncio.new_event_loop()
+    now = [0.0]
+
+    class Slow(Asked):
+        async def read(self, patient: bool = False) -> bytes | None:
+            now[0] += 1.0
+            return await super().read()
+
+    survey = _Survey(Slow(ReadClock(), *taken(2 * CHUNK_BYTES), ReadClock()), "127.0.0.1")
+    loop.time = lambda: now[0]  # type: ignore[method-assign]
+    try:
+        loop.run_until_complete(survey.run())
+        assert survey.busy_s == 2.0
+        broken = _Survey(Slow(*taken(2 * CHUNK_BYTES)[:-1]), "127.0.0.1")
+        with pytest.raises(PeerError):
+            loop.run_until_complete(broken.run())
+
+        async def busy_s() -> float:
+            return broken.busy_s
+
+        assert loop.run_until_complete(busy_s()) == 2.0
+    finally:
+        loop.close()
+
+
+def test_a_surveyor_is_dialled_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    asked = Asked(DialPort(port), DialPort(port))
+    with pytest.raises(PeerError, match="dialled once"):
+        asked.run()
+    assert asked.replies[-1] == Dialled(DialBack.REFUSED)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,21 @@ from mend_optim.protocol.messages import (
     State,
     Want,
 )
-from mend_optim.transport import wire
+from mend_optim.protocol.survey_words import (
+    TOKEN_BYTES,
+    Chunk,
+    Dialled,
+    DialPort,
+    ReadClock,
+    Reading,
+    SendBytes,
+    TakeBytes,
+    Taken,
+    Token,
+    Turn,
+)
+from mend_optim.protocol.surveyed import DialBack
+from mend_optim.transport import wire, wire_survey
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler, to_frames
 from tests.fuzz.target import Target, joined, parted, same
@@ -192,6 +206,15 @@ NAMESAKE = Hello(
     peer=ME, address="", model=(), policy=(), refusal="no", namesake=Namesake(OTHER, Life.GONE)
 )
 WANTS = (Want(ME, 1, b"have"), Want(OTHER, 0, b""))
+ASKS = [ReadClock(), SendBytes(1), TakeBytes(2), Chunk(b"chunk"), DialPort(29600)]
+REPLIES = [
+    Turn(1.5, "fd00::5"),
+    Reading(1, 2),
+    Chunk(b"chunk"),
+    Taken(3),
+    Token(bytes(TOKEN_BYTES)),
+    Dialled(DialBack.REACHED),
+]
 TARGETS = (
     _message("id", pb.PeerId, wire.decode_id, wire.encode_id, [ME, OTHER]),
     _message("hello", pb.Hello, wire.decode_hello, wire.encode_hello, [HELLO, NAMESAKE]),
@@ -209,5 +232,7 @@ TARGETS = (
         wire.encode_control,
         [BEAT, Goodbye(ME, b"proof"), Call(ME, 1), Want(OTHER, 2, b"have")],
     ),
+    _message("ask", pb.Ask, wire_survey.decode_ask, wire_survey.encode_ask, ASKS),
+    _message("reply", pb.Reply, wire_survey.decode_reply, wire_survey.encode_reply, REPLIES),
     Target("frames", frames, frame_seeds, protos=(pb.Frame,), before_list=0),
 )

@@ -33,7 +33,7 @@ from mend_optim.transport.stream import Counter
 from mend_optim.transport.surveying import LEAST_REST_S
 from mend_optim.transport.wire_survey import decode_reply
 from tests.support.learners import LOOPBACK, TIMING, descent
-from tests.system.processes import free_addresses
+from tests.system.processes import SlowRelay, free_addresses
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -91,6 +91,21 @@ def test_the_way_to_a_learner_is_measured(
     assert after.roster == ()
     assert (after.bytes_sent, after.bytes_received) == (before.bytes_sent, before.bytes_received)
     assert after.refused == before.refused
+
+
+def test_a_long_way_widens_the_bound_of_the_clock(capsys: pytest.CaptureFixture[str]) -> None:
+    delay_s = 0.03
+    with learner() as (_, address):
+        relay = SlowRelay(address, delay_s)
+        try:
+            status, found = checked(capsys, relay.address)
+        finally:
+            relay.close()
+    assert status == 0
+    # The two ways take as long as one another, or nearly so: what is read is better than its bound.
+    assert found["clock_bound_s"] >= 0.9 * delay_s
+    assert abs(found["clock_offset_s"]) <= found["clock_bound_s"]
+    assert found["bytes_per_s_there"] > 0
 
 
 def test_a_quick_check_measures_no_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,8 +36,8 @@ from mend_optim.protocol.surveyed import (
 )
 from mend_optim.transport.connection import Connection
 from mend_optim.transport.limits import check
-from mend_optim.transport.stream import Stream
-from mend_optim.transport.surveying import sizes_of
+from mend_optim.transport.stream import Stream, within
+from mend_optim.transport.surveying import TURN_S, sizes_of
 from mend_optim.transport.token_port import serving
 from mend_optim.transport.wire_survey import decode_reply, encode_ask
 
@@ -73,11 +73,11 @@ async def survey(connection: Connection, wish: Wish, patience_s: float) -> Surve
     Args:
         connection: To the learner.
         wish: What to find out.
-        patience_s: How long to wait for a turn.
+        patience_s: How long to wait for a turn, and for each reply.
     """
     until = _now() + patience_s
     for _ in range(ATTEMPTS):
-        found = await _Surveyor(wish).survey(connection)
+        found = await _Surveyor(wish).survey(connection, patience_s)
         if not found.wait_s or _now() + found.wait_s > until:
             break
         await asyncio.sleep(found.wait_s)
@@ -90,11 +90,12 @@ class _Surveyor:
         self._found = Surveyed()
         self._trips: list[ClockTrip] = []
 
-    async def survey(self, connection: Connection) -> Surveyed:
+    async def survey(self, connection: Connection, patience_s: float) -> Surveyed:
         """Ask for a turn, and find out as much as the learner tells."""
         try:
             with connection.stream("Survey") as stream:
-                await self._find_out(stream)
+                # A learner ends a turn itself. One that does not, ends here.
+                await within(self._find_out(stream), patience_s + TURN_S)
                 await stream.finish()
         except PeerError as fault:
             is_too_old = "UNIMPLEMENTED" in str(fault)
@@ -182,13 +183,13 @@ async def _say(stream: Stream, ask: Ask) -> None:
 
 
 async def _heard(stream: Stream, kind: type[A]) -> A:
-    """The learner's next answer, which must be of this kind."""
+    """The learner's next reply, which must be of this kind."""
     frame = await stream.read()
     check(frame is not None, "the learner ended the survey")
-    answer = decode_reply(frame or b"")
-    check(isinstance(answer, kind), f"{type(answer).__name__} came, not {kind.__name__}")
-    assert isinstance(answer, kind)
-    return answer
+    reply = decode_reply(frame or b"")
+    check(isinstance(reply, kind), f"{type(reply).__name__} came, not {kind.__name__}")
+    assert isinstance(reply, kind)
+    return reply
 
 
 def _now() -> float:

@@ -97,7 +97,7 @@ class SurveyServer:
         self._counter = Counter()
 
     async def serve(self, _: object, context: Any) -> None:
-        """Reply one surveyor, or refuse it."""
+        """Answer one surveyor, or refuse it."""
         code = grpc.StatusCode.INVALID_ARGUMENT
         try:
             caller = decode_id(dict(context.invocation_metadata()).get(CALLER, b""))
@@ -147,8 +147,8 @@ class _Survey:
         return self._moved_s + (_now() - since if since is not None else 0.0)
 
     async def run(self) -> None:
-        """Reply whatever is asked, until the surveyor has no more questions."""
-        await self._answer(Turn(0.0, self._seen_ip))
+        """Answer whatever is asked, until the surveyor has no more questions."""
+        await self._reply(Turn(0.0, self._seen_ip))
         while (frame := await self._stream.read()) is not None:
             received_ns = time.time_ns()
             self._asks += 1
@@ -158,7 +158,7 @@ class _Survey:
     async def _serve(self, ask: Ask, received_ns: int) -> None:
         match ask:
             case ReadClock():
-                await self._answer(Reading(received_ns, time.time_ns()))
+                await self._reply(Reading(received_ns, time.time_ns()))
             case SendBytes():
                 await self._move(self._send(ask.nbytes))
             case TakeBytes():
@@ -175,8 +175,8 @@ class _Survey:
         await transfer
         self._moved_s, self._moving_since = self.busy_s, None
 
-    async def _answer(self, answer: Reply) -> None:
-        await self._stream.write(encode_reply(answer))
+    async def _reply(self, reply: Reply) -> None:
+        await self._stream.write(encode_reply(reply))
 
     async def _send(self, nbytes: int) -> None:
         self._sent += nbytes
@@ -184,7 +184,7 @@ class _Survey:
         # Nothing on the way can make these bytes fewer.
         chunk = os.urandom(CHUNK_BYTES)
         for size in sizes_of(nbytes):
-            await self._answer(Chunk(chunk[:size]))
+            await self._reply(Chunk(chunk[:size]))
 
     async def _take(self, nbytes: int) -> None:
         self._taken += nbytes
@@ -198,14 +198,14 @@ class _Survey:
             assert isinstance(ask, Chunk)
             left -= len(ask.data)
             check(left >= 0, f"more than the {nbytes} bytes came that were announced")
-        await self._answer(Taken(nbytes))
+        await self._reply(Taken(nbytes))
 
     async def _dial(self, port: int) -> None:
         check(not self._has_dialled, "a surveyor is dialled once in a survey")
         self._has_dialled = True
         token = os.urandom(TOKEN_BYTES)
-        await self._answer(Token(token))
-        await self._answer(Dialled(await dial_back(self._seen_ip, port, token)))
+        await self._reply(Token(token))
+        await self._reply(Dialled(await dial_back(self._seen_ip, port, token)))
 
 
 def _now() -> float:

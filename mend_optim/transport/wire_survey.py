@@ -77,30 +77,30 @@ def decode_ask(data: bytes) -> Ask:
     raise PeerError(_UNKNOWN.format("question"))
 
 
-def encode_reply(answer: Reply) -> bytes:
+def encode_reply(reply: Reply) -> bytes:
     """Encode what a learner answers."""
-    data: bytes = _answer(answer).SerializeToString()
+    data: bytes = _reply(reply).SerializeToString()
     return data
 
 
-def _answer(answer: Reply) -> pb.Reply:
-    match answer:
+def _reply(reply: Reply) -> pb.Reply:
+    match reply:
         case Turn():
-            return pb.Reply(turn=pb.Turn(wait_s=answer.wait_s, seen_ip=answer.seen_ip))
+            return pb.Reply(turn=pb.Turn(wait_s=reply.wait_s, seen_ip=reply.seen_ip))
         case Reading():
             return pb.Reply(
-                clock=pb.Reading(received_ns=answer.received_ns, answered_ns=answer.answered_ns)
+                clock=pb.Reading(received_ns=reply.received_ns, answered_ns=reply.answered_ns)
             )
         case Chunk():
-            return pb.Reply(chunk=answer.data)
+            return pb.Reply(chunk=reply.data)
         case Taken():
-            return pb.Reply(taken=answer.nbytes)
+            return pb.Reply(taken=reply.nbytes)
         case Token():
-            return pb.Reply(token=answer.token)
+            return pb.Reply(token=reply.token)
         case Dialled():
-            return pb.Reply(dialled=answer.outcome.value)
+            return pb.Reply(dialled=reply.outcome.value)
         case _:
-            unreachable(answer)
+            unreachable(reply)
 
 
 def decode_reply(data: bytes) -> Reply:

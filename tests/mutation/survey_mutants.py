@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.mutation.mutant_list import Mutant, of
 
 TURNS = of("unit/transport/test_surveying")
+SURVEYOR = of("unit/transport/test_survey")
 WIRE = of("unit/transport/test_wire_survey")
 ARITHMETIC = of("unit/protocol/test_surveyed")
 WAY = of("unit/cli/test_check_way")
@@ -118,6 +119,20 @@ SURVEY_MUTANTS = (
         "wish.ips is None or self._found.seen_ip in wish.ips",
         "True",
         OTHERS,
+    ),
+    mutant(
+        "a-learner-keeps-its-surveyor-waiting",
+        "transport/survey",
+        "if not found.wait_s or _now() + found.wait_s > until:",
+        "if not found.wait_s:",
+        SURVEYOR,
+    ),
+    mutant(
+        "a-learner-that-drips-keeps-its-surveyor",
+        "transport/survey",
+        "await within(self._find_out(stream), patience_s + TURN_S)",
+        "await within(self._find_out(stream), 100 * (patience_s + TURN_S))",
+        SURVEYOR,
     ),
     mutant(
         "the-bound-of-a-clock-is-a-quarter",

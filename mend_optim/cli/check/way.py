@@ -76,8 +76,9 @@ def way_lines(
         lines.append(("dials back", f"and reaches {format_address(found.seen_ip, back.port)}"))
     if found.clock:
         lines.append(("clock", _clock(found.clock)))
-    if found.up and found.down:
-        lines.append(("bandwidth", f"{_rate(found.up)} there, {_rate(found.down)} back"))
+    if found.up:
+        back_too = f", {_rate(found.down)} back" if found.down else ""
+        lines.append(("bandwidth", f"{_rate(found.up)} there{back_too}"))
         lines += _offers(found.up, params)
     if found.wait_s:
         told = f"not measured, because others have just done so; again in {_upwards(found.wait_s)}"

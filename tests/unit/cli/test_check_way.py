@@ -60,6 +60,12 @@ def test_a_way_without_a_fault() -> None:
     assert faults(found, LISTEN) == []
 
 
+def test_what_was_measured_before_the_end_is_told() -> None:
+    told = lines(Surveyed(up=moved(10), fault="gone"))
+    assert told["bandwidth"] == "10 Mbit/s there"
+    assert told["way there"] == "not measured to the end: gone"
+
+
 def test_an_offer_is_timed_for_each_codec() -> None:
     found = Surveyed(up=moved(80), down=moved(80))
     told = lines(found, params=1e6)["an offer"]

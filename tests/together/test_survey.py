@@ -108,6 +108,14 @@ def test_a_long_way_widens_the_bound_of_the_clock(capsys: pytest.CaptureFixture[
     assert found["bytes_per_s_there"] > 0
 
 
+def test_offers_of_a_model_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    with learner() as (_, address):
+        assert main(["check", address, "--params", "1.3e9"]) == 0
+    told = capsys.readouterr().out
+    assert '  an offer    takes with codec "none" ' in told
+    assert "FAULT" not in told
+
+
 def test_a_quick_check_measures_no_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
     with learner() as (_, address):
         status, found = checked(capsys, address, "--quick")

@@ -1,4 +1,4 @@
-.PHONY: help demo demo-ranks test test-floor test-clients test-suites test-deep fuzz mutants lint types proto package docs bench storm clean
+.PHONY: help demo demo-ranks test test-launch test-floor test-clients test-suites test-deep fuzz mutants lint types proto package docs bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 500
@@ -24,8 +24,16 @@ demo: $(READY) ## three learners, one alone and one data parallel on this machin
 demo-ranks: $(READY) ## two racks of two ranks on this machine, FSDP2 inside and rounds between them, in about half a minute
 	.venv/bin/python examples/demo_ranks.py --steps $(RANKS_STEPS)
 
-test: lint types ## lint, types, then all tests
-	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+PYTEST = .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+# Each of these starts many processes.
+LAUNCH = tests/ranks tests/system/test_torchrun.py tests/system/test_launchers_page.py \
+	tests/system/test_launch_examples.py tests/system/test_migration.py tests/system/test_run.py
+
+test: lint types ## lint, types, then all tests but those of test-launch
+	$(PYTEST) $(LAUNCH:%=--ignore=%)
+
+test-launch: $(READY) ## learners of several ranks, torchrun, Slurm, pods and whatever else starts learners
+	$(PYTEST) $(LAUNCH)
 
 # What depends on these four: the wire, TLS, certificates and metrics. All else is shared with .venv.
 FLOOR = grpcio protobuf cryptography prometheus-client
@@ -37,7 +45,7 @@ test-floor: $(FLOOR_READY) ## the wire, TLS and metrics with the oldest grpcio, 
 		tests/together/test_check.py tests/together/test_survey.py tests/fuzz tests/unit/integrations/test_prometheus.py
 
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, torch; and what is integrated
-	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/clients tests/unit/integrations \
+	$(PYTEST) tests/clients tests/unit/integrations \
 		tests/together/test_unusual.py -k "clients or integrations or free"
 
 test-suites: $(READY) ## suites that others wrote, as they are and with every optimizer wrapped; SUITES="torch skorch --mode alone" are some
@@ -47,7 +55,7 @@ test-deep: $(READY) ## 20,000 storms, 2,000 insiders and 500 stragglers in virtu
 	.venv/bin/python -m tests.virtual.storms
 	.venv/bin/python -m tests.virtual.insiders --seeds 0:2000
 	.venv/bin/python -m tests.virtual.stragglers --seeds 0:500
-	DEEP=1 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	DEEP=1 $(PYTEST)
 
 fuzz: $(FUZZ_READY) ## bytes of peers and files, guided by coverage, for FUZZ_MINUTES (10) in all; what breaks a law is kept in .fuzz
 	.venv/bin/python -m tests.fuzz --minutes $(FUZZ_MINUTES)

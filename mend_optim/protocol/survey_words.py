@@ -73,7 +73,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What the surveyor must say on the connection that the learner makes."""
+    """The bytes that the surveyor must say on the connection that the learner makes."""
 
     token: bytes
 

@@ -52,7 +52,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a survey is to find out, besides the learner's clock and how it sees the surveyor.
+    """The questions of a survey, besides the learner's clock and how it sees the surveyor.
 
     Attributes:
         rates: whether to measure the bandwidth.

@@ -116,7 +116,7 @@ def run(given: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asks:
-    """What to ask each learner, and as whom."""
+    """The questions to each learner, and the name to ask them under."""
 
     secured: LinkSecurity
     name: str

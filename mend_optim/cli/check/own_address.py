@@ -20,7 +20,7 @@ LISTEN, ADVERTISE = "--listen", "--advertise"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnAddress:
-    """What learners are asked for, and where they are to dial."""
+    """The requests to learners, and the address that they are to dial."""
 
     wish: Wish
     back: Back | None = None

@@ -121,8 +121,8 @@ def _upwards(seconds: float) -> str:
 
 
 def _clock_faults(trip: ClockTrip) -> Iterator[Fault]:
-    """The consequences of clocks that surely differ. Rounds need no clocks in common, but a start of a
-    learner has the time as its number, and certificates have dates."""
+    """The consequences of clocks that surely differ. Rounds need no clocks in common, but a start
+    of a learner has the time as its number, and certificates have dates."""
     surely_ns = abs(trip.offset_ns) - trip.bound_ns
     if surely_ns <= CLOCKS_MAY_DIFFER_S * 1e9:
         return

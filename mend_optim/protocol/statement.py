@@ -110,17 +110,18 @@ def pack(parts: Iterable[bytes]) -> bytes:
 
 def unpack(data: bytes | memoryview, most: int) -> list[bytes]:
     """The inverse of `pack`. Raises `PeerError` unless these are at most so many parts."""
+    data = bytes(data)  # slices of bytes need no second copy, as those of a view do
     parts: list[bytes] = []
-    at = 0
-    while at < len(data):
-        if len(parts) == most or at + _LENGTH.size > len(data):
-            raise PeerError(f"{len(data)} bytes are not {most} parts or fewer")
+    at, end = 0, len(data)
+    while at < end:
+        begins = at + _LENGTH.size
+        if len(parts) == most or begins > end:
+            raise PeerError(f"{end} bytes are not {most} parts or fewer")
         (size,) = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size
-        if at + size > len(data):
-            raise PeerError(f"a part of {size} bytes ends beyond the {len(data)} bytes")
-        parts.append(bytes(data[at : at + size]))
-        at += size
+        at = begins + size
+        if at > end:
+            raise PeerError(f"a part of {size} bytes ends beyond the {end} bytes")
+        parts.append(data[begins:at])
     return parts
 
 

@@ -19,7 +19,7 @@ SIGN_MUTANTS = (
     # One encoding for each statement, and none for two.
     Mutant("parts-without-lengths", 4, STATED, "_LENGTH.pack(len(part)) + part", "part", STATEMENT),
     Mutant("as-many-parts-as-fit", 8, STATED, "if len(parts) == most or ", "if ", STATEMENT),
-    Mutant("a-part-ends-early", 8, STATED, "if at + size > len(data):", "if False:", STATEMENT),
+    Mutant("a-part-ends-early", 8, STATED, "if at > end:", "if False:", STATEMENT),
     Mutant("any-purpose", 4, STATED, "    if purpose != PURPOSE:", "    if False:", STATEMENT),
     Mutant(
         "unsigned-share", 4, STATED, "        *told.again,\n", "        0,\n        0,\n", STATEMENT
@@ -178,16 +178,40 @@ SIGN_MUTANTS = (
         "proofs-count-unsigned",
         4,
         PROVEN,
-        "        _check_signer(proof, statement, notary, merged=True)\n",
-        "        pass\n",
+        "            _check_signer(proof, told, notary, merged=True)\n",
+        "            pass\n",
+        PROOFS,
+    ),
+    Mutant(
+        "only-the-first-signatures-count",
+        4,
+        PROVEN,
+        "for at in range(0, len(claims), CHECKED_AT_ONCE)]",
+        "for at in range(0, CHECKED_AT_ONCE, CHECKED_AT_ONCE)]",
+        PROOFS,
+    ),
+    Mutant(
+        "signatures-are-spread-and-forgotten",
+        4,
+        PROVEN,
+        "    list(spread(check, parts) if len(parts) > 1 else map(check, parts))\n",
+        "    spread(check, parts) if len(parts) > 1 else map(check, parts)\n",
+        PROOFS,
+    ),
+    Mutant(
+        "a-few-signatures-wake-threads",
+        8,
+        PROVEN,
+        "spread(check, parts) if len(parts) > 1 else map(check, parts)",
+        "spread(check, parts)",
         PROOFS,
     ),
     Mutant(
         "a-seal-is-judged-as-an-offer",
         4,
         PROVEN,
-        "notary, merged=True)",
-        "notary, merged=False)",
+        "told, notary, merged=True)",
+        "told, notary, merged=False)",
         PROOFS,
     ),
     # The worker signs and checks.
@@ -229,6 +253,14 @@ SIGN_MUTANTS = (
         "worker/anchors",
         "            if not offer.steps:\n                return Done()\n",
         "",
+        SIGNING,
+    ),
+    Mutant(
+        "a-seals-signatures-stay-on-the-worker",
+        8,
+        "worker/signing",
+        "self._notary, self._hashing.spread)",
+        "self._notary)",
         SIGNING,
     ),
     Mutant(

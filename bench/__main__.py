@@ -14,6 +14,7 @@ from bench.cluster import (
     delay,
     divided,
     failslow,
+    hostile,
     learning,
     liars,
     link,
@@ -52,6 +53,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "buffers": buffers.run,
     "learning": learning.run,
     "liars": liars.run,
+    "hostile": hostile.run,
     "alone": alone.run,
     "checkpoint": checkpoint.run,
     "ranks": ranks.run,
@@ -71,6 +73,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
 ABSENT = {
     "link": namespaces.absent,
     "fragments": namespaces.absent,
+    "hostile": hostile.absent,
     "torchft": faults.absent,
 }
 

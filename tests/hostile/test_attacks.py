@@ -24,6 +24,8 @@ from tests.system.processes import Process
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 FOREVER = 2**62 - 1
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+#: The attacks by a peer that has said hello to "a", by name. They can be repeated.
+ATTACKS: dict[str, Callable[[Ground], None]] = {}
 
 
 def held(attack: Callable[[Ground, Attacker], None]) -> Callable[[Ground], None]:
@@ -36,6 +38,7 @@ def held(attack: Callable[[Ground, Attacker], None]) -> Callable[[Ground], None]
 
     run.__name__ = attack.__name__
     run.__doc__ = attack.__doc__
+    ATTACKS[attack.__name__.removeprefix("test_").replace("_", " ")] = run
     return run
 
 

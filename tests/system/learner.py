@@ -5,6 +5,7 @@ a line.
     run        take steps, up to number `steps` (null: until told to pause)
     pause      take no more steps
     report     print a status report
+    gaps       print the longest gaps between two steps since the last such order: see `Gaps`
     synchronize
     save       write model, optimizer and place in the data to `path`; "learn" with `restore` goes
                on from there
@@ -52,6 +53,7 @@ from mend_optim.runtime.network_loop import NetworkLoop
 from mend_optim.runtime.network_side import NetworkSide
 from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.wire import encode_hello
+from tests.support.gaps import Gaps, without_core_s
 
 INPUTS, EXAMPLES, BATCH = 16, 1024, 32
 ENDINGS: dict[str, Callable[[], object]] = {
@@ -138,6 +140,7 @@ class Learner:
         self.batches = batches(order["data_seed"], order["workers"])
         self.chance = random.Random(order["data_seed"])
         self.step = self.drawn = 0
+        self.between_steps = Gaps()
         self.ending = ""
         options = dict(order["options"])
         if "secret" in options:
@@ -184,6 +187,7 @@ class Learner:
             return str(order["how"])
         else:
             getattr(self, order.pop("do"))(**order)
+            self.between_steps.excuse()
         return None
 
     def draw(self) -> tuple[Tensor, Tensor]:
@@ -205,6 +209,7 @@ class Learner:
         if before:
             self.console.say("first", weights=before)
         self.step += 1
+        self.between_steps.note(time.monotonic(), without_core_s())
         self.console.say("step", step=self.step, loss=loss.item().hex())
 
     def save(self, path: str) -> None:
@@ -258,6 +263,9 @@ class Learner:
             hello=encode_hello(learner.network.hello()).hex(),
             **facts,
         )
+
+    def gaps(self) -> None:
+        self.console.say("gaps", **self.between_steps.take()._asdict())
 
     def children(self) -> None:
         self.console.say(

@@ -1,0 +1,124 @@
+"""The longest gap between two steps of a learner while a hostile peer attacks it.
+
+The attacks are those of `tests/hostile`, one after the other, on the learner "a" of two real ones.
+Each is made several times. Before it, the same learner takes as many steps in peace, and the gaps
+of both spans are compared. So the machine's own pauses are in both. The learner "b" trains beside
+"a" and is not attacked. Its gaps in the same spans show what the attacker costs the machine, since
+it runs on it, too.
+
+A gap "with a core" is one without the time in which the training thread was ready to run and other
+threads had all cores, as Linux counts it. Waiting for a lock, or for Python's, stays in it, even
+where the thread that holds the lock has no core."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from bench.result import Result, compared, plain
+from tests.support.gaps import Longest
+
+if TYPE_CHECKING:
+    from tests.hostile.ground import Ground
+
+PAIRS = 5
+#: The budget of the audit for the longest gap.
+BUDGET_MS = 50
+#: The steps in peace before an attack that was not made yet.
+FIRST_STEPS = 100
+
+
+class Span(NamedTuple):
+    """The longest gaps of both learners in the same span."""
+
+    a: Longest
+    b: Longest
+
+
+class Pair(NamedTuple):
+    """A span in peace, and the one with the attack that followed it."""
+
+    peace: Span
+    attack: Span
+
+
+GAPS: dict[str, Callable[[Span], float]] = {
+    "longest gap with a core": lambda span: span.a.gap_with_core_s,
+    "longest gap": lambda span: span.a.gap_s,
+    "longest gap with a core of the learner beside it": lambda span: span.b.gap_with_core_s,
+}
+
+
+def absent() -> str:
+    """Why learners cannot be attacked here; empty if they can."""
+    if sys.platform != "linux":
+        return "the attacks read /proc"
+    try:
+        import pytest  # noqa: F401
+    except ImportError:
+        return "the attacks are tests, and need pytest; pip install 'mend-optim[dev]'"
+    return ""
+
+
+def run() -> Iterator[Result]:
+    """Rows of `python -m bench hostile`."""
+    from tests.hostile import test_raw_peers
+    from tests.hostile.ground import Ground
+    from tests.hostile.test_attacks import ATTACKS
+    from tests.system.processes import Process, Supervisor
+
+    assert test_raw_peers  # its attacks are among them
+    processes: list[Process] = []
+    supervisor = Supervisor(processes)
+    try:
+        ground = Ground(supervisor)
+        yield from rows(measure(ground, ATTACKS, PAIRS))
+        supervisor.end()
+    finally:
+        for process in processes:
+            process.destroy()
+
+
+def measure(
+    ground: Ground, attacks: Mapping[str, Callable[[Ground], None]], pairs: int
+) -> dict[str, list[Pair]]:
+    """Make each attack so many times, and once more first, to know its steps."""
+    measured: dict[str, list[Pair]] = defaultdict(list)
+    steps = dict.fromkeys(attacks, FIRST_STEPS)
+    for turn in range(pairs + 1):
+        for name, attack in attacks.items():
+            peace = _span(ground, lambda count=steps[name]: ground.a.await_steps(count))
+            attacked = _span(ground, lambda attack=attack: attack(ground))
+            steps[name] = attacked.a.steps
+            if turn:
+                measured[name].append(Pair(peace, attacked))
+    return measured
+
+
+def _span(ground: Ground, happens: Callable[[], None]) -> Span:
+    _take(ground)
+    happens()
+    return _take(ground)
+
+
+def _take(ground: Ground) -> Span:
+    """The longest gaps since the last call."""
+    return Span(*(Longest(**learner.ask("gaps", "gaps")) for learner in (ground.a, ground.b)))
+
+
+def rows(measured: Mapping[str, list[Pair]]) -> Iterator[Result]:
+    """Four rows for each attack, and for all of them."""
+    every = [pair for pairs in measured.values() for pair in pairs]
+    for name, pairs in {**measured, "all attacks": every}.items():
+        steps = sorted(pair.attack.a.steps for pair in pairs)
+        notes = f"spans of {steps[0]} to {steps[-1]} steps"
+        with_core = [1e3 * pair.attack.a.gap_with_core_s for pair in pairs]
+        what = f"{name}: longest gap with a core"
+        yield plain("hostile", what, "ms", with_core, notes, goal=f"<= {BUDGET_MS}")
+        for gaps, of_whom in GAPS.items():
+            attacked = [1e3 * of_whom(pair.attack) for pair in pairs]
+            peace = [1e3 * of_whom(pair.peace) for pair in pairs]
+            what = f"{name}: {gaps}, over the same in peace"
+            yield compared("hostile", what, "ms", attacked, peace, notes=notes)

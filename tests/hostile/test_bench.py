@@ -1,0 +1,58 @@
+"""The bench of the longest gaps of a learner that is attacked."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+
+from bench.cluster.hostile import Pair, Span, measure, rows
+from tests.hostile.ground import STEPS, Ground
+from tests.hostile.test_attacks import ATTACKS
+from tests.support.gaps import Longest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+PACE_S = 0.005
+
+
+def test_a_learner_that_is_held_up_has_a_gap(ground: Ground) -> None:
+    a, b = ground.a, ground.b
+    a.ask("gaps", "gaps")
+    a.await_steps(2)
+    a.signal(signal.SIGSTOP)
+    b.await_steps(40)
+    a.signal(signal.SIGCONT)
+    a.await_steps(2)
+    found = a.ask("gaps", "gaps")
+    # Some of b's steps may have ended before, and were read later.
+    assert found["gap_s"] > 20 * PACE_S
+    assert found["steps"] >= 4
+
+
+def test_each_span_in_peace_is_as_long_as_the_attack_before_it(ground: Ground) -> None:
+    name = "l3 hellos make no quorum"
+    measured = measure(ground, {name: ATTACKS[name]}, 2)
+    first, second = measured.pop(name)
+    assert not measured
+    assert second.peace.a.steps >= first.attack.a.steps >= STEPS
+    assert all(span.b.steps for pair in (first, second) for span in pair)
+
+
+def span(a_ms: float, a_with_core_ms: float, b_with_core_ms: float) -> Span:
+    return Span(Longest(9, a_ms / 1e3, a_with_core_ms / 1e3), Longest(9, 1.0, b_with_core_ms / 1e3))
+
+
+def test_gaps_are_shown_beside_those_in_peace() -> None:
+    pairs = [
+        Pair(peace=span(20, 10, 5), attack=span(80, 40, 10)),
+        Pair(peace=span(20, 10, 5), attack=span(100, 60, 10)),
+    ]
+    found = [row for row in rows({"x": pairs}) if row.what.startswith("x:")]
+    assert [(row.value, row.ratio and round(row.ratio, 9)) for row in found] == [
+        (pytest.approx(50), None),
+        (pytest.approx(50), 5),
+        (pytest.approx(90), 4.5),
+        (pytest.approx(10), 2),
+    ]
+    assert [row.met for row in found] == [True, None, None, None]

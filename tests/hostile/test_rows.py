@@ -22,6 +22,7 @@ CLAIMS = "unit/engine/test_claims"
 MAJORITY = "virtual/test_majority"
 SURVEYS = "hostile/test_surveys"
 WATCH = "unit/transport/test_watching"
+ROUND = "unit/engine/test_round"
 GRPC, SEALS = "unit/transport/test_grpc_transport", "unit/engine/test_seal_checks"
 
 HELD = {
@@ -46,7 +47,7 @@ HELD = {
     "M4b a member that did not offer": (SIGNED, "test_m4_a_sealer_that_lies_about_its_members"),
     "M5 a claim to another's work": (SIGNED, "test_m5_the_work_of_another_is_claimed_by_nobody"),
     "M6 an offer in the sealer's name": (ATTACKS, "test_m6_an_offer_in_the_learners_own_name"),
-    "M7 an offer again and again": ("unit/protocol/test_lineage", "test_a_claim_is_admitted_where"),
+    "M7 an offer again and again": (ROUND, "test_no_offer_is_ever_merged_twice"),
     "M8 a position beyond all": (ATTACKS, "test_m8_a_position_beyond_all"),
     "M9 an accident": ("together/test_accidents", "test_an_accident_stays_where_it_happens"),
     "M9b weights that are ruined": ("unit/engine/test_healing", "test_it_goes_on_from_the_anchor"),
@@ -81,7 +82,8 @@ HELD = {
     "R13 headers without end": (RAW, "test_r13_headers_without_end"),
     "R14 callers without a name": (ATTACKS, "test_r14_a_caller_without_a_name"),
     "R15 addresses of any kind": (ATTACKS, "test_r15_no_socket_is_dialled"),
-    "R16 many dials of one address": (GRPC, "test_eight_that_are_known_by_hearsay"),
+    "R16 many dials of one address": (GRPC, "test_an_address_is_dialled_once_at_a_time"),
+    "R16b dials of many addresses": (GRPC, "test_eight_that_are_known_by_hearsay"),
     "R17 a flood of looks": ("together/test_watch", "test_a_flood_of_looks_is_refused"),
     "R17b looks that keep the learner busy": (WATCH, "test_however_many_watch_the_learner"),
     "I8 a stranger watches": ("together/test_watch", "test_a_stranger_is_told_nothing"),

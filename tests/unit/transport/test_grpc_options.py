@@ -52,6 +52,11 @@ def test_no_learner_pings_as_often_as_a_server_minds(beat_s: float) -> None:
     assert quiet_ms > floor_ms == PING_FLOOR_MS
 
 
+def test_pings_that_come_too_often_end_a_connection() -> None:
+    """To gRPC, no strikes mean that it never minds."""
+    assert dict(server_options(Timing(), 2, 1))["grpc.http2.max_ping_strikes"] > 0
+
+
 @pytest.mark.parametrize(("evict_after_s", "handshake_ms"), [(30.0, 10_000), (4.0, 4_000)])
 def test_a_handshake_takes_no_longer_than_a_dial(evict_after_s: float, handshake_ms: int) -> None:
     options = dict(server_options(Timing(evict_after_s=evict_after_s), 2, 1))

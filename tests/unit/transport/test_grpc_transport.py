@@ -393,12 +393,24 @@ async def test_eight_that_are_known_by_hearsay_are_dialled_at_a_time(crew):
     """Nobody answers at these: each hello lasts until its deadline, and then another has its
     turn."""
     silent = [socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(20)]
+    assert await most_hellos(crew, silent, 3 * HEARSAY_DIALS) == HEARSAY_DIALS
+
+
+@scenario
+async def test_an_address_is_dialled_once_at_a_time_however_many_names_it_has(crew):
+    silent = socket.create_server(("127.0.0.1", 0), backlog=64)
+    assert await most_hellos(crew, [silent] * 20, 3) == 1
+
+
+async def most_hellos(crew, silent, count):
+    """How many hellos of a learner are under way at a time, while it says so many. It has heard of
+    a peer at each of these servers, which answer nothing."""
     a = await crew("a", timing=Timing(beat_s=0.05, evict_after_s=0.5, round_timeout_s=5.0))
     addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in silent]
     greeted, open_now, most = [], 0, 0
     say_hello = dialler.Connection.hello
 
-    async def count(connection, mine, timeout_s):
+    async def counted(connection, mine, timeout_s):
         nonlocal open_now, most
         open_now += 1
         most = max(most, open_now)
@@ -409,13 +421,13 @@ async def test_eight_that_are_known_by_hearsay_are_dialled_at_a_time(crew):
             open_now -= 1
             a._changed.set()
 
-    with patch.object(dialler.Connection, "hello", count):
+    with patch.object(dialler.Connection, "hello", counted):
         a.known = [(PeerId(f"phantom {n}", 1), address) for n, address in enumerate(addresses)]
-        await a.until(lambda: len(greeted) >= 3 * HEARSAY_DIALS)
+        await a.until(lambda: len(greeted) >= count)
         a.known = []
-    assert most == HEARSAY_DIALS
     for server in silent:
         server.close()
+    return most
 
 
 @scenario

@@ -176,6 +176,21 @@ def test_a_peer_is_merged_once():
         wire.message_from(pb.Header(state=pb.State(peer=peer.peer, lineage=lineage)), {})
 
 
+@pytest.mark.parametrize(("settled", "is_taken"), [(6, True), (7, False), (8, False)])
+def test_an_offer_claims_no_work_that_comes_after_it(settled: int, is_taken: bool) -> None:
+    """Number 7 carries what its author did after `settled`."""
+    own = pb.PeerId(name="a", incarnation=1)
+    claim = pb.Merged(peer=own, seq=settled)
+    header = pb.Header(offer=pb.Offer(peer=own, seq=7, key=pb.Key(), inherited=claim))
+    if is_taken:
+        offer = wire.message_from(header, {})
+        assert isinstance(offer, Offer)
+        assert offer.claim.settled == settled
+    else:
+        with pytest.raises(PeerError, match="claims work that comes after it"):
+            wire.message_from(header, {})
+
+
 def test_the_authors_of_an_anchor_always_fit_into_a_message() -> None:
     """Those of the fullest one that still takes new authors, and of one more round."""
     names = [f"{i:0{NAME_LIMIT}}" for i in range(MOST_AUTHOR_NBYTES // (NAME_LIMIT + 32))]

@@ -1,0 +1,187 @@
+"""Mutants of the checks of what a peer says: each left out."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import RATES, SIZES, WIRE, Mutant, of
+
+FRAMES, OPTIONS = of("unit/transport/test_frames"), of("unit/transport/test_grpc_options")
+TRANSFERS, GRPC = of("unit/transport/test_transfers"), of("unit/transport/test_grpc_transport")
+EVIDENCE = of("unit/transport/security/test_evidence")
+NOTARY = of("unit/transport/security/test_notary")
+PACKING, SPARSE = of("unit/codecs/test_packing"), of("unit/codecs/test_sparse")
+BLOCKS, CODECS = of("unit/codecs/test_blockwise"), of("unit/codecs/test_registry")
+MOMENTS, PAYLOAD = of("unit/worker/test_moment_packet"), of("unit/worker/test_seal_payload")
+BUFFERS, ANCHORS = of("unit/worker/test_buffer_anchor"), of("unit/worker/test_anchors")
+
+
+def unchecked(name: str, room: str, check: str, tests: tuple[str, ...], law: int = 8) -> Mutant:
+    """A mutant for which this condition of a check always holds."""
+    return Mutant(name, law, room, f"check({check},", "check(True,", tests)
+
+
+def never(name: str, room: str, flaw: str, tests: tuple[str, ...], law: int = 8) -> Mutant:
+    """A mutant that finds this flaw nowhere."""
+    return Mutant(name, law, room, f"if {flaw}:", "if False:", tests)
+
+
+PEER_MUTANTS = (
+    # A peer speaks for itself.
+    unchecked("messages-in-anothers-name", "transport/frames", "named == peer", TRANSFERS),
+    never(
+        "streams-before-a-hello", "transport/server", "link is None or self._links.closing", GRPC
+    ),
+    # Frames.
+    unchecked("chunks-without-a-header", "transport/frames", "self._header is not None", FRAMES),
+    unchecked("headers-within-a-message", "transport/frames", "self._header is None", FRAMES),
+    unchecked(
+        "acks-begin-a-message", "transport/frames", 'parsed.WhichOneof("kind") == "header"', FRAMES
+    ),
+    unchecked(
+        "two-sections-of-one-name", "transport/frames", "len(names) == len(sections)", FRAMES
+    ),
+    unchecked("more-bytes-than-announced", "transport/frames", "not chunk", FRAMES),
+    Mutant(
+        "chunks-of-any-size", 8, "transport/frames", "0 < size == held,", "size <= held,", FRAMES
+    ),
+    # Messages.
+    unchecked("sizes-without-limit", "transport/limits", "nbytes <= limit", WIRE),
+    unchecked("names-of-nothing", "transport/limits", "bool(text) or may_be_empty", FRAMES),
+    unchecked("lists-without-end", "transport/limits", "len(entries) <= limit", WIRE),
+    unchecked(
+        "numbers-that-are-none", "transport/limits", "math.isfinite(value) and value >= 0", WIRE
+    ),
+    unchecked("numbers-without-limit", "transport/limits", "value <= limit", WIRE),
+    unchecked("anchors-without-a-key", "transport/wire", 'owner.HasField("key")', FRAMES),
+    unchecked("lives-of-any-kind", "transport/wire", "namesake.life in known", WIRE),
+    unchecked("merged-twice-in-one-anchor", "transport/wire", "len(merged) == len(pairs)", WIRE, 5),
+    Mutant(
+        "claims-of-what-comes-after",
+        5,
+        "transport/wire",
+        "inherited is None or inherited.settled < offer.seq",
+        "True",
+        WIRE,
+    ),
+    unchecked(
+        "paces-of-nothing", "transport/wire_paces", "level.now > 0 and level.before > 0", WIRE
+    ),
+    # Answers are of the kind that was asked for.
+    never(
+        "an-offer-is-answered-by-anything",
+        "transport/transfers",
+        "not isinstance(seal, Seal) or seal.fragment != offer.fragment",
+        TRANSFERS,
+    ),
+    never(
+        "a-want-is-answered-by-anything",
+        "transport/transfers",
+        "isinstance(message, Offer) or message.fragment != want.fragment",
+        TRANSFERS,
+    ),
+    never("pushed-unasked", "transport/transfers", "want is None or timer is None", TRANSFERS),
+    never("offers-are-pushed", "transport/transfers", "isinstance(message, Offer)", TRANSFERS),
+    Mutant(
+        "each-name-of-an-address-is-dialled",
+        8,
+        "transport/dialler",
+        "        if key not in self._dials:",
+        "        if True:",
+        of("unit/transport/test_grpc_transport", "is_dialled_once_at_a_time"),
+    ),
+    # What a server lets its callers do.
+    Mutant(
+        "pings-without-end",
+        8,
+        "transport/grpc_options",
+        '"grpc.http2.max_ping_strikes": PING_STRIKES,',
+        '"grpc.http2.max_ping_strikes": 0,',
+        OPTIONS,
+    ),
+    Mutant(
+        "streams-of-a-connection-without-end",
+        8,
+        "transport/grpc_options",
+        '        "grpc.max_concurrent_streams": 2 * streams,\n',
+        "",
+        OPTIONS,
+    ),
+    # Tensors.
+    never("values-that-are-no-numbers", "codecs/packing", "not bounded(values)", PACKING),
+    never("packets-that-end-early", "codecs/packing", "len(data) < begin", PACKING),
+    never("forms-that-nobody-knows", "codecs/packing", "code not in forms", PACKING),
+    never(
+        "codecs-that-nobody-knows", "codecs/registry", "packet.codec not in (RAW, PACKED)", CODECS
+    ),
+    never("blocks-of-any-size", "codecs/blockwise", "not is_block(param)", BLOCKS),
+    never(
+        "scales-of-any-size",
+        "codecs/blockwise",
+        "low < bits(LEAST_SCALE) or high > bits(MOST / self.top)",
+        BLOCKS,
+    ),
+    never("codes-beyond-the-least", "codecs/blockwise", "(codes.numpy() == -128).any()", BLOCKS),
+    never("more-values-than-elements", "codecs/sparse", "param > numel", SPARSE),
+    never("lists-of-any-length", "codecs/sparse", "len(ones) != count", SPARSE),
+    never(
+        "positions-in-any-order",
+        "codecs/sparse",
+        "places[-1] >= numel or not (places[1:] > places[:-1]).all()",
+        SPARSE,
+    ),
+    never("marks-of-any-number", "codecs/sparse", "marked != count or mask[numel:].any()", SPARSE),
+    never("moments-of-no-update", "worker/moment_packet", "param < 1", MOMENTS),
+    never(
+        "moments-of-any-size",
+        "worker/moment_packet",
+        "not is_between(view(data, self.dtype), self.least, self.most)",
+        MOMENTS,
+    ),
+    never(
+        "moments-of-another-fragment",
+        "worker/moment_packet",
+        "packet.codec != PACKED or packet.numel != numel",
+        MOMENTS,
+    ),
+    never("merged-without-end", "worker/seal_payload", "not most < math.inf", PAYLOAD),
+    never("strange-anchors-without-end", "worker/fragment_anchor", "not finite(weights)", ANCHORS),
+    never(
+        "buffers-of-another-digest",
+        "worker/buffer_anchor",
+        "short_digest(*sections) != state.content",
+        BUFFERS,
+    ),
+    never(
+        "rates-of-any-form",
+        "worker/round_rate",
+        "(packet.codec, packet.numel, packet.nbytes) != (RAW, count, 4 * count)",
+        RATES,
+    ),
+    never("sizes-of-any-form", "worker/offer_sizes", "not fits", SIZES),
+    # Signatures.
+    unchecked(
+        "a-ledger-with-fewer-proofs",
+        "transport/security/evidence",
+        "len(proofs) == members",
+        EVIDENCE,
+        4,
+    ),
+    unchecked(
+        "keys-for-other-uses",
+        "transport/security/signers",
+        "usage is None or usage.digital_signature",
+        NOTARY,
+        4,
+    ),
+    unchecked(
+        "chains-that-peers-refuse",
+        "transport/security/notary",
+        "len(proof.chain) <= MOST_CERTIFICATES",
+        NOTARY,
+    ),
+    unchecked(
+        "proofs-that-peers-refuse",
+        "transport/security/notary",
+        "size <= PROOF_LIMIT - STATEMENT_LIMIT",
+        NOTARY,
+    ),
+)

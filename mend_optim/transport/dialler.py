@@ -185,9 +185,6 @@ class Dialler:
             async with self._connected(address, name) as connection:
                 async with self._turn(contact):
                     theirs = await self._ask(connection, address, seed, name)
-                check(
-                    name in ("", theirs.peer.name), f"{name!a} says that it is {theirs.peer.name!a}"
-                )
                 return await self._meet(connection, theirs, address, seed)
         except PeerError as fault:
             log.debug("%s: %s", address, fault)
@@ -219,8 +216,8 @@ class Dialler:
             return (await self._ask(connection, address, seed, "")).peer.name
 
     async def _ask(self, connection: Connection, address: str, seed: str, name: str) -> Hello:
-        """Say hello to the learner of this name, or to any; return the answer. A seed that gives
-        none is reported."""
+        """Say hello to the learner of this name, or to any; return the answer. Raise `PeerError` if
+        it says that it is another. A seed that gives no answer is reported."""
         try:
             theirs = await connection.hello(self._hello(), self._timing.evict_after_s)
         except PeerError as fault:

@@ -27,6 +27,13 @@ def never(name: str, room: str, flaw: str, tests: tuple[str, ...], law: int = 8)
 PEER_MUTANTS = (
     # A peer speaks for itself.
     unchecked("messages-in-anothers-name", "transport/frames", "named == peer", TRANSFERS),
+    unchecked(
+        "another-answers-at-an-address",
+        "transport/dialler",
+        'name in ("", theirs.peer.name)',
+        of("unit/transport/security/test_channels"),
+        4,
+    ),
     never(
         "streams-before-a-hello", "transport/server", "link is None or self._links.closing", GRPC
     ),

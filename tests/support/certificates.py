@@ -57,6 +57,7 @@ def issue(
     uris: Sequence[str] | None = None,
     hosts: Sequence[str] | None = None,
     usage: Sequence[Any] | None = BOTH,
+    extensions: Sequence[x509.ExtensionType] = (),
     password: bytes = b"",
 ) -> tuple[bytes, bytes]:
     """A certificate and its key, in PEM, wrong in whatever is given."""
@@ -80,6 +81,8 @@ def issue(
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     if usage is not None:
         builder = builder.add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=True)
     cipher = BestAvailableEncryption(password) if password else NoEncryption()
     return (
         builder.sign(authority._key, SHA256()).public_bytes(Encoding.PEM),

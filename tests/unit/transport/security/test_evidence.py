@@ -13,6 +13,7 @@ import pytest
 from mend_optim.engine.ledger import sealed_record
 from mend_optim.protocol.messages import PROOFS, Offer
 from mend_optim.protocol.proofs import proofs_packet, signed
+from mend_optim.protocol.statement import pack, unpack
 from mend_optim.transport.security.identity import Identity
 from tests.support.certificates import NOW, issue, new_authority
 from tests.support.engines import BASE, PEER, THIRD, offer_of, seal_of
@@ -86,6 +87,11 @@ def damaged(record: dict[str, Any]) -> None:
     record["proofs"] = "!" + record["proofs"]
 
 
+def without_a_proof(record: dict[str, Any]) -> None:
+    first, _ = unpack(base64.b64decode(record["proofs"]), 2)
+    record["proofs"] = base64.b64encode(pack([first])).decode()
+
+
 def elsewhere(record: dict[str, Any]) -> None:
     record["fragment"] = 1
 
@@ -100,6 +106,7 @@ def elsewhere(record: dict[str, Any]) -> None:
         (member(name="gone"), "member 'gone' is not proven: it has signed something else"),
         (without_one, "are not 1 parts or fewer"),
         (unsigned, "the round is not signed"),
+        (without_a_proof, "there are 2 members and 1 proofs"),
         (cut, "ends beyond"),
         (damaged, "the proofs are damaged"),
         (elsewhere, "it has signed an offer of another fragment"),

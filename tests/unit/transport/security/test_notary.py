@@ -253,6 +253,7 @@ NARROW = x509.NameConstraints(
 ANYWHERE = x509.NameConstraints(permitted_subtrees=None, excluded_subtrees=[x509.DNSName("b.c")])
 STRANGE = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"x")
 NO_ISSUING = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+ENCIPHERS = x509.KeyUsage(False, False, True, False, False, False, False, False, False)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +273,16 @@ def test_no_learner_and_no_limited_authority_issues_certificates(
     proof, _ = through(middle(top, **limits), authorities=top.pem)
     with pytest.raises(PeerError, match=why):
         check(proof, by=by_root(top))
+
+
+def test_a_key_that_is_not_for_signatures_signs_nothing() -> None:
+    for usage, is_for_signatures in ((NO_ISSUING, True), (ENCIPHERS, False)):
+        proof = notary(extensions=[usage]).sign(TOLD)
+        if is_for_signatures:
+            assert check(proof) == "a"
+        else:
+            with pytest.raises(PeerError, match="a certificate is not for signatures"):
+                check(proof)
 
 
 # ── credentials ───────────────────────────────────────────────────────────────────────────────────
@@ -325,6 +336,19 @@ def test_a_chain_that_no_peer_would_check_is_refused_at_the_start(tmp_path: Path
         load_identity("credentials", Credentials.files(directory), "a")
         with pytest.raises(UsageError, match=f"must be certificates that signatures .*, {why}"):
             load_identity("credentials", Credentials.files(directory, signed=True), "a")
+
+
+def test_a_certificate_that_fits_into_no_proof_is_refused_at_the_start(tmp_path: Path) -> None:
+    hosts = [host_of_name("a", certificates_in(AUTHORITY.pem)[0].key), ANY_LEARNER]
+    for others, fits in ((10, True), (200, False)):
+        more = [f"a-host-of-this-learner-{i}.example.org" for i in range(others)]
+        directory = files_of(tmp_path / "a", AUTHORITY, "a", hosts=[*hosts, *more])
+        credentials = Credentials.files(directory, signed=True)
+        if fits:
+            load_identity("credentials", credentials, "a")
+        else:
+            with pytest.raises(UsageError, match="got the certificates have"):
+                load_identity("credentials", credentials, "a")
 
 
 def test_without_the_extra_the_error_names_it(

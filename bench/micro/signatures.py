@@ -4,9 +4,8 @@ offer, and checking the proofs of all members of a seal, or the offers of all ot
 The digests of the tensors' bytes are not in it: they depend on the size of the model. Certificates
 are known from earlier rounds, as they are from the second round on.
 
-A learner spreads the checks over the threads that its worker has for hashing. The sealer checks
-each offer when it comes, so its row is the sum of what it does in a round. Beside them, in every
-turn, is what the bare functions of the library take for as many signatures, on one thread."""
+The sealer checks each offer when it comes, so its row is the sum of what it does in a round. Beside
+both, in every turn, is what the bare functions of the library take for as many signatures."""
 
 from __future__ import annotations
 
@@ -28,7 +27,6 @@ from mend_optim.protocol.proofs import (
     proofs_packet,
     signed,
 )
-from mend_optim.runtime.hashers import Hashers
 from mend_optim.transport.security.identity import Identity
 from mend_optim.transport.security.issuing import Authority
 from mend_optim.transport.security.notary import CertificateNotary
@@ -50,7 +48,7 @@ AUTHORITY = Authority.random(*VALID)
 def run() -> Iterator[Result]:
     """Of a learner, and of the sealer, against the limit of 1 ms."""
     notaries = _notaries(MEMBERS)
-    own, threads = notaries[0], Hashers()
+    own = notaries[0]
     took: dict[str, list[float]] = defaultdict(list)
     nbytes = 0
     for turn in range(WARM + REPEATS):
@@ -62,8 +60,7 @@ def run() -> Iterator[Result]:
         seal = _seal([mine, *sent], own)
         nbytes = seal.sections[PROOFS].nbytes
         rounds: dict[str, Callable[[], object]] = {
-            "a learner": partial(check_proofs, seal, BASE, own, threads.spread),
-            "a learner on one thread": partial(check_proofs, seal, BASE, own),
+            "a learner": partial(check_proofs, seal, BASE, own),
             "the sealer": partial(_check_offers, sent, own),
             BARE: _bare_checks(sent),
         }
@@ -71,7 +68,6 @@ def run() -> Iterator[Result]:
             began = perf_counter()
             check()
             took[what].append(signing_ms + 1e3 * (perf_counter() - began))
-    threads.end()
     notes = f"ECDSA P-256, {MEMBERS} members, {nbytes / MEMBERS:.0f} bytes each"
     yield from _rows({what: times[WARM:] for what, times in took.items()}, notes)
     yield plain("signatures", "a certificate that is new", "ms", _new_certificate_ms(own))

@@ -38,7 +38,6 @@ from mend_optim.protocol.statement import (
     statement_of,
     unpack,
 )
-from mend_optim.protocol.tree_digest import Spread
 
 #: The codec of a section that holds proofs.
 SIGNED = "signed"
@@ -48,8 +47,6 @@ PROOF_LIMIT = 8192
 STATEMENT_LIMIT = 2048
 #: Certificates of one author: its own, and those between it and an authority.
 MOST_CERTIFICATES = 4
-#: Signatures that one thread checks in a row. Fewer take less time than to hand them over.
-CHECKED_AT_ONCE = 8
 
 
 class Proof(NamedTuple):
@@ -172,9 +169,8 @@ def proofs_in(data: bytes | memoryview, most: int) -> list[Proof]:
     return [Proof.unpacked(packed) for packed in unpack(data, most)]
 
 
-def check_proofs(seal: Seal, base: Lineage, notary: Notary, spread: Spread = map) -> None:
-    """Raise `PeerError` unless every member of a seal on `base` is proven. `spread` checks the
-    signatures."""
+def check_proofs(seal: Seal, base: Lineage, notary: Notary) -> None:
+    """Raise `PeerError` unless every member of a seal on `base` is proven."""
     proofs = proofs_in(section(seal.sections, PROOFS).data, len(seal.members))
     if len(proofs) != len(seal.members):
         raise PeerError(f"it has {len(seal.members)} members and {len(proofs)} proofs")
@@ -187,21 +183,8 @@ def check_proofs(seal: Seal, base: Lineage, notary: Notary, spread: Spread = map
         if flaw:
             raise PeerError(f"its member {entry.peer.name!a} is not proven: {flaw}")
     _check_packets(seal, told)
-    _check_signers([*zip(proofs, told, strict=True)], notary, spread)
-
-
-def _check_signers(
-    claims: Sequence[tuple[Proof, Statement]], notary: Notary, spread: Spread
-) -> None:
-    """Raise `PeerError` unless each of these members' statements is signed by its sender."""
-
-    def check(some: Sequence[tuple[Proof, Statement]]) -> None:
-        for proof, told in some:
-            _check_signer(proof, told, notary, merged=True)
-
-    parts = [claims[at : at + CHECKED_AT_ONCE] for at in range(0, len(claims), CHECKED_AT_ONCE)]
-    # The list is what makes `map` check anything.
-    list(spread(check, parts) if len(parts) > 1 else map(check, parts))
+    for proof, statement in zip(proofs, told, strict=True):
+        _check_signer(proof, statement, notary, merged=True)
 
 
 def _flaw_of(

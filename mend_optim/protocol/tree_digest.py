@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from mend_optim.protocol.lineage import DIGEST_BYTES
 
 #: Bytes of a leaf. The last leaf of a part may be shorter.
 LEAF = 1 << 20
 _SIZE_BYTES = 8
-Item = TypeVar("Item")
-Found = TypeVar("Found")
 
 
 class Spread(Protocol):
@@ -26,8 +24,8 @@ class Spread(Protocol):
     returns the results in the items' order: `map`, or an executor's."""
 
     def __call__(
-        self, function: Callable[[Item], Found], items: Iterable[Item], /
-    ) -> Iterable[Found]: ...
+        self, function: Callable[[memoryview], bytes], items: Iterable[memoryview], /
+    ) -> Iterable[bytes]: ...
 
 
 def short_digest(*parts: bytes | memoryview, spread: Spread = map) -> bytes:

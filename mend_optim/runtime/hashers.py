@@ -1,16 +1,13 @@
-"""The threads that help a worker to hash, and to check signatures."""
+"""The threads that help a worker to hash."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 #: One thread hashes about 1 GB/s, so more would seldom make a round quicker.
 MOST = 4
-Item = TypeVar("Item")
-Found = TypeVar("Found")
 
 
 class Hashers:
@@ -20,7 +17,9 @@ class Hashers:
         most = min(MOST, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="mend-hash")
 
-    def spread(self, function: Callable[[Item], Found], items: Iterable[Item], /) -> list[Found]:
+    def spread(
+        self, function: Callable[[memoryview], bytes], items: Iterable[memoryview], /
+    ) -> list[bytes]:
         """`map`, on these threads as long as there are any: they end before the worker does where
         the interpreter ends."""
         items = list(items)

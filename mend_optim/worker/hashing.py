@@ -1,4 +1,4 @@
-"""How a worker hashes the bytes of offers, seals and anchors, and checks many signatures."""
+"""How a worker hashes the bytes of offers, seals and anchors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from mend_optim.protocol.tree_digest import Spread
 
 @dataclass
 class Hashing:
-    """Works on the worker's own thread, unless it is told of others."""
+    """Hashes on the worker's own thread, unless it is told of others."""
 
-    #: Hashes the leaves of a tree, or checks the signatures of a seal, perhaps on several threads.
-    #: Set before the first job.
+    #: Hashes the leaves of a tree, perhaps on several threads. Set before the first job.
     spread: Spread = map

@@ -18,7 +18,7 @@ class Signing:
 
     Args:
         notary: signs in this learner's name, and checks the signatures of others.
-        hashing: hashes the offers, and spreads the checks of a seal's signatures.
+        hashing: hashes the offers.
     """
 
     def __init__(self, notary: Notary, hashing: Hashing) -> None:
@@ -48,4 +48,4 @@ class Signing:
         if job.sealed_here or job.base is None:
             return
         with blamed_on_peer():
-            check_proofs(job.seal, job.base, self._notary, self._hashing.spread)
+            check_proofs(job.seal, job.base, self._notary)

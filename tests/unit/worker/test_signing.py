@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +15,8 @@ from mend_optim.engine.round import Round
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Entry
 from mend_optim.protocol.messages import PROOFS, SIGNATURE, Offer, Packet, Seal
-from mend_optim.protocol.proofs import CHECKED_AT_ONCE, Proof, proofs_in, signed
+from mend_optim.protocol.proofs import Proof, proofs_in, signed
 from mend_optim.protocol.statement import content_of, decode
-from mend_optim.runtime.hashers import Hashers
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.offer_sizes import Guard
 from mend_optim.worker.outer import Nesterov
@@ -149,25 +147,6 @@ def test_all_take_a_seal_that_is_proven(coding: str) -> None:
     assert c.notary.checked == [("a", True), ("b", True)]
     assert b.advance(seal, sealed_here=True).fault == ""
     assert b.theta == c.theta != a.theta
-
-
-def test_the_signatures_of_many_members_are_spread_over_the_workers_threads() -> None:
-    c = Learner("c")
-    hashers = Hashers()
-    handed_over: list[int] = []
-
-    def spread(function: Callable[[Any], Any], items: Iterable[Any], /) -> list[Any]:
-        items = list(items)
-        handed_over.append(len(items))
-        return hashers.spread(function, items)
-
-    c.anchors.hashing.spread = spread
-    senders = [Learner(f"p{i}") for i in range(CHECKED_AT_ONCE + 1)]
-    seal = senders[0].seal(*(sender.sent() for sender in senders))
-    assert c.advance(seal).fault == ""
-    assert handed_over[0] == 2  # what follows are leaves of bytes
-    assert sorted(c.notary.checked) == sorted((sender.id.name, True) for sender in senders)
-    hashers.end()
 
 
 def forged(seal: Seal, *members: Entry) -> Seal:

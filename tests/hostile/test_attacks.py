@@ -141,6 +141,19 @@ def test_r14_a_caller_without_a_name_is_refused(ground, mallory):
 
 
 @held
+def test_r14b_metadata_beyond_measure_are_refused(ground, mallory):
+    name = (CALLER, mallory.me.SerializeToString())
+    before = memory_mb(ground.a)
+    for more in ([("x-much", "x" * 1_000_000)], [(f"x-{n}", "x") for n in range(20_000)]):
+        rpc = mallory.channel.stream_stream(f"/{SERVICE}/Control")
+        call = rpc(iter([b""]), metadata=(name, *more))
+        with pytest.raises(grpc.RpcError):
+            list(call)
+        assert call.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+    assert memory_mb(ground.a) - before < 50
+
+
+@held
 def test_r15_no_socket_is_dialled_that_is_no_host(ground, mallory):
     beat = mallory.beat(
         roster=[

@@ -81,6 +81,7 @@ HELD = {
     "R12 streams that are reset": (ATTACKS, "test_r12_streams_that_are_reset"),
     "R13 headers without end": (RAW, "test_r13_headers_without_end"),
     "R14 callers without a name": (ATTACKS, "test_r14_a_caller_without_a_name"),
+    "R14b metadata of megabytes": (ATTACKS, "test_r14b_metadata_beyond_measure"),
     "R15 addresses of any kind": (ATTACKS, "test_r15_no_socket_is_dialled"),
     "R16 many dials of one address": (GRPC, "test_an_address_is_dialled_once_at_a_time"),
     "R16b dials of many addresses": (GRPC, "test_eight_that_are_known_by_hearsay"),

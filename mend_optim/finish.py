@@ -20,8 +20,9 @@ class Finish:
 
     Attributes:
         agreed: whether all on this learner's roster ended together with it.
-        digest: of the anchors, in hex. All learners with this digest hold the same parameters, bit
-            for bit. Empty if there was no agreement.
+        digest: of the anchors, in hex. All learners that ended together with others on this digest
+            hold the same parameters, bit for bit. One that ended alone, with only its own name in
+            `tokens`, may hold others. Empty if there was no agreement.
         tokens: by name, the tokens of all learners that finished on these anchors. One that died
             after it had finished may be among them.
         unmerged_tokens: own tokens that are in no anchor. If this learner was the last one, they

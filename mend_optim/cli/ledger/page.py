@@ -67,7 +67,7 @@ def page_of(story: Story, verdict: Verdict) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<title>mend ledger: {escape(verdict.severity.value)}</title>\n"
+        f"<title>mend ledger: {escape(verdict.word)}</title>\n"
         f"<style>{_STYLE}{_colours()}</style>\n</head>\n<body>\n{inner}\n</body>\n</html>\n"
     )
 

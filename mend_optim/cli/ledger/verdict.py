@@ -73,6 +73,11 @@ class Verdict:
         return {Severity.BROKEN: 1, Severity.INCOMPLETE: 3, Severity.NOTE: 0}[self.severity]
 
     @property
+    def word(self) -> str:
+        """The verdict in a word."""
+        return self.text.partition(":")[0]
+
+    @property
     def text(self) -> str:
         """The verdict in a sentence."""
         return {

@@ -106,6 +106,7 @@ def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["ledger", *written(example(), tmp_path), "--html", str(page)]) == 0
     text = page.read_text()
+    assert "<title>mend ledger: sound</title>" in text
     assert not re.search(r"https?://|<link|<script|<img|@import|url\(", text)
     assert text.count("<svg") == 4
 

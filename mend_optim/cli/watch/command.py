@@ -155,12 +155,14 @@ def _top_plainly(crowd: Crowd, look: Look, given: argparse.Namespace) -> None:
 
 
 def _top_richly(crowd: Crowd, look: Look, given: argparse.Namespace) -> None:
+    from rich.console import Console
     from rich.live import Live
 
     from mend_optim.cli.watch.live import picture
 
-    with Live(picture(crowd), auto_refresh=False) as live:
+    console = Console()
+    with Live(picture(crowd, console), console=console, auto_refresh=False) as live:
         while not given.once:
             threading.Event().wait(given.every)
             see(crowd, look)
-            live.update(picture(crowd), refresh=True)
+            live.update(picture(crowd, console), refresh=True)

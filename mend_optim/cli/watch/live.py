@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Group
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -11,22 +14,41 @@ from mend_optim.cli.watch.text import HEAD, LEFT, ROUND_HEAD, cells_of, round_ce
 
 #: By state, its colour. Others have none.
 _STYLES = {"merging": "green", "suspected": "yellow", "gone": "red", "no answer": "red"}
+#: What a narrow terminal does not show, the first of them first.
+_SPARED = ("codec", "received", "sent", "lag", "H", "rounds", "tokens")
+#: More columns of a terminal than any table takes.
+_UNBOUNDED = 100_000
 
 
-def picture(crowd: Crowd) -> Group:
-    """The learners with sparklines of their speed, and the last rounds."""
-    learners = Table(box=None, pad_edge=False)
-    for place, word in enumerate(HEAD):
-        learners.add_column(word, justify="left" if place < LEFT else "right")
-    learners.add_column("speed", no_wrap=True)
-    for row in crowd.rows():
-        # Names come from others: `Text` takes no markup from them.
-        cells = [Text(cell) for cell in cells_of(row)]
-        cells[1].stylize(_STYLES.get(row.state, ""))
-        learners.add_row(*cells, sparkline(row.past))
+def picture(crowd: Crowd, console: Console) -> Group:
+    """The learners with sparklines of their speed, and the last rounds. Where the terminal is too
+    narrow for all columns, it has those that say the most, in full."""
+    learners = _learners(crowd, ())
+    for count in range(1, len(_SPARED) + 1):
+        if _width(learners, console) <= console.width:
+            break
+        learners = _learners(crowd, _SPARED[:count])
     rounds = Table(box=None, pad_edge=False)
     for word in ROUND_HEAD:
         rounds.add_column(word)
     for line in round_cells(crowd):
         rounds.add_row(*map(Text, line))
     return Group(learners, Text(""), rounds)
+
+
+def _learners(crowd: Crowd, without: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    places = [place for place, word in enumerate(HEAD) if word not in without]
+    for place in places:
+        table.add_column(HEAD[place], justify="left" if place < LEFT else "right")
+    table.add_column("speed", no_wrap=True)
+    for row in crowd.rows():
+        # Names come from others: `Text` takes no markup from them.
+        cells = [Text(cell) for cell in cells_of(row)]
+        cells[1].stylize(_STYLES.get(row.state, ""))
+        table.add_row(*(cells[place] for place in places), sparkline(row.past))
+    return table
+
+
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import re
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -487,6 +488,14 @@ def open_links() -> Said:
     return [str(error.value)]
 
 
+def taken_port() -> Said:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listen = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UsageError) as error:
+            MendOptimizer(descent(1.0), listen=listen)
+    return [str(error.value)]
+
+
 def bare_links() -> Said:
     with log_lines() as lines:
         MendOptimizer(descent(1.0), name="a", listen="127.0.0.1:0", insecure=True).close()
@@ -561,6 +570,7 @@ PRODUCERS: dict[str, Callable[[], Said]] = {
     "The first merge": first_merge,
     "The summary": summary,
     "Links that would leave this machine": open_links,
+    "A port that is taken": taken_port,
     "Links without credentials": bare_links,
     "A secret that others may read": open_secret,
     "A variable that means nothing": unknown_variable,

@@ -17,6 +17,7 @@ HELD = of("unit/engine/test_held")
 TRAFFIC = of("unit/test_rank_traffic")
 COURIER = of("unit/ranks/test_courier")
 STORMS = of("virtual/test_ranked")
+TYPES = of("unit/ranks/test_types")
 PLANS = of("unit/runtime/test_held_copies")
 
 
@@ -149,6 +150,28 @@ RANK_MUTANTS = (
         "part.only(frozenset(division.sent_by(rank)))",
         "part",
         CARRIER,
+    ),
+    mutant(
+        "ranks-get-nothing-of-the-lead",
+        "carrier",
+        "            self._group.transfer(torch.empty(0), to, own, of)\n            return own",
+        "            return own",
+        TYPES,
+    ),
+    mutant(
+        "the-lead-adds-something-else",
+        "carrier",
+        "        self.own[p].take(values, own)",
+        "        self.own[p].take(2 * values, own)",
+        TYPES,
+    ),
+    Mutant(
+        "each-rank-adds-its-own",
+        8,
+        "rank_traffic",
+        "self._own.apply(self._arrived.popleft(), step)",
+        "self._own.apply(Correction(0, self._own.copy(0), False), step)",
+        TYPES,
     ),
     mutant(
         "unequal-copies-pass",

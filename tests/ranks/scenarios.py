@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from mend_optim import MendError, MendOptimizer, MomentSchedule, Timing
 from tests.ranks import faults
 from tests.ranks.cast import Cast
+from tests.ranks.overlapped import Overlapped
 from tests.ranks.parallel import TOKENS, Divided, Ways, batch
 
 PARITY_STEPS = 11
@@ -90,7 +91,23 @@ def merge(
     facts: dict[str, Any] = {}
     if parity:
         facts["apart"] = same_as_alone(Divided(how), how)
-    divided = Divided(how, first_seed)
+    train_beside(cast, Divided(how, first_seed), facts, **options)
+    cast.leave(facts)
+
+
+def overlap(cast: Cast) -> None:
+    """The same with a model that is compiled before any learner knows of it."""
+    model = Overlapped(cast.rank, cast.ranks)
+    cast.say("compiled")
+    facts: dict[str, Any] = {}
+    train_beside(cast, model, facts)
+    cast.leave({**facts, "graphs": model.graphs, "calls": dict(model.calls)})
+
+
+def train_beside(
+    cast: Cast, divided: Divided | Overlapped, facts: dict[str, Any], **options: Any
+) -> None:
+    """Train in lockstep with another learner, and end on one model."""
     others = [address for name, address in cast.addresses.items() if name != cast.learner]
     settings: dict[str, Any] = {
         **LOCKSTEP,
@@ -112,10 +129,10 @@ def merge(
             divided.train(*batch(cast.number, step))
             optimizer.step()
         facts["trained"] = weights_of(divided.model)
+        facts["rounds"] = len(optimizer.status().rounds)
         finish = optimizer.finish()
         facts["ended"] = weights_of(divided.model)
         facts["finish"] = (finish.agreed, finish.digest, dict(finish.tokens))
-    cast.leave(facts)
 
 
 def endure(cast: Cast, fault: list[Any]) -> None:
@@ -204,6 +221,7 @@ def end(cast: Cast, optimizer: Any, divided: Divided) -> None:
 
 SCENARIOS: dict[str, Callable[..., None]] = {
     "merge": merge,
+    "overlap": overlap,
     "endure": endure,
     "beside": beside,
     "come back": come_back,

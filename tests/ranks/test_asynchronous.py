@@ -1,0 +1,45 @@
+"""A learner whose ranks overlap their matrix products with their collectives, by torch's
+asynchronous tensor parallelism, in one compiled graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.company import Company, Nursery
+from tests.ranks.overlapped import BLOCKS
+from tests.ranks.scenarios import STEPS, distance
+from tests.ranks.test_configurations import Left, assert_one_model, assert_same
+
+pytestmark = pytest.mark.timeout(300)  # to compile takes a while on a busy machine
+
+
+def played(nursery: Nursery, folder: Path, ranks: int) -> tuple[Left, Left]:
+    """What a learner of so many ranks and one beside it have left."""
+    folder.mkdir()
+    company = Company(nursery, folder)
+    a = company.start("a", "overlap", ranks)
+    for who in a:
+        company.await_event(who, "compiled")
+    b = company.start("b", "overlap")
+    return company.left(a), company.left(b)
+
+
+def test_corrections_come_into_a_compiled_graph(nursery: Nursery, tmp_path: Path) -> None:
+    (a_twin,), (b_twin,) = played(nursery, tmp_path / "twins", 1)
+    a, b = played(nursery, tmp_path / "ranks", 2)
+    assert distance(a_twin["trained"], b_twin["trained"]) > 1e-3
+    assert_same(a, a_twin, 1e-6)
+    assert_same(b, b_twin, 1e-6)
+    assert_one_model(a, b)
+    assert a[0]["rounds"] == a_twin["rounds"] >= 2
+    for rank in a:
+        assert rank["graphs"] == 1
+        # Of each block, both products of the forward and both of the backward pass; but nobody
+        # asks for the gradient of what goes into the first.
+        assert rank["calls"] == {
+            "fused_all_gather_matmul": 2 * BLOCKS * STEPS,
+            "fused_matmul_reduce_scatter": (2 * BLOCKS - 1) * STEPS,
+        }
+    assert a_twin["graphs"] == 0

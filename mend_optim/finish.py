@@ -20,9 +20,9 @@ class Finish:
 
     Attributes:
         agreed: whether all on this learner's roster ended together with it.
-        digest: of the anchors, in hex. All learners that ended together with others on this digest
-            hold the same parameters, bit for bit. One that ended alone, with only its own name in
-            `tokens`, may hold others. Empty if there was no agreement.
+        digest: of the anchors, in hex. All learners that ended on this digest hold the same
+            parameters, bit for bit. Empty if there was no agreement, and if this learner was the
+            last one and its own parameters have work that is in no anchor.
         tokens: by name, the tokens of all learners that finished on these anchors. One that died
             after it had finished may be among them.
         unmerged_tokens: own tokens that are in no anchor. If this learner was the last one, they
@@ -82,7 +82,7 @@ def finished(status: Status, ended: Ended | None, timeout_s: float | None) -> Fi
         reason = f"not all had finished after {timeout_s:g} s; on the roster: {others}"
     return Finish(
         agreed=ended is not None and (ended.alone or not ended.fresh),
-        digest=ended.digest if ended else "",
+        digest=ended.digest if ended and not ended.keeps_own else "",
         tokens=ended.tokens if ended else {},
         unmerged_tokens=status.unmerged_tokens,
         dropped_tokens=status.dropped_tokens,

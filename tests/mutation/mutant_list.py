@@ -139,6 +139,8 @@ MUTANTS = (
            "if roster.alone or roster.heard < state.policies.quorum.needed(roster.heard):", "if roster.alone:", READY),
     Mutant("ending-run-admits-newcomers", 11, "engine/ending",
            "state.roster.closed = bool(state.ready)", "pass", READY),
+    Mutant("digest-of-what-it-does-not-hold", 11, "finish", "if ended and not ended.keeps_own else", "if ended else",
+           of("together/test_finish", "never_met")),
     Mutant("finished-with-own-weights", 11, "handover",
            "if ended and not ended.keeps_own:", "if False:", of("together/test_finish")),
     Mutant("finished-alone-loses-the-rest", 11, "handover",

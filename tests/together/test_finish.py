@@ -140,7 +140,18 @@ def test_the_last_learner_keeps_what_nobody_else_merges() -> None:
         assert finish
         assert list(finish.tokens) == ["a"]
         assert (finish.unmerged_tokens > 0) == ("nobody is left" in finish.reason)
+        assert (finish.unmerged_tokens > 0) == (not finish.digest)
         assert finish.unmerged_tokens == 0 or same(before, parameters(a))
+
+
+def test_learners_that_never_met_end_on_no_common_digest() -> None:
+    """Their anchors are equal first weights, and their parameters have left them."""
+    for rate in (1.0, 0.5):
+        with cluster(noisy(rate), **FREE) as (a,):
+            train(a, 3, 0)
+            finish = a.finish()
+            assert finish
+            assert (finish.unmerged_tokens, finish.digest) == (3, "")
 
 
 def test_without_a_quorum_nobody_gets_untrained_weights() -> None:

@@ -223,4 +223,6 @@ class Joining:
         ]
         if absent:
             text += f", without {', '.join(absent)}"
+        if seeds.only_itself and not anybody:
+            text += "; peers has no address but this learner's own"
         state.emit(Event("joined", text, facts, "waiting" if self.waiting.told else ""))

@@ -125,6 +125,12 @@ class Seeds:
         }
 
     @property
+    def only_itself(self) -> bool:
+        """Whether all addresses that were given are this learner's own. The first of many learners
+        may be started so. It may also be a mistake."""
+        return bool(self._itself) and not self.found
+
+    @property
     def missing(self) -> list[str]:
         """The addresses where a peer may still turn up, and the lists that may name one."""
         here = [

@@ -20,6 +20,13 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...]) -> 
 
 LAUNCH_MUTANTS = (
     mutant(
+        "whoever-is-in-peers-itself-has-nobody-else",
+        "membership/seeds",
+        "return bool(self._itself) and not self.found",
+        "return bool(self._itself)",
+        of("unit/engine/test_waiting", "nobody_else"),
+    ),
+    mutant(
         "a-vanished-address-keeps-its-outcome",
         "protocol/seed_addresses",
         "        if address in self._outcomes:\n            self._outcomes[address] = outcome\n",

@@ -132,6 +132,23 @@ def test_joining_lifts_the_news_of_a_wait_and_is_no_news_without_one() -> None:
     assert (joined.kind, joined.lifts) == ("joined", "")
 
 
+def test_joining_tells_that_peers_had_nobody_else() -> None:
+    one = begun(SEED)
+    one.itself(SEED)
+    one.tick(0.5)
+    assert texts(one, 0.5) == [
+        "joined at position 0; peers has no address but this learner's own",
+    ]
+    bare = begun()
+    bare.tick(0.5)
+    assert texts(bare, 0.5) == ["joined at position 0"]
+    other = begun(SEED, "me:1")
+    other.itself("me:1")
+    other.met(0.1, PEER, SEED, SEED)
+    beat(other, 0.1)
+    assert texts(other, 0.1) == ["joined at position 0"]
+
+
 def test_alone_names_causes_and_remedies() -> None:
     one = begun(SEED, OTHER)
     one.unreached(0.1, SEED, Unreached.REFUSED)

@@ -24,7 +24,7 @@ LAUNCH_MUTANTS = (
         "membership/seeds",
         "return bool(self._itself) and not self.found",
         "return bool(self._itself)",
-        of("unit/engine/test_waiting", "nobody_else"),
+        of("unit/membership/test_seeds", "never_taken_back"),
     ),
     mutant(
         "a-vanished-address-keeps-its-outcome",

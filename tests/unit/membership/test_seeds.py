@@ -44,6 +44,10 @@ def test_an_address_of_this_learner_itself_is_never_taken_back():
     seeds.discard("127.0.0.1:1")
     seeds.fail(0.0, "127.0.0.1:1", Unreached.REFUSED)
     assert seeds.missing == ["127.0.0.1:2"]
+    assert not seeds.only_itself
+    seeds.discard("127.0.0.1:2")
+    assert seeds.only_itself
+    assert not Seeds([]).only_itself
 
 
 def of(given: list[str], source: str) -> Seeds:

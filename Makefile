@@ -1,4 +1,4 @@
-.PHONY: help demo demo-ranks test test-launch test-floor test-clients test-suites test-deep fuzz mutants lint types proto package docs bench storm clean
+.PHONY: help demo demo-ranks test test-system test-floor test-clients test-suites test-deep fuzz mutants lint types proto package docs bench storm clean
 
 PYTHON ?= python3
 DEMO_STEPS ?= 500
@@ -25,15 +25,14 @@ demo-ranks: $(READY) ## two racks of two ranks on this machine, FSDP2 inside and
 	.venv/bin/python examples/demo_ranks.py --steps $(RANKS_STEPS)
 
 PYTEST = .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
-# Each of these starts many processes.
-LAUNCH = tests/ranks tests/system/test_torchrun.py tests/system/test_launchers_page.py \
-	tests/system/test_launch_examples.py tests/system/test_migration.py tests/system/test_run.py
+# Whole processes: learners of several ranks, examples, launchers, links, and learners that are killed.
+SYSTEM = tests/ranks tests/system
 
-test: lint types ## lint, types, then all tests but those of test-launch
-	$(PYTEST) $(LAUNCH:%=--ignore=%)
+test: lint types ## lint, types, then all tests but those of test-system
+	$(PYTEST) $(SYSTEM:%=--ignore=%)
 
-test-launch: $(READY) ## learners of several ranks, torchrun, Slurm, pods and whatever else starts learners
-	$(PYTEST) $(LAUNCH)
+test-system: $(READY) ## whole processes: several ranks, examples, torchrun, Slurm, pods, links, and learners that are killed
+	$(PYTEST) $(SYSTEM)
 
 # What depends on these four: the wire, TLS, certificates and metrics. All else is shared with .venv.
 FLOOR = grpcio protobuf cryptography prometheus-client

@@ -521,8 +521,8 @@ def added_at(staged: Sequence[Sequence[int]]) -> list[int]:
 
 
 def sealers(fragments: int, names: Sequence[str]) -> list[str]:
-    """Who seals which fragment: one by one, each goes to the greatest hash of those that have got
-    fewer than they may have by then."""
+    """The sealer of each fragment: one by one, each goes to the greatest hash of those that have
+    got fewer than they may have by then."""
     sealed: list[str] = []
     for fragment in range(fragments):
         most = math.ceil((fragment + 1) / len(names))

@@ -8,8 +8,8 @@ fragments, each learner seals one:
     sealer      c  a  d  b | a  d  c  b | c …
 
 - Learners with the same roster agree without a word.
-- Nobody seals more than ⌈P/M⌉ of P fragments, whatever the names are. What a sealer sends and
-  receives in a round is what M learners together offer, so its link is the one that all wait for.
+- Nobody seals more than ⌈P/M⌉ of P fragments, whatever the names are. In a round, a sealer sends
+  and receives as much as all M learners together offer, so all wait for its link.
 - An added fragment does not move the others.
 - When a learner comes or goes, about twice as many fragments change hands as with a hash alone,
   where only that learner's own do.
@@ -23,7 +23,7 @@ import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
 
-#: Places of a row that are computed at once: what a model's fragments need, in a big roster.
+#: Places of a row that are computed at once: enough for a model's fragments, in a big roster.
 AT_ONCE = 32
 
 

@@ -1,5 +1,5 @@
-"""The messages of a survey: what is asked, and what a learner answers. See `surveyed.py` for the
-result."""
+"""The messages of a survey: the surveyor's questions, and the learner's answers. See `surveyed.py`
+for the result."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Visit:
         wants_tls: whether what answers speaks TLS, and the visitor did not.
         round_trip_s: the shortest of several hellos.
         settings: by field, the learner's value, where it was asked for.
-        surveyed: what is known of the way there.
+        surveyed: the measures of the way there.
     """
 
     answer: Hello | None = None

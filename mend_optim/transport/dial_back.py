@@ -36,7 +36,7 @@ async def dial_back(ip: str, port: int, token: bytes, patience_s: float = DIAL_S
     Args:
         ip: The IP address of the surveyor's own connection.
         port: Where the surveyor says that it listens.
-        token: What it must say there.
+        token: The bytes that it must say there.
         patience_s: How long each of the two steps may take.
     """
     check_target(ip)

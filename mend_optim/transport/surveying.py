@@ -93,7 +93,7 @@ class SurveyServer:
         self._security = security
         self._refusals = refusals
         self._turns = Turns()
-        # What a survey moves is none of the run's traffic.
+        # A survey's bytes are none of the run's traffic.
         self._counter = Counter()
 
     async def serve(self, _: object, context: Any) -> None:

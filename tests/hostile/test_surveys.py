@@ -93,7 +93,7 @@ TAKEN = decode_reply(pb.Reply(taken=MOST_BYTES).SerializeToString())
 def test_r19_a_learner_dials_the_surveyor_alone_once_and_says_nothing(
     ground: Ground, mallory: Attacker
 ) -> None:
-    """Whatever fields it adds, such as those of a later version."""
+    """A later version may add any fields."""
     with socket.create_server(("127.0.0.1", 0)) as own:
         port = own.getsockname()[1]
         with socket.create_server(("127.0.0.2", port)) as third:

@@ -95,7 +95,7 @@ PEER_MUTANTS = (
         "        if True:",
         of("unit/transport/test_grpc_transport", "is_dialled_once_at_a_time"),
     ),
-    # What a server lets its callers do.
+    # The limits of a server on its callers.
     Mutant(
         "pings-without-end",
         8,

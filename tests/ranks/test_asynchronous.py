@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)  # to compile takes a while on a busy mach
 
 
 def played(nursery: Nursery, folder: Path, ranks: int) -> tuple[Left, Left]:
-    """What a learner of so many ranks and one beside it have left."""
+    """The weights that a learner of so many ranks and one beside it end with."""
     folder.mkdir()
     company = Company(nursery, folder)
     a = company.start("a", "overlap", ranks)

@@ -40,7 +40,7 @@ class Gaps:
         self._last = None
 
     def take(self) -> Longest:
-        """What was found since the last call. The next call begins anew."""
+        """The gaps since the last call. The next call begins anew."""
         taken, self._longest = self._longest, Longest()
         return taken
 

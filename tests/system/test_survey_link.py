@@ -1,4 +1,4 @@
-"""What `mend check` finds out on a wire whose speed the kernel limits: two network namespaces."""
+"""`mend check` on a wire whose speed the kernel limits: two network namespaces."""
 
 from __future__ import annotations
 

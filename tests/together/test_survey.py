@@ -102,7 +102,7 @@ def test_a_long_way_widens_the_bound_of_the_clock(capsys: pytest.CaptureFixture[
         finally:
             relay.close()
     assert status == 0
-    # The two ways take as long as one another, or nearly so: what is read is better than its bound.
+    # The two ways take as long as one another, or nearly so: the reading is better than its bound.
     assert found["clock_bound_s"] >= 0.9 * delay_s
     assert abs(found["clock_offset_s"]) <= found["clock_bound_s"]
     assert found["bytes_per_s_there"] > 0

@@ -14,7 +14,7 @@ from mend_optim.cli.watch.text import HEAD, LEFT, ROUND_HEAD, cells_of, round_ce
 
 #: By state, its colour. Others have none.
 _STYLES = {"merging": "green", "suspected": "yellow", "gone": "red", "no answer": "red"}
-#: What a narrow terminal does not show, the first of them first.
+#: The columns that a narrow terminal does not show, the first of them first.
 _SPARED = ("codec", "received", "sent", "lag", "H", "rounds", "tokens")
 #: More columns of a terminal than any table takes.
 _UNBOUNDED = 100_000

@@ -1,4 +1,4 @@
-"""What `mend check` says of the way to a learner. Nothing is dialled here."""
+"""The findings of `mend check` on the way to a learner. Nothing is dialled here."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_the_true_offset_is_within_the_bound(
     assert read.is_possible
     assert abs(read.offset_ns - offset) <= read.bound_ns
     assert read.travel_ns == there + back
-    # What makes it wrong is that one way takes longer than the other, and nothing else.
+    # The reading is wrong because one way takes longer than the other, and for no other reason.
     exact = offset + Fraction(there - back, 2)
     assert 0 <= exact - read.offset_ns < 1
     assert read.bound_ns <= Fraction(there + back, 2) + 2

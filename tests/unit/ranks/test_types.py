@@ -93,7 +93,7 @@ class PromptCourier(Courier):
 class TypedGroup(Group):
     """A rank of a world in which nobody else is: words come back as zeros.
 
-    Whatever the lead told is known beforehand."""
+    The ranks know beforehand all that the lead told."""
 
     def __init__(self) -> None:
         super().__init__()

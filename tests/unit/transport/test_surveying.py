@@ -185,7 +185,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def outcome(talk: Talk) -> DialBack:
-    """What a learner finds that dials somebody who does this."""
+    """The outcome at a learner that dials somebody who does this."""
 
     async def dialled() -> DialBack:
         server = await asyncio.start_server(talk, "127.0.0.1", 0)

@@ -18,7 +18,13 @@ MAJORITY_MUTANTS = (
     mutant("the-untrained-vote", "and beat.step > 0 and", "and"),
     mutant("anybody-before-the-majority", "return False  # that one comes first", "pass"),
     mutant("a-trial-for-ever", "return self._is_young or self._is_stuck(p)", "return True"),
-    mutant("no-trial", "adopted_rounds < TRIAL", "adopted_rounds < 0"),
+    mutant("no-trial", "adopted_since_rollback < TRIAL", "adopted_since_rollback < 0"),
+    mutant(
+        "no-trial-after-a-rollback",
+        "self.adopted_since_rollback = 0\n        elif",
+        "pass\n        elif",
+        "engine/state",
+    ),
     mutant("nobody-is-ever-stuck", "or self._is_stuck(p)", ""),
     mutant("stuck-after-any-pause", ", PAUSES * longest)", ")"),
     mutant(

@@ -151,8 +151,8 @@ ROLLBACK_MUTANTS = (
     mutant(
         "a-rollback-counts-as-a-round",
         "engine/state",
-        '("restored", "reset", "healed", "rolled_back")',
-        '("restored", "reset", "healed")',
+        "            self.adopted_since_rollback = 0\n",
+        "            self.adopted_rounds += 1\n",
         law=5,
     ),
     mutant(

@@ -133,6 +133,33 @@ def test_but_not_where_most_show_another_greater_anchor() -> None:
     assert engine.sent(Want) == []
 
 
+def test_after_a_rollback_any_ones_word_is_taken_for_a_few_anchors() -> None:
+    """Its learner gets on alone while the others take the model one after the other. So each shows
+    another anchor."""
+    engine = experienced(PEER, THIRD)
+    genesis = Rollback(1, PEER.name).genesis(GENESIS, b"", b"")
+    take_shown(engine, engine.lineage.rolled_back(genesis))
+    for _ in range(TRIAL):
+        engine.beat(THIRD, engine.lineage, step=3, genesis=genesis)
+        take_shown(engine, grown(engine.lineage))
+    engine.beat(THIRD, engine.lineage, step=3, genesis=genesis)
+    engine.beat(PEER, claimed(engine.lineage), step=3, genesis=genesis)
+    assert engine.sent(Want) == []
+
+
+def take_shown(engine: DrivenEngine, lineage: Lineage) -> None:
+    """A peer shows a greater anchor; the learner fetches it whole, and takes it."""
+    engine.now += 1.0
+    engine.beat(PEER, lineage, step=3, genesis=lineage.genesis)
+    ((to, _),) = engine.sent(Want)
+    assert to == PEER
+    engine.receive(state_of(lineage))
+    (job,) = engine.jobs(Install)
+    engine.done(job)
+    engine.apply()
+    assert engine.lineage == lineage
+
+
 def test_a_claim_is_fetched_if_no_round_has_gone_on_for_long() -> None:
     engine = experienced(PEER, THIRD, LIAR)
 

@@ -199,15 +199,19 @@ def _anchor_text(fragments: Sequence[FragmentStatus]) -> str:
 def _rounds_text(status: Status) -> str:
     text = f"{status.rounds_adopted:,} adopted"
     if status.sync_every:
-        text += f", one every {status.sync_every:,} steps"
+        text += f", one every {_steps(status.sync_every)}"
     if status.latency:
-        text += f", each takes {status.latency:,}"
+        text += f", each takes {_steps(status.latency)}"
     if status.outsized_offers:
         text += f"; {status.outsized_offers:,} offers were outsized"
     last = next((record for record in reversed(status.rounds) if record.members), None)
     if last:
         text += f"; the last merged {', '.join(member.name for member in last.members)}"
     return text
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' * (count != 1)}"
 
 
 def _peers_text(roster: Sequence[PeerStatus]) -> str:

@@ -419,6 +419,7 @@ MUTANTS = (
            BRANCHES),
     Mutant("status-hides-what-was-superseded", 5, "status",
            "superseded_tokens=max((f.superseded_tokens for f in state.fragments), default=0),", "superseded_tokens=0,", BRANCHES),
+    Mutant("rounds-take-a-number", 7, "status", "each takes {_steps(status.latency)}", "each takes {status.latency:,}", of("unit/test_status")),
     Mutant("branches-have-one-offer", 5, "engine/superseded",
            "seq, before = merged.follows, seq", "seq, before = 0, seq", SHARE),
     Mutant("account-without-an-end", 7, "engine/superseded", (("        # The numbers must fall, or a bad `follows` would make this loop endless.\n"

@@ -52,11 +52,16 @@ a has joined
   trained   1,500 steps, 96,000 tokens: 16 unmerged, 0 dropped, 0 superseded
   position  1,500, the farthest learner's is 1,510
   anchor    version 12, 123,456 tokens, digest 5eedfeed
-  rounds    12 adopted, one every 8 steps, each takes 3; the last merged a, b
+  rounds    12 adopted, one every 8 steps, each takes 3 steps; the last merged a, b
   peers     b alive, c suspected, d alive, 2.5 times slower
   security  none: plaintext, within this machine
   traffic   1.2 MB sent, 7.7 MB received
   time      0.5 s in mend_optim"""
+
+
+def test_a_status_names_the_unit_of_rounds() -> None:
+    shortest = str(replace(STATUS, sync_every=1, latency=1))
+    assert "one every 1 step, each takes 1 step; the last" in shortest
 
 
 def test_a_status_prints_as_lines_for_people() -> None:

@@ -10,6 +10,7 @@ from mend_optim.errors import is_number, require
 from mend_optim.status import Status
 
 NOBODY = "nobody is left to merge with; this learner's own parameters have the rest"
+NOBODY_YET = "nobody else is here yet to merge with; this learner's own parameters have the work"
 TOO_FEW = "those who are left are no quorum, or nobody can dial any of them"
 
 
@@ -73,11 +74,15 @@ class Settled:
         return self.merged
 
 
-def finished(status: Status, ended: Ended | None, timeout_s: float | None) -> Finish:
-    """The end of a learner with this last status: who ended with it, or nobody in that time."""
-    if ended:
-        reason = (NOBODY if ended.alone else TOO_FEW) if status.unmerged_tokens else ""
-    else:
+def finished(
+    status: Status, ended: Ended | None, had_company: bool, timeout_s: float | None
+) -> Finish:
+    """The end of a learner with this last status, which had company or never had: who ended with
+    it, or nobody in that time."""
+    reason = ""
+    if ended and status.unmerged_tokens:
+        reason = _nobody(had_company) if ended.alone else TOO_FEW
+    elif not ended:
         others = ", ".join(peer.name for peer in status.roster) or "nobody"
         reason = f"not all had finished after {timeout_s:g} s; on the roster: {others}"
     return Finish(
@@ -91,14 +96,21 @@ def finished(status: Status, ended: Ended | None, timeout_s: float | None) -> Fi
     )
 
 
-def settled(status: Status, in_time: bool, alone: bool, timeout_s: float) -> Settled:
-    """The outcome of waiting so long until all was merged."""
+def settled(
+    status: Status, in_time: bool, alone: bool, had_company: bool, timeout_s: float
+) -> Settled:
+    """The outcome of waiting so long until all was merged, for a learner that is alone or not, and
+    had company or never had."""
     reason = ""
     if not in_time:
         reason = f"it took longer than {timeout_s:g} s"
     elif status.unmerged_tokens and alone:
-        reason = NOBODY
+        reason = _nobody(had_company)
     return Settled(merged=not reason, unmerged_tokens=status.unmerged_tokens, reason=reason)
+
+
+def _nobody(had_company: bool) -> str:
+    return NOBODY if had_company else NOBODY_YET
 
 
 def check_timeout(timeout: float | None) -> None:

@@ -265,7 +265,8 @@ class TrainingRun:
         in_time = handover.settle(timeout_s, self.model.check)
         if not in_time:
             learner.require_open()
-        return settled(self.status(), in_time, learner.is_alone(), timeout_s)
+        alone, had_company = learner.is_alone(), learner.had_company()
+        return settled(self.status(), in_time, alone, had_company, timeout_s)
 
     def finish(self, timeout_s: float | None) -> Finish:
         """`MendOptimizer.finish`."""
@@ -278,7 +279,7 @@ class TrainingRun:
             learner.close()
         else:
             learner.require_open()
-        return finished(status, ended, timeout_s)
+        return finished(status, ended, learner.had_company(), timeout_s)
 
     def reset_progress(self) -> None:
         """`MendOptimizer.reset_progress`."""

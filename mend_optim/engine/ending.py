@@ -26,7 +26,7 @@ from mend_optim.protocol.messages import Beat, Rumor
 class Ended(NamedTuple):
     """The learners that end together: their tokens by name, and the digest of what they hold.
 
-    `alone` says whether nobody else is left, and `keeps_own` whether this learner's weights then
+    `alone` says whether nobody else is here, and `keeps_own` whether this learner's weights then
     hold work that is in no anchor. `fresh` says whether nothing of what was trained is in some
     anchor, because there never was a quorum."""
 

@@ -133,6 +133,8 @@ class Roster:
         self._graves = Graves()
         #: By name, the last process that was turned away. The oldest comes first.
         self._turned_away: dict[str, PeerId] = {}
+        #: Whether any peer has ever been here.
+        self.had_company = False
         #: Whether nobody new is admitted, because the run is about to end.
         self.closed = False
         #: When this learner first heard of others; None before. Its incarnation began no later.
@@ -318,6 +320,7 @@ class Roster:
             knows=self._broadcasts[-1],
         )
         self.peers[id.name] = peer
+        self.had_company = True
         return peer
 
     def touch(self, now: float, id: PeerId) -> None:

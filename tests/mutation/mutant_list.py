@@ -141,6 +141,8 @@ MUTANTS = (
            "state.roster.closed = bool(state.ready)", "pass", READY),
     Mutant("digest-of-what-it-does-not-hold", 11, "finish", "if ended and not ended.keeps_own else", "if ended else",
            of("together/test_finish", "never_met")),
+    Mutant("those-that-never-came-are-gone", 7, "finish", "NOBODY if had_company else NOBODY_YET", "NOBODY",
+           of("together/test_finish", "never")),
     Mutant("finished-with-own-weights", 11, "handover",
            "if ended and not ended.keeps_own:", "if False:", of("together/test_finish")),
     Mutant("finished-alone-loses-the-rest", 11, "handover",

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import SGD
 
 from mend_optim import Adoption, ClosedError, Finish, MendError, MendOptimizer, PowerSGD, UsageError
-from mend_optim.finish import TOO_FEW
+from mend_optim.finish import NOBODY_YET, TOO_FEW
 from tests.support.learners import (
     LOOPBACK,
     PATIENCE_S,
@@ -152,6 +152,14 @@ def test_learners_that_never_met_end_on_no_common_digest() -> None:
             finish = a.finish()
             assert finish
             assert (finish.unmerged_tokens, finish.digest) == (3, "")
+            assert finish.reason == NOBODY_YET
+
+
+def test_a_learner_that_never_had_company_has_not_lost_any() -> None:
+    with cluster(noisy(1.0), **FREE) as (a,):
+        train(a, 3, 0)
+        outcome = a.synchronize(0)
+        assert (outcome.unmerged_tokens, outcome.reason) == (3, NOBODY_YET)
 
 
 def test_without_a_quorum_nobody_gets_untrained_weights() -> None:

@@ -83,14 +83,18 @@ class Presence:
 
     def _lost(self, id: PeerId, kind: str, text: str) -> None:
         self._met.discard(id)
-        self._gone.pop(id.name, None)
+        before = self._gone.pop(id.name, None)
         self._gone[id.name] = kind
         if len(self._gone) > GONE:
             del self._gone[next(iter(self._gone))]
         alone = self.state.joined and self.state.roster.alone
+        # A process that was frozen evicts peers before it reads their last words, which were
+        # waiting. Peers that died meanwhile then come to the roster once more, and go again.
+        is_known = kind == before and (not alone or bool(self._alone))
         if alone:
             self._alone = kind
-        self.state.emit(describe(id, kind, text + _ALONE * alone))
+        if not is_known:
+            self.state.emit(describe(id, kind, text + _ALONE * alone))
 
     def _tell_company(self) -> None:
         """Lift the news that this learner is alone."""

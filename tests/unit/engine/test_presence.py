@@ -113,6 +113,34 @@ def test_an_evicted_peer_whose_beats_come_again_is_back() -> None:
     assert news(engine) == [("peer is back", "evicted")]
 
 
+@pytest.mark.parametrize("others", [(), (THIRD,)])
+def test_last_words_that_come_after_the_eviction_are_no_second_death(
+    others: tuple[PeerId, ...],
+) -> None:
+    """This process was frozen, and the peer died meanwhile: its beats were still waiting."""
+    engine = linked(PEER, *others)
+    pass_beats(engine, 31, *others)
+    assert "peer evicted" in news(engine)[-1][0]
+    engine.receive(Beat(peer=PEER, address="", count=900, genesis=b"genesis"))
+    engine.engine.linked(engine.now, PEER, False)
+    assert engine.engine.state.roster.find(PEER)
+    pass_beats(engine, 31, *others)
+    assert engine.engine.state.roster.find(PEER) is None
+    assert news(engine) == []
+
+
+def test_a_second_death_is_told_if_it_leaves_nobody() -> None:
+    engine = linked(PEER, THIRD)
+    pass_beats(engine, 31, THIRD)
+    engine.receive(Beat(peer=PEER, address="", count=900, genesis=b"genesis"))
+    engine.engine.linked(engine.now, PEER, False)
+    engine.receive(Goodbye(THIRD))
+    engine.events(*KINDS)
+    pass_beats(engine, 31)
+    ((text, _),) = news(engine)
+    assert text.endswith("nobody else is here: training alone until somebody comes")
+
+
 def test_a_new_process_of_a_name_is_back_though_nobody_missed_the_old_one() -> None:
     engine = linked(PEER)
     engine.engine.met(engine.now, PeerId("peer", 2), "")

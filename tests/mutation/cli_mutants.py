@@ -195,6 +195,20 @@ CLI_MUTANTS = (
         VERDICT,
     ),
     mutant(
+        "a-second-run-came-back-from-the-first",
+        "cli/ledger/forks",
+        "if at is None and _is_other_run(chains, keys):",
+        "if ended and at is None and _is_other_run(chains, keys):",
+        VERDICT,
+    ),
+    mutant(
+        "a-change-of-models-is-another-run",
+        "cli/ledger/forks",
+        "return not is_both and (over",
+        "return (over",
+        VERDICT,
+    ),
+    mutant(
         "an-absent-dependency-ends-the-command",
         "cli/command",
         "except metadata.PackageNotFoundError:",

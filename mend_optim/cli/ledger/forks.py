@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mend_optim.cli.ledger.chains import AnchorKey, Chains, Link
+from mend_optim.protocol.lineage import PeerId
 
 
 class Fate(Enum):
@@ -25,7 +26,7 @@ class Fate(Enum):
     #: It has no anchor in common with the trunk: it is another model.
     APART = "apart"
     #: So it is, and it ended before the trunk began, or began after its end: all learners had
-    #: started anew.
+    #: started anew, perhaps with the same ledger files.
     OTHER_RUN = "another run"
 
 
@@ -96,6 +97,8 @@ def _fork_of(chains: Chains, first: AnchorKey, keys: list[AnchorKey]) -> Fork:
 
 
 def _fate_of(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey], ended: set[str]) -> Fate:
+    if at is None and _is_other_run(chains, keys):
+        return Fate.OTHER_RUN
     if not ended:
         return Fate.HEALED
     if _went_back_from(chains, at):
@@ -103,12 +106,23 @@ def _fate_of(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey], ended:
     is_known = chains.anchors[keys[0]].link is not Link.UNKNOWN
     if is_known and len(keys) == 1 and len(ended) == 1:
         return Fate.STRANDED
-    if at is not None:
-        return Fate.OPEN
+    return Fate.APART if at is None else Fate.OPEN
+
+
+def _is_other_run(chains: Chains, keys: list[AnchorKey]) -> bool:
+    """Whether these anchors, which have none in common with the trunk, were made before it began or
+    after it had ended, and no process has anchors of both."""
+    if chains.anchors[keys[0]].link is Link.UNKNOWN or _went_back_from(chains, None):
+        return False
     begun, over = _span(chains, keys)
     begins, ends = _span(chains, chains.trunk)
-    is_other_run = is_known and (over < begins or ends < begun)
-    return Fate.OTHER_RUN if is_other_run else Fate.APART
+    is_both = _processes(chains, keys) & _processes(chains, chains.trunk)
+    return not is_both and (over < begins or ends < begun)
+
+
+def _processes(chains: Chains, keys: Iterable[AnchorKey]) -> set[PeerId]:
+    """The processes that wrote down these anchors."""
+    return {line.by for key in keys for line in chains.anchors[key].lines}
 
 
 def _span(chains: Chains, keys: Iterable[AnchorKey]) -> tuple[float, float]:

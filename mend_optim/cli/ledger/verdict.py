@@ -246,7 +246,8 @@ def _merged_twice(anchor: Anchor, author: PeerId, seq: int, last: int, where: st
 def _fork_finding(fork: Fork, where: str) -> Finding:
     first, last = fork.versions
     which = f"version {first}" if first == last else f"versions {first} to {last}"
-    on_it = f"{', '.join(fork.names)}: a branch{where} with {which}"
+    names = ", ".join(fork.names)
+    on_it = f"{names}: a branch{where} with {which}"
     ended = ", ".join(fork.ended)
     match fork.fate:
         case Fate.HEALED:
@@ -267,7 +268,7 @@ def _fork_finding(fork: Fork, where: str) -> Finding:
         case Fate.OTHER_RUN:
             return Finding(
                 severity=Severity.NOTE,
-                text=f"{on_it}; it has nothing in common with the others': it is of another run",
+                text=f"{names}: another run{where}, with {which}; it has nothing in common with this one",
             )
         case Fate.APART:
             return _apart(fork, on_it, ended)

@@ -288,7 +288,34 @@ def test_two_clusters_that_never_met_are_no_run() -> None:
 def test_an_earlier_run_in_the_same_files_is_a_note() -> None:
     verdict = judged(two_clusters(1000))
     assert verdict.status == 0
-    assert "of another run" in texts(verdict, Severity.NOTE)
+    assert "another run" in texts(verdict, Severity.NOTE)
+
+
+def second_run(*, restarts: bool) -> list[Source]:
+    """One run after the other in the same files, with other first weights."""
+    first = Ledgers("ab")
+    second = Ledgers("ab", genesis=b"h" * 16)
+    second.now += 1000
+    for ledgers in (first, second):
+        if restarts and ledgers is second:
+            ledgers.restart("a")
+            ledgers.restart("b")
+        for _ in range(3):
+            ledgers.round({"a": 2, "b": 2})
+    both = zip(first.text, second.text, strict=True)
+    return [(name, [*lines, *more]) for (name, lines), (_, more) in both]
+
+
+def test_a_second_run_of_the_same_learners_in_the_same_files_is_a_note() -> None:
+    verdict = judged(second_run(restarts=True))
+    assert verdict.status == 0
+    told = texts(verdict, Severity.NOTE)
+    assert "another run" in told
+    assert "came back" not in told
+
+
+def test_a_process_that_went_over_to_another_model_is_of_the_same_run() -> None:
+    assert "all came back from it" in texts(judged(second_run(restarts=False)), Severity.NOTE)
 
 
 def test_rounds_before_a_late_joiner_are_no_gap_and_those_that_it_missed_are() -> None:

@@ -265,7 +265,7 @@ class TrainingRun:
         in_time = handover.settle(timeout_s, self.model.check)
         if not in_time:
             learner.require_open()
-        alone, had_company = learner.is_alone(), learner.had_company()
+        alone, had_company = learner.is_alone(), learner.network.had_company()
         return settled(self.status(), in_time, alone, had_company, timeout_s)
 
     def finish(self, timeout_s: float | None) -> Finish:
@@ -279,7 +279,7 @@ class TrainingRun:
             learner.close()
         else:
             learner.require_open()
-        return finished(status, ended, learner.had_company(), timeout_s)
+        return finished(status, ended, learner.network.had_company(), timeout_s)
 
     def reset_progress(self) -> None:
         """`MendOptimizer.reset_progress`."""

@@ -211,7 +211,8 @@ class Learner:
             self.dispatch_effects()
 
     def roll_back(self, anchors: Sequence[EarlierAnchor]) -> bool:
-        """Go back to these anchors, and wait. False if the worker refuses them, or at a close."""
+        """Go back to these anchors, and wait until the worker has taken them. False if it has
+        refused them, or the learner was closed."""
         rollbacks, changed = self.engine.rollbacks, self.guard.changed
         with self.mutex:
             changed.wait_for(lambda: rollbacks.may_begin(len(anchors)) or self.closed)
@@ -264,8 +265,9 @@ class Learner:
         return self.wait(self._may_end, timeout_s)
 
     def check(self) -> None:
-        """Raise, once, an error for the fault that stopped a background thread: a bug in this
-        library or a lack of memory, never a peer's fault."""
+        """Raise, once, an error for the fault that stopped a background thread.
+
+        It is a bug in this library or a lack of memory, never a peer's fault."""
         error = self.guard.error
         if error is not None:
             self.guard.error = None
@@ -293,10 +295,6 @@ class Learner:
         forked child: the worker may have been at work on the anchors when it was forked."""
         with self.mutex:
             return self.inherited or self.engine.state.alone
-
-    def had_company(self) -> bool:
-        """Whether any peer has ever been here."""
-        return self.engine.state.roster.had_company  # no mutex: it turns true once, for good
 
     def is_calling_back(self) -> bool:
         """Whether the caller is `on_event`: the worker does no more until it returns."""

@@ -96,6 +96,10 @@ class NetworkSide:
             here.bytes_sent, here.bytes_received, here.refusals.counted(), here.secured()
         )
 
+    def had_company(self) -> bool:
+        """Whether any peer has ever been here. It turns true once, for good."""
+        return self._engine.state.roster.had_company
+
     def long_wait(self, begin: str, what: Callable[[Engine], str]) -> LongWait:
         """A wait of the training thread that begins now; `what` is called with the mutex held."""
 

@@ -268,7 +268,8 @@ def _fork_finding(fork: Fork, where: str) -> Finding:
         case Fate.OTHER_RUN:
             return Finding(
                 severity=Severity.NOTE,
-                text=f"{names}: another run{where}, with {which}; it has nothing in common with this one",
+                text=f"{names}: another run{where}, with {which}; it has nothing in common with"
+                " this one",
             )
         case Fate.APART:
             return _apart(fork, on_it, ended)

@@ -28,6 +28,8 @@ from mend_optim.protocol.lineage import PeerId
 #: - 7: no learner seals more than its share, so others seal some fragments
 PROTOCOL = 7
 
+#: A value that no learner has. A hello with it only asks for the learner's own.
+NO_VALUE = "?"
 #: The prefix of the names of model fields that describe an added parameter group. Learners need not
 #: add a group at the same moment, so these fields must agree only where both sides have them.
 ADDED = "added group"
@@ -98,6 +100,11 @@ class Hello:
     refusal: str = ""
     #: The reason for the refusal, if that is a process with the receiver's name and a later start.
     namesake: Namesake | None = None
+
+    @property
+    def only_asks(self) -> bool:
+        """Whether the sender is no learner, and wants to be told a value: see `visit`."""
+        return any(value == NO_VALUE for _, value in (*self.model, *self.policy))
 
 
 def first_difference(

@@ -105,7 +105,10 @@ class Links:
             reason = namesake.reason(theirs.peer) if namesake else AT_ITS_END
             # The others settle themselves.
             is_told = namesake is None or namesake.life is Life.ALIVE
-        if is_told:
+        if is_told and theirs.only_asks:
+            # What it has not is its own finding, and nothing that the user here can mend.
+            log.debug("refused %s, which only asks: %s", theirs.peer, reason)
+        elif is_told:
             self._report(theirs.peer, seed or address, reason)
             if seed:
                 self._handler.refused_at(seed, reason)

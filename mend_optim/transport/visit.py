@@ -3,8 +3,8 @@ which settings, and what `survey.py` finds out about the way there.
 
 A visitor's hello is always refused, because it has no model. So it never becomes a peer: no round
 waits for it. In a refusal a learner tells the first difference, and no more, so a visitor that
-wants to know a setting asks for that one alone, with a value that no learner has. The learner
-reports each refusal once (event `refused`)."""
+wants to know a setting asks for that one alone, with a value that no learner has. The refusal is
+the visitor's answer, so the learner reports none of them to its user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.handshake import PARAMETER, Hello
+from mend_optim.protocol.handshake import NO_VALUE, PARAMETER, Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.timing import Timing
 from mend_optim.protocol.unreached import Unreached
@@ -33,8 +33,6 @@ from mend_optim.transport.survey import Wish, survey
 VISITOR = "mend-check"
 #: Earlier than any process, so that it never takes a learner's place.
 INCARNATION = 1
-#: A value that no learner has.
-NO_VALUE = "?"
 #: Hellos to find the round trip.
 TRIPS = 5
 #: A hello has room for so many, and more. Of a larger model, the first parameter is not asked for.

@@ -21,6 +21,20 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = TU
 
 SURVEY_MUTANTS = (
     mutant(
+        "those-that-only-ask-are-news",
+        "transport/control",
+        "if is_told and theirs.only_asks:",
+        "if False:",
+        of("together/test_check", "hardly_notices"),
+    ),
+    mutant(
+        "no-refusal-is-news",
+        "transport/control",
+        "if is_told and theirs.only_asks:",
+        "if is_told:",
+        of("unit/transport/test_grpc_transport", "refused"),
+    ),
+    mutant(
         "surveys-have-no-rest",
         "transport/surveying",
         "now + max(LEAST_REST_S, REST * busy_s)",

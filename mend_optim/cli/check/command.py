@@ -29,13 +29,12 @@ from mend_optim.errors import require
 from mend_optim.protocol.unreached import Unreached
 from mend_optim.security import LinkSecurity
 from mend_optim.transport.address import format_address, parse_address, parse_dialable
-from mend_optim.transport.visit import VISITOR, visit
+from mend_optim.transport.visit import visit
 
 DESCRIPTION = "Check whether a learner can be reached at each address, before a day is lost to it."
 EPILOG = f"""\
 Run it on the machine of one learner, with the addresses of the others. It needs no model, and takes
-no part in the run. The learners that it finds log that they have refused {VISITOR!r}: that is so,
-and harmless.
+no part in the run. The learners that it finds log nothing of it.
 
 Credentials are those of the run: --secret or --credentials, or the variables
 {VARIABLES["secret"]} and {VARIABLES["credentials"]}. Without any, links are plaintext.

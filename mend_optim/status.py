@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Verdict
+from mend_optim.membership.roster import Peer
 from mend_optim.protocol.lineage import PeerId, Rollback
 from mend_optim.protocol.refusals import Refused
 
@@ -49,7 +50,7 @@ class PeerStatus:
     Attributes:
         name: the peer's name.
         incarnation: new at every start of its process; a greater one is later.
-        state: "alive" or "suspected".
+        state: "alive", "suspected", or "ended": it has ended the run, and waits for nobody.
         address: "host:port" to dial, or "" if it cannot be dialled.
         step: the peer's inner steps, as of its last beat.
         tokens: the peer's tokens, as of its last beat.
@@ -274,15 +275,26 @@ def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tupl
         PeerStatus(
             name=peer.id.name,
             incarnation=peer.id.incarnation,
-            state="suspected" if peer.suspected else "alive",
+            state=_state(state, peer),
             address=peer.address,
             step=peer.beat.step if peer.beat else 0,
             tokens=peer.beat.tokens if peer.beat else 0,
             slow=failing[peer.id].ratio if peer.id in failing else 0.0,
-            finishing=peer.word is not None and peer.word.finishes,
+            finishing=not _has_ended(state, peer) and peer.word is not None and peer.word.finishes,
         )
         for peer in sorted(state.roster.peers.values(), key=lambda peer: peer.id)
     )
+
+
+def _state(state: EngineState, peer: Peer) -> str:
+    if _has_ended(state, peer):
+        return "ended"
+    return "suspected" if peer.suspected else "alive"
+
+
+def _has_ended(state: EngineState, peer: Peer) -> bool:
+    """Whether a peer has ended the run. A learner ends with all that are on its roster."""
+    return bool(state.ended or (peer.beat and peer.beat.ended))
 
 
 def learner_status(

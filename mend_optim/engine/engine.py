@@ -193,7 +193,8 @@ class Engine:
 
     def linked(self, now: float, id: PeerId, up: bool) -> None:
         """The control stream with a peer opened or broke."""
-        self.state.roster.link(now, id, up)
+        if self.state.mode is not Mode.CLOSED:  # a learner that leaves hangs up itself
+            self.state.roster.link(now, id, up)
         if up:
             self.state.seeds.linked(id)
             self.beats.send(id)

@@ -55,7 +55,7 @@ def _absent(status: Status) -> Values:
 
 def _peer_counts(status: Status) -> Values:
     states = Counter(peer.state for peer in status.roster)
-    return {(state,): states[state] for state in ("alive", "suspected")}
+    return {(state,): states[state] for state in ("alive", "suspected", "ended")}
 
 
 def _by_peer(read: Callable[[PeerStatus], float]) -> Callable[[Status], Values]:

@@ -110,6 +110,21 @@ def test_a_narrow_model_ends_equal_too() -> None:
         assert same(parameters(made[0]), parameters(made[1]))
 
 
+def test_those_that_have_ended_are_neither_suspected_nor_waiting() -> None:
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as made:
+        assert all(run(made, [3, 3]))
+        for optimizer in made:
+            peers = optimizer.status().roster
+            assert {(peer.state, peer.finishing) for peer in peers} <= {("ended", False)}
+
+
+def test_a_learner_that_closes_does_not_suspect_the_others() -> None:
+    with cluster(noisy(1.0), noisy(1.0), **FREE) as (a, b):
+        together(lambda: train(a, 3, 0), lambda: train(b, 3, 1))
+        a.close()
+        assert [peer.state for peer in a.status().roster] == ["alive"]
+
+
 def test_a_learner_that_ends_early_stays_for_the_others() -> None:
     """Its quorum of three needs all of them, until the last step of the last."""
     inners = [noisy(1.0) for _ in range(3)]

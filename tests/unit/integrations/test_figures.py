@@ -94,8 +94,12 @@ def test_the_last_round_is_the_last_that_merged() -> None:
 
 
 def test_peers_are_counted_by_state_also_where_there_are_none() -> None:
-    assert read("peers", FULL) == {("alive",): 2, ("suspected",): 1}
-    assert read("peers", replace(FULL, roster=())) == {("alive",): 0, ("suspected",): 0}
+    assert read("peers", FULL) == {("alive",): 2, ("suspected",): 1, ("ended",): 0}
+    assert read("peers", replace(FULL, roster=())) == {
+        ("alive",): 0,
+        ("suspected",): 0,
+        ("ended",): 0,
+    }
 
 
 def test_fragments_are_told_apart() -> None:

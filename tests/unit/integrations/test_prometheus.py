@@ -31,7 +31,7 @@ PEERS = st.builds(
     PeerStatus,
     name=TEXT,
     incarnation=st.integers(1, 3),
-    state=st.sampled_from(["alive", "suspected"]),
+    state=st.sampled_from(["alive", "suspected", "ended"]),
     address=st.just(""),
     step=st.integers(0, 2**53),
     tokens=st.integers(0, 2**53),

@@ -22,6 +22,7 @@ class Visit:
         answer: the learner's hello; None if there was none.
         cause: why not.
         fault: the same in the transport's words.
+        silent_s: how long nothing came of a port that accepts connections; 0 if something came.
         wants_tls: whether what answers speaks TLS, and the visitor did not.
         round_trip_s: the shortest of several hellos.
         settings: by field, the learner's value, where it was asked for.
@@ -31,6 +32,7 @@ class Visit:
     answer: Hello | None = None
     cause: Unreached | None = None
     fault: str = ""
+    silent_s: float = 0.0
     wants_tls: bool = False
     round_trip_s: float = 0.0
     settings: dict[str, str] = field(default_factory=dict)

@@ -139,7 +139,9 @@ class _Visitor:
         if cause is Unreached.PROTOCOL:
             cause = await self._security.probe(self._address) or cause
             wants_tls = not self._security.authenticates and await speaks_tls(self._address)
-        return Visit(cause=cause, fault=str(fault), wants_tls=wants_tls)
+        is_silent = cause is Unreached.ANSWER and "DEADLINE_EXCEEDED" in str(fault)
+        silent_s = self._patience_s if is_silent else 0.0
+        return Visit(cause=cause, fault=str(fault), silent_s=silent_s, wants_tls=wants_tls)
 
 
 def told_value(refusal: str, name: str) -> str | None:

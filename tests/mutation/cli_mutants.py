@@ -139,6 +139,13 @@ CLI_MUTANTS = (
         CROWD,
     ),
     mutant(
+        "silence-is-told-in-the-transports-words",
+        "cli/check/findings",
+        "    if visit.silent_s:\n",
+        "    if False:\n",
+        of("unit/cli/test_check_findings"),
+    ),
+    mutant(
         "another-version-is-no-fault",
         "cli/check/findings",
         "if visit.answer.protocol != PROTOCOL:",

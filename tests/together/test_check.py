@@ -136,7 +136,9 @@ def test_what_is_no_learner_is_told() -> None:
     assert status == 1
     at_web, at_silent = told.split(silent)
     assert "what answers is no learner" in at_web
-    assert "no learner answers" in at_silent
+    assert "the port accepts connections, but nothing answers within 0.5 s: " in at_silent
+    assert "look there whether the process is stopped" in at_silent
+    assert "DEADLINE" not in at_silent
 
 
 def test_one_side_with_tls_and_one_without(tmp_path: Path) -> None:

@@ -20,6 +20,14 @@ TLS_REFUSED = (
     Unreached.NO_TLS.value,
     "start that learner with credentials, too, or leave them out here, or correct the port",
 )
+SILENT = (
+    "the port accepts connections, but nothing answers within {:g} s: the process may be frozen, or"
+    " a firewall drops the bytes"
+)
+LOOK_THERE = (
+    "look there whether the process is stopped or overloaded, and let firewalls pass the port's"
+    " bytes in both directions"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +126,8 @@ def _no_answer(visit: Visit) -> Fault:
         return Fault(text=TLS_WANTED[0], remedy=TLS_WANTED[1])
     if visit.cause is Unreached.NO_TLS:
         return Fault(text=TLS_REFUSED[0], remedy=TLS_REFUSED[1])
+    if visit.silent_s:
+        return Fault(text=SILENT.format(visit.silent_s), remedy=LOOK_THERE)
     cause = visit.cause or Unreached.ANSWER
     if cause is Unreached.ANSWER:
         text = f"no learner answers: {shown(visit.fault)}"

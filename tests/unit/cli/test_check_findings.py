@@ -64,6 +64,14 @@ def test_every_cause_comes_with_a_remedy_for_who_asks(cause: Unreached) -> None:
     assert " in peers" not in remedy
 
 
+def test_silence_is_told_in_plain_words() -> None:
+    silent = Visit(cause=Unreached.ANSWER, fault="DEADLINE_EXCEEDED: …", silent_s=10.0)
+    ((text, remedy),) = faults(facts(silent))
+    assert text.startswith("the port accepts connections, but nothing answers within 10 s: ")
+    assert "frozen" in text
+    assert "firewalls" in remedy
+
+
 def test_one_address_of_a_name_may_be_unreached() -> None:
     six = Attempt(ip="fd00::5", took_s=None, cause=Unreached.ROUTE)
     found = facts(answer(), six, HERE)

@@ -188,7 +188,7 @@ FIGURES = (
     ),
     Figure(
         name="peer_up",
-        text="1 if the peer is alive, 0 if it is suspected to be gone.",
+        text="1 if the peer is alive, 0 if it is suspected to be gone or has ended.",
         read=_by_peer(lambda peer: peer.state == "alive"),
         labels=("peer",),
     ),

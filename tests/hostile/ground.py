@@ -15,6 +15,8 @@ from tests.system.processes import Learner, Supervisor
 #: The most that one attack may leave behind in a learner.
 MEMORY_MB = 200
 FILES = 24
+#: The files that a learner on the process `few_files` may open.
+FEW_FILES = 256
 #: What learners do after each attack, within the supervisor's patience.
 STEPS, ROUNDS = 20, 2
 WIDTH = 700

@@ -16,9 +16,10 @@ import pytest
 from mend_optim.engine.majority import TRIAL
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.connection import CALLER, SERVICE
+from mend_optim.transport.grpc_options import FILE_SHARE
 from mend_optim.transport.receiving import SUPERSEDED
 from tests.hostile.attacker import Attacker, chunks, header, rumors, say
-from tests.hostile.ground import LIMIT, Ground, connections, memory_mb, open_files
+from tests.hostile.ground import FEW_FILES, LIMIT, Ground, connections, memory_mb, open_files
 from tests.system.processes import Process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -181,17 +182,15 @@ def test_one_peer_has_an_end_of_streams(ground, mallory):
         pass
 
 
-def test_r9_training_can_open_its_own_files(ground: Ground, tmp_path: Path) -> None:
+def test_r9_training_can_open_its_own_files(
+    ground: Ground, few_files: Process, tmp_path: Path
+) -> None:
     """A learner that may have 256 files open, and 200 connections to it."""
-    resource = pytest.importorskip("resource")
     with ground.held():
-        process = Process()
-        ground.supervisor._processes.append(process)
-        resource.prlimit(process.popen.pid, resource.RLIMIT_NOFILE, (256, 256))
-        c = ground.supervisor.start("c", seed=3)
+        c = ground.supervisor.start("c", on=few_files, seed=3)
         c.await_steps(5)
         with connections(c.address, 200) as answered:
-            assert sum(answered) <= 64 < len(answered)
+            assert sum(answered) <= FEW_FILES // FILE_SHARE < len(answered)
             assert open_files(c) < 200
             c.ask("save", "saved", path=str(tmp_path / "c.pt"))
             c.await_steps(5)

@@ -15,15 +15,14 @@ from typing import NamedTuple
 import pytest
 
 from mend_optim.transport.grpc_options import FILE_SHARE
-from tests.hostile.ground import memory_mb, open_files
+from tests.hostile.ground import FEW_FILES, memory_mb, open_files
 from tests.system.processes import Learner, Process, Supervisor
 
 secret_in = pytest.importorskip("tests.support.certificates").secret_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-#: The files that the learner at the door may open, and the callers that it then takes.
-FILES = 256
-CALLERS = FILES // FILE_SHARE
+#: The callers that the learner at the door takes, which may open few files.
+CALLERS = FEW_FILES // FILE_SHARE
 #: The beginning of a TLS record that promises 512 bytes.
 BEGUN = b"\x16\x03\x01\x02\x00\x01\x00"
 
@@ -52,21 +51,18 @@ class Door(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    resource = pytest.importorskip("resource")
+def door(
+    processes: list[Process], few_files: Process, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Door]:
     secret = str(secret_in(tmp_path_factory.mktemp("door")))
-    processes = [Process()]
     supervisor = Supervisor(processes)
-    resource.prlimit(processes[0].popen.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
     try:
-        a = supervisor.start("a", seed=1, secret=secret)
+        a = supervisor.start("a", on=few_files, seed=1, secret=secret)
         b = supervisor.start("b", seed=2, secret=secret, peers=[a.address])
         a.await_rounds(2)
         yield Door(supervisor, secret, a, b)
-        supervisor.end()
     finally:
-        for process in processes:
-            process.destroy()
+        supervisor.end()
 
 
 @pytest.mark.parametrize("said", [b"", BEGUN], ids=["silent", "begun"])

@@ -249,14 +249,12 @@ class Supervisor:
         clock_behind_s: float = 0.0,
         timing: Facts | None = None,
         restore: Path | None = None,
+        on: Process | None = None,
         **options: Any,
     ) -> Learner:
         """Start a learner, with any keyword of MendOptimizer that JSON can express. It pauses after
-        `steps`."""
-        free = [p for p in self._processes if not p.learner or p.learner.ended]
-        process = free[0] if free else Process()
-        if not free:
-            self._processes.append(process)
+        `steps`. `on`: a process of the caller's own that runs it."""
+        process = on or self._free_process()
         process.learner = Learner(name, process, self)
         self.learners.append(process.learner)
         options = {"name": name, "listen": "127.0.0.1:0", "sync_every": 10, "grace": 2.0, **options}
@@ -276,6 +274,12 @@ class Supervisor:
             options=options,
         )
         return process.learner
+
+    def _free_process(self) -> Process:
+        free = [p for p in self._processes if not p.learner or p.learner.ended]
+        if not free:
+            self._processes.append(Process())
+        return free[0] if free else self._processes[-1]
 
     def start_all(
         self, names: str, special: Mapping[str, Facts] | None = None, **options: Any
@@ -345,9 +349,10 @@ class Supervisor:
                 threads = x.events["left behind"][0]["threads"]
                 assert not [name for name in threads if name.startswith("mend-")]
         finally:
-            for process in [p for p in self._processes if p.learner and not p.learner.ended]:
+            for process in [x.process for x in self.learners if not x.ended]:
                 process.destroy()
-                self._processes.remove(process)
+                if process in self._processes:
+                    self._processes.remove(process)
 
 
 def lineages(report: Facts) -> tuple[tuple[int, int, str], ...]:

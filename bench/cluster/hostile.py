@@ -74,7 +74,8 @@ def run() -> Iterator[Result]:
     processes: list[Process] = []
     supervisor = Supervisor(processes)
     try:
-        ground = Ground(supervisor)
+        # With few steps there would be few gaps.
+        ground = Ground(supervisor, pace_s=0.005)
         yield from rows(measure(ground, ATTACKS, PAIRS))
         supervisor.end()
     finally:

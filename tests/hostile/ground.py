@@ -17,8 +17,12 @@ MEMORY_MB = 200
 FILES = 24
 #: The files that a learner on the process `few_files` may open.
 FEW_FILES = 256
-#: What learners do after each attack, within the supervisor's patience.
-STEPS, ROUNDS = 20, 2
+#: What learners do after each attack, within the supervisor's patience. One of the rounds may have
+#: begun before the attack ended.
+STEPS, ROUNDS = 20, 3
+#: The pause of learners between two steps. A shorter one would only take cores from other tests
+#: while an attack waits: no attack needs as many steps.
+PACE_S = 0.02
 WIDTH = 700
 #: Elements of the model, and the greatest message about it: see `Settings._limit`.
 NUMEL = 17 * WIDTH + (WIDTH + 1) * WIDTH + (WIDTH + 1) * 4
@@ -28,11 +32,10 @@ LIMIT = 24 * NUMEL
 class Ground:
     """The learners "a", which is attacked, and "b", which trains with it."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor, pace_s: float = PACE_S) -> None:
         self.supervisor = supervisor
-        self.a, self.b = supervisor.start_all("ab", width=WIDTH)
-        for learner in (self.a, self.b):
-            learner.await_rounds(ROUNDS)
+        self.a, self.b = supervisor.start_all("ab", width=WIDTH, pace_s=pace_s)
+        self.go_on(STEPS, ROUNDS)
         report = self.a.report()
         self.genesis = bytes.fromhex(report["genesis"])
         #: An insider knows the model and the settings, as "a" tells them in its hello.
@@ -52,9 +55,8 @@ class Ground:
         memory, files = memory_mb(self.a), open_files(self.a)
         seen = {learner: len(learner.rounds) for learner in (self.a, self.b)}
         yield
+        self.go_on(STEPS, ROUNDS)
         for learner, before in seen.items():
-            learner.await_steps(STEPS)
-            learner.await_rounds(ROUNDS)
             ledger = learner.rounds[before:]
             assert all({m["name"] for m in round["members"]} <= {"a", "b"} for round in ledger)
             assert "Traceback" not in learner.complaints, learner.complaints
@@ -66,9 +68,15 @@ class Ground:
     def lasts(self) -> Iterator[None]:
         """Both train and merge while the attack lasts, that is inside."""
         yield
-        for learner in (self.a, self.b):
-            learner.await_steps(5)
-            learner.await_rounds(1)
+        self.go_on(5, 1)
+
+    def go_on(self, steps: int, rounds: int) -> None:
+        """Wait until both have taken so many more steps, and adopted so many more anchors."""
+        goals = [(x, x.step + steps, len(x.rounds) + rounds) for x in (self.a, self.b)]
+        self.supervisor.until(
+            lambda: all(x.step >= step and len(x.rounds) >= count for x, step, count in goals),
+            f"both to take {steps} steps and adopt {rounds} anchors",
+        )
 
 
 def pid(learner: Learner) -> int:

@@ -8,12 +8,11 @@ import sys
 import pytest
 
 from bench.cluster.hostile import Pair, Span, measure, rows
-from tests.hostile.ground import STEPS, Ground
+from tests.hostile.ground import PACE_S, STEPS, Ground
 from tests.hostile.test_attacks import ATTACKS
 from tests.support.gaps import Longest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-PACE_S = 0.005
 
 
 def test_a_learner_that_is_held_up_has_a_gap(ground: Ground) -> None:

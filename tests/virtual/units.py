@@ -72,6 +72,8 @@ def add(a: Vector, b: Vector, scale: int = 1) -> Vector:
     total = dict(a)
     for unit, count in b.items():
         total[unit] = total.get(unit, 0) + scale * count
+    if 0 not in total.values():  # mostly; the search is much faster than the copy
+        return total
     return {unit: count for unit, count in total.items() if count}
 
 

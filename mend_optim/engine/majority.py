@@ -206,8 +206,10 @@ class Majority:
         return None
 
     def _is_apart(self, beat: Beat) -> bool:
+        if self._same(beat):
+            return False
         theirs, ours = models(self.state, beat)
-        return not self._same(beat) and theirs < ours and theirs.rollbacks == ours.rollbacks
+        return theirs < ours and theirs.rollbacks == ours.rollbacks
 
     @staticmethod
     def _of_most(ascending: list[Beat], voters: int) -> Beat | None:

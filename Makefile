@@ -24,6 +24,9 @@ demo: $(READY) ## three learners, one alone and one data parallel on this machin
 demo-ranks: $(READY) ## two racks of two ranks on this machine, FSDP2 inside and rounds between them, in about half a minute
 	.venv/bin/python examples/demo_ranks.py --steps $(RANKS_STEPS)
 
+# Many tests start an interpreter. Without bytecode, each would compile the library, and each worker the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST = .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 # Whole processes: learners of several ranks, examples, launchers, links, and learners that are killed.
 SYSTEM = tests/ranks tests/system

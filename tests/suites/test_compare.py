@@ -4,9 +4,6 @@ three tests, run by the plugin."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -23,6 +20,7 @@ from tests.suites.compare import (
     table,
 )
 from tests.suites.environment import PACKAGES
+from tests.suites.forks import run_forks
 from tests.suites.mend_suites.plugin import seed_all
 
 WRAPPED: dict[str, Any] = {"wrapped": 1, "steps": 3}
@@ -154,32 +152,38 @@ def test_has_a_method_that_steps():
 """
 
 
-def play(folder: Path, mode: str, *options: str) -> Run:
-    """The suite's run by the plugin, in a process of its own."""
-    (folder / "test_suite.py").write_text(SUITE)
-    path = folder / "path"
-    path.mkdir(exist_ok=True)
-    for name, target in PACKAGES.items():
-        if not (path / name).exists():
-            (path / name).symlink_to(target, target_is_directory=True)
-    report = folder / f"{mode}.jsonl"
-    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "test_suite.py", *options]
-    command += ["-p", "mend_suites.plugin", f"--mend={mode}", f"--mend-report={report}"]
-    # plugins of pytest that are installed here take a while to load, and do nothing for the suite
-    environment = {**os.environ, "PYTHONPATH": str(path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True)
-    assert report.exists(), done.stdout
-    return read_run(report)
+#: By name, the options of a run.
+RUNS = {
+    "off": ["--mend=off"],
+    "alone": ["--mend=alone"],
+    "live": ["--mend=live"],
+    "every second": ["--mend=off", "--mend-every=2"],
+}
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return play(tmp_path_factory.mktemp("bare"), "off")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The suite's runs by the plugin, each in a process of its own."""
+    folder = tmp_path_factory.mktemp("suite")
+    (folder / "test_suite.py").write_text(SUITE)
+    path = folder / "path"
+    path.mkdir()
+    for name, target in PACKAGES.items():
+        (path / name).symlink_to(target, target_is_directory=True)
+    command = ["-q", "-c", "/dev/null", "test_suite.py", "-p", "mend_suites.plugin"]
+    each = [
+        [*command, f"--mend-report={folder / name}", *options] for name, options in RUNS.items()
+    ]
+    # plugins of pytest that are installed here take a while to load, and do nothing for the suite
+    environment = {**os.environ, "PYTHONPATH": str(path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = run_forks("pytest", each, folder, environment)
+    assert all((folder / name).exists() for name in RUNS), done.stdout
+    return {name: read_run(folder / name) for name in RUNS}
 
 
 @pytest.mark.parametrize("mode", ["alone", "live"])
-def test_the_plugin_tells_what_it_wrapped(tmp_path: Path, mode: str, bare: Run) -> None:
-    found = comparison(bare, play(tmp_path, mode), mode=mode, numbers=mode == "alone")
+def test_the_plugin_tells_what_it_wrapped(mode: str, runs: dict[str, Run]) -> None:
+    found = comparison(runs["off"], runs[mode], mode=mode, numbers=mode == "alone")
     assert found.proves_nothing() == ""
     assert [d.test for d in found.differences()] == ["test_suite.py::test_is_bare"]
     assert len(found.with_wrapped()) == 3
@@ -190,6 +194,6 @@ def test_the_plugin_tells_what_it_wrapped(tmp_path: Path, mode: str, bare: Run) 
             assert found.end(f"test_suite.py::test_{test}").counts["rounds"] >= 3
 
 
-def test_one_test_in_so_many_is_run(tmp_path: Path) -> None:
-    ran = play(tmp_path, "off", "--mend-every=2").keys() - {COLLECTION}
+def test_one_test_in_so_many_is_run(runs: dict[str, Run]) -> None:
+    ran = runs["every second"].keys() - {COLLECTION}
     assert ran == {"test_suite.py::test_trains", "test_suite.py::test_has_no_optimizer"}

@@ -3,8 +3,6 @@ all three, run for real."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from tests.suites import scripts
 from tests.suites.environment import PACKAGES, SURROUNDINGS
+from tests.suites.forks import run_forks
 from tests.suites.scripts import Report, Trial, free_addresses, read_report
 
 
@@ -66,12 +65,9 @@ def test_a_script_has_the_same_figures_alone_and_two_learners_end(tmp_path: Path
         "a": ["--mend", "live", "--listen", first, "--peer", second],
         "b": ["--mend", "live", "--listen", second, "--peer", first, "--seed", "1"],
     }
-    command = [sys.executable, "-m", "mend_scripts", "char_gpt", "--folder"]
+    each = [["char_gpt", "--folder", name, *options] for name, options in runs.items()]
     surroundings = {**SURROUNDINGS, "PYTHONPATH": str(tmp_path / "path")}
-    running = [
-        subprocess.Popen([*command, str(tmp_path / name), *options], env=surroundings)
-        for name, options in runs.items()
-    ]
-    assert [process.wait() for process in running] == [0] * len(runs)
+    done = run_forks("mend_scripts", each, tmp_path, surroundings)
+    assert done.returncode == 0, done.stdout
     off, alone, *live = (read_report(tmp_path / name / "report.json") for name in runs)
     assert Trial("char_gpt", off, alone, live).faults() == []

@@ -174,6 +174,7 @@ class Outcomes:
                 fragment.residual.forget()
             state.set_period(seal.period)
             state.record(sealed_record(seal, job.merged_own_offer, offer))
+            state.seals_since_rollback += 1
             self.sealer.advanced(now, seal)
             state.moved(p)
             self.healing.sealed(fragment, seal, done)
@@ -207,6 +208,7 @@ class Outcomes:
             records = [self._take_anchor(job, anchor) for anchor in job.states]
             rollback = rolled_back(former, state.genesis)
             if rollback:
+                state.seals_since_rollback = 0
                 state.emit(rollback_event(rollback, records))
             if job.replace:
                 self._follow_model(len(job.states))

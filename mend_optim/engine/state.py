@@ -127,8 +127,8 @@ class EngineState:
         self.outsized = 0
         #: How many anchors were adopted. Only grows.
         self.adopted_rounds = 0
-        #: How many of them since the last rollback.
-        self.adopted_since_rollback = 0
+        #: How many seals were taken since the last rollback.
+        self.seals_since_rollback = 0
         #: When the last of them was adopted; `-inf`: none was.
         self.adopted_at = float("-inf")
         #: The number of our last question whether anybody has a greater anchor.
@@ -326,11 +326,8 @@ class EngineState:
     def record(self, record: RoundRecord) -> None:
         """Tell the user of an adopted anchor."""
         self.records.append(record)
-        if record.reason == "rolled_back":
-            self.adopted_since_rollback = 0
-        elif record.reason not in ("restored", "reset", "healed"):
+        if record.reason not in ("restored", "reset", "healed", "rolled_back"):
             self.adopted_rounds += 1
-            self.adopted_since_rollback += 1
         text = f"fragment {record.fragment} version {record.version}: {record.reason}"
         self.emit(Event("round", text, {"round": record}))
 

@@ -151,8 +151,8 @@ ROLLBACK_MUTANTS = (
     mutant(
         "a-rollback-counts-as-a-round",
         "engine/state",
-        "            self.adopted_since_rollback = 0\n",
-        "            self.adopted_rounds += 1\n",
+        '("restored", "reset", "healed", "rolled_back")',
+        '("restored", "reset", "healed")',
         law=5,
     ),
     mutant(

@@ -22,6 +22,7 @@ from bench.cluster import (
     namespaces,
     slow,
     straggler,
+    zones,
 )
 from bench.micro import (
     alone,
@@ -67,12 +68,14 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "delay": delay.run,
     "link": link.run,
     "fragments": divided.run,
+    "zones": zones.run,
     "torchft": faults.run,
 }
 # why a bench cannot run here
 ABSENT = {
     "link": namespaces.absent,
     "fragments": namespaces.absent,
+    "zones": namespaces.absent,
     "hostile": hostile.absent,
     "torchft": faults.absent,
 }

@@ -16,6 +16,7 @@ VARIABLES = {
     "credentials": "MEND_CREDENTIALS",
     "secret": "MEND_SECRET_FILE",
     "insecure": "MEND_INSECURE",
+    "zone": "MEND_ZONE",
 }
 UNKNOWN = "the environment variable %s means nothing to mend_optim%s"
 

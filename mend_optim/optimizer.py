@@ -69,8 +69,7 @@ class MendOptimizer(ReportingFace):
         adoption: how strongly an anchor that comes late draws the weights to the mean: "auto", or
             an `Adoption`.
         quorum: fewest offers in a merge: a `Quorum`, or an int of at least 1.
-        grace: how long a round waits for more offers once it has its quorum: a `Grace`, or seconds,
-            at least 0.
+        grace: how long a round with its quorum waits for more offers: a `Grace`, or seconds >= 0.
         weighting: weight of an offer in the merge: "tokens", "throughput" (tokens²/steps) or
             "uniform".
         merge: "norm_preserving" (the mean, each tensor of it as long as the members' are on
@@ -103,6 +102,8 @@ class MendOptimizer(ReportingFace):
         insecure: whether links may leave this machine in plaintext, so that anyone who reaches them
             can read and replace the model. False: MEND_INSECURE=1 says so.
         advertise: "host:port" that others should dial, if it differs from `listen`; needs `listen`.
+        zone: a name that learners near one another share, such as a rack. An anchor that was made
+            in another zone comes to it once for all of them. None: MEND_ZONE, else in no zone.
         ledger: path of a JSONL file, to which each adopted anchor appends a line. None: no file.
         on_event: called with every `Event`, on a background thread. None: events are only logged.
 
@@ -149,6 +150,7 @@ class MendOptimizer(ReportingFace):
         credentials: Credentials | None = None,
         insecure: bool = False,
         advertise: str | None = None,
+        zone: str | None = None,
         ledger: str | Path | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
@@ -179,6 +181,7 @@ class MendOptimizer(ReportingFace):
             credentials=credentials,
             insecure=insecure,
             advertise=advertise,
+            zone=zone,
             ledger=ledger,
             on_event=on_event,
         )

@@ -290,6 +290,7 @@ def read_settings(
     limits: Limits,
     group: Any,
     advertise: str | None,
+    zone: str | None = None,
     ledger: str | Path | None,
     on_event: Callable[[Event], None] | None,
     credentials: Credentials | None = None,
@@ -335,6 +336,7 @@ def read_settings(
         limits=limits,
         failslow=failslow,
         residual_in_weights=encoded.residual_in_weights and merge in SHARED,
+        zone=_zone(zone),
         unflushed_merge=merge if encoded.residual_in_weights and merge not in SHARED else "",
     )
     if moments == "auto":
@@ -475,6 +477,20 @@ def _learner_name(name: str | None) -> str:
     if name is None:
         told, source = stand_in("name")
         name = told or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
+    return _checked_name(source, name)
+
+
+def _zone(zone: str | None) -> str:
+    """The zone; empty for none."""
+    source = "zone"
+    if zone is None:
+        zone, source = stand_in("zone")
+        if not zone:
+            return ""
+    return _checked_name(source, zone)
+
+
+def _checked_name(source: str, name: str) -> str:
     good = isinstance(name, str) and 0 < len(name.encode()) <= 200 and name.isprintable()
     require(good, source, name, "a printable text of 1 to 200 bytes")
     # One text, whichever way an operating system spells an accent.

@@ -536,3 +536,13 @@ def sealers(fragments: int, names: Sequence[str]) -> list[str]:
             )
         )
     return sealed
+
+
+def first_hop(zones: dict[str, str], me: str, to: str, fragment: int) -> str:
+    """The learner that `me` sends its offer to, so that it reaches `to`: of its zone, the one that
+    would seal the fragment if there were no others; none if both are in one zone."""
+    if not zones[me] or me == to or zones[me] == zones[to]:
+        return to
+    inside = [name for name, zone in zones.items() if zone == zones[me]]
+    relay = sealers(fragment + 1, inside)[fragment]
+    return to if relay == me else relay

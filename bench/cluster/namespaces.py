@@ -12,13 +12,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 WIRE = "wire"  # the interface, in either namespace
+TRUNK = "trunk"  # the interface of the second switch, towards the first
+# of an interface of a switch
+PORT = ("gso_max_segs", "1", "addrgenmode", "none", "master", "bridge", "up")
 NET = "192.0.2."  # no real net has these addresses (RFC 5737)
 ADDRESSES = (f"{NET}1", f"{NET}2")
 # what may pass at once, and how long a packet may stand in line before it is dropped
@@ -122,19 +125,41 @@ def joined() -> Iterator[tuple[End, End]]:
 def switched(count: int) -> Iterator[tuple[End, ...]]:
     """So many ends around a switch, as fast as the machine can, until the block ends."""
     with ExitStack() as stack:
-        switch = stack.enter_context(_kept())
-        _run(switch, "ip", "link", "add", "bridge", "type", "bridge")
-        _run(switch, "ip", "link", "set", "bridge", "up")
+        yield tuple(_plugged(stack, _switch(stack), range(1, count + 1)))
+
+
+@contextmanager
+def far_switched(count: int) -> Iterator[tuple[tuple[End, ...], End]]:
+    """Twice so many ends, of which either half is around a switch of its own, and an end of the
+    wire between the switches, which counts what passes from half to half."""
+    with ExitStack() as stack:
+        switches = [_switch(stack), _switch(stack)]
+        _lay_wire(switches[0], TRUNK, switches[1])
+        for switch, wire in zip(switches, (WIRE, TRUNK), strict=True):
+            _run(switch, "ip", "link", "set", wire, *PORT)
         ends = []
-        for number in range(1, count + 1):
-            port = f"port{number}"
-            end = End(stack.enter_context(_kept()), f"{NET}{number}", (switch, port))
-            _lay_wire(end.keeper, port, switch)
-            how = ("gso_max_segs", "1", "addrgenmode", "none", "master", "bridge", "up")
-            _run(switch, "ip", "link", "set", port, *how)
-            end.plug()
-            ends.append(end)
-        yield tuple(ends)
+        for half, switch in enumerate(switches):
+            ends += _plugged(stack, switch, range(1 + half * count, 1 + (1 + half) * count))
+        yield tuple(ends), End(switches[0], "")
+
+
+def _switch(stack: ExitStack) -> int:
+    """A switch, for as long as the stack is open: the process that keeps it."""
+    switch = stack.enter_context(_kept())
+    _run(switch, "ip", "link", "add", "bridge", "type", "bridge")
+    _run(switch, "ip", "link", "set", "bridge", "up")
+    return switch
+
+
+def _plugged(stack: ExitStack, switch: int, numbers: Iterable[int]) -> Iterator[End]:
+    """Ends of these numbers, around a switch."""
+    for number in numbers:
+        port = f"port{number}"
+        end = End(stack.enter_context(_kept()), f"{NET}{number}", (switch, port))
+        _lay_wire(end.keeper, port, switch)
+        _run(switch, "ip", "link", "set", port, *PORT)
+        end.plug()
+        yield end
 
 
 def _lay_wire(keeper: int, name: str, there: int) -> None:

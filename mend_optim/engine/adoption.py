@@ -20,6 +20,7 @@ from mend_optim.engine.progress import Progress
 from mend_optim.engine.pulling import Pulling
 from mend_optim.engine.seal_checks import flaw_of
 from mend_optim.engine.state import EngineState, Switch
+from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import Key, Lineage, PeerId, model_key, rollbacks
 from mend_optim.protocol.messages import Beat, Seal, State
 
@@ -154,7 +155,8 @@ class Adopter:
     def take_seal(self, now: float, seal: Seal) -> None:
         """A seal arrived, or was made here: advance by it, if it is on our anchor."""
         state, fragment = self.state, self.state.fragments[seal.fragment]
-        if seal.key <= fragment.lineage.key or not state.mode.may_adopt:
+        is_new = seal.key > fragment.lineage.key and state.mode.may_adopt
+        if not (is_new and _may_come(seal, state)):
             return
         if not fragment.is_still:
             fragment.defer(seal)
@@ -363,3 +365,12 @@ def _is_part_of_another(beat: Beat, state: EngineState) -> bool:
 def _is_next(anchor: State, state: EngineState) -> bool:
     """Whether one round leads from our anchor to this one."""
     return anchor.lineage.version == state.fragments[anchor.fragment].lineage.version + 1
+
+
+def _may_come(seal: Seal, state: EngineState) -> bool:
+    """Whether a seal came from its sealer, or through a neighbour. Another peer is refused."""
+    if seal.passed_by is None or are_neighbours(state.roster, state.me, seal.passed_by):
+        return True
+    if state.roster.find(seal.passed_by):  # else it has another incarnation by now
+        state.refuse_seal(seal, f"it is one of {seal.sealer.name}")
+    return False

@@ -55,6 +55,7 @@ class Beats:
             finishes=state.finishes,
             ready=state.ready if state.finishes else b"",
             ended=state.ended if state.finishes else b"",
+            zone=state.roster.zone,
         )
 
     def send_to_all(self, now: float) -> None:

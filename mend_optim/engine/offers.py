@@ -12,6 +12,7 @@ from mend_optim.engine.residual_share import NO_SHARE
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import FANOUT
+from mend_optim.membership.zones import first_hop
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Message, Offer, Report, nbytes
 
@@ -23,6 +24,8 @@ class Offers:
         self.state = state
         self.stragglers = stragglers
         self.idleness = idleness
+        #: By relay that has not brought an offer to its sealer: until when it gets no other.
+        self._withholding: dict[PeerId, float] = {}
         #: By (name, fragment): when a peer called that is not the sealer by our roster, and was
         #: answered. None of them is older than a period.
         self._answered: dict[tuple[str, int], float] = {}
@@ -30,18 +33,28 @@ class Offers:
     # ── send ──────────────────────────────────────────────────────────────────────────────────────
 
     def send_offer(self, now: float, fragment: Progress, to: PeerId | None) -> None:
-        """Send the pending offer to `to` if that is alive, else to the fragment's sealer. If there
-        is nobody to send it to, it waits."""
+        """Send the pending offer to `to` if that is alive, else to the fragment's sealer; from zone
+        to zone, through a relay. If there is nobody to send it to, it waits."""
         pending = fragment.pending
         if pending is None or pending.offer is None:
             return
         state = self.state
         peer = state.roster.find(to) if to else None
-        target = to if peer and not peer.suspected else state.roster.sealer(fragment.fragment)
+        sealer = to if peer and not peer.suspected else state.roster.sealer(fragment.fragment)
+        target = self._first_hop(now, pending, sealer, fragment.fragment)
         pending.sent(now, target, delivered=target == state.me)
         if target is not None:
             offer = replace(pending.offer, key=fragment.lineage.key, due=pending.due)
             state.emit(Send(target, offer))
+
+    def _first_hop(
+        self, now: float, pending: Pending, sealer: PeerId | None, p: int
+    ) -> PeerId | None:
+        """The peer that is sent an offer for this sealer."""
+        if sealer is None or pending.direct:
+            return sealer
+        self._withholding = {id: until for id, until in self._withholding.items() if until > now}
+        return first_hop(self.state.roster, p, sealer, self._withholding)
 
     def resend(self, now: float, fragment: Progress) -> None:
         """Offer again if the learner that has the offer died, lost it, or runs the fragment's
@@ -51,7 +64,8 @@ class Offers:
             return
         live = self._is_live(pending.sent_to)
         sealer = self.state.roster.sealer(fragment.fragment)
-        moved = sealer != pending.sent_to and (pending.delivered or not live)
+        target = self._first_hop(now, pending, sealer, fragment.fragment)
+        moved = target != pending.sent_to and (pending.delivered or not live)
         if not live or moved or now >= pending.resend_at:
             self.send_offer(now, fragment, None)
 
@@ -69,7 +83,7 @@ class Offers:
         if not self._answers(now, p, caller):
             return
         if fragment.pending:
-            if fragment.pending.offer and fragment.pending.sent_to != caller:
+            if self._is_elsewhere(now, fragment.pending, p, caller):
                 self.send_offer(now, fragment, caller)
         elif state.resting and not state.has_unsent_work(fragment):
             state.emit(Send(caller, self._nothing(fragment)))
@@ -78,6 +92,24 @@ class Offers:
                 state.emit(Send(caller, self._nothing(fragment)))
             if not state.schedule.lockstep:
                 fragment.request_offer(caller)
+
+    def _is_elsewhere(self, now: float, pending: Pending, p: int, caller: PeerId) -> bool:
+        """Whether an offer is to be sent because a sealer calls. If it is with a relay for so long
+        that the sealer should have it, the relay is named, and the offer goes to the sealer
+        itself."""
+        if pending.offer is None or pending.sent_to == caller:
+            return False
+        relay = self._first_hop(now, pending, caller, p)
+        if relay is None or relay != pending.sent_to:
+            return True
+        waited = now - pending.sent_at
+        if waited < 2 * self.patience(pending):  # it goes two ways, and back
+            return False
+        pending.astray()
+        self._withholding[relay] = now + self.state.policies.timing.round_timeout_s
+        why = f"{caller.name} lacks it {waited:.1f} s after it was sent"
+        self.state.refuse(relay, f"relaying of offer {pending.seq}", why)
+        return True
 
     def _answers(self, now: float, p: int, caller: PeerId) -> bool:
         """Whether to answer this call: always that of the sealer, and of every other peer one in a

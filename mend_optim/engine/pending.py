@@ -53,6 +53,8 @@ class Pending:
     resend_at: float = NEVER
     #: Whether a round went on without it, or the training thread has stopped waiting for it.
     missed: bool = False
+    #: Whether it goes to the sealer itself, because a relay has not brought it there.
+    direct: bool = False
     #: Whether a seal has something else under one of its numbers. Written by `Accounts` alone.
     forged: bool = False
 
@@ -76,6 +78,10 @@ class Pending:
         self.sent_at = now
         self.delivered = delivered
         self.resend_at = NEVER
+
+    def astray(self) -> None:
+        """A relay has it, and the sealer lacks it."""
+        self.direct = True
 
     def arrived(self, resend_at: float) -> None:
         """The sealer has all of it."""

@@ -44,6 +44,8 @@ class Policies:
     unflushed_merge: str = ""
     #: Whether learners sign their offers. Then offers of nothing have bytes to check, too.
     signed: bool = False
+    #: The learner's zone; empty if it is in none. Learners differ in this one.
+    zone: str = ""
 
     def due(self, version: int) -> tuple[str, ...]:
         """The names of the moments that the round averages which makes this version."""

@@ -217,11 +217,11 @@ class Progress(Accounts):
         """The anchor is still the same."""
         self._on("refused")
 
-    def seal_refused(self, sealer: PeerId) -> None:
-        """A seal is not taken, and no other will come for a pending offer that its sealer has: the
+    def seal_refused(self, sender: PeerId) -> None:
+        """A seal is not taken, and no other will come for a pending offer that its sender has: the
         anchor is to be had as a whole."""
         self.has_refused = True
-        if self.pending and self.pending.sent_to == sealer:
+        if self.pending and self.pending.sent_to == sender:
             self.pending.lost()
 
     @property

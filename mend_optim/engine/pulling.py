@@ -12,6 +12,7 @@ from mend_optim.engine.effects import Send
 from mend_optim.engine.majority import Majority
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState, Wanted
+from mend_optim.membership.zones import first_hop
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Want
 
@@ -42,7 +43,8 @@ class Pulling:
             return
         since = fragment.seen_behind(now)
         pending = fragment.pending
-        coming = pending if pending and pending.delivered and pending.sent_to == peer else None
+        way = (peer, first_hop(state.roster, fragment.fragment, peer))
+        coming = pending if pending and pending.delivered and pending.sent_to in way else None
         patience = state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
         if not coming or now - since >= patience:
             self.want(now, fragment, peer, key, seal_only=not is_believed)

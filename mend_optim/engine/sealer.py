@@ -9,10 +9,10 @@ from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import EXCHANGE, Done, Inspect, Merge, Send
 from mend_optim.engine.healing import tell_outsized
 from mend_optim.engine.mode import Mode
-from mend_optim.engine.orphans import Orphans
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import weights
 from mend_optim.engine.progress import Progress
+from mend_optim.engine.relaying import Relaying
 from mend_optim.engine.residual_share import is_all_residual, shares_of, weighed, weighed_entries
 from mend_optim.engine.round import Phase, Round
 from mend_optim.engine.round_plan import Plan, View, plan
@@ -20,6 +20,7 @@ from mend_optim.engine.seal_checks import to_leave_out, told
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import Peer
+from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Offer, Seal, nbytes
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
@@ -38,7 +39,7 @@ class Sealer:
         self.state = state
         self.adoption = adoption
         self.stragglers = stragglers
-        self.orphans = Orphans(state)
+        self.relaying = Relaying(state)
         #: By sender and fragment, the offer that the worker is checking, and the newest one that
         #: came meanwhile. A peer that sends one after the other must not fill the worker's queue.
         self._inspecting: dict[tuple[PeerId, int], Offer] = {}
@@ -233,7 +234,7 @@ class Sealer:
         if round.phase is Phase.CALLING:
             round.void()
         if round.inbox:
-            self.orphans.pass_on(now, round)
+            self.relaying.pass_on(now, round)
 
     # ── the worker has merged ─────────────────────────────────────────────────────────────────────
 
@@ -312,3 +313,12 @@ class Sealer:
         """This learner has the anchor of a seal."""
         if self.state.is_me(seal.sealer):
             self.state.rounds[seal.fragment].advanced(now)
+        else:
+            self._hand_down(seal)
+
+    def _hand_down(self, seal: Seal) -> None:
+        """The learners of this zone whose offers this learner relays get the seal from it, too."""
+        state, inbox = self.state, self.state.rounds[seal.fragment].inbox
+        for peer in sorted(inbox):
+            if peer != state.me and are_neighbours(state.roster, state.me, peer):
+                state.emit(Send(peer, seal, EXCHANGE))

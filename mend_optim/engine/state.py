@@ -90,7 +90,7 @@ class EngineState:
         #: How many inner steps this learner's rounds take.
         self.latency = Latency()
         self._told_late = False
-        self.roster = Roster(me, address, policies.timing, policies.limits)
+        self.roster = Roster(me, address, policies.timing, policies.limits, policies.zone)
         self.seeds = Seeds(seeds)
         #: Written by `change` alone: see `mode.py`.
         self.mode = Mode.NEW
@@ -315,9 +315,9 @@ class EngineState:
     def refuse_seal(self, seal: Seal, why: str) -> None:
         """A seal is refused, and the anchor is to be had as a whole. If it was the answer to a
         want, that is asked for anew."""
-        self.fragments[seal.fragment].seal_refused(seal.sealer)
+        self.fragments[seal.fragment].seal_refused(seal.sender)
         self.wants.pop(seal.fragment, None)
-        self.refuse(seal.sealer, "seal", why)
+        self.refuse(seal.sender, "seal", why)
 
     def fault(self, text: str) -> None:
         """Tell the user of something that was refused, or could not be done."""

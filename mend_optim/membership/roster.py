@@ -121,10 +121,14 @@ class Roster:
         address: Where others can dial this learner; empty if nobody can, and then it never seals.
         timing: When silence makes a suspect, and when it evicts.
         limits: How many learners there may be.
+        zone: This learner's zone; empty if it is in none.
     """
 
-    def __init__(self, me: PeerId, address: str, timing: Timing, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, me: PeerId, address: str, timing: Timing, limits: Limits = LIMITS, zone: str = ""
+    ) -> None:
         self.me = me
+        self.zone = zone
         self.address = address
         self.timing = timing
         self.limits = limits

@@ -204,6 +204,8 @@ class Beat:
     #: Processes that the sender turned away, because it knows a live one of their name with a later
     #: start.
     turned_away: tuple[PeerId, ...] = ()
+    #: The sender's zone: see `membership/zones.py`. Empty if it is in none.
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +339,13 @@ class Seal:
     #: "merged", or each member's delta under its index; "scale" and "rate" where they are needed;
     #: and the means of moments. Not compared.
     sections: Sections = field(default_factory=dict, compare=False, repr=False)
+    #: The relay that passed it on. It never travels: the receiver knows whose stream it came by.
+    passed_by: PeerId | None = field(default=None, compare=False)
+
+    @property
+    def sender(self) -> PeerId:
+        """The peer that it came from."""
+        return self.passed_by or self.sealer
 
     def place(self, author: PeerId, seq: int) -> int | None:
         """Return the index of an offer among the members; None if it was not merged."""

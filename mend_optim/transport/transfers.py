@@ -8,7 +8,7 @@
     Push       peer ──state or seal──▶ asker
                     ◀──ack──
                The asker had sent its want over the control stream, because it cannot dial the peer.
-    PassOn     holder ──offer of a learner that is gone──▶ sealer
+    PassOn     holder ──offer of a learner that is gone, or of its zone──▶ sealer
                       ◀──ack──
 
 Every fault becomes a `PeerError` here, and `undelivered` for the handler. Nothing is tried again:
@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -219,12 +220,16 @@ class Transfers:
 
         This is a function so that no variable keeps the seal's bytes while the next one is awaited.
         """
-        seal = await self._carrier.download(link, stream, patient=True)
+        seal = await self._carrier.download(link, stream, patient=True, passed_on=True)
         if not isinstance(seal, Seal) or seal.fragment != offer.fragment:
             raise PeerError(
                 f"peer {link.id} answered an offer for fragment {offer.fragment} with a"
                 f" {_described(seal)}"
             )
+        if seal.sealer.name == link.id.name:
+            check_sender(seal, link.id)
+        else:
+            seal = replace(seal, passed_by=link.id)
         self._handler.receive(seal.completed(offer))
         return seal.place(offer.claim.author, offer.seq) is not None
 

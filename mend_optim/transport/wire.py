@@ -240,6 +240,7 @@ def _beat(beat: Beat) -> pb.Beat:
         ready=beat.ready,
         ended=beat.ended,
         turned_away=map(_id, beat.turned_away),
+        zone=beat.zone,
     )
 
 
@@ -265,6 +266,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         ready=checked_digest("ready", beat.ready),
         ended=checked_digest("ended", beat.ended),
         turned_away=tuple(map(_to_id, away)),
+        zone=checked_name("zone", beat.zone, may_be_empty=True),
     )
 
 

@@ -37,6 +37,7 @@ from tests.mutation import (
     security_mutants,
     sign_mutants,
     survey_mutants,
+    zone_mutants,
 )
 from tests.mutation.mutant_list import Mutant
 
@@ -52,6 +53,7 @@ MUTANTS = (
     *seal_mutants.SEAL_MUTANTS,
     *sign_mutants.SIGN_MUTANTS,
     *survey_mutants.SURVEY_MUTANTS,
+    *zone_mutants.ZONE_MUTANTS,
 )
 ROOT = Path(__file__).parents[2]
 COPIED = ("mend_optim", "tests", "pyproject.toml")

@@ -84,6 +84,7 @@ class DrivenEngine:
         residual_in_weights: bool = False,
         auto: AutoPeriod | None = None,
         buffers: bool = False,
+        zone: str = "",
         **schedule: Any,
     ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
@@ -96,6 +97,7 @@ class DrivenEngine:
             failslow=failslow,
             residual_in_weights=residual_in_weights,
             auto=auto,
+            zone=zone,
         )
         self.engine = Engine(ME, "me:1" if seals else "", (), policies, self.now)
         self.engine.begin(self.now, GENESIS, (b"",) * (plan.fragments + buffers))
@@ -121,6 +123,7 @@ class DrivenEngine:
         address: str | None = None,
         pong: int = 0,
         latency: int = 0,
+        zone: str = "",
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
@@ -149,6 +152,7 @@ class DrivenEngine:
             position=step,
             paces=paces,
             latency=latency,
+            zone=zone,
         )
         self.receive(beat)
 

@@ -270,6 +270,7 @@ def test_an_empty_variable_says_nothing(name: str, monkeypatch: pytest.MonkeyPat
     [
         ("MEND_PEERS", "b:1,here", "MEND_PEERS must be an address 'host:port', got 'here'"),
         ("MEND_NAME", "a\tb", r"MEND_NAME must be a printable text .*, got 'a\\tb'"),
+        ("MEND_ZONE", "a\tb", r"MEND_ZONE must be a printable text .*, got 'a\\tb'"),
     ],
 )
 def test_an_error_names_the_variable_that_the_value_came_from(

@@ -85,6 +85,8 @@ class Storm:
     auto: int = 0
     #: Whether buffers are merged, too.
     buffers: bool = False
+    #: How many zones there are; 0: the learners are in none.
+    zones: int = 0
     seconds: float = 20.0
     faults: tuple[Fault, ...] = ()
     module: ClassVar[str] = "tests.virtual.storms"
@@ -101,7 +103,13 @@ class Storm:
         auto = None if fixed else AutoPeriod(most=self.auto)
         chosen = policies(self.quorum, stays=self.stays, auto=auto, **schedule)
         cluster = self.cluster_type(
-            self.n, self.seed, chosen, hidden=self.hidden, loss=self.loss, buffers=self.buffers
+            self.n,
+            self.seed,
+            chosen,
+            hidden=self.hidden,
+            loss=self.loss,
+            buffers=self.buffers,
+            zones=self.zones,
         )
         cluster.start_all()
         for fault in self.faults:
@@ -122,6 +130,8 @@ class Storm:
             yield replace(self, fragments=self.fragments - 1)
         if self.buffers:
             yield replace(self, buffers=False)
+        if self.zones:
+            yield replace(self, zones=0)
         if self.n > 2:
             lost = f"learner-{self.n - 1}"
             spared = tuple(f for f in self.faults if lost not in repr(f.facts))
@@ -177,7 +187,8 @@ def draw(seed: int, wide: bool = False) -> Storm:
     faults += _draw_resets(random.Random(f"resets of {seed}"), names, storm.seconds)
     auto = 0 if wide else random.Random(f"period of {seed}").choice([0, 0, 8, 30])
     buffers = random.Random(f"buffers of {seed}").random() < 0.25
-    storm = replace(storm, auto=auto, buffers=buffers)
+    zones = random.Random(f"zones of {seed}").choice([0, 0, 2, 3]) if n > 2 else 0
+    storm = replace(storm, auto=auto, buffers=buffers, zones=zones)
     return replace(storm, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 

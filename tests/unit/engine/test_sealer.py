@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mend_optim.engine.effects import Advance, Done, Export, Inspect, Install, Merge
-from mend_optim.engine.orphans import TRIES
+from mend_optim.engine.relaying import TRIES
 from mend_optim.engine.seal_checks import SPREAD, flaw_of
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import MOST_AUTHORS, Claim, Entry, PeerId

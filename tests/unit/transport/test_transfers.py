@@ -363,7 +363,8 @@ def answers_of(other: Recorder) -> dict[str, list[bytes]]:
         "an offer at once": [*to_frames(offer_of(other))],
         "another fragment's": [ACK, *to_frames(replace(seal, fragment=1))],
         "another fragment's at once": [*to_frames(replace(state, fragment=1))],
-        "somebody else's": [ACK, *to_frames(replace(seal, sealer=PeerId("c", 1)))],
+        "that of a former process": [ACK, *to_frames(replace(seal, sealer=PeerId("b", 0)))],
+        "an offer of somebody else's": [ACK, *to_frames(offer_of(Recorder("c")))],
         "the half of it": [*to_frames(state)][:2],
     }
 
@@ -380,6 +381,27 @@ async def test_a_wrong_answer_is_none(a, b, kind, answer):
         a.transfers.pull(a.link, message)
     await a.comes_to_rest()
     assert a.of("undelivered") == [(b.id, message)]
+    assert a.of("received") == []
+
+
+@scenario
+async def test_the_seal_of_another_sealer_names_the_relay(a, b):
+    seal = replace(seal_of(b), sealer=PeerId("c", 1))
+    a.script = Script(ACK, *to_frames(seal))
+    a.transfers.exchange(a.link, offer_of(a))
+    await a.comes_to_rest()
+    ((taken,),) = a.of("received")
+    assert taken == seal
+    assert (taken.passed_by, taken.sender) == (b.id, b.id)
+
+
+@scenario
+async def test_a_want_takes_nothing_of_somebody_else(a, b):
+    a.script = Script(*to_frames(replace(seal_of(b), sealer=PeerId("c", 1))))
+    want = Want(a.id, 0, b"")
+    a.transfers.pull(a.link, want)
+    await a.comes_to_rest()
+    assert a.of("undelivered") == [(b.id, want)]
     assert a.of("received") == []
 
 

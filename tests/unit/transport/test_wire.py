@@ -77,6 +77,7 @@ FULL = Beat(
     ready=b"r" * 16,
     ended=b"e" * 16,
     turned_away=(ME,),
+    zone="rack-7",
 )
 
 

@@ -1,10 +1,10 @@
-"""Orphaned offers: those of learners that are gone, held by a learner that does not run the
-fragment's rounds, or not any more. Nobody else has a copy, so the holder passes them on to the
-sealer.
+"""Offers that a learner holds for rounds that another one runs, and passes on to that sealer: those
+of learners that are gone, because nobody else has a copy, and those that it relays for its zone.
 
 The sealer may refuse such an offer for good: because of its size, its signature, or its author's
-name. So the holder waits twice as long after each time, and gives the offer up after `TRIES`. It
-begins anew with another sealer."""
+name. So the holder waits twice as long after each time. After `TRIES` it gives up the offer of a
+learner that is gone; one that lives asks for its offer in other ways. The holder begins anew with
+another sealer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mend_optim.engine.effects import PASS_ON, Send
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.roster import Peer
+from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Offer
 
@@ -33,8 +34,8 @@ class _Passing:
     arrived: int = 0
 
 
-class Orphans:
-    """Passes on the offers of learners that are gone."""
+class Relaying:
+    """Passes on the offers that another learner is to merge."""
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
@@ -48,11 +49,11 @@ class Orphans:
         sealer = state.roster.find(state.roster.sealer(round.fragment) or state.me)
         if sealer is None:
             return
-        for offer in list(self._orphans(round, sealer)):
+        for offer in list(self._lacking(round, sealer)):
             passing = self._passing_of(now, offer, sealer.id)
             if now < passing.next_at:
                 continue
-            if passing.arrived >= TRIES:
+            if passing.arrived >= TRIES and not self._lives(offer.peer):
                 round.drop(offer.peer)
                 state.fault(
                     f"offer {offer.seq} of {offer.peer.name}, which is gone, given up:"
@@ -68,15 +69,23 @@ class Orphans:
         if passing and (passing.seq, passing.sealer) == (offer.seq, to):
             passing.arrived += 1
 
-    def _orphans(self, round: Round, sealer: Peer) -> Iterator[Offer]:
-        """Offers with work, of learners that are gone, which the sealer does not hold."""
-        p, state = round.fragment, self.state
+    def _lacking(self, round: Round, sealer: Peer) -> Iterator[Offer]:
+        """Offers with work which the sealer does not hold: of learners that are gone, and of those
+        of this zone if the sealer is in another one."""
+        p, roster = round.fragment, self.state.roster
         reports = sealer.beat.reports if sealer.beat else ()
         held = reports[p].held if p < len(reports) else ()
-        for peer in sorted(set(round.inbox) - {state.me, *state.roster.alive()}):
+        is_far = not are_neighbours(roster, roster.me, sealer.id)
+        for peer in sorted(set(round.inbox) - {self.state.me}):
             offer = round.inbox[peer]
-            if offer.steps and (offer.peer, offer.seq) not in held:
+            relayed = is_far and are_neighbours(roster, roster.me, peer)
+            wanted = relayed or not self._lives(peer)
+            if wanted and offer.steps and (offer.peer, offer.seq) not in held:
                 yield offer
+
+    def _lives(self, peer: PeerId) -> bool:
+        known = self.state.roster.find(peer)
+        return known is not None and not known.suspected
 
     def _passing_of(self, now: float, offer: Offer, sealer: PeerId) -> _Passing:
         place = offer.peer, offer.fragment
@@ -88,7 +97,7 @@ class Orphans:
 
     def _patience(self, passing: _Passing) -> float:
         suspect_after_s: float = self.state.policies.timing.suspect_after_s
-        return suspect_after_s * 2.0**passing.arrived
+        return suspect_after_s * 2.0 ** min(passing.arrived, TRIES)
 
     def _forget_others(self, round: Round) -> None:
         """Forget how it went with offers that are here no more."""

@@ -1,0 +1,93 @@
+"""Zones: the bytes that pass between two places of four learners, over those without zones.
+
+Each place is a switch of its own. The kernel counts what passes through the wire between them, with
+all headers, beats and answers. Rounds are in lockstep, so every learner is in each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+
+import torch
+from torch.optim import SGD
+
+from bench.cluster.learners import Seat, run_learners, transformer
+from bench.cluster.namespaces import End, far_switched
+from bench.result import Result, compared
+from mend_optim import MendOptimizer
+
+WIDTH, LAYERS = 256, 1  # 0.8 M elements in 12 tensors
+PLACES = ("east", "west")
+INSIDE = 4
+PERIOD, LATE, STEP_S = 20, 15, 0.1
+ROUNDS, FRAGMENTS, TIMES = 5, 4, 3
+PORT, END_S = 29800, 30.0
+GOAL = "<= 0.333"
+
+
+def _learn(ends: Sequence[End], trunk: End, zoned: bool, seat: Seat) -> float:
+    """The bytes that pass between the places, per sync of the whole model."""
+    end, others = ends[seat.rank], [other for other in ends if other is not ends[seat.rank]]
+    end.enter()
+    parameters = transformer(WIDTH, LAYERS)
+    draws = torch.Generator().manual_seed(seat.rank)
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=draws)
+    optimizer = MendOptimizer(
+        SGD(parameters, lr=1e-3),
+        name=f"learner{seat.rank}",
+        listen=f"{end.address}:{PORT}",
+        peers=[f"{other.address}:{PORT}" for other in others],
+        insecure=True,  # nobody else is on that network
+        zone=PLACES[seat.rank // INSIDE] if zoned else None,
+        sync_every=PERIOD,
+        adopt_after=LATE,
+        fragments=FRAGMENTS,
+        moments=None,
+    )
+    with closing(optimizer):
+        optimizer.join()
+        seat.meet()
+        _train(optimizer, 2)
+        seat.meet()
+        before, begun = trunk.counters(), optimizer.status().rounds_adopted
+        seat.meet()
+        _train(optimizer, ROUNDS)
+        seat.meet()
+        after, ended = trunk.counters(), optimizer.status().rounds_adopted
+        seat.meet()
+        if not optimizer.finish(END_S):
+            raise TimeoutError(f"the learners did not end together within {END_S:g} s")
+    volume = after.received + after.sent - before.received - before.sent
+    return volume / ((ended - begun) / FRAGMENTS)
+
+
+def _train(optimizer: MendOptimizer, rounds: int) -> None:
+    for _ in range(PERIOD * rounds):
+        due = time.monotonic() + STEP_S
+        optimizer.step()
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
+def measure(zoned: bool) -> float:
+    """The megabytes of one sync between the places."""
+    torch.set_num_threads(1)
+    with far_switched(INSIDE) as (ends, trunk):
+        found = run_learners(partial(_learn, ends, trunk, zoned), len(ends))
+    return sum(found) / len(found) / 1e6
+
+
+def run() -> Iterator[Result]:
+    pairs = [(measure(True), measure(False)) for _ in range(TIMES)]
+    zoned, flat = zip(*pairs, strict=True)
+    yield compared(
+        "zones",
+        f"bytes between two zones of {INSIDE}, of a sync of the whole model",
+        "MB",
+        list(zoned),
+        list(flat),
+        goal=GOAL,
+        notes="over those of the same learners without zones",
+    )

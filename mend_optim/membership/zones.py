@@ -1,0 +1,65 @@
+"""Zones: groups of learners that are near one another, as their users say. The offers of a zone go
+through one of its learners, its *relay*, to a sealer in another zone, and one seal comes back.
+
+    zone "b"                                zone "a"
+    x ──offer──▶ ┌───────┐ ──offers of x, y and r──▶ ┌────────┐
+    y ──offer──▶ │   r   │                           │ sealer │
+      ◀──seal─── └───────┘ ◀───────one seal───────── └────────┘
+
+The relay is chosen as sealers are: with the same roster, all learners of a zone agree without a
+word, and each of them is the relay of about as many fragments. If they disagree, or a relay dies,
+nothing is lost: an offer that has gone astray is sent again.
+
+A zone is a learner's own word. So its learners trust one another: without signed offers, a relay
+could pass on what no other learner of its zone has made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mend_optim.membership.roster import Peer, Roster
+from mend_optim.membership.sealers import sealer_of
+from mend_optim.protocol.lineage import PeerId
+
+
+def zone_of(roster: Roster, id: PeerId) -> str:
+    """Return the zone of a learner; empty if it has none, or is not known."""
+    if id == roster.me:
+        return roster.zone
+    peer = roster.find(id)
+    return peer.beat.zone if peer and peer.beat else ""
+
+
+def are_neighbours(roster: Roster, id: PeerId, other: PeerId) -> bool:
+    """Return whether two learners are in one zone."""
+    zone = zone_of(roster, id)
+    return zone != "" and zone == zone_of(roster, other)
+
+
+def first_hop(
+    roster: Roster, fragment: int, to: PeerId, without: Collection[PeerId] = ()
+) -> PeerId:
+    """Return the peer that this learner sends an offer of a fragment to, so that it reaches another
+    learner: the relay of its zone, or that learner itself.
+
+    Args:
+        roster: This learner's.
+        fragment: The fragment.
+        to: The learner that seals it.
+        without: Peers that are no relays.
+    """
+    if not roster.zone or to == roster.me or are_neighbours(roster, roster.me, to):
+        return to
+    able = [p for p in roster if p.id not in without and _can_relay(roster, p, fragment)]
+    ids = {peer.id.name: peer.id for peer in able}
+    if roster.address:
+        ids[roster.me.name] = roster.me
+    if not ids:
+        return to
+    relay = ids[sealer_of(fragment, ids)]
+    return to if relay == roster.me else relay
+
+
+def _can_relay(roster: Roster, peer: Peer, fragment: int) -> bool:
+    is_here = are_neighbours(roster, roster.me, peer.id) and peer.has(fragment)
+    return is_here and bool(peer.address) and peer.linked and peer.training and not peer.suspected

@@ -1,0 +1,68 @@
+"""Mutants of zones: each rule of relays, left out."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+HOPS, ZONES = of("unit/membership/test_zones"), of("unit/engine/test_zones")
+RULES, OFFERS, RELAYING = "membership/zones", "engine/offers", "engine/relaying"
+
+
+def mutant(
+    name: str, room: str, old: str, new: str, tests: tuple[str, ...] = ZONES, law: int = 5
+) -> Mutant:
+    return Mutant(name, law, room, old, new, tests)
+
+
+ZONE_MUTANTS = (
+    mutant("no-zone-is-a-zone", RULES, 'return zone != "" and zone ==', "return zone ==", HOPS),
+    mutant(
+        "a-relay-relays", RULES, "return to if relay == roster.me else relay", "return relay", HOPS
+    ),
+    mutant("relays-need-no-address", RULES, "bool(peer.address) and ", "", HOPS),
+    mutant("relays-need-no-link", RULES, "peer.linked and ", "", HOPS),
+    mutant("relays-need-not-train", RULES, "peer.training and ", "", HOPS),
+    mutant(
+        "who-cannot-be-dialled-relays", RULES, "    if roster.address:\n", "    if True:\n", HOPS
+    ),
+    mutant("all-may-relay", RULES, "p.id not in without and ", "", HOPS),
+    mutant(
+        "no-relays",
+        OFFERS,
+        "return first_hop(self.state.roster",
+        "return sealer or first_hop(self.state.roster",
+    ),
+    mutant("withheld-for-ever", OFFERS, "pending.astray()", "return False"),
+    mutant("withheld-at-once", OFFERS, "if waited < 2 * self.patience(pending):", "if False:"),
+    mutant("a-withholder-relays-on", OFFERS, "self._withholding[relay] = now +", "now +"),
+    mutant(
+        "the-relays-seal-is-not-awaited",
+        "engine/pulling",
+        "pending.sent_to in way",
+        "pending.sent_to == peer",
+    ),
+    mutant("neighbours-offers-are-kept", RELAYING, "wanted = relayed or not", "wanted = not"),
+    mutant("offers-go-round-in-a-zone", RELAYING, "relayed = is_far and ", "relayed = "),
+    mutant("the-living-are-given-up", RELAYING, " and not self._lives(offer.peer):", ":"),
+    mutant("seals-are-not-handed-down", "engine/sealer", "self._hand_down(seal)", "pass"),
+    mutant(
+        "anybody-passes-seals-on",
+        "engine/adoption",
+        "seal.passed_by is None or are_neighbours",
+        "True or are_neighbours",
+        law=4,
+    ),
+    mutant(
+        "neighbours-may-not-pass-offers-on",
+        "engine/engine",
+        "if is_gone or are_neighbours",
+        "if is_gone and are_neighbours",
+    ),
+    mutant(
+        "a-relays-seal-is-its-sealers",
+        "transport/transfers",
+        "seal = replace(seal, passed_by=link.id)",
+        "pass",
+        of("unit/transport/test_transfers"),
+    ),
+)

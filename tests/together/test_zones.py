@@ -1,0 +1,89 @@
+"""Zones: offers go through a relay, and seals come back through it. Nothing else changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from mend_optim import Int8
+from mend_optim.engine.adoption import Adopter
+from mend_optim.engine.engine import Engine
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Offer, Seal
+from tests.support.checkpoints import anchors
+from tests.support.learners import (
+    LOCKSTEP,
+    TIMING,
+    cluster,
+    descent,
+    drive,
+    same,
+    settle,
+    until,
+    wave,
+)
+
+EAST_WEST = ("east", "east", "east", "west", "west", "west")
+FLAT = ("",) * len(EAST_WEST)
+STEPS = 12
+#: A relay that is suspected relays nothing, and a busy machine must not make it a suspect.
+SLOW_BEATS = replace(TIMING, beat_s=2.0)
+
+
+class Traffic:
+    """The seals that learners take, by receiver and sender, and the offers that are passed on to a
+    sealer, by author."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seals: Counter[tuple[str, str]] = Counter()
+        self.passed: Counter[str] = Counter()
+        take_seal, passed_on = Adopter.take_seal, Engine.passed_on
+
+        def taken(adopter: Adopter, now: float, seal: Seal) -> None:
+            self.seals[adopter.state.me.name, seal.sender.name] += 1
+            take_seal(adopter, now, seal)
+
+        def passed(engine: Engine, now: float, offer: Offer, by: PeerId) -> None:
+            self.passed[offer.peer.name] += 1
+            passed_on(engine, now, offer, by)
+
+        monkeypatch.setattr(Adopter, "take_seal", taken)
+        monkeypatch.setattr(Engine, "passed_on", passed)
+
+
+def trained(zones: tuple[str, ...], **options: Any) -> list[Tensor]:
+    """The anchor of learners in these zones after a few rounds in lockstep."""
+    each = [{"zone": zone} for zone in zones if zone]
+    inners = (descent(0.0, 0.0) for _ in zones)
+    with cluster(*inners, each=each, timing=SLOW_BEATS, **LOCKSTEP, **options) as made:
+        for optimizer in made:  # all know by now who is in which zone
+            beats = optimizer._learner.engine.state.beats  # type: ignore[union-attr]
+            until(optimizer, lambda b=beats: all(beat.zone or not each for beat in b()))
+        drive(made, STEPS, wave)
+        settle(made)
+        common = anchors(made[0])
+        assert all(same(anchors(optimizer), common) for optimizer in made)
+        assert sum(optimizer.status().superseded_tokens for optimizer in made) == 0
+        assert {optimizer.status().fragments[0].tokens for optimizer in made} == {6 * STEPS}
+        return common
+
+
+@pytest.mark.parametrize("codec", ["none", Int8(back="exact")])
+def test_a_run_with_zones_is_the_run_without_to_the_bit(
+    codec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = trained(FLAT, codec=codec)
+    traffic = Traffic(monkeypatch)
+    assert same(trained(EAST_WEST, codec=codec), flat)
+    names = "abcdef"
+    zone = dict(zip(names, EAST_WEST, strict=True))
+    far = {pair: n for pair, n in traffic.seals.items() if zone[pair[0]] != zone[pair[1]]}
+    near = {pair: n for pair, n in traffic.seals.items() if zone[pair[0]] == zone[pair[1]]}
+    assert sum(near.values()) > 2 * sum(far.values())
+    assert len({to for to, _ in far}) == 1, "one relay takes the seals of the other zone"
+    (relay,) = {to for to, _ in far}
+    assert set(traffic.passed) == {name for name in names if zone[name] == zone[relay]} - {relay}

@@ -32,7 +32,6 @@ from mend_optim.engine.standing import Standing, standing_of
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.errors import unreachable
-from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.handshake import Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import (
@@ -250,9 +249,7 @@ class Engine:
     def passed_on(self, now: float, offer: Offer, by: PeerId) -> None:
         """A peer passed on the offer of another learner. It is ignored unless that learner is gone
         from here, too, or is in the peer's zone: one that lives offers by itself."""
-        author = self.state.roster.find(offer.peer)
-        is_gone = author is None or author.suspected
-        if is_gone or are_neighbours(self.state.roster, offer.peer, by):
+        if self.sealer.relaying.may_pass_on(offer.peer, by):
             self.receive(now, replace(offer, passed_by=by))
 
     def _take(self, now: float, message: Message) -> None:

@@ -63,6 +63,11 @@ class Relaying:
                 state.emit(Send(sealer.id, offer, PASS_ON))
                 passing.next_at = now + self._patience(passing)
 
+    def may_pass_on(self, author: PeerId, by: PeerId) -> bool:
+        """Whether a peer may pass on an offer of this author: one that is gone from here, too, or
+        is the peer's neighbour."""
+        return not self._lives(author) or are_neighbours(self.state.roster, author, by)
+
     def arrived(self, to: PeerId, offer: Offer) -> None:
         """The sealer has the whole of an offer; whether it keeps it, its beats tell."""
         passing = self._passing.get((offer.peer, offer.fragment))

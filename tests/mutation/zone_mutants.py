@@ -54,9 +54,9 @@ ZONE_MUTANTS = (
     ),
     mutant(
         "neighbours-may-not-pass-offers-on",
-        "engine/engine",
-        "if is_gone or are_neighbours",
-        "if is_gone and are_neighbours",
+        RELAYING,
+        "_lives(author) or are_neighbours",
+        "_lives(author) and are_neighbours",
     ),
     mutant(
         "a-relays-seal-is-its-sealers",

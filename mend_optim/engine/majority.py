@@ -6,8 +6,8 @@ greater anchor
 
 - that more than half of the *voters* show: live peers that it hears itself, that have trained, and
   that have its model;
-- that anybody shows, while it has little to lose: its process has taken only a few seals, or only a
-  few since a rollback, or nobody trains its model with it;
+- that anybody shows, while it has little to lose: its process has adopted only a few anchors, or
+  only a few since a rollback, or nobody trains its model with it;
 - that anybody shows, if its own anchor has not moved for long. Then a peer that knows more is a
   better explanation than a peer that lies, and waiting any longer would end the rounds.
 
@@ -23,8 +23,7 @@ two holds, and never both.
 A rollback is a user's decision, and is taken on the word of one learner. The others hear of it one
 after the other, while that learner gets on. Each of them may come to another anchor of the new
 line, and none of these has a majority. So the first anchors after a rollback are believed like
-those of a new process, until rounds go on. A liar gains nothing: it could have rolled the run back
-itself."""
+those of a new process. A liar gains nothing: it could have rolled the run back itself."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ from mend_optim.protocol.messages import Beat
 PAUSES = 4
 #: Anchors that a peer shows one after the other, before it gets on with them.
 GETS_ON = 2
-#: Seals of each fragment that a process takes before it has much to lose, also after a rollback. An
-#: anchor that is fetched whole does not count: a learner that keeps fetching is not in step yet.
+#: Anchors of each fragment that a process adopts before it has much to lose, also after a rollback.
 TRIAL = 4
 #: Stands for the whole model where a fragment is named.
 MODEL = -1
@@ -154,7 +152,7 @@ class Majority:
 
     @property
     def _is_young(self) -> bool:
-        return self.state.seals_since_rollback < TRIAL * len(self.state.fragments)
+        return self.state.adopted_since_rollback < TRIAL * len(self.state.fragments)
 
     def _is_stuck(self, p: int) -> bool:
         """Whether an anchor has not moved for long, although a greater one is claimed."""

@@ -174,7 +174,7 @@ class Outcomes:
                 fragment.residual.forget()
             state.set_period(seal.period)
             state.record(sealed_record(seal, job.merged_own_offer, offer))
-            state.seals_since_rollback += 1
+            state.adopted_since_rollback += 1
             self.sealer.advanced(now, seal)
             state.moved(p)
             self.healing.sealed(fragment, seal, done)
@@ -207,8 +207,9 @@ class Outcomes:
             former = state.genesis
             records = [self._take_anchor(job, anchor) for anchor in job.states]
             rollback = rolled_back(former, state.genesis)
+            state.adopted_since_rollback += len(records)
             if rollback:
-                state.seals_since_rollback = 0
+                state.adopted_since_rollback = 0
                 state.emit(rollback_event(rollback, records))
             if job.replace:
                 self._follow_model(len(job.states))
@@ -278,6 +279,7 @@ class Outcomes:
             fragment.fragment, fragment.lineage, lineage, "founded", mine=True
         )
         self.state.record(record)
+        self.state.adopted_since_rollback += 1
         fragment.became_anchor(lineage, at)
         self.state.moved(fragment.fragment)
 

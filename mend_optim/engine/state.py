@@ -127,8 +127,9 @@ class EngineState:
         self.outsized = 0
         #: How many anchors were adopted. Only grows.
         self.adopted_rounds = 0
-        #: How many seals were taken since the last rollback.
-        self.seals_since_rollback = 0
+        #: How many were adopted since the last rollback. `Outcomes` alone writes it. It knows how
+        #: each anchor came, and the reason in a record is a sealer's word.
+        self.adopted_since_rollback = 0
         #: When the last of them was adopted; `-inf`: none was.
         self.adopted_at = float("-inf")
         #: The number of our last question whether anybody has a greater anchor.

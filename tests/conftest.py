@@ -7,7 +7,6 @@ tests of several folders ask for.
 from __future__ import annotations
 
 import gc
-import os
 from typing import Any
 
 import pytest
@@ -24,12 +23,6 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=slow)
 settings.load_profile("default")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: one more than there are cores, because many tests mostly wait."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 2
 
 
 def pytest_collection_finish() -> None:

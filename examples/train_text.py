@@ -124,7 +124,9 @@ def content_digest(model: nn.Module) -> str:
 def say(args: argparse.Namespace, event: str, **facts: object) -> None:
     """One line for people, or one JSON object for examples/demo.py."""
     human = f"{args.name} {event}: " + ", ".join(f"{key} {value}" for key, value in facts.items())
-    print(json.dumps({"event": event, **facts}) if args.progress == "json" else human, flush=True)
+    text = json.dumps({"event": event, **facts}) if args.progress == "json" else human
+    # In one write: torchrun's processes share a pipe, and `print` writes the end of a line apart.
+    print(f"{text}\n", end="", flush=True)
 
 
 def standing(optimizer: torch.optim.Optimizer) -> dict[str, object]:

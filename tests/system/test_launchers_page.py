@@ -35,7 +35,6 @@ def start(command: list[str], folder: Path) -> subprocess.Popen[str]:
     arguments = [str(ROOT / text) if text.endswith(".py") else text for text in command[at + 1 :]]
     short = ["--steps", "40", "--batch", "2", "--sync-every", "8", "--progress", "json"]
     here = {key: text for key, text in os.environ.items() if not key.startswith("MEND_")}
-    here.pop("PYTHONUNBUFFERED", None)  # a line and its end would be two writes to a shared pipe
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *arguments, *short],
         cwd=folder,

@@ -62,4 +62,4 @@ def first_hop(
 
 def _can_relay(roster: Roster, peer: Peer, fragment: int) -> bool:
     is_here = are_neighbours(roster, roster.me, peer.id) and peer.has(fragment)
-    return is_here and bool(peer.address) and peer.linked and peer.training and not peer.suspected
+    return is_here and bool(peer.address) and peer.training and not peer.suspected

@@ -20,7 +20,6 @@ ZONE_MUTANTS = (
         "a-relay-relays", RULES, "return to if relay == roster.me else relay", "return relay", HOPS
     ),
     mutant("relays-need-no-address", RULES, "bool(peer.address) and ", "", HOPS),
-    mutant("relays-need-no-link", RULES, "peer.linked and ", "", HOPS),
     mutant("relays-need-not-train", RULES, "peer.training and ", "", HOPS),
     mutant(
         "who-cannot-be-dialled-relays", RULES, "    if roster.address:\n", "    if True:\n", HOPS

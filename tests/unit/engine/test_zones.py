@@ -106,6 +106,15 @@ def test_it_goes_to_the_sealer_itself_if_the_relay_withholds_it() -> None:
     assert [(r.peer, r.times) for r in counted] == [(NEAR.name, 1)]
 
 
+def test_a_call_that_comes_at_once_does_not_accuse_the_relay() -> None:
+    engine, far = member()
+    delivered(engine, far)
+    engine.tick(0.5)
+    engine.receive(Call(far, 0))
+    assert sends(engine, Offer) == []
+    assert engine.faults() == []
+
+
 def test_a_relay_that_withheld_an_offer_gets_no_other_for_a_while() -> None:
     engine, far = member()
     merged(engine, far, withheld(engine, far))
@@ -161,6 +170,17 @@ def test_a_neighbours_offer_is_passed_on_until_the_sealer_holds_it() -> None:
         engine.tick(0.5)
         engine.beat(NEAR, zone=HERE)
         engine.beat(far, address="far:1", zone=THERE, held=((NEAR, 1),))
+    assert sends(engine, Offer) == []
+
+
+def test_in_the_sealers_own_zone_nobody_passes_offers_on() -> None:
+    engine, far = relay()
+    sends(engine, Offer)
+    engine.beat(far, address="far:1", zone=HERE)
+    for _ in range(10):
+        engine.tick(0.5)
+        engine.beat(NEAR, zone=HERE)
+        engine.beat(far, address="far:1", zone=HERE)
     assert sends(engine, Offer) == []
 
 

@@ -39,14 +39,14 @@ def are_neighbours(roster: Roster, id: PeerId, other: PeerId) -> bool:
 def first_hop(
     roster: Roster, fragment: int, to: PeerId, without: Collection[PeerId] = ()
 ) -> PeerId:
-    """Return the peer that this learner sends an offer of a fragment to, so that it reaches another
-    learner: the relay of its zone, or that learner itself.
+    """Return the first peer on an offer's way from this learner to a sealer: the relay of its zone,
+    or the sealer itself.
 
     Args:
         roster: This learner's.
         fragment: The fragment.
-        to: The learner that seals it.
-        without: Peers that are no relays.
+        to: The sealer.
+        without: Peers that must not relay.
     """
     if not roster.zone or to == roster.me or are_neighbours(roster, roster.me, to):
         return to

@@ -14,10 +14,7 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
-import torch
-from torch.optim import SGD
-
-from bench.cluster.learners import Seat, run_learners, transformer
+from bench.cluster.learners import Seat, learner_at, run_learners, transformer
 from bench.cluster.namespaces import End, switched
 from bench.result import Result, compared, plain
 from mend_optim import MendOptimizer, Status
@@ -49,18 +46,12 @@ SETTINGS = ((2, "none"), (4, "none"), (4, "int8"))
 
 
 def _learn(ends: Sequence[End], setting: Setting, seat: Seat) -> Pace:
-    end, others = ends[seat.rank], [other for other in ends if other is not ends[seat.rank]]
-    end.enter()
-    parameters = transformer(WIDTH, LAYERS)
-    draws = torch.Generator().manual_seed(seat.rank)
-    for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape, generator=draws)
-    optimizer = MendOptimizer(
-        SGD(parameters, lr=1e-3),
-        name=f"learner{seat.rank}",
-        listen=f"{end.address}:{PORT}",
-        peers=[f"{other.address}:{PORT}" for other in others],
-        insecure=True,  # nobody else is on that network
+    end = ends[seat.rank]
+    optimizer = learner_at(
+        ends,
+        PORT,
+        seat,
+        transformer(WIDTH, LAYERS),
         fragments=setting.fragments,
         codec=setting.codec,
     )

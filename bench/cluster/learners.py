@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
+from bench.cluster.namespaces import End
 from mend_optim import MendOptimizer
 from mend_optim.protocol.messages import Message, Offer
 
@@ -87,6 +88,26 @@ class Seat:
         return MendOptimizer(
             inner, name=f"learner{self.rank}", listen=addresses[self.rank], peers=peers, **options
         )
+
+
+def learner_at(
+    ends: Sequence[End], port: int, seat: Seat, model: Sequence[Tensor], **options: Any
+) -> MendOptimizer:
+    """This rank's learner at its end of a switch, which the process enters for good. All learners
+    listen on that port, and every gradient is random and stays as it is."""
+    end = ends[seat.rank]
+    end.enter()
+    draws = torch.Generator().manual_seed(seat.rank)
+    for parameter in model:
+        parameter.grad = torch.randn(parameter.shape, generator=draws)
+    return MendOptimizer(
+        SGD(model, lr=1e-3),
+        name=f"learner{seat.rank}",
+        listen=f"{end.address}:{port}",
+        peers=[f"{other.address}:{port}" for other in ends if other is not end],
+        insecure=True,  # nobody else is on that network
+        **options,
+    )
 
 
 def run_learners(work: Callable[[Seat], Any], count: int, clusters: int = 1) -> list[Any]:

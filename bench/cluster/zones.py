@@ -11,9 +11,8 @@ from contextlib import closing
 from functools import partial
 
 import torch
-from torch.optim import SGD
 
-from bench.cluster.learners import Seat, run_learners, transformer
+from bench.cluster.learners import Seat, learner_at, run_learners, transformer
 from bench.cluster.namespaces import End, far_switched
 from bench.result import Result, compared
 from mend_optim import MendOptimizer
@@ -29,18 +28,11 @@ GOAL = "<= 0.333"
 
 def _learn(ends: Sequence[End], trunk: End, zoned: bool, seat: Seat) -> float:
     """The bytes that pass between the places, per sync of the whole model."""
-    end, others = ends[seat.rank], [other for other in ends if other is not ends[seat.rank]]
-    end.enter()
-    parameters = transformer(WIDTH, LAYERS)
-    draws = torch.Generator().manual_seed(seat.rank)
-    for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape, generator=draws)
-    optimizer = MendOptimizer(
-        SGD(parameters, lr=1e-3),
-        name=f"learner{seat.rank}",
-        listen=f"{end.address}:{PORT}",
-        peers=[f"{other.address}:{PORT}" for other in others],
-        insecure=True,  # nobody else is on that network
+    optimizer = learner_at(
+        ends,
+        PORT,
+        seat,
+        transformer(WIDTH, LAYERS),
         zone=PLACES[seat.rank // INSIDE] if zoned else None,
         sync_every=PERIOD,
         adopt_after=LATE,

@@ -546,3 +546,18 @@ def first_hop(zones: dict[str, str], me: str, to: str, fragment: int) -> str:
     inside = [name for name, zone in zones.items() if zone == zones[me]]
     relay = sealers(fragment + 1, inside)[fragment]
     return to if relay == me else relay
+
+
+def chain_of_seals(shown: Sequence[Sequence[int]], jumps: set[int], most: int) -> list[int]:
+    """The places of the seals that a sealer keeps once it has made `len(shown)` of them. The seal
+    at place i leads from anchor i to anchor i + 1; with it, peers showed the anchors `shown[i]`.
+    The chain begins anew before each place in `jumps`. A seal stays while each newer one came when
+    some peer had an anchor before the one that it leads to."""
+    made = len(shown)
+    start = max([0, *(j for j in jumps if j < made)])
+    kept = [
+        i
+        for i in range(start, made)
+        if all(any(place <= i for place in shown[later]) for later in range(i + 1, made))
+    ]
+    return kept[-most:]

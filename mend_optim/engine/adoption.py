@@ -97,16 +97,10 @@ class Adopter:
     def behind(self, fragment: Progress, *, believed: bool = False) -> bool:
         """Whether a live peer shows a greater anchor of this fragment. With `believed`, only those
         count that this learner would take."""
-        state, p = self.state, fragment.fragment
-        own = state.key(fragment)
-        live = (peer.beat for peer in state.roster.peers.values() if not peer.suspected)
-        shown = (
-            (beat.peer, beat.reports[p].key)
-            for beat in live
-            if beat and beat.genesis == state.genesis and p < len(beat.reports)
-        )
+        state, p, own = self.state, fragment.fragment, self.state.key(fragment)
         return any(
-            key > own and not (believed and self._holds(fragment, key, peer)) for peer, key in shown
+            key > own and not (believed and self._holds(fragment, key, peer))
+            for peer, key in state.shown(p)
         )
 
     def _holds(self, fragment: Progress, key: Key, peer: PeerId) -> bool:
@@ -161,9 +155,7 @@ class Adopter:
         if not fragment.is_still:
             fragment.defer(seal)
         elif seal.base != fragment.lineage.digest:
-            believed = self.majority.believes(fragment, seal.key, seal.sealer)
-            if believed and not state.is_me(seal.sealer):
-                self.pulling.want(now, fragment, seal.sealer, seal.key)
+            self.pulling.missed(now, fragment, seal)
         elif self._is_due_from(seal, fragment):
             self._advance(fragment, seal)
 

@@ -27,12 +27,13 @@ class Answers:
     def answer(self, p: int) -> None:
         """Answer the wants for fragment `p`, once its anchor stands still: by a seal if that is all
         the peer lacks, else by the whole anchor."""
-        state, fragment, seal = self.state, self.state.fragments[p], self.state.seals[p]
+        state, fragment = self.state, self.state.fragments[p]
         asked = [want for want in state.unanswered if want.fragment == p]
         if not asked or not state.mode.may_adopt or fragment.is_moving:
             return
         for want in asked:
-            if seal and seal.base == want.have and seal.key == fragment.lineage.key:
+            seal = state.seals[p].on(want.have, fragment.lineage.key)
+            if seal:
                 state.unanswered.remove(want)
                 state.emit(Send(want.peer, seal, PULL))
         key = fragment.lineage.key

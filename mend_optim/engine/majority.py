@@ -52,15 +52,19 @@ class _Moves:
 
     digest: bytes
     at: float
-    #: The pauses between its last moves.
+    #: The pauses between its last moves, but for those with a rest: there are no rounds then.
     pauses: deque[float] = field(default_factory=lambda: deque(maxlen=4))
+    #: Whether this learner has rested since.
+    rested: bool = False
     #: Since when it has not moved although a peer claims a greater one; None if none does.
     held_since: float | None = None
 
-    def look(self, now: float, digest: bytes) -> None:
+    def look(self, now: float, digest: bytes, *, resting: bool) -> None:
         if digest != self.digest:
-            self.pauses.append(now - self.at)
-            self.digest, self.at, self.held_since = digest, now, None
+            if not (self.rested or resting):
+                self.pauses.append(now - self.at)
+            self.digest, self.at, self.held_since, self.rested = digest, now, None, False
+        self.rested = self.rested or resting
 
 
 @dataclass(slots=True)
@@ -95,7 +99,8 @@ class Majority:
         digests = {f.fragment: f.lineage.digest for f in self.state.fragments}
         digests[MODEL] = b"".join(digests.values())
         for p, digest in digests.items():
-            self._moves.setdefault(p, _Moves(digest, now)).look(now, digest)
+            moves = self._moves.setdefault(p, _Moves(digest, now))
+            moves.look(now, digest, resting=self.state.resting)
 
     # ── believe ───────────────────────────────────────────────────────────────────────────────────
 

@@ -14,7 +14,7 @@ from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState, Wanted
 from mend_optim.membership.zones import first_hop
 from mend_optim.protocol.lineage import Key, PeerId
-from mend_optim.protocol.messages import Want
+from mend_optim.protocol.messages import Seal, Want
 
 
 class Pulling:
@@ -39,7 +39,7 @@ class Pulling:
                 del state.wants[fragment.fragment]
             return
         is_believed = self.majority.believes(fragment, key, peer)
-        if not is_believed and peer != state.roster.sealer(fragment.fragment):
+        if not is_believed and not self._seals(fragment, peer):
             return
         since = fragment.seen_behind(now)
         pending = fragment.pending
@@ -48,6 +48,17 @@ class Pulling:
         patience = state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
         if not coming or now - since >= patience:
             self.want(now, fragment, peer, key, seal_only=not is_believed)
+
+    def missed(self, now: float, fragment: Progress, seal: Seal) -> None:
+        """A seal came that is not on our anchor: ask its sealer for what we lack."""
+        sealer = seal.sealer
+        is_believed = self.majority.believes(fragment, seal.key, sealer)
+        if not self.state.is_me(sealer) and (is_believed or self._seals(fragment, sealer)):
+            self.want(now, fragment, sealer, seal.key, seal_only=not is_believed)
+
+    def _seals(self, fragment: Progress, peer: PeerId) -> bool:
+        """Whether we expect the seals of a fragment of this peer."""
+        return peer == self.state.roster.sealer(fragment.fragment)
 
     def want(
         self,

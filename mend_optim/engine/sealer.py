@@ -52,9 +52,10 @@ class Sealer:
         state, p = self.state, offer.fragment
         if offer.genesis != state.genesis:
             return
-        fragment, seal = state.fragments[p], state.seals[p]
+        fragment = state.fragments[p]
         self.adoption.pulling.catch_up(now, fragment, offer.key, offer.peer)
-        if seal and offer.steps and seal.place(offer.claim.author, offer.seq) is not None:
+        seal = state.seals[p].with_offer(offer.claim.author, offer.seq)
+        if seal and offer.steps:
             state.emit(Send(offer.peer, seal, EXCHANGE))
         if offer.steps and not fragment.lineage.has_room_for(offer.claim.author):
             state.refuse(offer.peer, f"offer {offer.seq}", FULL)
@@ -243,8 +244,7 @@ class Sealer:
         state, p = self.state, job.fragment
         fragment, round = state.fragments[p], state.rounds[p]
         moved = fragment.lineage.key != job.base.key or fragment.is_moving
-        undecided = state.mode.founding or state.mode.switching
-        if done.fault or moved or undecided:
+        if done.fault or moved or not state.mode.may_seal:
             self._throw_away(now, fragment, round, done.fault)
             return
         if done.outsized:
@@ -255,7 +255,7 @@ class Sealer:
         audience = sorted(peer for peer in round.inbox if peer != state.me)
         self._tell_of_the_gone(job, round)
         round.sealed(now)
-        state.seals[p] = seal
+        state.seals[p].add(seal, [key for _, key in state.shown(p)])
         for peer in audience:
             state.emit(Send(peer, seal, EXCHANGE))
         self.adoption.take_seal(now, seal)

@@ -16,6 +16,7 @@ from mend_optim.engine.period import Latency, is_steady
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.round import Round
+from mend_optim.engine.seal_chain import SealChain
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.seeds import Seeds
 from mend_optim.protocol.lineage import Key, Lineage, PeerId, content_digest
@@ -118,8 +119,8 @@ class EngineState:
         #: For every fragment that is an added group, a digest of what is in it: see `Report`.
         self.groups: tuple[bytes, ...] = ()
         self.rounds: list[Round] = []
-        #: The last seal of ours, while it is the newest.
-        self.seals: list[Seal | None] = []
+        #: The last seals of ours, while they lead to our anchor.
+        self.seals: list[SealChain] = []
         #: The last rounds, oldest first.
         self.records: deque[RoundRecord] = deque(maxlen=RECORDS)
         #: How many offers, of any learner, the rounds of these anchors refused or scaled down. Only
@@ -246,7 +247,7 @@ class EngineState:
         self.fragments = fragments
         self.groups = groups
         self.rounds = [Round(p) for p in range(len(fragments))]
-        self.seals = [None] * len(fragments)
+        self.seals = [SealChain() for _ in fragments]
         self.genesis = fragments[0].lineage.genesis
 
     def extend(self, digest: bytes, at: Totals, groups: tuple[bytes, ...]) -> None:
@@ -259,7 +260,7 @@ class EngineState:
         self.fragments.append(progress)
         self.groups = groups
         self.rounds.append(Round(p))
-        self.seals.append(None)
+        self.seals.append(SealChain())
 
     @property
     def shared(self) -> int:
@@ -285,9 +286,7 @@ class EngineState:
         """The anchor of `p` has a new lineage: forget our want, older seals and merged offers."""
         lineage = self.fragments[p].lineage
         self.wants.pop(p, None)
-        seal = self.seals[p]
-        if seal and seal.key != lineage.key:
-            self.seals[p] = None
+        self.seals[p].moved(lineage.key)
         self.rounds[p].purge(lineage)
 
     # ── effects ───────────────────────────────────────────────────────────────────────────────────
@@ -377,6 +376,13 @@ class EngineState:
     def beats(self) -> Iterator[Beat]:
         """The last beat of every peer that has sent one."""
         return (peer.beat for peer in self.roster.peers.values() if peer.beat)
+
+    def shown(self, p: int) -> Iterator[tuple[PeerId, Key]]:
+        """The anchors of fragment `p` that live peers with our model show."""
+        live = (peer.beat for peer in self.roster.peers.values() if not peer.suspected)
+        for beat in live:
+            if beat and beat.genesis == self.genesis and p < len(beat.reports):
+                yield beat.peer, beat.reports[p].key
 
     @property
     def position(self) -> int:

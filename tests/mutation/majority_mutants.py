@@ -49,5 +49,7 @@ MAJORITY_MUTANTS = (
         "return True",
         TAKING,
     ),
-    mutant("nothing-is-held", "if not is_believed and peer", "if peer", PULLING),
+    mutant("rests-make-patient", "if not (self.rested or resting):", "if True:"),
+    mutant("a-rest-is-forgotten", "self.rested = self.rested or resting", "pass"),
+    mutant("nothing-is-held", "if not is_believed and not", "if not", PULLING),
 )

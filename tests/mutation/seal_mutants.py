@@ -6,7 +6,47 @@ from __future__ import annotations
 from tests.mutation.mutant_list import ADOPTING, OFFERING, PROGRESS, ROUND, SEALING, Mutant, of
 
 PROOFS, CLAIMS = of("unit/engine/test_seal_checks"), of("unit/engine/test_claims")
+CHAIN = of("unit/engine/test_seal_chain")
 SEAL_MUTANTS = (
+    # A sealer keeps the last seals that peers lack.
+    Mutant("one-seal-is-kept", 4, "engine/seal_chain", "[-SEALS:]", "[-1:]", CHAIN),
+    Mutant("all-seals-are-kept", 4, "engine/seal_chain", "[-SEALS:]", "[:]", CHAIN),
+    Mutant("seals-that-all-have", 4, "engine/seal_chain", " if kept.key > least)", ")", CHAIN),
+    Mutant(
+        "a-chain-with-a-gap",
+        4,
+        "engine/seal_chain",
+        "key.digest != seal.base:",
+        "key is seal:",
+        CHAIN,
+    ),
+    Mutant(
+        "a-chain-to-elsewhere",
+        4,
+        "engine/seal_chain",
+        "if self.last and self.last.key != key:",
+        "if False:",
+        CHAIN,
+    ),
+    Mutant(
+        "a-seal-before-its-anchor", 4, "engine/seal_chain", "self.last.key != own:", "False:", CHAIN
+    ),
+    Mutant(
+        "missed-seals-of-anybody",
+        4,
+        "engine/pulling",
+        "return peer == self.state.roster.sealer(fragment.fragment)",
+        "return True",
+        of("unit/engine/test_majority"),
+    ),
+    Mutant(
+        "missed-seals-are-not-asked-for",
+        4,
+        "engine/pulling",
+        "(is_believed or self._seals(fragment, sealer)):",
+        "is_believed:",
+        of("unit/engine/test_majority"),
+    ),
     # Every learner proves a seal before it takes it.
     Mutant(
         "seal-of-any-size",

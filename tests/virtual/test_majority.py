@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from mend_optim.engine.effects import Send
 from mend_optim.engine.majority import TRIAL
+from mend_optim.protocol.messages import Seal, State
 from mend_optim.protocol.peer_limits import Limits
+from tests.support.depth import many
 from tests.virtual.cluster import Cluster
 from tests.virtual.insider import FOISTED
 from tests.virtual.insiders import Infiltrated, InsiderCluster
-from tests.virtual.storms import policies
+from tests.virtual.process import Learner
+from tests.virtual.storms import TIMING, policies
 
 #: Virtual seconds: for the trial of every learner, and beside the claims.
 TRIAL_S, BESIDE_S, PARTED_S = 100.0, 80.0, 30.0
@@ -67,6 +71,37 @@ def test_no_single_learner_foists_an_anchor_on_others(lies: tuple[str, ...]) -> 
 def test_it_does_where_one_word_is_enough(lies: tuple[str, ...]) -> None:
     with pytest.raises(AssertionError, match="work vanished unsaid"):
         beside_an_impostor(impostors(lies)[0], majority=False)
+
+
+class Deafened(Cluster):
+    """A run in which no seal and no anchor reaches another learner, for a while."""
+
+    deaf = False
+
+    def send(self, sender: Learner, effect: Send) -> None:
+        lost = self.deaf and isinstance(effect.message, Seal | State)
+        self.seen["seal lost"] += lost
+        if not lost:
+            super().send(sender, effect)
+
+    def versions(self) -> list[int]:
+        return sorted(x.engine.state.fragments[0].lineage.version for x in self.learners.values())
+
+
+@pytest.mark.parametrize("seed", range(many(3, 10)))
+def test_a_sealer_two_rounds_ahead_of_all_others_brings_them_on(seed: int) -> None:
+    """Nobody believes its anchor, and nobody need be stuck for that: its seals are believed."""
+    patient = replace(TIMING, evict_after_s=500)
+    cluster = Deafened(3, seed, policies(quorum=1, timing=patient), loss=0.0, duplicates=0.0)
+    cluster.start_all()
+    cluster.run(TRIAL_S)
+    cluster.deaf = True
+    assert cluster.until(lambda: cluster.versions()[2] >= cluster.versions()[1] + 2, 100)
+    cluster.deaf = False
+    assert cluster.seen["seal lost"] >= 2
+    ahead = cluster.versions()[2]
+    assert cluster.until(lambda: cluster.versions()[0] >= ahead, 20)
+    assert cluster.settle(50)
 
 
 def branches(seed: int, fast: tuple[str, ...]) -> Cluster:

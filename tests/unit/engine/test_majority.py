@@ -192,6 +192,32 @@ def test_where_rounds_take_long_a_claim_is_held_for_longer() -> None:
     assert [to for to, _ in engine.sent(Want)] == [LIAR]
 
 
+@pytest.mark.parametrize("when", ["before the pause", "after it"])
+def test_a_rest_does_not_count_as_a_pause_between_rounds(when: str) -> None:
+    """There are no rounds while learners evaluate, however long it takes."""
+    peers = (PEER, THIRD, LIAR)
+    engine = experienced(*peers)
+    if when == "before the pause":
+        engine.engine.rest(engine.now)
+        engine.beat(PEER, engine.lineage, step=3)
+        engine.step()
+        assert not engine.engine.state.resting
+    engine.now += 100.0
+    if when == "after it":
+        for peer in peers:
+            engine.beat(peer, engine.lineage, step=3)
+        engine.engine.rest(engine.now)
+    advance_all(engine, peers)
+    engine.step()
+    engine.beat(LIAR, claimed(engine.lineage), step=3)
+    engine.now += PATIENCE_S - 2
+    engine.beat(LIAR, claimed(engine.lineage), step=3)
+    assert engine.sent(Want) == []
+    engine.now += 2
+    engine.beat(LIAR, claimed(engine.lineage), step=3)
+    assert [to for to, _ in engine.sent(Want)] == [LIAR]
+
+
 def test_an_anchor_that_was_asked_for_may_be_a_greater_one_by_now() -> None:
     engine = experienced(PEER)
     engine.beat(PEER, claimed(engine.lineage), step=3)
@@ -249,6 +275,32 @@ def test_a_seal_that_was_asked_for_is_taken() -> None:
     asked = engine.sent(Want)[0][0]
     engine.receive(replace(seal, sealer=asked))
     assert len(engine.jobs(Advance)) == 1
+
+
+def test_of_the_sealer_a_learner_takes_one_seal_after_the_other() -> None:
+    """The sealer is two rounds ahead of all others, and its first seal got lost."""
+    engine = experienced(PEER, THIRD)
+    sealer = engine.engine.state.roster.sealer(0)
+    assert sealer
+    first = seal_of(engine.lineage, sealer=sealer)
+    second = seal_of(grown(engine.lineage), sealer=sealer)
+    engine.receive(second)
+    assert engine.sent(Want) == [(sealer, Want(ME, 0, engine.lineage.digest))]
+    assert engine.engine.state.wants[0].seal_only
+    for seal in (first, second):
+        engine.receive(seal)
+        (advance,) = engine.jobs(Advance)
+        engine.done(advance)
+        engine.apply()
+    assert engine.lineage.key == second.key
+
+
+def test_nobody_else_is_asked_for_seals_that_were_missed() -> None:
+    engine = experienced(PEER, THIRD, LIAR)
+    sealer = engine.engine.state.roster.sealer(0)
+    (other, _) = {PEER, THIRD, LIAR} - {sealer}
+    engine.receive(seal_of(grown(engine.lineage), sealer=other))
+    assert engine.sent(Want) == []
 
 
 # Yielding

@@ -499,7 +499,8 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def the_last_seal_is_of_the_anchor_or_about_to_be(self) -> None:
-        for fragment, seal in zip(self.state.fragments, self.state.seals, strict=True):
+        for fragment, chain in zip(self.state.fragments, self.state.seals, strict=True):
+            seal = chain.last
             if seal and fragment.is_still and not fragment.deferred_news:
                 assert seal.key == fragment.lineage.key
 

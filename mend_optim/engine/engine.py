@@ -266,7 +266,7 @@ class Engine:
     def _on_round_message(self, now: float, message: Call | Offer | Seal | State | Want) -> None:
         match message:
             case Call():
-                self.offers.on_call(now, message.fragment, message.peer)
+                self.offers.on_call(now, message)
             case Offer():
                 self.sealer.on_offer(now, message)
             case Seal():

@@ -14,7 +14,7 @@ from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import FANOUT
 from mend_optim.membership.zones import first_hop
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Message, Offer, Report, nbytes
+from mend_optim.protocol.messages import Beat, Call, Message, Offer, Report, nbytes
 
 
 class Offers:
@@ -29,6 +29,8 @@ class Offers:
         #: By (name, fragment): when a peer called that is not the sealer by our roster, and was
         #: answered. None of them is older than a period.
         self._answered: dict[tuple[str, int], float] = {}
+        #: By fragment, the last call for an answer on an anchor that we lack.
+        self._behind: dict[int, Call] = {}
 
     # ── send ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -75,23 +77,41 @@ class Offers:
         peer = self.state.roster.find(id)
         return id == self.state.me or (peer is not None and not peer.suspected)
 
-    def on_call(self, now: float, p: int, caller: PeerId) -> None:
+    def on_call(self, now: float, call: Call) -> None:
         """The sealer asks for our offer: send the pending one, or make one at the end of this inner
         step. At rest, take part with nothing; so does an idle learner, because there may be no such
         step for long."""
-        state, fragment = self.state, self.state.fragments[p]
+        state, p, caller = self.state, call.fragment, call.peer
+        fragment = state.fragments[p]
         if not self._answers(now, p, caller):
             return
         if fragment.pending:
             if self._is_elsewhere(now, fragment.pending, p, caller):
                 self.send_offer(now, fragment, caller)
-        elif state.resting and not state.has_unsent_work(fragment):
-            state.emit(Send(caller, self._nothing(fragment)))
+        elif self._has_nothing(fragment):
+            self._take_part(fragment, call)
         else:
             if self.idleness.idle:
-                state.emit(Send(caller, self._nothing(fragment)))
+                self._take_part(fragment, call)
             if not state.schedule.lockstep:
                 fragment.request_offer(caller)
+
+    def _has_nothing(self, fragment: Progress) -> bool:
+        return self.state.resting and not self.state.has_unsent_work(fragment)
+
+    def _take_part(self, fragment: Progress, call: Call) -> None:
+        """Answer with nothing: at once, or as soon as we have the caller's anchor."""
+        if fragment.lineage.key >= call.key:
+            self.state.emit(Send(call.peer, self._nothing(fragment)))
+        else:
+            self._behind[call.fragment] = call
+
+    def moved(self, p: int) -> None:
+        """The anchor of `p` has moved: the sealer may have called for an answer on this one."""
+        call, fragment = self._behind.pop(p, None), self.state.fragments[p]
+        still_asked = call and call.peer == self.state.roster.sealer(p) and not fragment.pending
+        if call and still_asked and (self.idleness.idle or self._has_nothing(fragment)):
+            self._take_part(fragment, call)
 
     def _is_elsewhere(self, now: float, pending: Pending, p: int, caller: PeerId) -> bool:
         """Whether an offer is to be sent because a sealer calls. If it is with a relay for so long

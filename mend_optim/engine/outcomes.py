@@ -98,6 +98,7 @@ class Outcomes:
             if news:
                 self.adoption.take(now, news)
         self.answers.answer(p)
+        self.offers.moved(p)
         self.sealer.poll(now, p)
         self.boundaries.agree(p)
 

@@ -86,7 +86,8 @@ class Round:
 
     def fresh(self, offer: Offer, lineage: Lineage) -> bool:
         """Whether the offer is new here: not merged and not held yet. An empty offer is fresh
-        unless its sender has an offer here."""
+        unless its sender has an offer here, or an older anchor. Else a sealer would get on alone
+        with the word of those that stay behind, until its anchor has no majority."""
         repeated = any(_repeats(later, offer) for later in self.inbox.values())
         if offer.genesis != lineage.genesis or repeated:
             return False
@@ -94,7 +95,7 @@ class Round:
             # Tokens without a step are no work, and a number or another's name on nothing would
             # make two entries of one author.
             is_nothing = not offer.tokens and not offer.seq and offer.inherited is None
-            return is_nothing and offer.peer not in self.inbox
+            return is_nothing and offer.peer not in self.inbox and offer.key >= lineage.key
         held = self.inbox.get(offer.peer)
         return _fits(offer, lineage) and (
             held is None or offer.order > held.order or not held.steps

@@ -169,8 +169,9 @@ class Sealer:
             round.launch(now)
         if todo.call is not None:
             round.called(again_at=now + state.policies.timing.beat_s)
+            key = state.fragments[round.fragment].lineage.key
             for peer in todo.call:
-                state.emit(Send(peer, Call(state.me, round.fragment)))
+                state.emit(Send(peer, Call(state.me, round.fragment, key)))
         if todo.collects:
             round.note_quorum(now, view.needed)
         state.wake_by(todo.wake_at)

@@ -101,6 +101,10 @@ class Key(NamedTuple):
     digest: bytes
 
 
+#: Less than every anchor.
+NOWHERE = Key(0, 0, b"")
+
+
 class Entry(NamedTuple):
     """One member of a seal."""
 

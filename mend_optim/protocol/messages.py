@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
+from mend_optim.protocol.lineage import NOWHERE, Claim, Entry, Key, Lineage, PeerId
 
 #: The codec of a packet that is left out of a seal, because it is that of the receiver's own offer.
 YOURS = "yours"
@@ -228,6 +228,8 @@ class Call:
     peer: PeerId
     #: The fragment of the round.
     fragment: int
+    #: The sealer's anchor. An offer of nothing counts on this anchor or beyond.
+    key: Key = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)

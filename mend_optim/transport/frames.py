@@ -25,7 +25,8 @@ from mend_optim.transport.limits import (
     checked_list,
     checked_name,
 )
-from mend_optim.transport.wire import header_of, message_from, parse
+from mend_optim.transport.wire_bulk import header_of, message_from
+from mend_optim.transport.wire_parts import parse
 
 #: Payload bytes in one frame. Smaller chunks cost throughput; greater ones delay other streams.
 CHUNK = 1 << 20

@@ -21,7 +21,7 @@ from mend_optim.transport.limits import (
     checked_name,
     checked_number,
 )
-from mend_optim.transport.wire import parse
+from mend_optim.transport.wire_parts import parse
 
 #: The counters of a sight, which are called alike on both sides.
 _COUNTS = (

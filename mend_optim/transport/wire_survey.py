@@ -23,7 +23,7 @@ from mend_optim.protocol.surveyed import MOST_BYTES, DialBack
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.address import is_ip
 from mend_optim.transport.limits import check, check_size, checked_count, checked_number
-from mend_optim.transport.wire import parse
+from mend_optim.transport.wire_parts import parse
 
 #: The ports that a learner dials back. Those below are of services that are no learners.
 LEAST_PORT, MOST_PORT = 1024, 65535

@@ -230,7 +230,7 @@ TARGETS = (
         pb.Control,
         wire.decode_control,
         wire.encode_control,
-        [BEAT, Goodbye(ME, b"proof"), Call(ME, 1), Want(OTHER, 2, b"have")],
+        [BEAT, Goodbye(ME, b"proof"), Call(ME, 1, KEY), Want(OTHER, 2, b"have")],
     ),
     _message("ask", pb.Ask, wire_survey.decode_ask, wire_survey.encode_ask, ASKS),
     _message("reply", pb.Reply, wire_survey.decode_reply, wire_survey.encode_reply, REPLIES),

@@ -171,7 +171,7 @@ CONFINED = {
         "transport.security.notary",
         "transport.security.signers",
     },
-    "google": {"transport.wire", "transport.frames"},
+    "google": {"transport.wire_parts", "transport.frames"},
     "prometheus_client": {"integrations.prometheus"},
     "transformers": {"integrations.transformers"},
     "lightning": {"integrations.lightning"},

@@ -58,13 +58,15 @@ PEER_MUTANTS = (
         "numbers-that-are-none", "transport/limits", "math.isfinite(value) and value >= 0", WIRE
     ),
     unchecked("numbers-without-limit", "transport/limits", "value <= limit", WIRE),
-    unchecked("anchors-without-a-key", "transport/wire", 'owner.HasField("key")', FRAMES),
+    unchecked("anchors-without-a-key", "transport/wire_parts", 'owner.HasField("key")', FRAMES),
     unchecked("lives-of-any-kind", "transport/wire", "namesake.life in known", WIRE),
-    unchecked("merged-twice-in-one-anchor", "transport/wire", "len(merged) == len(pairs)", WIRE, 5),
+    unchecked(
+        "merged-twice-in-one-anchor", "transport/wire_bulk", "len(merged) == len(pairs)", WIRE, 5
+    ),
     Mutant(
         "claims-of-what-comes-after",
         5,
-        "transport/wire",
+        "transport/wire_bulk",
         "inherited is None or inherited.settled < offer.seq",
         "True",
         WIRE,

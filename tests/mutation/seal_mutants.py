@@ -8,6 +8,55 @@ from tests.mutation.mutant_list import ADOPTING, OFFERING, PROGRESS, ROUND, SEAL
 PROOFS, CLAIMS = of("unit/engine/test_seal_checks"), of("unit/engine/test_claims")
 CHAIN = of("unit/engine/test_seal_chain")
 SEAL_MUTANTS = (
+    # An answer with nothing counts on the sealer's anchor.
+    Mutant(
+        "nothing-counts-anywhere",
+        4,
+        "engine/round",
+        " and offer.key >= lineage.key\n",
+        "\n",
+        SEALING,
+    ),
+    Mutant(
+        "nothing-at-once",
+        4,
+        "engine/offers",
+        "if fragment.lineage.key >= call.key:",
+        "if True:",
+        OFFERING,
+    ),
+    Mutant(
+        "nothing-after-the-move",
+        4,
+        "engine/outcomes",
+        "        self.offers.moved(p)\n",
+        "",
+        OFFERING,
+    ),
+    Mutant(
+        "nothing-for-former-sealers",
+        4,
+        "engine/offers",
+        "call.peer == self.state.roster.sealer(p) and",
+        "",
+        OFFERING,
+    ),
+    Mutant(
+        "nothing-from-those-that-train",
+        4,
+        "engine/offers",
+        "(self.idleness.idle or self._has_nothing(fragment)):",
+        "True:",
+        OFFERING,
+    ),
+    Mutant(
+        "wire-forgets-the-anchor-of-a-call",
+        4,
+        "transport/wire",
+        ", to_key(call))",
+        ")",
+        of("unit/transport/test_wire"),
+    ),
     # A sealer keeps the last seals that peers lack.
     Mutant("one-seal-is-kept", 4, "engine/seal_chain", "[-SEALS:]", "[-1:]", CHAIN),
     Mutant("all-seals-are-kept", 4, "engine/seal_chain", "[-SEALS:]", "[:]", CHAIN),

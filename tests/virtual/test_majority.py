@@ -104,6 +104,29 @@ def test_a_sealer_two_rounds_ahead_of_all_others_brings_them_on(seed: int) -> No
     assert cluster.settle(50)
 
 
+@pytest.mark.parametrize("seed", range(many(3, 10)))
+def test_no_sealer_leaves_those_behind_that_rest(seed: int) -> None:
+    """They count for its quorum with nothing, on its own anchor alone."""
+    cluster = Deafened(3, seed, policies(adopt_after=0), loss=0.0, duplicates=0.0)
+    cluster.start_all()
+    cluster.run(TRIAL_S)
+    sealer = cluster.learners["learner-0"].engine.state.roster.sealer(0)
+    assert sealer
+    for name in set(cluster.names) - {sealer.name}:
+        cluster.pause(name, 60.0)
+        cluster.rest(name)
+    before = cluster.versions()[2]
+    cluster.run(20.0)
+    assert cluster.versions()[0] > before
+    cluster.deaf = True
+    cluster.run(20.0)
+    assert cluster.seen["seal lost"] > 0
+    least, _, most = cluster.versions()
+    assert most - least <= 2
+    cluster.deaf = False
+    assert cluster.settle(50)
+
+
 def branches(seed: int, fast: tuple[str, ...]) -> Cluster:
     """Five learners, of which a few that train much faster are cut off for a while, and merge among
     themselves."""

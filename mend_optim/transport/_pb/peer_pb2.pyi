@@ -167,12 +167,14 @@ class Goodbye(_message.Message):
     def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("peer", "fragment")
+    __slots__ = ("peer", "fragment", "key")
     PEER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     fragment: int
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ...) -> None: ...
+    key: Key
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., key: _Optional[_Union[Key, _Mapping]] = ...) -> None: ...
 
 class Want(_message.Message):
     __slots__ = ("peer", "fragment", "have")

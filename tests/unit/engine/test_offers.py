@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Goodbye, Offer, Packet, Want
@@ -125,6 +127,37 @@ def test_at_rest_with_nothing_unmerged_a_call_is_answered_with_nothing() -> None
     engine.receive(Call(PEER, 0))
     ((to, offer),) = engine.sent(Offer)
     assert (to, offer.peer, offer.seq, offer.tokens, offer.steps) == (PEER, ME, 0, 0, 0)
+
+
+def test_it_is_answered_once_this_learner_has_the_callers_anchor() -> None:
+    engine = among_peers()
+    engine.engine.rest(engine.now)
+    engine.receive(Call(PEER, 0, grown(BASE).key))
+    assert engine.sent(Offer) == []
+    engine.receive(seal_of(BASE))
+    assert engine.sent(Offer) == []
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    ((to, offer),) = engine.sent(Offer)
+    assert (to, offer.steps, offer.key) == (PEER, 0, grown(BASE).key)
+    engine.receive(Call(PEER, 0, engine.lineage.key))
+    assert len(engine.sent(Offer)) == 1
+
+
+@pytest.mark.parametrize("why", ["it trains on", "another one seals"])
+def test_it_is_not_answered_any_more_if(why: str) -> None:
+    engine = among_peers()
+    engine.engine.rest(engine.now)
+    engine.receive(Call(PEER, 0, grown(BASE).key))
+    if why == "it trains on":
+        engine.step()
+    else:
+        engine.receive(Goodbye(PEER))
+        engine.beat(THIRD)
+    engine.receive(seal_of(BASE, sealer=engine.engine.state.roster.sealer(0) or PEER))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    assert engine.sent(Offer) == []
 
 
 def merged(engine: DrivenEngine, entry: Entry) -> None:

@@ -106,7 +106,7 @@ BEAT = st.builds(
     turned_away=st.lists(ID, max_size=3).map(tuple),
 )
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
-CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT), WANT)
+CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT, KEY), WANT)
 OFFER = st.builds(
     lambda offer, claim: replace(
         offer, seq=max(offer.seq, claim.settled + 1) if claim else offer.seq, inherited=claim

@@ -26,7 +26,7 @@ from mend_optim.protocol.lineage import (
 )
 from mend_optim.protocol.messages import Beat, Control, Level, Offer, Report, Rumor, Seal, State
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT, MOST_LEARNERS, NAME_LIMIT
-from mend_optim.transport import wire
+from mend_optim.transport import wire, wire_bulk
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.frames import Assembler
 from mend_optim.transport.limits import (
@@ -94,7 +94,7 @@ def test_every_field_of_a_beat_survives_the_wire() -> None:
 def test_header_round_trip(messages):
     @given(messages)
     def holds(message):
-        assert wire.message_from(wire.header_of(message), message.sections) == message
+        assert wire_bulk.message_from(wire_bulk.header_of(message), message.sections) == message
 
     holds()
 
@@ -150,7 +150,7 @@ def test_weights_are_shares(weight):
         payload=b"",
     )
     with pytest.raises(PeerError, match="weight"):
-        wire.message_from(wire.header_of(seal), {})
+        wire_bulk.message_from(wire_bulk.header_of(seal), {})
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
@@ -167,14 +167,14 @@ def test_rates_are_finite(rate):
         due=False,
     )
     with pytest.raises(PeerError, match=r"rate of an offer is .*; it must be finite and >= 0"):
-        wire.message_from(wire.header_of(offer), {})
+        wire_bulk.message_from(wire_bulk.header_of(offer), {})
 
 
 def test_a_peer_is_merged_once():
     peer = pb.Merged(peer=pb.PeerId(name="a", incarnation=1), seq=1)
     lineage = pb.Lineage(key=pb.Key(), merged=[peer, peer])
     with pytest.raises(PeerError, match="merged twice"):
-        wire.message_from(pb.Header(state=pb.State(peer=peer.peer, lineage=lineage)), {})
+        wire_bulk.message_from(pb.Header(state=pb.State(peer=peer.peer, lineage=lineage)), {})
 
 
 @pytest.mark.parametrize(("settled", "is_taken"), [(6, True), (7, False), (8, False)])
@@ -184,12 +184,12 @@ def test_an_offer_claims_no_work_that_comes_after_it(settled: int, is_taken: boo
     claim = pb.Merged(peer=own, seq=settled)
     header = pb.Header(offer=pb.Offer(peer=own, seq=7, key=pb.Key(), inherited=claim))
     if is_taken:
-        offer = wire.message_from(header, {})
+        offer = wire_bulk.message_from(header, {})
         assert isinstance(offer, Offer)
         assert offer.claim.settled == settled
     else:
         with pytest.raises(PeerError, match="claims work that comes after it"):
-            wire.message_from(header, {})
+            wire_bulk.message_from(header, {})
 
 
 def test_the_authors_of_an_anchor_always_fit_into_a_message() -> None:
@@ -205,7 +205,7 @@ def test_the_authors_of_an_anchor_always_fit_into_a_message() -> None:
     full = lineage.seal(newcomers, b"p")
     assert not full.has_room_for(ME)
     state = State(peer=ME, fragment=0, lineage=full, content=b"c")
-    assert wire.header_of(state).ByteSize() < MESSAGE_LIMIT
+    assert wire_bulk.header_of(state).ByteSize() < MESSAGE_LIMIT
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("-inf"), -0.1])
@@ -254,7 +254,7 @@ def test_a_message_of_an_unknown_kind_is_refused():
     with pytest.raises(PeerError, match="the control message is of an unknown kind"):
         wire.decode_control(b"")
     with pytest.raises(PeerError, match="the header is of an unknown kind"):
-        wire.message_from(pb.Header(), {})
+        wire_bulk.message_from(pb.Header(), {})
 
 
 def test_an_incarnation_that_leaves_no_room_beyond_it_is_refused() -> None:
@@ -325,11 +325,11 @@ def test_no_counter_may_be_beyond_its_limit() -> None:
     """The sum of two counters that pass still fits into 64 bits, so no peer can make a learner's
     own messages impossible to encode."""
     control = pb.Control.FromString(wire.encode_control(FULL))
-    headers = [wire.header_of(message) for message in (WHOLE, SEALED, ANCHOR)]
+    headers = [wire_bulk.header_of(message) for message in (WHOLE, SEALED, ANCHOR)]
     seen = 0
     for message, decode in (
         (control, lambda m: wire.decode_control(m.SerializeToString())),
-        *((header, lambda m: wire.message_from(m, {})) for header in headers),
+        *((header, lambda m: wire_bulk.message_from(m, {})) for header in headers),
     ):
         decode(message)
         for part, name in counters(message):

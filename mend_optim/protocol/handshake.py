@@ -26,7 +26,9 @@ from mend_optim.protocol.lineage import PeerId
 #: - 5: seals scale the mean and tell the run's period; offers and seals have learning rates
 #: - 6: the digests of offers, seals and anchors are those of trees
 #: - 7: no learner seals more than its share, so others seal some fragments
-PROTOCOL = 7
+#: - 8: learners of a zone pass one another's offers on; an offer of nothing counts on the sealer's
+#:   anchor alone
+PROTOCOL = 8
 
 #: A value that no learner has. A hello with it only asks for the learner's own.
 NO_VALUE = "?"

@@ -57,6 +57,7 @@ class PeerStatus:
         slow: how many times slower the peer is than it was, if rounds no longer wait for it;
             else 0.
         finishing: whether the peer has called `finish()`, and waits there until all others have.
+        zone: the peer's `zone=`, as of its last beat; "" if it is in none.
 
     Example:
         >>> peer = PeerStatus(
@@ -74,6 +75,7 @@ class PeerStatus:
     tokens: int
     slow: float = 0.0
     finishing: bool = False
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,7 @@ class Status:
         latency: inner steps from a snapshot of this learner until its anchor was ready, the median
             of the last rounds; 0 if there were too few.
         reported: the numbers that the script told `report()` last.
+        zone: the learner's own `zone=`; "" if it is in none.
 
     Example:
         >>> import torch
@@ -161,10 +164,12 @@ class Status:
     rollbacks: int = 0
     rolled_back_by: str = ""
     reported: Mapping[str, float] = field(default_factory=dict)
+    zone: str = ""
 
     def __str__(self) -> str:
         lines = {
             "address": self.address or "none: nobody can dial it",
+            **({"zone": self.zone} if self.zone else {}),
             "trained": f"{self.step:,} steps, {self.tokens:,} tokens: "
             f"{self.unmerged_tokens:,} unmerged, {self.dropped_tokens:,} dropped, "
             f"{self.superseded_tokens:,} superseded",
@@ -281,6 +286,7 @@ def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tupl
             tokens=peer.beat.tokens if peer.beat else 0,
             slow=failing[peer.id].ratio if peer.id in failing else 0.0,
             finishing=not _has_ended(state, peer) and peer.word is not None and peer.word.finishes,
+            zone=peer.beat.zone if peer.beat else "",
         )
         for peer in sorted(state.roster.peers.values(), key=lambda peer: peer.id)
     )
@@ -336,4 +342,5 @@ def learner_status(
         security=traffic.security,
         rollbacks=rollback.number if rollback else 0,
         rolled_back_by=rollback.by if rollback else "",
+        zone=state.roster.zone,
     )

@@ -30,6 +30,7 @@ class SeenPeer:
     tokens: int
     slow: float = 0.0
     finishing: bool = False
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ class Sight:
     roster: tuple[SeenPeer, ...] = ()
     last: tuple[SeenRound, ...] = ()
     reported: tuple[tuple[str, float], ...] = ()
+    zone: str = ""
 
     @property
     def tokens_per_s(self) -> float:

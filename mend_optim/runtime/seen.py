@@ -55,11 +55,13 @@ def sight_of(
                 tokens=peer.tokens,
                 slow=peer.slow,
                 finishing=peer.finishing,
+                zone=peer.zone,
             )
             for peer in status.roster
         ),
         last=tuple(_round(each) for each in status.rounds if each.members)[-ROUNDS_SHOWN:],
         reported=tuple(reported.items()),
+        zone=status.zone,
     )
 
 

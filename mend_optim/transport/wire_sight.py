@@ -67,6 +67,7 @@ def encode_sight(sight: Sight) -> bytes:
         roster=[_seen(peer) for peer in sight.roster],
         last=[_round(each) for each in sight.last],
         reported=[pb.Reported(name=name, value=value) for name, value in sight.reported],
+        zone=sight.zone,
         **{name: getattr(sight, name) for name in _COUNTS},
     )
     data: bytes = message.SerializeToString()
@@ -89,6 +90,7 @@ def decode_sight(data: bytes) -> Sight:
         reported=tuple(
             map(_to_reported, checked_list("reported numbers", told.reported, REPORTED_LIMIT))
         ),
+        zone=checked_name("zone", told.zone, may_be_empty=True),
         **{name: checked_count(name, getattr(told, name)) for name in _COUNTS},
     )
 
@@ -110,6 +112,7 @@ def _seen(peer: SeenPeer) -> pb.Seen:
         tokens=peer.tokens,
         slow=peer.slow,
         finishing=peer.finishing,
+        zone=peer.zone,
     )
 
 
@@ -124,6 +127,7 @@ def _to_seen(peer: pb.Seen) -> SeenPeer:
         tokens=checked_count("tokens", peer.tokens),
         slow=checked_number("slowness", peer.slow),
         finishing=peer.finishing,
+        zone=checked_name("zone", peer.zone, may_be_empty=True),
     )
 
 

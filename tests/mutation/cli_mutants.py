@@ -97,6 +97,13 @@ CLI_MUTANTS = (
         CROWD,
     ),
     mutant(
+        "runs-without-zones-have-a-column-of-them",
+        "cli/watch/text",
+        "if any(row.zone for row in rows)",
+        "if rows",
+        CROWD,
+    ),
+    mutant(
         "a-suspected-peer-is-somebody-to-merge-with",
         "protocol/sight",
         'any(peer.state == "alive" for',

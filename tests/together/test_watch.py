@@ -86,6 +86,21 @@ def test_all_learners_are_seen_through_one(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("plain", [["--plain"], []])
+def test_zones_are_shown(
+    plain: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pair(zone="east") as (a, _):
+        assert (a.status().zone, a.status().roster[0].zone) == ("east", "east")
+        assert main(["status", address_of(a), "--json"]) == MERGING
+        learners = json.loads(capsys.readouterr().out)["learners"]
+        assert [learner["zone"] for learner in learners] == ["east", "east"]
+        assert [learner["roster"][0]["zone"] for learner in learners] == ["east", "east"]
+        assert main(["top", address_of(a), "--once", *plain]) == 0
+        assert capsys.readouterr().out.split()[:3] == ["learner", "state", "zone"]
+
+
+@pytest.mark.parametrize("plain", [["--plain"], []])
 def test_top_draws_with_rich_and_without(
     plain: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

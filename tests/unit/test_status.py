@@ -68,6 +68,11 @@ def test_a_status_prints_as_lines_for_people() -> None:
     assert str(STATUS) == PRINTED
 
 
+def test_the_zone_is_told_if_there_is_one() -> None:
+    lines = str(replace(STATUS, zone="east")).splitlines()
+    assert lines[1:3] == ["  address   127.0.0.1:29600", "  zone      east"]
+
+
 def test_its_repr_is_that_of_its_fields() -> None:
     assert repr(STATUS).startswith("Status(name='a', address='127.0.0.1:29600', step=1500, ")
 

@@ -30,6 +30,7 @@ class Row:
     tokens: int
     sight: Sight | None = None
     past: tuple[float, ...] = ()
+    zone: str = ""
 
 
 class Crowd:
@@ -122,13 +123,19 @@ class Crowd:
                 tokens=sight.tokens,
                 sight=sight,
                 past=tuple(self._past[name]),
+                zone=sight.zone,
             )
         if told:
             hidden = FINISHING if told.finishing else "cannot be dialled"
             state = "no answer" if told.address else hidden
             state = told.state if told.state != "alive" else state
             return Row(
-                name=name, state=state, address=told.address, step=told.step, tokens=told.tokens
+                name=name,
+                state=state,
+                address=told.address,
+                step=told.step,
+                tokens=told.tokens,
+                zone=told.zone,
             )
         return Row(name=name, state="gone", address=self._known[name], step=0, tokens=0)
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from mend_optim.cli.watch.crowd import Crowd
-from mend_optim.cli.watch.text import HEAD, LEFT, ROUND_HEAD, cells_of, round_cells, sparkline
+from mend_optim.cli.watch.text import LEFT, ROUND_HEAD, learner_table, round_cells, sparkline
 
 #: By state, its colour. Others have none.
 _STYLES = {"merging": "green", "suspected": "yellow", "gone": "red", "no answer": "red"}
 #: The columns that a narrow terminal does not show, the first of them first.
-_SPARED = ("codec", "received", "sent", "lag", "H", "rounds", "tokens")
+_SPARED = ("codec", "received", "sent", "lag", "H", "rounds", "zone", "tokens")
 #: More columns of a terminal than any table takes.
 _UNBOUNDED = 100_000
 
@@ -38,15 +38,15 @@ def picture(crowd: Crowd, console: Console) -> Group:
 
 def _learners(crowd: Crowd, without: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False)
-    places = [place for place, word in enumerate(HEAD) if word not in without]
-    for place in places:
-        table.add_column(HEAD[place], justify="left" if place < LEFT else "right")
+    head, lines = learner_table(crowd, without)
+    for word in head:
+        table.add_column(word, justify="left" if word in LEFT else "right")
     table.add_column("speed", no_wrap=True)
-    for row in crowd.rows():
+    for row, line in zip(crowd.rows(), lines, strict=True):
         # Names come from others: `Text` takes no markup from them.
-        cells = [Text(cell) for cell in cells_of(row)]
-        cells[1].stylize(_STYLES.get(row.state, ""))
-        table.add_row(*(cells[place] for place in places), sparkline(row.past))
+        cells = [Text(cell) for cell in line]
+        cells[head.index("state")].stylize(_STYLES.get(row.state, ""))
+        table.add_row(*cells, sparkline(row.past))
     return table
 
 

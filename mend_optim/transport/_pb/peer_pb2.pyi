@@ -333,7 +333,7 @@ class Look(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Sight(_message.Message):
-    __slots__ = ("version", "peer", "address", "joined", "step", "tokens", "position", "cluster_step", "cluster_tokens", "seconds_per_step", "sync_every", "latency", "rounds", "unmerged_tokens", "dropped_tokens", "superseded_tokens", "bytes_sent", "bytes_received", "codec", "roster", "last", "reported", "quiet_s")
+    __slots__ = ("version", "peer", "address", "joined", "step", "tokens", "position", "cluster_step", "cluster_tokens", "seconds_per_step", "sync_every", "latency", "rounds", "unmerged_tokens", "dropped_tokens", "superseded_tokens", "bytes_sent", "bytes_received", "codec", "roster", "last", "reported", "quiet_s", "zone")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class Sight(_message.Message):
     LAST_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
     QUIET_S_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     version: int
     peer: PeerId
     address: str
@@ -380,10 +381,11 @@ class Sight(_message.Message):
     last: _containers.RepeatedCompositeFieldContainer[SeenRound]
     reported: _containers.RepeatedCompositeFieldContainer[Reported]
     quiet_s: float
-    def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., joined: bool = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., position: _Optional[int] = ..., cluster_step: _Optional[int] = ..., cluster_tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., sync_every: _Optional[int] = ..., latency: _Optional[int] = ..., rounds: _Optional[int] = ..., unmerged_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., superseded_tokens: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., codec: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[SeenRound, _Mapping]]] = ..., reported: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ..., quiet_s: _Optional[float] = ...) -> None: ...
+    zone: str
+    def __init__(self, version: _Optional[int] = ..., peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., joined: bool = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., position: _Optional[int] = ..., cluster_step: _Optional[int] = ..., cluster_tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., sync_every: _Optional[int] = ..., latency: _Optional[int] = ..., rounds: _Optional[int] = ..., unmerged_tokens: _Optional[int] = ..., dropped_tokens: _Optional[int] = ..., superseded_tokens: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., codec: _Optional[str] = ..., roster: _Optional[_Iterable[_Union[Seen, _Mapping]]] = ..., last: _Optional[_Iterable[_Union[SeenRound, _Mapping]]] = ..., reported: _Optional[_Iterable[_Union[Reported, _Mapping]]] = ..., quiet_s: _Optional[float] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Seen(_message.Message):
-    __slots__ = ("peer", "address", "state", "step", "tokens", "slow", "finishing")
+    __slots__ = ("peer", "address", "state", "step", "tokens", "slow", "finishing", "zone")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -391,6 +393,7 @@ class Seen(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
     FINISHING_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     state: str
@@ -398,7 +401,8 @@ class Seen(_message.Message):
     tokens: int
     slow: float
     finishing: bool
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., slow: _Optional[float] = ..., finishing: bool = ...) -> None: ...
+    zone: str
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., slow: _Optional[float] = ..., finishing: bool = ..., zone: _Optional[str] = ...) -> None: ...
 
 class SeenRound(_message.Message):
     __slots__ = ("fragment", "version", "tokens", "reason", "sealer", "members", "absent")

@@ -121,7 +121,7 @@ def test_what_others_say_of_a_learner_counts() -> None:
     told = (seen("b", state="suspected"), seen("c", address="", step=7))
     crowd.take({A: sight("a", *told), B: sight("b", seen("a", slow=2.5))})
     assert states(crowd) == {"a": "slow (2.5×)", "b": "suspected", "c": "cannot be dialled"}
-    assert cells_of(crowd.rows()[2])[2] == "7"
+    assert cells_of(crowd.rows()[2])[3] == "7"
     crowd.take(
         {A: sight("a", seen("c")), B: sight("b", seen("c", slow=2.5)), C: sight("c", told[0])}
     )
@@ -135,6 +135,17 @@ def test_a_learner_merges_if_it_has_joined_others_and_a_round_has_merged() -> No
     assert status_of(sight("a", other, last=())) == NOT_MERGING
     assert status_of(sight("a")) == NOT_MERGING
     assert status_of(sight("a", seen("b", state="suspected"))) == NOT_MERGING
+
+
+def test_there_is_a_column_of_zones_if_any_learner_is_in_one() -> None:
+    crowd = Crowd(A)
+    crowd.take({A: sight("a"), B: sight("b")})
+    assert lines_of(crowd)[0].split()[:3] == ["learner", "state", "position"]
+    crowd.take({A: sight("a", seen("c", zone="west")), B: sight("b", zone="east")})
+    head, *lines = lines_of(crowd)[:4]
+    at = head.index("zone")
+    assert head.split()[:4] == ["learner", "state", "zone", "position"]
+    assert [line[at : at + 5].strip() for line in lines] == ["", "east", "west"]
 
 
 def test_names_of_others_draw_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,7 @@ from mend_optim.transport.security.channels import BARE
 from mend_optim.transport.watching import FRESH_S, MOST_LOOKS, WatchServer
 from mend_optim.transport.wire_sight import check_look, decode_sight, encode_look, encode_sight
 
+PEER = SeenPeer(name="b", incarnation=4, address="", state="alive", step=1, tokens=2)
 SIGHT = Sight(
     peer=PeerId("a", 3),
     address="a:1",
@@ -44,11 +46,11 @@ SIGHT = Sight(
     bytes_sent=12,
     bytes_received=13,
     codec="int8",
+    zone="east",
     roster=(
-        SeenPeer(name="b", incarnation=4, address="", state="alive", step=1, tokens=2, slow=1.5),
-        SeenPeer(
-            name="c", incarnation=5, address="", state="alive", step=1, tokens=2, finishing=True
-        ),
+        replace(PEER, name="b", slow=1.5),
+        replace(PEER, name="c", finishing=True),
+        replace(PEER, name="d", zone="west"),
     ),
     last=(
         SeenRound(
@@ -92,6 +94,8 @@ def test_no_part_of_a_sight_is_without_bound() -> None:
         {"reported": [pb.Reported(name="x" * (REPORTED_NAME + 1))]},
         {"last": [pb.SeenRound()] * (ROUNDS_SHOWN + 1)},
         {"codec": "\x1b"},
+        {"zone": "\x1b"},
+        {"roster": [pb.Seen(peer=pb.PeerId(name="e"), state="alive", zone="\x1b")]},
         {"step": 2**63},
     ):
         told = pb.Sight.FromString(encode_sight(SIGHT))

@@ -13,6 +13,18 @@ from typing import Any, Protocol
 from mend_optim.errors import PeerError
 
 
+class RpcFailed(PeerError):
+    """An RPC ended with another status than OK.
+
+    Attributes:
+        status: gRPC's name of the status. The words beside it may be the other side's.
+    """
+
+    def __init__(self, status: str, details: str | None) -> None:
+        super().__init__(f"{status}: {details}")
+        self.status = status
+
+
 class Stream(Protocol):
     """One end of an open stream. Every method raises `PeerError` if the stream is broken, or if
     nothing moves for too long."""
@@ -54,7 +66,7 @@ async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
     except PeerError:
         raise
     except Exception as fault:
-        raise PeerError(_describe(fault)) from fault
+        raise _as_fault(fault) from fault
     finally:
         task.cancel()
         # The exception's traceback refers to this frame. If the frame referred to the task, which
@@ -63,11 +75,11 @@ async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
         del task, operation
 
 
-def _describe(fault: Any) -> str:
-    """Describe a fault in one line: a status of gRPC's by its code and details."""
+def _as_fault(fault: Any) -> PeerError:
+    """The fault, described in one line: a status of gRPC's by its code and details."""
     if hasattr(fault, "code") and hasattr(fault, "details"):
-        return f"{fault.code().name}: {fault.details()}"
-    return f"{type(fault).__name__}: {fault}"
+        return RpcFailed(fault.code().name, fault.details())
+    return PeerError(f"{type(fault).__name__}: {fault}")
 
 
 class Rpc:

@@ -26,7 +26,7 @@ from mend_optim.transport.grpc_options import channel_options
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
 from mend_optim.transport.security.probe import speaks_tls
-from mend_optim.transport.stream import Counter
+from mend_optim.transport.stream import Counter, RpcFailed
 from mend_optim.transport.survey import Wish, survey
 
 #: The name of a visitor that has no certificate of its own.
@@ -132,14 +132,15 @@ class _Visitor:
         cause = why_unreached(fault)
         if cause is Unreached.IMPOSTOR and not there:
             cause = Unreached.NO_LEARNER
-        if cause is Unreached.ANSWER and "UNAVAILABLE" in str(fault):
+        status = fault.status if isinstance(fault, RpcFailed) else ""
+        if cause is Unreached.ANSWER and status == "UNAVAILABLE":
             # Somebody is there. Older versions of gRPC say no more of what they heard.
             cause = Unreached.PROTOCOL
         wants_tls = False
         if cause is Unreached.PROTOCOL:
             cause = await self._security.probe(self._address) or cause
             wants_tls = not self._security.authenticates and await speaks_tls(self._address)
-        is_silent = cause is Unreached.ANSWER and "DEADLINE_EXCEEDED" in str(fault)
+        is_silent = cause is Unreached.ANSWER and status == "DEADLINE_EXCEEDED"
         silent_s = self._patience_s if is_silent else 0.0
         return Visit(cause=cause, fault=str(fault), silent_s=silent_s, wants_tls=wants_tls)
 

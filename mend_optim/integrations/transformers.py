@@ -91,6 +91,7 @@ class MendTrainerCallback(TrainerCallback):
         if trainer.args.include_num_input_tokens_seen == "no":
             trainer.args.include_num_input_tokens_seen = "all"
         trainer.evaluate = callback._of_global_weights(trainer.evaluate)
+        callback._save_on_all_ranks(trainer)
         # The first one to hear of a log can add to it.
         callbacks.insert(0, callback)
         return callback
@@ -110,6 +111,21 @@ class MendTrainerCallback(TrainerCallback):
                 self._is_evaluating = False
 
         return evaluate_global_weights
+
+    def _save_on_all_ranks(self, trainer: Any) -> None:
+        """Let all ranks of a learner call `state_dict()` for a checkpoint. The Trainer does so on
+        the one that writes the file, which would wait for the others for ever."""
+        save = trainer._save_optimizer_and_scheduler
+
+        @wraps(save)
+        def save_together(*args: Any, **kwargs: Any) -> None:
+            save(*args, **kwargs)
+            # Those two have ways of their own to save, and take all ranks along.
+            alone = not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
+            if self._optimizer is not None and alone and not trainer.args.should_save:
+                self._optimizer.state_dict()
+
+        trainer._save_optimizer_and_scheduler = save_together
 
     # ── the Trainer's events ──────────────────────────────────────────────────────────────────────
 

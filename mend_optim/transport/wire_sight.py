@@ -21,7 +21,7 @@ from mend_optim.transport.limits import (
     checked_name,
     checked_number,
 )
-from mend_optim.transport.wire_parts import parse
+from mend_optim.transport.wire_parts import parse, to_id
 
 #: The counters of a sight, which are called alike on both sides.
 _COUNTS = (
@@ -79,7 +79,7 @@ def decode_sight(data: bytes) -> Sight:
     told = parse(pb.Sight, data)
     check(told.version == VERSION, f"the sight has version {told.version}, and this is {VERSION}")
     return Sight(
-        peer=_to_id(told.peer),
+        peer=to_id(told.peer),
         address=checked_name("address", told.address, may_be_empty=True),
         joined=told.joined,
         seconds_per_step=checked_number("seconds of a step", told.seconds_per_step),
@@ -99,10 +99,6 @@ def _id(peer: PeerId) -> pb.PeerId:
     return pb.PeerId(name=peer.name, incarnation=peer.incarnation)
 
 
-def _to_id(peer: pb.PeerId) -> PeerId:
-    return PeerId(checked_name("peer name", peer.name), peer.incarnation)
-
-
 def _seen(peer: SeenPeer) -> pb.Seen:
     return pb.Seen(
         peer=pb.PeerId(name=peer.name, incarnation=peer.incarnation),
@@ -117,7 +113,7 @@ def _seen(peer: SeenPeer) -> pb.Seen:
 
 
 def _to_seen(peer: pb.Seen) -> SeenPeer:
-    id = _to_id(peer.peer)
+    id = to_id(peer.peer)
     return SeenPeer(
         name=id.name,
         incarnation=id.incarnation,

@@ -29,8 +29,8 @@ from mend_optim.transport.wire_parts import parse
 LEAST_PORT, MOST_PORT = 1024, 65535
 #: Seconds that a learner may make a surveyor wait.
 MOST_WAIT_S = 86_400.0
-#: Characters of a word and of an IP address.
-WORD_LIMIT = 64
+#: Characters of an IP address.
+IP_LIMIT = 64
 _UNKNOWN = "this version knows of no such {}; install the same mend-optim on both"
 
 
@@ -133,13 +133,12 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _turn(turn: pb.Turn) -> Turn:
-    check_size("an IP address", len(turn.seen_ip), WORD_LIMIT)
+    check_size("an IP address", len(turn.seen_ip), IP_LIMIT)
     check(not turn.seen_ip or is_ip(turn.seen_ip), f"{turn.seen_ip!a} is no IP address")
     return Turn(checked_number("a wait", turn.wait_s, MOST_WAIT_S), turn.seen_ip)
 
 
 def _dialled(word: str) -> Dialled:
-    check_size("an outcome", len(word), WORD_LIMIT)
     try:
         return Dialled(DialBack(word))
     except ValueError:

@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutation import (
+    bounds_mutants,
     cli_mutants,
+    field_mutants,
     launch_mutants,
     majority_mutants,
     mutant_list,
@@ -43,7 +45,9 @@ from tests.mutation.mutant_list import Mutant
 
 MUTANTS = (
     *mutant_list.MUTANTS,
+    *bounds_mutants.BOUNDS_MUTANTS,
     *cli_mutants.CLI_MUTANTS,
+    *field_mutants.FIELD_MUTANTS,
     *launch_mutants.LAUNCH_MUTANTS,
     *majority_mutants.MAJORITY_MUTANTS,
     *peer_mutants.PEER_MUTANTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import replace
 
@@ -21,8 +22,11 @@ from mend_optim.protocol.sight import (
     Sight,
 )
 from mend_optim.transport._pb import peer_pb2 as pb
-from mend_optim.transport.security.channels import BARE
+from mend_optim.transport.connection import CALLER
+from mend_optim.transport.limits import check
+from mend_optim.transport.security.channels import BARE, Plaintext
 from mend_optim.transport.watching import FRESH_S, MOST_LOOKS, WatchServer
+from mend_optim.transport.wire import encode_id
 from mend_optim.transport.wire_sight import check_look, decode_sight, encode_look, encode_sight
 
 PEER = SeenPeer(name="b", incarnation=4, address="", state="alive", step=1, tokens=2)
@@ -119,3 +123,45 @@ def test_however_many_watch_the_learner_is_asked_as_often() -> None:
     )
     assert server.answer(10.0 + FRESH_S) is not None
     assert len(asked) == 2
+
+
+class Refused(Exception):
+    """The RPC was ended with a status."""
+
+
+class Call:
+    """The server's side of one look."""
+
+    def __init__(self, caller: PeerId) -> None:
+        self._caller = caller
+
+    def invocation_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return ((CALLER, encode_id(self._caller)),)
+
+    async def abort(self, code: object, reason: str) -> None:
+        raise Refused(reason)
+
+
+class Suspicious(Plaintext):
+    """Knows that nobody is called "mallory"."""
+
+    def check_caller(self, context: object, name: str) -> None:
+        check(name != "mallory", f"{name} is a stranger")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "words"),
+    [
+        ("mallory", encode_look(), "mallory is a stranger"),
+        ("b", pb.Look(version=2).SerializeToString(), "version 2"),
+        ("b", b"\xff", "not a Look"),
+    ],
+)
+def test_a_look_that_is_not_to_be_answered_is_refused(name: str, asked: bytes, words: str) -> None:
+    refusals = Refusals()
+    server = WatchServer(lambda: SIGHT, Suspicious(""), refusals)
+    with pytest.raises(Refused, match=words):
+        asyncio.run(server.serve(asked, Call(PeerId(name, 1))))
+    assert len(refusals.counted()) == 1
+    answer = asyncio.run(server.serve(encode_look(), Call(PeerId("b", 1))))
+    assert decode_sight(answer) == SIGHT

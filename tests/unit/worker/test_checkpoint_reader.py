@@ -23,8 +23,10 @@ from mend_optim.engine.pending import Pending
 from mend_optim.engine.standing import Standing
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId
+from mend_optim.protocol.messages import SIZES
 from mend_optim.worker.checkpoint import (
     MEMORIES,
+    NUMBERS,
     TENSORS,
     Checkpoint,
     Kept,
@@ -678,6 +680,14 @@ HOSTILE = {
     "mark": (put(*FIRST, "mark"), 2**70, "within 2"),
     "mark before": (put(*FIRST, "mark"), -(2**70), "within 2"),
     "adopt_at": (put(*FIRST, "adopt_at"), 2**70, "within 2"),
+    "rate": (put("rate"), float("nan"), "a finite float >= 0"),
+    "rate below": (put(*FIRST, "banked_rate"), -1.0, "a finite float >= 0"),
+    "digest": (put(*FIRST, "lineage", "digest"), "00" * 17, "a digest in hex"),
+    "sizes": (put(*FIRST, "tensors", SIZES), torch.tensor([0.0, 1.0]), "sizes of offers"),
+    **{
+        name: (put(*FIRST, "tensors", name), torch.tensor([-1.0]), "a number >= 0")
+        for name in NUMBERS
+    },
 }
 
 

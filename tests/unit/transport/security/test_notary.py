@@ -101,6 +101,16 @@ def test_ones_own_signatures_are_known_as_long_as_there_is_room() -> None:
         late.check(proof, merged=True)
 
 
+def test_a_key_of_another_kind_neither_signs_nor_counts() -> None:
+    """Peers could not check what it signs."""
+    other = identity(key="Ed25519")
+    with pytest.raises(PeerError, match="neither of ECDSA nor of RSA"):
+        notary(other).sign(TOLD)
+    (der,) = (c.public_bytes(Encoding.DER) for c in x509.load_pem_x509_certificates(other.chain))
+    with pytest.raises(PeerError, match="neither of ECDSA nor of RSA"):
+        check(notary().sign(TOLD)._replace(chain=(der,)))
+
+
 # ── certificates ──────────────────────────────────────────────────────────────────────────────────
 
 

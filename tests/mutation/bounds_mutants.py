@@ -1,0 +1,266 @@
+"""Mutants of the other checks of what peers, surveyors and files say: each left out."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import ANCHOR, FRAMES, RECEIVING, SIZES, WIRE, Mutant, of
+from tests.mutation.peer_mutants import (
+    BLOCKS,
+    EVIDENCE,
+    GRPC,
+    MOMENTS,
+    NOTARY,
+    PACKING,
+    TRANSFERS,
+    never,
+    unchecked,
+)
+from tests.mutation.security_mutants import CHANNELS
+from tests.mutation.survey_mutants import SURVEYOR, TURNS
+from tests.mutation.survey_mutants import WIRE as SURVEY_WIRE
+
+WATCHING = of("unit/transport/test_watching")
+PROOFS, SIGNING = of("unit/protocol/test_proofs"), of("unit/worker/test_signing")
+READER = of("unit/worker/test_checkpoint_reader", "hostile or another or refused or missing")
+
+
+def without(name: str, room: str, call: str, tests: tuple[str, ...], law: int = 8) -> Mutant:
+    """A mutant that does not make this check."""
+    return Mutant(name, law, room, f"{call}\n", "pass\n", tests)
+
+
+BOUNDS_MUTANTS = (
+    # Messages and frames.
+    without(
+        "messages-of-any-size",
+        "transport/wire",
+        "check_size(kind.__name__, len(data), MESSAGE_LIMIT)",
+        WIRE,
+    ),
+    without(
+        "names-of-any-length",
+        "transport/limits",
+        "check_size(what, len(text.encode()), NAME_LIMIT)",
+        FRAMES,
+    ),
+    unchecked("names-of-any-characters", "transport/limits", "is_plain(text)", WIRE),
+    never("checks-raise-nothing", "transport/limits", "not holds", WIRE),
+    # Transfers: of the right kind, and from the peer itself.
+    *(
+        without(f"{name}-in-anothers-name", "transport/transfers", call, TRANSFERS)
+        for name, call in (
+            ("wants", "check_sender(want, link.id)"),
+            ("own-seals", "check_sender(seal, link.id)"),
+            ("anchors", "check_sender(message, link.id)"),
+        )
+    ),
+    without(
+        "control-in-anothers-name", "transport/control", "check_sender(message, link.id)", GRPC
+    ),
+    without(
+        "wants-of-no-fragment",
+        "transport/transfers",
+        "check_fragment(self._carrier.limit, want.fragment)",
+        TRANSFERS,
+    ),
+    Mutant(
+        "exchanges-of-anything",
+        8,
+        "transport/transfers",
+        'if not isinstance(offer, Offer):\n            raise PeerError(f"peer {link.id} began',
+        'if False:\n            raise PeerError(f"peer {link.id} began',
+        TRANSFERS,
+    ),
+    Mutant(
+        "anything-is-passed-on",
+        8,
+        "transport/transfers",
+        'if not isinstance(offer, Offer):\n            raise PeerError(f"peer {link.id} passed',
+        'if False:\n            raise PeerError(f"peer {link.id} passed',
+        TRANSFERS,
+    ),
+    never(
+        "offers-that-wait-for-ever",
+        "transport/receiving",
+        "not arrival.admitted.is_set()",
+        RECEIVING,
+    ),
+    without(
+        "unproven-goodbyes",
+        "transport/goodbyes",
+        "check_goodbye(peer, proof, self._notary)",
+        of("unit/transport/test_goodbyes"),
+        4,
+    ),
+    # Watchers and surveys.
+    without(
+        "strangers-watch",
+        "transport/watching",
+        "self._security.check_caller(context, caller.name)",
+        WATCHING,
+    ),
+    without("any-look-is-answered", "transport/watching", "check_look(request)", WATCHING),
+    unchecked(
+        "any-version-of-a-sight", "transport/wire_sight", "told.version == VERSION", WATCHING
+    ),
+    unchecked("empty-chunks", "transport/wire_survey", "bool(data)", SURVEY_WIRE),
+    without(
+        "survey-chunks-of-any-size",
+        "transport/wire_survey",
+        'check_size("a chunk", len(data), CHUNK_BYTES)',
+        SURVEY_WIRE,
+    ),
+    without(
+        "ip-addresses-of-any-length",
+        "transport/wire_survey",
+        'check_size("an IP address", len(turn.seen_ip), IP_LIMIT)',
+        SURVEY_WIRE,
+    ),
+    unchecked(
+        "ip-addresses-of-any-form",
+        "transport/wire_survey",
+        "not turn.seen_ip or is_ip(turn.seen_ip)",
+        SURVEY_WIRE,
+    ),
+    without(
+        "any-size-is-taken",
+        "transport/wire_survey",
+        'check_size("the transfer", told.take, MOST_BYTES)',
+        SURVEY_WIRE,
+    ),
+    unchecked(
+        "tokens-of-any-length",
+        "transport/wire_survey",
+        "len(told.token) == TOKEN_BYTES",
+        SURVEY_WIRE,
+    ),
+    unchecked("turns-of-any-size", "transport/surveying", "nbytes <= TURN_BYTES", TURNS),
+    unchecked("dialled-twice", "transport/surveying", "not self._has_dialled", TURNS),
+    unchecked("transfers-that-break-off", "transport/surveying", "frame is not None", TURNS),
+    unchecked("questions-in-a-transfer", "transport/surveying", "isinstance(ask, Chunk)", TURNS),
+    unchecked("fewer-bytes-arrived", "transport/survey", "taken.nbytes == nbytes", SURVEYOR),
+    unchecked("more-bytes-than-asked-for", "transport/survey", "left == 0", SURVEYOR),
+    unchecked("surveys-that-end-early", "transport/survey", "frame is not None", SURVEYOR),
+    unchecked("answers-of-any-kind", "transport/survey", "isinstance(reply, kind)", SURVEYOR),
+    unchecked("many-machines-are-dialled", "transport/dial_back", "is_one", TURNS),
+    without("anything-is-dialled-back", "transport/dial_back", "check_target(ip)", TURNS),
+    # Signatures and certificates.
+    never("sections-that-are-missing", "protocol/messages", "name not in sections", SIGNING),
+    without("work-of-others-is-signed", "protocol/proofs", "_check_author(told)", PROOFS, 4),
+    without(
+        "offers-signed-by-anybody",
+        "protocol/proofs",
+        "_check_signer(proof, told, notary, merged=False)",
+        PROOFS,
+        4,
+    ),
+    without(
+        "packets-that-were-changed", "protocol/proofs", "_check_packets(seal, told)", PROOFS, 4
+    ),
+    never("members-that-are-not-proven", "protocol/proofs", "flaw", PROOFS, 4),
+    without(
+        "offers-without-a-signature",
+        "worker/signing",
+        "check_offer(offer, content, self._notary)",
+        SIGNING,
+        4,
+    ),
+    unchecked("the-ledger-proves-anything", "transport/security/evidence", "not flaw", EVIDENCE, 4),
+    unchecked("the-denied-sign", "transport/security/notary", "not is_denied", NOTARY, 4),
+    without(
+        "the-expired-sign",
+        "transport/security/notary",
+        "signer.check_valid(time.time(), grace_s)",
+        NOTARY,
+        4,
+    ),
+    without(
+        "chains-of-any-certificates",
+        "transport/security/signers",
+        "_check_issued(child, issuer, below)",
+        NOTARY,
+        4,
+    ),
+    never(
+        "keys-of-any-kind-sign",
+        "transport/security/notary",
+        "not isinstance(key, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey)",
+        NOTARY,
+    ),
+    never(
+        "keys-of-any-kind-count",
+        "transport/security/signers",
+        "not isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey)",
+        NOTARY,
+    ),
+    without(
+        "the-denied-call",
+        "transport/security/channels",
+        "self.check_peer(name, certificate)",
+        CHANNELS,
+    ),
+    # Tensors.
+    *(
+        without(f"{name}-of-any-moments", "worker/fragment_anchor", call, ANCHOR)
+        for name, call in (
+            ("offers", "self.means.check(offer.sections)"),
+            ("seals", "self.means.check(seal.sections)"),
+            ("anchors", "self.means.check(state.sections)"),
+            ("velocities", "self.velocity.check(state.sections, self.fragment.shapes)"),
+        )
+    ),
+    never(
+        "moments-beyond-their-bounds",
+        "worker/moment_packet",
+        "not is_between(part, precise.least, precise.most)",
+        MOMENTS,
+    ),
+    without(
+        "moments-of-any-form",
+        "worker/moment_packet",
+        "part.form.check(part.data, part.shape, part.param)",
+        MOMENTS,
+    ),
+    never(
+        "sizes-of-other-members",
+        "worker/offer_sizes",
+        "(packet.codec, packet.numel, packet.nbytes) != (RAW, count, 4 * count)",
+        SIZES,
+    ),
+    without(
+        "codes-that-are-none",
+        "codecs/blockwise",
+        "self.check_codes(codes, math.prod(shape) % param)",
+        BLOCKS,
+    ),
+    Mutant(
+        "parameters-where-none-is-taken",
+        8,
+        "codecs/packing",
+        '        if param:\n            raise PeerError(f"Form parameter',
+        '        if False:\n            raise PeerError(f"Form parameter',
+        PACKING,
+    ),
+    # Checkpoints.
+    *(
+        never(name, "worker/checkpoint_reader", flaw, READER)
+        for name, flaw in (
+            ("any-format-is-read", "form != FORMAT"),
+            ("other-groups-are-loaded", "here != there"),
+            ("tensors-that-are-missing", "needed - set(tensors)"),
+            ("tensors-without-end", "not finite(values)"),
+            ("tensors-of-any-kind", "not isinstance(value, Tensor)"),
+            ("lists-for-dicts", "not isinstance(values, Mapping)"),
+            ("keys-that-are-missing", "key not in self._values"),
+            ("values-of-any-type", "wrong and not (optional and value is None)"),
+            ("rates-without-end", "not (math.isfinite(value) and value >= 0)"),
+            ("digests-of-any-length", "len(digest) != DIGEST_BYTES"),
+            ("numbers-below-zero", "name in tensors and float(tensors[name]) < 0"),
+        )
+    ),
+    without(
+        "sizes-of-anything-are-loaded",
+        "worker/checkpoint_reader",
+        "_check_sizes(read, tensors)",
+        READER,
+    ),
+)

@@ -14,8 +14,6 @@ CHECKS = {
         ('checked_list("sections", header.sections, SECTION_LIMIT)', "header.sections"),
         ('checked_name("section name", section.name)', "section.name"),
         ('checked_name("codec", section.codec)', "section.codec"),
-        ('checked_name("section name", section.name)', "section.name"),
-        ('checked_name("codec", section.codec)', "section.codec"),
     ),
     "transport/wire": (
         ('checked_list("members", seal.members)', "seal.members"),

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutant_list import ANCHOR, FRAMES, RECEIVING, SIZES, WIRE, Mutant, of
+from tests.mutation.mutant_list import (
+    ANCHOR,
+    FRAMES,
+    PRESENCE,
+    RECEIVING,
+    ROSTER,
+    SIZES,
+    WIRE,
+    Mutant,
+    of,
+)
 from tests.mutation.peer_mutants import (
     BLOCKS,
     EVIDENCE,
@@ -239,6 +249,65 @@ BOUNDS_MUTANTS = (
         '        if param:\n            raise PeerError(f"Form parameter',
         '        if False:\n            raise PeerError(f"Form parameter',
         PACKING,
+    ),
+    # The roster, and hellos.
+    never(
+        "another-version-is-no-reason",
+        "protocol/handshake",
+        "mine.protocol != theirs.protocol",
+        of("unit/protocol/test_handshake"),
+    ),
+    never(
+        "two-learners-of-one-name",
+        "protocol/handshake",
+        "mine.peer.name == theirs.peer.name",
+        GRPC,
+    ),
+    never(
+        "all-that-were-turned-away-are-kept",
+        "membership/roster",
+        "len(self._turned_away) > TURNED_AWAY",
+        ROSTER,
+    ),
+    never(
+        "older-beats-count",
+        "membership/roster",
+        "known and known.beat and beat.count <= known.beat.count",
+        ROSTER,
+    ),
+    never(
+        "hearsay-fills-the-roster",
+        "membership/roster",
+        "self.closed or not (direct or self._may_be(name))",
+        ROSTER,
+    ),
+    never(
+        "beats-fill-the-roster",
+        "membership/roster",
+        "known is None and direct and not self._make_room()",
+        ROSTER,
+    ),
+    Mutant(
+        "hellos-fill-the-roster",
+        8,
+        "membership/roster",
+        "self.closed or (known is None and not self._make_room())",
+        "self.closed",
+        ROSTER,
+    ),
+    never(
+        "goodbyes-of-former-processes",
+        "membership/roster",
+        "known and known.id.incarnation > id.incarnation",
+        ROSTER,
+    ),
+    never("names-of-the-gone-are-kept", "engine/presence", "len(self._gone) > GONE", PRESENCE),
+    never(
+        "shares-that-nobody-claims",
+        "protocol/proofs",
+        "share not in ((0, 0), told.again)",
+        PROOFS,
+        4,
     ),
     # Checkpoints.
     *(

@@ -266,3 +266,10 @@ def test_every_field_is_in_an_example() -> None:
     there = {place_of(field) for kind in kinds for field in fields_of(kind)}
     elsewhere = {"Header.sections", "Section.name", "Section.codec", "Section.numel"}
     assert there - known == {*elsewhere, "Section.nbytes", "Ask.clock", "Reply.taken"}
+
+
+@pytest.mark.parametrize("count", [COUNT_LIMIT, COUNT_LIMIT + 1])
+def test_an_anchor_lists_no_more_authors_than_the_limit(count: int) -> None:
+    authors = [pb.Merged(peer=pb.PeerId(name=f"{i:x}", incarnation=1)) for i in range(count)]
+    state = pb.State(peer=PEER, lineage=pb.Lineage(key=KEY, merged=authors))
+    assert is_refused(bare, pb.Header(state=state)) == (count > COUNT_LIMIT)

@@ -295,20 +295,15 @@ BOUNDS_MUTANTS = (
         "self.closed",
         ROSTER,
     ),
-    never(
+    Mutant(
         "goodbyes-of-former-processes",
+        8,
         "membership/roster",
-        "known and known.id.incarnation > id.incarnation",
+        "if known and known.id.incarnation > id.incarnation:\n            return False",
+        "if False:\n            return False",
         ROSTER,
     ),
     never("names-of-the-gone-are-kept", "engine/presence", "len(self._gone) > GONE", PRESENCE),
-    never(
-        "shares-that-nobody-claims",
-        "protocol/proofs",
-        "share not in ((0, 0), told.again)",
-        PROOFS,
-        4,
-    ),
     # Checkpoints.
     *(
         never(name, "worker/checkpoint_reader", flaw, READER)

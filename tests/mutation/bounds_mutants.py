@@ -309,7 +309,6 @@ BOUNDS_MUTANTS = (
         never(name, "worker/checkpoint_reader", flaw, READER)
         for name, flaw in (
             ("any-format-is-read", "form != FORMAT"),
-            ("other-groups-are-loaded", "here != there"),
             ("tensors-that-are-missing", "needed - set(tensors)"),
             ("tensors-without-end", "not finite(values)"),
             ("tensors-of-any-kind", "not isinstance(value, Tensor)"),

@@ -42,7 +42,7 @@ BOUNDS_MUTANTS = (
     # Messages and frames.
     without(
         "messages-of-any-size",
-        "transport/wire",
+        "transport/wire_parts",
         "check_size(kind.__name__, len(data), MESSAGE_LIMIT)",
         WIRE,
     ),

@@ -17,7 +17,7 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.peer_limits import COUNT_LIMIT, COUNTER_LIMIT
 from mend_optim.protocol.proofs import PROOF_LIMIT
 from mend_optim.protocol.survey_words import CHUNK_BYTES, TOKEN_BYTES
-from mend_optim.transport import wire, wire_sight, wire_survey
+from mend_optim.transport import wire, wire_bulk, wire_sight, wire_survey
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.limits import DIGEST_LIMIT, TEXT_LIMIT
 
@@ -123,7 +123,16 @@ SIGHT = pb.Sight(
     bytes_received=1,
     codec="c",
     roster=[
-        pb.Seen(peer=PEER, address="a:1", state="alive", step=1, tokens=1, slow=0.5, finishing=True)
+        pb.Seen(
+            peer=PEER,
+            address="a:1",
+            state="alive",
+            step=1,
+            tokens=1,
+            slow=0.5,
+            finishing=True,
+            zone="z",
+        )
     ],
     last=[
         pb.SeenRound(
@@ -132,6 +141,7 @@ SIGHT = pb.Sight(
     ],
     reported=[pb.Reported(name="loss", value=0.5)],
     quiet_s=0.5,
+    zone="z",
 )
 
 
@@ -150,7 +160,7 @@ def serialized(decode: Callable[[bytes], object]) -> Callable[[Proto], object]:
 
 def bare(message: Proto) -> object:
     assert isinstance(message, pb.Header)
-    return wire.message_from(message, {})
+    return wire_bulk.message_from(message, {})
 
 
 CONTROL = serialized(wire.decode_control)
@@ -159,7 +169,7 @@ EXAMPLES = (
     Example("hello", HELLO, serialized(wire.decode_hello)),
     Example("beat", pb.Control(beat=BEAT), CONTROL),
     Example("goodbye", pb.Control(goodbye=pb.Goodbye(peer=PEER, proof=b"p")), CONTROL),
-    Example("call", pb.Control(call=pb.Call(peer=PEER, fragment=1)), CONTROL),
+    Example("call", pb.Control(call=pb.Call(peer=PEER, fragment=1, key=KEY)), CONTROL),
     Example("want", pb.Control(want=pb.Want(peer=PEER, fragment=1, have=b"h")), CONTROL),
     Example("offer", pb.Header(offer=OFFER), bare),
     Example("seal", pb.Header(seal=SEAL), bare),

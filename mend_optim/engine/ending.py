@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.state import EngineState
-from mend_optim.protocol.lineage import content_digest
+from mend_optim.protocol.lineage import PeerId, content_digest
 from mend_optim.protocol.messages import Beat, Rumor
 
 
@@ -82,6 +82,12 @@ class Ending:
         told = self._told.get(beat.ended)
         if told and told.anchors == self.state.anchors_digest():
             self._end(beat.ended)
+
+    def evicted(self, id: PeerId) -> None:
+        """A peer has fallen silent. It may have evicted us, too, and got on with others: nobody
+        knows on what it ended."""
+        for told in self._told.values():
+            told.tokens.pop(id.name, None)
 
     def end(self) -> Ended | None:
         """The end, with all learners that share it; None before all have agreed."""

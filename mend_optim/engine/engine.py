@@ -346,6 +346,7 @@ class Engine:
         state = self.state
         for id in state.roster.expire(now):
             self.presence.evicted(id)
+            self.ending.evicted(id)
         if now >= self.beats.due_at:
             self._beat(now)
         state.wake_at = NEVER

@@ -154,6 +154,18 @@ def test_a_peer_that_trains_on_is_in_no_account() -> None:
     assert ended.tokens == {"me": 0}
 
 
+def test_a_peer_that_fell_silent_is_in_no_account() -> None:
+    """It may have evicted this learner, too, and have ended on what it merged since."""
+    end = Finishing()
+    end.hear()
+    assert end.state.ready
+    end.driven.tick(100.0)
+    found = end.engine.ending.end()
+    assert found
+    assert found.alone
+    assert PEER.name not in found.tokens
+
+
 def test_a_learner_passes_on_how_far_others_are() -> None:
     end = Finishing()
     end.hear(ready=b"r" * 16, rumors=(end.rumor(),))

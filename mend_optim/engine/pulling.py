@@ -71,8 +71,10 @@ class Pulling:
         gives_way: bool = False,
         seal_only: bool = False,
     ) -> None:
-        """Ask a peer for the anchor that it shows: `whole`, or by a seal if one is all we lack."""
+        """Ask a peer for the anchor that it shows: `whole`, or by a seal if one is all we lack. If
+        it is believed, and more than a round ahead, it comes sooner as a whole."""
         state, p = self.state, fragment.fragment
+        whole = whole or (not seal_only and key.version > fragment.lineage.version + 1)
         if p not in state.wants and not state.claims.doubts(peer):
             until = now + state.policies.timing.round_timeout_s
             state.wants[p] = Wanted(peer, key, now, until, gives_way, seal_only)

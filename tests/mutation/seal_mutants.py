@@ -57,6 +57,22 @@ SEAL_MUTANTS = (
         ")",
         of("unit/transport/test_wire"),
     ),
+    Mutant(
+        "the-silent-are-in-the-account",
+        4,
+        "engine/engine",
+        "            self.ending.evicted(id)\n",
+        "",
+        of("unit/engine/test_ending"),
+    ),
+    Mutant(
+        "seal-by-seal-although-it-is-believed",
+        4,
+        "engine/pulling",
+        "whole = whole or (not seal_only and key.version > fragment.lineage.version + 1)",
+        "pass",
+        of("unit/engine/test_majority"),
+    ),
     # A sealer keeps the last seals that peers lack.
     Mutant("one-seal-is-kept", 4, "engine/seal_chain", "[-SEALS:]", "[-1:]", CHAIN),
     Mutant("all-seals-are-kept", 4, "engine/seal_chain", "[-SEALS:]", "[:]", CHAIN),

@@ -135,7 +135,7 @@ def test_another_peer_is_asked_for_what_one_did_not_hand_over() -> None:
     shows(engine)
     not_handed_over(engine)
     engine.beat(THIRD, NEWER)
-    assert engine.sent(Want) == [(THIRD, Want(ME, 0, BASE.digest))]
+    assert engine.sent(Want) == [(THIRD, Want(ME, 0, b""))]
 
 
 def test_nothing_new_instead_of_what_was_shown_is_a_failure() -> None:

@@ -90,7 +90,16 @@ def test_what_more_than_half_show_is_fetched() -> None:
     engine.beat(PEER, beyond, step=3)
     assert engine.sent(Want) == []
     engine.beat(THIRD, beyond, step=3)
-    assert engine.sent(Want) == [(THIRD, Want(ME, 0, engine.lineage.digest))]
+    assert engine.sent(Want) == [(THIRD, Want(ME, 0, b""))]
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_what_is_believed_and_farther_than_a_round_is_fetched_whole(ahead: int) -> None:
+    engine = experienced(PEER)
+    own = engine.lineage
+    beyond = grown(own) if ahead == 1 else grown(grown(own))
+    engine.beat(PEER, beyond, step=3)
+    assert [want.have for _, want in engine.sent(Want)] == [own.digest if ahead == 1 else b""]
 
 
 def test_between_two_learners_the_greater_anchor_wins() -> None:

@@ -46,7 +46,7 @@ test-floor: $(FLOOR_READY) ## the wire, TLS and metrics with the oldest grpcio, 
 		tests/unit/test_certs.py tests/together/test_security.py tests/together/test_signed_offers.py \
 		tests/together/test_check.py tests/together/test_survey.py tests/fuzz tests/unit/integrations/test_prometheus.py
 
-test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, peft, torch; and what is integrated
+test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, peft, stable-baselines3, torch; and what is integrated
 	$(PYTEST) tests/clients tests/unit/integrations \
 		tests/together/test_unusual.py -k "clients or integrations or free"
 

@@ -26,3 +26,12 @@ def test_of_lora_only_the_adapters_travel(tmp_path: Path) -> None:
         assert report["numbers_in_adapters"] < 0.1 * report["numbers_in_model"]
         model_bytes = report["numbers_in_model"] * FLOAT_BYTES
         assert 0 < report["bytes_sent"] < report["rounds"] * model_bytes / 2
+
+
+@needs("stable_baselines3")
+def test_a_policy_whose_optimizer_the_library_makes(tmp_path: Path) -> None:
+    a, b = play_pair("train_rl.py", tmp_path, "--steps", "384")
+    assert a["digest"]
+    assert a["digest"] == b["digest"]
+    assert a["tokens"] == b["tokens"] == {"a": 384, "b": 384}
+    assert a["reward"] == b["reward"] > 1.5 * max(a["first_reward"], b["first_reward"])

@@ -92,6 +92,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(1)
+    torch.manual_seed(0)  # all begin with the same weights
     model = make_model()
     optimizer = MendOptimizer(
         torch.optim.AdamW(model.parameters(), lr=3e-3),

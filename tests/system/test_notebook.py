@@ -38,6 +38,7 @@ def test_its_learners_end_on_one_model(names: dict[str, Any]) -> None:
     assert first.digest == second.digest
     assert dict(first.tokens) == dict(second.tokens)
     assert sorted(first.tokens) == ["a", "b"]
+    assert first.dropped_tokens == second.dropped_tokens == 0
     pairs = zip(names["model_a"].parameters(), names["model_b"].parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
     assert max(names["losses"]) < 0.1 * names["first_loss"]

@@ -23,7 +23,7 @@ from mend_optim.own_tensors import ModelTensors
 from mend_optim.runtime import new_weights
 from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.learner import Learner
-from mend_optim.runtime.long_wait import merging
+from mend_optim.runtime.long_wait import finishing, merging
 from mend_optim.settings import Settings
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import (
@@ -176,16 +176,16 @@ class Handover:
         learner = self._learner
         deadline = time.monotonic() + timeout_s
         learner.rest()
-        long_wait = learner.network.long_wait("synchronize() still waits", merging)
-        while True:
-            self.run(check)
-            long_wait.tell()
-            left = deadline - time.monotonic()
-            if learner.is_settled():
-                return True
-            if left <= 0 or learner.closed:
-                return False
-            learner.wait_for_news(min(left, self._settings.policies.timing.beat_s))
+        with learner.network.long_wait("synchronize() still waits", merging) as long_wait:
+            while True:
+                self.run(check)
+                long_wait.tell()
+                left = deadline - time.monotonic()
+                if learner.is_settled():
+                    return True
+                if left <= 0 or learner.closed:
+                    return False
+                learner.wait_for_news(min(left, self._settings.policies.timing.beat_s))
 
     def finish(self, timeout_s: float, check: Callable[[], None]) -> Ended | None:
         """Rest until all live learners have finished, then put the anchors into the parameters, but
@@ -193,13 +193,15 @@ class Handover:
         learner = self._learner
         deadline = time.monotonic() + timeout_s
         learner.rest(finishing=True)
-        while True:
-            self.run(check)
-            ended = learner.end()
-            left = deadline - time.monotonic()
-            if ended or left <= 0 or learner.closed:
-                break
-            learner.wait_for_end(min(left, self._settings.policies.timing.beat_s))
+        with learner.network.wait_bar("finish() waits", finishing) as bar:
+            while True:
+                self.run(check)
+                bar.draw()
+                ended = learner.end()
+                left = deadline - time.monotonic()
+                if ended or left <= 0 or learner.closed:
+                    break
+                learner.wait_for_end(min(left, self._settings.policies.timing.beat_s))
         if ended and not ended.keeps_own:
             self._take_anchors(for_good=True)
         return ended

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from mend_optim.engine.engine import Engine
+from mend_optim.runtime.wait_bar import WaitBar
 
 log = logging.getLogger("mend_optim")
 #: Seconds between two lines of one wait, and before the first.
@@ -37,12 +38,20 @@ class LongWait:
         self._what = what
         self._received = received
         self._clock = clock
+        self._bar = WaitBar(begin, what, received, clock)
         self._since = clock()
         self._before = received()
         self._due_at = self._since + LINE_EVERY_S
 
+    def __enter__(self) -> LongWait:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.__exit__(*error)
+
     def tell(self) -> None:
-        """Write a line, if one is due."""
+        """Write a line and draw the bar, if they are due."""
+        self._bar.draw()
         now = self._clock()
         if now < self._due_at:
             return
@@ -53,8 +62,12 @@ class LongWait:
 
     def until(self, holds: Callable[[], bool], wait: Wait) -> None:
         """Wait as long as it takes. `wait` is told for how many seconds it may wait at most."""
-        while not wait(holds, max(0.0, self._due_at - self._clock())):
-            self.tell()
+        with self:
+            while not wait(holds, self._left_s()):
+                self.tell()
+
+    def _left_s(self) -> float:
+        return min(max(0.0, self._due_at - self._clock()), self._bar.left_s())
 
 
 def joining(engine: Engine) -> str:
@@ -67,3 +80,10 @@ def merging(engine: Engine) -> str:
     totals, fragments = engine.state.totals, engine.state.fragments
     tokens = max((fragment.unmerged(totals).tokens for fragment in fragments), default=0)
     return f"{tokens:,} tokens to be merged" if tokens else "the others' work"
+
+
+def finishing(engine: Engine) -> str:
+    """The thing that a learner in `finish()` waits for. Call it with the mutex held."""
+    causes = engine.finish_wait.causes()
+    named = [f"{name} ({why})" for name, why in causes.items()]
+    return ", ".join(named) if named else merging(engine)

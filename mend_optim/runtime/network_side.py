@@ -20,6 +20,7 @@ from mend_optim.runtime.guard import Guard
 from mend_optim.runtime.long_wait import LongWait
 from mend_optim.runtime.network_loop import CLOSE_S, NetworkLoop
 from mend_optim.runtime.seen import sight_of
+from mend_optim.runtime.wait_bar import WaitBar
 from mend_optim.status import Traffic
 from mend_optim.transport.grpc_transport import Transport
 
@@ -102,13 +103,25 @@ class NetworkSide:
 
     def long_wait(self, begin: str, what: Callable[[Engine], str]) -> LongWait:
         """A wait of the training thread that begins now; `what` is called with the mutex held."""
+        return LongWait(f"{self._name}: {begin}", self._asker(what), self._bytes_received)
 
+    def wait_bar(self, begin: str, what: Callable[[Engine], str]) -> WaitBar:
+        """The same, if the engine writes the lines of the log."""
+        return WaitBar(f"{self._name}: {begin}", self._asker(what), self._bytes_received)
+
+    @property
+    def _name(self) -> str:
+        return self._engine.state.me.name
+
+    def _bytes_received(self) -> int:
+        return self.transport.bytes_received
+
+    def _asker(self, what: Callable[[Engine], str]) -> Callable[[], str]:
         def ask() -> str:
             with self._guard.mutex:
                 return what(self._engine)
 
-        name = self._engine.state.me.name
-        return LongWait(f"{name}: {begin}", ask, lambda: self.transport.bytes_received)
+        return ask
 
     def flush_soon(self) -> None:
         """Let the loop send the outbox and set its timer; once for any number of effects."""

@@ -177,6 +177,7 @@ CONFINED = {
     "lightning": {"integrations.lightning"},
     "pytorch_lightning": {"integrations.lightning"},
     "tensorboard": set(),
+    "tqdm": {"runtime.wait_bar"},
     "threading": {"runtime", "cli.watch.command", "ranks.courier"},
     "ssl": {"transport.security.files", "transport.security.probe"},
     "time": {

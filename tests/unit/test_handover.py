@@ -19,6 +19,7 @@ from mend_optim.model.layout import Layout
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.runtime.learner import Todo
 from mend_optim.runtime.long_wait import LongWait
+from mend_optim.runtime.wait_bar import WaitBar
 from mend_optim.settings import Settings, read_settings
 from mend_optim.worker.checkpoint import Kept
 from mend_optim.worker.correction import Correction, MomentCorrection
@@ -31,6 +32,9 @@ class ScriptedNetwork:
 
     def long_wait(self, begin: str, what: Any) -> LongWait:
         return LongWait(begin, lambda: "", lambda: 0)
+
+    def wait_bar(self, begin: str, what: Any) -> WaitBar:
+        return WaitBar(begin, lambda: "", lambda: 0)
 
 
 class ScriptedLearner:

@@ -16,7 +16,7 @@ FIRST = 17.0  # about the loss of the first weights
 
 
 def test_every_script_is_run_by_a_test() -> None:
-    own = {"task.py", "learner.py", "ddp.py"}
+    own = {"task.py", "learner.py", "without_dht.py", "ddp.py"}
     assert set(scripts_of(PAGE)) == own | {"local_sgd.py", "diloco.py"}
 
 
@@ -26,8 +26,9 @@ def losses(outputs: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(200)
-def test_learners_end_on_one_model(tmp_path: Path) -> None:
-    ends = losses(play_command(PAGE, "learner.py", tmp_path))
+@pytest.mark.parametrize("script", ["learner.py", "without_dht.py"])
+def test_learners_end_on_one_model(tmp_path: Path, script: str) -> None:
+    ends = losses(play_command(PAGE, script, tmp_path))
     assert set(ends) == {"learner-0", "learner-1"}
     assert ends["learner-0"] == ends["learner-1"]
     assert float(ends["learner-0"]) < FIRST / 2

@@ -211,15 +211,29 @@ CLI_MUTANTS = (
     mutant(
         "a-second-run-came-back-from-the-first",
         "cli/ledger/forks",
-        "if at is None and _is_other_run(chains, keys):",
-        "if ended and at is None and _is_other_run(chains, keys):",
+        "if _is_other_run(chains, at, keys):",
+        "if ended and _is_other_run(chains, at, keys):",
         VERDICT,
     ),
     mutant(
         "a-change-of-models-is-another-run",
         "cli/ledger/forks",
-        "return not is_both and (over",
+        "return not ours & theirs and (over",
         "return (over",
+        VERDICT,
+    ),
+    mutant(
+        "who-worked-for-two-runs-is-overlooked",
+        "cli/ledger/forks",
+        "return wrote | {PeerId",
+        "return wrote or {PeerId",
+        VERDICT,
+    ),
+    mutant(
+        "a-fork-before-a-restart-is-another-run",
+        "cli/ledger/forks",
+        "return not tokens and not version",
+        "return True",
         VERDICT,
     ),
     mutant(

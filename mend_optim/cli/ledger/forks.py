@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mend_optim.cli.ledger.chains import AnchorKey, Chains, Link
+from mend_optim.cli.ledger.lines import Line
 from mend_optim.protocol.lineage import PeerId
 
 
@@ -25,8 +26,8 @@ class Fate(Enum):
     OPEN = "open"
     #: It has no anchor in common with the trunk: it is another model.
     APART = "apart"
-    #: So it is, and it ended before the trunk began, or began after its end: all learners had
-    #: started anew, perhaps with the same ledger files.
+    #: It has none but perhaps first weights, and it ended before the trunk began, or began after
+    #: its end: all learners had started anew, perhaps with the same ledger files.
     OTHER_RUN = "another run"
 
 
@@ -97,7 +98,7 @@ def _fork_of(chains: Chains, first: AnchorKey, keys: list[AnchorKey]) -> Fork:
 
 
 def _fate_of(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey], ended: set[str]) -> Fate:
-    if at is None and _is_other_run(chains, keys):
+    if _is_other_run(chains, at, keys):
         return Fate.OTHER_RUN
     if not ended:
         return Fate.HEALED
@@ -109,25 +110,41 @@ def _fate_of(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey], ended:
     return Fate.APART if at is None else Fate.OPEN
 
 
-def _is_other_run(chains: Chains, keys: list[AnchorKey]) -> bool:
-    """Whether these anchors, which have none in common with the trunk, were made before it began or
-    after it had ended, and no process has anchors of both."""
-    if chains.anchors[keys[0]].link is Link.UNKNOWN or _went_back_from(chains, None):
+def _is_other_run(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey]) -> bool:
+    """Whether these anchors, which have at most first weights in common with the trunk, were made
+    before it began or after it had ended, and no process has to do with both.
+
+    A line of the first weights counts for the side that its process went on with."""
+    if chains.anchors[keys[0]].link is Link.UNKNOWN or _went_back_from(chains, at):
         return False
-    begun, over = _span(chains, keys)
-    begins, ends = _span(chains, chains.trunk)
-    is_both = _processes(chains, keys) & _processes(chains, chains.trunk)
-    return not is_both and (over < begins or ends < begun)
+    if at is not None and not _is_first_weights(at):
+        return False
+    trunk = [key for key in chains.trunk if key != at]
+    if not trunk:
+        return False
+    ours, theirs = _processes(chains, keys), _processes(chains, trunk)
+    first = chains.anchors[at].lines if at is not None else []
+    begun, over = _span(chains, keys, [line for line in first if line.by in ours])
+    begins, ends = _span(chains, trunk, [line for line in first if line.by in theirs])
+    return not ours & theirs and (over < begins or ends < begun)
+
+
+def _is_first_weights(key: AnchorKey) -> bool:
+    """Whether nothing was merged in this anchor: scripts with a fixed seed make it again."""
+    tokens, version, _ = key
+    return not tokens and not version
 
 
 def _processes(chains: Chains, keys: Iterable[AnchorKey]) -> set[PeerId]:
-    """The processes that wrote down these anchors."""
-    return {line.by for key in keys for line in chains.anchors[key].lines}
+    """The processes that wrote down these anchors, or worked for them."""
+    anchors = [chains.anchors[key] for key in keys]
+    wrote = {line.by for anchor in anchors for line in anchor.lines}
+    return wrote | {PeerId(m.name, m.incarnation) for anchor in anchors for m in anchor.members}
 
 
-def _span(chains: Chains, keys: Iterable[AnchorKey]) -> tuple[float, float]:
-    """When the first and the last line of these anchors were written."""
-    times = [line.time for key in keys for line in chains.anchors[key].lines]
+def _span(chains: Chains, keys: Iterable[AnchorKey], more: Iterable[Line]) -> tuple[float, float]:
+    """When the first and the last line of these anchors were written, or of those lines."""
+    times = [line.time for key in keys for line in (*chains.anchors[key].lines, *more)]
     return min(times), max(times)
 
 

@@ -266,11 +266,9 @@ def _fork_finding(fork: Fork, where: str) -> Finding:
             text = f"{on_it}; {ended} ended on it, and the others went on without it"
             return _broken(text, f"let {ended} meet the others: check the network between them")
         case Fate.OTHER_RUN:
-            return Finding(
-                severity=Severity.NOTE,
-                text=f"{names}: another run{where}, with {which}; it has nothing in common with"
-                " this one",
-            )
+            common = "nothing" if fork.at is None else "only its first weights"
+            text = f"{names}: another run{where}, with {which}; it has {common} in common with this"
+            return Finding(severity=Severity.NOTE, text=f"{text} one")
         case Fate.APART:
             return _apart(fork, on_it, ended)
 

@@ -314,6 +314,54 @@ def test_a_second_run_of_the_same_learners_in_the_same_files_is_a_note() -> None
     assert "came back" not in told
 
 
+def same_first_weights(*, overlap: bool = False, shared: bool = False) -> list[Source]:
+    """A run of a and b, and one of c and d, with the same first weights, which b and d have taken
+    whole. They are one after the other, unless they `overlap`; or c is a process that was `shared`:
+    it had an offer in the first run."""
+    first = Ledgers("abc" if shared else "ab")
+    second = Ledgers("cd")
+    second.now += 5 if overlap else 1000
+    for ledgers in (first, second):
+        sealer, taker = ("a", "b") if ledgers is first else ("c", "d")
+        ledgers.whole(taker, of=sealer)
+        workers = {sealer: 2, taker: 2}
+        for _ in range(3):
+            members = workers | {"c": 2} if shared and ledgers is first else workers
+            ledgers.round(members, (sealer, taker))
+    of_both = {name: [*lines] for name, lines in first.text if name != "c"}
+    return [*of_both.items(), *second.text]
+
+
+def test_an_earlier_run_with_the_same_first_weights_is_a_note() -> None:
+    verdict = judged(same_first_weights())
+    assert verdict.status == 0
+    (told,) = [note for note in texts(verdict, Severity.NOTE).splitlines() if "another run" in note]
+    assert "it has only its first weights in common with this one" in told
+
+
+@pytest.mark.parametrize("how", ["overlap", "shared"])
+def test_a_fork_from_the_first_weights_is_no_other_run(how: str) -> None:
+    verdict = judged(same_first_weights(**{how: True}))
+    assert verdict.status == 1
+    assert "a branch" in texts(verdict, Severity.BROKEN)
+    assert "another run" not in texts(verdict, Severity.NOTE)
+
+
+def test_a_fork_from_merged_work_is_no_other_run_though_all_were_started_again() -> None:
+    ledgers = run_of([{"a": 1, "b": 2, "c": 3}])
+    base = dict(ledgers.lineages)
+    for pair in ("ab", "bc"):
+        ledgers.lineages.update(base)
+        for name in pair:
+            ledgers.restart(name)
+        ledgers.now += 1000
+        for _ in range(2):
+            ledgers.round(dict.fromkeys(pair, 2), pair)
+    verdict = judged(ledgers.text)
+    assert verdict.status == 1
+    assert "another run" not in texts(verdict, Severity.NOTE)
+
+
 def test_a_process_that_went_over_to_another_model_is_of_the_same_run() -> None:
     assert "all came back from it" in texts(judged(second_run(restarts=False)), Severity.NOTE)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return run
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A shell has jobs in the background ignore Ctrl-C, and so do their children, unless one of
+    them has a handler."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_it_with_a_line_and_a_goodbye() -> None:
     """In place of a traceback and a silence that the others wait out."""
     base = [sys.executable, str(SCRIPT), "--steps", "1000000", "--batch", "2", "--sync-every", "8"]

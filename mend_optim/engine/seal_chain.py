@@ -30,9 +30,6 @@ class SealChain:
     def last(self) -> Seal | None:
         return self._seals[-1] if self._seals else None
 
-    def __len__(self) -> int:
-        return len(self._seals)
-
     def add(self, seal: Seal, shown: Collection[Key]) -> None:
         """A seal was made. `shown` are the anchors that live peers have, as far as we know."""
         if self.last and self.last.key.digest != seal.base:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.alongside import ROOT, run_alongside
 from tests.system.processes import free_addresses
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PATIENCE_S = 100  # imports of client libraries on a busy machine included
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# (\w+\.py)\n")
 END = re.compile(r"^stopped at step (\d+); (\w+), loss (\S+)$", re.MULTILINE)
@@ -74,25 +71,4 @@ def run_together(
     each environment. Fails with the output of the first that ends badly or late."""
     for script, text in scripts_of(page).items():
         (folder / script).write_text(text, encoding="utf-8")
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
-    common = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    outputs = [folder / f"output-{number}.txt" for number in range(len(settings))]
-    started = []
-    try:
-        for own, output in zip(settings, outputs, strict=True):
-            with output.open("w") as stdout:
-                process = subprocess.Popen(
-                    [sys.executable, *arguments],
-                    cwd=folder,
-                    env={**common, **own},
-                    stdout=stdout,
-                    stderr=subprocess.STDOUT,
-                )
-            started.append(process)
-        for process, output in zip(started, outputs, strict=True):
-            assert process.wait(timeout=PATIENCE_S) == 0, output.read_text()
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return [output.read_text() for output in outputs]
+    return run_alongside([arguments] * len(settings), folder, settings)

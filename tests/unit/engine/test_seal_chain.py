@@ -120,7 +120,9 @@ def test_an_offer_that_is_merged_already_is_answered_with_its_own_seal() -> None
 
 def test_once_all_have_gone_past_a_seal_it_is_let_go() -> None:
     engine = sealer_two_rounds_ahead()
-    assert len(engine.engine.state.seals[0]) == 2
+    chain = engine.engine.state.seals[0]
+    assert chain.on(BASE.digest, engine.lineage.key)
     engine.beat(PEER, engine.lineage)
     sealed(engine, seq=3, follows=2)
-    assert len(engine.engine.state.seals[0]) == 1
+    assert chain.last
+    assert chain.on(BASE.digest, engine.lineage.key) is None

@@ -47,7 +47,7 @@ class LongWait:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.__exit__(*error)
+        self._bar.close()
 
     def tell(self) -> None:
         """Write a line and draw the bar, if they are due."""

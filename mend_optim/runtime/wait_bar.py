@@ -50,6 +50,10 @@ class WaitBar:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Clear the bar. No other is drawn in this wait."""
         self._over = True
         if self._bar is not None:
             self._bar.close()

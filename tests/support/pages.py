@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.alongside import ROOT, run_alongside
-from tests.system.processes import free_addresses
+from tests.system.processes import free_addresses, port_of_all_hosts
 
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -58,8 +58,8 @@ def play_command(page: str, name: str, folder: Path) -> list[str]:
 
 def play_ranks(page: str, name: str, folder: Path, ranks: int = 2) -> list[str]:
     """Run one script of a page as ranks of `torch.distributed`; their outputs."""
-    host, port = free_addresses(1)[0].split(":")
-    place = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port_of_all_hosts()}
+    place["WORLD_SIZE"] = str(ranks)
     settings = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     return run_together(page, [name], folder, settings)
 

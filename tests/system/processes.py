@@ -29,6 +29,7 @@ NEWS = threading.Condition()  # notified at every line of output
 TIMING = {"beat_s": 0.2, "join_timeout_s": 10.0, "round_timeout_s": 10.0, "evict_after_s": 3.0}
 Facts = dict[str, Any]
 _HOSTS = itertools.count()
+_HELD: list[socket.socket] = []
 
 
 def free_addresses(count: int) -> list[str]:
@@ -41,6 +42,16 @@ def free_addresses(count: int) -> list[str]:
     with ExitStack() as held:
         servers = [held.enter_context(socket.create_server((host, 0))) for _ in range(count)]
         return [f"{host}:{server.getsockname()[1]}" for server in servers]
+
+
+def port_of_all_hosts() -> str:
+    """A port for the ranks of a learner, of which the first listens on every host. It is held until
+    this process ends, so the system gives it to nobody else."""
+    holder = socket.socket()
+    _HELD.append(holder)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    return str(holder.getsockname()[1])
 
 
 def _own_host() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.system import torchrun_learner
+from tests.system.processes import port_of_all_hosts
 
 SCRIPT = Path(torchrun_learner.__file__)
 PATIENCE_S = 200.0
@@ -113,11 +113,6 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     runs.destroy()
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
-
-
 def check_one_model(ends: list[Line], *names: str) -> None:
     assert all(end["agreed"] for end in ends), ends
     assert {end["digest"] for end in ends} == {ends[0]["digest"]}
@@ -143,7 +138,7 @@ def test_ranks_that_are_one_learner_are_found_by_their_lead(runs: Runs) -> None:
 
 
 def test_the_nodes_of_a_torchrun_train_one_model(runs: Runs) -> None:
-    place = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    place = f"--rdzv-endpoint=127.0.0.1:{port_of_all_hosts()}"
     options = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", place)
     nodes = [runs.torchrun(*options, "--local-addr=127.0.0.1") for _ in range(2)]
     runs.merged("learner-0-0", "learner-1-0")
@@ -162,7 +157,7 @@ def test_processes_that_torchrun_starts_again_find_each_other(runs: Runs) -> Non
 
 
 def test_learners_train_on_when_the_stores_process_dies(runs: Runs) -> None:
-    port = free_port()
+    port = port_of_all_hosts()
     processes = [runs.start(**variables(rank, port)) for rank in range(3)]
     names = ["learner-0-0", "learner-1-0", "learner-2-0"]
     runs.merged(*names)

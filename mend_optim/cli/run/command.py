@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import socket
 import sys
 import tempfile
-from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
 from mend_optim.cli.run.crew import Crew
+from mend_optim.cli.run.held_ports import held_addresses
 from mend_optim.cli.run.seats import Table
 from mend_optim.cli.run.supervisor import Supervisor, write_all
 from mend_optim.errors import UsageError, require
@@ -93,10 +92,13 @@ def run(given: argparse.Namespace) -> int:
     require(given.restarts >= 0, "--restarts", given.restarts, "an int >= 0")
     for argument, seconds in (("--pause", given.pause), ("--grace", given.grace)):
         require(0 <= seconds < 1e6, argument, seconds, "a number of seconds >= 0")
-    with tempfile.TemporaryDirectory(prefix="mend-run-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="mend-run-") as folder,
+        held_addresses(HOST, len(names), given.port) as addresses,
+    ):
         table = Table(
             names=names,
-            addresses=_addresses(len(names), given.port),
+            addresses=addresses,
             command=command,
             secret=_secret(given, Path(folder)),
             credentials=str(given.credentials or ""),
@@ -133,27 +135,6 @@ def _command(words: list[str]) -> list[str]:
     bound = "a program that this shell finds"
     require(found is not None, "COMMAND", command[0], bound, "correct its name, or give its path")
     return command
-
-
-def _addresses(count: int, first: int | None) -> list[str]:
-    """Addresses that are free. All are held until the last is known, so that no two are the
-    same."""
-    if first is not None:
-        bound = f"a port from 1 to {65536 - count}"
-        require(1 <= first <= 65536 - count, "--port", first, bound)
-    with ExitStack() as held:
-        ports = []
-        for i in range(count):
-            port = 0 if first is None else first + i
-            try:
-                server = held.enter_context(socket.create_server((HOST, port)))
-            except OSError as error:
-                raise UsageError(
-                    f"--port must be the first of {count} free ports, got {first}: {port} is not"
-                    f" ({error.strerror}); leave it out to take free ones"
-                ) from None
-            ports.append(server.getsockname()[1])
-    return [f"{HOST}:{port}" for port in ports]
 
 
 def _secret(given: argparse.Namespace, folder: Path) -> str:

@@ -89,7 +89,7 @@ class Adopter:
         if not state.mode.may_adopt or any(f.is_moving for f in state.fragments):
             return
         shared = state.fragments[: len(beat.reports)]
-        state.begin_switch(Switch(beat.peer, beat.genesis, len(shared), gives_way))
+        state.begin_switch(Switch(beat.peer, beat.genesis, len(shared), beat.begun, gives_way))
         state.wants.clear()
         for fragment, report in zip(shared, beat.reports, strict=False):
             self.pulling.want(now, fragment, beat.peer, report.key, whole=True)
@@ -290,8 +290,8 @@ class Adopter:
         state = self.state
         keys = [anchor.lineage.key for anchor in switch.states.values()]
         own_keys = map(state.key, state.fragments[: switch.fragments])
-        ours = model_key(own_keys, state.genesis, state.totals.step > 0)
-        return model_key(keys, switch.genesis, started=True) > ours
+        ours = model_key(own_keys, state.genesis, state.begun)
+        return model_key(keys, switch.genesis, switch.begun) > ours
 
     def finish_switch(self) -> None:
         """Install the other model once all of it is here and every fragment stands still."""

@@ -240,5 +240,5 @@ def models(state: EngineState, beat: Beat) -> tuple[ModelKey, ModelKey]:
     shared = min(len(beat.reports), len(state.fragments))
     keys = (report.key for report in beat.reports[:shared])
     own_keys = map(state.key, state.fragments[:shared])
-    ours = model_key(own_keys, state.genesis, state.totals.step > 0)
-    return model_key(keys, beat.genesis, beat.step > 0), ours
+    ours = model_key(own_keys, state.genesis, state.begun)
+    return model_key(keys, beat.genesis, beat.begun), ours

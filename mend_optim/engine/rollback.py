@@ -56,7 +56,7 @@ class Rollbacks:
         rollback = Rollback(self._next_number(anchors), state.me.name)
         former = (anchor.lineage.digest for anchor in anchors)
         genesis = rollback.genesis(state.genesis, repr(state.me).encode(), *former)
-        switch = Switch(state.me, genesis, len(anchors))
+        switch = Switch(state.me, genesis, len(anchors), state.begun)
         for p, anchor in enumerate(anchors):
             switch.states[p] = State(
                 peer=state.me,

@@ -19,7 +19,7 @@ from mend_optim.engine.round import Round
 from mend_optim.engine.seal_chain import SealChain
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.seeds import Seeds
-from mend_optim.protocol.lineage import Key, Lineage, PeerId, content_digest
+from mend_optim.protocol.lineage import Key, Lineage, PeerId, begun, content_digest
 from mend_optim.protocol.messages import Beat, Message, Seal, State, Want
 from mend_optim.protocol.refusals import Refusals
 
@@ -43,6 +43,8 @@ class Switch:
     peer: PeerId
     genesis: bytes
     fragments: int
+    #: How far its learner had begun with it when this learner asked.
+    begun: int
     #: Whether the other model is the lesser one, and this learner yields to it.
     gives_way: bool = False
     states: dict[int, State] = field(default_factory=dict)
@@ -181,6 +183,11 @@ class EngineState:
         """Whether this learner's weights are the anchor: it has joined, and no peer has its
         genesis."""
         return self.mode.alone
+
+    @property
+    def begun(self) -> int:
+        """How far this learner has begun with its model."""
+        return begun(self.joined, self.totals.step)
 
     @property
     def finishes(self) -> bool:

@@ -333,22 +333,28 @@ class ModelKey(NamedTuple):
     rollbacks: int
     #: Tokens in all anchors of the model.
     tokens: int
-    #: Whether a learner trains it. Breaks the tie before the first seal: a model in training is
-    #: worth more than first weights.
-    started: bool
+    #: How far a learner has begun with it (`begun`). Breaks the tie before the first seal.
+    begun: int
     #: The sum of the anchors' versions.
     version: int
     #: The first weights, which break the last tie.
     genesis: bytes
 
 
-def model_key(keys: Iterable[Key], genesis: bytes, started: bool) -> ModelKey:
+def begun(joined: bool, step: int) -> int:
+    """How far a learner has begun with its model: 0 before it joins, then 1, and 2 from its first
+    step on. A model with steps is worth more than first weights. A learner that has joined steps
+    at any time, so a newcomer must not give it other weights."""
+    return 2 if step else int(joined)
+
+
+def model_key(keys: Iterable[Key], genesis: bytes, begun: int) -> ModelKey:
     """Return a model's place in the order of models, from its anchors' keys."""
     listed = list(keys)
     return ModelKey(
         rollbacks=rollbacks(genesis),
         tokens=sum(k.tokens for k in listed),
-        started=started,
+        begun=begun,
         version=sum(k.version for k in listed),
         genesis=genesis,
     )

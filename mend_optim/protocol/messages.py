@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.lineage import NOWHERE, Claim, Entry, Key, Lineage, PeerId
+from mend_optim.protocol.lineage import NOWHERE, Claim, Entry, Key, Lineage, PeerId, begun
 
 #: The codec of a packet that is left out of a seal, because it is that of the receiver's own offer.
 YOURS = "yours"
@@ -206,6 +206,11 @@ class Beat:
     turned_away: tuple[PeerId, ...] = ()
     #: The sender's zone: see `membership/zones.py`. Empty if it is in none.
     zone: str = ""
+
+    @property
+    def begun(self) -> int:
+        """How far the sender has begun with its model."""
+        return begun(self.training, self.step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mend_optim.engine.state import Switch
 from mend_optim.membership.seeds import Seeds
-from mend_optim.protocol.lineage import Lineage, PeerId, model_key
+from mend_optim.protocol.lineage import Lineage, PeerId, begun, model_key
 from mend_optim.protocol.messages import State
 from mend_optim.protocol.unreached import Unreached
 from tests.support.strategies import digests, lineages
@@ -21,11 +21,11 @@ def state(fragment: int) -> State:
 def test_models_are_ordered_by_the_sums_over_their_fragments(
     fragments: list[Lineage], genesis: bytes
 ) -> None:
-    key = model_key((f.key for f in fragments), genesis, False)
+    key = model_key((f.key for f in fragments), genesis, 1)
     assert key == (
         0,
         sum(f.tokens for f in fragments),
-        False,
+        1,
         sum(f.version for f in fragments),
         genesis,
     )
@@ -33,13 +33,20 @@ def test_models_are_ordered_by_the_sums_over_their_fragments(
 
 def test_a_trained_model_is_greater_and_the_genesis_breaks_ties() -> None:
     fresh, trained = Lineage.fresh(b"z"), Lineage(tokens=1, version=0, digest=b"d", genesis=b"a")
-    assert model_key([trained.key], b"a", False) > model_key([fresh.key], b"z", True)
-    assert model_key([fresh.key], b"a", True) > model_key([fresh.key], b"z", False)
-    assert model_key([fresh.key], b"z", False) > model_key([Lineage.fresh(b"a").key], b"a", False)
+    joined, steps = begun(joined=True, step=0), begun(joined=True, step=1)
+    assert model_key([trained.key], b"a", 0) > model_key([fresh.key], b"z", steps)
+    assert model_key([fresh.key], b"a", steps) > model_key([fresh.key], b"z", joined)
+    assert model_key([fresh.key], b"a", joined) > model_key([fresh.key], b"z", 0)
+    assert model_key([fresh.key], b"z", 0) > model_key([Lineage.fresh(b"a").key], b"a", 0)
+
+
+def test_steps_count_before_a_learner_joins() -> None:
+    """It goes on where a checkpoint stood."""
+    assert begun(joined=False, step=1) == begun(joined=True, step=1)
 
 
 def test_a_switch_is_complete_once_every_fragment_has_arrived() -> None:
-    switch = Switch(B, b"g", 2)
+    switch = Switch(B, b"g", fragments=2, begun=1)
     switch.states[1] = state(1)
     switch.states[1] = state(1)
     assert not switch.complete

@@ -108,8 +108,8 @@ def test_a_model_with_more_rollbacks_is_the_greater_one(
     """However much has been trained in the other one, and whether or not somebody trains it."""
     genesis = Rollback(number, "a").genesis(part)
     before = GENESIS if number == 1 else Rollback(number - 1, "z").genesis(part)
-    rolled = model_key((lineage.key for lineage in earlier), genesis, False)
-    assert rolled > model_key((lineage.key for lineage in later), before, True)
+    rolled = model_key((lineage.key for lineage in earlier), genesis, 0)
+    assert rolled > model_key((lineage.key for lineage in later), before, 2)
 
 
 @given(lineages, counts, names)

@@ -38,6 +38,7 @@ OUTER, ANCHOR, JOINING, FEEDBACK = (
     of("unit/worker/test_feedback"),
 )
 SEALERS = of("unit/membership/test_sealers")
+NEWCOMERS = of("virtual/test_cluster", "newcomers")
 WAITING, PRESENCE = of("unit/engine/test_waiting"), of("unit/engine/test_presence")
 LONG_WAIT = of("unit/runtime/test_long_wait")
 NAMESAKES = of("unit/engine/test_namesakes")
@@ -224,6 +225,15 @@ MUTANTS = (
            "return asked is not None and asked.gives_way", "return True", ADOPTING),
     Mutant("take-another-model-as-ours", 4, "engine/adoption", "is_other = lineage.genesis != state.genesis or lineage.key", "is_other = lineage.key", ADOPTING),
     Mutant("fresh-model-wins", 4, "engine/adoption", "elif not same and theirs > ours:", "elif not same:", ADOPTING),
+    Mutant("joined-first-weights-are-no-more-than-others", 4, "protocol/lineage", "return 2 if step else int(joined)",
+           "return 2 if step else 0", JOINING),
+    Mutant("steps-are-no-more-than-first-weights", 4, "protocol/lineage", "return 2 if step else int(joined)", "return int(joined)",
+           JOINING),
+    Mutant("a-peer-that-has-joined-is-a-newcomer", 4, "protocol/messages", "return begun(self.training, self.step)",
+           "return begun(False, self.step)", NEWCOMERS),
+    Mutant("a-newcomer-even-when-it-has-joined", 4, "engine/state", "return begun(self.joined, self.totals.step)",
+           "return begun(False, self.totals.step)", NEWCOMERS),
+    Mutant("first-weights-arrive-as-trained", 4, "engine/adoption", "switch.genesis, switch.begun)", "switch.genesis, 2)", ADOPTING),
     Mutant("model-order-without-tokens", 4, "protocol/lineage", "tokens=sum(k.tokens for k in listed)", "tokens=0", JOINING),
     Mutant("carry-progress-across-genesis", 4, "engine/adoption",
            "self._install(anchors, merged_own_offer=False, replace=True)", "self._install(anchors, merged_own_offer=False, replace=False)", ADOPTING),

@@ -53,6 +53,29 @@ def test_fresh_process_adopts_trained_weights(seed: int) -> None:
         assert own <= set(learner.agreed(0))
 
 
+@pytest.mark.parametrize("seed", range(many(8, 20)))
+def test_newcomers_adopt_the_first_weights_of_a_learner_that_has_joined(seed: int) -> None:
+    """Even before its first step: it may step before it hears of them, and drops no step."""
+    cluster = Cluster(3, seed, policies())
+    first, *newcomers = cluster.names
+    cluster.start(first)
+    alone = cluster.learners[first]
+    cluster.pause(first, 100)
+    assert cluster.until(lambda: alone.engine.state.joined, 60)
+    assert not alone.engine.state.totals.step
+    genesis = alone.engine.state.genesis
+    for name in newcomers:
+        cluster.start(name)
+    learners = [cluster.learners[name] for name in newcomers]
+    assert cluster.until(lambda: all(x.engine.state.joined for x in learners), 60)
+    assert {x.engine.state.genesis for x in cluster.learners.values()} == {genesis}
+    cluster.run(150)
+    assert cluster.settle()
+    assert alone.engine.state.totals.step
+    assert {f.dropped_tokens for f in alone.engine.state.fragments} == {0}
+    assert {x.engine.state.genesis for x in cluster.learners.values()} == {genesis}
+
+
 def with_a_slow_learner(seed: int, grace_s: float) -> tuple[Cluster, float]:
     """Three learners, one of them three times slower; and the share of the rounds that merged
     tokens of the slow one."""

@@ -589,6 +589,20 @@ def test_another_model_that_is_less_trained_is_never_taken() -> None:
         assert engine.engine.state.switch is None
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_first_weights_that_arrive_after_our_first_step_are_not_taken(steps: int) -> None:
+    """They were to be had when they were asked for: nobody had taken a step."""
+    theirs = Lineage.fresh(b"z" + GENESIS)
+    engine = DrivenEngine()
+    engine.beat(THIRD, Lineage.fresh(GENESIS), step=0)
+    engine.beat(PEER, theirs, genesis=theirs.genesis, step=0)
+    assert engine.engine.state.switch is not None
+    engine.step(steps)
+    engine.receive(state_of(theirs))
+    assert len(engine.jobs(Install)) == 1 - steps
+    assert engine.engine.state.switch is None
+
+
 # A group that only we have, when the model is another one
 
 

@@ -54,7 +54,7 @@ from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.security.credentials import Credentials
 from mend_optim.transport.seeking import PeerList
 from mend_optim.worker.checkpoint import Checkpoint, is_past, newest
-from mend_optim.worker.merge import MERGES, SHARED
+from mend_optim.worker.merge import LINEAR, MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
 from mend_optim.worker.offer_sizes import Guard, sizes_nbytes
 from mend_optim.worker.outer import Outer
@@ -336,6 +336,7 @@ def read_settings(
         limits=limits,
         failslow=failslow,
         residual_in_weights=encoded.residual_in_weights and merge in SHARED,
+        joins=encoded.exact and merge in LINEAR and not (isinstance(guard, Guard) and guard.clip),
         zone=_zone(zone),
         unflushed_merge=merge if encoded.residual_in_weights and merge not in SHARED else "",
     )

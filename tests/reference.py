@@ -539,13 +539,12 @@ def sealers(fragments: int, names: Sequence[str]) -> list[str]:
 
 
 def first_hop(zones: dict[str, str], me: str, to: str, fragment: int) -> str:
-    """The learner that `me` sends its offer to, so that it reaches `to`: of its zone, the one that
+    """The learner that `me` gives its offer to, so that it reaches `to`: of its zone, the one that
     would seal the fragment if there were no others; none if both are in one zone."""
     if not zones[me] or me == to or zones[me] == zones[to]:
         return to
     inside = [name for name, zone in zones.items() if zone == zones[me]]
-    relay = sealers(fragment + 1, inside)[fragment]
-    return to if relay == me else relay
+    return sealers(fragment + 1, inside)[fragment]
 
 
 def chain_of_seals(shown: Sequence[Sequence[int]], jumps: set[int], most: int) -> list[int]:
@@ -561,3 +560,23 @@ def chain_of_seals(shown: Sequence[Sequence[int]], jumps: set[int], most: int) -
         if all(any(place <= i for place in shown[later]) for later in range(i + 1, made))
     ]
     return kept[-most:]
+
+
+def whole_offers(
+    parts: dict[str, tuple[int, list[tuple[str, int]]]], carriers: dict[str, str]
+) -> set[str]:
+    """The senders of the offers that can be merged. `parts`: by sender, the number of its offer,
+    and the (sender, number) of all others that are in it. `carriers`: by sender, the one in whose
+    offer its own is."""
+    stay = set(parts)
+    for _ in parts:
+        for name in list(stay):
+            carrier = carriers.get(name, name)
+            _, others = parts.get(carrier, (0, []))
+            needed = {(carrier, parts.get(carrier, (0, []))[0]), *others}
+            here = {(each, parts[each][0]) for each in stay}
+            carried = all(carriers.get(each) == carrier for each, _ in others)
+            mentioned = name == carrier or (name, parts[name][0]) in others
+            if not (needed <= here and carried and mentioned):
+                stay.discard(name)
+    return stay

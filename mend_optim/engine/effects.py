@@ -77,6 +77,19 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Make one offer of those of a zone: see `worker/joint.py`."""
+
+    fragment: int
+    #: The sealer that is to get it.
+    sealer: PeerId
+    #: The members' offers, our own first.
+    offers: tuple[Offer, ...]
+    #: Their weights, in the same order. Invariant: they sum to 1.
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
     """Merge offers into one delta, average their moments, and take the digest of it all."""
 
@@ -187,6 +200,7 @@ Job = (
     | Reoffer
     | Extend
     | Inspect
+    | Join
     | Merge
     | Advance
     | Install

@@ -12,7 +12,7 @@ from mend_optim.engine.residual_share import NO_SHARE
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import FANOUT
-from mend_optim.membership.zones import first_hop
+from mend_optim.membership.zones import are_neighbours, first_hop
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Call, Message, Offer, Report, nbytes
 
@@ -56,7 +56,14 @@ class Offers:
         if sealer is None or pending.direct:
             return sealer
         self._withholding = {id: until for id, until in self._withholding.items() if until > now}
-        return first_hop(self.state.roster, p, sealer, self._withholding)
+        hop = first_hop(self.state.roster, p, sealer, self._withholding)
+        return sealer if hop == self.state.me and not self._gathers(p) else hop
+
+    def _gathers(self, p: int) -> bool:
+        """Whether this learner, as a relay, joins offers with its own."""
+        roster = self.state.roster
+        near = any(are_neighbours(roster, roster.me, id) for id in roster.alive())
+        return near and self.state.joins(p)
 
     def resend(self, now: float, fragment: Progress) -> None:
         """Offer again if the learner that has the offer died, lost it, or runs the fragment's
@@ -67,7 +74,8 @@ class Offers:
         live = self._is_live(pending.sent_to)
         sealer = self.state.roster.sealer(fragment.fragment)
         target = self._first_hop(now, pending, sealer, fragment.fragment)
-        moved = target != pending.sent_to and (pending.delivered or not live)
+        on_its_way = (target, sealer) if target == self.state.me else (target,)
+        moved = pending.sent_to not in on_its_way and (pending.delivered or not live)
         if not live or moved or now >= pending.resend_at:
             self.send_offer(now, fragment, None)
 
@@ -122,6 +130,8 @@ class Offers:
         relay = self._first_hop(now, pending, caller, p)
         if relay is None or relay != pending.sent_to:
             return True
+        if relay == self.state.me:
+            return False  # it waits here for those of our neighbours
         waited = now - pending.sent_at
         if waited < 2 * self.patience(pending):  # it goes two ways, and back
             return False

@@ -19,6 +19,7 @@ from mend_optim.engine.effects import (
     Inspect,
     Install,
     Job,
+    Join,
     Merge,
     Prepare,
     Reoffer,
@@ -65,6 +66,9 @@ class Outcomes:
                 self._prepared(now, job, done)
             case Inspect():
                 self.sealer.inspected(now, job.offer, done)
+            case Join():
+                self.sealer.relaying.joined(now, job, done)
+                self.sealer.poll(now, job.fragment)
             case Merge():
                 self.sealer.merged(now, job, done)
             case Advance():

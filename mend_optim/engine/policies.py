@@ -44,6 +44,8 @@ class Policies:
     unflushed_merge: str = ""
     #: Whether learners sign their offers. Then offers of nothing have bytes to check, too.
     signed: bool = False
+    #: Whether the merge is linear and offers lose nothing, so that a relay may join them.
+    joins: bool = False
     #: The learner's zone; empty if it is in none. Learners differ in this one.
     zone: str = ""
 

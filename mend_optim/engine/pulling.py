@@ -43,7 +43,7 @@ class Pulling:
             return
         since = fragment.seen_behind(now)
         pending = fragment.pending
-        way = (peer, first_hop(state.roster, fragment.fragment, peer))
+        way = {peer, first_hop(state.roster, fragment.fragment, peer)} - {state.me}
         coming = pending if pending and pending.delivered and pending.sent_to in way else None
         patience = state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
         if not coming or now - since >= patience:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mend_optim.engine.effects import PASS_ON, Send
+from mend_optim.engine.effects import PASS_ON, Done, Join, Send
+from mend_optim.engine.joint_offers import JointOffers
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.roster import Peer
@@ -41,6 +42,13 @@ class Relaying:
         self.state = state
         #: By the offer's sender and its fragment.
         self._passing: dict[tuple[PeerId, int], _Passing] = {}
+        self.joint = JointOffers(state)
+
+    def joined(self, now: float, job: Join, done: Done) -> None:
+        """The worker has joined offers, or could not. If they are on their way, they are not passed
+        on one by one for a while."""
+        for offer in self.joint.joined(now, job, done):
+            self._wait(now, self._passing_of(now, offer, job.sealer))
 
     def pass_on(self, now: float, round: Round) -> None:
         """Another learner seals this fragment: it gets what it does not hold."""
@@ -49,10 +57,15 @@ class Relaying:
         sealer = state.roster.find(state.roster.sealer(round.fragment) or state.me)
         if sealer is None:
             return
-        for offer in list(self._lacking(round, sealer)):
+        lacking = [
+            offer
+            for offer in self._lacking(round, sealer)
+            if now >= self._passing_of(now, offer, sealer.id).next_at
+        ]
+        if self.joint.gathers(now, round, sealer.id, lacking):
+            return
+        for offer in lacking:
             passing = self._passing_of(now, offer, sealer.id)
-            if now < passing.next_at:
-                continue
             if passing.arrived >= TRIES and not self._lives(offer.peer):
                 round.drop(offer.peer)
                 state.fault(
@@ -61,7 +74,7 @@ class Relaying:
                 )
             else:
                 state.emit(Send(sealer.id, offer, PASS_ON))
-                passing.next_at = now + self._patience(passing)
+                self._wait(now, passing)
 
     def may_pass_on(self, author: PeerId, by: PeerId) -> bool:
         """Whether a peer may pass on an offer of this author: one that is gone from here, too, or
@@ -85,7 +98,8 @@ class Relaying:
             offer = round.inbox[peer]
             relayed = is_far and are_neighbours(roster, roster.me, peer)
             wanted = relayed or not self._lives(peer)
-            if wanted and offer.steps and (offer.peer, offer.seq) not in held:
+            separate = offer.carrier is None and not offer.others
+            if wanted and separate and offer.steps and (offer.peer, offer.seq) not in held:
                 yield offer
 
     def _lives(self, peer: PeerId) -> bool:
@@ -100,9 +114,9 @@ class Relaying:
             self._passing[place] = known
         return known
 
-    def _patience(self, passing: _Passing) -> float:
-        suspect_after_s: float = self.state.policies.timing.suspect_after_s
-        return suspect_after_s * 2.0 ** min(passing.arrived, TRIES)
+    def _wait(self, now: float, passing: _Passing) -> None:
+        suspect_after_s = self.state.policies.timing.suspect_after_s
+        passing.next_at = now + suspect_after_s * 2.0 ** min(passing.arrived, TRIES)
 
     def _forget_others(self, round: Round) -> None:
         """Forget how it went with offers that are here no more."""

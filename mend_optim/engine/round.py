@@ -17,7 +17,7 @@ anchor has merged it. Receipt is idempotent: an offer is known by (peer, seq).""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
 
@@ -101,13 +101,15 @@ class Round:
             held is None or offer.order > held.order or not held.steps
         )
 
-    def add(self, offer: Offer) -> None:
-        """Hold a fresh offer, in place of an older one of its sender. If the sender has another
-        incarnation now, it still counts once for a quorum."""
-        kept = {peer: held for peer, held in self.inbox.items() if not _repeats(offer, held)}
-        if offer.steps:
-            self.outsized.pop(offer.peer, None)
-        self.inbox = {**kept, offer.peer: offer}
+    def add(self, *offers: Offer) -> None:
+        """Hold a fresh offer, in place of an older one of its sender; or all those of a joint one.
+        If the sender has another incarnation now, it still counts once for a quorum."""
+        for offer in offers:
+            kept = {peer: held for peer, held in self.inbox.items() if not _repeats(offer, held)}
+            if offer.steps:
+                self.outsized.pop(offer.peer, None)
+            self.inbox = {**kept, offer.peer: offer}
+        self._keep_whole()
 
     def purge(self, lineage: Lineage) -> None:
         """Drop the offers that the anchor has merged by now, and empty offers, which count for one
@@ -118,6 +120,7 @@ class Round:
             if offer.genesis == lineage.genesis and offer.steps and _fits(offer, lineage)
         }
         self.outsized.clear()
+        self._keep_whole()
 
     def held(self) -> tuple[tuple[PeerId, int], ...]:
         """(sender, seq) of every offer here, for a beat."""
@@ -176,11 +179,11 @@ class Round:
         held = [self.inbox[peer] for peer in sorted(first)]
         stepped = sorted((o for o in held if o.steps), key=_precedence, reverse=True)
         counts = {offer.claim.author: offer for offer in stepped}
-        return tuple(o if not o.steps or counts[o.claim.author] is o else _nothing(o) for o in held)
+        return whole(o if not o.steps or counts[o.claim.author] is o else _nothing(o) for o in held)
 
     def leave_out(self, offer: Offer) -> None:
         """This offer cannot be merged with the others that are here: it is held no more."""
-        self.inbox = {peer: held for peer, held in self.inbox.items() if peer != offer.peer}
+        self.drop(offer.peer)
 
     def close(
         self, now: float, expected: Collection[PeerId], reason: str, most: int
@@ -221,20 +224,46 @@ class Round:
             self.outsized[peer] = found
             if held:
                 self.inbox[peer] = _nothing(held)
+        self._keep_whole()
         self.void()
 
     def drop(self, peer: PeerId) -> None:
-        """Another sealer refuses this peer's offer: it is not to be passed on any more."""
+        """Hold this peer's offer no more."""
         self.inbox.pop(peer, None)
+        self._keep_whole()
 
     def discard(self) -> None:
         """These offers could not be merged with one another. None is held any more, or the same
         merge would be tried again at once."""
         self.inbox.clear()
 
+    def _keep_whole(self) -> None:
+        """Drop what came in a joint offer that is not all here any more."""
+        self.inbox = {offer.peer: offer for offer in whole(self.inbox.values())}
+
     def _reset(self) -> None:
         self.quorum_at = None
         self.members = ()
+
+
+def whole(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+    """These without the parts of joint offers of which another part is not among them: their packet
+    is that of all of them."""
+    held = {offer.peer: offer for offer in offers}
+
+    def is_whole(joint: Offer) -> bool:
+        found = (held.get(other.peer) for other in joint.others)
+        parts = zip(found, joint.others, strict=True)
+        return all(p and p.carrier == joint.peer and p.seq == o.seq and p.steps for p, o in parts)
+
+    def may_stay(offer: Offer) -> bool:
+        joint = held.get(offer.carrier) if offer.carrier else offer
+        if joint is None:
+            return False
+        named = joint is offer or any(other.peer == offer.peer for other in joint.others)
+        return named and is_whole(joint)
+
+    return tuple(offer for offer in held.values() if may_stay(offer))
 
 
 def _fits(offer: Offer, lineage: Lineage) -> bool:
@@ -272,4 +301,6 @@ def _nothing(offer: Offer) -> Offer:
         inherited=None,
         follows=0,
         again=(0, 0),
+        others=(),
+        carrier=None,
     )

@@ -8,6 +8,7 @@ from statistics import median
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import EXCHANGE, Done, Inspect, Merge, Send
 from mend_optim.engine.healing import tell_outsized
+from mend_optim.engine.joint_offers import flaw_of_joint, may_take
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.policies import weights
@@ -52,7 +53,11 @@ class Sealer:
         state, p = self.state, offer.fragment
         if offer.genesis != state.genesis:
             return
-        fragment = state.fragments[p]
+        fragment, flaw = state.fragments[p], flaw_of_joint(offer, state)
+        if flaw:
+            state.refuse(offer.peer, f"offer {offer.seq}", flaw)
+        if flaw or not may_take(offer, state):
+            return
         self.adoption.pulling.catch_up(now, fragment, offer.key, offer.peer)
         seal = state.seals[p].with_offer(offer.claim.author, offer.seq)
         if seal and offer.steps:
@@ -85,13 +90,13 @@ class Sealer:
         newer = self._uninspected.pop((offer.peer, p), None)
         if done.fault:
             state.refuse(offer.passed_by or offer.peer, f"offer {offer.seq}", done.fault)
-        elif state.rounds[p].fresh(offer, state.fragments[p].lineage):
+        elif all(state.rounds[p].fresh(o, state.fragments[p].lineage) for o in offer.together):
             self._admit(now, offer)
         if newer:
             self.on_offer(now, newer)
 
     def _admit(self, now: float, offer: Offer) -> None:
-        self.state.rounds[offer.fragment].add(offer)
+        self.state.rounds[offer.fragment].add(*offer.together)
         self.poll(now, offer.fragment)
 
     # ── gather, plan, apply ───────────────────────────────────────────────────────────────────────
@@ -235,7 +240,7 @@ class Sealer:
         """Another learner seals: the round is over here."""
         if round.phase is Phase.CALLING:
             round.void()
-        if round.inbox:
+        if round.inbox or self.relaying.joint.waiting(round.fragment):
             self.relaying.pass_on(now, round)
 
     # ── the worker has merged ─────────────────────────────────────────────────────────────────────

@@ -286,6 +286,10 @@ class EngineState:
         """Whether fragment `p` is that of the buffers."""
         return p == self.schedule.fragments and self.has_buffers
 
+    def joins(self, p: int) -> bool:
+        """Whether relays join the offers of fragment `p`. A signature is over one offer."""
+        return self.policies.joins and not self.policies.signed and not self.is_buffers(p)
+
     def has_fragment(self, p: int) -> bool:
         return 0 <= p < len(self.fragments)
 

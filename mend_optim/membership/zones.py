@@ -39,8 +39,8 @@ def are_neighbours(roster: Roster, id: PeerId, other: PeerId) -> bool:
 def first_hop(
     roster: Roster, fragment: int, to: PeerId, without: Collection[PeerId] = ()
 ) -> PeerId:
-    """Return the first peer on an offer's way from this learner to a sealer: the relay of its zone,
-    or the sealer itself.
+    """Return the first learner on an offer's way from this one to a sealer: the relay of its zone,
+    which it may be itself; or the sealer, if they are in one zone, or if nobody can relay.
 
     Args:
         roster: This learner's.
@@ -56,8 +56,7 @@ def first_hop(
         ids[roster.me.name] = roster.me
     if not ids:
         return to
-    relay = ids[sealer_of(fragment, ids)]
-    return to if relay == roster.me else relay
+    return ids[sealer_of(fragment, ids)]
 
 
 def _can_relay(roster: Roster, peer: Peer, fragment: int) -> bool:

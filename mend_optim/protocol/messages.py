@@ -39,6 +39,8 @@ SCALE = "scale"
 RATE = "rate"
 #: The name of the section of a seal, or of a whole anchor, that has the sizes of merged offers.
 SIZES = "sizes"
+#: The name of the section of a joint offer that has the norms of its members' deltas.
+NORMS = "norms"
 #: The name of the section of an offer that has its author's signature.
 SIGNATURE = "signature"
 #: The name of the section of a seal that has the signatures of its members.
@@ -47,7 +49,7 @@ PROOFS = "proofs"
 MOMENT_PREFIX = "moment."
 #: The other names of sections. In a seal, a number names the packet of that member.
 SECTION_NAMES = frozenset(
-    ("delta", MERGED, SCALE, RATE, SIGNATURE, PROOFS, "anchor", "velocity", "velocity_rate")
+    ("delta", NORMS, MERGED, SCALE, RATE, SIGNATURE, PROOFS, "anchor", "velocity", "velocity_rate")
 )
 
 
@@ -295,8 +297,21 @@ class Offer:
     #: `content_of` its sections, for the signature; empty unless this learner made the offer and
     #: signs it. It never travels: a receiver computes it.
     content: bytes = field(default=b"", compare=False, repr=False)
+    #: The offers of the sender's neighbours that are in its sections, too: a *joint* offer has the
+    #: mean of all their deltas, and of each delta the norms: see `worker/joint.py`. They themselves
+    #: have no sections.
+    others: tuple[Offer, ...] = field(default=(), repr=False)
+    #: The sender of the joint offer that this one came in. It never travels.
+    carrier: PeerId | None = field(default=None, compare=False)
     #: The peer that passed it on. It never travels: the receiver knows whose stream it came by.
     passed_by: PeerId | None = field(default=None, compare=False)
+
+    @property
+    def together(self) -> tuple[Offer, ...]:
+        """The offers that it holds: itself, and the others of a joint one."""
+        return self, *(
+            replace(other, carrier=self.peer, passed_by=self.peer) for other in self.others
+        )
 
     @property
     def claim(self) -> Claim:

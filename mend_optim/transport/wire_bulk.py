@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mend_optim.errors import PeerError, unreachable
 from mend_optim.protocol.lineage import Claim, Entry, Lineage
 from mend_optim.protocol.messages import Bulk, Offer, Seal, Sections, State
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.limits import (
+    OTHERS_LIMIT,
     check,
     checked_count,
     checked_digest,
@@ -82,10 +85,21 @@ def _offer(offer: Offer) -> pb.Offer:
         again_tokens=offer.again[0],
         again_steps=offer.again[1],
         inherited=_claim(offer.inherited) if offer.inherited else None,
+        others=map(_offer, offer.others),
     )
 
 
 def _to_offer(offer: pb.Offer, sections: Sections) -> Offer:
+    others = checked_list("offers of others", offer.others, OTHERS_LIMIT)
+    check(not any(other.others for other in others), "an offer in another one has others")
+    fragments = {offer.fragment, *(other.fragment for other in others)}
+    check(len(fragments) == 1, "a joint offer is of several fragments")
+    names = {offer.peer.name, *(other.peer.name for other in others)}
+    check(len(names) == 1 + len(others), "a joint offer has two offers of one learner")
+    return replace(_to_one(offer, sections), others=tuple(_to_one(other, {}) for other in others))
+
+
+def _to_one(offer: pb.Offer, sections: Sections) -> Offer:
     inherited = _to_claim(offer.inherited) if offer.HasField("inherited") else None
     check(
         inherited is None or inherited.settled < offer.seq,

@@ -22,6 +22,7 @@ from mend_optim.engine.effects import (
     Inspect,
     Install,
     Job,
+    Join,
     Merge,
     Prepare,
     Reoffer,
@@ -126,7 +127,9 @@ class Anchors:
         except PeerError as error:
             return Done(fault=str(error)), ()
 
-    def _make(self, job: Prepare | Reoffer | Extend | Inspect | Merge | Found | Export) -> Done:
+    def _make(
+        self, job: Prepare | Reoffer | Extend | Inspect | Join | Merge | Found | Export
+    ) -> Done:
         """Do a job that changes nothing for the training thread."""
         match job:
             case Prepare():
@@ -139,6 +142,10 @@ class Anchors:
                 return Done(digest=content_digest(as_bytes(job.tensor)))
             case Inspect():
                 return self._inspect(job.offer)
+            case Join():
+                fragment = self.fragments[job.fragment]
+                assert isinstance(fragment, FragmentAnchor)
+                return fragment.join(job)
             case Merge():
                 done = self.fragments[job.fragment].merge(job)
                 return self.signing.merged(job, done) if self.signing else done

@@ -13,7 +13,7 @@ from torch import Tensor
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import MOST, raw
 from mend_optim.codecs.registry import Codec, check_packet, decode_packet
-from mend_optim.engine.effects import Advance, Done, Install, Merge, Prepare, Reoffer
+from mend_optim.engine.effects import Advance, Done, Install, Join, Merge, Prepare, Reoffer
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
@@ -23,6 +23,7 @@ from mend_optim.worker.blame import blamed_on_peer
 from mend_optim.worker.correction import Correction, Reading
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.hashing import Hashing
+from mend_optim.worker.joint import check_joint, combined
 from mend_optim.worker.merge import finite
 from mend_optim.worker.moment_means import MomentMeans
 from mend_optim.worker.offer_sizes import (
@@ -113,7 +114,14 @@ class FragmentAnchor:
         with blamed_on_peer():
             check_packet(section(offer.sections, "delta"), self.fragment.shapes)
             self.means.check(offer.sections)
+            if offer.others:
+                check_joint(offer, self.fragment)
         return Done()
+
+    def join(self, job: Join) -> Done:
+        with blamed_on_peer():
+            found = combined(job.offers, job.weights, self.fragment, self.buffers)
+        return Done(sections=found)
 
     def merge(self, job: Merge) -> Done:
         scratch = self.buffers.take(self.theta.numel())

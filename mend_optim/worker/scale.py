@@ -63,6 +63,11 @@ class Lengths:
         return math.sqrt(math.fsum(self.squares) / max(1, self.offsets[-1]))
 
 
+def rms_of(norms: Sequence[float], numel: int) -> float:
+    """The root mean square of the elements of a vector whose tensors have these norms."""
+    return math.sqrt(math.fsum(norm**2 for norm in norms) / max(1, numel))
+
+
 def factors(
     members: Sequence[Sequence[float]], mean: Sequence[float], w: Sequence[float]
 ) -> list[float]:

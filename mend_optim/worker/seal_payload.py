@@ -52,8 +52,10 @@ from mend_optim.protocol.tree_digest import Spread, short_digest
 from mend_optim.worker import merge, scale
 from mend_optim.worker.feedback import Feedback
 from mend_optim.worker.hashing import Hashing
+from mend_optim.worker.joint import Held, read_norms
 from mend_optim.worker.measures import Measures
 from mend_optim.worker.outer import largest
+from mend_optim.worker.scale import rms_of
 
 #: The largest number of packets in one seal.
 RELAYED = 128
@@ -151,22 +153,22 @@ class SealPayload:
         Raises:
             PeerError: the merged delta is not finite.
         """
-        packets = {
-            str(i): section(offer.sections, "delta")
-            for i, offer in enumerate(offers)
-            if offer.steps
-        }
-        relays = self.relays and relay and self._are_small(packets)
-        scales = self.scheme == "norm_preserving" and len(packets) > 1 and not flush
+        held = Held(offers)
+        packets = {str(i): section(offers[i].sections, "delta") for i in held.packets}
+        relays = self.relays and relay and not held.joint and self._are_small(packets)
+        members = sum(map(len, held.packets.values()))
+        scales = self.scheme == "norm_preserving" and members > 1 and not flush
         self._measured = self._sealed = None
         self._encoded = False
         found = Measures(len(packets), self.fragment.offsets)
         # If all offers were refused, the round merges nothing, and tells their authors so.
-        merged = self._merge(packets, weights, scratch, found) if packets else scratch.zero_()
+        shares = held.shares(weights)
+        merged = self._merge(packets, shares, scratch, found) if packets else scratch.zero_()
         if not math.isfinite(found.most):
             raise PeerError("Merged delta is not finite")
-        rms = {int(i): length.rms() for i, length in zip(packets, found.members, strict=True)}
-        beside = self._scale(packets, weights, found) if scales else {}
+        lengths = self._lengths(offers, held, found)
+        rms = {i: rms_of(norms, self.fragment.numel) for i, norms in lengths.items()}
+        beside = self._scale(lengths, weights, found) if scales else {}
         if relays:
             self._measured = merged, found.most
             return Merged({**packets, **beside}, merged, rms, found.most)
@@ -225,11 +227,25 @@ class SealPayload:
             self._sealed = _Sealed(digest, *self._measured)
             self._measured = None
 
-    def _scale(self, packets: Sections, weights: Sequence[float], measured: Measures) -> Sections:
-        """The section that scales the mean of these packets; none if nothing is scaled."""
-        w = [weights[int(i)] for i in packets]
-        members = [length.norms() for length in measured.members]
-        found = scale.factors(members, measured.mean.norms(), w)
+    def _lengths(
+        self, offers: Sequence[Offer], held: Held, measured: Measures
+    ) -> dict[int, list[float]]:
+        """By the offer's index, the norms of each member's delta: measured, or told by a joint
+        offer."""
+        lengths: dict[int, list[float]] = {}
+        for (i, members), length in zip(held.packets.items(), measured.members, strict=True):
+            told = [length.norms()]
+            if len(members) > 1:
+                told = read_norms(offers[i], len(self.fragment.shapes))
+            lengths.update(zip(members, told, strict=True))
+        return dict(sorted(lengths.items()))
+
+    def _scale(
+        self, lengths: Mapping[int, Sequence[float]], weights: Sequence[float], measured: Measures
+    ) -> Sections:
+        """The section that scales the mean of deltas of these norms; none if nothing is scaled."""
+        w = [weights[i] for i in lengths]
+        found = scale.factors(list(lengths.values()), measured.mean.norms(), w)
         return {SCALE: scale.scale_packet(found)} if any(f != 1 for f in found) else {}
 
     def merged(self, seal: Seal, trusted: bool, scratch: Tensor) -> tuple[Tensor, float]:

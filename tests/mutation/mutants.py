@@ -29,6 +29,7 @@ from tests.mutation import (
     bounds_mutants,
     cli_mutants,
     field_mutants,
+    joint_mutants,
     launch_mutants,
     majority_mutants,
     mutant_list,
@@ -58,6 +59,7 @@ MUTANTS = (
     *sign_mutants.SIGN_MUTANTS,
     *survey_mutants.SURVEY_MUTANTS,
     *zone_mutants.ZONE_MUTANTS,
+    *joint_mutants.JOINT_MUTANTS,
 )
 ROOT = Path(__file__).parents[2]
 COPIED = ("mend_optim", "tests", "pyproject.toml")

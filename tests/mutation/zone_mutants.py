@@ -16,9 +16,6 @@ def mutant(
 
 ZONE_MUTANTS = (
     mutant("no-zone-is-a-zone", RULES, 'return zone != "" and zone ==', "return zone ==", HOPS),
-    mutant(
-        "a-relay-relays", RULES, "return to if relay == roster.me else relay", "return relay", HOPS
-    ),
     mutant("relays-need-no-address", RULES, "bool(peer.address) and ", "", HOPS),
     mutant("relays-need-not-train", RULES, "peer.training and ", "", HOPS),
     mutant(
@@ -28,8 +25,8 @@ ZONE_MUTANTS = (
     mutant(
         "no-relays",
         OFFERS,
-        "return first_hop(self.state.roster",
-        "return sealer or first_hop(self.state.roster",
+        "hop = first_hop(self.state.roster",
+        "hop = sealer or first_hop(self.state.roster",
     ),
     mutant("withheld-for-ever", OFFERS, "pending.astray()", "return False"),
     mutant("withheld-at-once", OFFERS, "if waited < 2 * self.patience(pending):", "if False:"),

@@ -85,6 +85,7 @@ class DrivenEngine:
         auto: AutoPeriod | None = None,
         buffers: bool = False,
         zone: str = "",
+        joins: bool = False,
         **schedule: Any,
     ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
@@ -98,6 +99,7 @@ class DrivenEngine:
             residual_in_weights=residual_in_weights,
             auto=auto,
             zone=zone,
+            joins=joins,
         )
         self.engine = Engine(ME, "me:1" if seals else "", (), policies, self.now)
         self.engine.begin(self.now, GENESIS, (b"",) * (plan.fragments + buffers))

@@ -455,6 +455,7 @@ class Cluster:
         if isinstance(message, Seal) and message.sealer.name != sender.name:
             self.seen["seal relayed"] += 1
             message = replace(message, passed_by=sender.me)
+        self.seen["joint offer"] += isinstance(message, Offer) and bool(message.others)
         self.seen["offer relayed"] += by is not None and by.name != message.peer.name
         self.happen(receiver, receiver.receive, (message, by))
         if isinstance(message, Offer):

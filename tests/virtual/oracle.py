@@ -228,12 +228,15 @@ class Oracle:
 
     def _offered(self, learner: Learner, p: int, safe: bool = True) -> set[Any]:
         """The units in the offers that a sealer holds, or with `safe=False` any learner. An offer
-        of work from a checkpoint is not safe: another process may have offered the same work."""
+        of work from a checkpoint is not safe: another process may have offered the same work. Nor
+        is a joint one: another part of it may be merged before."""
         state = learner.engine.state
         if p >= len(state.rounds) or (safe and state.roster.sealer(p) != learner.me):
             return set()
         offers = [
-            offer for offer in state.rounds[p].inbox.values() if offer.claim.author == offer.peer
+            offer
+            for offer in state.rounds[p].inbox.values()
+            if offer.claim.author == offer.peer and not (safe and offer.others)
         ]
         return {unit for offer in offers for unit in offer.sections.get("delta", {})}
 

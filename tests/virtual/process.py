@@ -80,7 +80,9 @@ class Learner:
         self.heirs: frozenset[PeerId] = frozenset()
         self.ahead_s = 0.0  # how far its clock is ahead
         seeds = [n for n in cluster.names if n != self.name and cluster.dialable[n]]
-        policies = replace(cluster.policies, zone=cluster.zones.get(self.name, ""))
+        policies = replace(
+            cluster.policies, zone=cluster.zones.get(self.name, ""), joins=bool(cluster.zones)
+        )
         self.engine = Engine(id, address, seeds, policies, self.now)
         fragments = cluster.policies.schedule.fragments + cluster.buffers
         start = {("init", cluster.random.getrandbits(40)): 1}

@@ -11,6 +11,7 @@ vector would do, as long as weights and disagreement make the sum."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mend_optim.engine.effects import (
@@ -23,6 +24,7 @@ from mend_optim.engine.effects import (
     Inspect,
     Install,
     Job,
+    Join,
     Merge,
     Outsize,
     Prepare,
@@ -30,6 +32,7 @@ from mend_optim.engine.effects import (
     Retake,
 )
 from mend_optim.protocol.lineage import content_digest
+from mend_optim.protocol.messages import Offer
 
 Vector = dict[Any, int]
 
@@ -152,10 +155,12 @@ class Units:
             return Done(sections={"delta": Section(self.progress[job.fragment])})  # type: ignore[dict-item]
         if isinstance(job, Inspect):
             return Done()
+        if isinstance(job, Join):
+            return _joint([offer.sections["delta"] for offer in job.offers])  # type: ignore[misc]
         if isinstance(job, Merge):
             merged: Vector = {}
             deltas = [offer.sections.get("delta", Section()) for offer in job.offers]
-            outsized = {i: OUTSIZED for i, d in enumerate(deltas) if d.outsized}  # type: ignore[union-attr]
+            outsized = dict.fromkeys(sorted(_outsized(job.offers)), OUTSIZED)
             if outsized:
                 return Done(outsized=outsized)
             for delta in deltas:
@@ -186,6 +191,27 @@ class Units:
         self.disagreement[p] = kept
         self.theta[p] = dict(new)
         return Correction(p, values, job.replace, dict(kept))
+
+
+def _joint(deltas: list[Section]) -> Done:
+    """Those of a zone as one. As norms do, it tells which of them are of ruined weights."""
+    joint: Vector = {}
+    for delta in deltas:
+        joint = add(joint, delta)
+    made = Section(joint)
+    made.outsized = [bool(delta.outsized) for delta in deltas]
+    return Done(sections={"delta": made})  # type: ignore[dict-item]
+
+
+def _outsized(offers: Sequence[Offer]) -> set[int]:
+    """The indices of the offers of ruined weights."""
+    index, found = {offer.peer: i for i, offer in enumerate(offers)}, set()
+    for i, offer in enumerate(offers):
+        told = getattr(offer.sections.get("delta"), "outsized", False)
+        members = [i, *(index[other.peer] for other in offer.others)]
+        flags = told if isinstance(told, list) else [told]
+        found |= {member for member, flag in zip(members, flags, strict=True) if flag}
+    return found
 
 
 def stack(older: Correction | None, newer: Correction) -> Correction:

@@ -225,7 +225,7 @@ class Section(_message.Message):
     def __init__(self, name: _Optional[str] = ..., codec: _Optional[str] = ..., numel: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("peer", "fragment", "seq", "tokens", "steps", "genesis", "key", "due", "inherited", "follows", "again_tokens", "again_steps", "rate")
+    __slots__ = ("peer", "fragment", "seq", "tokens", "steps", "genesis", "key", "due", "inherited", "follows", "again_tokens", "again_steps", "rate", "others")
     PEER_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +239,7 @@ class Offer(_message.Message):
     AGAIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AGAIN_STEPS_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     fragment: int
     seq: int
@@ -252,7 +253,8 @@ class Offer(_message.Message):
     again_tokens: int
     again_steps: int
     rate: float
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ..., inherited: _Optional[_Union[Merged, _Mapping]] = ..., follows: _Optional[int] = ..., again_tokens: _Optional[int] = ..., again_steps: _Optional[int] = ..., rate: _Optional[float] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[Offer]
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., fragment: _Optional[int] = ..., seq: _Optional[int] = ..., tokens: _Optional[int] = ..., steps: _Optional[int] = ..., genesis: _Optional[bytes] = ..., key: _Optional[_Union[Key, _Mapping]] = ..., due: bool = ..., inherited: _Optional[_Union[Merged, _Mapping]] = ..., follows: _Optional[int] = ..., again_tokens: _Optional[int] = ..., again_steps: _Optional[int] = ..., rate: _Optional[float] = ..., others: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ...) -> None: ...
 
 class Seal(_message.Message):
     __slots__ = ("sealer", "fragment", "base", "key", "members", "absent", "reason", "payload", "period")

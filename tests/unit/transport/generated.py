@@ -107,7 +107,7 @@ BEAT = st.builds(
 )
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
 CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT, KEY), WANT)
-OFFER = st.builds(
+ONE_OFFER = st.builds(
     lambda offer, claim: replace(
         offer, seq=max(offer.seq, claim.settled + 1) if claim else offer.seq, inherited=claim
     ),
@@ -128,6 +128,19 @@ OFFER = st.builds(
     ),
     st.none() | st.builds(Claim, ID, st.integers(0, COUNTER_LIMIT - 1)),
 )
+
+
+def _joint(offers: list[Offer]) -> Offer:
+    """The first one, with the others in it."""
+    first, *rest = offers
+    return replace(
+        first, others=tuple(replace(o, fragment=first.fragment, sections={}) for o in rest)
+    )
+
+
+OFFER = ONE_OFFER | st.lists(
+    ONE_OFFER, min_size=2, max_size=4, unique_by=lambda offer: offer.peer.name
+).map(_joint)
 SEAL = st.builds(
     lambda of, **rest: Seal(
         members=tuple(m for m, _, _ in of),

@@ -424,3 +424,24 @@ def test_the_genesis_of_a_rollback_survives_the_wire() -> None:
     genesis = Rollback(7, "a" * 256).genesis(b"parts")
     beat = replace(FULL, genesis=genesis)
     assert again(beat).genesis == genesis
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda offer: offer.others.add().CopyFrom(offer.others[0]), "two offers of one learner"),
+        (lambda offer: offer.others[0].peer.CopyFrom(offer.peer), "two offers of one learner"),
+        (lambda offer: offer.others[0].others.add(), "has others"),
+        (lambda offer: setattr(offer.others[0], "fragment", 7), "of several fragments"),
+    ],
+    ids=["twice", "the sender's own", "nested", "another fragment"],
+)
+def test_a_joint_offer_holds_one_offer_of_each_learner(change, why):
+    key = Key(0, 0, b"")
+    one = {"fragment": 0, "seq": 1, "tokens": 1, "steps": 1, "genesis": b"g", "key": key}
+    other = Offer(peer=PeerId("b", 1), due=True, **one)
+    header = wire_bulk.header_of(Offer(peer=ME, due=True, others=(other,), **one))
+    assert wire_bulk.message_from(header, {}).others == (other,)
+    change(header.offer)
+    with pytest.raises(PeerError, match=why):
+        wire_bulk.message_from(header, {})

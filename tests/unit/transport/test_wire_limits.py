@@ -82,6 +82,10 @@ OFFER = pb.Offer(
     again_steps=1,
     rate=0.5,
 )
+OTHER = pb.Offer()
+OTHER.CopyFrom(OFFER)
+OTHER.peer.name = "b"
+OFFER.others.append(OTHER)
 SEAL = pb.Seal(
     sealer=PEER,
     fragment=1,
@@ -262,10 +266,10 @@ def test_no_field_is_taken_beyond_its_limit(example: Example) -> None:
 
 
 def fields_of(kind: Descriptor) -> Iterator[FieldDescriptor]:
-    """Every field of a message and of its parts."""
+    """Every field of a message and of its parts. An offer may hold offers."""
     for field in kind.fields:
         yield field
-        if field.type == FieldDescriptor.TYPE_MESSAGE:
+        if field.type == FieldDescriptor.TYPE_MESSAGE and field.message_type != kind:
             yield from fields_of(field.message_type)
 
 

@@ -1,0 +1,116 @@
+"""Joint offers: the relay of a zone merges the offers of its neighbours with its own. So one packet
+crosses to a sealer in another zone, instead of one for each learner.
+
+    Δ_J = Σ rᵢ Δᵢ        rᵢ = wᵢ / Σ_J w, by the weights that the run gives to these members
+
+A linear merge gives Δ_J the weight Σ_J w, and so has the sum that it would have of the members one
+by one, up to rounding. The guard and the norm-preserving mean need each member's length, too. So a
+joint offer tells ‖Δᵢ‖ of every tensor, in the order of its members. That is the relay's word. But a
+mean is no longer than the longest of its members, so a relay cannot hide a large delta in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from mend_optim.codecs.buffers import Buffers
+from mend_optim.codecs.packing import RAW, placed, raw, view
+from mend_optim.codecs.registry import decoded
+from mend_optim.errors import PeerError
+from mend_optim.model.layout import Fragment
+from mend_optim.protocol.messages import NORMS, Offer, Packet, Sections, section
+from mend_optim.worker import merge
+from mend_optim.worker.measures import Measures
+
+#: Relative slack of a length, which travels as float32, and of a mean that is rounded.
+ROUNDING = 1e-3
+
+#: ‖Δᵢ‖ of every tensor of one member.
+Norms = list[float]
+
+
+class Held:
+    """The packets among the members of a round, and the members that each of them holds."""
+
+    def __init__(self, offers: Sequence[Offer]) -> None:
+        index = {offer.peer: i for i, offer in enumerate(offers) if offer.steps}
+        #: By the index of the offer that has it, the indices of its members: that offer, and the
+        #: others of a joint one, in their order.
+        self.packets = {
+            i: [i, *(index[other.peer] for other in offers[i].others)]
+            for i, offer in enumerate(offers)
+            if offer.steps and offer.carrier is None
+        }
+        #: Whether any is of several members.
+        self.joint = any(len(members) > 1 for members in self.packets.values())
+
+    def shares(self, weights: Sequence[float]) -> list[float]:
+        """By index of an offer, the weight of its packet: that of all its members."""
+        shares = list(weights)
+        for i, members in self.packets.items():
+            shares[i] = math.fsum(weights[member] for member in members)
+        return shares
+
+
+def combined(
+    offers: Sequence[Offer], weights: Sequence[float], fragment: Fragment, buffers: Buffers
+) -> Sections:
+    """The sections of the joint offer of these offers.
+
+    Args:
+        offers: the members, the relay's own first.
+        weights: one for each; they sum to 1.
+        fragment: the fragment.
+        buffers: memory for the mean.
+
+    Raises:
+        PeerError: the mean is not finite, or an offer has no delta.
+    """
+    packets = [section(offer.sections, "delta") for offer in offers]
+    found = Measures(len(packets), fragment.offsets)
+    mean = merge.weighted_mean_by_parts(
+        (decoded(packet, fragment.shapes) for packet in packets),
+        weights,
+        buffers.take(fragment.numel),
+        found.add,
+    )
+    if not math.isfinite(found.most):
+        raise PeerError("Joint delta is not finite")
+    return {"delta": raw(mean), NORMS: _packet([each.norms() for each in found.members])}
+
+
+def _packet(norms: Sequence[Norms]) -> Packet:
+    return raw(torch.tensor(norms, dtype=torch.float32).flatten())
+
+
+def read_norms(offer: Offer, tensors: int) -> list[Norms]:
+    """What a joint offer says of the lengths of its members, in their order.
+
+    Raises:
+        PeerError: there is not one finite length for each tensor of each member.
+    """
+    packet, members = section(offer.sections, NORMS), 1 + len(offer.others)
+    numel = members * tensors
+    if packet.codec != RAW or packet.numel != numel or packet.nbytes != 4 * numel:
+        raise PeerError(f"Norms of a joint offer are not {numel} float32")
+    values = view(packet.data, torch.float32).tolist()
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise PeerError("Norms of a joint offer are not all finite and >= 0")
+    return [values[i * tensors : (i + 1) * tensors] for i in range(members)]
+
+
+def check_joint(offer: Offer, fragment: Fragment) -> None:
+    """Raise `PeerError` if the delta of a joint offer is longer than the longest of its members."""
+    told = read_norms(offer, len(fragment.shapes))
+    found = Measures(0, fragment.offsets)
+    for here, part in placed(decoded(offer.sections["delta"], fragment.shapes)):
+        found.add(0, here, part)
+    for k, length in enumerate(found.mean.norms()):
+        longest = max(norms[k] for norms in told)
+        if not length <= longest * (1 + ROUNDING):
+            raise PeerError(
+                f"Joint delta of tensor {k} has norm {length:.6g};"
+                f" the longest of its members has {longest:.6g}"
+            )

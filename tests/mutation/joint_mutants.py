@@ -1,0 +1,218 @@
+"""Mutants of joint offers: what a relay joins, what a sealer takes, and the mean of means."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+JOINING = of("unit/engine/test_joint_offers")
+MEANS = of("unit/worker/test_joint")
+WIRE = of("unit/transport/test_wire", "joint")
+GATHER, ROUND = "engine/joint_offers", "engine/round"
+WORKER = "worker/joint"
+
+
+def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = JOINING) -> Mutant:
+    return Mutant(name, 5, room, old, new, tests)
+
+
+JOINT_MUTANTS = (
+    # ── the relay ─────────────────────────────────────────────────────────────────────────────────
+    mutant(
+        "joint-offers-are-joined-again",
+        GATHER,
+        "not offer.others and offer.carrier",
+        "offer.carrier",
+    ),
+    mutant("parts-are-joined-again", GATHER, "offer.carrier is None and offer.inh", "offer.inh"),
+    mutant("inherited-work-is-joined", GATHER, " and offer.inherited is None", ""),
+    mutant("offers-of-nothing-are-joined", GATHER, "offer.steps > 0 and", ""),
+    mutant("residuals-are-joined", GATHER, " and offer.again == NO_SHARE", ""),
+    mutant(
+        "moments-are-joined",
+        GATHER,
+        'set(offer.sections) == {"delta"}',
+        '"delta" in offer.sections',
+    ),
+    mutant(
+        "a-relay-does-not-wait", GATHER, "if (own and not missing) or now >= until:", "if True:"
+    ),
+    mutant("a-relay-waits-for-ever", GATHER, " or now >= until:", ":"),
+    mutant(
+        "neighbours-are-not-called", GATHER, "self._call(p, missing, calls_own=own is None)", "pass"
+    ),
+    mutant("neighbours-are-called-for-ever", GATHER, "            self._since[p] = now\n", ""),
+    mutant(
+        "neighbours-do-not-wait-for-our-own",
+        GATHER,
+        "not (others and self._expects_own(p))",
+        "True",
+    ),
+    mutant("joined-twice", GATHER, "        if p in self._joining:\n            return True\n", ""),
+    mutant("joined-again-and-again", GATHER, " and (offer.peer, offer.seq) not in tried", ""),
+    mutant(
+        "another-zones-offers-are-joined",
+        GATHER,
+        "offer.peer == roster.me or are_neighbours(roster, roster.me, offer.peer)",
+        "True",
+    ),
+    mutant("an-older-offer-goes-out", GATHER, "self.waiting(job.fragment) != own or ", ""),
+    mutant(
+        "joined-for-a-former-sealer",
+        GATHER,
+        " or state.roster.sealer(job.fragment) != job.sealer:",
+        ":",
+    ),
+    mutant(
+        "others-travel-with-their-bytes",
+        GATHER,
+        "replace(other, sections={}) for other",
+        "other for other",
+    ),
+    mutant(
+        "members-are-passed-on-at-once",
+        "engine/relaying",
+        "self._wait(now, self._passing_of(now, offer, job.sealer))",
+        "pass",
+    ),
+    mutant(
+        "parts-are-passed-on",
+        "engine/relaying",
+        "separate = offer.carrier is None and not offer.others",
+        "separate = True",
+    ),
+    mutant(
+        "own-offer-goes-round",
+        "engine/offers",
+        "return sealer if hop == self.state.me and not self._gathers(p) else hop",
+        "return hop",
+    ),
+    mutant(
+        "a-waiting-offer-goes-again",
+        "engine/offers",
+        "(target, sealer) if target == self.state.me else (target,)",
+        "(target,)",
+    ),
+    mutant(
+        "a-call-drives-out-what-waits",
+        "engine/offers",
+        "        if relay == self.state.me:\n            return False",
+        "        if False:\n            return False",
+    ),
+    # ── the sealer ────────────────────────────────────────────────────────────────────────────────
+    mutant(
+        "joint-offers-of-anybody",
+        GATHER,
+        'zone_of(state.roster, other.peer) not in ("", zone)',
+        "False",
+    ),
+    mutant("joint-offers-of-any-model", GATHER, "other.genesis != offer.genesis or ", ""),
+    mutant("joint-offers-of-anything", GATHER, "genesis or not may_join(bare):", "genesis:"),
+    mutant("strangers-to-each-other", GATHER, " and all(near)", ""),
+    mutant("joint-where-nobody-joins", GATHER, "return state.joins(offer.fragment) and", "return"),
+    mutant(
+        "signed-offers-are-joined",
+        "engine/state",
+        "self.policies.joins and not self.policies.signed",
+        "self.policies.joins",
+    ),
+    mutant(
+        "buffers-are-joined",
+        "engine/state",
+        " and not self.is_buffers(p)\n\n    def has_fragment",
+        "\n\n    def has_fragment",
+    ),
+    mutant(
+        "joint-offers-are-passed-on",
+        "engine/engine",
+        "if not offer.others and self.sealer",
+        "if self.sealer",
+    ),
+    mutant(
+        "one-fresh-part-is-enough",
+        "engine/sealer",
+        "elif all(state.rounds[p].fresh(o,",
+        "elif any(state.rounds[p].fresh(o,",
+    ),
+    mutant(
+        "the-others-are-not-held",
+        "engine/sealer",
+        "rounds[offer.fragment].add(*offer.together)",
+        "rounds[offer.fragment].add(offer)",
+    ),
+    mutant("parts-without-the-rest", ROUND, "return named and is_whole(joint)", "return named"),
+    mutant("parts-of-another-joint-offer", ROUND, "p and p.carrier == joint.peer and", "p and"),
+    mutant("parts-of-another-number", ROUND, " and p.seq == o.seq", ""),
+    mutant("parts-of-nothing", ROUND, " and p.steps for p, o", " for p, o"),
+    mutant(
+        "parts-that-are-not-named",
+        ROUND,
+        "return named and is_whole(joint)",
+        "return is_whole(joint)",
+    ),
+    mutant("nothing-that-is-joint", ROUND, "        others=(),\n        carrier=None,\n", ""),
+    # ── the bytes ─────────────────────────────────────────────────────────────────────────────────
+    mutant(
+        "joint-offers-in-joint-offers",
+        "transport/wire_bulk",
+        "not any(other.others for other in others)",
+        "True",
+        WIRE,
+    ),
+    mutant(
+        "one-learner-twice", "transport/wire_bulk", "len(names) == 1 + len(others)", "True", WIRE
+    ),
+    mutant("joint-over-fragments", "transport/wire_bulk", "len(fragments) == 1", "True", WIRE),
+    mutant(
+        "a-joint-delta-of-any-length",
+        WORKER,
+        "if not length <= longest * (1 + ROUNDING):",
+        "if False:",
+        MEANS,
+    ),
+    mutant(
+        "a-joint-delta-as-long-as-the-shortest",
+        WORKER,
+        "longest = max(norms",
+        "longest = min(norms",
+        MEANS,
+    ),
+    mutant(
+        "joint-deltas-are-not-checked",
+        "worker/fragment_anchor",
+        "            if offer.others:\n",
+        "            if False:\n",
+        MEANS,
+    ),
+    mutant(
+        "a-joint-delta-that-is-not-finite",
+        WORKER,
+        "if not math.isfinite(found.most):",
+        "if False:",
+        MEANS,
+    ),
+    mutant("norms-of-any-number", WORKER, " or packet.numel != numel", "", MEANS),
+    mutant(
+        "norms-that-are-no-lengths", WORKER, "math.isfinite(value) and value >= 0", "True", MEANS
+    ),
+    mutant(
+        "a-joint-offer-has-the-senders-weight",
+        WORKER,
+        "math.fsum(weights[member] for member in members)",
+        "weights[i]",
+        MEANS,
+    ),
+    mutant(
+        "norms-of-the-first-for-all",
+        "worker/seal_payload",
+        "            if len(members) > 1:\n                told",
+        "            if False:\n                told",
+        MEANS,
+    ),
+    mutant(
+        "packets-of-joint-offers-are-relayed",
+        "worker/seal_payload",
+        "relay and not held.joint and",
+        "relay and",
+        MEANS,
+    ),
+)

@@ -102,8 +102,8 @@ class MendOptimizer(ReportingFace):
         insecure: whether links may leave this machine in plaintext, so that anyone who reaches them
             can read and replace the model. False: MEND_INSECURE=1 says so.
         advertise: "host:port" that others should dial, if it differs from `listen`; needs `listen`.
-        zone: a name that learners near one another share, such as a rack. An anchor that was made
-            in another zone comes to it once for all of them. None: MEND_ZONE, else in no zone.
+        zone: a name that learners near one another share, such as a rack. One offer leaves it for
+            all of them, and one anchor comes back. None: MEND_ZONE, else in no zone.
         ledger: path of a JSONL file, to which each adopted anchor appends a line. None: no file.
         on_event: called with every `Event`, on a background thread. None: events are only logged.
 

@@ -2,7 +2,7 @@
 through one of its learners, its *relay*, to a sealer in another zone, and one seal comes back.
 
     zone "b"                                zone "a"
-    x ──offer──▶ ┌───────┐ ──offers of x, y and r──▶ ┌────────┐
+    x ──offer──▶ ┌───────┐ ──one of x, y and r─────▶ ┌────────┐
     y ──offer──▶ │   r   │                           │ sealer │
       ◀──seal─── └───────┘ ◀───────one seal───────── └────────┘
 

@@ -30,7 +30,9 @@ from tests.mutation.survey_mutants import WIRE as SURVEY_WIRE
 
 WATCHING = of("unit/transport/test_watching")
 PROOFS, SIGNING = of("unit/protocol/test_proofs"), of("unit/worker/test_signing")
-READER = of("unit/worker/test_checkpoint_reader", "hostile or another or refused or missing or finite")
+READER = of(
+    "unit/worker/test_checkpoint_reader", "hostile or another or refused or missing or finite"
+)
 
 
 def without(name: str, room: str, call: str, tests: tuple[str, ...], law: int = 8) -> Mutant:

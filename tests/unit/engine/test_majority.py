@@ -235,6 +235,22 @@ def test_an_anchor_that_was_asked_for_may_be_a_greater_one_by_now() -> None:
     assert install.states[0].lineage.tokens == 10**9 + 7
 
 
+def test_an_anchor_beyond_what_most_show_is_held_until_they_show_it() -> None:
+    """Whoever may be asked for an anchor could otherwise answer with any greater one."""
+    engine = experienced(PEER, THIRD, FOURTH)
+    shown = grown(engine.lineage)
+    beyond = grown(shown)
+    for peer in (PEER, THIRD):
+        engine.beat(peer, shown, step=3)
+    ((asked, _),) = engine.sent(Want)
+    engine.receive(state_of(beyond, peer=asked))
+    assert engine.jobs(Install) == []
+    for peer in (PEER, THIRD):
+        engine.beat(peer, beyond, step=3)
+    (install,) = engine.jobs(Install)
+    assert install.states[0].lineage == beyond
+
+
 # Another model
 
 

@@ -566,6 +566,16 @@ def test_all_that_want_an_anchor_share_one_copy() -> None:
     assert len(engine.jobs(Export)) == 1
 
 
+def test_an_offer_for_another_model_asks_for_no_anchor() -> None:
+    """Its key counts the tokens of that model, and says nothing about an anchor of ours."""
+    engine = sealer(PEER)
+    greater = replace(offer_of(PEER), key=grown(BASE).key)
+    engine.receive(replace(greater, genesis=b"another"))
+    assert engine.sent(Want) == []
+    engine.receive(greater)
+    assert [to for to, _ in engine.sent(Want)] == [PEER]
+
+
 @pytest.mark.parametrize("steps", [0, 4])
 def test_nobody_else_offers_in_our_name(steps: int) -> None:
     engine = DrivenEngine()

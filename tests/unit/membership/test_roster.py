@@ -98,6 +98,13 @@ def test_our_own_beats_and_rumors_are_ignored() -> None:
     assert roster.alone
 
 
+def test_nobody_says_our_goodbye() -> None:
+    """Passed on, it would make all others forget a learner that is here."""
+    roster = new()
+    assert roster.leave(ME) is False
+    assert roster.rumors() == ()
+
+
 def test_a_greater_incarnation_replaces_and_a_smaller_one_is_ignored() -> None:
     roster = new()
     roster.hear(0, beat("b", 50, incarnation=1, training=True))

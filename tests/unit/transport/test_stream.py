@@ -1,10 +1,13 @@
-"""One end of an RPC: the bytes that it counts."""
+"""One end of an RPC: the bytes that it counts, and whether the other end took it."""
 
 from __future__ import annotations
 
 import asyncio
 
-from mend_optim.transport.stream import Counter, Rpc
+import pytest
+
+from mend_optim.errors import PeerError
+from mend_optim.transport.stream import Counter, Dialled, Rpc
 
 
 class Slow:
@@ -31,3 +34,27 @@ def test_a_frame_on_its_way_is_counted_though_nobody_waits_for_it() -> None:
 
     asyncio.run(send())
     assert (counter.sent, counter.received) == (100, 0)
+
+
+class Answered:
+    """An RPC whose other end has answered; `over`: with its end, and the reason."""
+
+    def __init__(self, over: bool) -> None:
+        self.over = over
+
+    async def initial_metadata(self) -> tuple[()]:
+        return ()
+
+    def done(self) -> bool:
+        return self.over
+
+    async def details(self) -> str:
+        return "who are you?"
+
+
+def test_a_stream_that_is_over_at_once_was_not_accepted() -> None:
+    """gRPC returns metadata of a refused RPC, too."""
+    asyncio.run(Dialled(Answered(over=False), Counter(), patience_s=60).accepted())
+    refused = Dialled(Answered(over=True), Counter(), patience_s=60)
+    with pytest.raises(PeerError, match="did not accept the stream: who are you?"):
+        asyncio.run(refused.accepted())

@@ -48,6 +48,32 @@ def test_all_certificates_of_a_file_are_read_and_nothing_else() -> None:
     assert certificates_in(key) == []
 
 
+def pem_of(der: bytes) -> bytes:
+    block = b"-----BEGIN CERTIFICATE-----\n%b\n-----END CERTIFICATE-----\n"
+    return block % base64.b64encode(der)
+
+
+def der_of(pem: bytes) -> bytes:
+    return base64.b64decode(b"".join(pem.splitlines()[1:-1]))
+
+
+def test_a_certificate_that_was_cut_short_is_refused() -> None:
+    """Its last bytes are the signature, which is not among the fields."""
+    whole = der_of(AUTHORITY.pem)
+    assert len(certificates_in(pem_of(whole))) == 1
+    with pytest.raises(ValueError, match="ends within a field"):
+        certificates_in(pem_of(whole[:-1]))
+
+
+def test_a_text_is_no_time() -> None:
+    pem, _ = issue(AUTHORITY, "a", end=365 * 40 * DAY)
+    whole = der_of(pem)
+    generalized, text = b"\x18\x0f20", b"\x13\x0f20"
+    assert whole.count(generalized) == 1
+    with pytest.raises(ValueError, match="tag 19 is no time"):
+        certificates_in(pem_of(whole.replace(generalized, text)))
+
+
 PLACES = st.integers(0, 255)
 
 
@@ -56,12 +82,11 @@ def test_damage_is_never_more_than_a_wrong_value(
     changes: list[tuple[int, int]], cut: int | None
 ) -> None:
     pem, _ = issue(AUTHORITY, "a")
-    der = bytearray(base64.b64decode(b"".join(pem.splitlines()[1:-1])))
+    der = bytearray(der_of(pem))
     for place, byte in changes:
         der[place] = byte
-    block = b"-----BEGIN CERTIFICATE-----\n%b\n-----END CERTIFICATE-----\n"
     with suppress(ValueError):
-        certificates_in(block % base64.b64encode(der[:cut]))
+        certificates_in(pem_of(bytes(der[:cut])))
 
 
 def test_a_moment_is_told_to_the_minute() -> None:

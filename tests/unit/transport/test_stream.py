@@ -49,12 +49,12 @@ class Answered:
         return self.over
 
     async def details(self) -> str:
-        return "who are you?"
+        return "go away"
 
 
 def test_a_stream_that_is_over_at_once_was_not_accepted() -> None:
     """gRPC returns metadata of a refused RPC, too."""
     asyncio.run(Dialled(Answered(over=False), Counter(), patience_s=60).accepted())
     refused = Dialled(Answered(over=True), Counter(), patience_s=60)
-    with pytest.raises(PeerError, match="did not accept the stream: who are you?"):
+    with pytest.raises(PeerError, match="did not accept the stream: go away"):
         asyncio.run(refused.accepted())

@@ -30,6 +30,8 @@ from tests.mutation.survey_mutants import WIRE as SURVEY_WIRE
 
 WATCHING = of("unit/transport/test_watching")
 PROOFS, SIGNING = of("unit/protocol/test_proofs"), of("unit/worker/test_signing")
+CERTIFICATE = of("unit/transport/security/test_certificate")
+CODECS_CHECKED = of("unit/codecs/test_powersgd unit/codecs/test_packing")
 READER = of(
     "unit/worker/test_checkpoint_reader", "hostile or another or refused or missing or finite"
 )
@@ -306,6 +308,81 @@ BOUNDS_MUTANTS = (
         ROSTER,
     ),
     never("names-of-the-gone-are-kept", "engine/presence", "len(self._gone) > GONE", PRESENCE),
+    # Checks of what the others say of themselves and of us.
+    Mutant(
+        "others-say-our-goodbye",
+        8,
+        "membership/roster",
+        "if id.name == self.me.name or self._graves.last(id.name) >= (id.incarnation, LEFT):",
+        "if self._graves.last(id.name) >= (id.incarnation, LEFT):",
+        ROSTER,
+    ),
+    Mutant(
+        "anchors-to-those-that-have-them",
+        8,
+        "engine/answers",
+        "if want.have != job.lineage.digest:",
+        "if True:",
+        of("unit/engine/test_answers"),
+    ),
+    never(
+        "offers-for-any-model",
+        "engine/sealer",
+        "offer.genesis != state.genesis",
+        of("unit/engine/test_sealer", "another_model"),
+    ),
+    Mutant(
+        "more-than-was-shown-is-taken",
+        8,
+        "engine/adoption",
+        "not asked.seal_only and key <= asked.key",
+        "not asked.seal_only",
+        of("unit/engine/test_majority"),
+    ),
+    Mutant(
+        "reasons-without-end",
+        8,
+        "transport/control",
+        "not in self._reported and len(self._reported) < REASONS",
+        "not in self._reported",
+        of("unit/transport/test_links"),
+    ),
+    Mutant(
+        "packets-of-any-values",
+        8,
+        "codecs/registry",
+        "        part.form.check(part.data, part.shape, part.param)\n",
+        "        pass\n",
+        CODECS_CHECKED,
+    ),
+    never(
+        "certificates-cut-short",
+        "transport/security/certificate",
+        "len(data) < at + size",
+        CERTIFICATE,
+    ),
+    Mutant(
+        "times-of-any-kind",
+        8,
+        "transport/security/certificate",
+        "elif tag != _GENERALIZED_TIME:",
+        "elif False:",
+        CERTIFICATE,
+    ),
+    never(
+        "streams-that-are-over",
+        "transport/stream",
+        "self._rpc.done()",
+        of("unit/transport/test_stream"),
+    ),
+    Mutant(
+        "added-groups-of-any-number",
+        8,
+        "worker/checkpoint_reader",
+        '    if here != there:\n        raise OtherModelError(\n            f"state_dict must have the groups',
+        '    if False:\n        raise OtherModelError(\n            f"state_dict must have the groups',
+        of("together/test_groups", "wants_groups"),
+    ),
     # Checkpoints.
     *(
         never(name, "worker/checkpoint_reader", flaw, READER)

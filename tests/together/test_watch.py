@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,20 +98,27 @@ def test_zones_are_shown(
         learners = json.loads(capsys.readouterr().out)["learners"]
         assert [learner["zone"] for learner in learners] == ["east", "east"]
         assert [learner["roster"][0]["zone"] for learner in learners] == ["east", "east"]
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         assert main(["top", address_of(a), "--once", *plain]) == 0
-        assert capsys.readouterr().out.split()[:3] == ["learner", "state", "zone"]
+        told = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", capsys.readouterr().out)
+        assert told.split()[:3] == ["learner", "state", "zone"]
 
 
-@pytest.mark.parametrize("plain", [["--plain"], []])
-def test_top_draws_with_rich_and_without(
-    plain: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("plain", "tty"), [(["--plain"], True), ([], True), ([], False)])
+def test_top_draws_with_rich_on_a_terminal_and_else_plain_lines(
+    plain: list[str],
+    tty: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
     with pair() as (a, _):
         assert main(["top", address_of(a), "--once", *plain]) == 0
     told = capsys.readouterr().out
     assert "merging" in told
-    assert ("█" in told) is not bool(plain)
+    assert ("█" in told) is (tty and not plain)
+    assert tty or told.endswith("\n")
 
 
 def test_a_learner_that_is_alone_does_not_merge(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,6 +202,9 @@ def test_a_stranger_is_told_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
         address = address_of(a)
         assert main(["status", address, "--secret", str(secret)]) == MERGING
         capsys.readouterr()
+        assert main(["status", address]) == NO_ANSWER
+        told = capsys.readouterr().out
+        assert "what answers is no learner, or it wants TLS: give the run's credentials" in told
         for given in ([], ["--secret", str(another)]):
             assert main(["status", address, "--json", *given]) == NO_ANSWER
             told = json.loads(capsys.readouterr().out)

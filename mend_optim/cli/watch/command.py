@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from mend_optim.cli.wording import shown
 from mend_optim.environment import VARIABLES
 from mend_optim.errors import PeerError, require
 from mend_optim.protocol.sight import Sight
+from mend_optim.protocol.unreached import Unreached
 from mend_optim.transport.address import parse_dialable
 from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.look import looks
@@ -35,6 +37,7 @@ if no learner answers there, and 3 if it answers, and does not merge (yet, or an
 """
 #: The exit statuses, besides that of wrong arguments.
 MERGING, NO_ANSWER, NOT_MERGING = 0, 1, 3
+NO_CREDENTIALS = "give the run's credentials by --secret or --credentials"
 #: How often a look follows learners to further ones.
 HOPS = 4
 
@@ -97,7 +100,7 @@ def run_status(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(_plain(crowd, there), indent=1))
     elif isinstance(there, PeerError):
-        print(_unanswered(given.address, there))
+        print(_unanswered(given, there))
     else:
         print("\n".join(lines_of(crowd)))
     return status_of(there)
@@ -110,9 +113,12 @@ def status_of(there: Sight | PeerError) -> int:
     return MERGING if there.is_merging else NOT_MERGING
 
 
-def _unanswered(address: str, fault: PeerError) -> str:
+def _unanswered(given: argparse.Namespace, fault: PeerError) -> str:
     cause = why_unreached(fault)
-    return f"{address}: {cause.value} ({shown(str(fault))}); `mend check` finds out why"
+    # A server that wants TLS hangs up on plaintext, as one that is no learner does.
+    is_plain = cause is Unreached.PROTOCOL and read_given(given)[0].credentials is None
+    told = f"{cause.value}, or it wants TLS: {NO_CREDENTIALS}" if is_plain else cause.value
+    return f"{given.address}: {told} ({shown(str(fault))}); `mend check` finds out why"
 
 
 def _plain(crowd: Crowd, there: Sight | PeerError) -> dict[str, object]:
@@ -132,12 +138,13 @@ def run_top(given: argparse.Namespace) -> int:
     require(0.1 <= given.every < 1e6, "--every", given.every, "a number of seconds >= 0.1")
     look = _read(given)
     crowd = Crowd(given.address)
-    draws_plainly = given.plain or find_spec("rich") is None
+    # A pipe or a file would get nothing of what rich draws before the end.
+    draws_plainly = given.plain or not sys.stdout.isatty() or find_spec("rich") is None
     # Ctrl-C is the way to end it.
     with suppress(KeyboardInterrupt):
         first = see(crowd, look)[given.address]
         if isinstance(first, PeerError):
-            print(_unanswered(given.address, first))
+            print(_unanswered(given, first))
             return NO_ANSWER
         if draws_plainly:
             _top_plainly(crowd, look, given)

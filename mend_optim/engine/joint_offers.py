@@ -19,10 +19,13 @@ from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.zones import are_neighbours, zone_of
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Call, Offer
+from mend_optim.protocol.messages import Call, Offer, Packet, Sections
+from mend_optim.protocol.peer_limits import OTHERS_LIMIT
 
 #: A relay waits for its neighbours for this share of a period, and of the grace of a round.
 PERIODS, GRACES = 0.25, 0.5
+#: Sections in which the bytes do not matter.
+DELTA_ALONE: Sections = {"delta": Packet("none", 0, memoryview(b""))}
 
 
 def may_join(offer: Offer) -> bool:
@@ -35,11 +38,16 @@ def may_join(offer: Offer) -> bool:
 def flaw_of_joint(offer: Offer, state: EngineState) -> str:
     """Why a received joint offer is refused; empty if it is not."""
     zone = zone_of(state.roster, offer.peer)
+    # An empty offer is taken without a look at its bytes, and the others would come along.
+    if offer.others and not may_join(replace(offer, others=(), sections=DELTA_ALONE)):
+        return "it cannot be joined with others"
     for other in offer.others:
+        if state.is_me(other.peer):
+            return "it has an offer of this learner"
         if zone and zone_of(state.roster, other.peer) not in ("", zone):
             return f"it has an offer of {other.peer.name}, which is not its neighbour"
         # A sender says nothing of the bytes of these.
-        bare = replace(other, sections={"delta": None})  # type: ignore[dict-item]
+        bare = replace(other, sections=DELTA_ALONE)
         if other.genesis != offer.genesis or not may_join(bare):
             return f"its offer of {other.peer.name} cannot be joined"
     return ""
@@ -82,7 +90,7 @@ class JointOffers:
             return False
         if self._waits(now, round, own):
             return True
-        members = [offer for offer in others if self._joins(offer)]
+        members = [offer for offer in others if self._joins(offer)][:OTHERS_LIMIT]
         if own and members:
             self._join(p, sealer, (own, *members))
             return True

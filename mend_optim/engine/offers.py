@@ -57,13 +57,14 @@ class Offers:
             return sealer
         self._withholding = {id: until for id, until in self._withholding.items() if until > now}
         hop = first_hop(self.state.roster, p, sealer, self._withholding)
-        return sealer if hop == self.state.me and not self._gathers(p) else hop
+        return sealer if hop == self.state.me and not self._gathers(p, sealer) else hop
 
-    def _gathers(self, p: int) -> bool:
-        """Whether this learner, as a relay, joins offers with its own."""
+    def _gathers(self, p: int, sealer: PeerId) -> bool:
+        """Whether this learner, as a relay, joins offers with its own. It passes them on to the
+        sealer by its own roster: another one that calls gets our offer from us."""
         roster = self.state.roster
         near = any(are_neighbours(roster, roster.me, id) for id in roster.alive())
-        return near and self.state.joins(p)
+        return near and self.state.joins(p) and sealer == roster.sealer(p)
 
     def resend(self, now: float, fragment: Progress) -> None:
         """Offer again if the learner that has the offer died, lost it, or runs the fragment's

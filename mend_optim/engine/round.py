@@ -175,11 +175,25 @@ class Round:
         Two offers may hold the same author's work, for example if two processes went on from one
         checkpoint. Then the earlier offer counts, the author's own before a copy of it, and the
         other becomes an empty one: its sender learns that from the new anchor."""
-        first = sorted(self.inbox, key=lambda peer: (peer not in expected, peer))[:most]
-        held = [self.inbox[peer] for peer in sorted(first)]
+        held = [self.inbox[peer] for peer in self._first(expected, most)]
         stepped = sorted((o for o in held if o.steps), key=_precedence, reverse=True)
         counts = {offer.claim.author: offer for offer in stepped}
         return whole(o if not o.steps or counts[o.claim.author] is o else _nothing(o) for o in held)
+
+    def leave_out_parts(self, expected: Collection[PeerId], most: int) -> bool:
+        """Drop the joint offers that `candidates` leave out because a part of them cannot be merged
+        now; return whether there were any. They must not count for a quorum. If they are not held,
+        their relay passes on the other parts one by one."""
+        merged = {offer.peer for offer in self.candidates(expected, most)}
+        lost = set(self._first(expected, most)) - merged
+        for peer in lost:
+            self.drop(peer)
+        return bool(lost)
+
+    def _first(self, expected: Collection[PeerId], most: int) -> list[PeerId]:
+        """The senders of at most so many offers, those of expected learners before others, in the
+        order of their names."""
+        return sorted(sorted(self.inbox, key=lambda peer: (peer not in expected, peer))[:most])
 
     def leave_out(self, offer: Offer) -> None:
         """This offer cannot be merged with the others that are here: it is held no more."""
@@ -248,22 +262,15 @@ class Round:
 
 def whole(offers: Iterable[Offer]) -> tuple[Offer, ...]:
     """These without the parts of joint offers of which another part is not among them: their packet
-    is that of all of them."""
+    is that of all of them. A part that has become an empty offer came in none."""
     held = {offer.peer: offer for offer in offers}
-
-    def is_whole(joint: Offer) -> bool:
-        found = (held.get(other.peer) for other in joint.others)
-        parts = zip(found, joint.others, strict=True)
-        return all(p and p.carrier == joint.peer and p.seq == o.seq and p.steps for p, o in parts)
-
-    def may_stay(offer: Offer) -> bool:
-        joint = held.get(offer.carrier) if offer.carrier else offer
-        if joint is None:
-            return False
-        named = joint is offer or any(other.peer == offer.peer for other in joint.others)
-        return named and is_whole(joint)
-
-    return tuple(offer for offer in held.values() if may_stay(offer))
+    stay = set()
+    for first in held.values():
+        parts = [(other, held.get(other.peer)) for other in first.others]
+        here = all(p and p.carrier == first.peer and p.seq == other.seq for other, p in parts)
+        if first.carrier is None and here:
+            stay |= {first.peer, *(other.peer for other in first.others)}
+    return tuple(offer for offer in held.values() if offer.peer in stay)
 
 
 def _fits(offer: Offer, lineage: Lineage) -> bool:

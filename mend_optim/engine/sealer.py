@@ -180,10 +180,13 @@ class Sealer:
         if todo.collects:
             round.note_quorum(now, view.needed)
         state.wake_by(todo.wake_at)
-        if todo.seal and self._refuse_outlier(view):
+        if todo.seal and (self._leave_out_parts(view) or self._refuse_outlier(view)):
             self.poll(now, round.fragment)  # with those that are left
         elif todo.seal:
             self._merge(view, todo.seal)
+
+    def _leave_out_parts(self, view: View) -> bool:
+        return view.round.leave_out_parts(view.expected, self.state.policies.limits.learners)
 
     def _refuse_outlier(self, view: View) -> bool:
         """Refuse the offer because of which all would refuse the seal; return whether there is one.

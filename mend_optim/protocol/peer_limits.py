@@ -18,6 +18,8 @@ LEAST_RECEIVE_BYTES = 1 << 20
 SPARE_RECEIVE_BYTES = 64 << 20
 #: Bytes of a learner's name, an address, a codec's or a section's name.
 NAME_LIMIT = 256
+#: Offers of its sender's neighbours in one joint offer. A relay passes on the rest one by one.
+OTHERS_LIMIT = 255
 #: Entries of any list: peers, fragments, members, fields.
 COUNT_LIMIT = 1 << 16
 

@@ -33,8 +33,6 @@ SECTION_LIMIT = 256
 UNKNOWN_LIMIT = 1 << 20
 #: Rumors in one beat: of every learner that there may be, and the goodbyes that it passes on.
 RUMOR_LIMIT = MOST_LEARNERS + 64
-#: Offers of its sender's neighbours in one joint offer.
-OTHERS_LIMIT = 255
 #: Offers held that one beat tells of, in all of its reports: each learner's, of each fragment.
 HELD_LIMIT = 1 << 14
 #: Reports, one per fragment, and processes turned away in one beat.

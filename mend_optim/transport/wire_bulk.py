@@ -8,9 +8,9 @@ from dataclasses import replace
 from mend_optim.errors import PeerError, unreachable
 from mend_optim.protocol.lineage import Claim, Entry, Lineage
 from mend_optim.protocol.messages import Bulk, Offer, Seal, Sections, State
+from mend_optim.protocol.peer_limits import OTHERS_LIMIT
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.limits import (
-    OTHERS_LIMIT,
     check,
     checked_count,
     checked_digest,

@@ -21,6 +21,7 @@ from mend_optim.codecs.registry import decoded
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
 from mend_optim.protocol.messages import NORMS, Offer, Packet, Sections, section
+from mend_optim.protocol.peer_limits import OTHERS_LIMIT
 from mend_optim.worker import merge
 from mend_optim.worker.measures import Measures
 
@@ -81,6 +82,11 @@ def combined(
     return {"delta": raw(mean), NORMS: _packet([each.norms() for each in found.members])}
 
 
+def norms_nbytes(tensors: int, learners: int) -> int:
+    """The largest section of norms, in bytes, in a run of so many learners."""
+    return 4 * tensors * min(learners, 1 + OTHERS_LIMIT)
+
+
 def _packet(norms: Sequence[Norms]) -> Packet:
     return raw(torch.tensor(norms, dtype=torch.float32).flatten())
 
@@ -93,7 +99,7 @@ def read_norms(offer: Offer, tensors: int) -> list[Norms]:
     """
     packet, members = section(offer.sections, NORMS), 1 + len(offer.others)
     numel = members * tensors
-    if packet.codec != RAW or packet.numel != numel or packet.nbytes != 4 * numel:
+    if packet.codec != RAW or packet.nbytes != 4 * numel:
         raise PeerError(f"Norms of a joint offer are not {numel} float32")
     values = view(packet.data, torch.float32).tolist()
     if not all(math.isfinite(value) and value >= 0 for value in values):

@@ -81,12 +81,6 @@ JOINT_MUTANTS = (
         "separate = True",
     ),
     mutant(
-        "own-offer-goes-round",
-        "engine/offers",
-        "return sealer if hop == self.state.me and not self._gathers(p) else hop",
-        "return hop",
-    ),
-    mutant(
         "a-waiting-offer-goes-again",
         "engine/offers",
         "(target, sealer) if target == self.state.me else (target,)",
@@ -139,16 +133,31 @@ JOINT_MUTANTS = (
         "rounds[offer.fragment].add(*offer.together)",
         "rounds[offer.fragment].add(offer)",
     ),
-    mutant("parts-without-the-rest", ROUND, "return named and is_whole(joint)", "return named"),
-    mutant("parts-of-another-joint-offer", ROUND, "p and p.carrier == joint.peer and", "p and"),
-    mutant("parts-of-another-number", ROUND, " and p.seq == o.seq", ""),
-    mutant("parts-of-nothing", ROUND, " and p.steps for p, o", " for p, o"),
     mutant(
-        "parts-that-are-not-named",
+        "parts-without-the-rest",
         ROUND,
-        "return named and is_whole(joint)",
-        "return is_whole(joint)",
+        "if first.carrier is None and here:",
+        "if first.carrier is None:",
     ),
+    mutant("parts-of-another-joint-offer", ROUND, "p and p.carrier == first.peer and", "p and"),
+    mutant(
+        "parts-of-another-number", ROUND, " and p.seq == other.seq for other, p", " for other, p"
+    ),
+    mutant("parts-by-themselves", ROUND, "if first.carrier is None and here:", "if here:"),
+    mutant(
+        "parts-count-for-a-quorum",
+        ROUND,
+        "        for peer in lost:\n            self.drop(peer)\n",
+        "",
+    ),
+    mutant("a-caller-gets-no-offer", "engine/offers", " and sealer == roster.sealer(p)", ""),
+    mutant(
+        "an-empty-offer-brings-others",
+        GATHER,
+        "if offer.others and not may_join(",
+        "if False and not may_join(",
+    ),
+    mutant("joint-offers-in-our-name", GATHER, "if state.is_me(other.peer):", "if False:"),
     mutant("nothing-that-is-joint", ROUND, "        others=(),\n        carrier=None,\n", ""),
     # ── the bytes ─────────────────────────────────────────────────────────────────────────────────
     mutant(
@@ -190,7 +199,6 @@ JOINT_MUTANTS = (
         "if False:",
         MEANS,
     ),
-    mutant("norms-of-any-number", WORKER, " or packet.numel != numel", "", MEANS),
     mutant(
         "norms-that-are-no-lengths", WORKER, "math.isfinite(value) and value >= 0", "True", MEANS
     ),

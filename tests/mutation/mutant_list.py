@@ -195,7 +195,7 @@ MUTANTS = (
            "if regroup else ()", "if False else ()", FACE),
     # ── 3: one seal, the same bits everywhere ────────────────────────────────────────────────────────────────────────
     Mutant("everybody-seals", 3, "engine/sealer", ("or not is_sealer or"), "or", SEALING),
-    Mutant("merge-in-arrival-order", 3, "engine/round", "for peer in sorted(first)]", "for peer in self.inbox if peer in first]", ROUND),
+    Mutant("merge-in-arrival-order", 3, "engine/round", "for peer in self._first(expected, most)]", "for peer in self.inbox if peer in self._first(expected, most)]", ROUND),
     Mutant("digest-in-arrival-order", 3, "protocol/lineage", "members = sorted(members)", "members = list(members)", LINEAGE),
     Mutant("digest-without-payload", 3, "protocol/lineage", "[self.digest, payload, *", "[self.digest, *", LINEAGE),
     Mutant("digest-without-base", 3, "protocol/lineage", "[self.digest, payload, *", "[payload, *", LINEAGE),

@@ -253,7 +253,7 @@ SEAL_MUTANTS = (
         "sealer-merges-outliers",
         4,
         "engine/sealer",
-        "if todo.seal and self._refuse_outlier(view):",
+        "if todo.seal and (self._leave_out_parts(view) or self._refuse_outlier(view)):",
         "if False:",
         SEALING,
     ),

@@ -38,6 +38,7 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.proofs import proofs_nbytes
 from mend_optim.settings import Settings, read_settings
+from mend_optim.worker.joint import norms_nbytes
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -503,6 +504,14 @@ def test_the_largest_message_has_room_for_the_proofs_of_all() -> None:
     assert some[1] - some[0] == proofs_nbytes(7)
 
 
+def test_the_largest_message_has_room_for_the_norms_of_a_joint_offer() -> None:
+    fragment = Layout(["w", "b"], parameters(), 1).fragments[0]
+    alone, joint = (read(codec=c, limits=Limits(learners=7)) for c in ("bf16", "none"))
+    assert (alone.policies.joins, joint.policies.joins) == (False, True)
+    assert joint._limit(fragment) - alone._limit(fragment) == norms_nbytes(2, 7) == 4 * 2 * 7
+    assert norms_nbytes(2, 4096) == 4 * 2 * 256
+
+
 def test_a_codec_with_the_options_of_a_named_one_is_that_one() -> None:
     assert dict(read(codec=Int4()).policy())["codec"] == "int4"
     assert dict(read(codec=PowerSGD(rank=9)).policy())["codec"].startswith("PowerSGD(rank=9")
@@ -538,8 +547,8 @@ def test_the_largest_message_holds_anchor_velocity_and_moments(moments: int) -> 
     states = tuple(Moment(name=f"m{i}", order="first", decay=0.9) for i in range(moments))
     settings = read(moments=MomentSchedule(states=states) if states else None)
     fragment = Layout(["w", "b"], parameters(), 1).fragments[0]
-    scale, sizes = 4 * 2, 4 * 2 * 256
-    least = 4 * fragment.numel * (2 + max(4, moments)) + scale + sizes
+    scale, sizes, norms = 4 * 2, 4 * 2 * 256, 4 * 2 * 256
+    least = 4 * fragment.numel * (2 + max(4, moments)) + scale + sizes + norms
     assert least <= settings._limit(fragment) <= least + 1000
 
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.engine.effects import PASS_ON, Inspect, Join, Merge, Prepare, Send
+from mend_optim.engine import joint_offers
+from mend_optim.engine.effects import PASS_ON, Advance, Inspect, Join, Merge, Outsize, Prepare, Send
 from mend_optim.engine.joint_offers import may_join
 from mend_optim.engine.round import Round, whole
 from mend_optim.protocol.lineage import Claim, PeerId
 from mend_optim.protocol.messages import Call, Offer, Packet
+from mend_optim.protocol.peer_limits import Limits
 from tests import reference
-from tests.support.engines import FOURTH, ME, PEER, THIRD, DrivenEngine, grown, offer_of
+from tests.support.engines import FOURTH, ME, PEER, THIRD, DrivenEngine, grown, offer_of, seal_of
 
 DELTA = {"delta": Packet("none", 1, memoryview(b"1234"))}
 JOINED = {"delta": Packet("none", 1, memoryview(b"5678"))}
 HERE, THERE = "east", "west"
-NEAR = THIRD
+NEAR, MORE = THIRD, PeerId("zzz", 1)
 
 
 def with_delta(offer: Offer) -> Offer:
@@ -31,9 +34,9 @@ def with_delta(offer: Offer) -> Offer:
 # The relay
 
 
-def relay(*, joins: bool = True) -> tuple[DrivenEngine, PeerId]:
+def relay(*, joins: bool = True, **settings: Any) -> tuple[DrivenEngine, PeerId]:
     """A learner with one neighbour; a learner of another zone seals."""
-    engine = DrivenEngine(zone=HERE, joins=joins)
+    engine = DrivenEngine(zone=HERE, joins=joins, **settings)
     engine.beat(NEAR, zone=HERE)
     roster = engine.engine.state.roster
     for i in range(100):
@@ -49,7 +52,7 @@ def relay(*, joins: bool = True) -> tuple[DrivenEngine, PeerId]:
 def all_beat(engine: DrivenEngine) -> None:
     """So that nobody is suspected; and what this learner sends to itself arrives."""
     for peer in engine.engine.state.roster:
-        near = peer.id == NEAR
+        near = peer.id in (NEAR, MORE)
         address = None if near else "far:1"
         engine.beat(peer.id, address=address, zone=HERE if near else THERE)
     engine.log += engine.engine.drain(engine.now)
@@ -76,6 +79,18 @@ def offer_own(engine: DrivenEngine) -> None:
     engine.done(prepare, sections=DELTA)
     all_beat(engine)
     engine.tick(0.1)
+
+
+def offer_own_alone(engine: DrivenEngine, without: PeerId | None = None) -> None:
+    """The relay offers, and waits in vain for those that have not offered."""
+    train(engine)
+    engine.reserve()
+    engine.engine.boundaries.snapshot(0, torch.zeros(0))
+    (prepare,) = engine.jobs(Prepare)
+    engine.done(prepare, sections=DELTA)
+    if without:
+        engine.engine.state.roster.leave(without)
+    pass_time(engine, 6.0)
 
 
 def offer_near(engine: DrivenEngine) -> None:
@@ -138,6 +153,115 @@ def test_offers_that_cannot_be_joined_go_one_by_one() -> None:
     engine.tick(0.1)
     assert sorted(sent(engine)) == [(far, "", ME.name, ()), (far, PASS_ON, NEAR.name, ())]
     assert ["not joined" in fault for fault in engine.faults()] == [True]
+
+
+def joined(engine: DrivenEngine) -> tuple[Join, Offer]:
+    """The relay's worker joins the zone's offers. Returns that job and the relay's own offer."""
+    offer_own(engine)
+    offer_near(engine)
+    (join,) = engine.jobs(Join)
+    pending = engine.fragment.pending
+    assert pending
+    assert pending.offer
+    return join, pending.offer
+
+
+def test_the_bytes_of_the_others_do_not_travel() -> None:
+    engine, _ = relay()
+    join, _ = joined(engine)
+    engine.done(join, sections=JOINED)
+    ((_, offer),) = engine.sent(Offer)
+    assert offer.sections == JOINED
+    assert [other.sections for other in offer.others] == [{}]
+
+
+def test_what_the_sealer_has_is_not_sent_again() -> None:
+    engine, far = relay()
+    join, _ = joined(engine)
+    engine.done(join, sections=JOINED)
+    ((_, offer),) = engine.sent(Offer)
+    engine.engine.delivered(engine.now, far, offer)
+    engine.tick(0.1)
+    assert sent(engine) == []
+
+
+def test_nothing_is_sent_if_our_own_offer_was_merged_while_it_was_joined() -> None:
+    engine, far = relay()
+    join, own = joined(engine)
+    engine.receive(seal_of(engine.lineage, own.entry, sealer=far))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.done(join, sections=JOINED)
+    assert [(who, others) for _, _, who, others in sent(engine) if who == ME.name] == []
+
+
+def test_nothing_is_sent_to_a_former_sealer() -> None:
+    engine, far = relay()
+    join, _ = joined(engine)
+    engine.engine.state.roster.leave(far)
+    engine.done(join, sections=JOINED)
+    assert [to for to, *_ in sent(engine) if to == far] == []
+
+
+def test_however_often_the_sealer_calls_an_offer_that_waits_stays_here() -> None:
+    engine, far = relay(sync_every=400, grace_s=1000.0)
+    engine.step(400)
+    offer_own(engine)
+    for _ in range(60):
+        pass_time(engine, 0.5)
+        engine.receive(Call(far, 0))
+    assert sent(engine) == []
+    assert engine.faults() == []
+
+
+def test_a_peer_of_another_opinion_that_calls_gets_our_offer_from_us() -> None:
+    """Nothing that waits here goes to a sealer which only others see."""
+    engine, _ = relay()
+    offer_own(engine)
+    other = PeerId("other", 1)
+    engine.beat(other, address="other:1", zone="north")
+    engine.receive(Call(other, 0))
+    assert sent(engine) == [(other, "", ME.name, ())]
+
+
+def test_the_offer_of_a_dead_learner_of_another_zone_is_not_joined() -> None:
+    engine, far = relay()
+    engine.beat(PEER, address="far:1", zone=THERE)
+    receive(engine, with_delta(offer_of(PEER)))
+    engine.engine.linked(engine.now, PEER, False)
+    joined_before = engine.jobs(Join)
+    offer_own_alone(engine, without=PEER)
+    assert joined_before + engine.jobs(Join) == []
+    assert (far, PASS_ON, PEER.name, ()) in sent(engine)
+
+
+def test_a_zone_of_too_many_is_not_joined_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No peer would take it."""
+    monkeypatch.setattr(joint_offers, "OTHERS_LIMIT", 1)
+    engine, far = relay()
+    engine.beat(MORE, zone=HERE)
+    offer_own(engine)
+    offer_near(engine)
+    receive(engine, with_delta(offer_of(MORE)))
+    (join,) = engine.jobs(Join)
+    assert [offer.peer for offer in join.offers] == [ME, NEAR]
+    engine.done(join, sections=JOINED)
+    engine.tick(0.1)
+    assert sorted(sent(engine)) == [
+        (far, "", ME.name, (NEAR.name,)),
+        (far, PASS_ON, MORE.name, ()),
+    ]
+
+
+def test_parts_of_a_joint_offer_are_not_passed_on() -> None:
+    """A former sealer has no bytes of theirs. Their senders are gone."""
+    engine, _ = relay()
+    round = engine.engine.state.rounds[0]
+    round.add(*joint().together)
+    for peer in (PEER, NEAR):
+        engine.engine.state.roster.leave(peer)
+    engine.tick(0.1)
+    assert sent(engine) == []
 
 
 def test_what_the_sealer_does_not_keep_is_passed_on_by_itself() -> None:
@@ -211,12 +335,14 @@ def test_a_joint_offer_counts_for_all_that_are_in_it() -> None:
     ("offer", "why"),
     [
         (joint(offer_of(FOURTH)), "which is not its neighbour"),
-        (joint(offer_of(ME)), "which is not its neighbour"),
+        (joint(offer_of(ME)), "of this learner"),
         (joint(replace(offer_of(THIRD), genesis=b"another")), "cannot be joined"),
         (joint(offer_of(THIRD, inherited=Claim(FOURTH, 0))), "cannot be joined"),
         (joint(offer_of(THIRD, 0, 0)), "cannot be joined"),
+        (replace(offer_of(PEER, 0, 0), others=(offer_of(THIRD),)), "joined with others"),
+        (replace(joint(), inherited=Claim(FOURTH, 0)), "joined with others"),
     ],
-    ids=["of another zone", "ours", "another model", "inherited", "nothing"],
+    ids=["far", "ours", "another model", "inherited", "nothing", "by nothing", "by an heir"],
 )
 def test_a_joint_offer_that_may_not_be_is_refused(offer: Offer, why: str) -> None:
     engine = sealer()
@@ -224,6 +350,55 @@ def test_a_joint_offer_that_may_not_be_is_refused(offer: Offer, why: str) -> Non
     assert held(engine) == set()
     (told,) = engine.faults()
     assert why in told
+
+
+def test_a_neighbour_cannot_offer_the_sealers_own_work() -> None:
+    engine = DrivenEngine(zone=HERE, joins=True)
+    engine.beat(PEER, zone=HERE)
+    receive(engine, joint(offer_of(ME)))
+    assert held(engine) == set()
+    assert ["offer of this learner" in fault for fault in engine.faults()] == [True]
+
+
+def test_one_of_a_learner_that_is_not_known_yet_is_neither_taken_nor_refused() -> None:
+    engine = sealer()
+    receive(engine, joint(offer_of(PeerId("new", 1))))
+    assert held(engine) == set()
+    assert engine.faults() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "p", "joins"),
+    [({}, 0, True), ({}, 1, False), ({"signed": True}, 0, False), ({"joins": False}, 0, False)],
+    ids=["joins", "buffers", "signed", "a codec that loses"],
+)
+def test_where_offers_are_joined(changed: dict[str, bool], p: int, joins: bool) -> None:
+    state = DrivenEngine(joins=True, buffers=True).engine.state
+    state.policies = replace(state.policies, **changed)  # type: ignore[arg-type]
+    assert state.joins(p) == joins
+
+
+def test_a_joint_offer_that_cannot_be_merged_whole_counts_for_no_quorum() -> None:
+    """Another process brings earlier work of one that is in it."""
+    engine = sealer()
+    receive(engine, joint(offer_of(THIRD, 2)))
+    receive(engine, with_delta(offer_of(FOURTH, inherited=Claim(THIRD, 0))))
+    engine.engine.state.rounds[0].add(offer_of(ME))
+    engine.tick(2.0)
+    assert engine.jobs(Merge) == []
+    assert held(engine) == {ME.name, FOURTH.name}
+
+
+def test_a_joint_offer_of_more_learners_than_a_seal_may_have_is_not_merged() -> None:
+    engine = DrivenEngine(zone=THERE, joins=True)
+    state = engine.engine.state
+    state.policies = replace(state.policies, limits=Limits(learners=2))
+    for peer in (PEER, THIRD, FOURTH):
+        engine.beat(peer, zone=HERE)
+    receive(engine, joint(offer_of(THIRD), offer_of(FOURTH)))
+    engine.tick(5.0)
+    assert engine.jobs(Merge) == []
+    assert held(engine) == set()
 
 
 def test_where_offers_are_not_joined_none_is_taken() -> None:
@@ -256,6 +431,16 @@ def test_once_one_of_them_is_merged_elsewhere_the_others_are_not_held() -> None:
     assert held(engine) == set()
 
 
+def test_the_author_of_a_refused_part_still_takes_part() -> None:
+    round = Round(0)
+    round.add(*joint().together, offer_of(FOURTH))
+    round.launch(0.0)
+    members = round.close(0.0, [], "all_present", 9)
+    part = [offer.peer for offer in members].index(THIRD)
+    round.refuse({part: Outsize(times=9.0, rms=1.0)})
+    assert {peer: offer.steps for peer, offer in round.inbox.items()} == {THIRD: 0, FOURTH: 4}
+
+
 PEERS = [PeerId(name, 1) for name in "abcdef"]
 
 
@@ -272,7 +457,14 @@ def inboxes(draw: st.DrawFn) -> list[Offer]:
         offers += made.together
     kept = draw(st.lists(st.sampled_from(offers), unique_by=lambda offer: offer.peer))
     other_seq = draw(st.sets(st.sampled_from(PEERS), max_size=1))
-    return [replace(o, seq=2) if o.peer in other_seq else o for o in kept]
+    strays = draw(st.dictionaries(st.sampled_from(PEERS), st.sampled_from([None, *PEERS])))
+    kept = [replace(o, seq=2) if o.peer in other_seq else o for o in kept]
+    # One has offered by itself since, or in another joint offer.
+    for i, offer in enumerate(kept):
+        carrier = strays.get(offer.peer, offer.carrier)
+        if not offer.others and carrier != offer.peer:
+            kept[i] = replace(offer, carrier=carrier)
+    return kept
 
 
 @given(inboxes())

@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mend_optim import Nesterov
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import raw
-from mend_optim.codecs.registry import find_codec
+from mend_optim.codecs.registry import encode_packet, find_codec
+from mend_optim.engine.effects import Inspect
 from mend_optim.engine.policies import WEIGHTINGS, weights
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment, Layout
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import NORMS, SCALE, Offer
+from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.joint import ROUNDING, check_joint, combined, read_norms
 from mend_optim.worker.scale import read_scale
 from mend_optim.worker.seal_payload import SealPayload
@@ -124,6 +127,40 @@ def test_norms_that_are_none_are_refused(norms: Tensor) -> None:
         check_joint(replace(joint, sections={**joint.sections, NORMS: raw(norms)}), FRAGMENT)
     with pytest.raises(PeerError, match="missing"):
         check_joint(replace(joint, sections={"delta": joint.sections["delta"]}), FRAGMENT)
+
+
+def test_a_joint_offer_is_checked_as_it_arrives() -> None:
+    start = torch.zeros(FRAGMENT.numel)
+    anchors = Anchors(
+        LAYOUT,
+        [start],
+        codec=find_codec("none"),
+        outer=Nesterov(),
+        scheme="mean",
+        buffers=Buffers(),
+    )
+    joint = joint_of(offers_of([(1, 1), (1, 1)], 0), "tokens")
+    assert not anchors.perform(Inspect(joint))[0].fault
+    none = raw(torch.zeros(2 * len(SHAPES)))
+    lying = replace(joint, sections={**joint.sections, NORMS: none})
+    assert "has norm" in anchors.perform(Inspect(lying))[0].fault
+
+
+def test_the_packets_of_joint_offers_do_not_come_back() -> None:
+    """Two of them take fewer bytes than the merged delta."""
+    offers = offers_of([(1, 1), (1, 1), (1, 1)], 0)
+    small = {"delta": encode_packet(find_codec("int4"), torch.ones(FRAGMENT.numel), SHAPES)[0]}
+    first, *rest = (replace(offer, sections=small) for offer in offers)
+    joint = joint_of(offers[1:], "tokens")
+    codec = replace(find_codec("int4"), back="exact")  # type: ignore[type-var]
+    payload = SealPayload(codec, "mean", FRAGMENT, Buffers())
+
+    def names(members: Sequence[Offer]) -> set[str]:
+        return set(payload.merge(members, [1 / 3] * 3, torch.empty(FRAGMENT.numel)).sections)
+
+    assert names([first, *rest]) == {"0", "1", "2"}
+    held = replace(joint, sections={**joint.sections, **small})
+    assert names([first, *held.together]) == {"merged"}
 
 
 def test_a_joint_delta_must_be_finite() -> None:

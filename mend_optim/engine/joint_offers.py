@@ -82,7 +82,7 @@ class JointOffers:
         own = self.waiting(p)
         if p in self._joining:
             return True
-        if own is None and not (others and self._expects_own(p)):
+        if own is None and not (any(map(self._joins, others)) and self._expects_own(p)):
             self._since.pop(p, None)
             return False
         if own and not self._joins(own):

@@ -44,8 +44,14 @@ JOINT_MUTANTS = (
     mutant(
         "neighbours-do-not-wait-for-our-own",
         GATHER,
-        "not (others and self._expects_own(p))",
+        "not (any(map(self._joins, others)) and self._expects_own(p))",
         "True",
+    ),
+    mutant(
+        "orphans-wait-for-our-own",
+        GATHER,
+        "any(map(self._joins, others)) and",
+        "others and",
     ),
     mutant("joined-twice", GATHER, "        if p in self._joining:\n            return True\n", ""),
     mutant("joined-again-and-again", GATHER, " and (offer.peer, offer.seq) not in tried", ""),
@@ -79,6 +85,12 @@ JOINT_MUTANTS = (
         "engine/relaying",
         "separate = offer.carrier is None and not offer.others",
         "separate = True",
+    ),
+    mutant(
+        "own-offer-goes-round",
+        "engine/offers",
+        "return sealer if hop == self.state.me and not self._gathers(p, sealer) else hop",
+        "return hop",
     ),
     mutant(
         "a-waiting-offer-goes-again",
@@ -134,30 +146,31 @@ JOINT_MUTANTS = (
         "rounds[offer.fragment].add(offer)",
     ),
     mutant(
-        "parts-without-the-rest",
-        ROUND,
-        "if first.carrier is None and here:",
-        "if first.carrier is None:",
+        "parts-without-the-rest", ROUND, "first.carrier is None and here", "first.carrier is None"
     ),
     mutant("parts-of-another-joint-offer", ROUND, "p and p.carrier == first.peer and", "p and"),
+    mutant("parts-of-another-number", ROUND, " and p.seq == other.seq", ""),
     mutant(
-        "parts-of-another-number", ROUND, " and p.seq == other.seq for other, p", " for other, p"
-    ),
-    mutant("parts-by-themselves", ROUND, "if first.carrier is None and here:", "if here:"),
-    mutant(
-        "parts-count-for-a-quorum",
+        "parts-that-are-not-named",
         ROUND,
-        "        for peer in lost:\n            self.drop(peer)\n",
-        "",
+        "if first.carrier is None and here:",
+        "if here:",
     ),
-    mutant("a-caller-gets-no-offer", "engine/offers", " and sealer == roster.sealer(p)", ""),
     mutant(
-        "an-empty-offer-brings-others",
-        GATHER,
-        "if offer.others and not may_join(",
-        "if False and not may_join(",
+        "parts-of-a-joint-offer-count", ROUND, "        return bool(lost)", "        return False"
     ),
-    mutant("joint-offers-in-our-name", GATHER, "if state.is_me(other.peer):", "if False:"),
+    mutant(
+        "parts-of-a-joint-offer-are-kept",
+        ROUND,
+        "            self.drop(peer)\n        return",
+        "            pass\n        return",
+    ),
+    mutant(
+        "a-seal-below-quorum",
+        "engine/sealer",
+        "(self._leave_out_parts(view) or self._refuse_outlier(view))",
+        "self._refuse_outlier(view)",
+    ),
     mutant("nothing-that-is-joint", ROUND, "        others=(),\n        carrier=None,\n", ""),
     # ── the bytes ─────────────────────────────────────────────────────────────────────────────────
     mutant(
@@ -198,6 +211,28 @@ JOINT_MUTANTS = (
         "if not math.isfinite(found.most):",
         "if False:",
         MEANS,
+    ),
+    mutant("norms-of-any-number", WORKER, " or packet.nbytes != 4 * numel", "", MEANS),
+    mutant(
+        "no-room-for-norms",
+        "settings",
+        "        if self.policies.joins:\n",
+        "        if False:\n",
+        of("unit/test_settings", "largest"),
+    ),
+    mutant("joint-offers-of-any-number", GATHER, "[:OTHERS_LIMIT]", ""),
+    mutant(
+        "joint-offers-by-nothing",
+        GATHER,
+        "if offer.others and not may_join(",
+        "if False and not may_join(",
+    ),
+    mutant("joint-offers-of-the-sealers-work", GATHER, "if state.is_me(other.peer):", "if False:"),
+    mutant(
+        "other-sealers-are-not-answered",
+        "engine/offers",
+        " and sealer == roster.sealer(p)\n",
+        "\n",
     ),
     mutant(
         "norms-that-are-no-lengths", WORKER, "math.isfinite(value) and value >= 0", "True", MEANS

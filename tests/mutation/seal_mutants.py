@@ -253,8 +253,8 @@ SEAL_MUTANTS = (
         "sealer-merges-outliers",
         4,
         "engine/sealer",
-        "if todo.seal and (self._leave_out_parts(view) or self._refuse_outlier(view)):",
-        "if False:",
+        "self._leave_out_parts(view) or self._refuse_outlier(view)",
+        "self._leave_out_parts(view)",
         SEALING,
     ),
     Mutant(

@@ -15,6 +15,7 @@ from mend_optim.engine import joint_offers
 from mend_optim.engine.effects import PASS_ON, Advance, Inspect, Join, Merge, Outsize, Prepare, Send
 from mend_optim.engine.joint_offers import may_join
 from mend_optim.engine.round import Round, whole
+from mend_optim.membership.zones import zone_of
 from mend_optim.protocol.lineage import Claim, PeerId
 from mend_optim.protocol.messages import Call, Offer, Packet
 from mend_optim.protocol.peer_limits import Limits
@@ -24,7 +25,7 @@ from tests.support.engines import FOURTH, ME, PEER, THIRD, DrivenEngine, grown, 
 DELTA = {"delta": Packet("none", 1, memoryview(b"1234"))}
 JOINED = {"delta": Packet("none", 1, memoryview(b"5678"))}
 HERE, THERE = "east", "west"
-NEAR, MORE = THIRD, PeerId("zzz", 1)
+NEAR = THIRD
 
 
 def with_delta(offer: Offer) -> Offer:
@@ -51,10 +52,9 @@ def relay(*, joins: bool = True, **settings: Any) -> tuple[DrivenEngine, PeerId]
 
 def all_beat(engine: DrivenEngine) -> None:
     """So that nobody is suspected; and what this learner sends to itself arrives."""
-    for peer in engine.engine.state.roster:
-        near = peer.id in (NEAR, MORE)
-        address = None if near else "far:1"
-        engine.beat(peer.id, address=address, zone=HERE if near else THERE)
+    roster = engine.engine.state.roster
+    for peer in roster:
+        engine.beat(peer.id, address=peer.address, zone=zone_of(roster, peer.id))
     engine.log += engine.engine.drain(engine.now)
 
 
@@ -239,29 +239,28 @@ def test_a_zone_of_too_many_is_not_joined_whole(monkeypatch: pytest.MonkeyPatch)
     """No peer would take it."""
     monkeypatch.setattr(joint_offers, "OTHERS_LIMIT", 1)
     engine, far = relay()
-    engine.beat(MORE, zone=HERE)
+    more = PeerId("zzz", 1)
+    engine.beat(more, zone=HERE)
     offer_own(engine)
     offer_near(engine)
-    receive(engine, with_delta(offer_of(MORE)))
+    receive(engine, with_delta(offer_of(more)))
     (join,) = engine.jobs(Join)
     assert [offer.peer for offer in join.offers] == [ME, NEAR]
     engine.done(join, sections=JOINED)
     engine.tick(0.1)
     assert sorted(sent(engine)) == [
         (far, "", ME.name, (NEAR.name,)),
-        (far, PASS_ON, MORE.name, ()),
+        (far, PASS_ON, more.name, ()),
     ]
 
 
 def test_parts_of_a_joint_offer_are_not_passed_on() -> None:
-    """A former sealer has no bytes of theirs. Their senders are gone."""
-    engine, _ = relay()
-    round = engine.engine.state.rounds[0]
-    round.add(*joint().together)
-    for peer in (PEER, NEAR):
-        engine.engine.state.roster.leave(peer)
-    engine.tick(0.1)
-    assert sent(engine) == []
+    """A former sealer has no bytes of theirs. Their senders are gone, as that of another one."""
+    engine, far = relay()
+    engine.engine.state.rounds[0].add(*joint().together, with_delta(offer_of(FOURTH)))
+    engine.engine.state.roster.leave(NEAR)
+    pass_time(engine, 0.5)
+    assert sent(engine) == [(far, PASS_ON, FOURTH.name, ())]
 
 
 def test_what_the_sealer_does_not_keep_is_passed_on_by_itself() -> None:
@@ -439,6 +438,18 @@ def test_the_author_of_a_refused_part_still_takes_part() -> None:
     part = [offer.peer for offer in members].index(THIRD)
     round.refuse({part: Outsize(times=9.0, rms=1.0)})
     assert {peer: offer.steps for peer, offer in round.inbox.items()} == {THIRD: 0, FOURTH: 4}
+
+
+@pytest.mark.parametrize(
+    ("changed", "left"),
+    [({}, {PEER, THIRD}), ({"seq": 2}, set()), ({"carrier": None}, {THIRD})],
+    ids=["the same", "another number", "by itself"],
+)
+def test_a_joint_offer_is_whole_with_just_the_offers_that_it_names(
+    changed: dict[str, Any], left: set[PeerId]
+) -> None:
+    first, part = joint().together
+    assert {offer.peer for offer in whole([first, replace(part, **changed)])} == left
 
 
 PEERS = [PeerId(name, 1) for name in "abcdef"]

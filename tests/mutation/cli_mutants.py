@@ -13,6 +13,7 @@ FINDINGS = of("unit/cli/test_check_findings")
 CREW = of("unit/cli/test_run_crew")
 VERDICT = of("unit/cli/test_ledger_verdict")
 VERSION = of("unit/cli/test_command")
+SITES = of("unit/cli/test_plan_sites", "not measured")
 COMMAND = of("unit/cli/test_ledger_command", "gap_has_a_status")
 
 
@@ -22,6 +23,34 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...]) -> 
 
 
 CLI_MUTANTS = (
+    mutant(
+        "a-plan-has-seals-cross-for-each-learner",
+        "cli/plan/sites",
+        "(len(sites) - 1, 1) if zoned else (outside, inside)",
+        "(outside, inside)",
+        SITES,
+    ),
+    mutant(
+        "a-plan-has-one-offer-of-each-site-cross",
+        "cli/plan/sites",
+        "sent=(1 - seals) * inside +",
+        "sent=(1 - seals) * (1 if zoned else inside) +",
+        SITES,
+    ),
+    mutant(
+        "relays-of-a-plan-pass-on-only-their-own",
+        "cli/plan/sites",
+        "self.relayed * self.inside + self.direct if",
+        "self.relayed + self.direct if",
+        SITES,
+    ),
+    mutant(
+        "relays-of-a-plan-hand-down-no-seals",
+        "cli/plan/sites",
+        "self.seals_sent + hops + relayed",
+        "self.seals_sent + relayed",
+        SITES,
+    ),
     Mutant(
         "each-scrape-asks-the-learner",
         7,

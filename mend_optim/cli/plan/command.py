@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 
 from mend_optim.cli.plan.model import Setup
 from mend_optim.cli.plan.quantities import count_given, rate_given, seconds_given
@@ -15,10 +17,17 @@ DESCRIPTION = (
 EPILOG = """\
   mend plan --params 1.3e9 --link 50mbit --rtt 40ms --step 0.8s --learners 4
 
+  mend plan --params 350M --link 1gbit --step 0.8s --zones 4,4 --site-link 50mbit
+
 --link is what each learner can send, and receive at the same time. If your link is slower one way,
 give the slower one. --step is the time of an inner step on your machine, as your script shows it.
+--zones are the learners at each site, all of which have the same zone=; a learner in no zone is a
+site of one. The plan then says what crosses between the sites, with zone= set and without.
+--site-link is what all learners of a site share to send to the other sites, and to receive.
 """
 MOST = 256
+LEAVE_OUT = "--zones says how many there are; leave --learners out"
+ZONES = re.compile(r"\s*[0-9]{1,4}\s*(,\s*[0-9]{1,4}\s*)+")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,19 +39,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--link", required=True, metavar="RATE", help="of each learner: 50mbit, 1gbit, 6MB/s")
     add("--rtt", default="40ms", metavar="TIME", help="there and back; default: 40ms")
     add("--step", required=True, metavar="TIME", help="of an inner step: 0.8s, 250ms")
-    add("--learners", type=int, required=True, metavar="N", help="how many there will be")
+    add("--learners", type=int, metavar="N", help="how many there will be; or give --zones")
+    add("--zones", metavar="N,N", help="how many each site has, if sites are zones: 4,4")
+    add("--site-link", metavar="RATE", help="of each site to the others; default: no limit")
     parser.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> int:
     """Print the plan. Returns the exit status."""
-    require(2 <= given.learners <= MOST, "--learners", given.learners, f"an int from 2 to {MOST}")
+    sites = _sites(given.zones) if given.zones is not None else ()
+    learners = sum(sites) if given.learners is None else given.learners
+    require(2 <= learners <= MOST, "--learners", given.learners, f"an int from 2 to {MOST}")
+    require(not sites or sum(sites) == learners, "--learners", learners, f"{sum(sites)}", LEAVE_OUT)
+    is_apart = given.site_link is None or bool(sites)
+    require(is_apart, "--site-link", given.site_link, "given with --zones", "give --zones, too")
     setup = Setup(
         params=count_given("--params", given.params),
         bits_per_s=rate_given("--link", given.link),
         rtt_s=seconds_given("--rtt", given.rtt),
         step_s=seconds_given("--step", given.step),
-        learners=given.learners,
+        learners=learners,
+        sites=sites,
+        site_bits_per_s=rate_given("--site-link", given.site_link) if given.site_link else math.inf,
+        zoned=bool(sites),
     )
     print(plan_of(setup))
     return 0
+
+
+def _sites(words: str) -> tuple[int, ...]:
+    """How many learners each site has."""
+    sites = tuple(map(int, words.split(","))) if ZONES.fullmatch(words) else ()
+    is_good = bool(sites) and min(sites) >= 1 and sum(sites) <= MOST
+    bound = f"the learners at each of two sites or more, such as 4,4, of {MOST} at most"
+    require(is_good, "--zones", words, bound)
+    return sites

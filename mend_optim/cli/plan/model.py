@@ -3,12 +3,16 @@
 One round of a fragment moves, between its sealer and each of the other M − 1 learners, an offer of
 b bytes in and the merged delta of d bytes out. The sealer's own link is the narrowest place, and
 has all of it: (M − 1)(b + d) bytes, first in, then out. With P fragments, learners share that work,
-and the busiest of them has to seal a share s of the fragments (see `busiest`). So a round takes
+and the busiest of them has to seal a share s = ⌈P/M⌉ / P of the fragments. So a round takes
 
     T = s (M − 1)(b + d) / B + TRIPS · rtt + HOST_S · N
 
-with a bandwidth of B in each direction, N parameters, and b and d those of the whole model. The
-period that `sync_every="auto"` would choose is H = T / step, and anchors come as late as that.
+with a bandwidth of B in each direction, N parameters, and b and d those of the whole model. Between
+sites, offers and seals share the link of their site, and with zones they go through relays. So
+there, T is the sum over the stages of a round (see `sites`), in each of which the slower one
+counts: the busiest learner's link, or the busiest site's.
+
+The period that `sync_every="auto"` would choose is H = T / step, and anchors come as late as that.
 
 The effect on learning is read from the figures of docs/learning.md, between which it goes
 straight. Those are of small models and short runs."""
@@ -19,6 +23,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from mend_optim.cli.plan.sites import busiest_link, sent_by_all, stages
 
 #: Round trips of a round beside its bytes: the call, the offer's start, the seal's start.
 TRIPS = 3.0
@@ -86,6 +92,9 @@ class Setup:
         rtt_s: the round trip between two learners.
         step_s: of an inner step.
         learners: how many there are.
+        sites: how many of them each site has; empty if that does not matter.
+        site_bits_per_s: of each site's link to the others, in each direction.
+        zoned: whether each site is a zone.
     """
 
     params: float
@@ -93,6 +102,19 @@ class Setup:
     rtt_s: float
     step_s: float
     learners: int
+    sites: tuple[int, ...] = ()
+    site_bits_per_s: float = math.inf
+    zoned: bool = False
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """How many learners each site has. Without sites, all are at one place."""
+        return self.sites or (self.learners,)
+
+    def seconds(self, own: float, site: float) -> float:
+        """How long the busiest links take for so many bytes in one direction: that of a learner,
+        and that of a site, side by side."""
+        return 8 * max(own / self.bits_per_s, site / self.site_bits_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +148,12 @@ class Option:
 
 def round_s(setup: Setup, coding: Coding, fragments: int, extra: float = 0.0) -> float:
     """How long a round takes. `extra`: bytes of moments, over those of the delta."""
-    there_and_back = 2 * coding.nbytes(setup.params) * (1 + extra)
-    share = busiest(fragments, setup.learners)
-    moved = share * (setup.learners - 1) * there_and_back * OVERHEAD
-    return 8 * moved / setup.bits_per_s + TRIPS * setup.rtt_s + HOST_S * setup.params / fragments
+    packet = coding.nbytes(setup.params) * (1 + extra) * OVERHEAD
+    moved = sum(
+        setup.seconds(stage.own * packet, stage.site * packet)
+        for stage in stages(setup.places, fragments, zoned=setup.zoned)
+    )
+    return moved + TRIPS * setup.rtt_s + HOST_S * setup.params / fragments
 
 
 def kept_in_lockstep(setup: Setup, coding: Coding, period: int, overlap: int) -> float:
@@ -146,9 +170,7 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
     late = period = max(1, math.ceil(took / setup.step_s))
     nbytes = coding.nbytes(setup.params)
     per_day = OVERHEAD * DAY_S / (period * setup.step_s)
-    others = setup.learners - 1
-    share = busiest(fragments, setup.learners)
-    most = (share * others + 1 - share) * nbytes
+    busiest = busiest_link(setup.places, fragments, zoned=setup.zoned)
     stalls = THREAD_S * setup.params
     return Option(
         coding=coding,
@@ -158,8 +180,8 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
         late=late,
         hidden=max(0.0, 1 - stalls / (period * setup.step_s)),
         gain=gain_at(period, late),
-        sent_a_day=per_day * others * 2 * nbytes / setup.learners,
-        most_a_day=per_day * most,
+        sent_a_day=per_day * sent_by_all(setup.places, zoned=setup.zoned) * nbytes / setup.learners,
+        most_a_day=per_day * busiest * nbytes,
         memory=memory_of(setup, coding, late, period),
     )
 
@@ -194,11 +216,6 @@ def suggested(found: Sequence[Option]) -> Option:
     if best <= 0:
         return min(found, key=lambda each: each.period)
     return next(each for each in found if each.gain >= best - 0.03)
-
-
-def busiest(fragments: int, learners: int) -> float:
-    """The share of the fragments that the busiest learner seals: ⌈P/M⌉ of P."""
-    return math.ceil(fragments / learners) / fragments
 
 
 # ── what lateness does to learning ────────────────────────────────────────────────────────────────

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
-from mend_optim.cli.plan.model import ERROR, RATE_ERROR, USELESS, Option, Setup, options, suggested
-from mend_optim.cli.wording import bytes_of, count_of, seconds_of, table_of
+from mend_optim.cli.plan.model import (
+    ERROR,
+    OVERHEAD,
+    RATE_ERROR,
+    USELESS,
+    Option,
+    Setup,
+    option,
+    options,
+    suggested,
+)
+from mend_optim.cli.plan.sites import crossing, left_with_zones
+from mend_optim.cli.wording import DAY_S, bytes_of, count_of, seconds_of, table_of
 
 HEAD = (
     "codec",
@@ -19,6 +32,16 @@ HEAD = (
     "busiest link",
     "memory",
 )
+SITES_HEAD = (
+    "site",
+    "learners",
+    "sends a sync",
+    "without zones",
+    "receives a sync",
+    "without zones",
+    "sends a day",
+    "receives a day",
+)
 
 
 def plan_of(setup: Setup) -> str:
@@ -27,16 +50,21 @@ def plan_of(setup: Setup) -> str:
     best = suggested(found)
     rows = [_row(each, each is best) for each in found]
     parts = [_headline(setup), "\n".join(table_of(HEAD, rows)), "\n".join(_advice(setup, best))]
-    return "\n\n".join([*parts, NOTES])
+    if setup.zoned:
+        parts.append("\n".join(_between(setup, best)))
+    return "\n\n".join([*parts, NOTES + (SITES_NOTES if setup.zoned else "")])
 
 
 def _headline(setup: Setup) -> str:
-    whole_s = 8 * 4 * setup.params / setup.bits_per_s
+    whole_s = setup.seconds(*[4 * setup.params] * 2)
+    places = f" at {len(setup.sites)} sites" if setup.sites else ""
+    rate = setup.site_bits_per_s
+    sites = f"Each site has {count_of(rate)}bit/s to all others. " if math.isfinite(rate) else ""
     return (
-        f"{setup.learners} learners, {count_of(setup.params)} parameters, a step each"
+        f"{setup.learners} learners{places}, {count_of(setup.params)} parameters, a step each"
         f" {seconds_of(setup.step_s)}, links of {count_of(setup.bits_per_s)}bit/s with"
-        f" {seconds_of(setup.rtt_s)} there and back.\nA learner that joins takes the model whole,"
-        f" in about {seconds_of(whole_s)}."
+        f" {seconds_of(setup.rtt_s)} there and back.\n{sites}A learner that joins takes the model"
+        f" whole, in about {seconds_of(whole_s)}."
     )
 
 
@@ -75,6 +103,33 @@ def _advice(setup: Setup, best: Option) -> Iterator[str]:
     yield "The link is always in use then. AutoPeriod(bytes_per_s=…) sets a limit."
 
 
+def _between(setup: Setup, best: Option) -> Iterator[str]:
+    """What crosses between the sites, with zones and without."""
+    yield f"Between the sites with codec={best.coding.argument}, of a sync of the whole model:"
+    yield ""
+    packet = OVERHEAD * best.coding.nbytes(setup.params)
+    syncs = DAY_S / (best.period * setup.step_s)
+    rows, total = [], [0.0] * 4
+    for place, learners in enumerate(setup.sites):
+        zoned, flat = (crossing(setup.sites, place, zoned=each) for each in (True, False))
+        moved = [packet * n for n in (zoned.sent, flat.sent, zoned.received, flat.received)]
+        rows.append(_site_row(f"{place + 1}", learners, moved, syncs))
+        total = [sum(pair) for pair in zip(total, moved, strict=True)]
+    rows.append(_site_row("all", setup.learners, total, syncs))
+    yield from table_of(SITES_HEAD, rows)
+    flat_option = option(replace(setup, zoned=False), best.coding, best.fragments)
+    yield ""
+    left = 100 * left_with_zones(setup.sites)
+    yield f"zone= leaves {left:.3g}% of these bytes: offers cross one by one,"
+    yield "and a seal crosses once for each other site. Without zone=, a round would take"
+    yield f"{seconds_of(flat_option.round_s)}, and H would be {flat_option.period}."
+
+
+def _site_row(name: str, learners: int, moved: list[float], syncs: float) -> tuple[str, ...]:
+    a_day = [moved[0] * syncs, moved[2] * syncs]
+    return (name, str(learners), *map(bytes_of, [*moved, *a_day]))
+
+
 NOTES = f"""\
 hidden: the share of the time in which training does not wait for a round; anchors come when they
     are ready. gain: the share of what per-step data parallel training gains over training alone, in
@@ -85,3 +140,7 @@ Mbit/s to within {ERROR:.0%} of full speed, and how often rounds come at 1 Mbit/
 {RATE_ERROR:.0%}; mostly it says too little. It has not been checked with more than two
 learners, with fragments, or on real links, which share their bandwidth with others.
 PowerSGD's size is that of matrices with about 1,000 rows: smaller ones save less."""
+
+SITES_NOTES = """
+The bytes between two sites of four were up to 10% fewer than this (`python -m bench zones`). How
+long rounds take with zones has not been checked."""

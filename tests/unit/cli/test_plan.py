@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,6 @@ from mend_optim.cli.plan.model import (
     USELESS,
     Coding,
     Setup,
-    busiest,
     gain_at,
     kept_in_lockstep,
     options,
@@ -31,6 +31,8 @@ from mend_optim.cli.plan.model import (
     suggested,
 )
 from mend_optim.cli.plan.quantities import count_given, rate_given, seconds_given
+from mend_optim.cli.plan.sites import busiest_link, stages
+from mend_optim.cli.plan.text import plan_of
 from mend_optim.codecs.registry import encode_packet, find_codec
 from mend_optim.errors import UsageError
 from mend_optim.membership.sealers import sealer_of
@@ -112,18 +114,24 @@ def test_a_later_anchor_never_gains_more(period: int, data: st.DataObject) -> No
     assert gain_at(USELESS + period, 1) == 0
 
 
-setups = st.builds(
-    Setup,
-    params=st.floats(1e4, 1e11),
-    bits_per_s=st.floats(1e5, 1e11),
-    rtt_s=st.floats(1e-4, 1),
-    step_s=st.floats(1e-3, 100),
-    learners=st.integers(2, 24),
-)
+@st.composite
+def setups(draw: st.DrawFn) -> Setup:
+    sites = draw(st.lists(st.integers(1, 8), min_size=2, max_size=4)) if draw(st.booleans()) else []
+    return Setup(
+        params=draw(st.floats(1e4, 1e11)),
+        bits_per_s=draw(st.floats(1e5, 1e11)),
+        rtt_s=draw(st.floats(1e-4, 1)),
+        step_s=draw(st.floats(1e-3, 100)),
+        learners=sum(sites) or draw(st.integers(2, 24)),
+        sites=tuple(sites),
+        site_bits_per_s=draw(st.floats(1e5, 1e11)) if sites else math.inf,
+        zoned=bool(sites) and draw(st.booleans()),
+    )
 
 
-@given(setups)
+@given(setups())
 def test_a_plan_is_made_of_anything(setup: Setup) -> None:
+    assert plan_of(setup)
     found = options(setup)
     best = suggested(found)
     assert best.gain >= max(each.gain for each in found) - 0.03 or best.gain == 0
@@ -133,24 +141,38 @@ def test_a_plan_is_made_of_anything(setup: Setup) -> None:
         assert each.memory >= 16 * setup.params
         # A round may not need more of a link than there is, apart from bytes of headers.
         assert each.most_a_day <= setup.bits_per_s / 8 * 86_400 * 1.001
-    faster = Setup(
-        params=setup.params,
-        bits_per_s=2 * setup.bits_per_s,
-        rtt_s=setup.rtt_s,
-        step_s=setup.step_s,
-        learners=setup.learners,
-    )
+    faster = replace(setup, bits_per_s=2 * setup.bits_per_s)
+    apart = replace(setup, site_bits_per_s=setup.site_bits_per_s / 2)
     for coding in CODINGS:
-        assert round_s(faster, coding, 1) <= round_s(setup, coding, 1)
+        assert round_s(faster, coding, 1) <= round_s(setup, coding, 1) <= round_s(apart, coding, 1)
+
+
+@given(setups())
+def test_where_only_sites_are_slow_zones_make_rounds_quicker(setup: Setup) -> None:
+    """A site of one has as much to take with them as without."""
+    slow = replace(setup, bits_per_s=1e17, site_bits_per_s=1e6)
+    for coding in CODINGS:
+        for fragments in (1, setup.learners):
+            zoned, flat = (
+                round_s(replace(slow, zoned=each), coding, fragments) for each in (True, False)
+            )
+            assert zoned <= flat * 1.000001
+            assert zoned < flat or min(setup.places) == 1 or len(setup.places) == 1
 
 
 @given(st.integers(1, 40), st.integers(2, 12))
 def test_the_busiest_learner_has_the_share_that_sealers_have(fragments: int, learners: int) -> None:
+    """It sends its seals to all others, and its own offers of all other fragments."""
     sealed = Counter(
         sealer_of(fragment, [f"learner-{i}" for i in range(learners)])
         for fragment in range(fragments)
     )
-    assert busiest(fragments, learners) == max(sealed.values()) / fragments
+    most = max(sealed.values())
+    packets = most * (learners - 1) + fragments - most
+    assert busiest_link([learners], fragments, zoned=False) == packets / fragments
+    assert [stage.own for stage in stages([learners], fragments, zoned=False)] == [
+        *[most * (learners - 1) / fragments] * 2
+    ]
 
 
 def test_units() -> None:
@@ -176,6 +198,12 @@ WRONG = [
     ("--rtt", "-1ms", "--rtt must be a time such as 40ms or 0.8s, got '-1ms'"),
     ("--step", "1e99", "--step must be a time such as"),
     ("--learners", "1", "--learners must be an int from 2 to 256, got 1"),
+    ("--zones", "4", "--zones must be the learners at each of two sites or more, such as 4,4"),
+    ("--zones", "0,4", "--zones must be the learners at each of two sites or more, such as 4,4"),
+    ("--zones", "a,b", "--zones must be the learners at each of two sites or more, such as 4,4"),
+    ("--zones", "200,100", "such as 4,4, of 256 at most, got '200,100'"),
+    ("--zones", "4,4", "--learners must be 8, got 4; --zones says how many there are"),
+    ("--site-link", "1gbit", "--site-link must be given with --zones, got '1gbit'"),
 ]
 GIVEN = {
     "--params": "1.3e9",
@@ -195,9 +223,37 @@ def test_arguments_that_are_wrong_are_named(
     assert words in capsys.readouterr().err
 
 
+def test_the_number_of_learners_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--params=1M", "--link=1gbit", "--step=1s"]) == 2
+    assert "--learners must be an int from 2 to 256, got None" in capsys.readouterr().err
+
+
+AT_SITES = {
+    "--params": "350M",
+    "--link": "1gbit",
+    "--step": "0.8s",
+    "--zones": "4,4",
+    "--site-link": "50mbit",
+}
+
+
+def test_what_crosses_between_sites_is_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *(word for each in AT_SITES.items() for word in each)]) == 0
+    whole = capsys.readouterr().out
+    part = whole[whole.index("Between the sites") : whole.index("\n\nhidden:")]
+    assert f"    mend plan {' '.join(word for each in AT_SITES.items() for word in each)}" in page()
+    assert quoted(part) in page(), f"docs/command.md should have:\n{quoted(part)}"
+
+
+def page() -> str:
+    return (DOCS / "command.md").read_text(encoding="utf-8")
+
+
+def quoted(output: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in output.splitlines())
+
+
 def test_the_output_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *(word for each in GIVEN.items() for word in each)]) == 0
-    output = capsys.readouterr().out
-    quoted = "\n".join(f"    {line}".rstrip() for line in output.splitlines())
-    page = (DOCS / "command.md").read_text(encoding="utf-8")
-    assert quoted in page, f"docs/command.md should have:\n{quoted}"
+    output = quoted(capsys.readouterr().out)
+    assert output in page(), f"docs/command.md should have:\n{output}"

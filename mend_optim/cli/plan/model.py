@@ -125,6 +125,7 @@ class Option:
         coding: the codec.
         fragments: how many.
         round_s: from a boundary until the anchor is ready.
+        nbytes: of an offer of the whole model, and of a merged delta, with its share of moments.
         period: H, in inner steps.
         late: how many steps after its snapshot an anchor is ready.
         hidden: the share of a round's time that training does not wait.
@@ -137,6 +138,7 @@ class Option:
     coding: Coding
     fragments: int
     round_s: float
+    nbytes: float
     period: int
     late: int
     hidden: float
@@ -164,11 +166,12 @@ def kept_in_lockstep(setup: Setup, coding: Coding, period: int, overlap: int) ->
 
 def option(setup: Setup, coding: Coding, fragments: int) -> Option:
     """The forecast for that codec and so many fragments."""
-    took = round_s(setup, coding, fragments)
+    took, extra = round_s(setup, coding, fragments), 0.0
     if coding.moments and took >= MOMENTS_FROM * setup.step_s:
-        took = round_s(setup, coding, fragments, MOMENTS)
+        extra = MOMENTS
+        took = round_s(setup, coding, fragments, extra)
     late = period = max(1, math.ceil(took / setup.step_s))
-    nbytes = coding.nbytes(setup.params)
+    nbytes = coding.nbytes(setup.params) * (1 + extra)
     per_day = OVERHEAD * DAY_S / (period * setup.step_s)
     busiest = busiest_link(setup.places, fragments, zoned=setup.zoned)
     stalls = THREAD_S * setup.params
@@ -176,6 +179,7 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
         coding=coding,
         fragments=fragments,
         round_s=took,
+        nbytes=nbytes,
         period=period,
         late=late,
         hidden=max(0.0, 1 - stalls / (period * setup.step_s)),

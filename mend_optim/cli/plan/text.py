@@ -107,7 +107,7 @@ def _between(setup: Setup, best: Option) -> Iterator[str]:
     """What crosses between the sites, with zones and without."""
     yield f"Between the sites with codec={best.coding.argument}, of a sync of the whole model:"
     yield ""
-    packet = OVERHEAD * best.coding.nbytes(setup.params)
+    packet = OVERHEAD * best.nbytes
     syncs = DAY_S / (best.period * setup.step_s)
     rows, total = [], [0.0] * 4
     for place, learners in enumerate(setup.sites):

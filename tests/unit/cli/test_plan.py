@@ -147,6 +147,13 @@ def test_a_plan_is_made_of_anything(setup: Setup) -> None:
         assert round_s(faster, coding, 1) <= round_s(setup, coding, 1) <= round_s(apart, coding, 1)
 
 
+def test_a_link_that_is_always_in_use_carries_as_much_with_any_codec() -> None:
+    """Moments, which only some codecs have beside them, are among its bytes."""
+    setup = Setup(params=1e9, bits_per_s=1e7, rtt_s=1e-3, step_s=1.0, learners=2)
+    for found in options(setup)[:4]:
+        assert 0.95 < found.most_a_day / (setup.bits_per_s / 8 * 86_400) <= 1.001
+
+
 @given(setups())
 def test_where_only_sites_are_slow_zones_make_rounds_quicker(setup: Setup) -> None:
     """A site of one has as much to take with them as without."""

@@ -13,6 +13,7 @@ FINDINGS = of("unit/cli/test_check_findings")
 CREW = of("unit/cli/test_run_crew")
 VERDICT = of("unit/cli/test_ledger_verdict")
 VERSION = of("unit/cli/test_command")
+PLANS = of("unit/cli/test_plan", "joins or joined")
 SITES = of("unit/cli/test_plan_sites", "not measured")
 COMMAND = of("unit/cli/test_ledger_command", "gap_has_a_status")
 
@@ -26,23 +27,44 @@ CLI_MUTANTS = (
     mutant(
         "a-plan-has-seals-cross-for-each-learner",
         "cli/plan/sites",
-        "(len(sites) - 1, 1) if zoned else (outside, inside)",
+        "(others, 1) if zoned else (outside, inside)",
         "(outside, inside)",
         SITES,
     ),
     mutant(
         "a-plan-has-one-offer-of-each-site-cross",
         "cli/plan/sites",
-        "sent=(1 - seals) * inside +",
+        "sent=(1 - seals) * _mixed(inside, 1, joined) +",
         "sent=(1 - seals) * (1 if zoned else inside) +",
         SITES,
     ),
     mutant(
         "relays-of-a-plan-pass-on-only-their-own",
         "cli/plan/sites",
-        "self.relayed * self.inside + self.direct if",
+        "self.relayed * self.leaving + self.direct if",
         "self.relayed + self.direct if",
         SITES,
+    ),
+    mutant(
+        "a-plan-joins-no-offers",
+        "cli/plan/sites",
+        "return (1 - joined) * apart + joined * together",
+        "return apart",
+        SITES,
+    ),
+    mutant(
+        "a-plan-joins-offers-of-any-codec",
+        "cli/plan/model",
+        "if not (setup.zoned and coding.joins):",
+        "if not setup.zoned:",
+        PLANS,
+    ),
+    mutant(
+        "a-plan-joins-offers-with-moments",
+        "cli/plan/model",
+        "return WITHOUT_MOMENTS if extra else 1.0",
+        "return 1.0",
+        PLANS,
     ),
     mutant(
         "relays-of-a-plan-hand-down-no-seals",

@@ -38,6 +38,8 @@ THREAD_S = 1.72 * 2 * 4 / 20e9
 OVERHEAD = 1.13
 #: Moments, where "auto" averages them: the first in every third round, the second in every sixth.
 MOMENTS = 1 / 3 + 1 / 6
+#: The share of the rounds in which none is due.
+WITHOUT_MOMENTS = 2 / 3
 #: The period from which "auto" averages moments.
 MOMENTS_FROM = 20
 DAY_S = 86_400.0
@@ -59,12 +61,14 @@ class Coding:
         argument: what to pass as `codec=`.
         smaller: how many times fewer bytes an offer has than float32.
         moments: whether "auto" averages moments beside it.
+        joins: whether relays join offers, in rounds without moments.
         memory: bytes per parameter that a learner keeps for it.
     """
 
     argument: str
     smaller: float
     moments: bool = False
+    joins: bool = False
     memory: int = 8
 
     def nbytes(self, params: float) -> float:
@@ -74,7 +78,7 @@ class Coding:
 
 #: From those that lose the least on. PowerSGD as measured on 25 million parameters, rank 16.
 CODINGS = (
-    Coding(argument='"none"', smaller=1.0, moments=True, memory=0),
+    Coding(argument='"none"', smaller=1.0, moments=True, joins=True, memory=0),
     Coding(argument='"bf16"', smaller=2.0, moments=True),
     Coding(argument='"int8"', smaller=3.94),
     Coding(argument='"int4"', smaller=7.53),
@@ -126,6 +130,7 @@ class Option:
         fragments: how many.
         round_s: from a boundary until the anchor is ready.
         nbytes: of an offer of the whole model, and of a merged delta, with its share of moments.
+        joined: the share of the rounds in which relays join offers.
         period: H, in inner steps.
         late: how many steps after its snapshot an anchor is ready.
         hidden: the share of a round's time that training does not wait.
@@ -139,6 +144,7 @@ class Option:
     fragments: int
     round_s: float
     nbytes: float
+    joined: float
     period: int
     late: int
     hidden: float
@@ -153,9 +159,18 @@ def round_s(setup: Setup, coding: Coding, fragments: int, extra: float = 0.0) ->
     packet = coding.nbytes(setup.params) * (1 + extra) * OVERHEAD
     moved = sum(
         setup.seconds(stage.own * packet, stage.site * packet)
-        for stage in stages(setup.places, fragments, zoned=setup.zoned)
+        for stage in stages(
+            setup.places, fragments, zoned=setup.zoned, joined=joined(setup, coding, extra)
+        )
     )
     return moved + TRIPS * setup.rtt_s + HOST_S * setup.params / fragments
+
+
+def joined(setup: Setup, coding: Coding, extra: float) -> float:
+    """The share of the rounds in which relays join offers. `extra`: as of `round_s`."""
+    if not (setup.zoned and coding.joins):
+        return 0.0
+    return WITHOUT_MOMENTS if extra else 1.0
 
 
 def kept_in_lockstep(setup: Setup, coding: Coding, period: int, overlap: int) -> float:
@@ -173,18 +188,21 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
     late = period = max(1, math.ceil(took / setup.step_s))
     nbytes = coding.nbytes(setup.params) * (1 + extra)
     per_day = OVERHEAD * DAY_S / (period * setup.step_s)
-    busiest = busiest_link(setup.places, fragments, zoned=setup.zoned)
+    share = joined(setup, coding, extra)
+    busiest = busiest_link(setup.places, fragments, zoned=setup.zoned, joined=share)
+    sent = sent_by_all(setup.places, zoned=setup.zoned, joined=share)
     stalls = THREAD_S * setup.params
     return Option(
         coding=coding,
         fragments=fragments,
         round_s=took,
         nbytes=nbytes,
+        joined=share,
         period=period,
         late=late,
         hidden=max(0.0, 1 - stalls / (period * setup.step_s)),
         gain=gain_at(period, late),
-        sent_a_day=per_day * sent_by_all(setup.places, zoned=setup.zoned) * nbytes / setup.learners,
+        sent_a_day=per_day * sent * nbytes / setup.learners,
         most_a_day=per_day * busiest * nbytes,
         memory=memory_of(setup, coding, late, period),
     )

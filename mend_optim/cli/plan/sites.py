@@ -5,8 +5,11 @@ Learners of one site are in one zone (`membership/zones.py`), or in none, to com
 
     zone=    offers of a site cross      seals of another site's anchor cross
     ───────  ──────────────────────      ────────────────────────────────────
-    set      each by itself              once, to the relay
+    set      as one, or each by itself   once, to the relay
     not set  each by itself              once for each learner
+
+A relay joins the offers of its zone where nothing is lost by that (`engine/joint_offers.py`). All
+functions take the share of the rounds in which it does so, `joined`.
 
 Sealers and relays are chosen by hashes of names, which a plan does not know. All learners seal as
 many fragments, but for one. So a sum between sites is the mean over all names, and it is exact
@@ -27,29 +30,35 @@ class Crossing:
     received: float
 
 
-def crossing(sites: Sequence[int], place: int, *, zoned: bool) -> Crossing:
+def crossing(sites: Sequence[int], place: int, *, zoned: bool, joined: float = 0.0) -> Crossing:
     """What crosses at one site, as a mean over all names.
 
     Args:
         sites: how many learners each site has.
         place: the site's index.
         zoned: whether the sites are zones.
+        joined: the share of the rounds in which relays join offers.
     """
     learners, inside = sum(sites), sites[place]
-    outside, seals = learners - inside, inside / learners  # the share of the fragments it seals
-    receivers, takers = (len(sites) - 1, 1) if zoned else (outside, inside)
+    others, outside = len(sites) - 1, learners - inside
+    seals = inside / learners  # the share of the fragments it seals
+    receivers, takers = (others, 1) if zoned else (outside, inside)
     return Crossing(
-        sent=(1 - seals) * inside + seals * receivers,
-        received=seals * outside + (1 - seals) * takers,
+        sent=(1 - seals) * _mixed(inside, 1, joined) + seals * receivers,
+        received=seals * _mixed(outside, others, joined) + (1 - seals) * takers,
     )
 
 
-def left_with_zones(sites: Sequence[int]) -> float:
+def _mixed(apart: float, together: float, joined: float) -> float:
+    """Offers that cross, of those that cross one by one or, in this share of the rounds, as one."""
+    return (1 - joined) * apart + joined * together
+
+
+def left_with_zones(sites: Sequence[int], joined: float = 0.0) -> float:
     """The share of the bytes between the sites that is left with zones."""
-    zoned, flat = (
-        sum(crossing(sites, place, zoned=each).sent for place in range(len(sites)))
-        for each in (True, False)
-    )
+    places = range(len(sites))
+    zoned = sum(crossing(sites, place, zoned=True, joined=joined).sent for place in places)
+    flat = sum(crossing(sites, place, zoned=False).sent for place in places)
     return zoned / flat
 
 
@@ -66,7 +75,9 @@ class Stage:
     site: float = 0.0
 
 
-def stages(sites: Sequence[int], fragments: int, *, zoned: bool) -> list[Stage]:
+def stages(
+    sites: Sequence[int], fragments: int, *, zoned: bool, joined: float = 0.0
+) -> list[Stage]:
     """The stages of a round: with zones, offers go to relays, and on to sealers; seals go to
     relays, and on to their neighbours. Without, both go straight.
 
@@ -74,8 +85,9 @@ def stages(sites: Sequence[int], fragments: int, *, zoned: bool) -> list[Stage]:
         sites: how many learners each site has.
         fragments: of the model. Their rounds run side by side.
         zoned: whether the sites are zones.
+        joined: the share of the rounds in which relays join offers.
     """
-    loads = _loads(sites, fragments, zoned)
+    loads = _loads(sites, fragments, zoned, joined)
     hop = Stage(own=max(load.relayed * (load.inside - 1) for load in loads) / fragments)
     to_sealers = Stage(
         own=max(load.offers for load in loads) / fragments,
@@ -88,19 +100,21 @@ def stages(sites: Sequence[int], fragments: int, *, zoned: bool) -> list[Stage]:
     return [hop, to_sealers, from_sealers, hop] if zoned else [to_sealers, from_sealers]
 
 
-def busiest_link(sites: Sequence[int], fragments: int, *, zoned: bool) -> float:
+def busiest_link(
+    sites: Sequence[int], fragments: int, *, zoned: bool, joined: float = 0.0
+) -> float:
     """The packets of a sync in the busier direction of the busiest learner's link."""
-    return max(load.link for load in _loads(sites, fragments, zoned)) / fragments
+    return max(load.link for load in _loads(sites, fragments, zoned, joined)) / fragments
 
 
-def sent_by_all(sites: Sequence[int], *, zoned: bool) -> float:
+def sent_by_all(sites: Sequence[int], *, zoned: bool, joined: float = 0.0) -> float:
     """The packets that all learners send for a sync: those that a relay passes on go twice."""
     learners = sum(sites)
     again = 0.0
     if zoned:
         # Of a fragment, all go twice but those of the sealer's site and those of relays.
         again = sum(n / learners * (learners - n - (len(sites) - 1)) for n in sites)
-    return 2 * (learners - 1) + again
+    return 2 * (learners - 1) + (1 - joined) * again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +126,8 @@ class _Load:
         fragments: of the model.
         receivers: how many of other sites a sealer of this one sends its seal to.
         takers: how many of this site take a seal from another one.
+        leaving: packets of offers that leave the site, of a fragment that another one seals.
+        arriving: packets of offers that come from other sites, of a fragment that this one seals.
         zoned: whether the sites are zones.
     """
 
@@ -120,6 +136,8 @@ class _Load:
     fragments: int
     receivers: int
     takers: int
+    leaving: float
+    arriving: float
     zoned: bool
 
     @property
@@ -158,10 +176,15 @@ class _Load:
         return self.inside - 1 + self.receivers
 
     @property
-    def offers(self) -> int:
+    def offers(self) -> float:
         """Packets of the busiest learner while offers go to sealers."""
-        passed_on = self.relayed * self.inside + self.direct if self.relayed else 0
-        return max(self.sealed * (self.learners - 1), passed_on)
+        passed_on = self.relayed * self.leaving + self.direct if self.relayed else 0
+        return max(self.sealed * self.offers_taken, passed_on)
+
+    @property
+    def offers_taken(self) -> float:
+        """Packets that a sealer takes, of a fragment."""
+        return self.inside - 1 + self.arriving
 
     @property
     def seals(self) -> int:
@@ -172,10 +195,9 @@ class _Load:
         return max(self.sealed * self.seals_sent, taken)
 
     @property
-    def site_offers(self) -> int:
+    def site_offers(self) -> float:
         """Packets of the site's link while offers go to sealers."""
-        outside = self.learners - self.inside
-        return max(self.site_sealed * outside, self.sealed_outside * self.inside)
+        return max(self.site_sealed * self.arriving, self.sealed_outside * self.leaving)
 
     @property
     def site_seals(self) -> int:
@@ -183,28 +205,30 @@ class _Load:
         return max(self.site_sealed * self.receivers, self.sealed_outside * self.takers)
 
     @property
-    def link(self) -> int:
+    def link(self) -> float:
         """Packets of the busiest learner's link in a whole round, in its busier direction."""
         return max(self._link(self.sealed), self._link(self.fragments // self.learners))
 
-    def _link(self, sealed: int) -> int:
+    def _link(self, sealed: int) -> float:
         relayed = min(self.relayed, self.fragments - sealed)
         hops = relayed * (self.inside - 1)
         own = self.fragments - sealed - relayed
-        sent = sealed * self.seals_sent + hops + relayed * self.inside + own
-        received = sealed * (self.learners - 1) + hops + self.fragments - sealed
+        sent = sealed * self.seals_sent + hops + relayed * self.leaving + own
+        received = sealed * self.offers_taken + hops + self.fragments - sealed
         return max(sent, received)
 
 
-def _loads(sites: Sequence[int], fragments: int, zoned: bool) -> list[_Load]:
-    learners = sum(sites)
+def _loads(sites: Sequence[int], fragments: int, zoned: bool, joined: float) -> list[_Load]:
+    learners, others = sum(sites), len(sites) - 1
     return [
         _Load(
             inside=inside,
             learners=learners,
             fragments=fragments,
-            receivers=len(sites) - 1 if zoned else learners - inside,
+            receivers=others if zoned else learners - inside,
             takers=1 if zoned else inside,
+            leaving=_mixed(inside, 1, joined),
+            arriving=_mixed(learners - inside, others, joined),
             zoned=zoned,
         )
         for inside in sorted(set(sites))

@@ -111,7 +111,8 @@ def _between(setup: Setup, best: Option) -> Iterator[str]:
     syncs = DAY_S / (best.period * setup.step_s)
     rows, total = [], [0.0] * 4
     for place, learners in enumerate(setup.sites):
-        zoned, flat = (crossing(setup.sites, place, zoned=each) for each in (True, False))
+        zoned = crossing(setup.sites, place, zoned=True, joined=best.joined)
+        flat = crossing(setup.sites, place, zoned=False)
         moved = [packet * n for n in (zoned.sent, flat.sent, zoned.received, flat.received)]
         rows.append(_site_row(f"{place + 1}", learners, moved, syncs))
         total = [sum(pair) for pair in zip(total, moved, strict=True)]
@@ -119,10 +120,18 @@ def _between(setup: Setup, best: Option) -> Iterator[str]:
     yield from table_of(SITES_HEAD, rows)
     flat_option = option(replace(setup, zoned=False), best.coding, best.fragments)
     yield ""
-    left = 100 * left_with_zones(setup.sites)
-    yield f"zone= leaves {left:.3g}% of these bytes: offers cross one by one,"
+    left = 100 * left_with_zones(setup.sites, best.joined)
+    yield f"zone= leaves {left:.3g}% of these bytes: {_how_offers_cross(best.joined)},"
     yield "and a seal crosses once for each other site. Without zone=, a round would take"
     yield f"{seconds_of(flat_option.round_s)}, and H would be {flat_option.period}."
+
+
+def _how_offers_cross(joined: float) -> str:
+    if joined == 1:
+        return "a site's offers cross as one"
+    if joined:
+        return "a site's offers cross as one where no moments are averaged"
+    return "offers cross one by one"
 
 
 def _site_row(name: str, learners: int, moved: list[float], syncs: float) -> tuple[str, ...]:

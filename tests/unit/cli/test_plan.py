@@ -26,6 +26,7 @@ from mend_optim.cli.plan.model import (
     Setup,
     gain_at,
     kept_in_lockstep,
+    option,
     options,
     round_s,
     suggested,
@@ -264,3 +265,15 @@ def test_the_output_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *(word for each in GIVEN.items() for word in each)]) == 0
     output = quoted(capsys.readouterr().out)
     assert output in page(), f"docs/command.md should have:\n{output}"
+
+
+def test_offers_are_joined_without_a_codec_and_without_moments() -> None:
+    zoned = Setup(
+        params=1e6, bits_per_s=1e9, rtt_s=0.01, step_s=1.0, learners=8, sites=(4, 4), zoned=True
+    )
+    none, *others = (option(zoned, coding, 8) for coding in CODINGS)
+    assert none.joined == 1
+    assert {other.joined for other in others} == {0}
+    slow = replace(zoned, bits_per_s=1e6)
+    assert option(slow, CODINGS[0], 8).joined == pytest.approx(2 / 3)
+    assert option(replace(zoned, zoned=False), CODINGS[0], 8).joined == 0

@@ -22,6 +22,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "tuple[str, ...]": (list,),
     "tuple[MemberRecord, ...]": (list,),
 }
+#: No learner counts further, and no clock goes further.
+MOST = 2**63
 #: By kind of record, its fields: name, type as it is written, and default.
 _KNOWN: Mapping[type, Sequence[tuple[str, str, Any]]] = {
     kind: [(each.name, str(each.type), each.default) for each in fields(kind)]
@@ -132,4 +134,7 @@ def _typed(name: str, value: Any, kind: str) -> Any:
     is_good = isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool))
     if not is_good:
         raise TypeError(f"its field {name!r} is {value!r}")
+    # JSON has numbers of any length, and Python's reads NaN and Infinity, too.
+    if isinstance(value, int | float) and not abs(value) <= MOST:
+        raise TypeError(f"its field {name!r} is no number that a learner writes")
     return value

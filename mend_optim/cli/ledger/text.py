@@ -43,7 +43,9 @@ def text_of(story: Story, verdict: Verdict, last: int) -> str:
         verdict: on that story.
         last: how many rounds to show, the latest ones.
     """
-    parts = [[headline(story)], list(_learners(story)), [reasons_of(story)]]
+    parts = [[headline(story)], list(_learners(story))]
+    if story.rounds:
+        parts.append([reasons_of(story)])
     if last and story.rounds:
         rounds = [(each, round_cells(each, story.rounds[0].time)) for each in story.rounds[-last:]]
         parts.append(_rounds(rounds, len(story.chains) > 1))

@@ -33,6 +33,7 @@ from mend_optim.protocol.lineage import PeerId
 #: Weights are rounded, and each of them is at most so far off.
 ROUNDING = 1e-3
 ALL = "give the ledgers of all learners"
+NO_LINE = "give the paths that the learners got as ledger=; they write a line with each round"
 
 
 class Severity(Enum):
@@ -95,6 +96,8 @@ def verdict_of(story: Story, proofs: Sequence[Finding] = ()) -> Verdict:
         proofs: the result of a check of the signatures.
     """
     found = [*proofs, *_damaged(story)]
+    if not story.lines:
+        found.append(_incomplete("these files have no line of a ledger", NO_LINE))
     for p, chains in story.chains.items():
         where = f" of fragment {p}" if len(story.chains) > 1 else ""
         found += _contradictions(chains, where)

@@ -82,8 +82,10 @@ def test_a_file_without_lines_has_a_story(
 ) -> None:
     (tmp_path / "empty").write_text("")
     page = tmp_path / "page.html"
-    assert main(["ledger", str(tmp_path / "empty"), "--html", str(page)]) == 0
-    assert "no anchor" in capsys.readouterr().out
+    assert main(["ledger", str(tmp_path / "empty"), "--html", str(page)]) == 3
+    told = capsys.readouterr().out
+    assert "no anchor\n\nincomplete: " in told  # nothing was judged, so nothing is sound
+    assert "these files have no line of a ledger" in told
     assert "no anchor" in page.read_text()
 
 

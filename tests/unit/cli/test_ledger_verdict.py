@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -388,6 +389,10 @@ DAMAGE: list[tuple[Callable[[str], str], str]] = [
     (lambda line: json.dumps({**json.loads(line), "members": [3]}), "3 is no record"),
     (lambda line: json.dumps({**json.loads(line), "absent": [3]}), "'absent' is 3"),
     (lambda line: json.dumps({"time": 1.0}), "no field 'name'"),
+    (lambda line: json.dumps({**json.loads(line), "tokens": 10**30}), "'tokens' is no number that"),
+    (lambda line: json.dumps({**json.loads(line), "time": 10**400}), "'time' is no number that"),
+    (lambda line: json.dumps({**json.loads(line), "time": math.nan}), "'time' is no number that"),
+    (lambda line: json.dumps({**json.loads(line), "time": -math.inf}), "'time' is no number that"),
     (lambda line: "[" * 100_000, "it is no JSON"),
 ]
 

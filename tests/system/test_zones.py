@@ -41,4 +41,3 @@ def test_the_others_train_on_when_a_relay_or_a_sealer_is_killed(
     for report in reports:
         assert report["dropped_tokens"] == 0
         assert report["zone"] == ZONES[report["name"]]
-        assert {name for name, *_ in report["refused"]} <= {killed}  # streams that broke

@@ -92,7 +92,7 @@ def _packet(norms: Sequence[Norms]) -> Packet:
 
 
 def read_norms(offer: Offer, tensors: int) -> list[Norms]:
-    """What a joint offer says of the lengths of its members, in their order.
+    """The lengths of its members' deltas that a joint offer tells, in their order.
 
     Raises:
         PeerError: there is not one finite length for each tensor of each member.

@@ -1,4 +1,4 @@
-"""Mutants of joint offers: what a relay joins, what a sealer takes, and the mean of means."""
+"""Mutants of joint offers: of the relay that joins, of the sealer, and of the mean of means."""
 
 from __future__ import annotations
 

@@ -25,6 +25,8 @@ BASE = Lineage.fresh(GENESIS)
 PAYLOAD = b"payload"
 
 T = TypeVar("T")
+#: Two zones.
+HERE, THERE = "east", "west"
 
 
 def grown(lineage: Lineage, *entries: Entry) -> Lineage:
@@ -234,3 +236,16 @@ def among_peers(**schedule: int | None) -> DrivenEngine:
     engine = DrivenEngine(seals=False, **schedule)
     engine.beat()
     return engine
+
+
+def far_sealer(engine: DrivenEngine) -> PeerId:
+    """A peer of the zone `THERE` that seals fragment 0."""
+    roster = engine.engine.state.roster
+    for i in range(100):
+        far = PeerId(f"far-{i}", 1)
+        engine.beat(far, address="far:1", zone=THERE)
+        if roster.sealer(0) == far:
+            engine.engine.linked(engine.now, far, True)
+            return far
+        roster.leave(far)
+    raise AssertionError("nobody seals")

@@ -1,4 +1,4 @@
-"""What a sync of the whole model moves over the links of learners, and over those between sites.
+"""Packets of a sync of the whole model, on the links of learners and on those between sites.
 
 The unit is the *packet*: an offer of the whole model, or a merged delta of it, which are as large.
 Learners of one site are in one zone (`membership/zones.py`), or in none, to compare:
@@ -24,14 +24,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """What one site sends to the others, and receives from them, in packets."""
+    """Packets that one site sends to the others, and receives from them."""
 
     sent: float
     received: float
 
 
 def crossing(sites: Sequence[int], place: int, *, zoned: bool, joined: float = 0.0) -> Crossing:
-    """What crosses at one site, as a mean over all names.
+    """The packets that cross at one site, as a mean over all names.
 
     Args:
         sites: how many learners each site has.

@@ -104,7 +104,7 @@ def _advice(setup: Setup, best: Option) -> Iterator[str]:
 
 
 def _between(setup: Setup, best: Option) -> Iterator[str]:
-    """What crosses between the sites, with zones and without."""
+    """The bytes between the sites, with zones and without."""
     yield f"Between the sites with codec={best.coding.argument}, of a sync of the whole model:"
     yield ""
     packet = OVERHEAD * best.nbytes

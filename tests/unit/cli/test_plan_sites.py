@@ -1,4 +1,4 @@
-"""What crosses between sites in a plan: against a walk of each offer and each seal, hop by hop, by
+"""The packets between sites in a plan: against a walk of each offer and each seal, hop by hop, by
 the rules that learners follow, and against what was measured."""
 
 from __future__ import annotations

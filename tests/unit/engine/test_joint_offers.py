@@ -20,11 +20,22 @@ from mend_optim.protocol.lineage import Claim, PeerId
 from mend_optim.protocol.messages import Call, Offer, Packet
 from mend_optim.protocol.peer_limits import Limits
 from tests import reference
-from tests.support.engines import FOURTH, ME, PEER, THIRD, DrivenEngine, grown, offer_of, seal_of
+from tests.support.engines import (
+    FOURTH,
+    HERE,
+    ME,
+    PEER,
+    THERE,
+    THIRD,
+    DrivenEngine,
+    far_sealer,
+    grown,
+    offer_of,
+    seal_of,
+)
 
 DELTA = {"delta": Packet("none", 1, memoryview(b"1234"))}
 JOINED = {"delta": Packet("none", 1, memoryview(b"5678"))}
-HERE, THERE = "east", "west"
 NEAR = THIRD
 
 
@@ -39,15 +50,7 @@ def relay(*, joins: bool = True, **settings: Any) -> tuple[DrivenEngine, PeerId]
     """A learner with one neighbour; a learner of another zone seals."""
     engine = DrivenEngine(zone=HERE, joins=joins, **settings)
     engine.beat(NEAR, zone=HERE)
-    roster = engine.engine.state.roster
-    for i in range(100):
-        far = PeerId(f"far-{i}", 1)
-        engine.beat(far, address="far:1", zone=THERE)
-        if roster.sealer(0) == far:
-            engine.engine.linked(engine.now, far, True)
-            return engine, far
-        roster.leave(far)
-    raise AssertionError("nobody seals")
+    return engine, far_sealer(engine)
 
 
 def all_beat(engine: DrivenEngine) -> None:
@@ -192,7 +195,7 @@ def test_nothing_is_sent_if_our_own_offer_was_merged_while_it_was_joined() -> No
     (advance,) = engine.jobs(Advance)
     engine.done(advance)
     engine.done(join, sections=JOINED)
-    assert [(who, others) for _, _, who, others in sent(engine) if who == ME.name] == []
+    assert ME.name not in [author for _, _, author, _ in sent(engine)]
 
 
 def test_nothing_is_sent_to_a_former_sealer() -> None:

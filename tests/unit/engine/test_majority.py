@@ -236,7 +236,7 @@ def test_an_anchor_that_was_asked_for_may_be_a_greater_one_by_now() -> None:
 
 
 def test_an_anchor_beyond_what_most_show_is_held_until_they_show_it() -> None:
-    """Whoever may be asked for an anchor could otherwise answer with any greater one."""
+    """A peer that is asked for an anchor could otherwise answer with any greater one."""
     engine = experienced(PEER, THIRD, FOURTH)
     shown = grown(engine.lineage)
     beyond = grown(shown)

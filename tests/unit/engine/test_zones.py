@@ -9,23 +9,19 @@ import pytest
 from mend_optim.engine.effects import EXCHANGE, PASS_ON, Advance, Inspect, Send
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Call, Offer, Seal, Want
-from tests.support.engines import ME, THIRD, DrivenEngine, grown, offer_of, seal_of
+from tests.support.engines import (
+    HERE,
+    ME,
+    THERE,
+    THIRD,
+    DrivenEngine,
+    far_sealer,
+    grown,
+    offer_of,
+    seal_of,
+)
 
 NEAR = THIRD
-HERE, THERE = "east", "west"
-
-
-def far_sealer(engine: DrivenEngine) -> PeerId:
-    """A peer of the other zone that seals fragment 0."""
-    roster = engine.engine.state.roster
-    for i in range(100):
-        far = PeerId(f"far-{i}", 1)
-        engine.beat(far, address="far:1", zone=THERE)
-        if roster.sealer(0) == far:
-            engine.engine.linked(engine.now, far, True)
-            return far
-        roster.leave(far)
-    raise AssertionError("nobody seals")
 
 
 def member() -> tuple[DrivenEngine, PeerId]:

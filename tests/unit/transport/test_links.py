@@ -1,4 +1,4 @@
-"""What a learner's user is told of the peers that are refused."""
+"""The news that a user gets of refused peers."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mend_optim.cli.plan.sites import busiest_link, sent_by_all, stages
+from mend_optim.cli.wording import DAY_S
 
 #: Round trips of a round beside its bytes: the call, the offer's start, the seal's start.
 TRIPS = 3.0
@@ -42,7 +43,6 @@ MOMENTS = 1 / 3 + 1 / 6
 WITHOUT_MOMENTS = 2 / 3
 #: The period from which "auto" averages moments.
 MOMENTS_FROM = 20
-DAY_S = 86_400.0
 #: By so much of full speed, at most, the model misses the training speeds in lockstep that
 #: `python -m bench link` measured; and by so much the rates of rounds.
 ERROR = 0.13

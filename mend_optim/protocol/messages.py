@@ -214,6 +214,12 @@ class Beat:
         """How far the sender has begun with its model."""
         return begun(self.training, self.step)
 
+    @property
+    def entries(self) -> int:
+        """Entries of its lists, all in all."""
+        held = sum(len(report.held) for report in self.reports)
+        return held + len(self.reports) + len(self.roster) + len(self.turned_away)
+
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:

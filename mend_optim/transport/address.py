@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from urllib.parse import unquote
 
 from mend_optim.errors import UsageError, require
@@ -15,6 +16,9 @@ _ADDRESS = re.compile(
 _SCHEMES = frozenset(
     ("unix", "unix-abstract", "vsock", "dns", "xds", "google-c2p", "ipv4", "ipv6", "passthrough")
 )
+
+#: Addresses that `seen_from` remembers: each beat tells of the same ones again.
+KNOWN = 4096
 
 
 def parse_address(argument: str, text: str) -> tuple[str, int]:
@@ -77,6 +81,7 @@ def advertised(listen: str, port: int) -> str:
     return format_address("" if _is_any(host) else host, port)
 
 
+@lru_cache(KNOWN)
 def seen_from(address: str, host: str) -> str:
     """Return an address that a peer told, as this learner must dial it; empty if nobody can.
 

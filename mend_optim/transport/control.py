@@ -18,7 +18,7 @@ from dataclasses import replace
 from mend_optim.errors import PeerError
 from mend_optim.protocol.handshake import Hello, Life, refusal
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Seal, State
+from mend_optim.protocol.messages import Beat, Control, Goodbye, Offer, Rumor, Seal, State
 from mend_optim.protocol.refusals import Refusals
 from mend_optim.transport.address import seen_from
 from mend_optim.transport.frames import check_sender
@@ -230,8 +230,10 @@ class Links:
         """Take what the peer sends until the stream ends, then end this side of it."""
         try:
             while (data := await stream.read(patient=True)) is not None:
-                await link.inflow.take(len(data))
-                self._take(link, decode_control(data))
+                message = decode_control(data)
+                entries = message.entries if isinstance(message, Beat) else 0
+                await link.inflow.take(len(data), entries)
+                self._take(link, message)
         except PeerError as fault:
             self.refusals.add(link.id.name, str(fault))
             log.debug("control stream of %s: %s", link.id, fault)
@@ -251,5 +253,10 @@ class Links:
 
 def _as_seen_here(beat: Beat, host: str) -> Beat:
     """Return the beat with all addresses as this learner must dial them; `host` is the sender's."""
-    roster = tuple(replace(r, address=seen_from(r.address, host)) for r in beat.roster)
+    roster = tuple(_with_address(rumor, seen_from(rumor.address, host)) for rumor in beat.roster)
     return replace(beat, address=seen_from(beat.address, host), roster=roster)
+
+
+def _with_address(rumor: Rumor, address: str) -> Rumor:
+    """Return the rumor with this address. A copy costs more than to look at it."""
+    return rumor if rumor.address == address else replace(rumor, address=address)

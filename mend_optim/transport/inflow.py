@@ -10,6 +10,9 @@ BURST = 1000.0
 #: Bytes of a control message that cost as much as one message more; and of a hello, which has the
 #: name of every parameter.
 UNIT = 1024
+#: Entries of a beat's lists that cost as much as one message more: each takes microseconds to
+#: decode, however few bytes it has.
+ENTRIES = 16
 HELLO_UNIT = 16 * 1024
 
 
@@ -34,10 +37,11 @@ class Inflow:
         self._refill()
         return self._left < -BURST
 
-    async def take(self, nbytes: int) -> None:
-        """Take note of a message, and wait as long as too much has come."""
+    async def take(self, nbytes: int, entries: int = 0) -> None:
+        """Take note of a message of so many bytes, with so many entries in its lists, and wait as
+        long as too much has come."""
         self._refill()
-        self._left -= 1 + nbytes / self._unit
+        self._left -= 1 + nbytes / self._unit + entries / ENTRIES
         if self._left < 0:
             await asyncio.sleep(-self._left / RATE)
 

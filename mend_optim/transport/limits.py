@@ -44,23 +44,24 @@ PACE_LIMIT = 8
 _C = TypeVar("_C", bound=Collection[object])
 
 
-def check(holds: bool, fault: str) -> None:
-    """Raise `PeerError(fault)` unless `holds`."""
+def check(holds: bool, fault: str, *parts: object) -> None:
+    """Raise `PeerError` unless `holds`, with a text that `fault` makes of the parts. A beat takes
+    thousands of checks, so no text is made for one that holds."""
     if not holds:
-        raise PeerError(fault)
+        raise PeerError(fault.format(*parts) if parts else fault)
 
 
 def check_size(what: str, nbytes: int, limit: int) -> None:
     """Raise unless `what`, of `nbytes` bytes, is within `limit`."""
-    check(nbytes <= limit, f"{what} is {nbytes} bytes; the limit is {limit}")
+    check(nbytes <= limit, "{} is {} bytes; the limit is {}", what, nbytes, limit)
 
 
 def checked_name(what: str, text: str, *, may_be_empty: bool = False) -> str:
     """Return a name. Raise if it is too long, empty where it must not be, or could pass for
     another: names are printable, and in the composed form of Unicode (NFC)."""
-    check(bool(text) or may_be_empty, f"{what} is empty")
+    check(bool(text) or may_be_empty, "{} is empty", what)
     check_size(what, len(text.encode()), NAME_LIMIT)
-    check(is_plain(text), f"{what} {text!a} is not printable text in NFC")
+    check(is_plain(text), "{} {!a} is not printable text in NFC", what, text)
     return text
 
 
@@ -80,7 +81,7 @@ def clipped(text: str) -> str:
 
 def checked_count(what: str, count: int) -> int:
     """Return a counter, or raise if it is too great."""
-    check(count <= COUNTER_LIMIT, f"{what} is {count}; the limit is {COUNTER_LIMIT}")
+    check(count <= COUNTER_LIMIT, "{} is {}; the limit is {}", what, count, COUNTER_LIMIT)
     return count
 
 
@@ -113,7 +114,8 @@ def checked_genesis(genesis: bytes) -> bytes:
 
 def checked_list(what: str, entries: _C, limit: int = COUNT_LIMIT) -> _C:
     """Return a list, or raise if it has too many entries."""
-    check(len(entries) <= limit, f"the message has {len(entries)} {what}; the limit is {limit}")
+    count = len(entries)
+    check(count <= limit, "the message has {} {}; the limit is {}", count, what, limit)
     return entries
 
 
@@ -127,6 +129,6 @@ def checked_reports(reports: Any) -> Any:
 
 def checked_number(what: str, value: float, limit: float = math.inf) -> float:
     """Return a number, or raise unless it is finite, at least 0 and at most `limit`."""
-    check(math.isfinite(value) and value >= 0, f"{what} is {value}; it must be finite and >= 0")
-    check(value <= limit, f"{what} is {value}; the limit is {limit:g}")
+    check(math.isfinite(value) and value >= 0, "{} is {}; it must be finite and >= 0", what, value)
+    check(value <= limit, "{} is {}; the limit is {:g}", what, value, limit)
     return value

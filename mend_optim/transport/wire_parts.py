@@ -48,9 +48,10 @@ def id_of(peer: PeerId) -> pb.PeerId:
 
 def to_id(peer: pb.PeerId) -> PeerId:
     """Decode a process. Raises `PeerError`."""
-    limit = "an incarnation is {}; it must be below {}".format
-    check(peer.incarnation < INCARNATIONS, limit(peer.incarnation, INCARNATIONS))
-    return PeerId(checked_name("peer name", peer.name), peer.incarnation)
+    incarnation = peer.incarnation
+    fault = "an incarnation is {}; it must be below {}"
+    check(incarnation < INCARNATIONS, fault, incarnation, INCARNATIONS)
+    return PeerId(checked_name("peer name", peer.name), incarnation)
 
 
 def key_of(key: Key) -> pb.Key:

@@ -53,7 +53,7 @@ PEER_MUTANTS = (
     # Messages.
     unchecked("sizes-without-limit", "transport/limits", "nbytes <= limit", WIRE),
     unchecked("names-of-nothing", "transport/limits", "bool(text) or may_be_empty", FRAMES),
-    unchecked("lists-without-end", "transport/limits", "len(entries) <= limit", WIRE),
+    unchecked("lists-without-end", "transport/limits", "count <= limit", WIRE),
     unchecked(
         "numbers-that-are-none", "transport/limits", "math.isfinite(value) and value >= 0", WIRE
     ),

@@ -1,4 +1,4 @@
-"""The news that a user gets of refused peers."""
+"""The news that a user gets of refused peers, and how fast a peer's beats are read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.lineage import Key, PeerId
+from mend_optim.protocol.messages import Beat, Report, Rumor
 from mend_optim.transport import control
 from mend_optim.transport.control import Links
 from mend_optim.transport.goodbyes import Goodbyes
+from mend_optim.transport.inflow import BURST, ENTRIES, RATE
+from mend_optim.transport.link import Link, Outbox
+from mend_optim.transport.wire import encode_control
 from tests.unit.transport.recorder import Recorder
+from tests.unit.transport.test_receiving import now, virtual
 
 
 def test_only_so_many_reasons_are_remembered_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +28,46 @@ def test_only_so_many_reasons_are_remembered_and_told(monkeypatch: pytest.Monkey
         links.agree(recorder.hello(), replace(theirs, refusal=f"reason {i}"), "b:1")
     assert [event[2] for event in recorder.events] == ["reason 0", "reason 1", "reason 2"]
     assert len(links._reported) == 3
+
+
+class Spoken:
+    """A control stream on which a peer says the same beat so many times, and ends."""
+
+    def __init__(self, beat: Beat, times: int) -> None:
+        self.beats = [replace(beat, count=count) for count in range(1, times + 1)]
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        return encode_control(self.beats.pop(0)) if self.beats else None
+
+
+PEER = PeerId("b", 1)
+MANY = tuple(PeerId(f"c-{n}", 1) for n in range(1000))
+KEY = Key(tokens=0, version=0, digest=b"")
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"roster": tuple(Rumor(peer, "", 1) for peer in MANY)},
+        {"reports": (Report(key=KEY),) * 1000},
+        {"reports": (Report(key=KEY, held=tuple((peer, 1) for peer in MANY)),)},
+        {"turned_away": MANY},
+    ],
+    ids=["roster", "reports", "held", "turned_away"],
+)
+def test_beats_with_long_lists_are_read_slowly_whatever_they_list(lists: dict[str, object]) -> None:
+    """A thousand entries take milliseconds to decode, and training waits for them."""
+
+    @virtual
+    async def converse() -> None:
+        recorder = Recorder("a")
+        links = Links(recorder, None, Goodbyes(None))  # type: ignore[arg-type]
+        beat = Beat(peer=PEER, address="", count=1, **lists)  # type: ignore[arg-type]
+        assert beat.entries >= 1000
+        began = now()
+        spoken = Spoken(beat, 100)
+        await links._listen(Link(PEER), spoken, Outbox())  # type: ignore[arg-type]
+        assert len(recorder.events) == 100
+        assert now() - began > (100 * 1000 / ENTRIES - BURST) / RATE
+
+    converse()

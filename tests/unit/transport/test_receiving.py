@@ -11,7 +11,7 @@ import pytest
 
 from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.transport.inflow import BURST, RATE, UNIT, Inflow
+from mend_optim.transport.inflow import BURST, ENTRIES, RATE, UNIT, Inflow
 from mend_optim.transport.receiving import (
     LEAST_RATE,
     SUPERSEDED,
@@ -211,6 +211,17 @@ async def test_a_large_message_costs_as_much_as_many() -> None:
     for _ in range(5):
         await inflow.take(4 << 20)
     cost = 5 * (1 + (4 << 20) / UNIT)
+    assert now() - began == pytest.approx((cost - BURST) / RATE, abs=0.01)
+
+
+@virtual
+async def test_a_message_with_many_entries_costs_as_much_as_many() -> None:
+    inflow = Inflow()
+    await asyncio.sleep(1000.0)
+    began = now()
+    for _ in range(5):
+        await inflow.take(0, 1 << 14)
+    cost = 5 * (1 + (1 << 14) / ENTRIES)
     assert now() - began == pytest.approx((cost - BURST) / RATE, abs=0.01)
 
 

@@ -3,6 +3,8 @@ meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
@@ -10,6 +12,8 @@ from mend_optim.engine.state import EngineState
 #: A name that has not resolved for this part of `join_timeout_s` is taken for a wrong one. Less
 #: would be wrong where a name resolves only once its machine, or its container, has started.
 UNRESOLVED = 1 / 3
+#: Addresses with one cause that a text names. It counts the rest.
+NAMED = 4
 
 _NO_ANSWER_YET = "no answer yet"
 _NOT_BEGUN = "{} is there, before its first step"
@@ -18,12 +22,15 @@ _GONE = "{} was there, and is gone"
 
 class Waiting:
     """Tells the user whom a learner waits for before its first step, and why: at once, and again
-    when that changes."""
+    when that changes, but once a beat at most. Of many learners that start together, one comes
+    after the other."""
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
         #: Until when causes that explain themselves a moment later are not told.
         self._hold_until = NEVER
+        #: When the next text may come.
+        self._next_at = 0.0
         #: The last text, without its seconds; empty if there was none.
         self._told = ""
 
@@ -43,9 +50,10 @@ class Waiting:
         if now < self._hold_until and (open_causes or not causes):
             return
         what = self.what()
-        if what == self._told:
+        if what == self._told or now < self._next_at:
             return
         self._told = what
+        self._next_at = now + self.state.policies.timing.beat_s
         left = max(0.0, join_by - now)
         text = f"waiting for {what}" if not causes else f"waiting up to {left:.0f} s for {what}"
         self.state.emit(Event("waiting", text, {"causes": causes, "for_s": left}))
@@ -95,10 +103,20 @@ class Waiting:
         """The things that this learner waits for: addresses with causes, or weights."""
         causes = self.causes()
         if causes:
-            return ", ".join(f"{address} ({why})" for address, why in causes.items())
+            return ", ".join(_grouped(causes))
         sources = {wanted.peer for wanted in self.state.wants.values()}
         if self.state.switch:
             sources = {self.state.switch.peer}
         if sources:
             return f"the weights of {', '.join(sorted(peer.name for peer in sources))}"
         return "the other learners to take the weights to begin with"
+
+
+def _grouped(causes: Mapping[str, str]) -> Iterator[str]:
+    """The addresses of each cause, with the cause."""
+    by_cause: dict[str, list[str]] = {}
+    for address, why in causes.items():
+        by_cause.setdefault(why, []).append(address)
+    for why, addresses in by_cause.items():
+        more = f" and {len(addresses) - NAMED} more" if len(addresses) > NAMED else ""
+        yield f"{', '.join(addresses[:NAMED])}{more} ({why})"

@@ -88,9 +88,38 @@ def test_every_address_is_told_with_its_own_cause_and_only_while_it_is_missing()
     assert texts(one, 0.2) == [
         "waiting up to 30 s for peer:1 (connection refused), third:1 (the name does not resolve)"
     ]
-    one.met(1.0, PEER, SEED, SEED)
-    beat(one, 1.0)
-    assert texts(one, 1.0) == ["waiting up to 29 s for third:1 (the name does not resolve)"]
+    one.met(1.3, PEER, SEED, SEED)
+    beat(one, 1.3)
+    assert texts(one, 1.3) == ["waiting up to 29 s for third:1 (the name does not resolve)"]
+
+
+def test_learners_that_come_one_after_the_other_are_told_once_a_beat() -> None:
+    seeds = [f"learner-{n}:1" for n in range(6)]
+    one = begun(*seeds)
+    for seed in seeds:
+        one.unreached(0.1, seed, Unreached.REFUSED)
+    assert texts(one, 0.1) == [
+        "waiting up to 30 s for learner-0:1, learner-1:1, learner-2:1, learner-3:1 and 2 more "
+        "(connection refused)"
+    ]
+    for n, seed in enumerate(seeds[:3]):
+        now = 0.2 + 0.1 * n
+        one.met(now, PeerId(f"learner-{n}", 1), seed, seed)
+        one.receive(
+            now,
+            Beat(
+                peer=PeerId(f"learner-{n}", 1),
+                address=seed,
+                count=1,
+                genesis=GENESIS,
+                reports=(Report(Lineage.fresh(GENESIS).key),),
+            ),
+        )
+        assert texts(one, now) == []
+    one.tick(1.1)
+    assert texts(one, 1.1) == [
+        "waiting up to 29 s for learner-3:1, learner-4:1, learner-5:1 (connection refused)"
+    ]
 
 
 def test_a_peer_that_is_there_and_has_not_begun_is_told() -> None:

@@ -64,12 +64,14 @@ class Beats:
         self.due_at = now + state.policies.timing.beat_s
         self._broadcasts += 1
         self.stragglers.review(now)
+        beat = self.make()
         # At rest a learner asks again with every beat: a peer may have linked since, or an answer
         # may have been lost.
-        beat = self.make(ping=state.ping if state.resting else 0)
+        question = replace(beat, ping=state.ping)
         state.roster.broadcast(beat.count)
         for id in state.roster.audience(self._broadcasts):
-            state.emit(Send(id, beat))
+            asks = state.resting and id not in state.answered
+            state.emit(Send(id, question if asks else beat))
 
     def send(self, to: PeerId, ping: int = 0, pong: int = 0) -> None:
         """Send a beat to one peer."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from mend_optim.membership.graves import LEFT, Graves
@@ -451,7 +451,7 @@ class Roster:
 
     def rumors(self) -> tuple[Rumor, ...]:
         """Return what this learner passes on: every peer that is not silent, and the goodbyes."""
-        known = [_told(Rumor(p.id, p.address, p.count), p.word) for p in self if not p.silent]
+        known = [_rumor_of(peer) for peer in self if not peer.silent]
         return (*known, *self._graves.goodbyes())
 
     def audience(self, count: int) -> list[PeerId]:
@@ -464,8 +464,16 @@ class Roster:
         return (everyone + everyone)[start : start + FANOUT]
 
 
-def _told(rumor: Rumor, word: Beat | Rumor | None) -> Rumor:
-    """The rumor, with how far its peer is with its end."""
+def _rumor_of(peer: Peer) -> Rumor:
+    """The news of a peer, with how far it is with its end."""
+    word = peer.word
     if word is None or not word.finishes:
-        return rumor
-    return replace(rumor, finishes=True, ready=word.ready, tokens=word.tokens)
+        return Rumor(peer.id, peer.address, peer.count)
+    return Rumor(
+        peer.id,
+        peer.address,
+        peer.count,
+        finishes=True,
+        ready=word.ready,
+        tokens=word.tokens,
+    )

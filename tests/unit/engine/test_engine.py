@@ -246,6 +246,30 @@ def test_a_question_is_answered_with_its_number() -> None:
     assert [m.pong for m in answers if isinstance(m, Beat) and m.pong] == [7]
 
 
+def pings(one: Engine, now: float) -> dict[PeerId, int]:
+    """By peer, the question in the last beat to it."""
+    sent = [e for e in one.drain(now) if isinstance(e, Send) and isinstance(e.message, Beat)]
+    return {e.to: e.message.ping for e in sent if isinstance(e.message, Beat)}
+
+
+def test_at_rest_only_a_peer_that_has_not_answered_is_asked_again() -> None:
+    """In a big roster every question costs each learner a whole beat in answer."""
+    one = engine(begun=True)
+    for peer in (PEER, THIRD):
+        one.met(0.0, peer, SEED)
+        one.receive(0.0, beat(peer=peer))
+    one.drain(0.0)
+    one.rest(0.0)
+    asked = one.state.ping
+    assert pings(one, 0.0) == {PEER: asked, THIRD: asked}
+    one.receive(0.1, beat(peer=PEER, count=2, pong=asked))
+    one.tick(1.0)
+    assert pings(one, 1.0) == {PEER: 0, THIRD: asked}
+    one.receive(1.1, beat(peer=THIRD, count=2, pong=asked))
+    one.tick(2.0)
+    assert pings(one, 2.0) == {PEER: 0, THIRD: 0}
+
+
 def test_an_old_beat_changes_nothing() -> None:
     one = engine(begun=True)
     one.met(0.0, PEER, SEED)

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 # The longest that each part of close() may take: goodbyes go out, the worker ends its present job.
 CLOSE_S = 3.0
+# The longest that cancelled work may take to end, once the last learner is gone.
+END_S = 1.0
 
 
 class NetworkLoop:
@@ -25,10 +27,18 @@ class NetworkLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(
-            target=self.loop.run_forever, name="mend-network", daemon=True
-        )
+        self.thread = threading.Thread(target=self._run, name="mend-network", daemon=True)
         self.thread.start()
+
+    def _run(self) -> None:
+        self.loop.run_forever()
+        # On a busy machine some streams are only being cancelled by now. If they went with the
+        # loop, Python would write a traceback for each.
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=END_S))
 
     @classmethod
     def acquire(cls) -> NetworkLoop:

@@ -68,7 +68,7 @@ class Beats:
         # At rest a learner asks again with every beat: a peer may have linked since, or an answer
         # may have been lost.
         question = replace(beat, ping=state.ping)
-        state.roster.broadcast(beat.count)
+        state.roster.broadcast(now, beat.count)
         for id in state.roster.audience(self._broadcasts):
             asks = state.resting and id not in state.answered
             state.emit(Send(id, question if asks else beat))

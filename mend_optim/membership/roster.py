@@ -143,8 +143,10 @@ class Roster:
         self.closed = False
         #: When this learner first heard of others; None before. Its incarnation began no later.
         self._since: float | None = None
-        #: The counts of this learner's last beats to all, in ascending order.
+        #: The counts of this learner's last beats to all, ascending; of a burst, the first alone.
         self._broadcasts: deque[int] = deque([0], maxlen=2 * DEAF)
+        #: The end of the present burst.
+        self._next_broadcast_at = float("-inf")
 
     def __iter__(self) -> Iterator[Peer]:
         """Iterate over all peers, in the order in which they came. Don't add or remove peers
@@ -240,9 +242,13 @@ class Roster:
             peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= patience
         return peer
 
-    def broadcast(self, count: int) -> None:
-        """Take note that this learner sends beat number `count` to all."""
-        self._broadcasts.append(count)
+    def broadcast(self, now: float, count: int) -> None:
+        """Take note that this learner sends beat number `count` to all. Of beats that follow one
+        another at once, as at a start of many learners, the first counts: no peer can have heard of
+        all of them."""
+        if now >= self._next_broadcast_at:
+            self._next_broadcast_at = now + self.timing.beat_s
+            self._broadcasts.append(count)
         self._graves.broadcast()
 
     def gossip(self, now: float, rumors: Iterable[Rumor]) -> list[Rumor]:

@@ -448,6 +448,8 @@ MUTANTS = (
     Mutant("account-of-what-is-forgotten", 5, "engine/superseded",
            "            self._total -= oldest[0].tokens\n", "", SHARE),
     Mutant("deaf-ears-are-believed", 7, "membership/roster", "return self.silent or self.deaf", "return self.silent", ROSTER),
+    Mutant("a-burst-of-beats-makes-deaf", 7, "membership/roster", "if now >= self._next_broadcast_at:", "if True:", ROSTER),
+    Mutant("few-beats-count", 7, "membership/roster", "self._next_broadcast_at = now + ", "self._next_broadcast_at = now + 3 * ", ROSTER),
     Mutant("who-was-silent-finds-all-deaf", 7, "membership/roster",
            ("peer.deaf = sum(count > peer.knows for count in self._broadcasts) >= patience"), "peer.deaf = peer.knows == 0 or not patience", ROSTER),
     Mutant("wait-for-the-silent", 7, "engine/pulling", "if now >= wanted.until or wanted.peer not in alive:", "if now >= wanted.until:", ADOPTING),

@@ -137,10 +137,10 @@ def told(count: int, of_us: int | None) -> Beat:
 def test_a_peer_that_has_not_heard_of_us_for_a_while_is_suspected() -> None:
     roster = new("b")
     for count in range(1, DEAF):
-        roster.broadcast(count)
+        roster.broadcast(count, count)
     roster.hear(0, told(2, of_us=None))
     assert roster.alive() == [B]
-    roster.broadcast(DEAF)
+    roster.broadcast(DEAF, DEAF)
     roster.hear(0, told(3, of_us=None))
     assert known(roster).suspected
     assert roster.sealer(0) == ME
@@ -149,17 +149,31 @@ def test_a_peer_that_has_not_heard_of_us_for_a_while_is_suspected() -> None:
 def test_a_peer_that_hears_of_us_again_is_alive_at_once() -> None:
     roster = new("b")
     for count in range(1, DEAF + 3):
-        roster.broadcast(count)
+        roster.broadcast(count, count)
     roster.hear(0, told(2, of_us=1))
     assert known(roster).suspected
     roster.hear(0, told(3, of_us=5))
     assert roster.alive() == [B]
 
 
+def test_nobody_is_deaf_because_beats_followed_one_another_at_once() -> None:
+    """A start of many learners makes many beats within a second, and each takes a while to
+    arrive. Beats at their usual pace count all the same."""
+    roster = new("b")
+    for count in range(1, 100):
+        roster.broadcast(count / 100, count)
+    roster.hear(1, told(2, of_us=None))
+    assert roster.alive() == [B]
+    for count in range(1, DEAF):
+        roster.broadcast(1 + count, 100 + count)
+    roster.hear(1 + DEAF, told(3, of_us=None))
+    assert known(roster).suspected
+
+
 def test_nobody_is_deaf_because_we_were_silent() -> None:
     """Stopped for an hour, we find that all others suspect us, and need not suspect them."""
     roster = new("b")
-    roster.broadcast(1)
+    roster.broadcast(0, 1)
     roster.hear(3600, told(2, of_us=None))
     assert roster.alive() == [B]
 
@@ -167,7 +181,7 @@ def test_nobody_is_deaf_because_we_were_silent() -> None:
 def test_who_is_deaf_is_not_gone_and_others_hear_of_it() -> None:
     roster = new("b")
     for count in range(1, DEAF + 1):
-        roster.broadcast(count)
+        roster.broadcast(count, count)
     for second in range(60):
         roster.hear(second, told(2 + second, of_us=None))
         assert roster.expire(second) == []
@@ -178,7 +192,7 @@ def test_who_is_deaf_is_not_gone_and_others_hear_of_it() -> None:
 def test_a_new_hello_ends_deafness() -> None:
     roster = new("b")
     for count in range(1, DEAF + 1):
-        roster.broadcast(count)
+        roster.broadcast(count, count)
     roster.hear(0, told(2, of_us=None))
     roster.meet(0, B, "b:1")
     roster.hear(0, told(3, of_us=None))
@@ -191,7 +205,7 @@ def test_deaf_is_who_lacks_the_last_beats_of_ours(knowledge: list[int | None]) -
     roster = new("b")
     best = 0
     for count, of_us in enumerate(knowledge, 1):
-        roster.broadcast(count)
+        roster.broadcast(count, count)
         if of_us is not None and of_us <= count:
             best = max(best, of_us)
         roster.hear(0, told(1 + count, of_us if of_us is not None and of_us <= count else None))
@@ -337,7 +351,7 @@ def test_a_goodbye_is_passed_on_with_its_proof_in_the_next_beats_and_no_longer()
     goodbye = Rumor(B, "", LEFT, left=True, proof=b"proof")
     for count in range(TOLD):
         assert roster.rumors() == (goodbye,)
-        roster.broadcast(count + 1)
+        roster.broadcast(count, count + 1)
     assert roster.rumors() == ()
     assert roster.leave(B) is False  # and yet it is known to have left
     assert roster.gossip(0, [rumor("b", 99, B.incarnation)]) == []

@@ -262,8 +262,22 @@ CLI_MUTANTS = (
     mutant(
         "a-second-run-came-back-from-the-first",
         "cli/ledger/forks",
-        "if _is_other_run(chains, at, keys):",
-        "if ended and _is_other_run(chains, at, keys):",
+        "if _is_at_another_time(chains, at, keys):",
+        "if ended and _is_at_another_time(chains, at, keys):",
+        VERDICT,
+    ),
+    mutant(
+        "learners-that-never-met-are-known-to-be-another-run",
+        "cli/ledger/forks",
+        "if _shares_a_name(chains, at, keys):",
+        "if keys:",
+        VERDICT,
+    ),
+    mutant(
+        "first-weights-without-work-leave-the-verdict-open",
+        "cli/ledger/forks",
+        "return Fate.UNRELATED if any(tokens for tokens, _, _ in keys) else Fate.EMPTY",
+        "return Fate.UNRELATED",
         VERDICT,
     ),
     mutant(

@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 
 from mend_optim.cli.ledger.story import Story, story_of
-from mend_optim.cli.ledger.verdict import Severity, verdict_of
+from mend_optim.cli.ledger.verdict import Finding, Severity, verdict_of
 from tests.support.depth import many
 from tests.support.ledgers import Files, text_of
 from tests.virtual.cluster import Cluster
@@ -43,6 +43,11 @@ def with_a_double_merge(files: Files, story: Story) -> Files | None:
     return forged
 
 
+def is_calm(finding: Finding) -> bool:
+    """A learner may train alone and die before another one starts: no ledger tells what it was."""
+    return finding.severity is Severity.NOTE or "No ledger tells whether it was" in finding.text
+
+
 @pytest.mark.parametrize("first", range(0, many(16, 2000), 8))
 def test_a_true_run_is_sound_and_a_double_merge_is_not(first: int) -> None:
     rounds = forged = 0
@@ -51,7 +56,7 @@ def test_a_true_run_is_sound_and_a_double_merge_is_not(first: int) -> None:
         files = files_of(cluster)
         story = story_of(text_of(files))
         verdict = verdict_of(story)
-        assert verdict.severity is Severity.NOTE, (seed, verdict.findings)
+        assert all(is_calm(finding) for finding in verdict.findings), (seed, verdict.findings)
         rounds += sum(bool(each.members) for each in story.rounds)
         doubled = with_a_double_merge(files, story)
         if doubled:

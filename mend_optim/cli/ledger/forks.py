@@ -27,8 +27,13 @@ class Fate(Enum):
     #: It has no anchor in common with the trunk: it is another model.
     APART = "apart"
     #: It has none but perhaps first weights, and it ended before the trunk began, or began after
-    #: its end: all learners had started anew, perhaps with the same ledger files.
+    #: its end. A learner that was on both has started anew, so this is a run before or after.
     OTHER_RUN = "another run"
+    #: The same, and it has first weights only, on which nothing was merged.
+    EMPTY = "first weights"
+    #: The same, with merged work, and no learner's name is on both: it may be another run, or a
+    #: branch of this one whose learners never met the others.
+    UNRELATED = "another run, or a branch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +103,10 @@ def _fork_of(chains: Chains, first: AnchorKey, keys: list[AnchorKey]) -> Fork:
 
 
 def _fate_of(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey], ended: set[str]) -> Fate:
-    if _is_other_run(chains, at, keys):
-        return Fate.OTHER_RUN
+    if _is_at_another_time(chains, at, keys):
+        if _shares_a_name(chains, at, keys):
+            return Fate.OTHER_RUN
+        return Fate.UNRELATED if any(tokens for tokens, _, _ in keys) else Fate.EMPTY
     if not ended:
         return Fate.HEALED
     if _went_back_from(chains, at):
@@ -110,7 +117,7 @@ def _fate_of(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey], ended:
     return Fate.APART if at is None else Fate.OPEN
 
 
-def _is_other_run(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey]) -> bool:
+def _is_at_another_time(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey]) -> bool:
     """Whether these anchors, which have at most first weights in common with the trunk, were made
     before it began or after it had ended, and no process has to do with both.
 
@@ -119,7 +126,7 @@ def _is_other_run(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey]) -
         return False
     if at is not None and not _is_first_weights(at):
         return False
-    trunk = [key for key in chains.trunk if key != at]
+    trunk = _trunk_beyond(chains, at)
     if not trunk:
         return False
     ours, theirs = _processes(chains, keys), _processes(chains, trunk)
@@ -127,6 +134,17 @@ def _is_other_run(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey]) -
     begun, over = _span(chains, keys, [line for line in first if line.by in ours])
     begins, ends = _span(chains, trunk, [line for line in first if line.by in theirs])
     return not ours & theirs and (over < begins or ends < begun)
+
+
+def _shares_a_name(chains: Chains, at: AnchorKey | None, keys: list[AnchorKey]) -> bool:
+    """Whether a learner had to do with these anchors and, as another process, with the trunk."""
+    ours, theirs = _processes(chains, keys), _processes(chains, _trunk_beyond(chains, at))
+    return not {each.name for each in ours}.isdisjoint(each.name for each in theirs)
+
+
+def _trunk_beyond(chains: Chains, at: AnchorKey | None) -> list[AnchorKey]:
+    """The trunk without the anchor that a branch has in common with it, which is its first one."""
+    return [key for key in chains.trunk if key != at]
 
 
 def _is_first_weights(key: AnchorKey) -> bool:

@@ -6,7 +6,8 @@
     one chain           two lines that contradict each other about one anchor; tokens that don't add
                         up
     no open fork        learners that ended on a branch that the others did not go on with
-    nothing is missing  a damaged line, lines that a ledger lacks, rounds that no ledger tells of
+    nothing is missing  a damaged line, lines that a ledger lacks, rounds that no ledger tells of,
+                        learners of which no ledger tells whether they were of this run
 
 The first three break the verdict. The last one leaves it open: the run may be sound, and these
 ledgers don't show it."""
@@ -83,7 +84,7 @@ class Verdict:
         """The verdict in a sentence."""
         return {
             Severity.NOTE: "sound: every offer was merged once, on one chain, and no fork is open",
-            Severity.INCOMPLETE: "incomplete: nothing here is wrong, and something is missing",
+            Severity.INCOMPLETE: "incomplete: nothing here is wrong, but not everything is here",
             Severity.BROKEN: "broken: the run did what it must not do",
         }[self.severity]
 
@@ -272,8 +273,23 @@ def _fork_finding(fork: Fork, where: str) -> Finding:
             common = "nothing" if fork.at is None else "only its first weights"
             text = f"{names}: another run{where}, with {which}; it has {common} in common with this"
             return Finding(severity=Severity.NOTE, text=f"{text} one")
+        case Fate.EMPTY:
+            text = f"{ended} ended with first weights{where}, on which nothing was merged"
+            return Finding(severity=Severity.NOTE, text=text)
+        case Fate.UNRELATED:
+            return _unrelated(fork, on_it)
         case Fate.APART:
             return _apart(fork, on_it, ended)
+
+
+def _unrelated(fork: Fork, on_it: str) -> Finding:
+    common = "no anchor" if fork.at is None else "only the first weights"
+    return _incomplete(
+        f"{on_it}; it has {common} and no learner in common with the others', and they were never"
+        " there at the same time. No ledger tells whether it was another run, or a branch of this"
+        " one",
+        "if you know that it was another run, give the ledgers of each run to a command of its own",
+    )
 
 
 def _apart(fork: Fork, on_it: str, ended: str) -> Finding:

@@ -286,10 +286,27 @@ def test_two_clusters_that_never_met_are_no_run() -> None:
     assert "nothing in common" in texts(verdict, Severity.BROKEN)
 
 
-def test_an_earlier_run_in_the_same_files_is_a_note() -> None:
+def test_of_learners_that_never_met_at_another_time_no_ledger_tells_what_they_were() -> None:
     verdict = judged(two_clusters(1000))
+    assert verdict.status == 3
+    told = texts(verdict, Severity.INCOMPLETE)
+    assert "a, b: a branch with versions 1 to 3; it has no anchor and no learner in common" in told
+    assert "No ledger tells whether it was another run" in told
+
+
+def test_an_earlier_learner_that_merged_nothing_is_a_note() -> None:
+    earlier = Ledgers("cd", genesis=b"h" * 16)
+    earlier.whole("d", of="c")
+    later = Ledgers("ab")
+    later.now += 1000
+    later.whole("b", of="a")
+    for _ in range(3):
+        later.round({"a": 2, "b": 2})
+    verdict = judged(earlier.text + later.text)
     assert verdict.status == 0
-    assert "another run" in texts(verdict, Severity.NOTE)
+    assert texts(verdict, Severity.NOTE) == (
+        "d ended with first weights, on which nothing was merged"
+    )
 
 
 def second_run(*, restarts: bool) -> list[Source]:
@@ -315,15 +332,18 @@ def test_a_second_run_of_the_same_learners_in_the_same_files_is_a_note() -> None
     assert "came back" not in told
 
 
-def same_first_weights(*, overlap: bool = False, shared: bool = False) -> list[Source]:
+def same_first_weights(
+    *, overlap: bool = False, shared: bool = False, again: bool = False
+) -> list[Source]:
     """A run of a and b, and one of c and d, with the same first weights, which b and d have taken
     whole. They are one after the other, unless they `overlap`; or c is a process that was `shared`:
-    it had an offer in the first run."""
-    first = Ledgers("abc" if shared else "ab")
-    second = Ledgers("cd")
+    it had an offer in the first run; or b is started `again`, and takes the place of d."""
+    first, last = Ledgers("abc" if shared else "ab"), "b" if again else "d"
+    second = Ledgers(f"c{last}")
     second.now += 5 if overlap else 1000
+    second.restart(last)
     for ledgers in (first, second):
-        sealer, taker = ("a", "b") if ledgers is first else ("c", "d")
+        sealer, taker = ("a", "b") if ledgers is first else ("c", last)
         ledgers.whole(taker, of=sealer)
         workers = {sealer: 2, taker: 2}
         for _ in range(3):
@@ -333,8 +353,15 @@ def same_first_weights(*, overlap: bool = False, shared: bool = False) -> list[S
     return [*of_both.items(), *second.text]
 
 
-def test_an_earlier_run_with_the_same_first_weights_is_a_note() -> None:
+def test_of_learners_with_the_same_first_weights_no_ledger_tells_either() -> None:
     verdict = judged(same_first_weights())
+    assert verdict.status == 3
+    told = texts(verdict, Severity.INCOMPLETE)
+    assert "only the first weights and no learner in common with the others'" in told
+
+
+def test_an_earlier_run_with_the_same_first_weights_is_a_note_if_a_learner_was_in_both() -> None:
+    verdict = judged(same_first_weights(again=True))
     assert verdict.status == 0
     (told,) = [note for note in texts(verdict, Severity.NOTE).splitlines() if "another run" in note]
     assert "it has only its first weights in common with this one" in told

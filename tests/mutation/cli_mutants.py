@@ -253,6 +253,20 @@ CLI_MUTANTS = (
         VERDICT,
     ),
     mutant(
+        "each-line-of-any-file-is-a-finding",
+        "cli/ledger/verdict",
+        "if damage.good and len(damage.lines) <= FEW_LINES:",
+        "if len(damage.lines) <= 100:",
+        VERDICT,
+    ),
+    mutant(
+        "a-damaged-line-is-told-whatever-its-length",
+        "cli/ledger/lines",
+        "return told if len(told) <= WHY else",
+        "return told if told else",
+        VERDICT,
+    ),
+    mutant(
         "a-double-merge-is-no-finding",
         "cli/ledger/verdict",
         "        found += _double_merges(chains, where)\n",

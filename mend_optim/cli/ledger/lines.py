@@ -1,7 +1,7 @@
 """The lines of a ledger file, as records.
 
 A disk that was full may have cut a line short. Such a line is *damaged*: it is reported, and the
-others count."""
+others count. A file that is no ledger at all has nothing but such lines."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "tuple[str, ...]": (list,),
     "tuple[MemberRecord, ...]": (list,),
 }
+#: At most so many characters of a fault are told: a field may be as long as its file.
+WHY = 200
 #: No learner counts further, and no clock goes further.
 MOST = 2**63
 #: By kind of record, its fields: name, type as it is written, and default.
@@ -53,31 +55,39 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """A line that is no line of a ledger."""
+class BadLine:
+    """A line that is no line of a ledger: its number in the file, and what is wrong with it."""
 
-    source: str
     number: int
     why: str
 
 
-def read_lines(source: str, text: Iterable[str]) -> tuple[list[Line], list[Damage]]:
-    """Return the lines of one file, in their order, and those that are damaged.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """The lines of one file that are no lines of a ledger, and how many others it has."""
+
+    source: str
+    lines: Sequence[BadLine]
+    good: int
+
+
+def read_lines(source: str, text: Iterable[str]) -> tuple[list[Line], Damage]:
+    """Return the lines of one file, in their order, and its damage.
 
     Args:
         source: the name of the file.
         text: its lines.
     """
     good: list[Line] = []
-    damaged: list[Damage] = []
+    damaged: list[BadLine] = []
     for number, words in enumerate(text, 1):
         if not words.strip():
             continue
         try:
             good.append(_line_of(source, number, words))
         except (KeyError, TypeError, ValueError, RecursionError) as fault:
-            damaged.append(Damage(source=source, number=number, why=_reason(fault)))
-    return good, damaged
+            damaged.append(BadLine(number=number, why=_reason(fault)))
+    return good, Damage(source=source, lines=damaged, good=len(good))
 
 
 def _reason(fault: Exception) -> str:
@@ -85,7 +95,8 @@ def _reason(fault: Exception) -> str:
         return "it is no JSON, as when a full disk cuts a line short"
     if isinstance(fault, KeyError):
         return f"it has no field {fault.args[0]!r}"
-    return str(fault)
+    told = str(fault)
+    return told if len(told) <= WHY else f"{told[:WHY]}…"
 
 
 def _line_of(source: str, number: int, words: str) -> Line:

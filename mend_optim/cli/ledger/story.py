@@ -85,7 +85,7 @@ class Story:
 
     Attributes:
         lines: in the order in which the processes wrote them.
-        damaged: lines that are none.
+        damaged: by file that has any, the lines that are none.
         chains: by fragment, the tree of its anchors.
         forks: by fragment, the branches beside the trunk.
         rounds: the trunks of all fragments, by time.
@@ -115,9 +115,10 @@ def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
     sources: list[list[Line]] = []
     damaged: list[Damage] = []
     for source, text in files:
-        good, bad = read_lines(source, text)
+        good, damage = read_lines(source, text)
         sources.append(good)
-        damaged += bad
+        if damage.lines:
+            damaged.append(damage)
     # A learner may have several files: the later one goes on where the earlier one ended.
     sources.sort(key=lambda lines: lines[0].time if lines else 0.0)
     lines = _once(line for source in sources for line in source)

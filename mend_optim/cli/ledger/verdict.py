@@ -28,13 +28,17 @@ from mend_optim.cli.ledger.chains import (
     key_of,
 )
 from mend_optim.cli.ledger.forks import Fate, Fork
+from mend_optim.cli.ledger.lines import Damage
 from mend_optim.cli.ledger.story import Story
 from mend_optim.protocol.lineage import PeerId
 
 #: Weights are rounded, and each of them is at most so far off.
 ROUNDING = 1e-3
+#: Of a file with at most so many damaged lines, each is told by itself.
+FEW_LINES = 3
 ALL = "give the ledgers of all learners"
 NO_LINE = "give the paths that the learners got as ledger=; they write a line with each round"
+LOST_LINE = "leave it; if it was a line once, the round may be in another learner's ledger"
 
 
 class Severity(Enum):
@@ -97,7 +101,7 @@ def verdict_of(story: Story, proofs: Sequence[Finding] = ()) -> Verdict:
         proofs: the result of a check of the signatures.
     """
     found = [*proofs, *_damaged(story)]
-    if not story.lines:
+    if not story.lines and not story.damaged:
         found.append(_incomplete("these files have no line of a ledger", NO_LINE))
     for p, chains in story.chains.items():
         where = f" of fragment {p}" if len(story.chains) > 1 else ""
@@ -122,11 +126,27 @@ def _incomplete(text: str, remedy: str) -> Finding:
 
 
 def _damaged(story: Story) -> Iterator[Finding]:
-    for line in story.damaged:
-        yield _incomplete(
-            f"{line.source}:{line.number} is no line of a ledger: {line.why}",
-            "leave it; if it was a line once, the round may be in another learner's ledger",
-        )
+    """A finding for each damaged line of a ledger, or one for a file that has more than a few."""
+    for damage in story.damaged:
+        if damage.good and len(damage.lines) <= FEW_LINES:
+            for line in damage.lines:
+                text = f"{damage.source}:{line.number} is no line of a ledger: {line.why}"
+                yield _incomplete(text, LOST_LINE)
+        else:
+            yield _file_damaged(damage)
+
+
+def _file_damaged(damage: Damage) -> Finding:
+    first, count = damage.lines[0], len(damage.lines)
+    total = count + damage.good
+    which, lead = f"{count} of {total} lines are", "the first one, line"
+    if total == 1:
+        which, lead = "its only line is", "line"
+    is_ledger = "" if damage.good else " is no ledger"
+    return _incomplete(
+        f"{damage.source}{is_ledger}: {which} none of a ledger; {lead} {first.number}: {first.why}",
+        LOST_LINE if damage.good else NO_LINE,
+    )
 
 
 def _missing_lines(chains: Chains, where: str) -> Iterator[Finding]:

@@ -438,6 +438,38 @@ def test_a_damaged_line_is_told_and_the_others_count(
     assert "b.jsonl:2" in texts(verdict, Severity.INCOMPLETE)
 
 
+def test_a_file_that_is_no_ledger_is_one_finding() -> None:
+    files = run_of([{"a": 1, "b": 2, "c": 3}] * 4).text
+    verdict = judged([*files, ("notes.txt", ["", *["dear diary"] * 40])])
+    assert verdict.status == 3
+    assert texts(verdict, Severity.INCOMPLETE).splitlines() == [
+        "notes.txt is no ledger: 40 of 40 lines are none of a ledger; the first one, line 2: it is"
+        " no JSON, as when a full disk cuts a line short"
+    ]
+    (finding,) = judged([("one", ["{}"])]).findings
+    assert finding.text == (
+        "one is no ledger: its only line is none of a ledger; line 1: it has no field 'time'"
+    )
+
+
+def test_a_ledger_with_many_damaged_lines_is_one_finding_and_its_others_count() -> None:
+    files = run_of([{"a": 1, "b": 2, "c": 3}] * 4).text
+    files[1][1][1:1] = ["["] * 4
+    story = story_of(files)
+    assert len(story.lines) == 12
+    told = texts(verdict_of(story), Severity.INCOMPLETE)
+    assert told.startswith("b.jsonl: 4 of 8 lines are none of a ledger; the first one, line 2: ")
+    assert len(told.splitlines()) == 1
+    del files[1][1][1]
+    assert len(verdict_of(story_of(files)).findings) == 3
+
+
+def test_a_fault_of_a_long_field_is_cut() -> None:
+    files = run_of([{"a": 1, "b": 2, "c": 3}]).text
+    files[0][1][0] = json.dumps({**json.loads(files[0][1][0]), "mine": "x" * 10_000})
+    assert len(texts(judged(files), Severity.INCOMPLETE)) < 500
+
+
 @few
 @given(st.lists(st.text(max_size=20), max_size=5))
 def test_any_text_is_read(lines: list[str]) -> None:

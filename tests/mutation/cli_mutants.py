@@ -12,6 +12,7 @@ EXPORTED = of("unit/integrations/test_prometheus", "twice_a_second or alive")
 FINDINGS = of("unit/cli/test_check_findings")
 CREW = of("unit/cli/test_run_crew")
 VERDICT = of("unit/cli/test_ledger_verdict")
+PACE = of("unit/cli/test_ledger_pace")
 VERSION = of("unit/cli/test_command")
 PLANS = of("unit/cli/test_plan", "joins or joined")
 SITES = of("unit/cli/test_plan_sites", "not measured")
@@ -265,6 +266,41 @@ CLI_MUTANTS = (
         "return told if len(told) <= WHY else",
         "return told if told else",
         VERDICT,
+    ),
+    mutant(
+        "a-night-counts-as-training",
+        "cli/ledger/pace",
+        "            pauses.append(span)\n",
+        "            pauses.append(span)\n            seconds += span\n",
+        PACE,
+    ),
+    mutant(
+        "slow-rounds-are-pauses",
+        "cli/ledger/pace",
+        "max(QUIET_S, QUIET_ROUNDS * median_low(around))",
+        "QUIET_S",
+        PACE,
+    ),
+    mutant(
+        "short-gaps-are-pauses",
+        "cli/ledger/pace",
+        "max(QUIET_S, QUIET_ROUNDS * median_low(around))",
+        "QUIET_ROUNDS * median_low(around)",
+        PACE,
+    ),
+    mutant(
+        "a-longer-period-is-a-pause",
+        "cli/ledger/pace",
+        "around = spans[max(0, i - AROUND) : i + AROUND + 1]",
+        "around = spans",
+        PACE,
+    ),
+    mutant(
+        "lines-of-others-end-no-pause",
+        "cli/ledger/pace",
+        "pairwise([begin, *within, end])",
+        "pairwise([begin, end])",
+        PACE,
     ),
     mutant(
         "a-double-merge-is-no-finding",

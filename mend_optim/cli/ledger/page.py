@@ -106,12 +106,15 @@ def _item(finding: Finding) -> str:
 
 def _tiles(story: Story) -> str:
     accounts = story.accounts.values()
-    pace = count_of(story.tokens / story.seconds) if story.seconds else "–"
+    pace = count_of(story.pace.per_s) if story.pace.seconds else "–"
+    paused_s = sum(story.pace.pauses)
+    pauses = {"of that in pauses": seconds_of(paused_s)} if paused_s else {}
     tiles = {
         "anchors": count_of(len(story.rounds)),
         "tokens": count_of(story.tokens),
         "tokens per second": pace,
         "duration": seconds_of(story.seconds),
+        **pauses,
         "absences": count_of(sum(account.absences for account in accounts)),
         "superseded tokens": count_of(sum(account.superseded for account in accounts)),
         "dropped tokens": count_of(sum(account.dropped for account in accounts)),

@@ -10,6 +10,7 @@ from statistics import median
 from mend_optim.cli.ledger.chains import Anchor, Chains, chains_of
 from mend_optim.cli.ledger.forks import Fork, forks_of
 from mend_optim.cli.ledger.lines import Damage, Line, read_lines
+from mend_optim.cli.ledger.pace import Pace, pace_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,7 @@ class Story:
         forks: by fragment, the branches beside the trunk.
         rounds: the trunks of all fragments, by time.
         accounts: by learner's name.
+        pace: how fast tokens came, pauses left out.
     """
 
     lines: Sequence[Line]
@@ -98,6 +100,7 @@ class Story:
     forks: Mapping[int, Sequence[Fork]]
     rounds: Sequence[Round]
     accounts: Mapping[str, Account]
+    pace: Pace
 
     @property
     def tokens(self) -> int:
@@ -135,6 +138,7 @@ def story_of(files: Iterable[tuple[str, Iterable[str]]]) -> Story:
         forks=forks,
         rounds=rounds,
         accounts=_accounts_of(lines, chains, rounds),
+        pace=_pace_of(lines, chains, rounds),
     )
 
 
@@ -168,6 +172,15 @@ def _round_of(fragment: int, anchor: Anchor, tree: Chains) -> Round:
         adopted=adopted,
         period=told.period,
     )
+
+
+def _pace_of(lines: Sequence[Line], chains: Mapping[int, Chains], rounds: Sequence[Round]) -> Pace:
+    """That of the fragment with most tokens: all fragments merge the same work."""
+    if not rounds:
+        return Pace()
+    most = max(chains, key=lambda p: chains[p].tip[0])
+    own = [(each.time, each.tokens) for each in rounds if each.fragment == most]
+    return pace_of(own, sorted(line.time for line in lines))
 
 
 def _accounts_of(

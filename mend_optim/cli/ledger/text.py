@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from mend_optim.cli.ledger.pace import Pace
 from mend_optim.cli.ledger.story import Account, Round, Story
 from mend_optim.cli.ledger.verdict import Severity, Verdict
 from mend_optim.cli.wording import (
@@ -62,11 +63,19 @@ def headline(story: Story) -> str:
     if not story.rounds:
         return f"{said}; no anchor"
     first, last = story.rounds[0].time, story.rounds[-1].time
-    pace = f", {count_of(story.tokens / story.seconds)} tokens/s" if story.seconds else ""
     return (
         f"{said}; {moment_of(first)} to {clock_of(last, first)} ({seconds_of(last - first)});"
-        f" {count_of(story.tokens)} tokens{pace}"
+        f" {count_of(story.tokens)} tokens{_pace(story.pace)}"
     )
+
+
+def _pace(pace: Pace) -> str:
+    if not pace.seconds:
+        return ""
+    said = f", {count_of(pace.per_s)} tokens/s"
+    if pace.pauses:
+        said += f" without {_many(len(pace.pauses), 'pause')} of {seconds_of(sum(pace.pauses))}"
+    return said
 
 
 def reasons_of(story: Story) -> str:

@@ -25,7 +25,8 @@ class Finish:
             parameters, bit for bit. Empty if there was no agreement, and if this learner was the
             last one and its own parameters have work that is in no anchor.
         tokens: by name, the tokens of all learners that finished on these anchors. One that died
-            after it had finished may be among them.
+            after it had finished may be among them. One that was started again counts [those up to
+            its checkpoint](operations.md#two-counts-after-a-restart), and those since.
         unmerged_tokens: own tokens that are in no anchor. If this learner was the last one, they
             are in its own parameters.
         dropped_tokens: own tokens whose work could not be kept.

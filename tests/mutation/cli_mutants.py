@@ -13,6 +13,7 @@ FINDINGS = of("unit/cli/test_check_findings")
 CREW = of("unit/cli/test_run_crew")
 VERDICT = of("unit/cli/test_ledger_verdict")
 PACE = of("unit/cli/test_ledger_pace")
+RESTARTS = of("unit/cli/test_ledger_restarts")
 VERSION = of("unit/cli/test_command")
 PLANS = of("unit/cli/test_plan", "joins or joined")
 SITES = of("unit/cli/test_plan_sites", "not measured")
@@ -301,6 +302,34 @@ CLI_MUTANTS = (
         "pairwise([begin, *within, end])",
         "pairwise([begin, end])",
         PACE,
+    ),
+    mutant(
+        "work-before-a-checkpoint-is-lost-to-its-account",
+        "cli/ledger/restarts",
+        'if line.record.reason != "restored":',
+        "if line:",
+        RESTARTS,
+    ),
+    mutant(
+        "an-offer-on-its-way-in-a-checkpoint-is-lost-to-its-account",
+        "cli/ledger/restarts",
+        "former[1:] if line.record.mine and not is_by_itself else former",
+        "former",
+        RESTARTS,
+    ),
+    mutant(
+        "an-offer-is-lost-at-each-start-from-a-checkpoint",
+        "cli/ledger/restarts",
+        "lost[process.name][member.incarnation, member.seq]",
+        "lost[process.name][process.incarnation, len(lost[process.name])]",
+        RESTARTS,
+    ),
+    mutant(
+        "nobody-tells-why-two-counts-differ",
+        "cli/ledger/verdict",
+        "    found += _uncounted(story)\n",
+        "",
+        RESTARTS,
     ),
     mutant(
         "a-double-merge-is-no-finding",

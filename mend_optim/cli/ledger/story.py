@@ -11,6 +11,7 @@ from mend_optim.cli.ledger.chains import Anchor, Chains, chains_of
 from mend_optim.cli.ledger.forks import Fork, forks_of
 from mend_optim.cli.ledger.lines import Damage, Line, read_lines
 from mend_optim.cli.ledger.pace import Pace, pace_of
+from mend_optim.cli.ledger.restarts import uncounted_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class Account:
         sent, received: bytes of offers and seals.
         lags: seconds from a round to this learner's adoption of it.
         pulled: anchors that it took whole.
+        uncounted: tokens of its own in the trunk that the account of its last process lacks.
     """
 
     has_ledger: bool = False
@@ -72,6 +74,7 @@ class Account:
     sent: int = 0
     received: int = 0
     pulled: int = 0
+    uncounted: int = 0
     lags: list[float] = field(default_factory=list)
 
     @property
@@ -199,6 +202,10 @@ def _accounts_of(
     for account, name in [(accounts[name], name) for name in sorted(accounts)]:
         merged = [_merged(tree, name) for tree in chains.values()]
         account.tokens, account.steps = max(merged, default=(0, 0))
+    for p, tree in chains.items():
+        own_lines = (line for line in lines if line.record.fragment == p)
+        for name, tokens in uncounted_tokens(tree, own_lines).items():
+            accounts[name].uncounted = max(accounts[name].uncounted, tokens)
     return {name: accounts[name] for name in sorted(accounts)}
 
 

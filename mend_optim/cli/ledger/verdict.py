@@ -30,6 +30,7 @@ from mend_optim.cli.ledger.chains import (
 from mend_optim.cli.ledger.forks import Fate, Fork
 from mend_optim.cli.ledger.lines import Damage
 from mend_optim.cli.ledger.story import Story
+from mend_optim.cli.wording import shown
 from mend_optim.protocol.lineage import PeerId
 
 #: Weights are rounded, and each of them is at most so far off.
@@ -110,6 +111,7 @@ def verdict_of(story: Story, proofs: Sequence[Finding] = ()) -> Verdict:
         found += _missing_lines(chains, where)
         found += _missing_rounds(chains, where)
         found += [_fork_finding(fork, where) for fork in story.forks[p]]
+    found += _uncounted(story)
     order = list(Severity)
     return Verdict(tuple(sorted(found, key=lambda finding: order.index(finding.severity))))
 
@@ -184,6 +186,21 @@ def _missing_rounds(chains: Chains, where: str) -> Iterator[Finding]:
         else:
             continue
         yield _incomplete(text, ALL)
+
+
+# ── two accounts ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _uncounted(story: Story) -> Iterator[Finding]:
+    """Work by which the ledger and a learner's own account differ."""
+    for name, account in story.accounts.items():
+        if account.uncounted:
+            text = (
+                f"{shown(name)}: of its {account.tokens:,} tokens, earlier processes merged"
+                f" {account.uncounted:,} that no checkpoint gave to the later ones. They are in the"
+                " model, and status() and finish() don't count them"
+            )
+            yield Finding(severity=Severity.NOTE, text=text)
 
 
 # ── contradictions ────────────────────────────────────────────────────────────────────────────────

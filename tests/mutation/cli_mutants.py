@@ -14,6 +14,7 @@ CREW = of("unit/cli/test_run_crew")
 VERDICT = of("unit/cli/test_ledger_verdict")
 PACE = of("unit/cli/test_ledger_pace")
 RESTARTS = of("unit/cli/test_ledger_restarts")
+FOUNDERS = of("unit/cli/test_ledger_founders")
 VERSION = of("unit/cli/test_command")
 PLANS = of("unit/cli/test_plan", "joins or joined")
 SITES = of("unit/cli/test_plan_sites", "not measured")
@@ -320,7 +321,7 @@ CLI_MUTANTS = (
     mutant(
         "an-offer-is-lost-at-each-start-from-a-checkpoint",
         "cli/ledger/restarts",
-        "lost[process.name][member.incarnation, member.seq]",
+        "lost[process.name][version, member.incarnation]",
         "lost[process.name][process.incarnation, len(lost[process.name])]",
         RESTARTS,
     ),
@@ -330,6 +331,55 @@ CLI_MUTANTS = (
         "    found += _uncounted(story)\n",
         "",
         RESTARTS,
+    ),
+    mutant(
+        "a-founder-has-nothing-in-common-with-its-run",
+        "cli/ledger/chains",
+        "_base_of_founded(anchor, founded_on.get(key))",
+        "(None, Link.START)",
+        FOUNDERS,
+    ),
+    mutant(
+        "a-founder-goes-on-where-any-process-of-its-name-was",
+        "cli/ledger/chains",
+        "if before.by == line.by or (follows and",
+        "if before.by or (follows and",
+        FOUNDERS,
+    ),
+    mutant(
+        "a-founder-with-another-incarnation-begins-anew",
+        "cli/ledger/chains",
+        'or (follows and before.record.reason == "restored")',
+        "",
+        FOUNDERS,
+    ),
+    mutant(
+        "lines-that-a-founder-lost-are-not-missed",
+        "cli/ledger/chains",
+        "Link.FOUNDED if before[1] == anchor.version - 1 else Link.COVERED",
+        "Link.FOUNDED",
+        FOUNDERS,
+    ),
+    mutant(
+        "a-founder-with-a-lost-ledger-began-the-run",
+        "cli/ledger/chains",
+        "if before is None and anchor.version <= ALONE + 1:",
+        "if before is None:",
+        FOUNDERS,
+    ),
+    mutant(
+        "work-of-a-founder-is-nobodys",
+        "cli/ledger/chains",
+        "if not self.founded or self.link not in",
+        "if True or self.link not in",
+        FOUNDERS,
+    ),
+    mutant(
+        "a-restored-process-with-another-incarnation-has-no-checkpoint",
+        "cli/ledger/restarts",
+        "incarnation < newest[name]:",
+        "incarnation < 0:",
+        FOUNDERS,
     ),
     mutant(
         "a-double-merge-is-no-finding",

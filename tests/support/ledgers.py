@@ -85,6 +85,14 @@ class Ledgers:
         self.now += 1
         self.write(name, record, lineage)
 
+    def found(self, name: str, tokens: int) -> None:
+        """A learner makes an anchor of weights that it has trained alone, for so many tokens."""
+        author = peer(name, self.processes[name])
+        self.seqs[author] += 1
+        base = self.lineages[name]
+        self.lineages[name] = base.found({author: self.seqs[author]}, tokens, name.encode())
+        self.whole(name, of=name, reason="founded", mine=True)
+
     def write(self, name: str, record: RoundRecord, lineage: Lineage, late_s: float = 0.0) -> None:
         self.lineages[name] = lineage
         line = record.json(peer(name, self.processes[name]), self.now + late_s)

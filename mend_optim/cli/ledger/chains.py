@@ -1,12 +1,14 @@
 """The anchors of one fragment, as a tree.
 
-Each anchor that a seal made has one *base*: the anchor that the same learner had adopted before.
+Each anchor that a seal made has one *base*: the anchor that the same learner had adopted before. So
+has one that a learner founded alone, of its own weights.
 The base of an anchor that came whole is not in its line; another learner's ledger may have it. So
 the ledgers of all learners together give a tree, whose branches are the forks of the run.
 
     link       the base is known because
     ─────────  ───────────────────────────────────────────────────────────────────────────────────
     SEALED     a learner that took the seal had that anchor before
+    FOUNDED    the learner that founded it had that anchor before
     FITTING    of all anchors, only that one has the version and the tokens that a base must have
     COVERED    a learner moved from that anchor to this one, and no work was superseded: this anchor
                has all that the other has merged, but versions in between are missing
@@ -29,12 +31,15 @@ from mend_optim.protocol.lineage import PeerId
 AnchorKey = tuple[int, int, str]
 #: The reasons of lines that tell of the anchor that the learner had already.
 SAME = ("reset", "healed")
+#: The version of weights that a learner trained before it had peers.
+ALONE = 1
 
 
 class Link(Enum):
     """How the base of an anchor is known."""
 
     SEALED = "sealed"
+    FOUNDED = "founded"
     FITTING = "fitting"
     COVERED = "covered"
     ROLLBACK = "rollback"
@@ -64,9 +69,30 @@ class Anchor:
         return next((line for line in self.lines if line.record.members), None)
 
     @property
+    def founded(self) -> Line | None:
+        """The line of the learner that founded it alone; None if it was sealed, or if no ledger has
+        that line."""
+        return next((line for line in self.lines if line.record.reason == "founded"), None)
+
+    @property
     def members(self) -> tuple[MemberRecord, ...]:
-        """The offers that it merged, as far as that is known."""
-        return self.sealed.record.members if self.sealed else ()
+        """The offers that it merged, as far as that is known; or the work that its founder did
+        alone, which was no offer and has no number."""
+        if self.sealed:
+            return self.sealed.record.members
+        if not self.founded or self.link not in (Link.FOUNDED, Link.START):
+            return ()
+        by, tokens = self.founded.by, self.key[0] - (self.base[0] if self.base else 0)
+        return (
+            MemberRecord(
+                name=by.name, incarnation=by.incarnation, seq=0, tokens=tokens, steps=0, weight=1.0
+            ),
+        )
+
+    @property
+    def telling(self) -> Line:
+        """The line that tells the most of how it came to be."""
+        return self.sealed or self.founded or self.lines[0]
 
     @property
     def time(self) -> float:
@@ -149,12 +175,16 @@ def _chains_of(lines: list[Line]) -> Chains:
         for before, line in moves
         if line.record.reason == "pulled" and not line.record.superseded
     }
+    founded_on = _bases_of_founders(lines)
     shapes: defaultdict[tuple[int, int], list[AnchorKey]] = defaultdict(list)
     for tokens, version, digest in anchors:
         shapes[version, tokens].append((tokens, version, digest))
     first = min(anchor.version for anchor in anchors.values())
     for key, anchor in anchors.items():
-        anchor.base, anchor.link = _base_of(anchor, shapes, covered.get(key), first)
+        if anchor.founded and not anchor.sealed:
+            anchor.base, anchor.link = _base_of_founded(anchor, founded_on.get(key))
+        else:
+            anchor.base, anchor.link = _base_of(anchor, shapes, covered.get(key), first)
     ends = _ends(lines)
     tip = _tip(anchors, ends)
     trunk = list(ancestry(anchors, tip))[::-1]
@@ -192,11 +222,36 @@ def _base_of(
     elif "rolled_back" in reasons:
         same = [key for key in shapes[anchor.version, anchor.key[0]] if key != anchor.key]
         return (same[0], Link.ROLLBACK) if len(same) == 1 else (None, Link.START)
-    elif anchor.version == first or reasons & {"founded", "restored", *SAME}:
+    elif anchor.version == first or reasons & {"restored", *SAME}:
         return None, Link.START
     if covered is not None and covered[1] < anchor.version:
         return covered, Link.COVERED
     return None, Link.UNKNOWN
+
+
+def _bases_of_founders(lines: Iterable[Line]) -> dict[AnchorKey, AnchorKey]:
+    """By anchor that a learner founded, the one that it had before. A process that was restored may
+    have got another incarnation since."""
+    found: dict[AnchorKey, AnchorKey] = {}
+    last: dict[str, Line] = {}
+    for line in lines:
+        before = last.get(line.by.name)
+        if before and line.record.reason == "founded":
+            follows = before.record.version + 1 == line.record.version
+            if before.by == line.by or (follows and before.record.reason == "restored"):
+                found.setdefault(key_of(line.record), key_of(before.record))
+        last[line.by.name] = line
+    return found
+
+
+def _base_of_founded(anchor: Anchor, before: AnchorKey | None) -> tuple[AnchorKey | None, Link]:
+    """A founder adds one version to the anchor that it has. If its ledger has none, that was first
+    weights, or those of a checkpoint from before it had peers."""
+    if before is None and anchor.version <= ALONE + 1:
+        return None, Link.START
+    if before is None or before[1] >= anchor.version or before[0] > anchor.key[0]:
+        return None, Link.UNKNOWN
+    return before, Link.FOUNDED if before[1] == anchor.version - 1 else Link.COVERED
 
 
 def _ends(lines: Iterable[Line]) -> dict[str, AnchorKey]:

@@ -29,30 +29,44 @@ def uncounted_tokens(chains: Chains, lines: Iterable[Line]) -> Mapping[str, int]
         chains: the fragment.
         lines: of the fragment, those of one process in the order in which it wrote them.
     """
-    by_process: defaultdict[PeerId, list[Line]] = defaultdict(list)
-    for line in lines:
-        by_process[line.by].append(line)
     places = {key: i for i, key in enumerate(chains.trunk)}
     # An offer comes once, though several processes may have started from one checkpoint.
     lost: defaultdict[str, dict[tuple[int, int], int]] = defaultdict(dict)
-    for process, own in by_process.items():
-        for member in _uncounted(chains, places, process, own):
-            lost[process.name][member.incarnation, member.seq] = member.tokens
+    for process, own in _by_process(lines).items():
+        for version, member in _uncounted(chains, places, process, own):
+            lost[process.name][version, member.incarnation] = member.tokens
     return {name: sum(tokens.values()) for name, tokens in lost.items()}
+
+
+def _by_process(lines: Iterable[Line]) -> Mapping[PeerId, list[Line]]:
+    """The lines of each process. A process whose clock is behind gets another incarnation after it
+    was restored: that line is one of its own."""
+    found: defaultdict[PeerId, list[Line]] = defaultdict(list)
+    newest: defaultdict[str, int] = defaultdict(int)
+    behind: defaultdict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        name, incarnation = line.by
+        if line.record.reason == "restored" and incarnation < newest[name]:
+            behind[name].append(line)
+            continue
+        found[line.by] += [*behind.pop(name, []), line]
+        newest[name] = max(newest[name], incarnation)
+    return found
 
 
 def _uncounted(
     chains: Chains, places: dict[AnchorKey, int], process: PeerId, own: Sequence[Line]
-) -> Iterator[MemberRecord]:
-    """The offers of its predecessors that a process does not count."""
+) -> Iterator[tuple[int, MemberRecord]]:
+    """The offers of its predecessors that a process does not count, with the versions that have
+    them."""
     at = -1
     for line in own:
         place = _place(chains, places, key_of(line.record))
         if line.record.reason != "restored":
             keys = chains.trunk[at + 1 : place + 1]
-            offers = [m for key in keys for m in chains.anchors[key].members]
-            former = [m for m in offers if _is_former(m, process)]
-            is_by_itself = any(PeerId(m.name, m.incarnation) == process for m in offers)
+            offers = [(key[1], m) for key in keys for m in chains.anchors[key].members]
+            former = [(version, m) for version, m in offers if _is_former(m, process)]
+            is_by_itself = any(PeerId(m.name, m.incarnation) == process for _, m in offers)
             yield from former[1:] if line.record.mine and not is_by_itself else former
         at = max(at, place)
 

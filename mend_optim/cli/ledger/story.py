@@ -24,7 +24,7 @@ class Round:
         tokens: that this round added.
         reason: why it was sealed, or how the anchor came.
         sealer: who sealed it; empty if no ledger tells.
-        members: by name, the tokens of each.
+        members: by name, the tokens of each; or those of its founder.
         absent: learners that were expected.
         adopted: by name, when each learner has it.
         period: `sync_every`, if the round tells; else 0.
@@ -161,7 +161,7 @@ def _round_of(fragment: int, anchor: Anchor, tree: Chains) -> Round:
     tokens: Counter[str] = Counter()
     for member in anchor.members:
         tokens[member.name] += member.tokens
-    told = (anchor.sealed or anchor.lines[0]).record
+    told = anchor.telling.record
     base = anchor.base[0] if anchor.base else anchor.key[0] - sum(tokens.values())
     return Round(
         fragment=fragment,

@@ -67,14 +67,16 @@ class GivenPeers:
         return [PeerFile(path, self.source, check) for path in self.files]
 
 
-def read_peers(peers: Sequence[str]) -> GivenPeers:
-    """Check the argument, and take it from the environment if it is empty. One text has several
-    separated by commas.
+def read_peers(peers: Sequence[str] | None) -> GivenPeers:
+    """Check the argument, and take it from the environment if it is None or empty. One text has
+    several separated by commas.
 
     Raises:
         UsageError: it is wrong.
     """
-    require(isinstance(peers, Iterable), "peers", peers, "addresses 'host:port' of other learners")
+    peers = () if peers is None else peers
+    bound = "None or addresses 'host:port' of other learners"
+    require(isinstance(peers, Iterable), "peers", peers, bound)
     told, source = _separated(peers) if isinstance(peers, str) else list(peers), "peers"
     if not told:
         variable, source = stand_in("peers")

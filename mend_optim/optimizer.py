@@ -57,7 +57,7 @@ class MendOptimizer(ReportingFace):
         listen: "host:port" to serve on; port 0 takes a free one. None: the environment variable
             MEND_LISTEN, else this learner takes part by outbound calls only.
         peers: "host:port", "file:PATH" or "env://" ([launchers](launchers.md)), in a list, or in
-            one text with commas: learners that introduce the others. Empty: MEND_PEERS.
+            one text with commas: learners that introduce the others. None or empty: MEND_PEERS.
         sync_every: H, the inner steps between two offers of a fragment; at least 1. "auto": the run
             chooses it from the time that its rounds take, within the limits of an `AutoPeriod`.
         fragments: P, the parts that the parameters are synced in, in turns H/P steps apart
@@ -127,7 +127,7 @@ class MendOptimizer(ReportingFace):
         *,
         name: str | None = None,
         listen: str | None = None,
-        peers: Sequence[str] = (),
+        peers: Sequence[str] | None = None,
         sync_every: int | str | AutoPeriod = "auto",
         fragments: int | str = "auto",
         adopt_after: int | None = None,

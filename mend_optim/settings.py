@@ -274,7 +274,7 @@ def read_settings(
     *,
     name: str | None,
     listen: str | None,
-    peers: Sequence[str],
+    peers: Sequence[str] | None,
     schedule: Schedule,
     auto: AutoPeriod | None = None,
     quorum: Quorum | int,

@@ -187,4 +187,11 @@ LAUNCH_MUTANTS = (
         "if False:",
         of("unit/runtime/test_rendezvous", "as_others_must_dial"),
     ),
+    mutant(
+        "peers-that-are-none-are-no-peers-of-the-environment",
+        "given_peers",
+        "    if not told:\n        variable",
+        "    if not told and peers:\n        variable",
+        of("unit/test_settings", "not_given or environment"),
+    ),
 )

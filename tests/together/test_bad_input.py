@@ -151,8 +151,7 @@ ADDRESSES: list[tuple[str, Any, str]] = [
     ("listen", "http://a:29600", "listen must be an address 'host:port', got {}"),
     ("listen", "127.0.0.1:65536", "listen must be an address with a port of at most 65535, got {}"),
     ("listen", "192.0.2.1:0", "listen must be an address of this machine with a free port, got {}"),
-    ("peers", 5, "peers must be addresses 'host:port' of other learners, got {}"),
-    ("peers", None, "peers must be addresses 'host:port' of other learners, got {}"),
+    ("peers", 5, "peers must be None or addresses 'host:port' of other learners, got {}"),
     ("peers", "b", "peers must be an address 'host:port', got {}"),
 ]
 

@@ -92,8 +92,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("name", "ä" * 101, "name must be a printable text of 1 to 200 bytes"),
     ("name", "a\tb", "name must be a printable text of 1 to 200 bytes"),
     ("name", 7, "name must be a printable text of 1 to 200 bytes"),
-    ("peers", None, "peers must be addresses 'host:port' of other learners"),
-    ("peers", 5, "peers must be addresses 'host:port' of other learners"),
+    ("peers", 5, "peers must be None or addresses 'host:port' of other learners"),
     ("peers", "here", "peers must be an address 'host:port'"),
     ("credentials", "pki", "credentials must be a Credentials.secret(…) or a Credentials.files(…)"),
     ("insecure", 1, "insecure must be True or False"),
@@ -246,6 +245,15 @@ def test_the_environment_names_the_learner_and_its_peers(monkeypatch: pytest.Mon
     assert settings.name == "from-the-environment"
     assert settings.place is not None
     assert (settings.place.listen, settings.place.peers.seeds) == ("127.0.0.1:0", ("b:1", "c:2"))
+
+
+@pytest.mark.parametrize("peers", [None, (), []])
+def test_peers_that_are_none_are_not_given(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(peers=peers).place is None
+    monkeypatch.setenv("MEND_PEERS", "b:1")
+    place = read(peers=peers).place
+    assert place is not None
+    assert place.peers.seeds == ("b:1",)
 
 
 def test_an_argument_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -18,6 +19,9 @@ EPILOG = "mend COMMAND --help tells more about each."
 WRONG = 2
 #: The packages that the library needs to run, without the extras.
 DEPENDENCIES = ("torch", "numpy", "grpcio", "protobuf")
+#: A value that is below zero, and an option that may take one.
+NEGATIVE = re.compile(r"-[0-9.]")
+LONG = re.compile(r"--[a-z-]+")
 
 
 def _ledger(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +80,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 2 if its arguments were wrong."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = with_negatives(sys.argv[1:] if arguments is None else arguments)
     given = parser_for(words).parse_args(words)
     try:
         status: int = given.run(given)
@@ -89,6 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
+
+
+def with_negatives(words: Sequence[str]) -> list[str]:
+    """The same words, with "--rtt", "-40ms" as "--rtt=-40ms": the parser would take the latter for
+    an option, and say that the former has no value. Words after "--" stay."""
+    found: list[str] = []
+    for word in words:
+        last = found[-1] if found else ""
+        if NEGATIVE.match(word) and LONG.fullmatch(last) and "--" not in found:
+            found[-1] = f"{last}={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def parser_for(words: Sequence[str]) -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ VERDICT = of("unit/cli/test_ledger_verdict")
 PACE = of("unit/cli/test_ledger_pace")
 RESTARTS = of("unit/cli/test_ledger_restarts")
 FOUNDERS = of("unit/cli/test_ledger_founders")
+GIVEN = of("unit/cli/test_plan", "arguments or units or empty or wanted")
 VERSION = of("unit/cli/test_command")
 PLANS = of("unit/cli/test_plan", "joins or joined")
 SITES = of("unit/cli/test_plan_sites", "not measured")
@@ -429,6 +430,48 @@ CLI_MUTANTS = (
         "return not tokens and not version",
         "return True",
         VERDICT,
+    ),
+    mutant(
+        "a-plan-takes-any-number",
+        "cli/plan/quantities",
+        "require(self.least <= number <= self.most, argument",
+        "require(number == number, argument",
+        GIVEN,
+    ),
+    mutant(
+        "megabits-a-second-are-megabytes",
+        "cli/plan/quantities",
+        'return f"{told[:-3]}bit" if told.lower().endswith("bps") else told',
+        'return told.removesuffix("ps")',
+        GIVEN,
+    ),
+    mutant(
+        "an-empty-rate-of-sites-is-no-limit",
+        "cli/plan/command",
+        "math.inf if site_link is None else",
+        "math.inf if not site_link else",
+        GIVEN,
+    ),
+    mutant(
+        "a-plan-has-any-number-of-learners",
+        "cli/plan/command",
+        'require(learners <= MOST, "--learners"',
+        'require(learners <= 10**6, "--learners"',
+        GIVEN,
+    ),
+    mutant(
+        "a-value-below-zero-is-an-option",
+        "cli/command",
+        "if NEGATIVE.match(word) and LONG.fullmatch(last)",
+        "if False and LONG.fullmatch(last)",
+        VERSION,
+    ),
+    mutant(
+        "words-of-the-learners-command-are-joined",
+        "cli/command",
+        'LONG.fullmatch(last) and "--" not in found',
+        "LONG.fullmatch(last)",
+        VERSION,
     ),
     mutant(
         "an-absent-dependency-ends-the-command",

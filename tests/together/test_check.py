@@ -198,7 +198,7 @@ def test_an_address_that_others_cannot_dial_is_told() -> None:
         (["0.0.0.0:29600"], "HOST:PORT must be an address with the host to dial"),
         (["b:29600", "--timeout", "0"], "--timeout must be a number of seconds > 0, got 0.0"),
         (["b:29600", "--secret", "/no/such"], "credentials must be"),
-        (["b:29600", "--params", "x"], "--params must be a number such as 1.3e9"),
+        (["b:29600", "--params", "x"], "--params must be a number from 1 to 1e15"),
         (["b:29600", "--advertise", "c:29600"], "--advertise must be left out without --listen"),
         (["b:29600", "--listen", "c"], "--listen must be an address 'host:port'"),
         (["b:29600", "--listen", "127.0.0.1:22"], "--listen must be an address with a port >="),

@@ -22,7 +22,7 @@ from mend_optim.cli.check.findings import (
 from mend_optim.cli.check.own_address import OwnAddress, add_own_address, own_address
 from mend_optim.cli.check.plain import plain_of
 from mend_optim.cli.given_security import add_security, read_given
-from mend_optim.cli.plan.quantities import count_given
+from mend_optim.cli.plan.quantities import PARAMETERS
 from mend_optim.cli.wording import shown
 from mend_optim.environment import VARIABLES
 from mend_optim.errors import require
@@ -90,7 +90,7 @@ def run(given: argparse.Namespace) -> int:
     require(0 < given.timeout < 1e6, "--timeout", given.timeout, "a number of seconds > 0")
     for address in given.addresses:
         parse_dialable("HOST:PORT", address)
-    params = count_given("--params", given.params) if given.params else 0.0
+    params = PARAMETERS.read("--params", given.params) if given.params else 0.0
     secured, name = read_given(given)
     found = []
     with own_address(given) as own:

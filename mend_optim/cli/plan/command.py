@@ -7,7 +7,7 @@ import math
 import re
 
 from mend_optim.cli.plan.model import Setup
-from mend_optim.cli.plan.quantities import count_given, rate_given, seconds_given
+from mend_optim.cli.plan.quantities import PARAMETERS, RATE, ROUND_TRIP, STEP
 from mend_optim.cli.plan.text import plan_of
 from mend_optim.errors import require
 
@@ -26,6 +26,8 @@ site of one. The plan then says what crosses between the sites, with zone= set a
 --site-link is what all learners of a site share to send to the other sites, and to receive.
 """
 MOST = 256
+AS_MANY = f"an int from 2 to {MOST}"
+AS_RANKS = "processes on one machine or a fast network can be ranks of one learner"
 LEAVE_OUT = "--zones says how many there are; leave --learners out"
 ZONES = re.compile(r"\s*[0-9]{1,4}\s*(,\s*[0-9]{1,4}\s*)+")
 
@@ -48,19 +50,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Print the plan. Returns the exit status."""
     sites = _sites(given.zones) if given.zones is not None else ()
-    learners = sum(sites) if given.learners is None else given.learners
-    require(2 <= learners <= MOST, "--learners", given.learners, f"an int from 2 to {MOST}")
+    learners = sum(sites) if given.learners is None and sites else given.learners
+    require(learners is not None, "--learners", None, AS_MANY, "or give --zones")
+    require(learners >= 2, "--learners", learners, AS_MANY, "a learner alone sends nothing")
+    require(learners <= MOST, "--learners", learners, AS_MANY, AS_RANKS)
     require(not sites or sum(sites) == learners, "--learners", learners, f"{sum(sites)}", LEAVE_OUT)
-    is_apart = given.site_link is None or bool(sites)
-    require(is_apart, "--site-link", given.site_link, "given with --zones", "give --zones, too")
+    site_link = given.site_link
+    is_apart = site_link is None or bool(sites)
+    require(is_apart, "--site-link", site_link, "given with --zones", "give --zones, too")
     setup = Setup(
-        params=count_given("--params", given.params),
-        bits_per_s=rate_given("--link", given.link),
-        rtt_s=seconds_given("--rtt", given.rtt),
-        step_s=seconds_given("--step", given.step),
+        params=PARAMETERS.read("--params", given.params),
+        bits_per_s=RATE.read("--link", given.link),
+        rtt_s=ROUND_TRIP.read("--rtt", given.rtt),
+        step_s=STEP.read("--step", given.step),
         learners=learners,
         sites=sites,
-        site_bits_per_s=rate_given("--site-link", given.site_link) if given.site_link else math.inf,
+        site_bits_per_s=math.inf if site_link is None else RATE.read("--site-link", site_link),
         zoned=bool(sites),
     )
     print(plan_of(setup))

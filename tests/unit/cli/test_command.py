@@ -11,7 +11,7 @@ import torch
 
 import mend_optim
 from mend_optim.cli import command
-from mend_optim.cli.command import main, versions
+from mend_optim.cli.command import main, versions, with_negatives
 
 
 def test_the_version_names_all_that_a_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,3 +39,16 @@ def test_a_run_of_python_may_ask_for_its_version() -> None:
     """`--version` behind `--` is the learners' own."""
     words = ["run", "-n", "1", "--", "python", "--version"]
     assert command.parser_for(words).parse_args(words).command == "run"
+
+
+def test_a_value_below_zero_is_no_option() -> None:
+    assert with_negatives(["plan", "--rtt", "-5ms", "--step", "1s"]) == [
+        *("plan", "--rtt=-5ms", "--step", "1s")
+    ]
+    for words in (
+        ["run", "-n", "-1"],
+        ["run", "--plain", "--", "python", "--seed", "-1"],
+        ["ledger", "-1", "a.jsonl", "--last=3", "-2"],
+        ["--", "-1"],
+    ):
+        assert with_negatives(words) == words

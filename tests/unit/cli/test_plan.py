@@ -31,11 +31,10 @@ from mend_optim.cli.plan.model import (
     round_s,
     suggested,
 )
-from mend_optim.cli.plan.quantities import count_given, rate_given, seconds_given
+from mend_optim.cli.plan.quantities import PARAMETERS, RATE, ROUND_TRIP, STEP
 from mend_optim.cli.plan.sites import busiest_link, stages
 from mend_optim.cli.plan.text import plan_of
 from mend_optim.codecs.registry import encode_packet, find_codec
-from mend_optim.errors import UsageError
 from mend_optim.membership.sealers import sealer_of
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -184,34 +183,48 @@ def test_the_busiest_learner_has_the_share_that_sealers_have(fragments: int, lea
 
 
 def test_units() -> None:
-    assert [count_given("--params", each) for each in ("1.3e9", "1.3B", "350M", "12")] == [
+    assert [PARAMETERS.read("--params", each) for each in ("1.3e9", "1.3B", "350M", "12")] == [
         *(1.3e9, 1.3e9, 350e6, 12)
     ]
-    told = ("50mbit", "50Mbit/s", "50mbps", "6MB/s", "1gbit")
-    with pytest.raises(UsageError):
-        rate_given("--link", "50")
-    assert [rate_given("--link", each) for each in told if each != "50mbps"] == [
-        *(50e6, 50e6, 48e6, 1e9)
+    told = ("50mbit", "50Mbit/s", "50mbps", "50 Mbps", "50mbitps", "6MB/s", "6MBps", "1gbit")
+    assert [RATE.read("--link", each) for each in told] == [*[50e6] * 5, 48e6, 48e6, 1e9]
+    assert [ROUND_TRIP.read("--rtt", each) for each in ("40ms", "0.8s", "2", "1min", "0")] == [
+        *(0.04, 0.8, 2, 60, 0)
     ]
-    assert [seconds_given("--rtt", each) for each in ("40ms", "0.8s", "2", "1min")] == [
-        *(0.04, 0.8, 2, 60)
-    ]
+    assert STEP.read("--step", "0.5h") == 1800
 
 
+COUNT = "--params must be a number from 1 to 1e15, such as 1.3e9, 350M or 7G, got "
+LINK = "--link must be a rate from 1kbit to 1000tbit, such as 50mbit, 1gbit or 6MB/s, got "
+RTT = "--rtt must be a time from 0s to 10min, such as 40ms or 0.8s, got "
+TIME = "--step must be a time from 10us to 24h, such as 250ms or 0.8s, got "
+AS_MANY = "--learners must be an int from 2 to 256, got "
 WRONG = [
-    ("--params", "many", "--params must be a number such as 1.3e9, 350M or 7G, got 'many'"),
-    ("--params", "0", "--params must be a number such as"),
-    ("--params", "1.2.3", "--params must be a number such as"),
-    ("--link", "50", "--link must be a rate such as 50mbit, 1gbit or 6MB/s, got '50'"),
-    ("--rtt", "-1ms", "--rtt must be a time such as 40ms or 0.8s, got '-1ms'"),
-    ("--step", "1e99", "--step must be a time such as"),
-    ("--learners", "1", "--learners must be an int from 2 to 256, got 1"),
+    ("--params", "many", f"{COUNT}'many'; give the parameters of the model"),
+    ("--params", "0", COUNT),
+    ("--params", "1.2.3", COUNT),
+    ("--params", "1e30", f"{COUNT}'1e30'"),
+    ("--params", "1e999", COUNT),
+    ("--params", "-7G", COUNT),
+    ("--link", "50", f"{LINK}'50'; give the rate of the slower direction"),
+    ("--link", "0.5kbit", LINK),
+    ("--link", "1e9gbit", LINK),
+    ("--rtt", "-1ms", f"{RTT}'-1ms'; give the time that ping shows"),
+    ("--rtt", "11min", RTT),
+    ("--step", "0", f"{TIME}'0'; give the time of an inner step, as your script shows it"),
+    ("--step", "1e99", TIME),
+    ("--step", "25h", TIME),
+    ("--step", "1us", TIME),
+    ("--learners", "1", f"{AS_MANY}1; a learner alone sends nothing"),
+    ("--learners", "-3", f"{AS_MANY}-3"),
+    ("--learners", "100000", f"{AS_MANY}100000; processes on one machine or a fast network can"),
     ("--zones", "4", "--zones must be the learners at each of two sites or more, such as 4,4"),
     ("--zones", "0,4", "--zones must be the learners at each of two sites or more, such as 4,4"),
     ("--zones", "a,b", "--zones must be the learners at each of two sites or more, such as 4,4"),
     ("--zones", "200,100", "such as 4,4, of 256 at most, got '200,100'"),
     ("--zones", "4,4", "--learners must be 8, got 4; --zones says how many there are"),
     ("--site-link", "1gbit", "--site-link must be given with --zones, got '1gbit'"),
+    ("--site-link", "", "--site-link must be given with --zones, got ''"),
 ]
 GIVEN = {
     "--params": "1.3e9",
@@ -229,11 +242,36 @@ def test_arguments_that_are_wrong_are_named(
     told = {**GIVEN, argument: value}
     assert main(["plan", *(f"{name}={each}" for name, each in told.items())]) == 2
     assert words in capsys.readouterr().err
+    assert main(["plan", *(word for each in told.items() for word in each)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_empty_rate_of_sites_is_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {**AT_SITES, "--site-link": ""}
+    assert main(["plan", *(f"{name}={each}" for name, each in told.items())]) == 2
+    assert "--site-link must be a rate from 1kbit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("params", [PARAMETERS.least, PARAMETERS.most])
+@pytest.mark.parametrize("rate", [RATE.least, RATE.most])
+@pytest.mark.parametrize("step_s", [STEP.least, STEP.most])
+@pytest.mark.parametrize("learners", [2, 256])
+def test_within_the_bounds_there_is_a_plan(
+    params: float, rate: float, step_s: float, learners: int
+) -> None:
+    for rtt_s in (ROUND_TRIP.least, ROUND_TRIP.most):
+        alike = Setup(params=params, bits_per_s=rate, rtt_s=rtt_s, step_s=step_s, learners=learners)
+        sites = (1, learners - 1)
+        for setup in (alike, replace(alike, sites=sites, site_bits_per_s=rate, zoned=True)):
+            assert "* suggested:" in plan_of(setup)
 
 
 def test_the_number_of_learners_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--params=1M", "--link=1gbit", "--step=1s"]) == 2
-    assert "--learners must be an int from 2 to 256, got None" in capsys.readouterr().err
+    assert (
+        "--learners must be an int from 2 to 256, got None; or give --zones"
+        in capsys.readouterr().err
+    )
 
 
 AT_SITES = {

@@ -13,7 +13,7 @@ from mend_optim.engine.state import EngineState
 #: would be wrong where a name resolves only once its machine, or its container, has started.
 UNRESOLVED = 1 / 3
 #: Addresses with one cause that a text names. It counts the rest.
-NAMED = 4
+EACH_NAMED = 4
 
 _NO_ANSWER_YET = "no answer yet"
 _NOT_BEGUN = "{} is there, before its first step"
@@ -118,5 +118,5 @@ def _grouped(causes: Mapping[str, str]) -> Iterator[str]:
     for address, why in causes.items():
         by_cause.setdefault(why, []).append(address)
     for why, addresses in by_cause.items():
-        more = f" and {len(addresses) - NAMED} more" if len(addresses) > NAMED else ""
-        yield f"{', '.join(addresses[:NAMED])}{more} ({why})"
+        more = f" and {len(addresses) - EACH_NAMED} more" if len(addresses) > EACH_NAMED else ""
+        yield f"{', '.join(addresses[:EACH_NAMED])}{more} ({why})"

@@ -641,7 +641,7 @@ MUTANTS = (
     Mutant("a-name-is-given-up-at-once", 7, "engine/waiting", "UNRESOLVED = 1 / 3", "UNRESOLVED = 0", WAITING),
     Mutant("every-arrival-is-told", 7, "engine/waiting", " or now < self._next_at", "", WAITING),
     Mutant("waits-are-told-once", 7, "engine/waiting", "self._next_at = now + ", "self._next_at = 1e9 + ", WAITING),
-    Mutant("a-wall-of-addresses", 7, "engine/waiting", "addresses[:NAMED]", "addresses", WAITING),
+    Mutant("a-wall-of-addresses", 7, "engine/waiting", "addresses[:EACH_NAMED]", "addresses", WAITING),
     Mutant("waits-in-silence", 7, "engine/waiting", 'self.state.emit(Event("waiting", text,', '((text,', WAITING),
     Mutant("long-waits-in-silence", 7, "runtime/long_wait", "if now < self._due_at:", "if now >= self._due_at:", LONG_WAIT),
     Mutant("long-waits-flood-the-log", 7, "runtime/long_wait", "self._due_at = now + LINE_EVERY_S", "self._due_at = now", LONG_WAIT),

@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.cluster import (
     buffers,
     convergence,
+    crowd,
     delay,
     divided,
     failslow,
@@ -55,6 +56,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "learning": learning.run,
     "liars": liars.run,
     "hostile": hostile.run,
+    "crowd": crowd.run,
     "alone": alone.run,
     "checkpoint": checkpoint.run,
     "ranks": ranks.run,

@@ -83,18 +83,34 @@ def outlier(members: Sequence[Entry], entries: Sequence[Entry]) -> int | None:
 
 
 def to_leave_out(
-    members: Sequence[Entry], entries: Sequence[Entry], orphans: Collection[int]
+    members: Sequence[Entry],
+    entries: Sequence[Entry],
+    orphans: Collection[int],
+    own: Entry | None = None,
 ) -> int | None:
     """The index of the offer without which a sealer merges the others; None: no seal of all of them
-    has an `outlier`. The offers that came from their senders are compared with each other. Those
-    that others passed on, the `orphans`, must not make one of them an outlier: any learner can pass
-    on what it has made up."""
+    has an `outlier`.
+
+    The offers that came from their senders are compared with each other. Those that others passed
+    on, the `orphans`, must not make one of them an outlier: any learner can pass on what it has
+    made up.
+
+    Args:
+        members: the offers' entries.
+        entries: the same, as they are weighed.
+        orphans: the indices of those whose word does not count.
+        own: the work of the sealer itself. It is compared beside any offer that has it: where two
+            senders disagree, somebody has to say which of them is alone.
+    """
     beyond = outlier(members, entries)
     present = [i for i in range(len(members)) if i not in orphans]
     if beyond is None or beyond in orphans or len(present) == len(members):
         return beyond
-    among = outlier([members[i] for i in present], [entries[i] for i in present])
-    if among is not None:
+    beside = [own] if own else []
+    among = outlier(
+        [*(members[i] for i in present), *beside], [*(entries[i] for i in present), *beside]
+    )
+    if among is not None and among < len(present):
         return present[among]
     return min(orphans, key=lambda i: entries[i].tokens / max(1, entries[i].steps))
 

@@ -196,8 +196,7 @@ class Sealer:
         offers = round.candidates(view.expected, state.policies.limits.learners)
         members = [offer.entry for offer in offers]
         entries = self._weighed(round.fragment, offers, base)
-        orphans = {i for i, offer in enumerate(offers) if offer.passed_by and offer.steps}
-        beyond = to_leave_out(members, entries, orphans)
+        beyond = to_leave_out(members, entries, _orphans(offers), self._own(round.fragment))
         why = "" if beyond is None else told(entries[beyond])
         if beyond is None and base.tokens + sum(m.tokens for m in members) > COUNTER_LIMIT:
             beyond = max(range(len(members)), key=lambda i: members[i].tokens)
@@ -206,8 +205,15 @@ class Sealer:
             return False
         offer = offers[beyond]
         round.leave_out(offer)
+        if offer.passed_by:
+            why += f"; {offer.passed_by.name} has passed it on"
         state.refuse(offer.peer, f"offer {offer.seq}", why)
         return True
+
+    def _own(self, p: int) -> Entry | None:
+        """This learner's unmerged work of fragment `p` as an entry, if there is any."""
+        work = self.state.fragments[p].unmerged(self.state.totals)
+        return Entry(self.state.me, 0, work.tokens, work.step) if work.step else None
 
     def _weighed(self, p: int, offers: Sequence[Offer], base: Lineage) -> list[Entry]:
         """The entries by which these offers are weighed in a round on `base`."""
@@ -331,3 +337,14 @@ class Sealer:
         for peer in sorted(inbox):
             if peer != state.me and are_neighbours(state.roster, state.me, peer):
                 state.emit(Send(peer, seal, EXCHANGE))
+
+
+def _orphans(offers: Sequence[Offer]) -> set[int]:
+    """The indices of offers whose word does not count: those that others passed on, and those of a
+    process that a later one of its name has followed. A learner can start as often as it likes."""
+    newest: dict[str, PeerId] = {}
+    for offer in offers:
+        name = offer.peer.name
+        newest[name] = max(newest.get(name, offer.peer), offer.peer)
+    stepped = ((i, offer) for i, offer in enumerate(offers) if offer.steps)
+    return {i for i, offer in stepped if offer.passed_by or offer.peer != newest[offer.peer.name]}

@@ -230,3 +230,14 @@ def test_an_outlier_among_those_that_offered_themselves_is_left_out_beside_orpha
 def test_the_orphan_of_the_smallest_rate_is_left_out_first() -> None:
     members = members_of((4 * 3 * SPREAD, 4), (9, 4), (8, 40), (8, 4))
     assert to_leave_out(members, members, {1, 2, 3}) == 2
+
+
+def test_the_work_of_the_sealer_itself_is_compared_and_never_left_out() -> None:
+    members = members_of((4 * 9 * SPREAD, 4), (4, 4), (4, 4))
+    assert to_leave_out(members, members, {1}) == 1
+    own = members[2]
+    assert to_leave_out(members[:2], members[:2], {1}, own) is None
+    members = members_of((4 * 9 * SPREAD, 4), (4, 4), (8, 4))
+    assert to_leave_out(members, members, {1}, own) == 0
+    far = own._replace(tokens=own.tokens * 99 * SPREAD * SPREAD)
+    assert to_leave_out(members, members, {1}, far) == 1

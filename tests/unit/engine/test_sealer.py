@@ -507,6 +507,56 @@ def test_offers_that_others_pass_on_make_no_peer_an_outlier() -> None:
     assert ["of fourth refused" in fault for fault in engine.faults()] == [True]
 
 
+def test_a_learner_that_starts_again_and_again_makes_no_other_an_outlier() -> None:
+    """Of one name, the newest process alone speaks about rates."""
+    engine = sealer(PEER, THIRD, quorum=3, grace_s=100.0)
+    for more in range(3):
+        process = PeerId(THIRD.name, THIRD.incarnation + more)
+        engine.beat(process)
+        admit(engine, replace(offer_of(process), tokens=1, steps=10**6))
+    admit(engine, offer_of(PEER))
+    engine.offer()
+    members = [offer.peer for offer in engine.merge().offers]
+    assert {ME, PEER, process} < set(members)
+    assert len(members) == 4
+    assert ["of third refused" in fault for fault in engine.faults()] == [True]
+
+
+def relayed_beside_one_of_great_rate(steps: int) -> DrivenEngine:
+    """The offers of two, and of a third one in another's name; the sealer has trained so many steps
+    that are in none of them."""
+    engine = sealer(PEER, THIRD, quorum=3, grace_s=0.0)
+    if steps:
+        engine.step(steps)
+    engine.engine.passed_on(engine.now, offer_of(FOURTH), PEER)
+    for inspect in engine.jobs(Inspect):
+        engine.done(inspect)
+    admit(engine, offer_of(PEER))
+    admit(engine, replace(offer_of(THIRD), tokens=40 * 9 * SPREAD))
+    engine.tick(1.0)
+    return engine
+
+
+def test_where_two_disagree_about_rates_the_sealers_own_work_tells_who_is_alone() -> None:
+    alone = relayed_beside_one_of_great_rate(steps=0)
+    (fault,) = alone.faults()
+    assert "of fourth refused" in fault
+    assert fault.endswith("; peer has passed it on")
+    (fault,) = relayed_beside_one_of_great_rate(steps=2).faults()
+    assert "of third refused" in fault
+    assert "passed" not in fault
+
+
+def test_the_sealers_own_work_tells_so_beside_its_own_offer() -> None:
+    engine = sealer(PEER, THIRD, quorum=3, grace_s=0.0)
+    engine.engine.passed_on(engine.now, offer_of(FOURTH), PEER)
+    for inspect in engine.jobs(Inspect):
+        engine.done(inspect)
+    engine.offer()
+    admit(engine, replace(offer_of(THIRD), tokens=40 * 9 * SPREAD))
+    assert ["of third refused" in fault for fault in engine.faults()] == [True]
+
+
 def test_without_an_offer_that_is_refused_there_may_be_no_quorum() -> None:
     engine = sealer(PEER, THIRD, quorum=3)
     engine.offer()

@@ -40,6 +40,8 @@ class Adopter:
         anchor, so that its learner can adopt that."""
         state = self.state
         self.majority.look(now)
+        if not beat.genesis or not beat.reports:
+            return  # it shows no anchor; of a model without any, nothing would ever come
         same = beat.genesis == state.genesis
         theirs, ours = models(state, beat)
         self._check_switch(beat, theirs <= ours)

@@ -25,6 +25,13 @@ def never(name: str, room: str, flaw: str, tests: tuple[str, ...], law: int = 8)
 
 
 PEER_MUTANTS = (
+    never(
+        "a-model-without-anchors-is-fetched",
+        "engine/adoption",
+        "not beat.genesis or not beat.reports",
+        of("unit/engine/test_joining"),
+        law=4,
+    ),
     # A peer speaks for itself.
     unchecked("messages-in-anothers-name", "transport/frames", "named == peer", TRANSFERS),
     unchecked(

@@ -8,6 +8,7 @@ import pytest
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
+from mend_optim.engine.mode import Mode
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.standing import Standing
@@ -112,3 +113,14 @@ def test_nobody_goes_back() -> None:
     beat(engine, 1, 10)
     assert engine.state.joined
     assert engine.state.position == 83
+
+
+def test_a_peer_that_shows_a_model_without_anchors_keeps_nobody_from_joining() -> None:
+    """It came before the first step. Nothing of such a model would ever arrive."""
+    engine = started()
+    engine.met(1.0, PEER, "peer:1", "peer:1")
+    engine.receive(
+        1.0, Beat(peer=PEER, address="peer:1", count=1, step=9, training=True, genesis=b"another")
+    )
+    engine.begin(1.0, GENESIS, (b"",))
+    assert engine.state.mode is Mode.JOINING

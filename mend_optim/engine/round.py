@@ -97,9 +97,8 @@ class Round:
             is_nothing = not offer.tokens and not offer.seq and offer.inherited is None
             return is_nothing and offer.peer not in self.inbox and offer.key >= lineage.key
         held = self.inbox.get(offer.peer)
-        return _fits(offer, lineage) and (
-            held is None or offer.order > held.order or not held.steps
-        )
+        has_place = held is None or not held.steps or _replaces(offer, held)
+        return has_place and _fits(offer, lineage)
 
     def add(self, *offers: Offer) -> None:
         """Hold a fresh offer, in place of an older one of its sender; or all those of a joint one.
@@ -281,6 +280,16 @@ def _fits(offer: Offer, lineage: Lineage) -> bool:
     if not lineage.has_room_for(author):
         return False
     return in_turn and lineage.tokens + offer.tokens <= COUNTER_LIMIT
+
+
+def _replaces(offer: Offer, held: Offer) -> bool:
+    """Whether an offer takes the place of one that is held, with work, of the same sender. An
+    offer that came from its sender goes before one that another peer has passed on, and may have
+    made up: an invented number would keep the true offer out for ever."""
+    if (offer.passed_by is None) == (held.passed_by is None):
+        return offer.order > held.order
+    differs = (offer.entry, offer.follows) != (held.entry, held.follows)
+    return differs and offer.passed_by is None
 
 
 def _repeats(later: Offer, offer: Offer) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant_list import Mutant, of
 
 JOINING = of("unit/engine/test_joint_offers")
+INBOX = of("unit/engine/test_round")
 MEANS = of("unit/worker/test_joint")
 WIRE = of("unit/transport/test_wire", "joint")
 GATHER, ROUND = "engine/joint_offers", "engine/round"
@@ -257,5 +258,33 @@ JOINT_MUTANTS = (
         "relay and not held.joint and",
         "relay and",
         MEANS,
+    ),
+    mutant(
+        "the-word-of-others-stays",
+        ROUND,
+        "    return differs and offer.passed_by is None\n",
+        "    return False\n",
+        INBOX,
+    ),
+    mutant(
+        "the-word-of-others-replaces-the-senders",
+        ROUND,
+        "    return differs and offer.passed_by is None\n",
+        "    return differs\n",
+        INBOX,
+    ),
+    mutant(
+        "an-offer-leaves-its-joint-one",
+        ROUND,
+        "    return differs and offer.passed_by is None\n",
+        "    return offer.passed_by is None\n",
+        INBOX,
+    ),
+    mutant(
+        "the-word-of-others-is-like-the-senders",
+        ROUND,
+        "    if (offer.passed_by is None) == (held.passed_by is None):\n",
+        "    if True:\n",
+        INBOX,
     ),
 )

@@ -313,13 +313,9 @@ MUTANTS = (
     Mutant("found-without-tokens", 4, "engine/boundaries",
            "if not any(f.unmerged(state.totals).step for f in state.fragments):", "if False:", TRAINING),
     # ── 5: exactly once ──────────────────────────────────────────────────────────────────────────────────────────────
-    Mutant("merged-offers-are-fresh", 5, "engine/round", ("        return _fits(offer, lineage) and (\n"
-"            held is None or offer.order > held.order or not held.steps\n"
-"        )"), "        return held is None or offer.order > held.order or not held.steps", ROUND),
+    Mutant("merged-offers-are-fresh", 5, "engine/round", "return has_place and _fits(offer, lineage)", "return has_place", ROUND),
     Mutant("held-offers-are-fresh", 5, "engine/round",
-           ("        return _fits(offer, lineage) and (\n"
-"            held is None or offer.order > held.order or not held.steps\n"
-"        )"), "        return _fits(offer, lineage)", ROUND),
+           "return has_place and _fits(offer, lineage)", "return _fits(offer, lineage)", ROUND),
     Mutant("twins-are-merged-both", 5, "engine/round", "o if not o.steps or counts[o.claim.author] is o else", "o if not o.steps or True else", ROUND),
     Mutant("the-later-twin-counts", 5, "engine/round", "key=_precedence, reverse=True)", "key=_precedence)", ROUND),
     Mutant("purge-keeps-the-merged", 5, "engine/round", "offer.steps and _fits(offer, lineage)", "offer.steps", ROUND),
@@ -1218,9 +1214,7 @@ MUTANTS = (
            "return asked is not None and asked.gives_way", "return True", STORM),
     Mutant("storm-carries-across-genesis", 4, "engine/adoption",
            "self._install(anchors, merged_own_offer=False, replace=True)", "self._install(anchors, merged_own_offer=False, replace=False)", STORM),
-    Mutant("storm-merges-twice", 5, "engine/round", ("        return _fits(offer, lineage) and (\n"
-"            held is None or offer.order > held.order or not held.steps\n"
-"        )"), "        return held is None or offer.order > held.order or not held.steps", STORM),
+    Mutant("storm-merges-twice", 5, "engine/round", "return has_place and _fits(offer, lineage)", "return has_place", STORM),
     Mutant("storm-doubles-in-doubt", 5, "engine/accounts",
            "        return not lineage.admits(self.claim)", "        return False", STORM),
     Mutant("storm-moves-the-anchor-in-mid-snapshot", 5, "engine/adoption",

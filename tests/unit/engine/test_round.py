@@ -154,6 +154,31 @@ def test_an_older_offer_is_not_fresh_and_a_newer_one_replaces() -> None:
     assert round.held() == ((ALL[0], 6),)
 
 
+RELAY = PeerId("relay", 1)
+
+
+@pytest.mark.parametrize("told", [{"seq": 1}, {"seq": 9}, {"tokens": 7}, {"steps": 4}])
+def test_what_others_tell_gives_way_to_the_sender_itself_and_not_the_other_way_round(
+    told: dict[str, Any],
+) -> None:
+    """Another peer may have made it up, with the greatest of all numbers."""
+    own = offer("a", seq=5)
+    passed_on = replace(own, **told, passed_by=RELAY)
+    assert holding(passed_on).fresh(own, BASE)
+    assert not holding(own).fresh(passed_on, BASE)
+    assert not holding(passed_on).fresh(own, merged(own))
+
+
+def test_an_offer_that_others_have_told_of_truly_is_not_fresh() -> None:
+    """It may be a part of a joint one, which would be lost with it."""
+    own = offer("a", seq=5)
+    passed_on = replace(own, passed_by=RELAY)
+    assert not holding(passed_on).fresh(own, BASE)
+    assert not holding(passed_on).fresh(replace(passed_on, passed_by=PeerId("other", 1)), BASE)
+    assert holding(passed_on).fresh(replace(own, follows=1), merged(offer("a", seq=1)))
+    assert holding(passed_on).fresh(replace(passed_on, seq=6), BASE)
+
+
 def test_a_merged_offer_is_a_replay() -> None:
     lineage = merged(offer("a", seq=5))
     assert not Round(0).fresh(offer("a", seq=5), lineage)

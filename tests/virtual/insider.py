@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from mend_optim.transport import wire
 from mend_optim.transport.frames import to_frames
 from tests.fuzz.wire_targets import assembled
+from tests.virtual.joint_lies import lie_in_joint_offers, withheld
 from tests.virtual.process import Learner
 from tests.virtual.units import Section, Vector, add, digest
 
@@ -70,6 +72,8 @@ class Insider(Learner):
         self.made_up = itertools.count()
         #: As which process a peer knows it, where that is not `me`.
         self.known_as: dict[PeerId, PeerId] = {}
+        #: The last offers that came from their authors.
+        self.received: deque[Offer] = deque(maxlen=30)
         self.cluster.after(self.pause(), self, self.act)
 
     # the process
@@ -97,8 +101,10 @@ class Insider(Learner):
             p = message.fragment
             anchor = State(peer=self.me, fragment=p, lineage=self.lineage(p), content=b"")
             self.send(Send(message.peer, anchor))
-        else:
-            super().receive(message, passed_on_by)
+            return
+        if isinstance(message, Offer) and not passed_on_by and not message.others:
+            self.received.append(message)
+        super().receive(message, passed_on_by)
 
     def heed(self, event: Event) -> None:
         """An event that its own engine tells its user."""
@@ -129,7 +135,9 @@ class Insider(Learner):
         if "silence" in lies and self.random.random() < 0.3 and not isinstance(message, Beat):
             self.cluster.seen["lie: silence"] += 1
             return
-        if self.random.random() < 0.3:
+        if isinstance(message, Offer) and message.others and "joint" in lies:
+            message = withheld(self, message)
+        elif self.random.random() < 0.3:
             if isinstance(message, Beat) and "beat" in lies:
                 message = self.other_beat(message)
             elif isinstance(message, Offer) and "offer" in lies and effect.reply != PASS_ON:
@@ -391,6 +399,8 @@ class Insider(Learner):
             "ended": lambda: self.random.randbytes(16),
             "turned_away": lambda: (self.anybody(),),
         }
+        if self.cluster.zones:
+            changes["zone"] = lambda: self.random.choice(["", *self.cluster.zones.values()])
         told = self.drawn(changes)
         if self.random.random() < 0.1:  # of a model that is less than any other
             told |= {"genesis": NO_MODEL, "step": 0, "tokens": 0}
@@ -458,6 +468,7 @@ LIES: dict[str, Callable[[Insider], None]] = {
     "want": Insider.lie_in_wants,
     "goodbye": Insider.lie_in_goodbyes,
     "hello": Insider.lie_in_hellos,
+    "joint": lie_in_joint_offers,
 }
 #: Ways of all its lies: to send less than its engine does; to use huge numbers; to refuse sizes; to
 #: lie in the names of others.

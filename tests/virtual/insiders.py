@@ -12,7 +12,9 @@ Not promised, and so not asked of the honest (docs/security.md):
 - A fragment that the insider seals has rounds only if it likes. If it seals others out of turn,
   again and again, their rounds are delayed, too.
 - Where it lies in the name of another ("names"), and offers are not signed, that learner may
-  believe that its work was merged. Nothing is merged twice all the same."""
+  believe that its work was merged. Nothing is merged twice all the same.
+- A relay has the work of its neighbours, and may offer it as its own once more. It does not do so
+  here."""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from mend_optim.engine.effects import Merge
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
@@ -89,6 +92,11 @@ class HonestOracle(Oracle):
         if not self.cluster.impersonated:
             super().check_accounts()
 
+    def check_quorum(self, learner: Learner, job: Merge) -> None:
+        super().check_quorum(learner, job)
+        packets = (offer.sections.get("delta") for offer in job.offers if offer.others)
+        self.cluster.seen["joint lie: merged"] += sum(p.lied for p in packets)  # type: ignore[union-attr,misc]
+
 
 class InsiderCluster(Cluster):
     """A cluster in which the learner of one name lies, until it has gone for good."""
@@ -114,8 +122,11 @@ class InsiderCluster(Cluster):
         #: By fragment, the anchors that a round led to with an honest member, and when the first
         #: honest learner had each.
         self.rounds: defaultdict[int, dict[str, float]] = defaultdict(dict)
-        super().__init__(storm.n, storm.seed, chosen, loss=storm.loss)
+        super().__init__(storm.n, storm.seed, chosen, loss=storm.loss, zones=storm.zones)
         self.oracle = HonestOracle(self)
+        if storm.zones:  # an insider says the zone in which it can do most
+            near = f"learner-{(storm.insider + 1) % storm.n}"
+            self.zones[self.insider] = self.zones[near]
 
     def make(self, id: PeerId, address: str, saved: Saved | None) -> Learner:
         if id.name != self.insider:
@@ -155,6 +166,8 @@ class InsiderCluster(Cluster):
         """Nobody but the insider is blamed, unless it lied in another's name."""
         self.seen["blamed"] += 1
         fair = self.insider in event.text or "phantom" in event.text
+        # A relay may not get through to a sealer.
+        fair = fair or (self.zones and event.text.startswith("relaying of offer"))
         assert fair or self.impersonated, (learner.name, event.text)
 
     def _awaits(self, state: EngineState, p: int, offer: Offer) -> bool:
@@ -198,6 +211,8 @@ class Infiltrated:
     adopt_after: int | None = None
     stays: bool = False
     loss: float = 0.05
+    #: How many zones there are; 0: the learners are in none.
+    zones: int = 0
     says_goodbye: bool = False
     faults: tuple[Fault, ...] = ()
     module: ClassVar[str] = "tests.virtual.insiders"
@@ -257,13 +272,15 @@ class Infiltrated:
             yield replace(self, fragments=self.fragments - 1)
         if self.stays:
             yield replace(self, stays=False)
+        if self.zones:
+            yield replace(self, zones=0)
 
 
 def draw(seed: int) -> Infiltrated:
     """Two to four honest learners, and one that lies in some ways."""
     r = random.Random(f"insiders {seed}")
     n = r.choice([3, 3, 3, 4, 4, 5])
-    kinds = [*LIES, *WAYS]
+    kinds = [lie for lie in (*LIES, *WAYS) if lie != "joint"]
     if r.random() < 0.5:  # else nothing that is said in another's name, which weakens the account
         kinds.remove("names")
     lies = tuple(sorted(r.sample(kinds, r.choice([1, 2, 4, len(kinds)]))))
@@ -282,7 +299,34 @@ def draw(seed: int) -> Infiltrated:
     names = [f"learner-{i}" for i in range(n)]
     drawn = (_draw_fault(r, names, storm.insider) for _ in range(r.choice([0, 0, 1, 2])))
     faults = sorted((f for faults in drawn for f in faults), key=lambda fault: fault.at)
-    return replace(storm, faults=tuple(faults))
+    return _draw_zones(replace(storm, faults=tuple(faults)))
+
+
+def draw_joint(seed: int) -> Infiltrated:
+    """A relay that lies in joint offers, and in nothing else."""
+    r = random.Random(f"joint offers of insiders {seed}")
+    storm = draw(seed)
+    n = r.choice([4, 5])
+    lies = ("joint", "names", "size") if seed % 2 else ("joint", "size")
+    return replace(
+        storm,
+        n=n,
+        insider=r.randrange(n),
+        lies=lies,
+        lies_per_s=r.choice([0.5, 4.0]),
+        zones=2,
+        faults=(),
+    )
+
+
+def _draw_zones(storm: Infiltrated) -> Infiltrated:
+    """Drawn apart, so that a seed has the lies and faults that it had before there were these."""
+    r = random.Random(f"zones of insiders {storm.seed}")
+    zones = r.choice([0, 0, 2, 2, 3])
+    lies = {"joint"} if zones and r.random() < 0.7 else set()
+    if lies and r.random() < 0.4:  # and no other ones, so that more of them come to be merged
+        return replace(storm, zones=zones, lies=("joint", "names"))
+    return replace(storm, zones=zones, lies=tuple(sorted({*storm.lies, *lies})))
 
 
 def _draw_fault(r: random.Random, names: list[str], insider: int) -> Iterator[Fault]:

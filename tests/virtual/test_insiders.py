@@ -9,8 +9,10 @@ from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Want
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
+from tests.virtual import playing
 from tests.virtual.insider import LIES, WAYS, in_grammar
-from tests.virtual.insiders import Infiltrated, draw, seen_in
+from tests.virtual.insiders import Infiltrated, draw, draw_joint, seen_in
+from tests.virtual.joint_lies import FORGED, HONEST
 from tests.virtual.playing import check, failure
 from tests.virtual.storms import Fault
 
@@ -24,6 +26,29 @@ def test_the_honest_keep_the_laws_and_merge_beside_one_that_lies(batch: int) -> 
     assert not failed, failed[0]
     for what in ("rounds beside", "rounds after", "blamed", "pulled", *(f"lie: {k}" for k in LIES)):
         assert seen[what] > 0, f"no {what} in {each} storms: they are too mild to prove anything"
+
+
+INVENTED = 55  # the seed of a storm in which a relay holds an invented offer
+JOINT = (1, 5, 7, 8, 9, 11, 17, 28)  # seeds; all kinds of these lies are in their storms
+
+
+def test_no_lie_in_a_joint_offer_breaks_a_law_for_the_honest() -> None:
+    seen, failed = playing.seen_in(JOINT, draw_joint)
+    assert not failed, failed[0]
+    for kind in ("merged", "withheld", *HONEST, *FORGED):
+        assert seen[f"joint lie: {kind}"] > 0, f"no joint lie: {kind}"
+
+
+def test_an_invented_number_keeps_no_neighbour_out_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A relay that does not seal holds the joint offer with it, and can do nothing with that."""
+    storm = draw_joint(INVENTED)
+    check(storm)
+    monkeypatch.setattr(
+        "mend_optim.engine.round._replaces", lambda offer, held: offer.order > held.order
+    )
+    assert "no common model" in failure(storm)
 
 
 RESIDUALS = Infiltrated(20, 4, 2, ("offer",), loss=0.0)

@@ -45,6 +45,8 @@ class Section(dict[Any, int]):
     weights; or in a seal, the members whose offers were."""
 
     outsized: Any = False
+    #: Whether it is of a joint offer in which an insider lied: see `joint_lies.py`.
+    lied: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -52,19 +52,24 @@ class _Moves:
 
     digest: bytes
     at: float
-    #: The pauses between its last moves, but for those with a rest: there are no rounds then.
+    #: The pauses between its last moves, but for those with a rest: there are no rounds then. None
+    #: is longer than it took until the anchor was stuck: a disturbance is not the pace of a run.
     pauses: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     #: Whether this learner has rested since.
     rested: bool = False
     #: Since when it has not moved although a peer claims a greater one; None if none does.
     held_since: float | None = None
 
-    def look(self, now: float, digest: bytes, *, resting: bool) -> None:
+    def look(self, now: float, digest: bytes, *, resting: bool, least_s: float) -> None:
         if digest != self.digest:
             if not (self.rested or resting):
-                self.pauses.append(now - self.at)
+                self.pauses.append(min(now - self.at, self.patience_s(least_s)))
             self.digest, self.at, self.held_since, self.rested = digest, now, None, False
         self.rested = self.rested or resting
+
+    def patience_s(self, least_s: float) -> float:
+        """For how long it may stand still before it is stuck."""
+        return max(least_s, PAUSES * max(self.pauses, default=0.0))
 
 
 @dataclass(slots=True)
@@ -98,9 +103,10 @@ class Majority:
         self._now = now
         digests = {f.fragment: f.lineage.digest for f in self.state.fragments}
         digests[MODEL] = b"".join(digests.values())
+        resting, least_s = self.state.resting, self.state.policies.timing.evict_after_s
         for p, digest in digests.items():
             moves = self._moves.setdefault(p, _Moves(digest, now))
-            moves.look(now, digest, resting=self.state.resting)
+            moves.look(now, digest, resting=resting, least_s=least_s)
 
     # ── believe ───────────────────────────────────────────────────────────────────────────────────
 
@@ -169,9 +175,8 @@ class Majority:
         return self._now - moves.held_since >= self._patience_s(p)
 
     def _patience_s(self, p: int) -> float:
-        moves = self._moves.get(p)
-        longest = max(moves.pauses, default=0.0) if moves else 0.0
-        return max(self.state.policies.timing.evict_after_s, PAUSES * longest)
+        moves, least_s = self._moves.get(p), self.state.policies.timing.evict_after_s
+        return moves.patience_s(least_s) if moves else least_s
 
     # ── yield ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -26,7 +26,13 @@ MAJORITY_MUTANTS = (
         "engine/outcomes",
     ),
     mutant("nobody-is-ever-stuck", "or self._is_stuck(p)", ""),
-    mutant("stuck-after-any-pause", ", PAUSES * longest)", ")"),
+    mutant("stuck-after-any-pause", ", PAUSES * max(self.pauses, default=0.0))", ")"),
+    mutant(
+        "a-disturbance-is-the-pace-of-a-run",
+        "min(now - self.at, self.patience_s(least_s))",
+        "now - self.at",
+    ),
+    mutant("no-patience-at-all", "max(least_s, PAUSES * max(", "max(0.0, PAUSES * max("),
     mutant(
         "any-model-is-believed", "return self._is_young or self._is_stuck(MODEL)", "return True"
     ),

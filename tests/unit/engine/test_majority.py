@@ -14,6 +14,7 @@ from mend_optim.engine.majority import GETS_ON, PAUSES, TRIAL
 from mend_optim.protocol.lineage import Lineage, PeerId, Rollback
 from mend_optim.protocol.messages import Want
 from mend_optim.protocol.peer_limits import Limits
+from mend_optim.protocol.timing import Timing
 from tests.support.engines import (
     BASE,
     FOURTH,
@@ -30,6 +31,7 @@ from tests.support.engines import (
 
 LIAR = FOURTH
 PATIENCE_S = 31.0
+STUCK_S = Timing().evict_after_s
 
 
 def experienced(*peers: PeerId, seals: bool = False) -> DrivenEngine:
@@ -186,14 +188,15 @@ def test_a_claim_is_fetched_if_no_round_has_gone_on_for_long() -> None:
     assert [to for to, _ in engine.sent(Want)] == [LIAR]
 
 
-def test_where_rounds_take_long_a_claim_is_held_for_longer() -> None:
+@pytest.mark.parametrize(("pause", "counts"), [(25.0, 25.0), (STUCK_S, STUCK_S), (1000.0, STUCK_S)])
+def test_where_rounds_take_long_a_claim_is_held_for_longer(pause: float, counts: float) -> None:
+    """But no disturbance, perhaps of a liar, makes a learner wait for many times as long."""
     peers = (PEER, THIRD, LIAR)
     engine = experienced(*peers)
-    pause = 100.0
     engine.now += pause - 1
     advance_all(engine, peers)
     engine.beat(LIAR, claimed(engine.lineage), step=3)
-    engine.now += PAUSES * pause - 1
+    engine.now += PAUSES * counts - 1
     engine.beat(LIAR, claimed(engine.lineage), step=3)
     assert engine.sent(Want) == []
     engine.now += 1

@@ -347,4 +347,8 @@ def _orphans(offers: Sequence[Offer]) -> set[int]:
         name = offer.peer.name
         newest[name] = max(newest.get(name, offer.peer), offer.peer)
     stepped = ((i, offer) for i, offer in enumerate(offers) if offer.steps)
-    return {i for i, offer in stepped if offer.passed_by or offer.peer != newest[offer.peer.name]}
+    return {
+        i
+        for i, offer in stepped
+        if offer.passed_by is not None or offer.peer != newest[offer.peer.name]
+    }

@@ -40,6 +40,7 @@ from tests.mutation import (
     security_mutants,
     sign_mutants,
     survey_mutants,
+    terminal_mutants,
     zone_mutants,
 )
 from tests.mutation.mutant_list import Mutant
@@ -58,6 +59,7 @@ MUTANTS = (
     *seal_mutants.SEAL_MUTANTS,
     *sign_mutants.SIGN_MUTANTS,
     *survey_mutants.SURVEY_MUTANTS,
+    *terminal_mutants.TERMINAL_MUTANTS,
     *zone_mutants.ZONE_MUTANTS,
     *joint_mutants.JOINT_MUTANTS,
 )

@@ -38,19 +38,46 @@ def test_a_held_port_is_not_given_to_a_client_and_is_left_to_a_server() -> None:
         client.bind(place)
 
 
+def two_free_ports() -> int:
+    """The first of two ports of which nobody has either."""
+    while True:
+        with socket.create_server((HOST, 0)) as server:
+            first: int = server.getsockname()[1]
+            try:
+                socket.create_server((HOST, first + 1)).close()
+            except OSError:
+                continue
+            return first
+
+
 def test_given_ports_follow_each_other() -> None:
-    with held_addresses(HOST, 1, None) as (address,):
-        first = port_of(address)
-    with held_addresses(HOST, 1, first) as addresses:
-        assert addresses == [f"{HOST}:{first}"]
+    first = two_free_ports()
+    with held_addresses(HOST, 2, first) as addresses:
+        assert addresses == [f"{HOST}:{first}", f"{HOST}:{first + 1}"]
 
 
 def test_a_port_at_which_a_server_listens_is_refused_and_named() -> None:
-    with socket.create_server((HOST, 0)) as server:
-        taken = server.getsockname()[1]
-        told = f"--port must be the first of 1 free ports, got {taken}: {taken} is not"
-        with pytest.raises(UsageError, match=told), held_addresses(HOST, 1, taken):
+    first = two_free_ports()
+    with socket.create_server((HOST, first + 1)):
+        told = (
+            f"--port must be the first of 2 free ports, got {first}:"
+            rf" {first + 1} is not \(Address already in use\)"
+        )
+        with pytest.raises(UsageError, match=told), held_addresses(HOST, 2, first):
             raise AssertionError("a taken port was given")
+
+
+def test_ports_are_let_go_at_once_where_they_would_keep_the_server_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with held_addresses(HOST, 1, None) as (address,), socket.socket() as server:
+        server.bind((HOST, port_of(address)))
+
+
+def test_the_last_port_is_one() -> None:
+    with held_addresses(HOST, 1, 65535) as addresses:
+        assert addresses == [f"{HOST}:65535"]
 
 
 @pytest.mark.parametrize(("count", "first"), [(1, 0), (2, 65535)])

@@ -96,6 +96,50 @@ def test_a_long_text_is_cut_to_the_terminal(terminal: Terminal) -> None:
     assert text.endswith("b…")
 
 
+@pytest.mark.parametrize(
+    ("columns", "text"), [("30", "a: waits for bbbbbb…"), ("46", "a: waits for bbbbbb…")]
+)
+def test_a_narrow_terminal_has_room_for_some_text(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: str, text: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    waiter = Waiter()
+    waiter.cause = "b" * 200
+    with WaitBar(*waiter.arguments()) as bar:
+        waiter.now += SHOW_AFTER_S
+        bar.draw()
+    ((drawn, _),) = FakeBar.made[0].drawn
+    assert drawn == text
+
+
+def test_a_text_that_just_fits_is_not_cut(terminal: Terminal) -> None:
+    waiter = Waiter()
+    waiter.cause = "b" * (68 - len("a: waits for "))
+    with WaitBar(*waiter.arguments()) as bar:
+        waiter.now += SHOW_AFTER_S
+        bar.draw()
+    ((text, _),) = FakeBar.made[0].drawn
+    assert text == f"a: waits for {waiter.cause}"
+
+
+def test_how_long_there_is_nothing_to_draw(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiter = Waiter()
+    with WaitBar(*waiter.arguments()) as bar:
+        assert bar.left_s() == SHOW_AFTER_S
+        waiter.now += 3 * SHOW_AFTER_S
+        assert bar.left_s() == 0.0
+        bar.draw()
+        assert bar.left_s() == LOOK_EVERY_S
+    assert bar.left_s() == float("inf")
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with WaitBar(*waiter.arguments()) as bar:
+        waiter.now += SHOW_AFTER_S
+        bar.draw()
+        assert bar.left_s() == float("inf")  # tqdm is not looked for again
+
+
 def test_a_wait_that_fails_clears_its_bar_and_draws_no_more(terminal: Terminal) -> None:
     waiter = Waiter()
     bar = WaitBar(*waiter.arguments())

@@ -129,7 +129,7 @@ def train_beside(
             divided.train(*batch(cast.number, step))
             optimizer.step()
         facts["trained"] = weights_of(divided.model)
-        facts["rounds"] = len(optimizer.status().rounds)
+        facts["rounds"] = sorted((r.fragment, r.version) for r in optimizer.status().rounds)
         finish = optimizer.finish()
         facts["ended"] = weights_of(divided.model)
         facts["finish"] = (finish.agreed, finish.digest, dict(finish.tokens))

@@ -10,11 +10,17 @@ import pytest
 from tests.support.learners import descent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def first_optimizer() -> None:
+    """At the first optimizer of a process torch imports its compiler. That takes seconds, more on a
+    busy machine, and would count for the first test that happens to come; and errors of that time
+    hold frames."""
+    descent(0.0)
+
+
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """Only reference counts free objects."""
-    # At the first optimizer, torch imports much, and its errors of that time hold our frames.
-    descent(0.0)
     gc.collect()
     gc.disable()
     yield

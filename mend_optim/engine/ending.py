@@ -11,13 +11,21 @@ newcomer any more.
 Nobody moves after somebody has ended. A learner that ended has heard the same digest from its whole
 roster. Each of them had nothing unmerged, takes no further step, and admits nobody that could bring
 work. So no round can merge anything, and all of them end on these anchors, however late they hear
-of it. A learner that died is waited for until it is evicted."""
+of it. A learner that died is waited for until it is evicted.
+
+A newcomer may meet a learner that is not ready yet, while others that don't know the newcomer are
+ready, and admit it no more. Then rosters differ, and no digest would ever be that of all. So a
+learner that is ready leaves those out with which others that it waits for will not end: it takes
+the roster of a peer that is ready on the same anchors, if that is a part of its own. Those left out
+end with one another."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from mend_optim.engine.boundaries import Boundaries
+from mend_optim.engine.presence import Presence
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import PeerId, content_digest
 from mend_optim.protocol.messages import Beat, Rumor
@@ -48,9 +56,10 @@ class Told(NamedTuple):
 class Ending:
     """Decides whether this learner is ready to end, and whether all are."""
 
-    def __init__(self, state: EngineState, boundaries: Boundaries) -> None:
+    def __init__(self, state: EngineState, boundaries: Boundaries, presence: Presence) -> None:
         self.state = state
         self.boundaries = boundaries
+        self.presence = presence
         # The end on which all have agreed. It stays: the others may leave before training looks.
         self._ended: Ended | None = None
         # By digest, all that this learner was ready for since it last stepped. A learner ends only
@@ -82,6 +91,25 @@ class Ending:
         told = self._told.get(beat.ended)
         if told and told.anchors == self.state.anchors_digest():
             self._end(beat.ended)
+        for id in self._not_with(beat):
+            self.state.roster.leave_out(id)
+            self.presence.left_out(id)
+            self.evicted(id)
+
+    def _not_with(self, beat: Beat) -> set[PeerId]:
+        """The peers with which the sender of a beat will not end, if this learner may end without
+        them. If they are more than the others, it waits for them. One that has left says so
+        itself."""
+        state = self.state
+        if not state.ready or beat.ready in (b"", state.ready) or self._ended:
+            return set()
+        gone = {rumor.peer for rumor in beat.roster if rumor.left}
+        here = {beat.peer, *(rumor.peer for rumor in beat.roster)} - gone
+        mine = {state.me, *(peer.id for peer in state.roster)}
+        left_out = mine - here
+        if state.me not in here or not here < mine or left_out & gone or len(left_out) > len(here):
+            return set()
+        return left_out if self._digest(here) == beat.ready else set()
 
     def evicted(self, id: PeerId) -> None:
         """A peer has fallen silent. It may have evicted us, too, and got on with others: nobody
@@ -144,8 +172,11 @@ class Ending:
             return b""
         if not all(peer.word and self._finishes_here(peer.word) for peer in state.roster):
             return b""
-        names = sorted([state.me, *(peer.id for peer in state.roster)])
-        return content_digest(repr(names).encode(), state.anchors_digest())
+        return self._digest({state.me, *(peer.id for peer in state.roster)})
+
+    def _digest(self, learners: Collection[PeerId]) -> bytes:
+        """The digest with which these learners end on the anchors that this one holds."""
+        return content_digest(repr(sorted(learners)).encode(), self.state.anchors_digest())
 
     def _is_settled(self) -> bool:
         """Whether nothing here is left that can be merged."""

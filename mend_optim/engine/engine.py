@@ -66,10 +66,10 @@ class Engine:
         self.offers = Offers(state, self.stragglers, self.idleness)
         self.sealer = Sealer(state, self.adoption, self.stragglers)
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)
-        self.ending = Ending(state, self.boundaries)
         self.finish_wait = FinishWait(state)
         self.rollbacks = Rollbacks(state, self.adoption)
         self.presence = Presence(state)
+        self.ending = Ending(state, self.boundaries, self.presence)
         self.namesakes = Namesakes(state)
         self.joining = Joining(state, self.adoption, self.presence)
         self.outcomes = Outcomes(

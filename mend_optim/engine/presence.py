@@ -51,6 +51,10 @@ class Presence:
         patience_s = self.state.policies.timing.evict_after_s
         self._lost(id, "evicted", f"evicted: nothing was heard of it for {patience_s:g} s")
 
+    def left_out(self, id: PeerId) -> None:
+        """The run ends without a peer that came late."""
+        self._lost(id, "evicted", "evicted: others were ready to end when it came")
+
     def alone(self, event: Event) -> None:
         """Tell the user that this learner has found nobody."""
         self._alone = event.kind

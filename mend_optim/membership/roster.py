@@ -369,6 +369,11 @@ class Roster:
         self._graves.bury(id, LEFT, proof)
         return known is not None
 
+    def leave_out(self, id: PeerId) -> None:
+        """Evict a peer, however live it is. Newer news of it brings it back to an open roster."""
+        peer = self.peers.pop(id.name)
+        self._graves.bury(id, peer.count)
+
     def expire(self, now: float) -> list[PeerId]:
         """Suspect the silent peers, and evict those that have been silent for long.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from mend_optim.protocol.lineage import Lineage, PeerId
+from typing import Any
+
+from mend_optim.engine.ledger import Event
+from mend_optim.protocol.lineage import Lineage, PeerId, content_digest
 from mend_optim.protocol.messages import Beat, Goodbye, Report, Rumor
-from tests.support.engines import BASE, GENESIS, PEER, THIRD, DrivenEngine, grown
+from tests.support.engines import BASE, GENESIS, ME, PEER, THIRD, DrivenEngine, grown
 
 
 class Finishing:
@@ -230,3 +233,88 @@ def test_an_account_is_of_the_last_anchors() -> None:
     ended = end.engine.ending.end()
     assert ended
     assert ended.tokens == {"me": 0}
+
+
+def digest_of(end: Finishing, *learners: PeerId) -> bytes:
+    """The digest with which these learners end on the anchors of this one."""
+    return content_digest(repr(sorted(learners)).encode(), end.state.anchors_digest())
+
+
+def others_ready(end: Finishing, *with_me: PeerId, left: tuple[PeerId, ...] = ()) -> None:
+    """The peer is ready to end with these learners alone, and knows that those have left."""
+    known = tuple(Rumor(id, "", 1) for id in with_me if id != PEER)
+    gone = tuple(Rumor(id, "", 2**62, left=True) for id in left)
+    end.hear(ready=digest_of(end, PEER, *with_me), rumors=(*known, *gone))
+
+
+def among_two(**facts: Any) -> Finishing:
+    """A learner that is ready to end with its peer and with the third."""
+    end = Finishing(**facts)
+    end.hear(rumors=(end.rumor(),))
+    assert end.state.ready
+    end.engine.drain(end.driven.now)
+    return end
+
+
+def on_the_roster(end: Finishing) -> set[PeerId]:
+    return {peer.id for peer in end.state.roster}
+
+
+def test_it_leaves_out_a_latecomer_that_those_who_are_ready_do_not_know() -> None:
+    """They admit nobody any more. Without this, nobody would ever end."""
+    end = among_two()
+    others_ready(end, ME)
+    assert on_the_roster(end) == {PEER}
+    assert end.state.ready == digest_of(end, ME, PEER)
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens == {"me": 0, "peer": 10}
+    events = [e for e in end.engine.drain(end.driven.now) if isinstance(e, Event)]
+    assert "third evicted: others were ready to end when it came" in [e.text for e in events]
+
+
+def test_those_that_are_ready_without_this_learner_leave_nobody_out() -> None:
+    others = (THIRD, PeerId("fourth", 1), PeerId("fifth", 1))
+    end = Finishing()
+    end.hear(rumors=tuple(Rumor(id, "", 1, finishes=True) for id in others))
+    assert end.state.ready
+    others_ready(end, *others)
+    assert on_the_roster(end) == {PEER, *others}
+
+
+def test_it_leaves_out_nobody_for_another_model() -> None:
+    end = among_two()
+    other = content_digest(repr(sorted([ME, PEER])).encode(), b"other anchors")
+    end.hear(ready=other, rumors=(Rumor(ME, "", 1),))
+    assert on_the_roster(end) == {PEER, THIRD}
+
+
+def test_it_leaves_out_nobody_while_it_is_not_ready_itself() -> None:
+    end = Finishing(quorum=2, steps=1)
+    end.hear(rumors=(end.rumor(),))
+    assert not end.state.ready
+    others_ready(end, ME)
+    assert on_the_roster(end) == {PEER, THIRD}
+
+
+def test_a_learner_that_has_left_is_not_left_out_but_says_so_itself() -> None:
+    """Its tokens are in the account. Its goodbye may reach one learner after the other."""
+    end = among_two()
+    end.engine.linked(end.driven.now, THIRD, True)
+    others_ready(end, ME, left=(THIRD,))
+    assert on_the_roster(end) == {PEER, THIRD}
+    end.engine.receive(end.driven.now, Goodbye(THIRD))
+    others_ready(end, ME)
+    ended = end.engine.ending.end()
+    assert ended
+    assert ended.tokens == {"me": 0, "peer": 10, "third": 70}
+
+
+def test_the_greater_part_is_not_left_out() -> None:
+    many = [PeerId(f"late-{n}", 1) for n in range(3)]
+    for late in (many[:2], many):
+        end = Finishing()
+        end.hear(rumors=tuple(Rumor(id, "", 1, finishes=True) for id in late))
+        assert end.state.ready
+        others_ready(end, ME)
+        assert on_the_roster(end) == ({PEER} if len(late) == 2 else {PEER, *late})

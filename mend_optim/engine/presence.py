@@ -11,7 +11,8 @@ from mend_optim.protocol.lineage import PeerId
 #: Names of peers that are gone which are kept, to tell their return; the oldest go first.
 GONE = 1024
 
-_ALONE = "; nobody else is here: training alone until somebody comes"
+_ALONE = "; nobody else is here"
+_TRAINS_ON = ": training alone until somebody comes"
 
 
 class Presence:
@@ -98,7 +99,8 @@ class Presence:
         if alone:
             self._alone = kind
         if not is_known:
-            self.state.emit(describe(id, kind, text + _ALONE * alone))
+            text += _ALONE * alone + _TRAINS_ON * (alone and not self.state.finishes)
+            self.state.emit(describe(id, kind, text))
 
     def _tell_company(self) -> None:
         """Lift the news that this learner is alone."""

@@ -657,6 +657,7 @@ MUTANTS = (
     Mutant("a-death-is-told-twice", 7, "engine/presence", "        if not is_known:", "        if True:", PRESENCE),
     Mutant("a-second-death-hides-that-nobody-is-here", 7, "engine/presence", "kind == before and (not alone or bool(self._alone))", "kind == before", PRESENCE),
     Mutant("gossip-of-a-goodbye-is-silent", 7, "engine/engine", "            self.presence.left(gone.peer)", "            pass", PRESENCE),
+    Mutant("a-learner-that-has-finished-trains-on", 7, "engine/presence", "(alone and not self.state.finishes)", "alone", PRESENCE),
     Mutant("company-before-there-is-one-model", 7, "engine/presence", "and not state.alone and here", "and here", PRESENCE),
     Mutant("the-lonely-hear-that-they-are-slow", 7, "engine/stragglers", "        if not self.state.alone:\n            levels", "        if True:\n            levels",
            of("unit/engine/test_stragglers")),

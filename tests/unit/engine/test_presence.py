@@ -178,6 +178,13 @@ def test_the_last_goodbye_says_that_nobody_is_left_and_company_lifts_it() -> Non
     assert news(engine) == [("third met", ""), ("no longer alone: trains with third", "left")]
 
 
+def test_a_learner_that_has_trained_to_its_end_is_not_said_to_train_on() -> None:
+    engine = linked(PEER)
+    engine.engine.rest(engine.now, finishing=True)
+    engine.receive(Goodbye(PEER))
+    assert news(engine) == [("peer left; nobody else is here", "")]
+
+
 def test_company_of_another_model_lifts_it_once_there_is_one_model() -> None:
     engine = DrivenEngine()
     engine.engine.presence.alone(Event("alone", "nobody"))

@@ -15,6 +15,7 @@ class Unreached(Enum):
     ANSWER = "no answer"
     PROTOCOL = "what answers is no learner"
     LEAVING = "the learner there is leaving"
+    WANTS_TLS = "it wants TLS"
     NO_TLS = "it speaks no TLS"
     EXPIRED = "its certificate has expired"
     EARLY = "its certificate is not valid yet"
@@ -39,6 +40,7 @@ _REMEDIES = {
         "correct the port in peers, and give all learners credentials of one authority, or none"
     ),
     Unreached.LEAVING: "start the learner there again",
+    Unreached.WANTS_TLS: "give this learner the run's credentials, or correct the port in peers",
     Unreached.NO_TLS: "give that learner credentials, too, or correct the port in peers",
     Unreached.EXPIRED: "issue its certificate again, or set the clocks right",
     Unreached.EARLY: "set the clocks of both machines right",

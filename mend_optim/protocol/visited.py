@@ -23,7 +23,6 @@ class Visit:
         cause: why not.
         fault: the same in the transport's words.
         silent_s: how long nothing came of a port that accepts connections; 0 if something came.
-        wants_tls: whether what answers speaks TLS, and the visitor did not.
         round_trip_s: the shortest of several hellos.
         settings: by field, the learner's value, where it was asked for.
         surveyed: the measures of the way there.
@@ -33,7 +32,6 @@ class Visit:
     cause: Unreached | None = None
     fault: str = ""
     silent_s: float = 0.0
-    wants_tls: bool = False
     round_trip_s: float = 0.0
     settings: dict[str, str] = field(default_factory=dict)
     surveyed: Surveyed = field(default_factory=Surveyed)

@@ -25,7 +25,6 @@ from mend_optim.transport.diagnosis import why_unreached
 from mend_optim.transport.grpc_options import channel_options
 from mend_optim.transport.limits import check
 from mend_optim.transport.security.channels import Security
-from mend_optim.transport.security.probe import speaks_tls
 from mend_optim.transport.stream import Counter, RpcFailed
 from mend_optim.transport.survey import Wish, survey
 
@@ -136,13 +135,11 @@ class _Visitor:
         if cause is Unreached.ANSWER and status == "UNAVAILABLE":
             # Somebody is there. Older versions of gRPC say no more of what they heard.
             cause = Unreached.PROTOCOL
-        wants_tls = False
         if cause is Unreached.PROTOCOL:
             cause = await self._security.probe(self._address) or cause
-            wants_tls = not self._security.authenticates and await speaks_tls(self._address)
         is_silent = cause is Unreached.ANSWER and status == "DEADLINE_EXCEEDED"
         silent_s = self._patience_s if is_silent else 0.0
-        return Visit(cause=cause, fault=str(fault), silent_s=silent_s, wants_tls=wants_tls)
+        return Visit(cause=cause, fault=str(fault), silent_s=silent_s)
 
 
 def told_value(refusal: str, name: str) -> str | None:

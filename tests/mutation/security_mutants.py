@@ -133,6 +133,20 @@ SECURITY_MUTANTS = (
     ),
     mutant("a-probe-at-once", "dialler", "failures >= PROBE_AFTER:", "failures >= 0:", PROBE),
     mutant(
+        "nobody-wants-tls",
+        "security/channels",
+        "return Unreached.WANTS_TLS if await speaks_tls(address) else None",
+        "return None",
+        PROBE,
+    ),
+    mutant(
+        "everybody-wants-tls",
+        "security/channels",
+        "return Unreached.WANTS_TLS if await speaks_tls(address) else None",
+        "return Unreached.WANTS_TLS",
+        PROBE,
+    ),
+    mutant(
         "a-probe-trusts-anybody",
         "security/probe",
         "return _VERDICTS.get(error.verify_code, Unreached.AUTHORITY)",

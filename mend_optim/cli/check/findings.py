@@ -13,7 +13,7 @@ from mend_optim.protocol.visited import COUNT, FIRST, Visit
 from mend_optim.transport.address import is_loopback, parse_address, seen_from
 
 TLS_WANTED = (
-    "it wants TLS",
+    Unreached.WANTS_TLS.value,
     "give this command the run's credentials: --secret FILE or --credentials DIR",
 )
 TLS_REFUSED = (
@@ -122,7 +122,7 @@ def faults_of(facts: Facts) -> Iterator[Fault]:
 
 
 def _no_answer(visit: Visit) -> Fault:
-    if visit.wants_tls:
+    if visit.cause is Unreached.WANTS_TLS:
         return Fault(text=TLS_WANTED[0], remedy=TLS_WANTED[1])
     if visit.cause is Unreached.NO_TLS:
         return Fault(text=TLS_REFUSED[0], remedy=TLS_REFUSED[1])

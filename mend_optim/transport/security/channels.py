@@ -17,7 +17,7 @@ from mend_optim.transport.limits import check
 from mend_optim.transport.security.certificate import Certificate, certificates_in, day
 from mend_optim.transport.security.identity import Identity
 from mend_optim.transport.security.names import ANY_LEARNER, name_in
-from mend_optim.transport.security.probe import probe
+from mend_optim.transport.security.probe import probe, speaks_tls
 
 log = logging.getLogger("mend_optim")
 
@@ -98,7 +98,7 @@ class Plaintext:
         return False
 
     async def probe(self, address: str) -> Unreached | None:
-        return None
+        return Unreached.WANTS_TLS if await speaks_tls(address) else None
 
 
 class MutualTls:

@@ -60,6 +60,21 @@ def test_a_probe_tells_what_is_there(place: str, monkeypatch: pytest.MonkeyPatch
     assert asyncio.run(dial()) is expected
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_without_credentials_nothing_but_tls_is_told(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, _ = PLACES[place]
+    monkeypatch.setattr(module, "PATIENCE_S", 0.5)
+
+    async def dial() -> Unreached | None:
+        context: AbstractAsyncContextManager[str] = there()
+        async with context as address:
+            return await BARE.probe(address)
+
+    assert asyncio.run(dial()) is None
+
+
 @pytest.mark.parametrize("certificate", CERTIFICATES)
 def test_a_probe_tells_what_is_wrong_with_a_certificate(certificate: str, tmp_path: Path) -> None:
     told, expected = CERTIFICATES[certificate]
@@ -105,6 +120,14 @@ async def test_a_peer_in_plaintext_is_told_of(crew: Crew) -> None:
     b = await crew("b", security=BARE)
     a = await crew("a", b.address)
     await a.until(lambda: (b.address, Unreached.NO_TLS) in a.of("unreached"))
+
+
+@secured
+async def test_a_learner_without_credentials_is_told_that_its_peer_wants_them(crew: Crew) -> None:
+    b = await crew("b")
+    a = await crew("a", b.address, security=BARE)
+    await a.until(lambda: (b.address, Unreached.WANTS_TLS) in a.of("unreached"))
+    assert a.of("unreached")[0] == (b.address, Unreached.PROTOCOL)
 
 
 @secured

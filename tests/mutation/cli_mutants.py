@@ -439,6 +439,13 @@ CLI_MUTANTS = (
         GIVEN,
     ),
     mutant(
+        "a-bare-time-is-in-seconds",
+        "cli/plan/quantities",
+        '"s": 1.0, "min"',
+        '"s": 1.0, "": 1.0, "min"',
+        GIVEN,
+    ),
+    mutant(
         "megabits-a-second-are-megabytes",
         "cli/plan/quantities",
         'return f"{told[:-3]}bit" if told.lower().endswith("bps") else told',

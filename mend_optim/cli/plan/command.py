@@ -9,7 +9,7 @@ import re
 from mend_optim.cli.plan.model import Setup
 from mend_optim.cli.plan.quantities import PARAMETERS, RATE, ROUND_TRIP, STEP
 from mend_optim.cli.plan.text import plan_of
-from mend_optim.errors import require
+from mend_optim.errors import UsageError, require
 
 DESCRIPTION = (
     "Say what a run on a link would be like, and suggest a codec and a number of fragments."
@@ -51,7 +51,8 @@ def run(given: argparse.Namespace) -> int:
     """Print the plan. Returns the exit status."""
     sites = _sites(given.zones) if given.zones is not None else ()
     learners = sum(sites) if given.learners is None and sites else given.learners
-    require(learners is not None, "--learners", None, AS_MANY, "or give --zones")
+    if learners is None:
+        raise UsageError(f"--learners is missing; give {AS_MANY}, or --zones")
     require(learners >= 2, "--learners", learners, AS_MANY, "a learner alone sends nothing")
     require(learners <= MOST, "--learners", learners, AS_MANY, AS_RANKS)
     require(not sites or sum(sites) == learners, "--learners", learners, f"{sum(sites)}", LEAVE_OUT)

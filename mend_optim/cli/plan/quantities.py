@@ -13,7 +13,8 @@ _NUMBER = re.compile(r"\s*(-?[0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z/]*)\s*", re.IGNOR
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _BYTES = {"kb": 8e3, "mb": 8e6, "gb": 8e9, "tb": 8e12}
-_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
+# A bare number could be milliseconds, as `ping` shows them, or seconds.
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +80,13 @@ ROUND_TRIP = Quantity(
     units=_TIMES,
     least=0,
     most=600,
-    bound="a time from 0s to 10min, such as 40ms or 0.8s",
+    bound="a time with its unit, from 0s to 10min, such as 40ms or 0.8s",
     remedy="give the time that ping shows",
 )
 STEP = Quantity(
     units=_TIMES,
     least=1e-5,
     most=86_400,
-    bound="a time from 10us to 24h, such as 250ms or 0.8s",
+    bound="a time with its unit, from 10us to 24h, such as 250ms or 0.8s",
     remedy="give the time of an inner step, as your script shows it",
 )

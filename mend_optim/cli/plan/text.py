@@ -55,6 +55,10 @@ def plan_of(setup: Setup) -> str:
     return "\n\n".join([*parts, NOTES + (SITES_NOTES if setup.zoned else "")])
 
 
+def _round_trip(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else seconds_of(seconds)
+
+
 def _headline(setup: Setup) -> str:
     whole_s = setup.seconds(*[4 * setup.params] * 2)
     places = f" at {len(setup.sites)} sites" if setup.sites else ""
@@ -63,7 +67,7 @@ def _headline(setup: Setup) -> str:
     return (
         f"{setup.learners} learners{places}, {count_of(setup.params)} parameters, a step each"
         f" {seconds_of(setup.step_s)}, links of {count_of(setup.bits_per_s)}bit/s with"
-        f" {seconds_of(setup.rtt_s)} there and back.\n{sites}A learner that joins takes the model"
+        f" {_round_trip(setup.rtt_s)} there and back.\n{sites}A learner that joins takes the model"
         f" whole, in about {seconds_of(whole_s)}."
     )
 

@@ -188,7 +188,7 @@ def test_units() -> None:
     ]
     told = ("50mbit", "50Mbit/s", "50mbps", "50 Mbps", "50mbitps", "6MB/s", "6MBps", "1gbit")
     assert [RATE.read("--link", each) for each in told] == [*[50e6] * 5, 48e6, 48e6, 1e9]
-    assert [ROUND_TRIP.read("--rtt", each) for each in ("40ms", "0.8s", "2", "1min", "0")] == [
+    assert [ROUND_TRIP.read("--rtt", each) for each in ("40ms", "0.8s", "2 s", "1min", "0s")] == [
         *(0.04, 0.8, 2, 60, 0)
     ]
     assert STEP.read("--step", "0.5h") == 1800
@@ -196,8 +196,8 @@ def test_units() -> None:
 
 COUNT = "--params must be a number from 1 to 1e15, such as 1.3e9, 350M or 7G, got "
 LINK = "--link must be a rate from 1kbit to 1000tbit, such as 50mbit, 1gbit or 6MB/s, got "
-RTT = "--rtt must be a time from 0s to 10min, such as 40ms or 0.8s, got "
-TIME = "--step must be a time from 10us to 24h, such as 250ms or 0.8s, got "
+RTT = "--rtt must be a time with its unit, from 0s to 10min, such as 40ms or 0.8s, got "
+TIME = "--step must be a time with its unit, from 10us to 24h, such as 250ms or 0.8s, got "
 AS_MANY = "--learners must be an int from 2 to 256, got "
 WRONG = [
     ("--params", "many", f"{COUNT}'many'; give the parameters of the model"),
@@ -211,7 +211,9 @@ WRONG = [
     ("--link", "1e9gbit", LINK),
     ("--rtt", "-1ms", f"{RTT}'-1ms'; give the time that ping shows"),
     ("--rtt", "11min", RTT),
+    ("--rtt", "30", f"{RTT}'30'; give the time that ping shows"),
     ("--step", "0", f"{TIME}'0'; give the time of an inner step, as your script shows it"),
+    ("--step", "2.5", TIME),
     ("--step", "1e99", TIME),
     ("--step", "25h", TIME),
     ("--step", "1us", TIME),
@@ -268,10 +270,14 @@ def test_within_the_bounds_there_is_a_plan(
 
 def test_the_number_of_learners_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--params=1M", "--link=1gbit", "--step=1s"]) == 2
-    assert (
-        "--learners must be an int from 2 to 256, got None; or give --zones"
-        in capsys.readouterr().err
-    )
+    assert "--learners is missing; give an int from 2 to 256, or --zones" in capsys.readouterr().err
+
+
+def test_a_short_way_is_told_in_fractions_of_a_millisecond() -> None:
+    near = Setup(params=1e6, bits_per_s=1e9, rtt_s=2e-4, step_s=1.0, learners=2)
+    assert "links of 1Gbit/s with 0.2 ms there and back" in plan_of(near)
+    assert "with 40 ms there" in plan_of(replace(near, rtt_s=0.04))
+    assert "with 2 s there" in plan_of(replace(near, rtt_s=2.0))
 
 
 AT_SITES = {

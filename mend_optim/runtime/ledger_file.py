@@ -24,6 +24,7 @@ KEPT = 10_000
 MODE = 0o600
 # Whoever may write to the folder could else lead the lines into another file of the user's.
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+NO_FOLDER = "there is no folder {}; make it, and the lines that wait are written"
 LINKED = "it is a symbolic link; give the path of the file that it leads to"
 
 
@@ -144,12 +145,15 @@ def _write_all(file: int, content: bytes) -> None:
 
 
 def _opened(path: Path) -> int:
-    """Open the ledger to append to it. Raises `OSError`; one that says so if it is a link."""
+    """Open the ledger to append to it. Raises `OSError`; one that says so if it is a link, or if
+    its folder is missing."""
     try:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, MODE)
     except OSError as error:
         if error.errno == errno.ELOOP and path.is_symlink():
             raise OSError(error.errno, LINKED) from error
+        if error.errno == errno.ENOENT and not path.parent.exists():
+            raise OSError(error.errno, NO_FOLDER.format(path.parent)) from error
         raise
 
 

@@ -1318,6 +1318,7 @@ MUTANTS = (
     Mutant("a-kind-is-never-told-again", 9, "runtime/event_log", "            since, lines = now, 0\n", "            pass\n", of("unit/runtime/test_event_log")),
     # ── what a peer may take up ──────────────────────────────────────────────────────────────────────────────────────
     Mutant("ledger-follows-links", 9, "runtime/ledger_file", "os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK", "os.O_WRONLY | os.O_APPEND | os.O_CREAT", of("unit/runtime/test_ledger_file", "link")),
+    Mutant("a-ledgers-folder-is-not-named", 9, "runtime/ledger_file", "NO_FOLDER.format(path.parent)", "error.strerror", of("unit/runtime/test_ledger_file", "folder")),
     Mutant("ledger-for-all-eyes", 9, "runtime/ledger_file", "MODE = 0o600", "MODE = 0o644", of("unit/runtime/test_ledger_file", "owners")),
     Mutant("ledger-that-is-a-link", 9, "settings", 'require(not is_link, "ledger"', 'require(True, "ledger"', of("unit/test_settings", "link")),
     Mutant("checkpoints-of-any-depth", 11, "worker/checkpoint_reader", "except RecursionError as error:", "except ZeroDivisionError as error:", HOSTILE),

@@ -103,6 +103,19 @@ def test_a_line_cut_short_by_a_full_disk_is_written_again_whole(
     assert len(warnings(caplog)) == 1
 
 
+def test_a_folder_that_is_missing_is_named_and_may_be_made_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run" / "a"
+    with ledger(path) as file:
+        file.add(record(1))
+        path.parent.mkdir()
+        file.add(record(2))
+    assert versions(path) == [1, 2]
+    (warning,) = warnings(caplog)
+    assert f"there is no folder {path.parent}; make it" in warning
+
+
 def full(path: Path) -> None:
     path.symlink_to("/dev/full")
 

@@ -18,7 +18,7 @@ STEPS = 3000  # of plain.py
 
 
 def test_every_script_is_run_by_a_test() -> None:
-    assert set(scripts_of(PAGE)) == {"plain.py", "trainer.py", "schedules.py"}
+    assert set(scripts_of(PAGE)) == {"plain.py", "large_batches.py", "trainer.py", "schedules.py"}
 
 
 @pytest.mark.timeout(200)
@@ -33,6 +33,12 @@ def test_the_plain_loop_stops_early_and_ends_on_one_model(tmp_path: Path) -> Non
         assert best["loss"] <= float(a[2]) + 1e-6
         assert best["loss"] < 2  # the noise of the targets is 1, and first weights have 17 or so
         assert set(best["model"]) == {"weight", "bias"}
+
+
+def test_a_step_is_one_however_many_micro_batches_it_has(tmp_path: Path) -> None:
+    a, b = (output.splitlines()[-1] for output in play(PAGE, "large_batches.py", tmp_path))
+    assert re.fullmatch(r"60 steps, 1920 tokens; [0-9a-f]{32}", a)
+    assert a == b
 
 
 def test_schedules_go_on_from_a_position(tmp_path: Path) -> None:

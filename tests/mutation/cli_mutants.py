@@ -432,6 +432,20 @@ CLI_MUTANTS = (
         VERDICT,
     ),
     mutant(
+        "an-unknown-cause-is-kept-back",
+        "cli/watch/command",
+        "if cause is Unreached.ANSWER else",
+        "if False else",
+        of("together/test_watch", "words_of_grpc"),
+    ),
+    mutant(
+        "known-causes-are-told-twice",
+        "cli/watch/command",
+        "if cause is Unreached.ANSWER else",
+        "if True else",
+        of("together/test_watch", "alone_does_not_merge"),
+    ),
+    mutant(
         "a-plan-takes-any-number",
         "cli/plan/quantities",
         "require(self.least <= number <= self.most, argument",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,8 +129,19 @@ def test_a_learner_that_is_alone_does_not_merge(capsys: pytest.CaptureFixture[st
         assert main(["status", address]) == NOT_MERGING
     finally:
         optimizer.close()
+    capsys.readouterr()
     assert main(["status", address]) == NO_ANSWER
-    assert "connection refused" in capsys.readouterr().out
+    told = f"{address}: connection refused; `mend check` finds out why\n"
+    assert capsys.readouterr().out == told
+
+
+def test_a_cause_that_is_not_known_is_told_in_the_words_of_grpc(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert main(["status", address, "--timeout", "0.2"]) == NO_ANSWER
+    assert capsys.readouterr().out.startswith(f"{address}: no answer (DEADLINE_EXCEEDED: ")
 
 
 def test_the_other_is_watched_on_when_the_one_that_was_dialled_dies() -> None:

@@ -118,7 +118,9 @@ def _unanswered(given: argparse.Namespace, fault: PeerError) -> str:
     # A server that wants TLS hangs up on plaintext, as one that is no learner does.
     is_plain = cause is Unreached.PROTOCOL and read_given(given)[0].credentials is None
     told = f"{cause.value}, or it wants TLS: {NO_CREDENTIALS}" if is_plain else cause.value
-    return f"{given.address}: {told} ({shown(str(fault))}); `mend check` finds out why"
+    # The words of gRPC are long, and tell no more where the cause is known.
+    words = f" ({shown(str(fault))})" if cause is Unreached.ANSWER else ""
+    return f"{given.address}: {told}{words}; `mend check` finds out why"
 
 
 def _plain(crowd: Crowd, there: Sight | PeerError) -> dict[str, object]:

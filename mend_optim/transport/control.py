@@ -25,7 +25,7 @@ from mend_optim.transport.frames import check_sender
 from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.handler import Handler
 from mend_optim.transport.link import Link, Outbox
-from mend_optim.transport.stream import Stream
+from mend_optim.transport.stream import RpcFailed, Stream
 from mend_optim.transport.transfers import Transfers
 from mend_optim.transport.wire import decode_control, encode_control
 
@@ -235,7 +235,9 @@ class Links:
                 await link.inflow.take(len(data), entries)
                 self._take(link, message)
         except PeerError as fault:
-            self.refusals.add(link.id.name, str(fault))
+            # A peer that died is suspected, and nothing of it was refused.
+            if not (isinstance(fault, RpcFailed) and fault.is_broken_link):
+                self.refusals.add(link.id.name, str(fault))
             log.debug("control stream of %s: %s", link.id, fault)
         finally:
             outbox.close()

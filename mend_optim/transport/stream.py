@@ -24,6 +24,11 @@ class RpcFailed(PeerError):
         super().__init__(f"{status}: {details}")
         self.status = status
 
+    @property
+    def is_broken_link(self) -> bool:
+        """Whether the connection broke, or the other side ended the RPC on its way out."""
+        return self.status in ("UNAVAILABLE", "CANCELLED")
+
 
 class Stream(Protocol):
     """One end of an open stream. Every method raises `PeerError` if the stream is broken, or if

@@ -1346,6 +1346,8 @@ MUTANTS = (
     Mutant("messages-at-any-rate", 8, "transport/inflow", "        if self._left < 0:\n", "        if False:\n", RECEIVING),
     Mutant("megabytes-cost-nothing", 8, "transport/inflow", "self._left -= 1 + nbytes / self._unit", "self._left -= 1", RECEIVING),
     Mutant("entries-cost-nothing", 8, "transport/inflow", " + entries / ENTRIES", "", RECEIVING),
+    Mutant("a-broken-link-is-a-refusal", 8, "transport/control", "if not (isinstance(fault, RpcFailed) and fault.is_broken_link):", "if True:", of("unit/transport/test_links")),
+    Mutant("a-declined-stream-is-a-broken-link", 8, "transport/stream", 'return self.status in ("UNAVAILABLE", "CANCELLED")', "return True", of("unit/transport/test_links")),
     Mutant("nobody-counts-the-entries", 8, "transport/control", "take(len(data), entries)", "take(len(data))", of("unit/transport/test_links")),
     Mutant("offers-held-are-no-entries", 8, "protocol/messages", "return held + len(self.reports)", "return len(self.reports)", of("unit/transport/test_links")),
     Mutant("rumors-are-no-entries", 8, "protocol/messages", "len(self.reports) + len(self.roster)", "len(self.reports)", of("unit/transport/test_links")),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mend_optim.errors import PeerError
 from mend_optim.protocol.lineage import Key, PeerId
 from mend_optim.protocol.messages import Beat, Report, Rumor
 from mend_optim.transport import control
@@ -13,6 +14,7 @@ from mend_optim.transport.control import Links
 from mend_optim.transport.goodbyes import Goodbyes
 from mend_optim.transport.inflow import BURST, ENTRIES, RATE
 from mend_optim.transport.link import Link, Outbox
+from mend_optim.transport.stream import RpcFailed
 from mend_optim.transport.wire import encode_control
 from tests.unit.transport.recorder import Recorder
 from tests.unit.transport.test_receiving import now, virtual
@@ -38,6 +40,36 @@ class Spoken:
 
     async def read(self, patient: bool = False) -> bytes | None:
         return encode_control(self.beats.pop(0)) if self.beats else None
+
+
+class Failing:
+    """A control stream that ends with a fault."""
+
+    def __init__(self, fault: PeerError) -> None:
+        self.fault = fault
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        raise self.fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "refused"),
+    [
+        (RpcFailed("UNAVAILABLE", "Stream removed (Socket closed)"), 0),
+        (RpcFailed("CANCELLED", "the call was cancelled"), 0),
+        (RpcFailed("INVALID_ARGUMENT", "no hello came before"), 1),
+        (PeerError("beat has no peer"), 1),
+    ],
+    ids=["broken", "cancelled", "declined", "nonsense"],
+)
+def test_a_link_that_breaks_is_no_refusal(fault: PeerError, refused: int) -> None:
+    @virtual
+    async def listen() -> None:
+        links = Links(Recorder("a"), None, Goodbyes(None))  # type: ignore[arg-type]
+        await links._listen(Link(PEER), Failing(fault), Outbox())  # type: ignore[arg-type]
+        assert sum(each.times for each in links.refusals.counted()) == refused
+
+    listen()
 
 
 PEER = PeerId("b", 1)

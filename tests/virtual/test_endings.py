@@ -11,7 +11,7 @@ import pytest
 
 from mend_optim.membership.roster import FANOUT
 from mend_optim.protocol.lineage import PeerId
-from tests.support.depth import many
+from tests.support.depth import DEEP, many
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner
 from tests.virtual.storms import policies
@@ -92,10 +92,10 @@ class Ends(Cluster):
         return not any(name in self.learners for name in names)
 
 
-def play(seed: int, *, faults: bool) -> Ends:
-    """Learners start, finish and die at times drawn from the seed."""
+def play(seed: int, *, faults: bool, least: int = 2, most: int = 6) -> Ends:
+    """Learners start, finish and die at times drawn from the seed, and so is their number."""
     r = random.Random(seed)
-    n = r.randrange(2, 7)
+    n = r.randrange(least, most + 1)
     options = {"fragments": r.choice([1, 1, 2]), "adopt_after": r.choice([None, None, 0, 2])}
     chosen = policies(r.choice([None, None, 1, n]), stays=r.random() < 0.3, **options)
     hidden = r.choice([0, 1, n - 1]) if n > 2 else 0
@@ -133,7 +133,16 @@ def test_all_that_finish_hold_one_model_and_every_step_is_in_it(seed: int) -> No
 @pytest.mark.parametrize("seed", range(many(7, 16)))
 def test_whoever_ends_together_holds_one_model_whatever_happens(seed: int) -> None:
     """Learners that were cut off, came too late or came back end with whom they can."""
-    cluster = play(seed, faults=True)
+    ends_are_of_one_model(play(seed, faults=True))
+
+
+@pytest.mark.parametrize("seed", range(16) if DEEP else (2, 6))
+def test_so_they_do_in_a_roster_that_no_beat_goes_through(seed: int) -> None:
+    """News takes several beats there. So some are ready to end before they hear of a newcomer."""
+    ends_are_of_one_model(play(seed, faults=True, least=FANOUT + 1, most=FANOUT + 8))
+
+
+def ends_are_of_one_model(cluster: Ends) -> None:
     for end in cluster.ends.values():
         for member in end.members & cluster.ends.keys():
             assert cluster.ends[member].anchors == end.anchors

@@ -136,7 +136,7 @@ def test_whoever_ends_together_holds_one_model_whatever_happens(seed: int) -> No
     ends_are_of_one_model(play(seed, faults=True))
 
 
-@pytest.mark.parametrize("seed", range(16) if DEEP else (2, 6))
+@pytest.mark.parametrize("seed", range(16) if DEEP else (2,))
 def test_so_they_do_in_a_roster_that_no_beat_goes_through(seed: int) -> None:
     """News takes several beats there. So some are ready to end before they hear of a newcomer."""
     ends_are_of_one_model(play(seed, faults=True, least=FANOUT + 1, most=FANOUT + 8))

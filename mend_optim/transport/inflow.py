@@ -12,7 +12,7 @@ BURST = 1000.0
 UNIT = 1024
 #: Entries of a beat's lists that cost as much as one message more: each takes microseconds to
 #: decode, however few bytes it has.
-ENTRIES = 16
+ENTRIES = 8
 HELLO_UNIT = 16 * 1024
 
 

@@ -230,9 +230,10 @@ class Links:
         """Take what the peer sends until the stream ends, then end this side of it."""
         try:
             while (data := await stream.read(patient=True)) is not None:
+                await link.inflow.take(len(data))
                 message = decode_control(data)
-                entries = message.entries if isinstance(message, Beat) else 0
-                await link.inflow.take(len(data), entries)
+                if isinstance(message, Beat):
+                    await link.inflow.take_entries(message.entries)
                 self._take(link, message)
         except PeerError as fault:
             # A peer that died is suspected, and nothing of it was refused.

@@ -10,10 +10,10 @@ BURST = 1000.0
 #: Bytes of a control message that cost as much as one message more; and of a hello, which has the
 #: name of every parameter.
 UNIT = 1024
+HELLO_UNIT = 16 * 1024
 #: Entries of a beat's lists that cost as much as one message more: each takes microseconds to
 #: decode, however few bytes it has.
 ENTRIES = 8
-HELLO_UNIT = 16 * 1024
 
 
 class Inflow:
@@ -37,11 +37,19 @@ class Inflow:
         self._refill()
         return self._left < -BURST
 
-    async def take(self, nbytes: int, entries: int = 0) -> None:
-        """Take note of a message of so many bytes, with so many entries in its lists, and wait as
-        long as too much has come."""
+    async def take(self, nbytes: int) -> None:
+        """Take note of a message of so many bytes, and wait as long as too much has come. Do so
+        before it is decoded: one that is refused costs as much."""
+        await self._spend(1 + nbytes / self._unit)
+
+    async def take_entries(self, count: int) -> None:
+        """Take note of so many entries in the lists of a message that was decoded, and wait as long
+        as too much has come."""
+        await self._spend(count / ENTRIES)
+
+    async def _spend(self, cost: float) -> None:
         self._refill()
-        self._left -= 1 + nbytes / self._unit + entries / ENTRIES
+        self._left -= cost
         if self._left < 0:
             await asyncio.sleep(-self._left / RATE)
 

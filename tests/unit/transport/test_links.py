@@ -12,7 +12,7 @@ from mend_optim.protocol.messages import Beat, Report, Rumor
 from mend_optim.transport import control
 from mend_optim.transport.control import Links
 from mend_optim.transport.goodbyes import Goodbyes
-from mend_optim.transport.inflow import BURST, ENTRIES, RATE
+from mend_optim.transport.inflow import BURST, ENTRIES, RATE, UNIT
 from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.stream import RpcFailed
 from mend_optim.transport.wire import encode_control
@@ -103,3 +103,28 @@ def test_beats_with_long_lists_are_read_slowly_whatever_they_list(lists: dict[st
         assert now() - began > (100 * 1000 / ENTRIES - BURST) / RATE
 
     converse()
+
+
+@virtual
+async def test_a_message_that_is_refused_costs_its_bytes() -> None:
+    """Else a peer could make a learner decode any number of them, on one stream after another."""
+    links = Links(Recorder("a"), None, Goodbyes(None))  # type: ignore[arg-type]
+    link = Link(PEER)
+    began = now()
+    for _ in range(10):
+        garbage = Garbage(1 << 20)
+        await links._listen(link, garbage, Outbox())  # type: ignore[arg-type]
+        assert garbage.was_read
+    assert now() - began > (10 * (1 << 20) / UNIT - BURST) / RATE
+
+
+class Garbage:
+    """A control stream on which so many bytes come that are no message."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.was_read = False
+
+    async def read(self, patient: bool = False) -> bytes | None:
+        self.was_read = True
+        return b"\xff" * self.nbytes

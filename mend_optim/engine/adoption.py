@@ -41,7 +41,7 @@ class Adopter:
         state = self.state
         self.majority.look(now)
         if not beat.genesis or not beat.reports:
-            return  # it shows no anchor; of a model without any, nothing would ever come
+            return  # there is no anchor that could be fetched
         same = beat.genesis == state.genesis
         theirs, ours = models(state, beat)
         self._check_switch(beat, theirs <= ours)

@@ -19,13 +19,14 @@ _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """What a number may be. Its bounds are far beyond all that anybody plans: they show a slip.
+    """The numbers that an argument takes. Bounds are far beyond all that anybody plans: they show a
+    slip.
 
     Attributes:
-        units: by what a unit, in lower case, multiplies the number.
+        units: the factor of each unit, by its name in lower case.
         least, most: the bounds.
-        bound: them and examples, in words.
-        remedy: what to give.
+        bound: the bounds and examples, in words.
+        remedy: advice on the value to give.
         per_s: whether the unit may say "/s" or "ps", too.
     """
 
@@ -53,8 +54,8 @@ class Quantity:
 
 
 def _bare(text: str) -> str:
-    """A rate without what says that it is one. "50Mbps" are bits, as "50mbit/s", and "6MBps" are
-    bytes, as "6MB/s"."""
+    """A rate without its "/s" or "ps". "50Mbps" are bits, as "50mbit/s", and "6MBps" are bytes, as
+    "6MB/s"."""
     told = text.strip().removesuffix("/s")
     if told.endswith("Bps") or told.lower().endswith("bitps"):
         return told[:-2]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.system.processes import free_addresses
+from tests.support.addresses import free_addresses
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0  # a wait that long has failed, imports included

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from mend_optim.integrations.figures import FIGURES
 from tests.clients.test_clients import needs
+from tests.support.addresses import port_of_all_hosts
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
@@ -121,14 +121,6 @@ def test_the_script_for_tensorboard(tmp_path: Path) -> None:
 # ── Prometheus ────────────────────────────────────────────────────────────────────────────────────
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
 @contextmanager
 def learners(ports: dict[str, str]) -> Iterator[list[subprocess.Popen[str]]]:
     """The page's two learners, on free ports."""
@@ -161,7 +153,7 @@ def scraped(url: str) -> str:
 @needs("prometheus_client")
 def test_two_learners_with_metrics() -> None:
     """A learner prints a line about once a second: after each one, look again."""
-    named = dict(zip(["29600", "9464", "9465"], map(str, free_ports(3)), strict=True))
+    named = {port: port_of_all_hosts() for port in ("29600", "9464", "9465")}
     url = re.findall(r"curl -s (\S+)", PAGE)[0].replace("9464", named["9464"])
     lines = shown("Prometheus and Grafana", "mend_")
     assert len(lines) == 6

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.test_clients import needs
+from tests.support.addresses import free_addresses
 from tests.support.pages import play_ranks, run_together
-from tests.system.processes import free_addresses
 from tests.system.test_migration import FIRST, PAGE, losses
 
 

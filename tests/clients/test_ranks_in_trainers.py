@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.ranked_session import STEPS
 from tests.clients.test_clients import needs
-from tests.system.processes import free_addresses
+from tests.support.addresses import free_addresses
 
 HERE = Path(__file__).parent
 PATIENCE_S = 200.0

@@ -7,7 +7,6 @@ import ast
 import importlib.util
 import json
 import re
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.support.addresses import port_of_all_hosts
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -264,8 +265,7 @@ def test_the_readme_installs_as_every_change_is_checked() -> None:
 def test_the_learners_of_the_readme_train_one_model() -> None:
     commands = EXAMPLE.findall(read(README))
     assert len(commands) == 2
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = port_of_all_hosts()
     learners = []
     try:
         for script, arguments in commands:

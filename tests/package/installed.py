@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from tests.support.addresses import free_addresses
 
 STEPS = 40
 LIMIT_S = 120
@@ -45,14 +45,6 @@ def example_of(readme: str, listen: str, peer: str) -> str:
         if count != 1:
             raise LookupError(f"the README's first example has {count} times {place}, not once")
     return code
-
-
-def free_addresses(count: int) -> list[str]:
-    with ExitStack() as held:
-        servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-        for server in servers:
-            held.enter_context(server)
-        return [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
 
 
 class Installed:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.system.processes import free_addresses
+from tests.support.addresses import free_addresses
 
 NURSERY = Path(__file__).with_name("nursery.py")
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ranks.player import BATCH, EXACT_ROUNDS, LR, STEPS
 from tests.ranks.pool import Pool
-from tests.system.processes import free_addresses
+from tests.support.addresses import free_addresses
 
 pytestmark = pytest.mark.timeout(240)  # to start the pool takes a while on a busy machine
 WAYS = ("copied", "sharded", "tensorwise", "plain", "staged")

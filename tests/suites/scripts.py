@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from tests.suites.environment import ROOT, Place
 from tests.suites.suites import SuiteSource
+from tests.support.addresses import free_addresses
 
 LIMIT_S = 600  # of one run of one script
 #: The environment of most scripts.
@@ -173,15 +173,6 @@ def ended_in_time(process: subprocess.Popen[bytes]) -> None:
 def read_report(path: Path) -> Report | None:
     """The report of a run; None if the run did not come to its end."""
     return Report(**json.loads(path.read_text())) if path.exists() else None
-
-
-def free_addresses(count: int) -> list[str]:
-    """Addresses on this machine that nothing listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,8 @@ import pytest
 from tests.suites import scripts
 from tests.suites.environment import PACKAGES, SURROUNDINGS
 from tests.suites.forks import run_forks
-from tests.suites.scripts import Report, Trial, free_addresses, read_report
+from tests.suites.scripts import Report, Trial, read_report
+from tests.support.addresses import free_addresses
 
 
 def report(*figures: float, rounds: int = 0, warnings: tuple[str, ...] = ()) -> Report:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.addresses import free_addresses, port_of_all_hosts
 from tests.support.alongside import ROOT, run_alongside
-from tests.system.processes import free_addresses, port_of_all_hosts
 
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

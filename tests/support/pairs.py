@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.support.addresses import free_addresses
 from tests.support.alongside import ROOT, run_alongside
-from tests.system.processes import free_addresses
 
 
 def play_pair(script: str, folder: Path, *options: str, ports: int = 1) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from tests.system.processes import Learner, Process, Supervisor, free_addresses
+from tests.support.addresses import free_addresses
+from tests.system.processes import Learner, Process, Supervisor
 
 STEPS = 120
 PACE_S = 0.004

@@ -6,21 +6,20 @@ Nothing here sleeps: every wait is for a line of output, until a deadline."""
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.support.addresses import free_addresses
 from tests.system import learner
 
 SCRIPT = Path(learner.__file__)
@@ -28,42 +27,6 @@ PATIENCE_S = 40.0  # a wait that takes longer has failed; normal ones take a ten
 NEWS = threading.Condition()  # notified at every line of output
 TIMING = {"beat_s": 0.2, "join_timeout_s": 10.0, "round_timeout_s": 10.0, "evict_after_s": 3.0}
 Facts = dict[str, Any]
-_HOSTS = itertools.count()
-_HELD: list[socket.socket] = []
-
-
-def free_addresses(count: int) -> list[str]:
-    """Loopback addresses whose ports are free. All are held until the last is known, so no two are
-    the same.
-
-    Each call has a host of its own. On 127.0.0.1 the system would give a released port to the next
-    test that asks for any."""
-    host = _own_host()
-    with ExitStack() as held:
-        servers = [held.enter_context(socket.create_server((host, 0))) for _ in range(count)]
-        return [f"{host}:{server.getsockname()[1]}" for server in servers]
-
-
-def port_of_all_hosts() -> str:
-    """A port for the ranks of a learner, of which the first listens on every host. It is held until
-    this process ends, so the system gives it to nobody else."""
-    holder = socket.socket()
-    _HELD.append(holder)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("", 0))
-    return str(holder.getsockname()[1])
-
-
-def _own_host() -> str:
-    """A loopback host that no other call has, in this process or another of the tests; 127.0.0.1
-    where 127/8 is not available."""
-    number = os.getpid() * 61 + next(_HOSTS) % 61
-    host = f"127.{1 + (number >> 16) % 254}.{(number >> 8) % 256}.{number % 256}"
-    try:
-        socket.create_server((host, 0)).close()
-    except OSError:
-        return "127.0.0.1"
-    return host
 
 
 class Process:

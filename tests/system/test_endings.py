@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.addresses import free_addresses
 from tests.system import endings
 from tests.system.learner import MOMENTS
-from tests.system.processes import Learner, Supervisor, free_addresses
+from tests.system.processes import Learner, Supervisor
 
 DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
 SOON = {"beat_s": 0.2, "evict_after_s": 3.0}

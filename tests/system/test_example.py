@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.addresses import free_addresses
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_text.py"
 
@@ -62,8 +63,7 @@ def heeds_ctrl_c() -> Iterator[None]:
 def test_ctrl_c_ends_it_with_a_line_and_a_goodbye() -> None:
     """In place of a traceback and a silence that the others wait out."""
     base = [sys.executable, str(SCRIPT), "--steps", "1000000", "--batch", "2", "--sync-every", "8"]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    (address,) = free_addresses(1)
     started: list[subprocess.Popen[str]] = []
     try:
         for arguments in (

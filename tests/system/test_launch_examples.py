@@ -23,7 +23,7 @@ import pytest
 
 from mend_optim import certs
 from mend_optim.cli.command import main
-from tests.system.processes import free_addresses
+from tests.support.addresses import free_addresses
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "examples" / "launch"

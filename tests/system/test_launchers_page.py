@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from mend_optim import certs
+from tests.support.addresses import port_of_all_hosts
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "launchers.md"
@@ -78,8 +78,7 @@ def test_torchrun_on_one_machine(tmp_path: Path) -> None:
 
 def test_torchrun_on_several_machines(tmp_path: Path) -> None:
     certs.main(["secret", str(tmp_path / "cluster.secret")])
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = port_of_all_hosts()
     told = [text.replace("a:29500", f"127.0.0.1:{port}") for text in commands()[1]]
     told.insert(told.index("torchrun") + 1, "--local-addr=127.0.0.1")
     found = reports([start(told, tmp_path) for _ in range(2)])

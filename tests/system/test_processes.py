@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import (
-    Facts,
-    Learner,
-    SlowRelay,
-    Supervisor,
-    free_addresses,
-    lineages,
-    members,
-)
+from tests.support.addresses import free_addresses
+from tests.system.processes import Facts, Learner, SlowRelay, Supervisor, lineages, members
 
 DISTANT = {"beat_s": 0.5, "evict_after_s": 60.0}  # nobody is evicted in such a test
 

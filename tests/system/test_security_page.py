@@ -6,12 +6,13 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.addresses import port_of_all_hosts
 
 pytest.importorskip("cryptography", reason="make test installs the extra `certs`")
 
@@ -32,8 +33,7 @@ def recipe(heading: str) -> list[str]:
     "heading", ["Two machines with a secret", "Two machines with certificates"]
 )
 def test_the_learners_of_a_recipe_train_one_model(heading: str, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = port_of_all_hosts()
     learners: list[subprocess.Popen[str]] = []
     try:
         for command in recipe(heading):

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.addresses import port_of_all_hosts
 from tests.system import torchrun_learner
-from tests.system.processes import port_of_all_hosts
 
 SCRIPT = Path(torchrun_learner.__file__)
 PATIENCE_S = 200.0

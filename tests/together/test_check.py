@@ -18,8 +18,8 @@ import torch
 from mend_optim import Credentials, MendOptimizer
 from mend_optim.cli.check.command import SETTINGS
 from mend_optim.cli.command import main
+from tests.support.addresses import free_addresses
 from tests.support.learners import TIMING
-from tests.system.processes import free_addresses
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 ROOT = Path(__file__).parents[2]

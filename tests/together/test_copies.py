@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mend_optim import Event, MendOptimizer
 from mend_optim.runtime.network_loop import NetworkLoop
 from mend_optim.transport.grpc_transport import Transport
+from tests.support.addresses import free_addresses
 from tests.support.checkpoints import (
     adam,
     anchors,
@@ -48,7 +49,6 @@ from tests.support.learners import (
     together,
     until,
 )
-from tests.system.processes import free_addresses
 from tests.together.test_restore import assert_settled, merged, seals, train
 
 FREE: dict[str, Any] = {"sync_every": 4}

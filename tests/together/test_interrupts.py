@@ -16,8 +16,8 @@ import torch
 
 import mend_optim
 from mend_optim import MendOptimizer
+from tests.support.addresses import free_addresses
 from tests.support.learners import TIMING, Watch, cluster, descent, read, settle, step, wave
-from tests.system.processes import free_addresses
 
 LIBRARY = os.path.dirname(mend_optim.__file__)
 

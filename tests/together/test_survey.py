@@ -32,8 +32,9 @@ from mend_optim.transport.server import Server
 from mend_optim.transport.stream import Counter
 from mend_optim.transport.surveying import LEAST_REST_S
 from mend_optim.transport.wire_survey import decode_reply
+from tests.support.addresses import free_addresses
 from tests.support.learners import LOOPBACK, TIMING, descent
-from tests.system.processes import SlowRelay, free_addresses
+from tests.system.processes import SlowRelay
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.seed_lists import Listing
 from mend_optim.runtime import rendezvous
 from mend_optim.runtime.rendezvous import Rendezvous, World, own_host, read_world
+from tests.support.addresses import port_of_all_hosts
 
 NEEDED = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}
 
@@ -220,9 +220,7 @@ def test_a_store_that_froze_holds_nobody_up(store: Store) -> None:
 
 
 def test_without_torchrun_the_first_rank_keeps_the_store() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    told = {"port": port, "agents_store": False}
+    told = {"port": int(port_of_all_hosts()), "agents_store": False}
     b = Rendezvous(world_of(2, 1, **told), 0, unchecked)
     with pytest.raises(PeerError, match="cannot be reached"):
         read(b, "127.0.0.1:2")

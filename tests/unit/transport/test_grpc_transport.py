@@ -43,6 +43,7 @@ from mend_optim.transport.connection import CALLER, SERVICE
 from mend_optim.transport.dialler import HEARSAY_DIALS
 from mend_optim.transport.frames import ACK, to_frames
 from mend_optim.transport.grpc_transport import Transport
+from tests.support.addresses import port_of_all_hosts
 from tests.unit.transport.recorder import (
     LIMIT,
     PATIENCE_S,
@@ -491,8 +492,7 @@ async def test_a_learner_that_listens_everywhere_is_dialled_where_it_is_seen(cre
 
 @scenario
 async def test_bulky_messages_go_where_a_peer_was_reached_not_where_it_says_it_is(crew):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        there = f"127.0.0.1:{free.getsockname()[1]}"
+    there = f"127.0.0.1:{port_of_all_hosts()}"
     b = await crew("b", listen=there, advertise="127.0.0.1:1")
     a = await crew("a")
     b.known = [(a.id, a.address)]

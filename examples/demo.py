@@ -168,14 +168,14 @@ class Screen:
         return f"{start}  loss {seen['loss']:.3f}  {seen['tokens_per_s']:>7,} tok/s{rounds}"
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports the system has free. All are held until the last is known, so that no two are the
-    same."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in sockets]
-    for server in sockets:
-        server.close()
-    return ports
+def held_ports(count: int) -> list[socket.socket]:
+    """Sockets with ports that the system had free. On Linux they keep these from all others until
+    the learners listen, which takes them seconds."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.bind(("127.0.0.1", 0))
+    return sockets
 
 
 def make_secret(folder: Path) -> Path:
@@ -334,10 +334,14 @@ def main() -> None:
     # SIGTERM must not orphan the children: an exception unwinds through `finally`, a signal does
     # not.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo stopped"))
+    held = held_ports(len(LEARNERS))
     addresses = {
-        name: f"127.0.0.1:{port}"
-        for name, port in zip(LEARNERS, free_ports(len(LEARNERS)), strict=True)
+        name: f"127.0.0.1:{each.getsockname()[1]}"
+        for name, each in zip(LEARNERS, held, strict=True)
     }
+    if sys.platform != "linux":
+        for each in held:  # it would keep out the learner, too
+            each.close()
     inbox: queue.Queue = queue.Queue()
     children: list[Child] = []
     try:

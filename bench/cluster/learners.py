@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch.optim import SGD, Optimizer
 
 from bench.cluster.namespaces import End
 from mend_optim import MendOptimizer
+from mend_optim.cli.run.held_ports import held_addresses
 from mend_optim.protocol.messages import Message, Offer
 
 LIMIT_S = 120.0  # no bench takes half as long
@@ -120,20 +120,20 @@ def run_learners(
     if preload:
         context.set_forkserver_preload(list(preload))
     meeting = context.Barrier(count)
-    addresses = _free_addresses(count, clusters)
     pipes = [context.Pipe(duplex=False) for _ in range(count)]
-    processes = [
-        context.Process(
-            target=_work, args=(work, Seat(rank, addresses, meeting), pipe), daemon=True
-        )
-        for rank, (_, pipe) in enumerate(pipes)
-    ]
-    try:
-        for process in processes:
-            process.start()
-        return _collect([pipe for pipe, _ in pipes])
-    finally:
-        _end(processes)
+    with held_addresses("127.0.0.1", count * clusters, None) as held:
+        addresses = tuple(tuple(held[c * count : (c + 1) * count]) for c in range(clusters))
+        seats = [Seat(rank, addresses, meeting) for rank in range(count)]
+        processes = [
+            context.Process(target=_work, args=(work, seat, pipe), daemon=True)
+            for seat, (_, pipe) in zip(seats, pipes, strict=True)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            return _collect([pipe for pipe, _ in pipes])
+        finally:
+            _end(processes)
 
 
 def _collect(pipes: list[Connection]) -> list[Any]:
@@ -168,12 +168,3 @@ def _end(processes: Sequence[BaseProcess]) -> None:
             if process.is_alive():
                 process.kill()
                 process.join()
-
-
-def _free_addresses(count: int, clusters: int) -> tuple[tuple[str, ...], ...]:
-    """Addresses that are free. All are held until the last is known, so no two are the same."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count * clusters)]
-    addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
-    for server in sockets:
-        server.close()
-    return tuple(tuple(addresses[c * count : (c + 1) * count]) for c in range(clusters))

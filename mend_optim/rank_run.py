@@ -190,7 +190,7 @@ class RankRun(TrainingRun):
             if told is not None:
                 self._traffic.check(told)
                 self._traffic.follow(told, self.history.step, self.learner)
-            meets = self._meetings.take_appointment() or (told is not None and told.lead.answer)
+            meets = self._meetings.take_appointment() or (told is not None and told.meets)
             plan = {} if meets else self._plan()
         self._unheard.append((seconds, rate))
         news = self._traffic.news()

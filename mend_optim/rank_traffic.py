@@ -141,16 +141,16 @@ class RankTraffic:
             step: the last step that is in the weights.
             learner: the lead's; None elsewhere.
         """
-        if table.staged == self._added and table.lead.copy < 0 and not table.lead.comes:
+        if table.staged == self._added and table.copy < 0 and not table.comes:
             return
         with Uninterrupted():
             self._add(table.staged, step, learner)
-            if table.lead.copy >= 0:
-                bits = table.lead.moments
+            if table.copy >= 0:
+                bits = table.moments
                 moments = [name for i, name in enumerate(self._moments) if bits >> i & 1]
-                self._copy(table.lead.copy, moments, step, learner is not None)
-            if table.lead.comes:
-                self._expect(table.lead.comes, learner is not None)
+                self._copy(table.copy, moments, step, learner is not None)
+            if table.comes:
+                self._expect(table.comes, learner is not None)
 
     def _add(self, staged: int, step: int, learner: Learner | None) -> None:
         """Add the corrections that all ranks have."""

@@ -4,7 +4,8 @@ any.
 `say` and `tell` are all-gathers of small words, `transfer` is an all-to-all of tensors. They run on
 gloo groups of this library's own, on tensors of the host: the user's groups have their own order of
 collectives, and their own timeouts. One group is the training threads', for words. The other one is
-the couriers', for tensors and for what is told of them (`tell_along`)."""
+the couriers', for tensors and for what is told of them (`tell_along`). Ranks that are all on one
+host say their words on a board in shared memory instead."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +22,13 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from mend_optim.errors import MendError, UsageError
+from mend_optim.ranks.board import shared_board
 from mend_optim.ranks.words import WIDTH, Table, Word, encode_word
 
 #: So long the constructor waits for the other ranks'.
 MEET_S = 60.0
+#: So long the collectives wait if torch does not tell for how long the user's do.
+WAIT = timedelta(minutes=30)
 LOST = (
     "another rank of this learner ended, failed or did not answer, and a learner goes on only as a "
     "whole: start all its ranks again; the error of that rank tells why"
@@ -51,12 +56,10 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Pending:
-    """A table that is on its way.
+    """A table that is on its way."""
 
-    Its collective writes into the rows, so they must live as long."""
-
-    work: Any
-    rows: _Rows
+    #: Waits for the rows of the table. A collective writes into its rows as long as this lives.
+    hear: Callable[[], Sequence[Sequence[int]]]
 
     def wait(self) -> Table:
         """The table, as soon as all ranks have said their words.
@@ -64,8 +67,7 @@ class Pending:
         Raises:
             MendError: a rank is lost.
         """
-        _finished(self.work)
-        return Table.of(self.rows.view_of_all.tolist())
+        return Table(_begun(self.hear))
 
 
 class Group:
@@ -96,6 +98,8 @@ class Group:
         # A word that is on its way and a last one that nobody waits for (`Crew.fail`) are all that
         # there are at one time.
         self._rows = [_Rows(self.size) for _ in range(2)]
+        wait_s = (timeout or WAIT).total_seconds()
+        self._board = shared_board(self.tell, self.rank, self.size, wait_s)
 
     @property
     def is_lead(self) -> bool:
@@ -104,10 +108,12 @@ class Group:
 
     def say(self, word: Word) -> Pending:
         """Say this rank's word, and go on. The word before the last must have been heard."""
+        if self._board is not None:
+            return Pending(partial(self._board.hear, self._board.say(word)))
         rows = self._rows[0]
         self._rows.reverse()
         rows.view_of_own[:] = encode_word(word)
-        return Pending(_begun(self._say, rows.all, rows.own), rows)
+        return Pending(partial(_heard, _begun(self._say, rows.all, rows.own), rows))
 
     def tell(self, data: bytes, nbytes: int) -> list[bytes]:
         """The bytes that every rank tells, at most `nbytes` bytes each; shorter ones end in zeros.
@@ -151,6 +157,12 @@ class Group:
         return dist.all_to_all_single(taken, given, of, to, group=self._tensors)
 
 
+def _heard(work: Any, rows: _Rows) -> list[list[int]]:
+    _finished(work)
+    table: list[list[int]] = rows.view_of_all.tolist()
+    return table
+
+
 def _gathered(rows: Tensor, row: Tensor, group: Any, later: bool = False) -> Any:
     return _all_gather(rows, row, group=group, async_op=later)
 
@@ -170,10 +182,10 @@ def _quick_gather(group: Any) -> Callable[[Tensor, Tensor], Any]:
 
 
 def _begun(collective: Any, *args: Any) -> Any:
-    """Call a collective. torch raises a RuntimeError if a rank is gone."""
+    """Call a collective, or the board. If a rank is gone, torch raises a RuntimeError."""
     try:
         return collective(*args)
-    except RuntimeError as error:
+    except (RuntimeError, ConnectionError, TimeoutError) as error:
         raise MendError(LOST) from error
 
 

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from enum import IntEnum
-from functools import cached_property
+from typing import NamedTuple
 
 
 class Call(IntEnum):
@@ -44,8 +43,7 @@ class Call(IntEnum):
     CLOSE = 11
 
 
-@dataclass(frozen=True, kw_only=True)
-class Word:
+class Word(NamedTuple):
     """The word of one rank at one step."""
 
     #: Where it is.
@@ -73,101 +71,103 @@ class Word:
     differs: bool = False
 
 
-#: The numbers (int64) that a word is, in their order.
-NUMBERS = tuple(each.name for each in fields(Word))
-#: How many they are.
-WIDTH = len(NUMBERS)
+#: How many numbers (int64) a word is.
+WIDTH = len(Word._fields)
+_CALL, _STEP, _TOKENS, _FAILED, _ANSWER, _NBYTES, _COPY, _MOMENTS, _COMES, _STAGED, _DIFFERS = (
+    range(WIDTH)
+)
 
 
 def encode_word(word: Word) -> list[int]:
     """A row of the table: `WIDTH` numbers."""
-    return [int(getattr(word, name)) for name in NUMBERS]
+    return list(map(int, word))
 
 
 def decode_word(row: Sequence[int]) -> Word:
     """The inverse of `encode_word`."""
-    call, step, tokens, failed, answer, nbytes, copy, moments, comes, staged, differs = row
-    return Word(
-        call=Call(call),
-        step=step,
-        tokens=tokens,
-        failed=bool(failed),
-        answer=bool(answer),
-        nbytes=nbytes,
-        copy=copy,
-        moments=moments,
-        comes=comes,
-        staged=staged,
-        differs=bool(differs),
+    word = Word._make(row)
+    return word._replace(
+        call=Call(word.call),
+        failed=bool(word.failed),
+        answer=bool(word.answer),
+        differs=bool(word.differs),
     )
 
 
 class Table:
     """The words of all ranks, which all of them have. Rank 0 is the lead.
 
+    It is read at every step, mostly after a pause in which its code has left the caches. So it
+    reads few numbers, and makes no `Word` unless it is asked for.
+
     Args:
-        words: one for each rank.
+        rows: one for each rank, as `encode_word` makes them.
     """
 
-    def __init__(self, words: Sequence[Word]) -> None:
-        self._rows = [encode_word(word) for word in words]
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self._rows = rows
+        self._columns: Sequence[tuple[int, ...]] = tuple(zip(*rows, strict=True))
 
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> Table:
-        """The table that these rows are. Its words are read when they are asked for: most steps
-        need a few columns only."""
-        table = cls(())
-        table._rows = [list(row) for row in rows]
-        return table
-
-    @cached_property
+    @property
     def words(self) -> tuple[Word, ...]:
         """One for each rank."""
         return tuple(map(decode_word, self._rows))
 
-    @cached_property
-    def lead(self) -> Word:
-        """The word of the lead."""
-        return decode_word(self._rows[0])
-
-    def _column(self, name: str) -> list[int]:
-        place = NUMBERS.index(name)
-        return [row[place] for row in self._rows]
-
     @property
     def tokens(self) -> int:
         """The tokens of the step: each rank counts its own."""
-        return sum(self._column("tokens"))
+        return sum(self._columns[_TOKENS])
 
     @property
     def any_answer(self) -> bool:
         """Whether any rank answers yes."""
-        return any(self._column("answer"))
+        return any(self._columns[_ANSWER])
+
+    @property
+    def meets(self) -> bool:
+        """Whether all meet at the end of the next step, as the lead says."""
+        return bool(self._columns[_ANSWER][0])
 
     @property
     def nbytes(self) -> int:
         """The most bytes that a rank has to say besides."""
-        return max(self._column("nbytes"))
+        return max(self._columns[_NBYTES])
+
+    @property
+    def copy(self) -> int:
+        """The fragment that all copy at the end of the next step, as the lead says; -1: none."""
+        return self._columns[_COPY][0]
+
+    @property
+    def moments(self) -> int:
+        """Which moments go with it: a bit for each, in the order of the settings."""
+        return self._columns[_MOMENTS][0]
+
+    @property
+    def comes(self) -> int:
+        """How many bytes tell about a correction that comes, as the lead says; 0: none comes."""
+        return self._columns[_COMES][0]
 
     @property
     def staged(self) -> int:
         """How many corrections all ranks have whole: these may be added, and no others (R5)."""
-        return min(self._column("staged"))
+        return min(self._columns[_STAGED])
 
     @property
     def differs(self) -> bool:
         """Whether all ranks know that copies differ, so that all can raise at one step."""
-        return all(self._column("differs"))
+        return all(self._columns[_DIFFERS])
 
     @property
     def failed(self) -> tuple[int, ...]:
         """The ranks that cannot go on."""
-        return tuple(rank for rank, failed in enumerate(self._column("failed")) if failed)
+        column = self._columns[_FAILED]
+        return tuple(rank for rank, failed in enumerate(column) if failed) if any(column) else ()
 
     def parting(self) -> str:
         """Which ranks are in which call, if they are not all in the same one at the same step; else
         empty."""
-        if len(set(zip(self._column("call"), self._column("step"), strict=True))) == 1:
+        if len({*self._columns[_CALL]}) == len({*self._columns[_STEP]}) == 1:
             return ""
         ranks: defaultdict[tuple[Call, int], list[int]] = defaultdict(list)
         for rank, word in enumerate(self.words):

@@ -189,6 +189,7 @@ CONFINED = {
         "cli.run.supervisor",
         "cli.check.command",
         "rank_run",
+        "ranks.board",
         "integrations.prometheus",
         "transport.security.channels",
         "transport.security.files",

@@ -12,6 +12,7 @@ CREW = of("unit/ranks/test_crew")
 CARRIER = of("unit/ranks/test_carrier")
 COPIES = of("unit/ranks/test_copies_check")
 GROUP = of("unit/ranks/test_group")
+BOARD = of("unit/ranks/test_board")
 MERGING = of("ranks/test_merging", "one_learner")
 HELD = of("unit/engine/test_held")
 TRAFFIC = of("unit/test_rank_traffic")
@@ -104,8 +105,8 @@ RANK_MUTANTS = (
     mutant(
         "only-the-lead-answers",
         "words",
-        'any(self._column("answer"))',
-        "self.lead.answer",
+        "any(self._columns[_ANSWER])",
+        "bool(self._columns[_ANSWER][0])",
         WORDS,
     ),
     mutant(
@@ -239,8 +240,8 @@ RANK_MUTANTS = (
     mutant(
         "one-rank-has-it-so-all-have",
         "words",
-        'min(self._column("staged"))',
-        'max(self._column("staged"))',
+        "min(self._columns[_STAGED])",
+        "max(self._columns[_STAGED])",
         WORDS,
     ),
     Mutant(
@@ -313,5 +314,103 @@ RANK_MUTANTS = (
         "self._count.take(0 if counted else",
         "self._count.take(1 if counted else",
         MERGING,
+    ),
+    mutant(
+        "words-of-another-step",
+        "board",
+        "    if found[0] != number or ",
+        "    if ",
+        BOARD,
+    ),
+    mutant(
+        "a-row-that-is-half-there",
+        "board",
+        "    if found[0] != number or found[-1] != zlib.crc32(row[: _SAID.size]):",
+        "    if found[0] != number:",
+        BOARD,
+    ),
+    mutant(
+        "frames-that-are-too-few",
+        "board",
+        "FRAMES = 4",
+        "FRAMES = 2",
+        BOARD,
+    ),
+    mutant(
+        "a-rank-that-has-ended-is-waited-for",
+        "board",
+        "            if now > ask_at:",
+        "            if False:",
+        BOARD,
+    ),
+    mutant(
+        "the-last-word-of-a-rank-that-ends",
+        "board",
+        "            if _word_in(self._memory[start : start + ROW_BYTES], number) is None:",
+        "            if True:",
+        BOARD,
+    ),
+    mutant(
+        "a-rank-holds-no-lock",
+        "board",
+        "        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)\n",
+        "        pass\n",
+        BOARD,
+    ),
+    mutant(
+        "a-word-may-take-for-ever",
+        "board",
+        "            if now - started > self._timeout_s:",
+        "            if False:",
+        BOARD,
+    ),
+    mutant(
+        "ranks-look-without-a-pause",
+        "board",
+        "max(LEAST_S, (now - started) / 10)",
+        "LEAST_S",
+        BOARD,
+    ),
+    mutant(
+        "threads-have-a-board",
+        "board",
+        'len(processes) == size and "" not in processes',
+        '"" not in processes',
+        BOARD,
+    ),
+    mutant(
+        "a-rank-that-is-elsewhere-has-the-board",
+        "board",
+        'len(processes) == size and "" not in processes',
+        "len(processes) == size",
+        BOARD,
+    ),
+    mutant(
+        "a-board-keeps-its-name",
+        "board",
+        "        if name:\n            _remove(name)\n",
+        "        pass\n",
+        BOARD,
+    ),
+    mutant(
+        "a-board-without-memory",
+        "board",
+        "        os.posix_fallocate(file, 0, _length(size))",
+        "        os.ftruncate(file, _length(size))",
+        BOARD,
+    ),
+    mutant(
+        "a-file-that-is-no-board",
+        "board",
+        "    if (found.st_uid, found.st_size) != (os.geteuid(), _length(size)):",
+        "    if False:",
+        BOARD,
+    ),
+    mutant(
+        "a-board-of-another-user",
+        "board",
+        "    if (found.st_uid, found.st_size) != (os.geteuid(), _length(size)):",
+        "    if found.st_size != _length(size):",
+        BOARD,
     ),
 )

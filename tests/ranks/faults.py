@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from torch import Tensor
 
 from mend_optim import rank_run
+from mend_optim.ranks import board
 from mend_optim.ranks.group import Group, Pending
 from mend_optim.ranks.words import Call, Word
 from tests.ranks.cast import Cast
@@ -29,6 +31,8 @@ class Fault(NamedTuple):
     rank: int
     #: "join" or "step", in a transfer; or "between" two steps.
     place: str = ""
+    #: "apart": the ranks have no board, as on hosts of their own.
+    hosts: str = ""
 
 
 class Doom:
@@ -39,10 +43,17 @@ class Doom:
         self._fault = fault
         self._call = Call.CONSTRUCTOR
         self._transfers = 0
-        # Nobody waits a minute for a rank that makes no optimizer.
-        patch.object(rank_run, "Group", lambda ranks: Group(ranks, MEET_S)).start()
+        self._group: Group | None = None
+        patch.object(rank_run, "Group", self._make_group).start()
+        if fault.hosts:
+            patch.object(board, "PLACE", Path("/nowhere")).start()
         if self._is_mine and fault.place in ("join", "step"):
             self._watch()
+
+    def _make_group(self, ranks: Any) -> Group:
+        """Nobody waits a minute for a rank that makes no optimizer."""
+        self._group = Group(ranks, MEET_S)
+        return self._group
 
     @property
     def _is_mine(self) -> bool:
@@ -81,7 +92,10 @@ class Doom:
 
     def strike(self) -> None:
         """Let it happen, and say so."""
-        self._cast.say("struck", call=self._call.name, transfers=self._transfers)
+        has_board = self._group is not None and self._group._board is not None
+        self._cast.say(
+            "struck", call=self._call.name, transfers=self._transfers, has_board=has_board
+        )
         if self._fault.deed in ("kill", "freeze"):
             kill = self._fault.deed == "kill"
             os.kill(os.getpid(), signal.SIGKILL if kill else signal.SIGSTOP)

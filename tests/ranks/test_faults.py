@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,11 @@ FROZEN_S = 4.0
 #: Faults by name, and the errors that the other ranks raise.
 FAULTS = {
     Fault("kill", 0, "join"): LOST,
-    Fault("kill", 1, "join"): LOST,
-    Fault("kill", 0, "step"): LOST,
+    Fault("kill", 1, "join", "apart"): LOST,
+    Fault("kill", 0, "step", "apart"): LOST,
     Fault("kill", 1, "step"): LOST,
     Fault("kill", 0, "between"): LOST,
-    Fault("kill", 1, "between"): LOST,
+    Fault("kill", 1, "between", "apart"): LOST,
     Fault("freeze", 1, "step"): LOST,
     # The first step did not count: its gradients were those of weights that b's have replaced.
     Fault("skip", 1): (
@@ -61,6 +62,8 @@ def suffer(company: Company, fault: Fault) -> int:
     if fault.place in ("join", "step"):
         assert struck["call"] == fault.place.upper()
         assert struck["transfers"] == (STEP_TRANSFERS if fault.place == "step" else 1)
+    if fault.deed != "absent":
+        assert struck["has_board"] == (not fault.hosts and sys.platform == "linux")
     assert company.status_of(victim) == (-signal.SIGKILL if fault.deed == "kill" else 0)
     assert company.status_of(other) == 0
     return (max(said["steps"] for said in raised) + 1) * TOKENS

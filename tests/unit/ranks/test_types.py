@@ -256,10 +256,10 @@ def checked(
 
 def test_words_are_each_ranks_own_and_their_table_is_the_same_on_all(checked: list[Tensor]) -> None:
     ranks = TypedGroup()
-    pending = ranks.say(Word(call=Call.STEP, step=1, tokens=3))
-    pending.wait()
-    assert type_of(pending.rows.own) is V
-    assert type_of(pending.rows.all) is R
+    ranks.say(Word(call=Call.STEP, step=1, tokens=3)).wait()
+    rows = ranks._rows[-1]
+    assert type_of(rows.own) is V
+    assert type_of(rows.all) is R
     assert len(ranks.tell(b"abc", 5)) == RANKS
 
 

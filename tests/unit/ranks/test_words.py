@@ -34,9 +34,11 @@ def test_a_word_is_a_row_and_back(word: Word) -> None:
 
 @given(st.lists(words, min_size=1, max_size=5))
 def test_decisions_are_those_of_the_words(said: list[Word]) -> None:
-    table = Table.of([encode_word(word) for word in said])
+    table = Table([encode_word(word) for word in said])
     assert table.words == tuple(said)
-    assert table.lead == said[0]
+    lead = said[0]
+    assert (table.meets, table.copy) == (lead.answer, lead.copy)
+    assert (table.moments, table.comes) == (lead.moments, lead.comes)
     assert table.tokens == sum(word.tokens for word in said)
     assert table.any_answer == any(word.answer for word in said)
     # All ranks have the corrections that none of them lacks.

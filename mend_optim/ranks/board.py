@@ -1,0 +1,211 @@
+"""A board in shared memory, on which the ranks of one host write their words.
+
+A collective of gloo takes a hundred microseconds of processor time, because it wakes threads of its
+own. On the board a word takes a few, and the words of the step before are usually there already.
+
+Each rank has a row in each of a few frames, and only that rank writes into it. Word number n goes
+into frame n mod `FRAMES`: a rank says word n + 1 only after it has heard all words n, so nobody is
+two words ahead of a reader. A row ends in a checksum. Other processes may see its numbers in any
+order, and a row whose checksum is wrong is not there yet.
+
+A rank holds a lock while it lives, which the kernel releases with the process. So a rank that waits
+for a word learns that it will not come."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from mend_optim.ranks.words import WIDTH
+
+if sys.platform == "linux":
+    import fcntl
+
+#: Memory that only the processes of this host share. Where it is absent, there is no board.
+PLACE = Path("/dev/shm")
+#: A word that is being heard, the next one, and a last one that nobody waits for (`Crew.fail`).
+FRAMES = 4
+# A row: the word's number and the word, then the checksum of these.
+_SAID = struct.Struct(f"={1 + WIDTH}q")
+_SUM = struct.Struct("=q")
+_ROW = struct.Struct(f"={1 + WIDTH + 1}q")
+ROW_BYTES = _ROW.size
+# Between two looks a rank sleeps a tenth of its wait so far: at least and at most so long.
+LEAST_S, MOST_S = 20e-6, 2e-3
+#: The most bytes of the name of a file.
+NAME_BYTES = 64
+#: So long a rank waits until it asks whether the others live, and between two such questions.
+ASK_S = 0.05
+
+
+class Board:
+    """This rank's end of the board.
+
+    Args:
+        file: the descriptor of the memory. The board closes it in the end; nobody else may, because
+            the locks of a process end with the first close.
+        rank: this process's number among the ranks.
+        size: how many ranks there are.
+        timeout_s: how long to wait for a word, in seconds.
+    """
+
+    def __init__(self, file: int, rank: int, size: int, timeout_s: float) -> None:
+        self._file = file
+        self._rank = rank
+        self._size = size
+        self._timeout_s = timeout_s
+        self._said = 0
+        weakref.finalize(self, os.close, file)
+        self._memory = mmap.mmap(file, _length(size))
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+
+    def say(self, word: Sequence[int]) -> int:
+        """Write this rank's next word. Returns its number, for `hear`."""
+        self._said += 1
+        said = _SAID.pack(self._said, *word)
+        start = self._frame(self._said) + self._rank * ROW_BYTES
+        self._memory[start : start + ROW_BYTES] = said + _SUM.pack(zlib.crc32(said))
+        return self._said
+
+    def hear(self, number: int) -> list[tuple[int, ...]]:
+        """The words of all ranks with this number. Waits for them.
+
+        Raises:
+            ConnectionError: a rank has ended without its word.
+            TimeoutError: a rank has not said its word in time.
+        """
+        words = self._words(number)
+        if words is not None:
+            return words
+        started = now = time.monotonic()
+        ask_at = started + ASK_S
+        while (words := self._words(number)) is None:
+            if now - started > self._timeout_s:
+                raise TimeoutError(f"no word {number} within {self._timeout_s:g} s")
+            if now > ask_at:
+                self._require_living(number)
+                ask_at = now + ASK_S
+            time.sleep(min(MOST_S, max(LEAST_S, (now - started) / 10)))
+            now = time.monotonic()
+        return words
+
+    def _words(self, number: int) -> list[tuple[int, ...]] | None:
+        """The words with this number; None: some are not there yet."""
+        start = self._frame(number)
+        rows = self._memory[start : start + self._size * ROW_BYTES]
+        words = []
+        for at in range(0, len(rows), ROW_BYTES):
+            word = _word_in(rows[at : at + ROW_BYTES], number)
+            if word is None:
+                return None
+            words.append(word)
+        return words
+
+    def _frame(self, number: int) -> int:
+        """The place at which the rows of this number begin."""
+        return number % FRAMES * self._size * ROW_BYTES
+
+    def _require_living(self, number: int) -> None:
+        """Raise if a rank whose word is missing has ended. A rank's last act may be its word, so
+        look for the word once more when its lock is free."""
+        for rank in range(self._size):
+            if rank == self._rank or self._is_alive(rank):
+                continue
+            start = self._frame(number) + rank * ROW_BYTES
+            if _word_in(self._memory[start : start + ROW_BYTES], number) is None:
+                raise ConnectionError(f"rank {rank} has ended")
+
+    def _is_alive(self, rank: int) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, rank)
+        except OSError:
+            return True
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, rank)
+        return False
+
+
+def _word_in(row: bytes, number: int) -> tuple[int, ...] | None:
+    """The word in a row, if it is whole and has this number."""
+    found = _ROW.unpack(row)
+    if found[0] != number or found[-1] != zlib.crc32(row[: _SAID.size]):
+        return None
+    return found[1:-1]
+
+
+def shared_board(
+    tell: Callable[[bytes, int], list[bytes]], rank: int, size: int, timeout_s: float
+) -> Board | None:
+    """A board for these ranks, if all can reach the same memory; None: they are not on one host, or
+    it has no room for one. All ranks call it together.
+
+    Args:
+        tell: tells all ranks some bytes, and returns those of each (`Group.tell`).
+        rank: this process's number among the ranks.
+        size: how many ranks there are.
+        timeout_s: how long `Board.hear` waits, in seconds.
+    """
+    name, file, board = "", None, None
+    try:
+        with suppress(OSError):
+            name, file = _new_file(size) if rank == 0 else ("", None)
+        known = _text(tell(name.encode(), NAME_BYTES)[0])
+        with suppress(OSError):
+            if known:
+                file = _known_file(known, size) if file is None else file
+                board = Board(file, rank, size, timeout_s)
+        processes = set(map(_text, tell(str(os.getpid()).encode() if board else b"", NAME_BYTES)))
+    finally:
+        if name:
+            _remove(name)
+    # Ranks that are threads of one process would have each other's locks.
+    return board if len(processes) == size and "" not in processes else None
+
+
+def _text(told: bytes) -> str:
+    return told.rstrip(b"\0").decode()
+
+
+def _length(size: int) -> int:
+    """The bytes of a board for so many ranks."""
+    return FRAMES * size * ROW_BYTES
+
+
+def _new_file(size: int) -> tuple[str, int]:
+    """A new file: its name, and a descriptor. Raises `OSError` where there is no memory for it."""
+    if sys.platform != "linux":
+        raise OSError("there are boards on Linux alone")
+    name = f"mend-optim-{os.urandom(16).hex()}"
+    file = os.open(PLACE / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        # To touch memory that is short would end the process.
+        os.posix_fallocate(file, 0, _length(size))
+    except OSError:
+        os.close(file)
+        _remove(name)
+        raise
+    return name, file
+
+
+def _known_file(name: str, size: int) -> int:
+    """A descriptor of the file that the lead has made. Raises `OSError` where it is not, as on
+    another host, or is not of this user and size."""
+    file = os.open(PLACE / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(file)
+    if (found.st_uid, found.st_size) != (os.geteuid(), _length(size)):
+        os.close(file)
+        raise OSError(f"{name} is another file")
+    return file
+
+
+def _remove(name: str) -> None:
+    """Remove the name. The memory lasts as long as a rank has it."""
+    with suppress(OSError):
+        os.unlink(PLACE / name)

@@ -1,0 +1,294 @@
+"""The board of the ranks of one host. `tests/ranks` has real ranks that use it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.ranks import board
+from mend_optim.ranks.board import FRAMES, ROW_BYTES, Board, shared_board
+from mend_optim.ranks.words import WIDTH
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there are boards on Linux alone")
+ROOT = Path(board.__file__).parents[2]
+NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1)
+WORDS = st.tuples(*[NUMBERS] * WIDTH)
+TIMEOUT_S = 5.0
+#: Rank 1, which writes a word, and lives until its input ends.
+OTHER = f"""
+import sys
+from mend_optim.ranks.board import Board, _known_file
+own = Board(_known_file(sys.argv[1], 2), 1, 2, {TIMEOUT_S})
+own.say(range({WIDTH}))
+print("said", flush=True)
+sys.stdin.read()
+"""
+
+
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        assert len(self.slept) < 10_000, "it waits for ever"
+        self.now += seconds
+        self.meanwhile()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(board, "time", clock)
+    return clock
+
+
+@contextmanager
+def boards(size: int) -> Iterator[list[Board]]:
+    """The ends of so many ranks, in one process: each finds the others alive or dead alike."""
+    name, file = board._new_file(size)
+    try:
+        others = [board._known_file(name, size) for _ in range(size - 1)]
+    finally:
+        board._remove(name)
+    yield [Board(each, rank, size, TIMEOUT_S) for rank, each in enumerate([file, *others])]
+
+
+def word(first: int) -> tuple[int, ...]:
+    return tuple(range(first, first + WIDTH))
+
+
+@given(st.integers(1, 5).flatmap(lambda size: st.lists(st.tuples(*[WORDS] * size), max_size=9)))
+def test_all_ranks_hear_the_words_of_all(rounds: list[tuple[tuple[int, ...], ...]]) -> None:
+    size = len(rounds[0]) if rounds else 1
+    with boards(size) as ranks:
+        for number, words in enumerate(rounds, start=1):
+            for rank, said in zip(ranks, words, strict=True):
+                assert rank._words(number) is None
+                assert rank.say(said) == number
+            for rank in ranks:
+                assert rank.hear(number) == list(words)
+
+
+def test_a_word_lasts_while_others_are_ahead() -> None:
+    """Rank a has heard the first words, said its second one and a last one, which waits for nobody.
+    Rank b has not looked yet."""
+    with boards(2) as (a, b):
+        for first in range(10, 100, 10):
+            number = b.say(word(-first))
+            for ahead in range(3):
+                a.say(word(first + ahead))
+            assert b.hear(number) == [word(first), word(-first)]
+            for ahead in (1, 2):
+                b.say(word(-first))
+                assert b.hear(number + ahead) == [word(first + ahead), word(-first)]
+
+
+def test_a_rank_sleeps_until_the_last_word_is_said(clock: Clock) -> None:
+    with boards(3) as (a, b, c):
+        number = a.say(word(1))
+        c.say(word(3))
+
+        def meanwhile() -> None:
+            if len(clock.slept) == 20:
+                b.say(word(2))
+
+        clock.meanwhile = meanwhile
+        assert a.hear(number) == [word(1), word(2), word(3)]
+    assert len(clock.slept) == 20
+    assert clock.slept[0] == board.LEAST_S
+    assert clock.slept == sorted(clock.slept)
+    # A wait is at most a tenth longer than it must be.
+    assert clock.slept[-1] <= max(board.LEAST_S, sum(clock.slept[:-1]) / 10)
+
+
+def test_a_word_that_does_not_come_in_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Board, "_is_alive", lambda self, rank: True)
+    with boards(2) as (a, _), pytest.raises(TimeoutError, match=r"no word 1 within 5 s"):
+        a.hear(a.say(word(1)))
+    assert TIMEOUT_S < sum(clock.slept) <= TIMEOUT_S + board.MOST_S
+    assert max(clock.slept) == board.MOST_S
+
+
+@given(WORDS, WORDS, st.sets(st.integers(0, ROW_BYTES // 8 - 1)))
+def test_a_row_of_which_a_part_is_there_is_not_heard(
+    old: tuple[int, ...], new: tuple[int, ...], stored: set[int]
+) -> None:
+    """Other processes may see the stores of a row in any order."""
+    with boards(2) as (a, b):
+        for _ in range(FRAMES):
+            b.say(old)
+            a.say(old)
+        start = b._frame(number := b._said + 1) + ROW_BYTES
+        place = slice(start, start + ROW_BYTES)
+        before = numbers_in(a._memory[place])
+        b.say(new)
+        whole = numbers_in(a._memory[place])
+        a.say(new)
+        part = [whole[i] if i in stored else before[i] for i in range(len(whole))]
+        a._memory[place] = struct.pack(f"={len(part)}q", *part)
+        assert a._words(number) == ([new, new] if part == whole else None)
+
+
+def numbers_in(row: bytes) -> list[int]:
+    """What one store writes."""
+    return [number for (number,) in struct.iter_unpack("=q", row)]
+
+
+@contextmanager
+def living(name: str) -> Iterator[Any]:
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"said\n"
+        yield other
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_rank_that_ends_is_not_waited_for_and_its_last_word_is_heard(clock: Clock) -> None:
+    name, file = board._new_file(2)
+    own = Board(file, 0, 2, TIMEOUT_S)
+    with living(name) as other:
+        board._remove(name)
+        first, second = own.say(word(7)), own.say(word(8))
+        with pytest.raises(TimeoutError):  # it lives
+            own.hear(second)
+        other.kill()
+        other.wait()
+        clock.slept.clear()
+        with pytest.raises(ConnectionError, match="rank 1 has ended"):
+            own.hear(second)
+        assert board.ASK_S < sum(clock.slept) <= board.ASK_S + board.MOST_S
+        assert own.hear(first) == [word(7), word(0)]
+
+
+def test_a_word_that_is_said_while_a_rank_asks_is_heard(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last act of a rank is its word."""
+    with boards(2) as (a, b):
+        number = a.say(word(1))
+
+        def ends(self: Board, rank: int) -> bool:
+            b.say(word(2))
+            return False
+
+        monkeypatch.setattr(Board, "_is_alive", ends)
+        assert a.hear(number) == [word(1), word(2)]
+
+
+# ── how ranks come by one ─────────────────────────────────────────────────────────────────────────
+
+
+class Others:
+    """What the other ranks tell: first nothing, then these."""
+
+    def __init__(self, *processes: str) -> None:
+        self.processes = processes
+        self.name = ""
+
+    def __call__(self, data: bytes, nbytes: int) -> list[bytes]:
+        others = ("",) * len(self.processes) if not self.name else self.processes
+        self.name = self.name or data.decode() or "none"
+        return [each.ljust(nbytes, b"\0") for each in (data, *map(str.encode, others))]
+
+
+def names() -> set[str]:
+    return {each.name for each in board.PLACE.glob("mend-optim-*")}
+
+
+def test_a_board_has_no_name_once_all_ranks_have_it() -> None:
+    others = Others("17", "18")
+    own = shared_board(others, 0, 3, TIMEOUT_S)
+    assert own is not None
+    assert others.name.startswith("mend-optim-")
+    assert others.name not in names()
+    assert own._timeout_s == TIMEOUT_S
+
+
+@pytest.mark.parametrize("processes", [("17", ""), ("17", "17"), ("own", "18")], ids=str)
+def test_ranks_that_do_not_all_reach_it_have_none(processes: tuple[str, ...]) -> None:
+    """Those on another host cannot; threads of one process would have each other's locks."""
+    others = Others(*[each.replace("own", str(os.getpid())) for each in processes])
+    assert shared_board(others, 0, 3, TIMEOUT_S) is None
+    assert others.name not in names()
+
+
+def test_where_there_is_no_such_memory_there_is_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "PLACE", Path("/nowhere"))
+    assert shared_board(Others("17"), 0, 2, TIMEOUT_S) is None
+
+
+def test_a_host_without_room_has_none_and_keeps_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = names()
+    assert shared_board(Others("17"), 0, 2, TIMEOUT_S) is None
+    assert names() <= before
+
+
+def lead_of(name: str) -> Callable[[bytes, int], list[bytes]]:
+    """The lead of two ranks has told this name; then all tell their processes."""
+    told: list[list[bytes]] = [[name.encode(), b""]]
+    return lambda data, nbytes: told.pop() if told else [b"17", data]
+
+
+def test_another_rank_finds_the_board_of_the_lead() -> None:
+    name, file = board._new_file(2)
+    lead = Board(file, 0, 2, TIMEOUT_S)
+    own = shared_board(lead_of(name), 1, 2, TIMEOUT_S)
+    board._remove(name)
+    assert own is not None
+    lead.say(word(1))
+    assert lead.hear(own.say(word(2))) == [word(1), word(2)]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_file_of_another_size_is_not_the_board(size: int) -> None:
+    name, file = board._new_file(size)
+    try:
+        assert shared_board(lead_of(name), 1, 2, TIMEOUT_S) is None
+    finally:
+        board._remove(name)
+        os.close(file)
+
+
+def test_a_name_that_this_host_does_not_have() -> None:
+    assert shared_board(lead_of("mend-optim-of-another-host"), 1, 2, TIMEOUT_S) is None
+    assert shared_board(lead_of(""), 1, 2, TIMEOUT_S) is None
+
+
+def test_a_file_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, file = board._new_file(2)
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(board.PLACE / name).st_uid + 1)
+    try:
+        assert shared_board(lead_of(name), 1, 2, TIMEOUT_S) is None
+    finally:
+        board._remove(name)
+        os.close(file)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
-from bench.micro.sync import pause_then
+from bench.micro.sync import Took, after_a_pause, pause_then
 from bench.result import Result, compared, plain
 from bench.watch import Watch, seconds
 from mend_optim import MendOptimizer
@@ -128,24 +128,6 @@ class Words:
         return took[WARM:]
 
 
-class Took(NamedTuple):
-    """The seconds of something, and those for which its thread computed."""
-
-    wall: float
-    computed: float
-
-
-def _after_a_pause(work: Callable[[], object]) -> Took:
-    computed = [0.0]
-
-    def timed() -> None:
-        started = time.thread_time()
-        work()
-        computed[0] = time.thread_time() - started
-
-    return Took(pause_then(timed), computed[0])
-
-
 @torch.no_grad()
 def _copy(parameters: list[Tensor], copies: list[Tensor]) -> None:
     for copy, parameter in zip(copies, parameters, strict=True):
@@ -171,13 +153,13 @@ def _learn(seat: Seat, optimizer: MendOptimizer) -> list[Round]:
         watch.take()
         times = []
         while not watch.count("apply"):
-            times.append(_after_a_pause(optimizer.step))
+            times.append(after_a_pause(optimizer.step))
         steps.append(times)
         took = Took(0.0, 0.0)
         for rank in range(RANKS + 1):
             seat.meet()
             if rank == seat.rank:
-                took = _after_a_pause(lambda: _copy(parameters, copies))
+                took = after_a_pause(lambda: _copy(parameters, copies))
         seat.meet()
         both = 0.0
         if seat.rank < RANKS:

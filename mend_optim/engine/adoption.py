@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mend_optim.engine.effects import Advance, Install
+from mend_optim.engine.first_weights import FirstWeights
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.majority import Majority, models
 from mend_optim.engine.mode import Change, Mode
@@ -32,6 +33,7 @@ class Adopter:
         self.state = state
         self.majority = Majority(state)
         self.pulling = Pulling(state, self.majority)
+        self.first_weights = FirstWeights(state)
 
     # ── compare ───────────────────────────────────────────────────────────────────────────────────
 
@@ -81,7 +83,7 @@ class Adopter:
         state = self.state
         if state.claims.doubts(beat.peer) or _is_part_of_another(beat, state):
             return
-        if self.majority.believes_model(beat):
+        if self.majority.believes_model(beat) and self.first_weights.may_fetch(now, beat):
             self._fetch_model(now, beat)
 
     def _fetch_model(self, now: float, beat: Beat, *, gives_way: bool = False) -> None:

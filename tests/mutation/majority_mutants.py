@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant_list import Mutant, of
 
 TESTS = of("unit/engine/test_majority")
+FIRST = of("unit/engine/test_first_weights")
 RULES, TAKING, PULLING = "engine/majority", "engine/adoption", "engine/pulling"
 
 
@@ -12,7 +13,49 @@ def mutant(name: str, old: str, new: str, room: str = RULES) -> Mutant:
     return Mutant(name, 4, room, old, new, TESTS)
 
 
+def of_newcomers(name: str, old: str, new: str) -> Mutant:
+    return Mutant(name, 4, "engine/first_weights", old, new, FIRST)
+
+
 MAJORITY_MUTANTS = (
+    of_newcomers(
+        "greater-first-weights-are-no-reason-to-wait",
+        "if any(_key(rival) > _key(beat) for rival in rivals):",
+        "if False:",
+    ),
+    of_newcomers(
+        "first-weights-are-fetched-as-they-come",
+        "return self._is_complete() or now >= self._patience_ends()",
+        "return True",
+    ),
+    of_newcomers(
+        "nobody-knows-when-all-are-here",
+        "return self._is_complete() or now",
+        "return now",
+    ),
+    of_newcomers(
+        "a-newcomer-waits-for-all-for-ever",
+        "return self._is_complete() or now >= self._patience_ends()",
+        "return self._is_complete()",
+    ),
+    of_newcomers("a-newcomer-waits-from-the-first", "            self._last = now\n", ""),
+    of_newcomers(
+        "newcomers-keep-one-another-waiting",
+        "return min(self._last + timing.beat_s, self._first + timing.join_timeout_s / 2)",
+        "return self._last + timing.beat_s",
+    ),
+    of_newcomers("missing-learners-are-not-waited-for", "not self.state.seeds.missing and ", ""),
+    of_newcomers("learners-without-weights-are-not-waited-for", "beat and beat.genesis", "True"),
+    of_newcomers("doubted-newcomers-count", " or self.state.claims.doubts(peer.id)", ""),
+    of_newcomers(
+        "suspected-newcomers-count", "beat is None or peer.suspected or", "beat is None or"
+    ),
+    of_newcomers("those-that-have-joined-are-waited-for", "        and not beat.begun\n", ""),
+    of_newcomers(
+        "those-that-have-trained-are-waited-for",
+        "        and not any(report.key.tokens for report in beat.reports)\n",
+        "",
+    ),
     mutant("half-of-the-voters-are-enough", "[len(shown) // 2]", "[(len(shown) - 1) // 2]"),
     mutant("suspects-vote", "if beat and not peer.suspected and ", "if beat and "),
     mutant("the-untrained-vote", "and beat.step > 0 and", "and"),

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import os
-import socket
 import time
-import unicodedata
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +25,7 @@ from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.environment import stand_in, warn_of_unknown
 from mend_optim.errors import PeerError, require, require_instance
+from mend_optim.given_names import learner_name, zone_name
 from mend_optim.given_peers import GivenPeers, read_peers
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.model.fragment_count import FragmentCount, read_fragments
@@ -339,7 +336,7 @@ def read_settings(
         failslow=failslow,
         residual_in_weights=encoded.residual_in_weights and merge in SHARED,
         joins=encoded.exact and merge in LINEAR and not (isinstance(guard, Guard) and guard.clip),
-        zone=_zone(zone),
+        zone=zone_name(zone),
         unflushed_merge=merge if encoded.residual_in_weights and merge not in SHARED else "",
     )
     if moments == "auto":
@@ -374,7 +371,7 @@ def read_settings(
     else:
         _check_alone(policies.quorum)
     return Settings(
-        name=_learner_name(name),
+        name=learner_name(name),
         policies=policies,
         outer=outer,
         codec=encoded,
@@ -469,32 +466,3 @@ def _with_moments(policies: Policies, inner: Optimizer, periods: MomentSchedule)
     period = policies.schedule.sync_every if policies.auto is None else USUAL
     resolved = periods.resolve(decays(moments, inner), period)
     return replace(policies, moments=moments, unknown_optimizer=unknown, periods=resolved)
-
-
-# Endings of the names of learners that the user did not name, in one process.
-_suffixes: Iterator[str] = chain([""], map("-{}".format, count(2)))
-
-
-def _learner_name(name: str | None) -> str:
-    source = "name"
-    if name is None:
-        told, source = stand_in("name")
-        name = told or f"{socket.gethostname()}-{os.getpid()}{next(_suffixes)}"
-    return _checked_name(source, name)
-
-
-def _zone(zone: str | None) -> str:
-    """The zone; empty for none."""
-    source = "zone"
-    if zone is None:
-        zone, source = stand_in("zone")
-        if not zone:
-            return ""
-    return _checked_name(source, zone)
-
-
-def _checked_name(source: str, name: str) -> str:
-    good = isinstance(name, str) and 0 < len(name.encode()) <= 200 and name.isprintable()
-    require(good, source, name, "a printable text of 1 to 200 bytes")
-    # One text, whichever way an operating system spells an accent.
-    return unicodedata.normalize("NFC", name)

@@ -43,6 +43,7 @@ TOP = {
     "wrapped_parameters",
     "handover",
     "settings",
+    "given_names",
     "given_peers",
     "security",
     "certs",

@@ -335,7 +335,8 @@ def read_settings(
         limits=limits,
         failslow=failslow,
         residual_in_weights=encoded.residual_in_weights and merge in SHARED,
-        joins=encoded.exact and merge in LINEAR and not (isinstance(guard, Guard) and guard.clip),
+        joins=encoded.exact and merge in LINEAR,
+        clips=guard is not None and guard.clip,
         zone=zone_name(zone),
         unflushed_merge=merge if encoded.residual_in_weights and merge not in SHARED else "",
     )

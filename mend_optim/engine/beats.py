@@ -56,6 +56,7 @@ class Beats:
             ready=state.ready if state.finishes else b"",
             ended=state.ended if state.finishes else b"",
             zone=state.roster.zone,
+            takes_joint=state.takes_joint(0),
         )
 
     def send_to_all(self, now: float) -> None:

@@ -59,7 +59,7 @@ def may_take(offer: Offer, state: EngineState) -> bool:
     if not offer.others:
         return True
     near = (are_neighbours(state.roster, offer.peer, other.peer) for other in offer.others)
-    return state.joins(offer.fragment) and all(near)
+    return state.takes_joint(offer.fragment) and all(near)
 
 
 class JointOffers:
@@ -82,10 +82,12 @@ class JointOffers:
         own = self.waiting(p)
         if p in self._joining:
             return True
-        if own is None and not (any(map(self._joins, others)) and self._expects_own(p)):
+        joins = self.state.joins_for(p, sealer)
+        comes = joins and any(map(self._joins, others)) and self._expects_own(p)
+        if own is None and not comes:
             self._since.pop(p, None)
             return False
-        if own and not self._joins(own):
+        if own and not (joins and self._joins(own)):
             self._send(now, own, sealer)
             return False
         if self._waits(now, round, own):
@@ -149,7 +151,7 @@ class JointOffers:
         """Whether our own offer may come, too: it has not gone to the sealer, and we train."""
         state, pending = self.state, self.state.fragments[p].pending
         is_here = pending is None or pending.sent_to in (None, state.me)
-        return is_here and state.joins(p) and state.mode.may_seal and not state.resting
+        return is_here and state.mode.may_seal and not state.resting
 
     def _call(self, p: int, missing: Iterable[PeerId], *, calls_own: bool) -> None:
         state, fragment = self.state, self.state.fragments[p]

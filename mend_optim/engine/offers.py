@@ -64,7 +64,7 @@ class Offers:
         sealer by its own roster: another one that calls gets our offer from us."""
         roster = self.state.roster
         near = any(are_neighbours(roster, roster.me, id) for id in roster.alive())
-        return near and self.state.joins(p) and sealer == roster.sealer(p)
+        return near and self.state.joins_for(p, sealer) and sealer == roster.sealer(p)
 
     def resend(self, now: float, fragment: Progress) -> None:
         """Offer again if the learner that has the offer died, lost it, or runs the fragment's

@@ -46,6 +46,8 @@ class Policies:
     signed: bool = False
     #: Whether the merge is linear and offers lose nothing, so that a relay may join them.
     joins: bool = False
+    #: Whether this learner, as a sealer, scales outsized offers down. Learners may differ in that.
+    clips: bool = False
     #: The learner's zone; empty if it is in none. Learners differ in this one.
     zone: str = ""
 

@@ -290,6 +290,18 @@ class EngineState:
         """Whether relays join the offers of fragment `p`. A signature is over one offer."""
         return self.policies.joins and not self.policies.signed and not self.is_buffers(p)
 
+    def takes_joint(self, p: int) -> bool:
+        """Whether this learner, as a sealer, takes joint offers of fragment `p`. In a mean of
+        several offers, no single one can be scaled down."""
+        return self.joins(p) and not self.policies.clips
+
+    def joins_for(self, p: int, sealer: PeerId) -> bool:
+        """Whether this learner, as a relay, joins the offers of fragment `p` for this sealer, which
+        takes joint ones by its own word."""
+        peer = self.roster.find(sealer)
+        takes = peer is not None and peer.beat is not None and peer.beat.takes_joint
+        return takes and self.joins(p)
+
     def has_fragment(self, p: int) -> bool:
         return 0 <= p < len(self.fragments)
 

@@ -208,6 +208,9 @@ class Beat:
     turned_away: tuple[PeerId, ...] = ()
     #: The sender's zone: see `membership/zones.py`. Empty if it is in none.
     zone: str = ""
+    #: Whether the sender, as a sealer, takes joint offers of parameters. One that does not say so
+    #: gets offers one by one.
+    takes_joint: bool = False
 
     @property
     def begun(self) -> int:

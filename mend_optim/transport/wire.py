@@ -182,6 +182,7 @@ def _beat(beat: Beat) -> pb.Beat:
         ended=beat.ended,
         turned_away=map(id_of, beat.turned_away),
         zone=beat.zone,
+        takes_joint=beat.takes_joint,
     )
 
 
@@ -208,6 +209,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         ended=checked_digest("ended", beat.ended),
         turned_away=tuple(map(to_id, away)),
         zone=checked_name("zone", beat.zone, may_be_empty=True),
+        takes_joint=beat.takes_joint,
     )
 
 

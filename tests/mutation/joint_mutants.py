@@ -45,14 +45,38 @@ JOINT_MUTANTS = (
     mutant(
         "neighbours-do-not-wait-for-our-own",
         GATHER,
-        "not (any(map(self._joins, others)) and self._expects_own(p))",
-        "True",
+        "joins and any(map(self._joins, others)) and self._expects_own(p)",
+        "False",
     ),
     mutant(
         "orphans-wait-for-our-own",
         GATHER,
-        "any(map(self._joins, others)) and",
-        "others and",
+        "joins and any(map(self._joins, others)) and",
+        "joins and others and",
+    ),
+    mutant(
+        "neighbours-wait-for-a-sealer-that-takes-none",
+        GATHER,
+        "comes = joins and any(",
+        "comes = any(",
+    ),
+    mutant(
+        "our-own-waits-for-a-sealer-that-takes-none",
+        GATHER,
+        "not (joins and self._joins(own))",
+        "not self._joins(own)",
+    ),
+    mutant(
+        "no-sealer-is-asked-for-its-guard",
+        "engine/state",
+        "return takes and self.joins(p)",
+        "return self.joins(p)",
+    ),
+    mutant(
+        "a-relay-goes-by-its-own-guard",
+        "engine/state",
+        "return takes and self.joins(p)",
+        "return takes and self.takes_joint(p)",
     ),
     mutant("joined-twice", GATHER, "        if p in self._joining:\n            return True\n", ""),
     mutant("joined-again-and-again", GATHER, " and (offer.peer, offer.seq) not in tried", ""),
@@ -115,7 +139,35 @@ JOINT_MUTANTS = (
     mutant("joint-offers-of-any-model", GATHER, "other.genesis != offer.genesis or ", ""),
     mutant("joint-offers-of-anything", GATHER, "genesis or not may_join(bare):", "genesis:"),
     mutant("strangers-to-each-other", GATHER, " and all(near)", ""),
-    mutant("joint-where-nobody-joins", GATHER, "return state.joins(offer.fragment) and", "return"),
+    mutant(
+        "joint-where-nobody-joins", GATHER, "return state.takes_joint(offer.fragment) and", "return"
+    ),
+    mutant(
+        "a-sealer-that-clips-takes-joint-offers",
+        "engine/state",
+        "return self.joins(p) and not self.policies.clips",
+        "return self.joins(p)",
+    ),
+    mutant(
+        "no-sealer-says-that-it-takes-joint-offers",
+        "engine/beats",
+        "            takes_joint=state.takes_joint(0),\n",
+        "",
+    ),
+    mutant(
+        "the-word-of-joint-offers-is-not-sent",
+        "transport/wire",
+        "        zone=beat.zone,\n        takes_joint=beat.takes_joint,\n",
+        "        zone=beat.zone,\n",
+        of("unit/transport/test_wire", "beat"),
+    ),
+    mutant(
+        "the-engine-does-not-know-that-its-guard-clips",
+        "settings",
+        "        clips=guard is not None and guard.clip,\n",
+        "",
+        of("unit/test_settings", "guard"),
+    ),
     mutant(
         "signed-offers-are-joined",
         "engine/state",
@@ -125,8 +177,8 @@ JOINT_MUTANTS = (
     mutant(
         "buffers-are-joined",
         "engine/state",
-        " and not self.is_buffers(p)\n\n    def has_fragment",
-        "\n\n    def has_fragment",
+        " and not self.is_buffers(p)\n\n    def takes_joint",
+        "\n\n    def takes_joint",
     ),
     mutant(
         "joint-offers-are-passed-on",

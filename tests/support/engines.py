@@ -88,6 +88,7 @@ class DrivenEngine:
         buffers: bool = False,
         zone: str = "",
         joins: bool = False,
+        clips: bool = False,
         **schedule: Any,
     ) -> None:
         self.now, self.seals, self.counts = 0.0, seals, 0
@@ -102,6 +103,7 @@ class DrivenEngine:
             auto=auto,
             zone=zone,
             joins=joins,
+            clips=clips,
         )
         self.engine = Engine(ME, "me:1" if seals else "", (), policies, self.now)
         self.engine.begin(self.now, GENESIS, (b"",) * (plan.fragments + buffers))
@@ -128,10 +130,12 @@ class DrivenEngine:
         pong: int = 0,
         latency: int = 0,
         zone: str = "",
+        takes_joint: bool | None = None,
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
-        it can be dialled, if that is not as of all peers."""
+        it can be dialled, if that is not as of all peers. `takes_joint`: None is as of this
+        learner."""
         self.counts += 1
         if address is None:
             address = "" if self.seals else f"{peer.name}:1"
@@ -157,6 +161,7 @@ class DrivenEngine:
             paces=paces,
             latency=latency,
             zone=zone,
+            takes_joint=self.engine.state.takes_joint(0) if takes_joint is None else takes_joint,
         )
         self.receive(beat)
 

@@ -520,6 +520,13 @@ def test_the_largest_message_has_room_for_the_norms_of_a_joint_offer() -> None:
     assert norms_nbytes(2, 4096) == 4 * 2 * 256
 
 
+def test_a_guard_that_clips_leaves_a_relay_free_to_join() -> None:
+    """Its sealer may have another guard."""
+    for guard, clips in ((None, False), (Guard(), False), (Guard(clip=True), True)):
+        policies = read(codec="none", guard=guard).policies
+        assert (policies.joins, policies.clips) == (True, clips)
+
+
 def test_a_codec_with_the_options_of_a_named_one_is_that_one() -> None:
     assert dict(read(codec=Int4()).policy())["codec"] == "int4"
     assert dict(read(codec=PowerSGD(rank=9)).policy())["codec"].startswith("PowerSGD(rank=9")

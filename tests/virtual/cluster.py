@@ -61,6 +61,8 @@ class Cluster:
         self.names = [f"learner-{i}" for i in range(n)]
         #: The zone of each learner, if there are zones.
         self.zones = {name: f"zone-{i % zones}" for i, name in enumerate(self.names) if zones}
+        #: In some clusters: the learner whose guard clips, so that it takes no joint offer.
+        self.clipping = random.Random(f"guards of {seed}").choice(["", "", "learner-0"])
         #: In a cluster with zones: by process and fragment, the one that its last offer went to,
         #: which alone can answer with a seal.
         self.streams: dict[tuple[PeerId, int], PeerId] = {}
@@ -455,7 +457,9 @@ class Cluster:
         if isinstance(message, Seal) and message.sealer.name != sender.name:
             self.seen["seal relayed"] += 1
             message = replace(message, passed_by=sender.me)
-        self.seen["joint offer"] += isinstance(message, Offer) and bool(message.others)
+        if isinstance(message, Offer) and message.others:
+            self.seen["joint offer"] += 1
+            self.seen["joint offer in vain"] += receiver.name == self.clipping
         self.seen["offer relayed"] += by is not None and by.name != message.peer.name
         self.happen(receiver, receiver.receive, (message, by))
         if isinstance(message, Offer):

@@ -81,7 +81,10 @@ class Learner:
         self.ahead_s = 0.0  # how far its clock is ahead
         seeds = [n for n in cluster.names if n != self.name and cluster.dialable[n]]
         policies = replace(
-            cluster.policies, zone=cluster.zones.get(self.name, ""), joins=bool(cluster.zones)
+            cluster.policies,
+            zone=cluster.zones.get(self.name, ""),
+            joins=bool(cluster.zones),
+            clips=self.name == cluster.clipping,
         )
         self.engine = Engine(id, address, seeds, policies, self.now)
         fragments = cluster.policies.schedule.fragments + cluster.buffers

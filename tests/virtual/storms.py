@@ -118,6 +118,7 @@ class Storm:
         assert cluster.settle(LIMIT_S), (
             f"no common model {LIMIT_S:g} s after the last fault: {cluster.keys()}"
         )
+        assert not cluster.seen["joint offer in vain"], "a joint offer to one that takes none"
         return cluster
 
     def smaller(self) -> Iterator[Storm]:

@@ -57,7 +57,9 @@ def all_beat(engine: DrivenEngine) -> None:
     """So that nobody is suspected; and what this learner sends to itself arrives."""
     roster = engine.engine.state.roster
     for peer in roster:
-        engine.beat(peer.id, address=peer.address, zone=zone_of(roster, peer.id))
+        takes = peer.beat.takes_joint if peer.beat else None
+        zone = zone_of(roster, peer.id)
+        engine.beat(peer.id, address=peer.address, zone=zone, takes_joint=takes)
     engine.log += engine.engine.drain(engine.now)
 
 
@@ -145,6 +147,38 @@ def test_without_joining_its_own_offer_goes_at_once() -> None:
     engine, far = relay(joins=False)
     offer_own(engine)
     assert sent(engine) == [(far, "", ME.name, ())]
+
+
+@pytest.mark.parametrize("first", ["own", "near"])
+def test_for_a_sealer_that_takes_no_joint_offers_none_waits(first: str) -> None:
+    """Its guard clips, or it says nothing of joint offers."""
+    engine, far = relay()
+    engine.beat(far, address="far:1", zone=THERE, takes_joint=False)
+    train(engine)
+    ways = {"own": (far, "", ME.name, ()), "near": (far, PASS_ON, NEAR.name, ())}
+    for which in ("own", "near") if first == "own" else ("near", "own"):
+        offer_own(engine) if which == "own" else offer_near(engine)
+        assert sent(engine) == [ways[which]]
+    assert engine.jobs(Join) == []
+
+
+def test_our_own_offer_that_waits_goes_once_the_sealer_takes_no_joint_ones() -> None:
+    """Another learner may have become the sealer."""
+    engine, far = relay()
+    offer_own(engine)
+    assert sent(engine) == []
+    engine.beat(far, address="far:1", zone=THERE, takes_joint=False)
+    offer_near(engine)
+    assert engine.jobs(Join) == []
+    assert sorted(sent(engine)) == [(far, "", ME.name, ()), (far, PASS_ON, NEAR.name, ())]
+
+
+def test_a_relay_joins_whatever_its_own_guard_does() -> None:
+    engine, far = relay(clips=True)
+    engine.beat(far, address="far:1", zone=THERE, takes_joint=True)
+    offer_own(engine)
+    offer_near(engine)
+    assert len(engine.jobs(Join)) == 1
 
 
 def test_offers_that_cannot_be_joined_go_one_by_one() -> None:
@@ -298,9 +332,9 @@ def test_only_new_work_of_its_own_sender_is_joined(changed: dict[str, object]) -
 # The sealer
 
 
-def sealer(*, joins: bool = True) -> DrivenEngine:
+def sealer(*, joins: bool = True, clips: bool = False) -> DrivenEngine:
     """The sealer of the other zone."""
-    engine = DrivenEngine(zone=THERE, quorum=4, joins=joins)
+    engine = DrivenEngine(zone=THERE, quorum=4, joins=joins, clips=clips)
     for peer in (PEER, THIRD):
         engine.beat(peer, zone=HERE)
     engine.beat(FOURTH, zone=THERE)
@@ -370,14 +404,24 @@ def test_one_of_a_learner_that_is_not_known_yet_is_neither_taken_nor_refused() -
 
 
 @pytest.mark.parametrize(
-    ("changed", "p", "joins"),
-    [({}, 0, True), ({}, 1, False), ({"signed": True}, 0, False), ({"joins": False}, 0, False)],
-    ids=["joins", "buffers", "signed", "a codec that loses"],
+    ("changed", "p", "joins", "takes"),
+    [
+        ({}, 0, True, True),
+        ({}, 1, False, False),
+        ({"signed": True}, 0, False, False),
+        ({"joins": False}, 0, False, False),
+        ({"clips": True}, 0, True, False),
+    ],
+    ids=["joins", "buffers", "signed", "a codec that loses", "a guard that clips"],
 )
-def test_where_offers_are_joined(changed: dict[str, bool], p: int, joins: bool) -> None:
-    state = DrivenEngine(joins=True, buffers=True).engine.state
+def test_where_offers_are_joined(
+    changed: dict[str, bool], p: int, joins: bool, takes: bool
+) -> None:
+    driven = DrivenEngine(joins=True, buffers=True).engine
+    state = driven.state
     state.policies = replace(state.policies, **changed)  # type: ignore[arg-type]
-    assert state.joins(p) == joins
+    assert (state.joins(p), state.takes_joint(p)) == (joins, takes)
+    assert p or driven.beats.make().takes_joint == takes
 
 
 def test_a_joint_offer_that_cannot_be_merged_whole_counts_for_no_quorum() -> None:
@@ -403,8 +447,9 @@ def test_a_joint_offer_of_more_learners_than_a_seal_may_have_is_not_merged() -> 
     assert held(engine) == set()
 
 
-def test_where_offers_are_not_joined_none_is_taken() -> None:
-    engine = sealer(joins=False)
+@pytest.mark.parametrize("settings", [{"joins": False}, {"clips": True}], ids=str)
+def test_where_offers_are_not_joined_none_is_taken(settings: dict[str, bool]) -> None:
+    engine = sealer(**settings)
     receive(engine, joint())
     assert held(engine) == set()
     assert engine.faults() == []

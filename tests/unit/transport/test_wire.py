@@ -78,6 +78,7 @@ FULL = Beat(
     ended=b"e" * 16,
     turned_away=(ME,),
     zone="rack-7",
+    takes_joint=True,
 )
 
 

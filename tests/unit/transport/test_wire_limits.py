@@ -57,6 +57,7 @@ BEAT = pb.Beat(
     turned_away=[PEER],
     ended=b"e",
     zone="z",
+    takes_joint=True,
 )
 HELLO = pb.Hello(
     peer=PEER,

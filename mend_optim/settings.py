@@ -99,6 +99,11 @@ class Settings:
     group: Any
     place: Endpoint | None
 
+    def may_differ(self) -> tuple[tuple[str, str], ...]:
+        """(field, value) pairs in which learners may differ, and which a visitor is told because
+        that can be a mistake. In every round, the guard of its sealer decides."""
+        return (("guard", repr(self.guard)),)
+
     @property
     def schedule(self) -> Schedule:
         """When fragments are due, and when anchors are adopted."""
@@ -200,6 +205,7 @@ class Settings:
                 address=address,
                 model=present().fingerprint(),
                 policy=(*bare.policy(), *present().policy()),
+                may_differ=bare.may_differ(),
             ),
             transport=lambda handler: Transport(
                 handler,

@@ -94,6 +94,9 @@ class Hello:
     model: tuple[tuple[str, str], ...]
     #: The settings that all learners must share, as (field, value) pairs.
     policy: tuple[tuple[str, str], ...]
+    #: Settings in which learners may differ, as (field, value) pairs. They never travel in a hello;
+    #: one that only asks for such a value is told it as any other.
+    may_differ: tuple[tuple[str, str], ...] = ()
     #: The sender's version of the protocol.
     protocol: int = PROTOCOL
     #: In an answer, why the sender refuses the receiver, as the receiver would say it; empty in a
@@ -170,10 +173,15 @@ def refusal(mine: Hello, theirs: Hello) -> str:
     difference = model_difference(*models)
     if difference:
         return f"{difference}; build the same model on both"
-    difference = first_difference(mine.policy, theirs.policy)
+    difference = first_difference(_asked(mine, theirs), _asked(theirs, mine))
     if difference:
         return f"{difference}; pass the same {difference.partition(':')[0]} to both"
     return ""
+
+
+def _asked(hello: Hello, by: Hello) -> tuple[tuple[str, str], ...]:
+    """The settings of a hello that are compared with those of another one."""
+    return (*hello.policy, *hello.may_differ) if by.only_asks else hello.policy
 
 
 def _without_extras(*models: tuple[tuple[str, str], ...]) -> list[tuple[tuple[str, str], ...]]:

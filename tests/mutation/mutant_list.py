@@ -754,7 +754,7 @@ MUTANTS = (
     Mutant("fragment-that-is-not-here", 8, "engine/engine",
            (("if not closed and self.state.has_fragment(message.fragment):")), "if not closed and self.state.fragments:", ADOPTING),
     Mutant("another-policy-may-join", 8, "protocol/handshake",
-           "difference = first_difference(mine.policy, theirs.policy)", "difference = None", of("unit/protocol/test_messages")),
+           "difference = first_difference(_asked(mine, theirs), _asked(theirs, mine))", "difference = None", of("unit/protocol/test_messages")),
     Mutant("a-wrong-cause-of-silence", 8, "transport/diagnosis", '("connection refused", Unreached.REFUSED)', '("connection refused", Unreached.ANSWER)',
            of("unit/transport/test_diagnosis")),
     Mutant("ranks-that-come-late-are-no-fault", 8, "ranks/guard", "    if ranks > 1:", "    if False:", of("contract/test_ranks")),

@@ -70,11 +70,24 @@ def test_a_learner_is_found_and_hardly_notices() -> None:
 
 
 def test_the_settings_that_are_asked_for_are_those_that_learners_must_share() -> None:
-    """All but two, which learners tell only if they have them."""
+    """All but two, which learners tell only if they have them; and those that may differ."""
     (address,) = free_addresses(1)
     with learner(address) as optimizer:
-        policy = dict(optimizer._run.settings.policy())
-    assert {*policy, "buffers", "credentials.signed"} == set(SETTINGS)
+        settings = optimizer._run.settings
+    fields = {name for name, _ in (*settings.policy(), *settings.may_differ())}
+    assert {*fields, "buffers", "credentials.signed"} == set(SETTINGS)
+
+
+def test_guards_that_differ_are_told() -> None:
+    one, other = free_addresses(2)
+    with ExitStack() as stack:
+        stack.enter_context(learner(one, "a"))
+        stack.enter_context(learner(other, "b", guard=None))
+        status, told = checked(one, other, "--settings")
+    assert status == 0, told
+    _, _, compared = told.partition("\nThese settings differ, and may; ")
+    assert "guard    Guard(norm=8.0, clip=False)  None\n" in compared
+    assert "refuse" not in told
 
 
 def test_learners_that_differ_are_compared() -> None:

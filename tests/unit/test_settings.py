@@ -527,6 +527,13 @@ def test_a_guard_that_clips_leaves_a_relay_free_to_join() -> None:
         assert (policies.joins, policies.clips) == (True, clips)
 
 
+def test_the_guard_may_differ_and_is_told() -> None:
+    one, other = read(guard=None), read(guard=Guard(norm=20, clip=True))
+    assert one.policy() == other.policy()
+    assert one.may_differ() == (("guard", "None"),)
+    assert other.may_differ() == (("guard", "Guard(norm=20.0, clip=True)"),)
+
+
 def test_a_codec_with_the_options_of_a_named_one_is_that_one() -> None:
     assert dict(read(codec=Int4()).policy())["codec"] == "int4"
     assert dict(read(codec=PowerSGD(rank=9)).policy())["codec"].startswith("PowerSGD(rank=9")

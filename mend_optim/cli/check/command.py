@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mend_optim.cli.check.findings import (
+    MAY_DIFFER,
     Attempt,
     Facts,
+    allowed_differences,
     differences,
     doubles,
     faults_of,
@@ -45,7 +47,8 @@ Credentials are those of the run: --secret or --credentials, or the variables
 
 The exit status is 0 if a learner answers at each address and nothing is wrong, and 1 if not.
 """
-#: The settings that all learners must share: see `Settings.policy`.
+#: The settings that all learners must share, and those in which they may differ: see
+#: `Settings.policy` and `Settings.may_differ`.
 SETTINGS = (
     "sync_every",
     "fragments",
@@ -58,6 +61,7 @@ SETTINGS = (
     "moments",
     "buffers",
     "credentials.signed",
+    *MAY_DIFFER,
 )
 _CAUSES = {
     ConnectionRefusedError: Unreached.REFUSED,
@@ -133,6 +137,10 @@ def _compare(found: list[Facts]) -> None:
     if differing:
         print("\nThese settings differ, so the learners refuse each other:", *differing, sep="\n")
         print("Give all learners the same model and the same arguments.")
+    allowed = allowed_differences(found)
+    if allowed:
+        told = "These settings differ, and may; in a round, those of its sealer count:"
+        print(f"\n{told}", *allowed, sep="\n")
 
 
 def _facts(address: str, asks: _Asks) -> Facts:

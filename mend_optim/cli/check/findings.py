@@ -12,6 +12,10 @@ from mend_optim.protocol.unreached import Unreached
 from mend_optim.protocol.visited import COUNT, FIRST, Visit
 from mend_optim.transport.address import is_loopback, parse_address, seen_from
 
+#: The settings in which learners may differ: see `Settings.may_differ`.
+MAY_DIFFER = ("guard",)
+#: What a refusal says of a setting that the learner has no word for.
+NOT_TOLD = "absent"
 TLS_WANTED = (
     Unreached.WANTS_TLS.value,
     "give this command the run's credentials: --secret FILE or --credentials DIR",
@@ -180,8 +184,21 @@ def has_faults(all_facts: Sequence[Facts]) -> bool:
 
 
 def differing(all_facts: Sequence[Facts]) -> dict[str, list[str]]:
-    """By setting in which learners differ, the values of all that answered, in their order. They
-    must not differ in any."""
+    """By setting in which learners differ, and must not, the values of all that answered, in their
+    order."""
+    compared = _compared(all_facts).items()
+    return {name: values for name, values in compared if name not in MAY_DIFFER}
+
+
+def allowed_to_differ(all_facts: Sequence[Facts]) -> dict[str, list[str]]:
+    """The same of the settings in which they may differ. An older learner tells none of these: its
+    value is not known, which is no difference."""
+    compared = _compared(all_facts).items()
+    asked = {name: values for name, values in compared if name in MAY_DIFFER}
+    return {name: values for name, values in asked.items() if len({*values} - {NOT_TOLD}) > 1}
+
+
+def _compared(all_facts: Sequence[Facts]) -> dict[str, list[str]]:
     settings = [facts.visit.settings for facts in all_facts if facts.visit and facts.visit.answer]
     found = {}
     for name in dict.fromkeys(name for each in settings for name in each):
@@ -192,10 +209,19 @@ def differing(all_facts: Sequence[Facts]) -> dict[str, list[str]]:
 
 
 def differences(all_facts: Sequence[Facts]) -> list[str]:
-    """A table of the settings in which learners differ; empty if there are none."""
+    """A table of the settings in which learners differ, and must not; empty if there are none."""
+    return _table(all_facts, differing(all_facts))
+
+
+def allowed_differences(all_facts: Sequence[Facts]) -> list[str]:
+    """A table of the settings in which learners differ, and may; empty if there are none."""
+    return _table(all_facts, allowed_to_differ(all_facts))
+
+
+def _table(all_facts: Sequence[Facts], differing: dict[str, list[str]]) -> list[str]:
     visits = [each.visit for each in all_facts if each.visit]
     names = [shown(visit.answer.peer.name) for visit in visits if visit.answer]
-    rows = [(name, *map(shown, values)) for name, values in differing(all_facts).items()]
+    rows = [(name, *map(shown, values)) for name, values in differing.items()]
     return table_of(("setting", *names), rows, 99) if rows else []
 
 

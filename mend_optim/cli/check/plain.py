@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mend_optim.cli.check.findings import Facts, differing, doubles, faults_of, has_faults
+from mend_optim.cli.check.findings import (
+    Facts,
+    allowed_to_differ,
+    differing,
+    doubles,
+    faults_of,
+    has_faults,
+)
 from mend_optim.cli.check.way import Fault
 from mend_optim.protocol.surveyed import Surveyed, Transfer
 
@@ -17,6 +24,7 @@ def plain_of(found: Sequence[Facts]) -> dict[str, Any]:
         "addresses": [_learner(facts) for facts in found],
         "faults": [_fault(fault) for fault in doubles(found)],
         "differing": differing(found),
+        "allowed_to_differ": allowed_to_differ(found),
     }
 
 

@@ -9,12 +9,15 @@ import pytest
 from mend_optim.cli.check.findings import (
     Attempt,
     Facts,
+    allowed_differences,
     differences,
     doubles,
     faults_of,
+    has_faults,
     lines_of,
     told_address,
 )
+from mend_optim.cli.check.plain import plain_of
 from mend_optim.protocol.handshake import PROTOCOL, Hello
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.unreached import Unreached
@@ -111,6 +114,23 @@ def test_settings_are_compared_and_names_are_escaped() -> None:
     assert "merge" not in table
     assert "\x1b" not in table
     assert differences([one]) == []
+
+
+def test_guards_that_differ_are_told_and_are_no_fault() -> None:
+    found = [
+        facts(answer(name, settings={"codec": "none", "guard": guard}))
+        for name, guard in (("a", "Guard(norm=8.0, clip=False)"), ("b", "None"), ("c", "absent"))
+    ]
+    assert differences(found) == []
+    assert not has_faults(found)
+    told = "\n".join(allowed_differences(found))
+    assert "Guard(norm=8.0, clip=False)  None  absent" in told
+    assert "codec" not in told
+    # An older learner does not say which guard it has.
+    assert allowed_differences([found[0], found[2]]) == []
+    plain = plain_of(found)
+    assert (plain["sound"], plain["differing"]) == (True, {})
+    assert set(plain["allowed_to_differ"]) == {"guard"}
 
 
 def test_two_processes_of_one_name_are_found_and_one_at_two_addresses_is_none() -> None:

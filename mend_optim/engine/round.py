@@ -285,11 +285,22 @@ def _fits(offer: Offer, lineage: Lineage) -> bool:
 def _replaces(offer: Offer, held: Offer) -> bool:
     """Whether an offer takes the place of one that is held, with work, of the same sender. An
     offer that came from its sender goes before one that another peer has passed on, and may have
-    made up: an invented number would keep the true offer out for ever."""
+    made up: an invented number would keep the true offer out for ever.
+
+    A later offer does not drive out a joint one, in which there is the work of others. Either may
+    be merged, and then its sender goes by the anchor that it sees, as with any seal that is decided
+    before an offer comes."""
+    if _came_joint(held) and held.claim.author == offer.claim.author and held.seq < offer.seq:
+        return False  # what is new in it is offered again, on the anchor that has the joint one
     if (offer.passed_by is None) == (held.passed_by is None):
         return offer.order > held.order
     differs = (offer.entry, offer.follows) != (held.entry, held.follows)
     return differs and offer.passed_by is None
+
+
+def _came_joint(offer: Offer) -> bool:
+    """Whether an offer is a part of a joint one."""
+    return offer.carrier is not None or bool(offer.others)
 
 
 def _repeats(later: Offer, offer: Offer) -> bool:

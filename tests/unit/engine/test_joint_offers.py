@@ -470,6 +470,53 @@ def test_it_is_taken_whole_or_not_at_all() -> None:
     assert engine.engine.state.rounds[0].inbox[THIRD].carrier is None
 
 
+@pytest.mark.parametrize("later", [replace(offer_of(THIRD), seq=2), replace(offer_of(PEER), seq=2)])
+@pytest.mark.parametrize("by", [None, PEER])
+def test_a_later_offer_of_one_of_them_does_not_drive_it_out(
+    later: Offer, by: PeerId | None
+) -> None:
+    """It comes from its sender, or from the relay. In it may be other work than in the former."""
+    engine = sealer()
+    receive(engine, joint())
+    if by is None:
+        receive(engine, with_delta(later))
+    else:
+        engine.engine.passed_on(engine.now, with_delta(later), by)
+        for inspect in engine.jobs(Inspect):
+            engine.done(inspect)
+    inbox = engine.engine.state.rounds[0].inbox
+    assert {peer: offer.seq for peer, offer in inbox.items()} == {PEER: 1, THIRD: 1}
+
+
+def test_nor_does_a_later_joint_offer_of_others() -> None:
+    engine = sealer()
+    near = PeerId("near", 1)
+    engine.beat(near, zone=HERE)
+    receive(engine, joint(offer_of(THIRD), offer_of(near)))
+    receive(engine, replace(joint(), seq=2))
+    assert held(engine) == {PEER.name, THIRD.name, near.name}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        offer_of(THIRD, 1),
+        offer_of(THIRD, 9, steps=5),
+        offer_of(THIRD, 10, inherited=Claim(FOURTH, 0)),
+    ],
+    ids=["earlier", "of other work", "inherited"],
+)
+def test_the_word_of_its_author_drives_out_an_invented_part(own: Offer) -> None:
+    """The author cannot have made the other one before this one."""
+    engine = sealer()
+    receive(engine, joint(offer_of(THIRD, 9)))
+    receive(engine, with_delta(own))
+    inbox = engine.engine.state.rounds[0].inbox
+    assert {peer: (offer.seq, offer.steps) for peer, offer in inbox.items()} == {
+        THIRD: (own.seq, own.steps)
+    }
+
+
 def test_once_one_of_them_is_merged_elsewhere_the_others_are_not_held() -> None:
     engine = sealer()
     receive(engine, joint())

@@ -1,0 +1,74 @@
+"""A joint offer that waits for its round, in virtual time, while a learner in it offers anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend_optim.membership.sealers import sealer_of
+from mend_optim.protocol.lineage import PeerId
+from tests.support.depth import many
+from tests.virtual.cluster import Cluster
+from tests.virtual.process import Learner
+from tests.virtual.storms import policies
+
+#: The network is cut for longer than a joint offer takes to come, and a learner to offer anew.
+CUT_S = 60.0
+
+
+def waiting_for_one(seed: int) -> tuple[Cluster, Learner]:
+    """Two zones of three, and a joint offer of one of them at the sealer in the other. The round
+    waits for a neighbour of the sealer that cannot reach it. Returns the sealer, too."""
+    # A relay waits for its neighbours for a part of these.
+    chosen = policies(quorum=6, grace_s=10, sync_every=10)
+    cluster = Cluster(6, seed, chosen, loss=0.0, duplicates=0.0, delay_s=0.1, zones=2)
+    cluster.speed = dict.fromkeys(cluster.names, 1.0)
+    name = sealer_of(0, cluster.names)
+    cluster.clipping = ""
+    cluster.start_all()
+    assert cluster.until(lambda: min(map(version, cluster.learners.values())) > 0, 120)
+    near = [n for n in cluster.names if cluster.zones[n] == cluster.zones[name] and n != name]
+    cluster.cut([(near[0], name)], CUT_S)
+    sealer, away = cluster.learners[name], cluster.learners[near[0]].me
+
+    def waits() -> bool:
+        inbox = sealer.engine.state.rounds[0].inbox
+        return bool(parts(sealer)) and away not in inbox
+
+    assert cluster.until(waits, CUT_S / 2)
+    return cluster, sealer
+
+
+def version(learner: Learner) -> int:
+    fragments = learner.engine.state.fragments
+    return fragments[0].lineage.version if fragments else 0
+
+
+def parts(sealer: Learner) -> dict[PeerId, int]:
+    """The number of each offer that came in the joint one of its relay."""
+    inbox = sealer.engine.state.rounds[0].inbox.values()
+    return {offer.peer: offer.seq for offer in inbox if offer.carrier}
+
+
+@pytest.mark.parametrize("seed", range(many(4, 40)))
+def test_a_later_offer_of_a_neighbour_leaves_the_joint_one_to_its_round(seed: int) -> None:
+    """Before, the offers of the whole zone were out with it, and came again one by one."""
+    cluster, sealer = waiting_for_one(seed)
+    held, base = parts(sealer), version(sealer)
+    author = cluster.learners[min(held).name]
+    # As if its weights were not finite: it gives up what it has, and begins from the anchor.
+    author.engine.outcomes.healing._give_up("its weights are not finite")
+    author.pump()
+
+    def offers_anew() -> bool:
+        pending = author.engine.state.fragments[0].pending
+        return pending is not None and pending.delivered
+
+    assert cluster.until(offers_anew, CUT_S / 4)
+    cluster.run(CUT_S / 8)
+    assert (parts(sealer), version(sealer)) == (held, base)
+    assert cluster.until(lambda: version(sealer) > base, 2 * CUT_S)
+    record = next(r for _, _, r in cluster.ledger if r.version == base + 1)
+    merged = {(m.name, m.seq) for m in record.members}
+    assert {(peer.name, seq) for peer, seq in held.items()} <= merged
+    # All laws have been checked after every event; and what it offered anew comes to be merged.
+    assert cluster.settle()

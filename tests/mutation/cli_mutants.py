@@ -66,8 +66,15 @@ CLI_MUTANTS = (
     mutant(
         "a-plan-joins-offers-with-moments",
         "cli/plan/model",
-        "return WITHOUT_MOMENTS if extra else 1.0",
+        "return WITHOUT_MOMENTS / (1 + extra) if extra else 1.0",
         "return 1.0",
+        PLANS,
+    ),
+    mutant(
+        "a-plan-has-moments-of-no-bytes-cross",
+        "cli/plan/model",
+        "return WITHOUT_MOMENTS / (1 + extra) if extra else 1.0",
+        "return WITHOUT_MOMENTS if extra else 1.0",
         PLANS,
     ),
     mutant(

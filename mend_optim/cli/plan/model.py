@@ -130,7 +130,7 @@ class Option:
         fragments: how many.
         round_s: from a boundary until the anchor is ready.
         nbytes: of an offer of the whole model, and of a merged delta, with its share of moments.
-        joined: the share of the rounds in which relays join offers.
+        joined: the share of the offers' bytes that is in rounds in which relays join them.
         period: H, in inner steps.
         late: how many steps after its snapshot an anchor is ready.
         hidden: the share of a round's time that training does not wait.
@@ -167,10 +167,11 @@ def round_s(setup: Setup, coding: Coding, fragments: int, extra: float = 0.0) ->
 
 
 def joined(setup: Setup, coding: Coding, extra: float) -> float:
-    """The share of the rounds in which relays join offers. `extra`: as of `round_s`."""
+    """The share of the bytes of offers that is in rounds in which relays join them. Rounds with
+    moments have more bytes than others. `extra`: as of `round_s`."""
     if not (setup.zoned and coding.joins):
         return 0.0
-    return WITHOUT_MOMENTS if extra else 1.0
+    return WITHOUT_MOMENTS / (1 + extra) if extra else 1.0
 
 
 def kept_in_lockstep(setup: Setup, coding: Coding, period: int, overlap: int) -> float:

@@ -9,7 +9,7 @@ Learners of one site are in one zone (`membership/zones.py`), or in none, to com
     not set  each by itself              once for each learner
 
 A relay joins the offers of its zone where nothing is lost by that (`engine/joint_offers.py`). All
-functions take the share of the rounds in which it does so, `joined`.
+functions take the share of the offers' bytes that is in rounds in which it does so, `joined`.
 
 Sealers and relays are chosen by hashes of names, which a plan does not know. All learners seal as
 many fragments, but for one. So a sum between sites is the mean over all names, and it is exact
@@ -37,7 +37,7 @@ def crossing(sites: Sequence[int], place: int, *, zoned: bool, joined: float = 0
         sites: how many learners each site has.
         place: the site's index.
         zoned: whether the sites are zones.
-        joined: the share of the rounds in which relays join offers.
+        joined: the share of the offers' bytes that is in rounds in which relays join them.
     """
     learners, inside = sum(sites), sites[place]
     others, outside = len(sites) - 1, learners - inside
@@ -50,7 +50,7 @@ def crossing(sites: Sequence[int], place: int, *, zoned: bool, joined: float = 0
 
 
 def _mixed(apart: float, together: float, joined: float) -> float:
-    """Offers that cross, of those that cross one by one or, in this share of the rounds, as one."""
+    """Offers that cross, of those that cross one by one or, for this share of bytes, as one."""
     return (1 - joined) * apart + joined * together
 
 
@@ -85,7 +85,7 @@ def stages(
         sites: how many learners each site has.
         fragments: of the model. Their rounds run side by side.
         zoned: whether the sites are zones.
-        joined: the share of the rounds in which relays join offers.
+        joined: the share of the offers' bytes that is in rounds in which relays join them.
     """
     loads = _loads(sites, fragments, zoned, joined)
     hop = Stage(own=max(load.relayed * (load.inside - 1) for load in loads) / fragments)

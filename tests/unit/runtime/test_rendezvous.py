@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import TCPStore
 
 from mend_optim.errors import PeerError, UsageError
 from mend_optim.protocol.seed_lists import Listing
@@ -122,27 +123,42 @@ def test_the_own_address_is_that_of_the_way_to_the_store() -> None:
 
 # ── a store ───────────────────────────────────────────────────────────────────────────────────────
 
-STORE = """
+OTHERS_STORE = """
 import sys
-from datetime import timedelta
 from torch.distributed import TCPStore
 
-store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
 sys.stdin.read()
 """
 
 
 class Store:
-    """A process that keeps a store, as `torchrun` does."""
+    """A store that this process keeps: to start one that keeps it takes as long as a hundred of
+    these tests."""
 
     def __init__(self) -> None:
         self.port = 0
         self.begin()
 
     def begin(self) -> None:
+        """Keep an empty store, at the same port if there was one."""
+        self.kept: TCPStore | None = TCPStore(
+            "127.0.0.1", self.port, is_master=True, wait_for_workers=False
+        )
+        self.port = self.kept.port
+
+    def end(self) -> None:
+        """Close the port and all connections."""
+        self.kept = None
+
+
+class OthersStore:
+    """A store that another process keeps, as `torchrun` does; it can be frozen."""
+
+    def __init__(self) -> None:
         pipe = subprocess.PIPE
-        command = [sys.executable, "-c", STORE, str(self.port)]
+        command = [sys.executable, "-c", OTHERS_STORE]
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -156,10 +172,19 @@ class Store:
 def store() -> Iterator[Store]:
     store = Store()
     yield store
+    store.end()
+
+
+@pytest.fixture
+def others_store() -> Iterator[OthersStore]:
+    store = OthersStore()
+    yield store
     store.kill()
 
 
-def rank(store: Store, size: int, *ranks: int, number: int = 0, **told: Any) -> Rendezvous:
+def rank(
+    store: Store | OthersStore, size: int, *ranks: int, number: int = 0, **told: Any
+) -> Rendezvous:
     return Rendezvous(world_of(size, *ranks, port=store.port, **told), number, unchecked)
 
 
@@ -200,7 +225,7 @@ def test_an_address_that_must_not_be_dialled_is_a_fault_of_the_list(store: Store
 def test_a_store_that_dies_is_a_fault_of_the_list_until_it_is_back(store: Store) -> None:
     a = rank(store, 2, 0)
     read(a, "127.0.0.1:1")
-    store.kill()
+    store.end()
     for _ in range(2):
         with pytest.raises(PeerError, match=rf"store at 127.0.0.1:{store.port} cannot be reached"):
             read(a, "127.0.0.1:1")
@@ -208,13 +233,13 @@ def test_a_store_that_dies_is_a_fault_of_the_list_until_it_is_back(store: Store)
     assert read(a, "127.0.0.1:1") == Listing(seeds=(), awaited="no address of rank 1 yet")
 
 
-def test_a_store_that_froze_holds_nobody_up(store: Store) -> None:
-    a = rank(store, 2, 0)
+def test_a_store_that_froze_holds_nobody_up(others_store: OthersStore) -> None:
+    a = rank(others_store, 2, 0)
     read(a, "127.0.0.1:1")
-    store.process.send_signal(signal.SIGSTOP)
+    others_store.process.send_signal(signal.SIGSTOP)
     with (
         patch.object(rendezvous, "PATIENCE_S", 0.2),
-        pytest.raises(PeerError, match=rf"store at 127.0.0.1:{store.port} does not answer"),
+        pytest.raises(PeerError, match=rf"store at 127.0.0.1:{others_store.port} does not answer"),
     ):
         read(a, "127.0.0.1:1")
 

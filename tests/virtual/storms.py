@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -290,6 +290,12 @@ def _return(r: random.Random, at: float, name: str) -> Fault:
 
 
 # Playing many
+
+
+def ends(seeds: Iterable[int]) -> list[str]:
+    """How the storms of these seeds end, a line for each."""
+    played = [draw(seed).play() for seed in seeds]
+    return [f"{end.now} {end.trained} {end.seen} {end.keys()}" for end in played]
 
 
 def seen_in(seeds: range, wide: bool = False) -> tuple[Counter[str], list[str]]:

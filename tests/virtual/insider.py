@@ -90,10 +90,7 @@ class Insider(Learner):
         if self.queue and not self.working:
             self.working = True
             self.cluster.after(self.cluster.random.random() * self.cluster.work_s, self, self.work)
-        wake = self.engine.wake_at()
-        if wake < self.woken_at:
-            self.woken_at = wake
-            self.cluster.after(max(0.0, wake - self.now), self, self.wake)
+        self.set_timer()
 
     def receive(self, message: Message, passed_on_by: PeerId | None = None) -> None:
         """As any process; but who asks for an anchor gets what the insider claims to have."""

@@ -323,11 +323,21 @@ class Learner:
         if self.queue and not self.working:
             self.working = True
             self.cluster.after(self.cluster.random.random() * self.cluster.work_s, self, self.work)
-        wake = self.engine.wake_at()
-        if wake < self.woken_at:
-            self.woken_at = wake
-            self.cluster.after(max(0.0, wake - self.now), self, self.wake)
+        self.set_timer()
         self.cluster.oracle.check(self)
+
+    def set_timer(self) -> None:
+        """Wake when the engine next wants it."""
+        at = self.engine.wake_at()
+        if at < self.woken_at:
+            self.woken_at = at
+            self.cluster.after(max(0.0, at - self.now), self, self.timer_ended, at)
+
+    def timer_ended(self, at: float) -> None:
+        """As in the network loop there is one timer. A timer that an earlier one replaced wakes
+        nobody: each such call would start another timer beside those that run."""
+        if at == self.woken_at:
+            self.wake()
 
     def assign(self, job: Job) -> None:
         """The worker is to perform this job after those it has."""

@@ -4,7 +4,7 @@ changes."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -229,16 +229,26 @@ def assert_refused(
     state: Any, pattern: str = "must|lacks|missing", error: type[Exception] = UsageError
 ) -> None:
     """With that error, and everything is as it was."""
+    assert_all_refused([state], pattern, error)
+
+
+def assert_all_refused(
+    states: Iterable[Any],
+    pattern: str = "must|lacks|missing",
+    error: type[Exception] = UsageError,
+) -> None:
+    """Each of them by one learner, which then trains on as if there had been none."""
     optimizer = loader()
     before = (
         [p.clone() for p in parameters(optimizer)],
         copy.deepcopy(optimizer.state_dict()),
         optimizer.status(),
     )
-    with pytest.raises(error, match=pattern) as caught:
-        optimizer.load_state_dict(state)
-    assert type(caught.value) is error
-    assert_alike((parameters(optimizer), optimizer.state_dict(), optimizer.status()), before)
+    for state in states:
+        with pytest.raises(error, match=pattern) as caught:
+            optimizer.load_state_dict(state)
+        assert type(caught.value) is error
+        assert_alike((parameters(optimizer), optimizer.state_dict(), optimizer.status()), before)
     drive([optimizer], 1, lambda i, s: 1.0)
     assert optimizer.status().step == 3
     assert_alike(parameters(optimizer), undisturbed())
@@ -313,15 +323,20 @@ def other_types(value: Any) -> list[Any]:
 
 def test_anything_of_another_type_is_refused(rich: dict[str, Any]) -> None:
     for path in places(rich["mend"]):
-        value = dict_at(rich, path)
-        for junk in other_types(value):
-            if path[-1] in ("pending", "adopt_at") and (
-                junk is None or isinstance(junk, type(value) | int)
-            ):
-                continue
-            if path[-1] == "pending" and junk == {}:
-                continue  # of its own, below
-            assert_refused(with_value(rich, path, junk))
+        assert_all_refused(with_value(rich, path, junk) for junk in wrong_types(rich, path))
+
+
+def wrong_types(state: dict[str, Any], path: Path) -> Iterator[Any]:
+    """Values of types that are wrong at this place."""
+    value = dict_at(state, path)
+    for junk in other_types(value):
+        if path[-1] in ("pending", "adopt_at") and (
+            junk is None or isinstance(junk, type(value) | int)
+        ):
+            continue
+        if path[-1] == "pending" and junk == {}:
+            continue  # of its own, below
+        yield junk
 
 
 def dict_at(state: dict[str, Any], path: Path) -> Any:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -27,6 +28,7 @@ from mend_optim.security import read_security
 from mend_optim.transport import surveying
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.connection import CALLER, SERVICE, Connection
+from mend_optim.transport.dial_back import dial_back
 from mend_optim.transport.grpc_options import channel_options
 from mend_optim.transport.server import Server
 from mend_optim.transport.stream import Counter
@@ -147,8 +149,13 @@ def test_an_older_learner_cannot_tell_and_that_is_no_fault_unless_it_was_asked_t
     assert texts(found) == "it is too old to dial back"
 
 
-def test_a_port_that_leads_elsewhere_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_leads_elsewhere_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As behind a router that forwards the port to another machine, or to none."""
+    # Nothing comes of a longer wait for an answer, nor of a longer rest between the two.
+    monkeypatch.setattr(surveying, "dial_back", partial(dial_back, patience_s=0.5))
+    monkeypatch.setattr(surveying, "LEAST_REST_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as other, learner() as (_, address):
         port = other.getsockname()[1]
         other.settimeout(20)

@@ -7,6 +7,7 @@ tests of several folders ask for.
 from __future__ import annotations
 
 import gc
+import os
 from typing import Any
 
 import pytest
@@ -23,6 +24,17 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=slow)
 settings.load_profile("default")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One worker more than there are cores: many tests wait for beats, processes or patience. The
+    variable of pytest-xdist still counts more."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    if hasattr(os, "sched_getaffinity"):
+        return 1 + len(os.sched_getaffinity(0))
+    return 1 + (os.cpu_count() or 1)
 
 
 def pytest_collection_finish() -> None:

@@ -1021,7 +1021,7 @@ from tests.unit.transport.test_grpc_transport import Learner
 from mend_optim.protocol.messages import Beat, Offer, Seal
 
 class Numbers(Dataset):
-    def __len__(self): return 1200
+    def __len__(self): return 480
     def __getitem__(self, i): return float(i)
 
 async def traffic(ready, stop):
@@ -1101,4 +1101,4 @@ def test_workers_of_a_data_loader_may_be_forked_beside_live_traffic(tmp_path):
     time."""
     script = tmp_path / "fork.py"
     script.write_text(FORK)
-    assert python(str(script)) == ["seals", "True", "batches", "600"]
+    assert python(str(script)) == ["seals", "True", "batches", "240"]

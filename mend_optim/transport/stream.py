@@ -55,12 +55,23 @@ class Counter:
 
 
 async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
-    """Return the operation's result, or raise `PeerError` if it fails or takes too long.
+    """Return the operation's result, or raise `PeerError` if it fails or takes too long. An
+    operation that nobody waits for any more is cancelled.
 
     This is not `asyncio.wait_for`, which before Python 3.12 swallows a cancellation that comes
     together with the result.
     """
     task = asyncio.ensure_future(operation)
+    try:
+        return await _outcome(task, seconds)
+    finally:
+        task.cancel()
+        del task, operation  # see `_outcome`
+
+
+async def _outcome(task: asyncio.Future[Any], seconds: float | None) -> Any:
+    """Return the task's result, or raise `PeerError` if it fails or takes too long. It is not
+    cancelled."""
     # retrieves the exception even if the waiting task was cancelled, or asyncio would log it
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
@@ -73,11 +84,10 @@ async def within(operation: Awaitable[Any], seconds: float | None) -> Any:
     except Exception as fault:
         raise _as_fault(fault) from fault
     finally:
-        task.cancel()
         # The exception's traceback refers to this frame. If the frame referred to the task, which
         # refers to the exception, that circle would keep the RPC and its connection until the
         # garbage collector runs.
-        del task, operation
+        del task
 
 
 def _as_fault(fault: Any) -> PeerError:
@@ -89,6 +99,10 @@ def _as_fault(fault: Any) -> PeerError:
 
 class Rpc:
     """One end of an RPC, as a `Stream`.
+
+    An operation that takes too long, or that nobody waits for any more, is not cancelled: the end
+    of the RPC ends it. gRPC would forget a cancelled one (grpc/grpc#43360). A message that arrives
+    for it later is never freed, and gRPC writes its address to memory that was.
 
     Args:
         rpc: gRPC's object for this end.
@@ -102,7 +116,7 @@ class Rpc:
         self._patience_s = patience_s
 
     async def read(self, patient: bool = False) -> bytes | None:
-        frame = await within(self._rpc.read(), None if patient else self._patience_s)
+        frame = await self._run(self._rpc.read(), None if patient else self._patience_s)
         # at the end of a stream gRPC returns an object of its own
         if not isinstance(frame, bytes):
             return None
@@ -112,7 +126,10 @@ class Rpc:
     async def write(self, frame: bytes) -> None:
         # counted first: the frame may arrive although this task is cancelled while it waits
         self._counter.sent += len(frame)
-        await within(self._rpc.write(frame), self._patience_s)
+        await self._run(self._rpc.write(frame), self._patience_s)
+
+    async def _run(self, operation: Awaitable[Any], seconds: float | None) -> Any:
+        return await _outcome(asyncio.ensure_future(operation), seconds)
 
 
 class Served(Rpc):
@@ -120,7 +137,7 @@ class Served(Rpc):
 
     async def accept(self) -> None:
         """Let the caller know at once that the stream is open."""
-        await within(self._rpc.send_initial_metadata(()), self._patience_s)
+        await self._run(self._rpc.send_initial_metadata(()), self._patience_s)
 
     async def finish(self) -> None:
         """Do nothing: the handler announces the end when it returns."""
@@ -131,12 +148,12 @@ class Dialled(Rpc):
 
     async def accepted(self) -> None:
         """Wait until the other end has opened the stream, too."""
-        await within(self._rpc.initial_metadata(), self._patience_s)
+        await self._run(self._rpc.initial_metadata(), self._patience_s)
         if self._rpc.done():
             raise PeerError(f"the peer did not accept the stream: {await self._rpc.details()}")
 
     async def finish(self) -> None:
-        await within(self._rpc.done_writing(), self._patience_s)
+        await self._run(self._rpc.done_writing(), self._patience_s)
 
     def __enter__(self) -> Dialled:
         return self

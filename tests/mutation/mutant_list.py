@@ -636,7 +636,7 @@ MUTANTS = (
            "daemon=True", "daemon=False", of("together/test_rounds", "daemon")),
     Mutant("misuse-is-not-named", 7, "settings",
            '    require(merge in MERGES, "merge", merge, f"one of {MERGES}")\n', "", of("together/test_bad_input", "bad_argument")),
-    Mutant("failed-connections-stay", 7, "transport/stream", "        del task, operation\n", "", of("unit/transport/test_grpc_transport", "failed_is_gone")),
+    Mutant("failed-connections-stay", 7, "transport/stream", "        del task\n", "        pass\n", of("unit/transport/test_grpc_transport", "failed_is_gone")),
     Mutant("goodbyes-for-ever", 7, "membership/graves", "        if len(self._tombstones) > GRAVES:", "        if False:", ROSTER),
     Mutant("any-failure-ends-the-wait", 7, "engine/waiting",
            "closed = state.seeds.unresolved(now, patience_s).union(", "closed = set(state.seeds.unreached).union(", WAITING),

@@ -44,6 +44,14 @@ PEER_MUTANTS = (
     never(
         "streams-before-a-hello", "transport/server", "link is None or self._links.closing", GRPC
     ),
+    Mutant(
+        "operations-of-grpc-are-cancelled",
+        8,
+        "transport/stream",
+        "await _outcome(asyncio.ensure_future(operation), seconds)",
+        "await within(operation, seconds)",
+        of("unit/transport/test_stream"),
+    ),
     # Frames.
     unchecked("chunks-without-a-header", "transport/frames", "self._header is not None", FRAMES),
     unchecked("headers-within-a-message", "transport/frames", "self._header is None", FRAMES),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
 
 from mend_optim.errors import PeerError
-from mend_optim.transport.stream import Counter, Dialled, Rpc
+from mend_optim.transport.stream import Counter, Dialled, Rpc, Served, within
 
 
 class Slow:
@@ -34,6 +38,106 @@ def test_a_frame_on_its_way_is_counted_though_nobody_waits_for_it() -> None:
 
     asyncio.run(send())
     assert (counter.sent, counter.received) == (100, 0)
+
+
+class Silent:
+    """An RPC in which nothing ever moves, and no operation may be cancelled."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.cancelled = False
+
+    async def _wait(self, *_: object) -> None:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+    read = write = send_initial_metadata = initial_metadata = done_writing = _wait
+
+
+OPERATIONS: dict[str, Callable[[Silent, float], Awaitable[object]]] = {
+    "read": lambda rpc, patience_s: Rpc(rpc, Counter(), patience_s).read(),
+    "read patiently": lambda rpc, patience_s: Rpc(rpc, Counter(), patience_s).read(patient=True),
+    "write": lambda rpc, patience_s: Rpc(rpc, Counter(), patience_s).write(b"x"),
+    "accept": lambda rpc, patience_s: Served(rpc, Counter(), patience_s).accept(),
+    "accepted": lambda rpc, patience_s: Dialled(rpc, Counter(), patience_s).accepted(),
+    "finish": lambda rpc, patience_s: Dialled(rpc, Counter(), patience_s).finish(),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_that_nobody_waits_for_is_not_cancelled(name: str) -> None:
+    """gRPC never frees the message that arrives for one that was."""
+
+    async def give_up() -> bool:
+        rpc = Silent()
+        waiting = asyncio.ensure_future(OPERATIONS[name](rpc, 60))
+        await rpc.begun.wait()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        await asyncio.sleep(0)  # a cancellation would arrive now
+        return rpc.cancelled
+
+    assert not asyncio.run(give_up())
+
+
+def test_an_operation_that_takes_too_long_is_not_cancelled() -> None:
+    async def give_up() -> bool:
+        rpc = Silent()
+        with pytest.raises(PeerError, match=r"nothing moved for 0\.001 s"):
+            await Rpc(rpc, Counter(), patience_s=0.001).read()
+        await asyncio.sleep(0)  # a cancellation would arrive now
+        return rpc.cancelled
+
+    assert not asyncio.run(give_up())
+
+
+def test_work_that_nobody_waits_for_is_cancelled() -> None:
+    async def give_up() -> bool:
+        rpc = Silent()
+        with pytest.raises(PeerError, match="nothing moved"):
+            await within(rpc.read(), 0.001)
+        await asyncio.sleep(0)
+        return rpc.cancelled
+
+    assert asyncio.run(give_up())
+
+
+def test_the_end_of_an_rpc_ends_a_read_that_nobody_waits_for() -> None:
+    """With gRPC's own RPC, whose caller stays and says no more."""
+
+    async def serve_and_give_up() -> tuple[bool, str]:
+        reads: list[asyncio.Future[Any]] = []
+
+        async def serve(_: object, context: Any) -> None:
+            read = context.read
+
+            def noted() -> asyncio.Future[Any]:
+                reads.append(asyncio.ensure_future(read()))
+                return reads[-1]
+
+            stream = Served(SimpleNamespace(read=noted), Counter(), patience_s=0.001)
+            with pytest.raises(PeerError, match="nothing moved"):
+                await stream.read()
+            await context.abort(grpc.StatusCode.ABORTED, "that took too long")
+
+        server = grpc.aio.server()
+        methods = {"Serve": grpc.stream_stream_rpc_method_handler(serve)}
+        handler = grpc.method_handlers_generic_handler("a", methods)
+        server.add_generic_rpc_handlers((handler,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.stream_stream("/a/Serve")()
+            details = await call.details()
+            await asyncio.wait(reads, timeout=60)
+        await server.stop(None)
+        return reads[0].done() and not reads[0].cancelled(), details
+
+    assert asyncio.run(serve_and_give_up()) == (True, "that took too long")
 
 
 class Answered:

@@ -31,12 +31,13 @@ _OPTIONS = [
 class Call:
     """One stream to a learner. What is put goes out in order; what comes back is kept."""
 
-    def __init__(self, rpc: Any, me: pb.PeerId) -> None:
+    def __init__(self, rpc: Any, me: pb.PeerId, ending: threading.Condition) -> None:
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.answers: list[bytes] = []
         self.code: grpc.StatusCode | None = None
         self.details = ""
-        self._ended = threading.Event()
+        self._ending = ending
+        self.is_open = True
         metadata = ((CALLER, me.SerializeToString()),)
         self._rpc = rpc(iter(self._outbox.get, _END), metadata=metadata)
         threading.Thread(target=self._read, daemon=True).start()
@@ -54,7 +55,8 @@ class Call:
 
     def ended(self, within_s: float = REPLY_S) -> bool:
         """Whether the learner ends the stream in time."""
-        return self._ended.wait(within_s)
+        with self._ending:
+            return self._ending.wait_for(lambda: not self.is_open, within_s)
 
     def _read(self) -> None:
         try:
@@ -63,7 +65,9 @@ class Call:
             self.code = self._rpc.code()
         except grpc.RpcError as fault:
             self.code, self.details = fault.code(), fault.details()
-        self._ended.set()
+        with self._ending:
+            self.is_open = False
+            self._ending.notify_all()
 
 
 class Attacker:
@@ -74,6 +78,8 @@ class Attacker:
         self.channel = grpc.insecure_channel(address, options=_OPTIONS)
         self.calls: list[Call] = []
         self.host = host
+        #: Notified at the end of each call.
+        self._ending = threading.Condition()
 
     def __enter__(self) -> Attacker:
         return self
@@ -107,10 +113,19 @@ class Attacker:
 
     def open(self, method: str, *frames: bytes) -> Call:
         """Open a stream of this method, and send these frames on it."""
-        call = Call(self.channel.stream_stream(f"/{SERVICE}/{method}"), self.me)
+        call = Call(self.channel.stream_stream(f"/{SERVICE}/{method}"), self.me, self._ending)
         call.put(*frames)
         self.calls.append(call)
         return call
+
+    def ended_but_one(self, within_s: float = REPLY_S) -> list[Call]:
+        """The calls that have ended, once the learner has ended all but one, or the time is over.
+
+        It need not be the last that stays. A thread of its own sends the first message of each
+        call, so those of two calls may arrive in the other order."""
+        with self._ending:
+            self._ending.wait_for(lambda: sum(call.is_open for call in self.calls) <= 1, within_s)
+            return [call for call in self.calls if not call.is_open]
 
     def control(self, *messages: Any) -> Call:
         """Open a control stream, and say these messages on it."""

@@ -13,9 +13,11 @@ where the thread that holds the lock has no core."""
 from __future__ import annotations
 
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.result import Result, compared, plain
@@ -92,20 +94,29 @@ def measure(
     for turn in range(pairs + 1):
         for name, attack in attacks.items():
             peace = _span(ground, partial(ground.a.await_steps, steps[name]))
-            attacked = _span(ground, partial(_make, ground, name, attack))
+            attacked = _span(ground, partial(make, ground, name, attack))
             steps[name] = attacked.a.steps
             if turn:
                 measured[name].append(Pair(peace, attacked))
     return measured
 
 
-def _make(ground: Ground, name: str, attack: Callable[[Ground], None]) -> None:
+def make(ground: Ground, name: str, attack: Callable[[Ground], None]) -> None:
     """Make an attack. The tests say whether it is held; some expect more of a busy machine than it
     can do in time. The gaps count all the same."""
+    import pytest
+
     try:
         attack(ground)
-    except AssertionError as fault:
-        print(f"{name}: {fault!r}", file=sys.stderr)
+    except (AssertionError, pytest.fail.Exception) as fault:  # the latter: nothing was raised
+        print(f"{name}: {reason_of(fault)}", file=sys.stderr)
+
+
+def reason_of(fault: BaseException) -> str:
+    """The line that failed, and its words. Only pytest gives words to an assertion without any."""
+    failed = traceback.extract_tb(fault.__traceback__)[-1]
+    where = f"{Path(failed.filename).name}:{failed.lineno}: {failed.line}"
+    return f"{where}: {fault}" if str(fault) else where
 
 
 def _span(ground: Ground, happens: Callable[[], None]) -> Span:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
-from bench.cluster.hostile import Pair, Span, measure, rows
+from bench.cluster.hostile import Pair, Span, make, measure, rows
 from tests.hostile.ground import PACE_S, STEPS, Ground
 from tests.hostile.test_attacks import ATTACKS
 from tests.support.gaps import Longest
@@ -36,6 +38,36 @@ def test_each_span_in_peace_is_as_long_as_the_attack_before_it(ground: Ground) -
     assert not measured
     assert second.peace.a.steps >= first.attack.a.steps >= STEPS
     assert all(span.b.steps for pair in (first, second) for span in pair)
+
+
+def fails_without_words(ground: object) -> None:
+    raise AssertionError
+
+
+def fails_with_words(ground: object) -> None:
+    raise AssertionError("220 MB more")
+
+
+def raises_nothing(ground: object) -> None:
+    with pytest.raises(ValueError, match="anything"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (fails_without_words, "raise AssertionError"),
+        (fails_with_words, "220 MB more"),
+        (raises_nothing, "DID NOT RAISE"),
+    ],
+)
+def test_an_attack_that_is_not_held_is_named_with_the_reason(
+    attack: Callable[[object], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(cast("Ground", object()), "an attack", attack)
+    line = capsys.readouterr().err
+    assert line.startswith("an attack: ")
+    assert said in line
 
 
 def span(a_ms: float, a_with_core_ms: float, b_with_core_ms: float) -> Span:

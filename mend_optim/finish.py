@@ -87,7 +87,7 @@ def finished(
         others = ", ".join(peer.name for peer in status.roster) or "nobody"
         reason = f"not all had finished after {timeout_s:g} s; on the roster: {others}"
     return Finish(
-        agreed=ended is not None and (ended.alone or not ended.fresh),
+        agreed=ended is not None and ended.agreed,
         digest=ended.digest if ended and not ended.keeps_own else "",
         tokens=ended.tokens if ended else {},
         unmerged_tokens=status.unmerged_tokens,

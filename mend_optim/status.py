@@ -7,14 +7,22 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mend_optim.engine.ledger import RoundRecord
+from mend_optim.engine.mode import Mode
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Verdict
 from mend_optim.membership.roster import Peer
 from mend_optim.protocol.lineage import PeerId, Rollback
 from mend_optim.protocol.refusals import Refused
 
+#: How a learner has ended: see `Status.ended`.
+AGREED = "agreed"
+LEFT = "left"
 #: Peers that `str(status)` lists at most.
 LISTED = 5
+_ENDS = {
+    AGREED: "has ended, and all have agreed on one model",
+    LEFT: "has left, and has agreed on no model",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +102,8 @@ class Status:
         dropped_tokens: own tokens whose work could not be kept.
         superseded_tokens: own tokens that were merged on a branch which the others left.
         joined: whether it has joined the others, or found that it is alone.
+        ended: "" while it takes part. Once it has closed, "agreed" if `finish()` had ended it on
+            one model with all others, and "left" if not.
         rounds_adopted: anchors adopted since the start.
         outsized_offers: offers, of any learner, that these rounds refused or scaled down because of
             their size: see `Guard`.
@@ -146,6 +156,7 @@ class Status:
     dropped_tokens: int = 0
     superseded_tokens: int = 0
     joined: bool = False
+    ended: str = ""
     rounds_adopted: int = 0
     outsized_offers: int = 0
     fragments: tuple[FragmentStatus, ...] = ()
@@ -188,9 +199,20 @@ class Status:
             lines["rollback"] = f"number {self.rollbacks}, by {self.rolled_back_by}"
         if self.refused:
             lines["refused"] = _refused_text(self.refused)
-        state = "has joined" if self.joined else "has not joined yet"
-        head = f"{self.name} {state if self.sync_every else 'has no peers'}"
-        return "\n".join([head, *(f"  {name:9} {text}" for name, text in lines.items())])
+        return "\n".join(
+            [
+                f"{self.name} {_where_it_stands(self)}",
+                *(f"  {name:9} {text}" for name, text in lines.items()),
+            ]
+        )
+
+
+def _where_it_stands(status: Status) -> str:
+    if not status.sync_every:
+        return "has no peers"
+    if status.ended:
+        return _ENDS[status.ended]
+    return "has joined" if status.joined else "has not joined yet"
 
 
 def _anchor_text(fragments: Sequence[FragmentStatus]) -> str:
@@ -292,6 +314,12 @@ def peer_statuses(state: EngineState, failing: Mapping[PeerId, Verdict]) -> tupl
     )
 
 
+def _end_of(state: EngineState) -> str:
+    if state.mode is not Mode.CLOSED:
+        return ""
+    return AGREED if state.agreed else LEFT
+
+
 def _state(state: EngineState, peer: Peer) -> str:
     if _has_ended(state, peer):
         return "ended"
@@ -325,6 +353,7 @@ def learner_status(
         dropped_tokens=max((f.dropped_tokens for f in state.fragments), default=0),
         superseded_tokens=max((f.superseded_tokens for f in state.fragments), default=0),
         joined=state.joined,
+        ended=_end_of(state),
         rounds_adopted=state.adopted_rounds,
         outsized_offers=state.outsized,
         fragments=fragments,

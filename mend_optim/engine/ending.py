@@ -44,6 +44,11 @@ class Ended(NamedTuple):
     keeps_own: bool
     fresh: bool
 
+    @property
+    def agreed(self) -> bool:
+        """Whether all that end hold one model. Without a quorum, each keeps its own weights."""
+        return self.alone or not self.fresh
+
 
 class Told(NamedTuple):
     """The learners that this one was ready to end with: their tokens by name, and the digest of the
@@ -71,6 +76,7 @@ class Ending:
         self._ended = None
         self._told.clear()
         self.state.ended = b""
+        self.state.agreed = False
 
     def review(self) -> bool:
         """Look again whether this learner is ready. Returns whether it has something new to
@@ -132,6 +138,7 @@ class Ending:
         if self._ended is None:
             self._ended = self._account()
             self.state.ended = ready
+            self.state.agreed = self._ended.agreed
 
     def _all_ready(self) -> bool:
         """Whether all on the roster are ready to end as this learner is."""

@@ -108,6 +108,8 @@ class EngineState:
         self.ready = b""
         #: The digest that this learner has ended on; empty if it has not.
         self.ended = b""
+        #: Whether that is one model of all that ended with it. `Ending` writes it, too.
+        self.agreed = False
         #: Inner steps and tokens that this process has trained. Invariant: neither ever shrinks.
         self.totals = Totals()
         #: The cluster's inner steps before this learner's first.

@@ -114,6 +114,7 @@ def test_those_that_have_ended_are_neither_suspected_nor_waiting() -> None:
     with cluster(noisy(1.0), noisy(1.0), **FREE) as made:
         assert all(run(made, [3, 3]))
         for optimizer in made:
+            assert optimizer.status().ended == "agreed"
             peers = optimizer.status().roster
             assert {(peer.state, peer.finishing) for peer in peers} <= {("ended", False)}
 
@@ -121,7 +122,9 @@ def test_those_that_have_ended_are_neither_suspected_nor_waiting() -> None:
 def test_a_learner_that_closes_does_not_suspect_the_others() -> None:
     with cluster(noisy(1.0), noisy(1.0), **FREE) as (a, b):
         together(lambda: train(a, 3, 0), lambda: train(b, 3, 1))
+        assert a.status().ended == ""
         a.close()
+        assert a.status().ended == "left"
         assert [peer.state for peer in a.status().roster] == ["alive"]
 
 
@@ -140,6 +143,7 @@ def test_it_goes_on_after_a_timeout() -> None:
         finish = a.finish(timeout=0)
         assert not finish
         assert "on the roster: b" in finish.reason
+        assert a.status().ended == ""
         found = run([a, b], [5, 5])
         assert all(found)
         assert found[0].tokens == {"a": 9, "b": 9}
@@ -184,6 +188,7 @@ def test_without_a_quorum_nobody_gets_untrained_weights() -> None:
         first, second = run([a, b], [0, 0])
         assert not first
         assert not second
+        assert (a.status().ended, b.status().ended) == ("left", "left")
         assert (first.unmerged_tokens, first.reason) == (6, TOO_FEW)
         assert same(before, parameters(a))
 

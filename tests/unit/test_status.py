@@ -94,6 +94,12 @@ def test_a_learner_before_it_joins_and_one_without_peers() -> None:
     assert str(Status(name="a", address="", step=0, tokens=0)).startswith("a has no peers\n")
 
 
+def test_a_learner_that_has_ended_says_how() -> None:
+    agreed, left = (str(replace(STATUS, ended=how)).splitlines()[0] for how in ("agreed", "left"))
+    assert agreed == "a has ended, and all have agreed on one model"
+    assert left == "a has left, and has agreed on no model"
+
+
 def test_refusals_are_told_once_there_are_some() -> None:
     refused = (Refused("mallory", "offer refused: …", 1200), Refused("", "no hello", 3))
     line = "  refused   1,203 messages and streams, most of mallory: offer refused: …"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from difflib import get_close_matches
+from pathlib import Path
 
 log = logging.getLogger("mend_optim")
 
@@ -18,6 +20,8 @@ VARIABLES = {
     "insecure": "MEND_INSECURE",
     "zone": "MEND_ZONE",
 }
+#: `mend run` names a file in it. A learner makes the file once it has joined.
+JOINED_FILE = "MEND_JOINED_FILE"
 UNKNOWN = "the environment variable %s means nothing to mend_optim%s"
 
 # The unknown variables that were reported: once is enough for a process.
@@ -31,10 +35,18 @@ def stand_in(argument: str) -> tuple[str, str]:
     return os.environ.get(variable, ""), variable
 
 
+def note_joined() -> None:
+    """Tell `mend run`, if that has started this process, that the learner has joined."""
+    path = os.environ.get(JOINED_FILE)
+    if path:
+        with suppress(OSError):
+            Path(path).touch()
+
+
 def warn_of_unknown() -> None:
     """Warn of variables that look like ours and are none: a misspelt one would be ignored in
     silence."""
-    known = VARIABLES.values()
+    known = [*VARIABLES.values(), JOINED_FILE]
     strange = {name for name in os.environ if name.startswith("MEND_")}.difference(known, _reported)
     for name in sorted(strange):
         _reported.add(name)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mend_optim.engine.ledger import Event
+from mend_optim.environment import note_joined
 from mend_optim.errors import UsageError, require
 from mend_optim.finish import Finish, Settled, finished, settled
 from mend_optim.handover import Handover
@@ -238,6 +239,7 @@ class TrainingRun:
         self.model.check()
         self.handover = self._make_handover(self.learner)
         replaced = self.handover.begin(self.history.saved)
+        note_joined()
         self.history.begun()
         return self.learner, self.handover, replaced
 

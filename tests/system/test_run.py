@@ -116,6 +116,25 @@ def test_a_learner_that_ends_badly_is_started_again_so_many_times() -> None:
     assert "it is not started again" in err
 
 
+def test_learners_that_all_fail_before_any_has_joined_are_given_up() -> None:
+    script = "echo begins; echo 'no module named x' >&2; exit 7"
+    status, _, err = finished(
+        "-n", "2", "--restarts", "99", "--pause", "0.01", "--", "sh", "-c", script
+    )
+    assert status == 7
+    *_, last = err.partition("; no learner has joined in 3 starts, so none is started again\n")
+    assert re.search(r"^mend +\| the last lines of learner-[01] were:$", last, re.MULTILINE), err
+    assert re.search(r"learner-[01] \| no module named x\n\Z", last), err
+    assert "| begins\n" in last
+
+
+def test_a_learner_that_has_once_joined_is_started_again_as_before() -> None:
+    script = 'touch "$MEND_JOINED_FILE"; exit 7'
+    _, _, err = finished("-n", "1", "--restarts", "4", "--pause", "0.01", "--", "sh", "-c", script)
+    assert "(4 of 4)" in err
+    assert "no learner has joined" not in err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all(number: signal.Signals) -> None:
     script = f"trap 'echo got it; exit 0' {number.name[3:]}; {WAIT}"
@@ -204,6 +223,7 @@ def test_learners_train_one_model_although_one_dies(
         *(sys.executable, str(script), str(tmp_path / "died"), str(tmp_path / "{name}.jsonl")),
     )
     assert "b was ended by SIGKILL" in err, err
+    assert "no learner has joined" not in err
     assert status == 0, err
     ends = re.findall(r"^(\w) +\| ended with a b (\S+)$", out, re.MULTILINE)
     assert sorted(name for name, _ in ends) == ["a", "b"]

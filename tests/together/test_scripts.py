@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam, lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from mend_optim import MendOptimizer, UsageError
+from mend_optim.environment import JOINED_FILE
 from tests.support.learners import (
     LOCKSTEP,
     LOOPBACK,
@@ -217,6 +219,18 @@ def one_cycle(optimizer: Optimizer) -> list[float]:
         scheduler.step()
         rates.append(float(optimizer.param_groups[0]["lr"]))
     return rates
+
+
+def test_a_learner_that_mend_run_started_has_noted_that_it_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "joined"
+    monkeypatch.setenv(JOINED_FILE, str(noted))
+    options: dict[str, Any] = {"name": "a", "listen": LOOPBACK, "timing": TIMING}
+    with closing(MendOptimizer(descent(1.0), **options)) as a:
+        assert not noted.exists()
+        step(a, 1.0)
+        assert noted.exists()
 
 
 def test_schedulers_go_on_with_peers() -> None:

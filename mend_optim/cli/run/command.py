@@ -25,7 +25,8 @@ of them needs no change: optimizer = MendOptimizer(AdamW(model.parameters()))
 A name= that the script does pass wins over the variable: then all learners would have one name.
 
 In the command, {name}, {index} and {count} stand for the learner's own values. A learner that ends
-with another status than 0 is started again. Ctrl-C ends all.
+with another status than 0 is started again, unless each has failed three times and none has ever
+joined: then the fault is in the script. Ctrl-C ends all.
 
   mend run -n 3 -- python train.py --shard {index}/{count}
   mend run -n 2 --gpus 0,1 -- python train.py
@@ -102,6 +103,7 @@ def run(given: argparse.Namespace) -> int:
             command=command,
             secret=_secret(given, Path(folder)),
             credentials=str(given.credentials or ""),
+            joined=str(_made(Path(folder) / "joined")),
             gpus=[gpu.strip() for gpu in given.gpus.split(",")] if given.gpus else [],
         )
         crew = Crew(names, given.restarts, given.pause, given.grace)
@@ -112,6 +114,11 @@ def run(given: argparse.Namespace) -> int:
             raise UsageError(
                 f"COMMAND must be a program that can run, got {command[0]!r}: {error.strerror}"
             ) from None
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def _names(given: argparse.Namespace) -> list[str]:

@@ -8,7 +8,8 @@ without processes: its caller tells it what happened and when, and does what it 
        ├──ended otherwise─────────────┘
        └──ended otherwise, too often──▶ GIVEN_UP
 
-Once the crew is told to stop, nobody is started again."""
+Once the crew is told to stop, nobody is started again. Nor is anybody once each learner has failed
+`HOPELESS` times, and none has ever joined: then the fault is in the script."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from enum import Enum
 
 #: A learner that has run for so long is well: its earlier ends count no more.
 CALM_S = 60.0
+#: How often each learner fails before none is started again, if none has ever joined.
+HOPELESS = 3
 #: The longest pause before a learner is started again.
 LONGEST_PAUSE_S = 30.0
 
@@ -54,7 +57,14 @@ class Say:
     text: str
 
 
-Action = Start | Pass | Say
+@dataclass(frozen=True, slots=True)
+class Show:
+    """Show the last lines of the learner with this number once more."""
+
+    index: int
+
+
+Action = Start | Pass | Say | Show
 
 
 @dataclass(slots=True)
@@ -63,6 +73,9 @@ class _Member:
     phase: Phase = Phase.PAUSING
     #: How often in a row it has ended by itself, and not well.
     ends: int = 0
+    #: The same, but for any time that it ran.
+    fails: int = 0
+    has_joined: bool = False
     #: When it was started; or when it is to be.
     since: float = 0.0
     #: How its last process ended: its status, or a signal's number below 0.
@@ -120,10 +133,12 @@ class Crew:
         if self._kill_at is not None and self._kill_at <= now:
             yield from self._kill(f"did not end within {self._grace_s:g} s")
 
-    def ended(self, index: int, code: int, now: float) -> Iterator[Action]:
-        """A learner's process has ended, with this status, or by the signal -code."""
+    def ended(self, index: int, code: int, now: float, joined: bool = False) -> Iterator[Action]:
+        """A learner's process has ended, with this status, or by the signal -code. `joined`:
+        whether it, or an earlier process of the learner, has joined."""
         member = self._members[index]
         member.code = code
+        member.has_joined |= joined
         ran_s = now - member.since
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
         if not code or self._stopped_by:
@@ -133,15 +148,37 @@ class Crew:
         if ran_s >= CALM_S:
             member.ends = 0
         member.ends += 1
+        member.fails += 1
         told = f"{member.name} {how} after {ran_s:.1f} s"
         if member.ends > self._restarts:
             member.phase = Phase.GIVEN_UP
             yield Say(f"{told}; it is not started again")
             return
+        if self._is_hopeless:
+            yield from self._give_up(index, told)
+            return
         pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2 ** min(member.ends - 1, 30))
         member.phase = Phase.PAUSING
         member.since = now + pause_s
         yield Say(f"{told}; it starts again in {pause_s:g} s ({member.ends} of {self._restarts})")
+
+    @property
+    def _is_hopeless(self) -> bool:
+        return all(
+            m.fails >= HOPELESS and not m.has_joined and m.phase is not Phase.DONE
+            for m in self._members
+        )
+
+    def _give_up(self, index: int, told: str) -> Iterator[Action]:
+        """Start nobody again. Those that run may still go on."""
+        for member in self._members:
+            if member.phase is Phase.PAUSING:
+                member.phase = Phase.GIVEN_UP
+        self._members[index].phase = Phase.GIVEN_UP
+        yield Say(f"{told}; no learner has joined in {HOPELESS} starts, so none is started again")
+        if self.is_over:
+            yield Say(f"the last lines of {self._members[index].name} were:")
+            yield Show(index)
 
     def told(self, number: int, now: float) -> Iterator[Action]:
         """The command got a signal to stop. The first one is passed on, the second one kills."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mend_optim.environment import VARIABLES
+from mend_optim.environment import JOINED_FILE, VARIABLES
 
 #: Words in a command that each learner gets its own value of.
 PLACES = ("{name}", "{index}", "{count}")
@@ -30,6 +30,7 @@ class Table:
         command: of each; `PLACES` in it stand for the learner's own values.
         secret: the path of their secret; empty if there is none.
         credentials: the directory that has one of each name; empty if there is none.
+        joined: the path of a directory, in which each learner that has joined makes a file.
         gpus: the devices, which learners take in turns; empty if nothing is said of them.
     """
 
@@ -38,6 +39,7 @@ class Table:
     command: Sequence[str]
     secret: str = ""
     credentials: str = ""
+    joined: str = ""
     gpus: Sequence[str] = ()
 
     def seats(self, environment: Mapping[str, str]) -> list[Seat]:
@@ -59,6 +61,8 @@ class Table:
             own[VARIABLES["secret"]] = self.secret
         if self.credentials:
             own[VARIABLES["credentials"]] = f"{self.credentials}/{name}"
+        if self.joined:
+            own[JOINED_FILE] = f"{self.joined}/{index}"
         if self.gpus:
             own["CUDA_VISIBLE_DEVICES"] = self.gpus[index % len(self.gpus)]
         values = dict(zip(PLACES, (name, str(index), str(len(self.names))), strict=True))
@@ -66,7 +70,7 @@ class Table:
         return Seat(name=name, command=command, environment={**environment, **own})
 
 
-_OURS = frozenset(VARIABLES.values())
+_OURS = frozenset([*VARIABLES.values(), JOINED_FILE])
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:

@@ -12,17 +12,21 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from mend_optim.cli.run.crew import Action, Crew, Pass, Say, Start
+from mend_optim.cli.run.crew import Action, Crew, Pass, Say, Show, Start
 from mend_optim.cli.run.output import Prefixed
 from mend_optim.cli.run.seats import Seat
+from mend_optim.environment import JOINED_FILE
 
 #: Signals that stop the command. SIGHUP comes when the terminal is closed.
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NAME = "mend"
+#: Lines of a learner that can be shown once more.
+LAST_LINES = 10
 
 
 class Supervisor:
@@ -50,6 +54,8 @@ class Supervisor:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._selector = selectors.DefaultSelector()
         self._said = Prefixed(NAME, self._width)
+        #: The last lines of each learner's last process.
+        self._last: list[deque[bytes]] = [deque(maxlen=LAST_LINES) for _ in seats]
 
     def run(self) -> int:
         """Run them. Returns the exit status of the command."""
@@ -87,6 +93,8 @@ class Supervisor:
                     self._send(action.index, action.signal)
                 case Say():
                     self._put(2, self._said.feed(f"{action.text}\n".encode()))
+                case Show():
+                    self._put(2, self._last[action.index])
 
     def _start(self, index: int) -> None:
         seat = self._seats[index]
@@ -100,28 +108,34 @@ class Supervisor:
             start_new_session=True,
         )
         self._running[index] = child
+        self._last[index].clear()
         for to, pipe in ((1, child.stdout), (2, child.stderr)):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             told = Prefixed(seat.name, self._width, index if self._colours else None)
-            self._selector.register(pipe, selectors.EVENT_READ, (pipe, to, told))
+            self._selector.register(pipe, selectors.EVENT_READ, (pipe, to, told, index))
 
-    def _read(self, pipe: IO[bytes], to: int, told: Prefixed) -> bool:
+    def _read(self, pipe: IO[bytes], to: int, told: Prefixed, index: int) -> bool:
         """Read what there is of a stream. Returns whether there may be more."""
         try:
             data = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:
             return False
         if data:
-            self._put(to, told.feed(data))
+            self._pass_on(index, to, told.feed(data))
             return True
-        self._close(pipe, to, told)
+        self._close(pipe, to, told, index)
         return False
 
-    def _close(self, pipe: IO[bytes], to: int, told: Prefixed) -> None:
-        self._put(to, told.end())
+    def _close(self, pipe: IO[bytes], to: int, told: Prefixed, index: int) -> None:
+        self._pass_on(index, to, told.end())
         self._selector.unregister(pipe)
         pipe.close()
+
+    def _pass_on(self, index: int, to: int, lines: Iterable[bytes]) -> None:
+        lines = list(lines)
+        self._last[index].extend(lines)
+        self._put(to, lines)
 
     def _put(self, to: int, lines: Iterable[bytes]) -> None:
         self._write(to, b"".join(lines))
@@ -139,18 +153,22 @@ class Supervisor:
             del self._running[index]
             for pipe in (child.stdout, child.stderr):
                 self._drain(pipe)
-            self._do(self._crew.ended(index, code, time.monotonic()))
+            self._do(self._crew.ended(index, code, time.monotonic(), self._has_joined(index)))
+
+    def _has_joined(self, index: int) -> bool:
+        """Whether a process of the learner has ever joined."""
+        return os.path.exists(self._seats[index].environment.get(JOINED_FILE, ""))
 
     def _drain(self, pipe: IO[bytes] | None) -> None:
         """Read the rest of a stream whose process has ended."""
         if pipe is None or pipe.closed:
             return
-        _, to, told = self._selector.get_key(pipe).data
+        _, to, told, index = self._selector.get_key(pipe).data
         has_more = True
         while has_more:
-            has_more = self._read(pipe, to, told)
+            has_more = self._read(pipe, to, told, index)
         if not pipe.closed:
-            self._close(pipe, to, told)
+            self._close(pipe, to, told, index)
 
     def _send(self, index: int, number: int) -> None:
         """Send a signal: SIGTERM to the learner itself, the others to its workers, too, as a

@@ -8,9 +8,20 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.cli.run.crew import CALM_S, LONGEST_PAUSE_S, Action, Crew, Pass, Say, Start
+from mend_optim.cli.run.crew import (
+    CALM_S,
+    HOPELESS,
+    LONGEST_PAUSE_S,
+    Action,
+    Crew,
+    Pass,
+    Say,
+    Show,
+    Start,
+)
 from mend_optim.cli.run.output import LONGEST, Prefixed
 from mend_optim.cli.run.seats import Table
+from mend_optim.environment import JOINED_FILE
 
 
 def acts(actions: Iterable[Action]) -> list[Action]:
@@ -62,11 +73,58 @@ def test_a_learner_that_ran_for_long_begins_to_count_anew() -> None:
 def test_pauses_have_a_longest_one() -> None:
     crew, now = crew_of("a", restarts=100), 0.0
     for _ in range(50):
-        list(crew.ended(0, 1, now))
+        list(crew.ended(0, 1, now, joined=True))
         assert crew.wake_at is not None
         assert crew.wake_at - now <= LONGEST_PAUSE_S
         now = crew.wake_at
         list(crew.tick(now))
+
+
+def fail(crew: Crew, index: int, times: int, joined: bool = False) -> list[Action]:
+    """A learner fails so often, after a long run each time. Returns what follows the last time."""
+    now, actions = 0.0, []
+    for _ in range(times):
+        list(crew.tick(now))
+        now += CALM_S
+        actions = list(crew.ended(index, 3, now, joined))
+        now += LONGEST_PAUSE_S
+    return actions
+
+
+def test_learners_of_which_none_ever_joins_are_given_up_however_long_they_run() -> None:
+    crew = crew_of("ab", restarts=100)
+    fail(crew, 0, HOPELESS)
+    assert crew.wake_at is not None
+    fail(crew, 1, HOPELESS - 1)
+    assert crew.wake_at is not None
+    assert len(acts(crew.tick(1e5))) == 2
+    last = list(crew.ended(1, 3, 1e6))
+    assert not crew.is_over  # the other one runs, and may join
+    assert "no learner has joined in 3 starts, so none is started again" in said(last)
+    last = list(crew.ended(0, 4, 1e6))
+    assert (crew.is_over, crew.status) == (True, 4)
+    assert "a ended with status 4 after" in said(last)
+    assert "the last lines of a were:" in said(last)
+    assert acts(last) == [Show(0)]
+
+
+def test_learners_that_all_pause_are_given_up_at_once() -> None:
+    crew = crew_of("ab", restarts=100)
+    for _ in range(HOPELESS - 1):
+        for index in (0, 1):
+            list(crew.ended(index, 3, 1.0))
+        list(crew.tick(1e3))
+    list(crew.ended(0, 3, 1.0))
+    assert acts(crew.ended(1, 3, 1.0)) == [Show(1)]
+    assert crew.is_over
+
+
+def test_learners_are_not_given_up_once_one_has_joined_or_is_done() -> None:
+    for joined, code in ((True, 3), (False, 0)):
+        crew = crew_of("ab", restarts=100)
+        list(crew.ended(0, code, 1.0, joined))
+        assert acts(fail(crew, 1, 20)) == []
+        assert crew.wake_at is not None
 
 
 def test_a_learner_that_ends_well_at_last_has_ended_well() -> None:
@@ -173,8 +231,10 @@ def test_each_learner_is_told_its_own() -> None:
         command=("train", "--shard={index}/{count}", "{name}", "{other}"),
         secret="/s",
         gpus=("0", "1"),
+        joined="/j",
     )
     seats = table.seats({"PATH": "/bin", "MEND_CREDENTIALS": "/elsewhere", "MEND_INSECURE": "1"})
+    assert [seat.environment[JOINED_FILE] for seat in seats] == ["/j/0", "/j/1", "/j/2"]
     assert [seat.command for seat in seats] == [
         ("train", f"--shard={i}/3", name, "{other}") for i, name in enumerate("abc")
     ]
@@ -184,6 +244,7 @@ def test_each_learner_is_told_its_own() -> None:
         "MEND_LISTEN": "127.0.0.1:2",
         "MEND_PEERS": "127.0.0.1:1,127.0.0.1:3",
         "MEND_SECRET_FILE": "/s",
+        JOINED_FILE: "/j/1",
         "PYTHONUNBUFFERED": "1",
         "CUDA_VISIBLE_DEVICES": "1",
     }
@@ -192,4 +253,5 @@ def test_each_learner_is_told_its_own() -> None:
         names=("a",), addresses=("127.0.0.1:1",), command=("x",), credentials="/pki"
     ).seats({})
     assert seat.environment["MEND_CREDENTIALS"] == "/pki/a"
+    assert JOINED_FILE not in seat.environment
     assert seat.environment["MEND_PEERS"] == ""

@@ -523,6 +523,13 @@ CLI_MUTANTS = (
         of("together/test_watch", "alone_does_not_merge"),
     ),
     mutant(
+        "a-look-without-its-time",
+        "cli/watch/command",
+        "print(_time(), *lines_of",
+        "print(*lines_of",
+        of("together/test_watch", "plain_lines"),
+    ),
+    mutant(
         "a-plan-takes-any-number",
         "cli/plan/quantities",
         "require(self.least <= number <= self.most, argument",

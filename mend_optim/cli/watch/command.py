@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime, timezone
 from importlib.util import find_spec
 
 from mend_optim.cli.given_security import add_security, read_given
@@ -156,11 +157,16 @@ def run_top(given: argparse.Namespace) -> int:
 
 
 def _top_plainly(crowd: Crowd, look: Look, given: argparse.Namespace) -> None:
-    print(*lines_of(crowd), sep="\n", flush=True)
+    print(_time(), *lines_of(crowd), sep="\n", flush=True)
     while not given.once:
         threading.Event().wait(given.every)
         see(crowd, look)
-        print("", *lines_of(crowd), sep="\n", flush=True)
+        print("", _time(), *lines_of(crowd), sep="\n", flush=True)
+
+
+def _time() -> str:
+    """The time of a look. A file of them may be read long afterwards, and on another machine."""
+    return f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _top_richly(crowd: Crowd, look: Look, given: argparse.Namespace) -> None:

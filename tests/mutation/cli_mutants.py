@@ -523,6 +523,13 @@ CLI_MUTANTS = (
         of("together/test_watch", "alone_does_not_merge"),
     ),
     mutant(
+        "megabytes-a-second-are-megabits",
+        "cli/plan/quantities",
+        'if told.endswith("b") else told',
+        'if told.lower().endswith("b") else told',
+        GIVEN,
+    ),
+    mutant(
         "a-look-without-its-time",
         "cli/watch/command",
         "print(_time(), *lines_of",
@@ -546,8 +553,8 @@ CLI_MUTANTS = (
     mutant(
         "megabits-a-second-are-megabytes",
         "cli/plan/quantities",
-        'return f"{told[:-3]}bit" if told.lower().endswith("bps") else told',
-        'return told.removesuffix("ps")',
+        'return f"{told[:-1]}bit" if told.endswith("b") else told',
+        "return told",
         GIVEN,
     ),
     mutant(

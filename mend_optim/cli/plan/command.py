@@ -20,7 +20,8 @@ EPILOG = """\
   mend plan --params 350M --link 1gbit --step 0.8s --zones 4,4 --site-link 50mbit
 
 --link is what each learner can send, and receive at the same time. If your link is slower one way,
-give the slower one. --step is the time of an inner step on your machine, as your script shows it.
+give the slower one. A small b is a bit, and a capital B a byte: 50Mb/s and 50Mbps are 50mbit, and
+6MB/s are 48mbit. --step is the time of an inner step on your machine, as your script shows it.
 --zones are the learners at each site, all of which have the same zone=; a learner in no zone is a
 site of one. The plan then says what crosses between the sites, with zone= set and without.
 --site-link is what all learners of a site share to send to the other sites, and to receive.

@@ -54,12 +54,12 @@ class Quantity:
 
 
 def _bare(text: str) -> str:
-    """A rate without its "/s" or "ps". "50Mbps" are bits, as "50mbit/s", and "6MBps" are bytes, as
-    "6MB/s"."""
+    """A rate without its "/s" or "ps". As networks count, a small b is a bit and a capital B a
+    byte: "50Mb/s" and "50Mbps" are "50mbit", and "6MB/s" and "6MBps" are bytes."""
     told = text.strip().removesuffix("/s")
-    if told.endswith("Bps") or told.lower().endswith("bitps"):
-        return told[:-2]
-    return f"{told[:-3]}bit" if told.lower().endswith("bps") else told
+    if told.lower().endswith("ps"):
+        told = told[:-2]
+    return f"{told[:-1]}bit" if told.endswith("b") else told
 
 
 PARAMETERS = Quantity(

@@ -285,6 +285,13 @@ CLI_MUTANTS = (
         CREW,
     ),
     mutant(
+        "learners-that-never-join-end-in-silence",
+        "cli/run/crew",
+        "if member.has_joined or self._stopped_by else NEVER_JOINED",
+        "",
+        CREW,
+    ),
+    mutant(
         "mend-run-sees-nobody-join",
         "cli/run/supervisor",
         'return os.path.exists(self._seats[index].environment.get(JOINED_FILE, ""))',

@@ -22,6 +22,8 @@ from enum import Enum
 CALM_S = 60.0
 #: How often each learner fails before none is started again, if none has ever joined.
 HOPELESS = 3
+#: A learner that wraps an optimizer, and steps the inner one, looks as if all were well.
+NEVER_JOINED = "is done, and has never joined: does its script step a MendOptimizer?"
 #: The longest pause before a learner is started again.
 LONGEST_PAUSE_S = 30.0
 
@@ -143,7 +145,8 @@ class Crew:
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
         if not code or self._stopped_by:
             member.phase = Phase.DONE
-            yield Say(f"{member.name} {how}" if code else f"{member.name} is done")
+            done = "is done" if member.has_joined or self._stopped_by else NEVER_JOINED
+            yield Say(f"{member.name} {how if code else done}")
             return
         if ran_s >= CALM_S:
             member.ends = 0

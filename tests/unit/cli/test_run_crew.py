@@ -41,10 +41,21 @@ def crew_of(names: str, restarts: int = 2, pause_s: float = 1.0, grace_s: float 
 def test_learners_that_end_well_are_done() -> None:
     crew = crew_of("ab")
     assert crew.wake_at is None
-    assert said(crew.ended(0, 0, 5.0)) == "a is done"
+    assert said(crew.ended(0, 0, 5.0, joined=True)) == "a is done"
     assert not crew.is_over
     list(crew.ended(1, 0, 5.0))
     assert (crew.is_over, crew.status, crew.wake_at) == (True, 0, None)
+
+
+def test_a_learner_that_is_done_and_never_joined_is_named() -> None:
+    crew = crew_of("abc")
+    told = "a is done, and has never joined: does its script step a MendOptimizer?"
+    assert said(crew.ended(0, 0, 5.0)) == told
+    list(crew.ended(1, 1, 5.0, joined=True))
+    list(crew.tick(6.0))
+    assert said(crew.ended(1, 0, 7.0)) == "b is done"  # a process before this one had joined
+    list(crew.told(signal.SIGINT, 8.0))
+    assert said(crew.ended(2, 0, 9.0)) == "c is done"
 
 
 def test_a_learner_is_started_again_after_pauses_that_double_and_then_no_more() -> None:

@@ -8,9 +8,10 @@ they do in a round. Where there are fewer cores than ranks, that takes several t
 thread's processor time, without its waits for a core or for other ranks, is compared with that of
 one copy.
 
-The agreement of a step is measured on two ranks without rounds, which begin each step together, as
-ranks with collectives of their own do: the time in which they say their words and hear those of the
-step before, on the board and by the collective."""
+The agreement of a step is measured on two ranks without rounds: the time in which they hear the
+words of the step before and say theirs, on the board and by the collective. Their steps follow at
+once; or they compute before each for some milliseconds, which takes the code of a step out of the
+caches, and meet in a collective of their own."""
 
 from __future__ import annotations
 
@@ -30,18 +31,20 @@ from torch import Tensor, nn
 from bench.cluster.learners import Seat, Still, run_learners, transformer
 from bench.micro.sync import Took, after_a_pause, pause_then
 from bench.result import Result, compared, plain
-from bench.watch import Watch, seconds
+from bench.watch import Watch
 from mend_optim import MendOptimizer
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks import board
 from mend_optim.ranks.crew import Crew
+from mend_optim.ranks.group import Group
 from mend_optim.ranks.shards import Split
+from mend_optim.ranks.words import Call, Word
 
 RANKS = 4
 WIDTH, LAYERS = 512, 20  # 63 M elements in 240 tensors
 SYNC_EVERY = 32
 WARM, ROUNDS = 1, 6
-AGREEMENTS, PAUSE_S = 300, 0.005
+AGREEMENTS, SQUARE = 500, 700
 GOAL, STEP_GOAL = "<= 1.3", "<= 20"
 
 
@@ -72,15 +75,18 @@ class Plan:
             return _learn(seat, optimizer)
 
 
+def meet(store: str, rank: int, ranks: int) -> None:
+    """Become a rank of so many."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+
+
 def join(
     seat: Seat, parameters: list[nn.Parameter], store: str, ranks: int, sync_every: int
 ) -> MendOptimizer:
     """The first so many seats are the ranks of learner a; the last one is learner b."""
     is_a = seat.rank < ranks
     if is_a:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=seat.rank, world_size=ranks
-        )
+        meet(store, seat.rank, ranks)
         split = Split(dim=0, group=dist.group.WORLD)
         parameters = [nn.Parameter(p.detach().chunk(ranks)[seat.rank].clone()) for p in parameters]
     a, b = seat.addresses[0][0], seat.addresses[0][ranks]
@@ -96,35 +102,35 @@ def join(
 
 
 class Words:
-    """Two ranks that only agree, and another learner.
+    """The facts that two ranks know which only agree.
 
     Args:
-        store: the file by which the ranks meet.
+        store: the file by which they meet.
         has_board: whether they have a board.
+        computes: whether they compute between two steps, and meet.
     """
 
-    def __init__(self, store: str, has_board: bool) -> None:
+    def __init__(self, store: str, has_board: bool, computes: bool) -> None:
         self._store = store
         self._has_board = has_board
+        self._computes = computes
 
     def __call__(self, seat: Seat) -> list[float]:
         """The seconds of each agreement."""
         if not self._has_board:
             board.PLACE = Path("/nowhere")
-        parameters = transformer(WIDTH // 4, 2)
-        with closing(join(seat, parameters, self._store, 2, sync_every=100_000)) as optimizer:
-            optimizer.step()
-            watch = Watch()
-            watch.on(Crew, "posted", "words")
-            watch.on(Crew, "post", "words")
-            took = []
-            for _ in range(AGREEMENTS):
-                time.sleep(PAUSE_S)
-                if seat.rank < 2:
-                    dist.barrier()
-                optimizer.step()
-                took.append(seconds(watch.take()["words"]))
-            seat.meet()
+        meet(self._store, seat.rank, 2)
+        crew, square, took = Crew(Group()), torch.rand(SQUARE, SQUARE), []
+        for step in range(AGREEMENTS):
+            if self._computes:
+                square @ square
+                dist.barrier()
+            started = time.perf_counter()
+            told = crew.posted()
+            tokens = told.tokens if told else 0
+            crew.post(Word(call=Call.STEP, step=step, tokens=512, staged=tokens // 1024))
+            took.append(time.perf_counter() - started)
+        crew.posted()
         return took[WARM:]
 
 
@@ -180,12 +186,18 @@ def _learn(seat: Seat, optimizer: MendOptimizer) -> list[Round]:
 
 def agreements() -> Iterator[Result]:
     """The rows about words."""
-    for has_board, how in ((True, "on the board"), (False, "by the collective")):
+    ways = {
+        "on the board, steps at once": (True, False),
+        "by the collective, steps at once": (False, False),
+        "on the board, after computing": (True, True),
+        "by the collective, after computing": (False, True),
+    }
+    for how, (has_board, computes) in ways.items():
         with tempfile.TemporaryDirectory() as folder:
-            learners = run_learners(Words(str(Path(folder) / "store"), has_board), 3)
-        for name, rank in zip(("lead", "other rank"), learners, strict=False):
+            ranks = run_learners(Words(str(Path(folder) / "store"), has_board, computes), 2)
+        for name, rank in zip(("lead", "other rank"), ranks, strict=True):
             took = [1e6 * each for each in rank]
-            goal = STEP_GOAL if has_board else None
+            goal = STEP_GOAL if has_board else ""
             yield plain("ranks", f"agreement of a step {how}, {name}", "us", took, goal=goal)
 
 

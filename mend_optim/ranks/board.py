@@ -102,11 +102,11 @@ class Board:
         start = self._frame(number)
         rows = self._memory[start : start + self._size * ROW_BYTES]
         words = []
-        for at in range(0, len(rows), ROW_BYTES):
-            word = _word_in(rows[at : at + ROW_BYTES], number)
-            if word is None:
+        for rank, row in enumerate(_ROW.iter_unpack(rows)):
+            at = rank * ROW_BYTES
+            if not _is_there(row, rows[at : at + _SAID.size], number):
                 return None
-            words.append(word)
+            words.append(row[1:-1])
         return words
 
     def _frame(self, number: int) -> int:
@@ -120,7 +120,8 @@ class Board:
             if rank == self._rank or self._is_alive(rank):
                 continue
             start = self._frame(number) + rank * ROW_BYTES
-            if _word_in(self._memory[start : start + ROW_BYTES], number) is None:
+            row = self._memory[start : start + ROW_BYTES]
+            if not _is_there(_ROW.unpack(row), row[: _SAID.size], number):
                 raise ConnectionError(f"rank {rank} has ended")
 
     def _is_alive(self, rank: int) -> bool:
@@ -132,12 +133,9 @@ class Board:
         return False
 
 
-def _word_in(row: bytes, number: int) -> tuple[int, ...] | None:
-    """The word in a row, if it is whole and has this number."""
-    found = _ROW.unpack(row)
-    if found[0] != number or found[-1] != zlib.crc32(row[: _SAID.size]):
-        return None
-    return found[1:-1]
+def _is_there(row: tuple[int, ...], said: bytes, number: int) -> bool:
+    """Whether a row has this number and is whole. `said` are its bytes before the checksum."""
+    return row[0] == number and row[-1] == zlib.crc32(said)
 
 
 def shared_board(

@@ -127,14 +127,12 @@ class Crew:
         except MendError:
             self.is_over = True
             raise
+        if table.is_whole:
+            return table
+        self.is_over = True
         if table.failed:
-            self.is_over = True
             raise MendError(FAILED.format(ranks=_listed(table.failed)))
-        parting = table.parting()
-        if parting:
-            self.is_over = True
-            raise UsageError(PARTED.format(parting=parting))
-        return table
+        raise UsageError(PARTED.format(parting=table.parting()))
 
     def _require_whole(self) -> None:
         if self.is_over:

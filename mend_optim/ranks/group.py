@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -54,8 +53,7 @@ class _Rows:
         self.view_of_all = self.all.numpy().reshape(size, WIDTH)
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(NamedTuple):
     """A table that is on its way."""
 
     #: Waits for the rows of the table. A collective writes into its rows as long as this lives.

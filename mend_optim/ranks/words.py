@@ -50,10 +50,10 @@ class Word(NamedTuple):
     call: Call
     #: Its own steps so far, with the one that it says the word in.
     step: int
-    #: The tokens of that step.
-    tokens: int = 0
     #: Whether it cannot go on, and will raise.
     failed: bool = False
+    #: The tokens of that step.
+    tokens: int = 0
     #: An answer to a question that the call asks of all ranks. The lead says in a step whether all
     #: shall meet at the end of the next one.
     answer: bool = False
@@ -73,9 +73,8 @@ class Word(NamedTuple):
 
 #: How many numbers (int64) a word is.
 WIDTH = len(Word._fields)
-_CALL, _STEP, _TOKENS, _FAILED, _ANSWER, _NBYTES, _COPY, _MOMENTS, _COMES, _STAGED, _DIFFERS = (
-    range(WIDTH)
-)
+# Where a rank is, and whether it can go on, come first.
+_FAILED, _TOKENS, _ANSWER, _NBYTES, _COPY, _MOMENTS, _COMES, _STAGED, _DIFFERS = range(2, WIDTH)
 
 
 def encode_word(word: Word) -> list[int]:
@@ -106,7 +105,9 @@ class Table:
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self._rows = rows
-        self._columns: Sequence[tuple[int, ...]] = tuple(zip(*rows, strict=True))
+
+    def _column(self, place: int) -> list[int]:
+        return [row[place] for row in self._rows]
 
     @property
     def words(self) -> tuple[Word, ...]:
@@ -116,59 +117,62 @@ class Table:
     @property
     def tokens(self) -> int:
         """The tokens of the step: each rank counts its own."""
-        return sum(self._columns[_TOKENS])
+        return sum(self._column(_TOKENS))
 
     @property
     def any_answer(self) -> bool:
         """Whether any rank answers yes."""
-        return any(self._columns[_ANSWER])
+        return any(self._column(_ANSWER))
 
     @property
     def meets(self) -> bool:
         """Whether all meet at the end of the next step, as the lead says."""
-        return bool(self._columns[_ANSWER][0])
+        return bool(self._rows[0][_ANSWER])
 
     @property
     def nbytes(self) -> int:
         """The most bytes that a rank has to say besides."""
-        return max(self._columns[_NBYTES])
+        return max(self._column(_NBYTES))
 
     @property
     def copy(self) -> int:
         """The fragment that all copy at the end of the next step, as the lead says; -1: none."""
-        return self._columns[_COPY][0]
+        return self._rows[0][_COPY]
 
     @property
     def moments(self) -> int:
         """Which moments go with it: a bit for each, in the order of the settings."""
-        return self._columns[_MOMENTS][0]
+        return self._rows[0][_MOMENTS]
 
     @property
     def comes(self) -> int:
         """How many bytes tell about a correction that comes, as the lead says; 0: none comes."""
-        return self._columns[_COMES][0]
+        return self._rows[0][_COMES]
 
     @property
     def staged(self) -> int:
         """How many corrections all ranks have whole: these may be added, and no others (R5)."""
-        return min(self._columns[_STAGED])
+        return min(self._column(_STAGED))
 
     @property
     def differs(self) -> bool:
         """Whether all ranks know that copies differ, so that all can raise at one step."""
-        return all(self._columns[_DIFFERS])
+        return all(self._column(_DIFFERS))
 
     @property
     def failed(self) -> tuple[int, ...]:
         """The ranks that cannot go on."""
-        column = self._columns[_FAILED]
-        return tuple(rank for rank, failed in enumerate(column) if failed) if any(column) else ()
+        return tuple(rank for rank, row in enumerate(self._rows) if row[_FAILED])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks are in the same call at the same step, and can go on."""
+        heads = {(*row[: _FAILED + 1],) for row in self._rows}
+        return len(heads) == 1 and not heads.pop()[_FAILED]
 
     def parting(self) -> str:
-        """Which ranks are in which call, if they are not all in the same one at the same step; else
-        empty."""
-        if len({*self._columns[_CALL]}) == len({*self._columns[_STEP]}) == 1:
-            return ""
+        """Which ranks are in which call. Call it if they are not all in the same one at the same
+        step."""
         ranks: defaultdict[tuple[Call, int], list[int]] = defaultdict(list)
         for rank, word in enumerate(self.words):
             ranks[word.call, word.step].append(rank)

@@ -105,8 +105,8 @@ RANK_MUTANTS = (
     mutant(
         "only-the-lead-answers",
         "words",
-        "any(self._columns[_ANSWER])",
-        "bool(self._columns[_ANSWER][0])",
+        "any(self._column(_ANSWER))",
+        "bool(self._rows[0][_ANSWER])",
         WORDS,
     ),
     mutant(
@@ -123,7 +123,13 @@ RANK_MUTANTS = (
         "        if False:",
         CREW,
     ),
-    mutant("ranks-that-parted-go-on", "crew", "        if parting:", "        if False:", CREW),
+    mutant(
+        "ranks-that-parted-go-on",
+        "words",
+        "len(heads) == 1 and not heads.pop()[_FAILED]",
+        "not heads.pop()[_FAILED]",
+        WORDS,
+    ),
     mutant(
         "a-rank-leaves-without-a-word",
         "crew",
@@ -240,8 +246,8 @@ RANK_MUTANTS = (
     mutant(
         "one-rank-has-it-so-all-have",
         "words",
-        "min(self._columns[_STAGED])",
-        "max(self._columns[_STAGED])",
+        "min(self._column(_STAGED))",
+        "max(self._column(_STAGED))",
         WORDS,
     ),
     Mutant(
@@ -318,15 +324,15 @@ RANK_MUTANTS = (
     mutant(
         "words-of-another-step",
         "board",
-        "    if found[0] != number or ",
-        "    if ",
+        "return row[0] == number and ",
+        "return ",
         BOARD,
     ),
     mutant(
         "a-row-that-is-half-there",
         "board",
-        "    if found[0] != number or found[-1] != zlib.crc32(row[: _SAID.size]):",
-        "    if found[0] != number:",
+        " and row[-1] == zlib.crc32(said)",
+        "",
         BOARD,
     ),
     mutant(
@@ -346,7 +352,7 @@ RANK_MUTANTS = (
     mutant(
         "the-last-word-of-a-rank-that-ends",
         "board",
-        "            if _word_in(self._memory[start : start + ROW_BYTES], number) is None:",
+        "            if not _is_there(_ROW.unpack(row), row[: _SAID.size], number):",
         "            if True:",
         BOARD,
     ),

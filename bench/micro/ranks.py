@@ -96,6 +96,7 @@ def join(
         listen=a if is_a else b,
         peers=[b if is_a else a],
         sync_every=sync_every,
+        fragments=1,
         moments=None,
         shards=(lambda name, tensor: split) if is_a else None,
     )

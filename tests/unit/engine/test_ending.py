@@ -68,6 +68,18 @@ def test_it_is_ready_once_its_peer_finishes_on_its_anchor() -> None:
     assert end.state.roster.closed
 
 
+def test_one_that_leaves_tells_all_that_it_was_ready() -> None:
+    """Its last beat may have gone to others only, and nobody asks it any more."""
+    end = Finishing()
+    end.hear()
+    end.driven.sent(Beat)
+    end.engine.leave(end.driven.now)
+    ((to, beat),) = end.driven.sent(Beat)
+    assert to == PEER
+    assert beat.ready == end.state.ready
+    assert [to for to, _ in end.driven.sent(Goodbye)] == [PEER]
+
+
 def test_work_that_no_quorum_can_merge_holds_nobody_up() -> None:
     for quorum in (2, 3):
         end = Finishing(quorum=quorum, steps=1)

@@ -13,6 +13,10 @@ from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import ModelKey, PeerId, model_key
 from mend_optim.protocol.messages import Beat
 
+#: A newcomer that joins within so many beats waits for nobody. It fetches a model when a beat shows
+#: it, and the next beat may come too late.
+LAST_BEATS = 2
+
 
 class FirstWeights:
     """What a newcomer knows of the other newcomers."""
@@ -22,6 +26,12 @@ class FirstWeights:
         self._known: set[PeerId] = set()
         #: When it heard of the first and of the last of them.
         self._first = self._last = 0.0
+        #: When it joins at the latest, unless it fetches then.
+        self._join_by = 0.0
+
+    def begin(self, now: float) -> None:
+        """The wait for other learners begins."""
+        self._join_by = now + self.state.policies.timing.join_timeout_s
 
     def may_fetch(self, now: float, beat: Beat) -> bool:
         """Whether to fetch the model of this beat now. Only one newcomer's first weights wait for
@@ -55,7 +65,11 @@ class FirstWeights:
     def _patience_ends(self) -> float:
         """A beat after the last newcomer, but in good time to fetch a model before it joins."""
         timing = self.state.policies.timing
-        return min(self._last + timing.beat_s, self._first + timing.join_timeout_s / 2)
+        return min(
+            self._last + timing.beat_s,
+            self._first + timing.join_timeout_s / 2,
+            self._join_by - LAST_BEATS * timing.beat_s,
+        )
 
 
 def _is_first(beat: Beat) -> bool:

@@ -80,6 +80,7 @@ class Joining:
             self._resume(saved)
         self._join_by = now + state.policies.timing.join_timeout_s
         self.waiting.begin(now)
+        self.adoption.first_weights.begin(now)
         for beat in state.beats():
             self.heard(beat)
         if state.policies.unknown_optimizer:

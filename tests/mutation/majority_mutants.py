@@ -41,8 +41,17 @@ MAJORITY_MUTANTS = (
     of_newcomers("a-newcomer-waits-from-the-first", "            self._last = now\n", ""),
     of_newcomers(
         "newcomers-keep-one-another-waiting",
-        "return min(self._last + timing.beat_s, self._first + timing.join_timeout_s / 2)",
-        "return self._last + timing.beat_s",
+        "            self._first + timing.join_timeout_s / 2,\n",
+        "",
+    ),
+    of_newcomers(
+        "a-newcomer-that-joins-soon-waits",
+        "            self._join_by - LAST_BEATS * timing.beat_s,\n",
+        "",
+    ),
+    of_newcomers("the-last-beat-is-the-last-chance", "LAST_BEATS = 2", "LAST_BEATS = 1"),
+    of_newcomers(
+        "a-newcomer-is-always-about-to-join", "self._join_by = now + ", "self._join_by = "
     ),
     of_newcomers("missing-learners-are-not-waited-for", "not self.state.seeds.missing and ", ""),
     of_newcomers("learners-without-weights-are-not-waited-for", "beat and beat.genesis", "True"),

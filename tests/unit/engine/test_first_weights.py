@@ -28,8 +28,8 @@ def genesis_of(rank: int) -> bytes:
 class Newcomer:
     """A learner that has begun, and was told of so many peers."""
 
-    def __init__(self, peers: int) -> None:
-        self.now, self.count = 0.0, 0
+    def __init__(self, peers: int, now: float = 0.0) -> None:
+        self.now, self.count = now, 0
         self.addresses = tuple(f"peer-{i}:1" for i in range(peers))
         policies = Policies(schedule=Schedule(sync_every=16), timing=TIMING)
         self.engine = Engine(PeerId("me", 1), "me:1", self.addresses, policies, self.now)
@@ -144,6 +144,28 @@ def test_newcomers_without_end_do_not_keep_it_waiting() -> None:
     ((at, name),) = asked
     assert at - 0.9 < TIMING.join_timeout_s / 2 <= at
     assert name == f"peer-{round(at / 0.9)}"
+
+
+@pytest.mark.parametrize("left_s", [1.7, 0.1])
+def test_a_newcomer_that_is_about_to_join_does_not_wait(left_s: float) -> None:
+    """It would join with its own weights before the next beat shows greater ones again."""
+    newcomer = Newcomer(3)
+    newcomer.now = TIMING.join_timeout_s - left_s
+    newcomer.hear(0, OWN + 1)
+    assert newcomer.asked() == ["peer-0"]
+    newcomer.now = TIMING.join_timeout_s
+    newcomer.engine.tick(newcomer.now)
+    assert not newcomer.engine.state.joined
+
+
+def test_a_newcomer_that_joins_later_waits() -> None:
+    newcomer = Newcomer(3, now=50.0)
+    newcomer.now += TIMING.join_timeout_s - 2.1
+    newcomer.hear(0, OWN + 1)
+    assert newcomer.asked() == []
+    newcomer.now += TIMING.beat_s
+    newcomer.hear(0, OWN + 1)
+    assert newcomer.asked() == ["peer-0"]
 
 
 @pytest.mark.parametrize("facts", [{"training": True}, {"tokens": 5}], ids=str)

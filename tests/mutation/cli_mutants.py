@@ -294,9 +294,16 @@ CLI_MUTANTS = (
     mutant(
         "mend-run-sees-nobody-join",
         "cli/run/supervisor",
-        'return os.path.exists(self._seats[index].environment.get(JOINED_FILE, ""))',
-        "return False",
+        "if os.path.exists(file)]",
+        "if False]",
         of("system/test_run", "joined"),
+    ),
+    mutant(
+        "mend-run-does-not-see-that-others-have-joined",
+        "cli/run/crew",
+        "        for number in joined:\n",
+        "        for number in {index}.intersection(joined):\n",
+        CREW,
     ),
     mutant(
         "the-last-lines-are-not-shown",

@@ -14,7 +14,7 @@ Once the crew is told to stop, nobody is started again. Nor is anybody once each
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -135,12 +135,15 @@ class Crew:
         if self._kill_at is not None and self._kill_at <= now:
             yield from self._kill(f"did not end within {self._grace_s:g} s")
 
-    def ended(self, index: int, code: int, now: float, joined: bool = False) -> Iterator[Action]:
-        """A learner's process has ended, with this status, or by the signal -code. `joined`:
-        whether it, or an earlier process of the learner, has joined."""
+    def ended(
+        self, index: int, code: int, now: float, joined: Collection[int] = ()
+    ) -> Iterator[Action]:
+        """A learner's process has ended, with this status, or by the signal -code. `joined`: the
+        numbers of all learners that have ever joined; some of them may run."""
         member = self._members[index]
         member.code = code
-        member.has_joined |= joined
+        for number in joined:
+            self._members[number].has_joined = True
         ran_s = now - member.since
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with status {code}"
         if not code or self._stopped_by:

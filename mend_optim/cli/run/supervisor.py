@@ -153,11 +153,12 @@ class Supervisor:
             del self._running[index]
             for pipe in (child.stdout, child.stderr):
                 self._drain(pipe)
-            self._do(self._crew.ended(index, code, time.monotonic(), self._has_joined(index)))
+            self._do(self._crew.ended(index, code, time.monotonic(), self._joined()))
 
-    def _has_joined(self, index: int) -> bool:
-        """Whether a process of the learner has ever joined."""
-        return os.path.exists(self._seats[index].environment.get(JOINED_FILE, ""))
+    def _joined(self) -> list[int]:
+        """The learners of which a process has ever joined."""
+        files = [seat.environment.get(JOINED_FILE, "") for seat in self._seats]
+        return [index for index, file in enumerate(files) if os.path.exists(file)]
 
     def _drain(self, pipe: IO[bytes] | None) -> None:
         """Read the rest of a stream whose process has ended."""

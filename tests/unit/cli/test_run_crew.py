@@ -41,7 +41,7 @@ def crew_of(names: str, restarts: int = 2, pause_s: float = 1.0, grace_s: float 
 def test_learners_that_end_well_are_done() -> None:
     crew = crew_of("ab")
     assert crew.wake_at is None
-    assert said(crew.ended(0, 0, 5.0, joined=True)) == "a is done"
+    assert said(crew.ended(0, 0, 5.0, joined={0})) == "a is done"
     assert not crew.is_over
     list(crew.ended(1, 0, 5.0))
     assert (crew.is_over, crew.status, crew.wake_at) == (True, 0, None)
@@ -51,7 +51,7 @@ def test_a_learner_that_is_done_and_never_joined_is_named() -> None:
     crew = crew_of("abc")
     told = "a is done, and has never joined: does its script step a MendOptimizer?"
     assert said(crew.ended(0, 0, 5.0)) == told
-    list(crew.ended(1, 1, 5.0, joined=True))
+    list(crew.ended(1, 1, 5.0, joined={1}))
     list(crew.tick(6.0))
     assert said(crew.ended(1, 0, 7.0)) == "b is done"  # a process before this one had joined
     list(crew.told(signal.SIGINT, 8.0))
@@ -84,20 +84,20 @@ def test_a_learner_that_ran_for_long_begins_to_count_anew() -> None:
 def test_pauses_have_a_longest_one() -> None:
     crew, now = crew_of("a", restarts=100), 0.0
     for _ in range(50):
-        list(crew.ended(0, 1, now, joined=True))
+        list(crew.ended(0, 1, now, joined={0}))
         assert crew.wake_at is not None
         assert crew.wake_at - now <= LONGEST_PAUSE_S
         now = crew.wake_at
         list(crew.tick(now))
 
 
-def fail(crew: Crew, index: int, times: int, joined: bool = False) -> list[Action]:
+def fail(crew: Crew, index: int, times: int) -> list[Action]:
     """A learner fails so often, after a long run each time. Returns what follows the last time."""
     now, actions = 0.0, []
     for _ in range(times):
         list(crew.tick(now))
         now += CALM_S
-        actions = list(crew.ended(index, 3, now, joined))
+        actions = list(crew.ended(index, 3, now))
         now += LONGEST_PAUSE_S
     return actions
 
@@ -131,11 +131,22 @@ def test_learners_that_all_pause_are_given_up_at_once() -> None:
 
 
 def test_learners_are_not_given_up_once_one_has_joined_or_is_done() -> None:
-    for joined, code in ((True, 3), (False, 0)):
+    for joined, code in (({0}, 3), (set[int](), 0)):
         crew = crew_of("ab", restarts=100)
         list(crew.ended(0, code, 1.0, joined))
         assert acts(fail(crew, 1, 20)) == []
         assert crew.wake_at is not None
+
+
+def test_learners_are_not_given_up_while_one_that_has_joined_runs() -> None:
+    """It has failed as often before."""
+    crew = crew_of("ab", restarts=100)
+    fail(crew, 0, HOPELESS)
+    fail(crew, 1, HOPELESS - 1)
+    list(crew.tick(1e5))
+    last = list(crew.ended(1, 3, 1e5, joined={0}))
+    assert "it starts again in" in said(last)
+    assert crew.wake_at is not None
 
 
 def test_a_learner_that_ends_well_at_last_has_ended_well() -> None:

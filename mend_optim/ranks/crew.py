@@ -50,6 +50,8 @@ class Crew:
         self._talk = talk
         # The words of the last step, which nobody has waited for yet.
         self._posted: Pending | None = None
+        # Where this rank was when it said its last word.
+        self._at = (Call.CONSTRUCTOR, 0)
         # Words that nobody here waits for: they must live as long as their collective.
         self._last: tuple[Pending | None, ...] = ()
         #: Whether the ranks no longer agree.
@@ -63,12 +65,7 @@ class Crew:
     def post(self, word: Word) -> None:
         """Say a word, which `posted` waits for."""
         assert self._posted is None
-        self._require_whole()
-        try:
-            self._posted = self._talk.say(word)
-        except MendError:
-            self.is_over = True
-            raise
+        self._posted = self._said(word)
 
     def posted(self) -> Table | None:
         """The words that were posted last; None if there are none.
@@ -83,13 +80,16 @@ class Crew:
 
     def agree(self, word: Word) -> Table:
         """Say a word, and wait for those of all ranks. Raises as `posted` does."""
+        return self._checked(self._said(word))
+
+    def _said(self, word: Word) -> Pending:
         self._require_whole()
+        self._at = (word.call, word.step)
         try:
-            pending = self._talk.say(word)
+            return self._talk.say(word)
         except MendError:
             self.is_over = True
             raise
-        return self._checked(pending)
 
     def tell(self, call: Call, step: int, data: bytes = b"") -> list[bytes]:
         """The bytes that each rank tells. They end in zeros where another rank told more. Raises as
@@ -126,6 +126,10 @@ class Crew:
             table = pending.wait()
         except MendError:
             self.is_over = True
+            raise
+        except BaseException:  # Ctrl-C: the others go on with words that this rank has not heard
+            self._posted = pending
+            self.fail(*self._at)
             raise
         if table.is_whole:
             return table

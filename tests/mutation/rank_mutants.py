@@ -117,6 +117,20 @@ RANK_MUTANTS = (
         ASSEMBLY,
     ),
     mutant(
+        "a-rank-that-is-interrupted-goes-on",
+        "crew",
+        "            self.fail(*self._at)\n",
+        "",
+        CREW,
+    ),
+    mutant(
+        "a-rank-that-is-interrupted-was-nowhere",
+        "crew",
+        "        self._at = (word.call, word.step)\n",
+        "",
+        CREW,
+    ),
+    mutant(
         "a-rank-that-failed-is-overheard",
         "crew",
         "        if table.failed:",

@@ -46,6 +46,13 @@ class ScriptedTalk:
         return [data.ljust(nbytes, b"\0"), b"x" * nbytes]
 
 
+class Interrupted:
+    """Ctrl-C comes during the wait."""
+
+    def wait(self) -> Table:
+        raise KeyboardInterrupt
+
+
 def crew_of(*others: Word | None) -> tuple[Crew, ScriptedTalk]:
     talk = ScriptedTalk(*others)
     return Crew(talk), talk  # type: ignore[arg-type]
@@ -115,3 +122,26 @@ def test_the_others_learn_of_a_rank_that_leaves() -> None:
 def test_an_order_travels() -> None:
     order = Order(deed=Deed.PUT, fragment=3, facts={"for_good": True, "names": ["a"]})
     assert decode_order(encode_order(order) + b"\0\0") == order
+
+
+@pytest.mark.parametrize("posts", [True, False])
+def test_a_rank_that_is_interrupted_while_it_waits_is_over_and_says_so(
+    posts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would say its next word while the others are elsewhere, and wait for theirs for ever."""
+    crew, talk = crew_of()
+    said: list[Word] = []
+
+    def say(word: Word) -> Interrupted:
+        said.append(word)
+        return Interrupted()
+
+    monkeypatch.setattr(talk, "say", say)
+    if posts:
+        crew.post(step(4))
+    with pytest.raises(KeyboardInterrupt):
+        _ = crew.posted() if posts else crew.agree(step(4))
+    assert crew.is_over
+    assert said == [step(4), step(4, failed=True)]
+    with pytest.raises(MendError, match="no longer agree"):
+        crew.tell(Call.JOIN, 4)

@@ -2,15 +2,16 @@
 
 Each newcomer has first weights of its own, and all are to end with the greatest. A newcomer that
 took every greater one as it heard of it would fetch a model several times: of n learners that are
-met in any order, 1 + 1/2 + … + 1/n are greater than all before. So it waits until it has heard of
-all that it knows of, or of no further one for a beat, and fetches the greatest."""
+met in any order, on average 1 + 1/2 + … + 1/n are greater than all before. So it waits until it has
+heard of all that it knows of, or of no further one for a beat, and fetches the greatest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mend_optim.engine.majority import models
 from mend_optim.engine.state import EngineState
-from mend_optim.protocol.lineage import ModelKey, PeerId, model_key
+from mend_optim.protocol.lineage import ModelKey, PeerId
 from mend_optim.protocol.messages import Beat
 
 #: A newcomer that joins within so many beats waits for nobody. It fetches a model when a beat shows
@@ -34,8 +35,8 @@ class FirstWeights:
         self._join_by = now + self.state.policies.timing.join_timeout_s
 
     def may_fetch(self, now: float, beat: Beat) -> bool:
-        """Whether to fetch the model of this beat now. Only one newcomer's first weights wait for
-        another's: a model that somebody trains is there to be taken."""
+        """Whether to fetch the model of this beat now. A trained model is taken at once. Of first
+        weights, the greatest are waited for."""
         if self.state.begun or not _is_first(beat):
             return True
         rivals = list(self._rivals())
@@ -44,7 +45,7 @@ class FirstWeights:
             self._first = self._first if self._known else now
             self._last = now
             self._known |= known
-        if any(_key(rival) > _key(beat) for rival in rivals):
+        if any(self._key(rival) > self._key(beat) for rival in rivals):
             return False
         return self._is_complete() or now >= self._patience_ends()
 
@@ -56,6 +57,11 @@ class FirstWeights:
                 continue
             if _is_first(beat):
                 yield beat
+
+    def _key(self, beat: Beat) -> ModelKey:
+        """By what this learner compares that model with its own."""
+        theirs, _ = models(self.state, beat)
+        return theirs
 
     def _is_complete(self) -> bool:
         """Whether all learners that this one knows of have shown their weights."""
@@ -80,7 +86,3 @@ def _is_first(beat: Beat) -> bool:
         and not beat.begun
         and not any(report.key.tokens for report in beat.reports)
     )
-
-
-def _key(beat: Beat) -> ModelKey:
-    return model_key((report.key for report in beat.reports), beat.genesis, beat.begun)

@@ -287,9 +287,8 @@ def _replaces(offer: Offer, held: Offer) -> bool:
     offer that came from its sender goes before one that another peer has passed on, and may have
     made up: an invented number would keep the true offer out for ever.
 
-    A later offer does not drive out a joint one, in which there is the work of others. Either may
-    be merged, and then its sender goes by the anchor that it sees, as with any seal that is decided
-    before an offer comes."""
+    A later offer does not drive out a joint one, in which there is the work of others. Its sender
+    offers what is new in it again, on the anchor that has the joint one."""
     if _came_joint(held) and held.claim.author == offer.claim.author and held.seq < offer.seq:
         return False  # what is new in it is offered again, on the anchor that has the joint one
     if (offer.passed_by is None) == (held.passed_by is None):

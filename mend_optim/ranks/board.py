@@ -127,7 +127,7 @@ class Board:
     def _is_alive(self, rank: int) -> bool:
         try:
             fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, rank)
-        except OSError:
+        except BlockingIOError:
             return True
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, rank)
         return False

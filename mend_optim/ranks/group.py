@@ -56,7 +56,8 @@ class _Rows:
 class Pending(NamedTuple):
     """A table that is on its way."""
 
-    #: Waits for the rows of the table. A collective writes into its rows as long as this lives.
+    #: Waits for the rows of the table. It holds them, because they must live as long as the
+    #: collective that writes into them.
     hear: Callable[[], Sequence[Sequence[int]]]
 
     def wait(self) -> Table:

@@ -20,7 +20,7 @@ def of_newcomers(name: str, old: str, new: str) -> Mutant:
 MAJORITY_MUTANTS = (
     of_newcomers(
         "greater-first-weights-are-no-reason-to-wait",
-        "if any(_key(rival) > _key(beat) for rival in rivals):",
+        "if any(self._key(rival) > self._key(beat) for rival in rivals):",
         "if False:",
     ),
     of_newcomers(

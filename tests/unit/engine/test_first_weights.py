@@ -12,7 +12,7 @@ from mend_optim.engine.effects import Install, Send, Work
 from mend_optim.engine.engine import Engine
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
-from mend_optim.protocol.lineage import Lineage, PeerId
+from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Report, State, Want
 from mend_optim.protocol.timing import Timing
 
@@ -36,8 +36,17 @@ class Newcomer:
         self.engine.begin(self.now, genesis_of(OWN), (b"",))
         self.effects: list[object] = []
 
-    def hear(self, i: int, rank: int, *, training: bool = False, tokens: int = 0) -> None:
-        """A beat of peer i, whose first weights have this rank."""
+    def hear(
+        self,
+        i: int,
+        rank: int,
+        *,
+        training: bool = False,
+        tokens: int = 0,
+        beside: tuple[Report, ...] = (),
+    ) -> None:
+        """A beat of peer i, whose first weights have this rank. `beside`: the reports of fragments
+        that this learner does not have."""
         self.count += 1
         peer, address = PeerId(f"peer-{i}", 1), f"peer-{i}:1"
         self.engine.met(self.now, peer, address, address)
@@ -56,7 +65,7 @@ class Newcomer:
             seconds_per_step=0.0,
             training=training,
             genesis=genesis_of(rank),
-            reports=(Report(lineage.key),),
+            reports=(Report(lineage.key), *beside),
         )
         self.engine.receive(self.now, beat)
 
@@ -93,6 +102,13 @@ def test_the_greatest_of_all_is_fetched_and_no_other(order: Sequence[int], lesse
         newcomer.hear(i, OWN + 1 + i - lesser)
     assert newcomer.asked() == ([] if order[-1] == 7 else ["peer-7"])
     newcomer.receive(7, OWN + 8 - lesser)
+
+
+def test_fragments_that_this_learner_does_not_have_make_no_weights_greater() -> None:
+    newcomer = Newcomer(2)
+    newcomer.hear(0, OWN + 1, beside=(Report(Key(0, 9, b"nine")),))
+    newcomer.hear(1, OWN + 2)
+    assert newcomer.asked() == ["peer-1"]
 
 
 def test_two_learners_do_not_wait() -> None:

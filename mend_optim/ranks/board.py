@@ -1,4 +1,4 @@
-"""A board in shared memory, on which the ranks of one host write their words.
+"""A board in shared memory, on which the ranks of one host write their words, and short letters.
 
 A collective of gloo takes a hundred microseconds of processor time, because it wakes threads of its
 own. On the board a word takes a few, and the words of the step before are usually there already.
@@ -6,7 +6,9 @@ own. On the board a word takes a few, and the words of the step before are usual
 Each rank has a row in each of a few frames, and only that rank writes into it. Word number n goes
 into frame n mod `FRAMES`: a rank says word n + 1 only after it has heard all words n, so nobody is
 two words ahead of a reader. A row ends in a checksum. Other processes may see its numbers in any
-order, and a row whose checksum is wrong is not there yet.
+order, and a row whose checksum is wrong is not there yet. Letters have rows and numbers of their
+own. Between two letters there is a word of every rank, and a rank writes its letter before its next
+word.
 
 A rank holds a lock while it lives, which the kernel releases with the process. So a rank that waits
 for a word learns that it will not come."""
@@ -23,12 +25,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from mend_optim.ranks.words import WIDTH
 
 if sys.platform == "linux":
     import fcntl
 
+T = TypeVar("T")
 #: Memory that only the processes of this host share. Where it is absent, there is no board.
 PLACE = Path("/dev/shm")
 #: A word that is being heard, the next one, and a last one that nobody waits for (`Crew.fail`).
@@ -38,6 +42,11 @@ _SAID = struct.Struct(f"={1 + WIDTH}q")
 _SUM = struct.Struct("=q")
 _ROW = struct.Struct(f"={1 + WIDTH + 1}q")
 ROW_BYTES = _ROW.size
+# A letter: its number and its length, the bytes, the checksum of these.
+_HEAD = struct.Struct("=qq")
+#: The most bytes of a letter.
+LETTER_BYTES = 2048
+_LETTER_ROW_BYTES = _HEAD.size + LETTER_BYTES + _SUM.size
 # Between two looks a rank sleeps a tenth of its wait so far: at least and at most so long.
 LEAST_S, MOST_S = 20e-6, 2e-3
 #: The most bytes of the name of a file.
@@ -54,7 +63,7 @@ class Board:
             the locks of a process end with the first close.
         rank: this process's number among the ranks.
         size: how many ranks there are.
-        timeout_s: how long to wait for a word, in seconds.
+        timeout_s: how long to wait for a word or a letter, in seconds.
     """
 
     def __init__(self, file: int, rank: int, size: int, timeout_s: float) -> None:
@@ -62,7 +71,9 @@ class Board:
         self._rank = rank
         self._size = size
         self._timeout_s = timeout_s
+        # The numbers of this rank's last word and letter.
         self._said = 0
+        self._written = 0
         weakref.finalize(self, os.close, file)
         self._memory = mmap.mmap(file, _length(size))
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
@@ -85,17 +96,54 @@ class Board:
         words = self._words(number)
         if words is not None:
             return words
+        return self._await(
+            lambda: self._words(number),
+            lambda rank: self._has_said(rank, number) or self._is_alive(rank),
+            f"word {number}",
+        )
+
+    def exchange(self, letter: bytes) -> list[bytes]:
+        """The letters of all ranks, of which this one's has at most `LETTER_BYTES`. Waits for them.
+
+        Raises:
+            ConnectionError: a rank has ended, or says its next word, without its letter.
+            TimeoutError: a rank has not written its letter in time.
+        """
+        self._written += 1
+        number, start = self._written, self._letter_frame(self._written, self._rank)
+        data = _HEAD.pack(number, len(letter)) + letter
+        data += _SUM.pack(zlib.crc32(data))
+        self._memory[start : start + len(data)] = data
+        return self._await(
+            lambda: self._letters(number),
+            lambda rank: (
+                self._letter(rank, number) is not None
+                or (self._is_alive(rank) and not self._has_said(rank, self._said + 1))
+            ),
+            f"letter {number}",
+        )
+
+    def _await(self, look: Callable[[], T | None], may_come: Callable[[int], bool], what: str) -> T:
+        """What `look` finds in the end. Raises if it takes too long, or may not come from a rank
+        any more."""
         started = now = time.monotonic()
         ask_at = started + ASK_S
-        while (words := self._words(number)) is None:
+        while (found := look()) is None:
             if now - started > self._timeout_s:
-                raise TimeoutError(f"no word {number} within {self._timeout_s:g} s")
+                raise TimeoutError(f"no {what} within {self._timeout_s:g} s")
             if now > ask_at:
-                self._require_living(number)
+                self._require(may_come)
                 ask_at = now + ASK_S
             time.sleep(min(MOST_S, max(LEAST_S, (now - started) / 10)))
             now = time.monotonic()
-        return words
+        return found
+
+    def _require(self, may_come: Callable[[int], bool]) -> None:
+        """Raise if nothing may come from a rank. Its last act may be what is waited for, which the
+        second look finds."""
+        for rank in range(self._size):
+            if rank != self._rank and not may_come(rank) and not may_come(rank):
+                raise ConnectionError(f"rank {rank} has ended, or went on")
 
     def _words(self, number: int) -> list[tuple[int, ...]] | None:
         """The words with this number; None: some are not there yet."""
@@ -113,16 +161,37 @@ class Board:
         """The place at which the rows of this number begin."""
         return number % FRAMES * self._size * ROW_BYTES
 
-    def _require_living(self, number: int) -> None:
-        """Raise if a rank whose word is missing has ended. A rank's last act may be its word, so
-        look for the word once more when its lock is free."""
+    def _has_said(self, rank: int, number: int) -> bool:
+        start = self._frame(number) + rank * ROW_BYTES
+        row = self._memory[start : start + ROW_BYTES]
+        return _is_there(_ROW.unpack(row), row[: _SAID.size], number)
+
+    def _letters(self, number: int) -> list[bytes] | None:
+        """The letters with this number; None: some are not there yet."""
+        letters = []
         for rank in range(self._size):
-            if rank == self._rank or self._is_alive(rank):
-                continue
-            start = self._frame(number) + rank * ROW_BYTES
-            row = self._memory[start : start + ROW_BYTES]
-            if not _is_there(_ROW.unpack(row), row[: _SAID.size], number):
-                raise ConnectionError(f"rank {rank} has ended")
+            letter = self._letter(rank, number)
+            if letter is None:
+                return None
+            letters.append(letter)
+        return letters
+
+    def _letter(self, rank: int, number: int) -> bytes | None:
+        """The letter of a rank with this number; None: it is not there yet."""
+        start = self._letter_frame(number, rank)
+        row = self._memory[start : start + _LETTER_ROW_BYTES]
+        found, nbytes = _HEAD.unpack_from(row)
+        end = _HEAD.size + nbytes
+        if found != number or not _HEAD.size <= end <= _HEAD.size + LETTER_BYTES:
+            return None
+        if _SUM.unpack_from(row, end)[0] != zlib.crc32(row[:end]):
+            return None
+        return row[_HEAD.size : end]
+
+    def _letter_frame(self, number: int, rank: int) -> int:
+        """The place of a letter: after all words."""
+        place = number % FRAMES * self._size + rank
+        return FRAMES * self._size * ROW_BYTES + place * _LETTER_ROW_BYTES
 
     def _is_alive(self, rank: int) -> bool:
         try:
@@ -173,7 +242,7 @@ def _text(told: bytes) -> str:
 
 def _length(size: int) -> int:
     """The bytes of a board for so many ranks."""
-    return FRAMES * size * ROW_BYTES
+    return FRAMES * size * (ROW_BYTES + _LETTER_ROW_BYTES)
 
 
 def _new_file(size: int) -> tuple[str, int]:

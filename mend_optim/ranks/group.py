@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from mend_optim.errors import MendError, UsageError
-from mend_optim.ranks.board import shared_board
+from mend_optim.ranks.board import LETTER_BYTES, Board, shared_board
 from mend_optim.ranks.words import WIDTH, Table, Word, encode_word
 
 #: So long the constructor waits for the other ranks'.
@@ -97,6 +97,8 @@ class Group:
         # A word that is on its way and a last one that nobody waits for (`Crew.fail`) are all that
         # there are at one time.
         self._rows = [_Rows(self.size) for _ in range(2)]
+        # The ranks meet at a board by the collective.
+        self._board: Board | None = None
         wait_s = (timeout or WAIT).total_seconds()
         self._board = shared_board(self.tell, self.rank, self.size, wait_s)
 
@@ -124,6 +126,9 @@ class Group:
         Raises:
             MendError: a rank is lost.
         """
+        if self._board is not None and nbytes <= LETTER_BYTES:
+            letters = _begun(self._board.exchange, data)
+            return [letter.ljust(nbytes, b"\0") for letter in letters]
         return self._told(self._words, data, nbytes)
 
     def tell_along(self, data: bytes, nbytes: int) -> list[bytes]:

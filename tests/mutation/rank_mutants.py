@@ -366,8 +366,8 @@ RANK_MUTANTS = (
     mutant(
         "the-last-word-of-a-rank-that-ends",
         "board",
-        "            if not _is_there(_ROW.unpack(row), row[: _SAID.size], number):",
-        "            if True:",
+        "and not may_come(rank) and not may_come(rank)",
+        "and not may_come(rank)",
         BOARD,
     ),
     mutant(
@@ -431,6 +431,41 @@ RANK_MUTANTS = (
         "board",
         "    if (found.st_uid, found.st_size) != (os.geteuid(), _length(size)):",
         "    if found.st_size != _length(size):",
+        BOARD,
+    ),
+    mutant(
+        "a-letter-that-is-half-there",
+        "board",
+        "        if _SUM.unpack_from(row, end)[0] != zlib.crc32(row[:end]):",
+        "        if False:",
+        BOARD,
+    ),
+    mutant(
+        "a-letter-of-another-number",
+        "board",
+        "if found != number or not",
+        "if not",
+        BOARD,
+    ),
+    mutant(
+        "a-rank-that-goes-on-is-waited-for-at-its-letter",
+        "board",
+        " and not self._has_said(rank, self._said + 1))",
+        ")",
+        BOARD,
+    ),
+    mutant(
+        "letters-lie-on-words",
+        "board",
+        "return FRAMES * self._size * ROW_BYTES + place",
+        "return place",
+        BOARD,
+    ),
+    mutant(
+        "a-letter-that-came-is-not-looked-for",
+        "board",
+        "                self._letter(rank, number) is not None\n                or (",
+        "                (",
         BOARD,
     ),
 )

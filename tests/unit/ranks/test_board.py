@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mend_optim.ranks import board
-from mend_optim.ranks.board import FRAMES, ROW_BYTES, Board, shared_board
+from mend_optim.ranks.board import FRAMES, LETTER_BYTES, ROW_BYTES, Board, shared_board
 from mend_optim.ranks.words import WIDTH
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there are boards on Linux alone")
@@ -150,6 +151,92 @@ def test_a_row_of_which_a_part_is_there_is_not_heard(
 def numbers_in(row: bytes) -> list[int]:
     """What one store writes."""
     return [number for (number,) in struct.iter_unpack("=q", row)]
+
+
+# ── letters ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def exchanged(ranks: list[Board], letters: list[bytes], clock: Clock) -> list[list[bytes]]:
+    """What each rank reads. The first waits for the second, which waits for the third, and so
+    on."""
+    read: list[list[bytes]] = []
+
+    def write(rank: int) -> None:
+        if rank < len(ranks):
+            clock.meanwhile = lambda: write(rank + 1)
+            read.append(ranks[rank].exchange(letters[rank]))
+            clock.meanwhile = lambda: None
+
+    write(0)
+    return read
+
+
+LETTERS = st.binary(max_size=64) | st.binary(min_size=LETTER_BYTES, max_size=LETTER_BYTES)
+
+
+@given(st.integers(1, 4).flatmap(lambda size: st.lists(st.tuples(*[LETTERS] * size), max_size=6)))
+def test_all_ranks_read_the_letters_of_all(rounds: list[tuple[bytes, ...]]) -> None:
+    size, clock = len(rounds[0]) if rounds else 1, Clock()
+    with patch.object(board, "time", clock), boards(size) as ranks:
+        for letters in rounds:
+            # Words have numbers and rows of their own.
+            numbers = [rank.say(word(7)) for rank in ranks]
+            assert exchanged(ranks, list(letters), clock) == [list(letters)] * size
+            assert [rank.hear(n) for rank, n in zip(ranks, numbers, strict=True)] == [
+                [word(7)] * size
+            ] * size
+
+
+@given(st.binary(min_size=24, max_size=24), st.binary(max_size=40), st.sets(st.integers(0, 7)))
+def test_a_letter_of_which_a_part_is_there_is_not_read(
+    old: bytes, new: bytes, stored: set[int]
+) -> None:
+    clock = Clock()
+    with patch.object(board, "time", clock), boards(2) as (a, b):
+        for _ in range(FRAMES):
+            exchanged([a, b], [old, old], clock)
+        number = b._written + 1
+        start = b._letter_frame(number, 1)
+        place = slice(start, start + 64)
+        before = a._memory[place]
+        exchanged([a, b], [new, new], clock)
+        whole = a._memory[place]
+        words = [(whole if i in stored else before)[8 * i : 8 * i + 8] for i in range(8)]
+        a._memory[place] = b"".join(words)
+        length = 16 + len(new) + 8  # what follows the checksum counts for nothing
+        same = a._memory[place][:length] == whole[:length]
+        assert a._letters(number) == ([new, new] if same else None)
+
+
+def test_a_rank_that_goes_on_without_its_letter_is_not_waited_for(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was interrupted, and says that it has failed."""
+    monkeypatch.setattr(Board, "_is_alive", lambda self, rank: True)
+    with boards(2) as (a, b):
+        b.say(word(1))
+        a.hear(a.say(word(1)))
+        b.say(word(2))
+        with pytest.raises(ConnectionError, match="rank 1 has ended, or went on"):
+            a.exchange(b"a letter")
+    assert board.ASK_S < sum(clock.slept) <= board.ASK_S + board.MOST_S
+
+
+def test_a_rank_that_goes_on_after_its_letter_is_read(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it does both while another one asks."""
+    monkeypatch.setattr(board, "ASK_S", 0.0)
+    with boards(2) as (a, b):
+
+        def goes_on(self: Board, rank: int) -> bool:
+            if not b._written:
+                b.exchange(b"b's")
+                b.say(word(1))
+            return True
+
+        monkeypatch.setattr(Board, "_is_alive", goes_on)
+        assert a.exchange(b"a's") == [b"a's", b"b's"]
 
 
 @contextmanager

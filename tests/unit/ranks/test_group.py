@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d
 
 from mend_optim import UsageError
 from mend_optim.ranks import group
+from mend_optim.ranks.board import LETTER_BYTES
 from mend_optim.ranks.words import Call, Word
 
 
@@ -55,6 +56,18 @@ def check_words(own: group.Group) -> None:
     assert last.wait().words == (words[4],)
 
 
+def check_letters(own: group.Group) -> None:
+    """Short bytes go by the board, where there is one; long ones by the collective."""
+    written: list[bytes] = []
+    if own._board is not None:
+        exchange = own._board.exchange
+        own._board.exchange = lambda letter: written.append(letter) or exchange(letter)  # type: ignore
+    for length in (3, LETTER_BYTES, LETTER_BYTES + 1):
+        assert own.tell(b"abc", length) == [b"abc".ljust(length, b"\0")]
+    assert own.tell(b"x" * LETTER_BYTES, LETTER_BYTES) == [b"x" * LETTER_BYTES]
+    assert len(written) == (3 if own._board else 0)
+
+
 def test_where_torch_has_nothing_below_its_own_function_that_one_is_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,6 +92,7 @@ def test_the_groups_wait_as_long_as_the_users(tmp_path: Path) -> None:
         assert group._timeout_of(own._words) == timedelta(seconds=7)
         assert group._timeout_of(own._tensors) == timedelta(seconds=7)
         check_words(own)
+        check_letters(own)
         # As with a version of torch that has nothing below its public function.
         own._say = partial(group._gathered, group=own._words, later=True)
         check_words(own)

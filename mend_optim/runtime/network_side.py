@@ -57,12 +57,9 @@ class NetworkSide:
         self._timer: asyncio.TimerHandle | None = None
         #: The numbers that the script reported last. The training thread replaces them as a whole.
         self.reported: Mapping[str, float] = {}
+        # The transport comes first: in a forked child it raises, and no thread is to start there.
+        self.transport = transport(self)
         self.loop = NetworkLoop.acquire()
-        try:
-            self.transport = transport(self)
-        except BaseException:
-            self.loop.release()
-            raise
 
     def start(self) -> None:
         """Start listening. Raises what the transport raises, and then has released the loop."""

@@ -4,15 +4,17 @@ neither hang nor disturb the parent's learner."""
 from __future__ import annotations
 
 import copy
+import faulthandler
 import io
 import logging
 import os
 import pickle
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -44,6 +46,8 @@ def in_child(action: Callable[[], Any]) -> Any:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        with suppress(ValueError):  # nobody captures its output
+            faulthandler.dump_traceback_later(PATIENCE_S / 2, file=sys.__stderr__)
         try:
             answer: tuple[bool, Any] = (True, action())
         except BaseException as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mend_optim.engine.majority import models
+from mend_optim.engine.pending import NEVER
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import ModelKey, PeerId
 from mend_optim.protocol.messages import Beat
@@ -20,19 +21,15 @@ LAST_BEATS = 2
 
 
 class FirstWeights:
-    """What a newcomer knows of the other newcomers."""
+    """A newcomer's knowledge of the other newcomers."""
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
         self._known: set[PeerId] = set()
         #: When it heard of the first and of the last of them.
         self._first = self._last = 0.0
-        #: When it joins at the latest, unless it fetches then.
-        self._join_by = 0.0
-
-    def begin(self, now: float) -> None:
-        """The wait for other learners begins."""
-        self._join_by = now + self.state.policies.timing.join_timeout_s
+        #: When it stops waiting for learners that do not come. `Joining` writes it.
+        self.join_by = NEVER
 
     def may_fetch(self, now: float, beat: Beat) -> bool:
         """Whether to fetch the model of this beat now. A trained model is taken at once. Of first
@@ -74,7 +71,7 @@ class FirstWeights:
         return min(
             self._last + timing.beat_s,
             self._first + timing.join_timeout_s / 2,
-            self._join_by - LAST_BEATS * timing.beat_s,
+            self.join_by - LAST_BEATS * timing.beat_s,
         )
 
 

@@ -10,7 +10,6 @@ from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import Reoffer
 from mend_optim.engine.ledger import Event, whole_anchor_record
 from mend_optim.engine.mode import Change, Mode
-from mend_optim.engine.pending import NEVER
 from mend_optim.engine.presence import Presence
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.standing import Standing, resumed
@@ -58,8 +57,7 @@ class Joining:
         self.adoption = adoption
         self.presence = presence
         self.waiting = Waiting(state)
-        #: When it stops waiting for learners that do not come.
-        self._join_by = NEVER
+        self.first_weights = adoption.first_weights
         #: The position of each peer when we first heard of it.
         self._met_at: dict[PeerId, int] = {}
 
@@ -78,9 +76,8 @@ class Joining:
         state.change(Change.BEGUN)
         if saved:
             self._resume(saved)
-        self._join_by = now + state.policies.timing.join_timeout_s
+        self.first_weights.join_by = now + state.policies.timing.join_timeout_s
         self.waiting.begin(now)
-        self.adoption.first_weights.begin(now)
         for beat in state.beats():
             self.heard(beat)
         if state.policies.unknown_optimizer:
@@ -171,7 +168,9 @@ class Joining:
 
     def renewed(self, now: float) -> None:
         """This learner has another incarnation, so all will let it in: it waits as at first."""
-        self._join_by = max(self._join_by, now + self.state.policies.timing.join_timeout_s)
+        self.first_weights.join_by = max(
+            self.first_weights.join_by, now + self.state.policies.timing.join_timeout_s
+        )
 
     def _live_beats(self) -> list[Beat]:
         peers = self.state.roster.peers.values()
@@ -189,7 +188,7 @@ class Joining:
         process."""
         timing = self.state.policies.timing
         patience_s = timing.evict_after_s + PROMPT_BEATS * timing.beat_s
-        return max(self._join_by, self.state.seeds.held_until(patience_s))
+        return max(self.first_weights.join_by, self.state.seeds.held_until(patience_s))
 
     def _is_fetching(self) -> bool:
         """Whether an anchor is on its way, or moves."""

@@ -288,9 +288,9 @@ def _replaces(offer: Offer, held: Offer) -> bool:
     made up: an invented number would keep the true offer out for ever.
 
     A later offer does not drive out a joint one, in which there is the work of others. Its sender
-    offers what is new in it again, on the anchor that has the joint one."""
+    offers the rest again, on the anchor that has the joint one."""
     if _came_joint(held) and held.claim.author == offer.claim.author and held.seq < offer.seq:
-        return False  # what is new in it is offered again, on the anchor that has the joint one
+        return False
     if (offer.passed_by is None) == (held.passed_by is None):
         return offer.order > held.order
     differs = (offer.entry, offer.follows) != (held.entry, held.follows)

@@ -46,12 +46,17 @@ MAJORITY_MUTANTS = (
     ),
     of_newcomers(
         "a-newcomer-that-joins-soon-waits",
-        "            self._join_by - LAST_BEATS * timing.beat_s,\n",
+        "            self.join_by - LAST_BEATS * timing.beat_s,\n",
         "",
     ),
     of_newcomers("the-last-beat-is-the-last-chance", "LAST_BEATS = 2", "LAST_BEATS = 1"),
-    of_newcomers(
-        "a-newcomer-is-always-about-to-join", "self._join_by = now + ", "self._join_by = "
+    Mutant(
+        "a-newcomer-is-always-about-to-join",
+        4,
+        "engine/joining",
+        "first_weights.join_by = now + ",
+        "first_weights.join_by = ",
+        FIRST,
     ),
     of_newcomers("missing-learners-are-not-waited-for", "not self.state.seeds.missing and ", ""),
     of_newcomers("learners-without-weights-are-not-waited-for", "beat and beat.genesis", "True"),

@@ -285,7 +285,7 @@ MUTANTS = (
     Mutant("told-of-a-twin-at-every-hello", 4, "engine/namesakes", "            self._told.add(other)\n", "", NAMESAKES),
     Mutant("the-living-one-is-not-told", 4, "engine/beats", "            turned_away=state.roster.turned_away(),\n", "", NAMESAKES),
     Mutant("no-wait-for-the-eviction", 4, "engine/joining",
-           "max(self._join_by, self.state.seeds.held_until(patience_s))", "self._join_by", NAMESAKES),
+           "max(self.first_weights.join_by, self.state.seeds.held_until(patience_s))", "self.first_weights.join_by", NAMESAKES),
     Mutant("alone-right-after-a-new-incarnation", 4, "engine/engine", "            self.joining.renewed(now)\n", "            pass\n", NAMESAKES),
     Mutant("waits-though-it-is-let-in", 4, "engine/engine", "            self.state.seeds.linked(id)\n", "", NAMESAKES),
     Mutant("hello-only-to-new-peers", 4, "transport/control",

@@ -14,7 +14,7 @@ from mend_optim.transport.address import is_loopback, parse_address, seen_from
 
 #: The settings in which learners may differ: see `Settings.may_differ`.
 MAY_DIFFER = ("guard",)
-#: What a refusal says of a setting that the learner has no word for.
+#: The word of a refusal for a setting that the learner does not know.
 NOT_TOLD = "absent"
 TLS_WANTED = (
     Unreached.WANTS_TLS.value,

@@ -149,7 +149,7 @@ def test_a_row_of_which_a_part_is_there_is_not_heard(
 
 
 def numbers_in(row: bytes) -> list[int]:
-    """What one store writes."""
+    """The numbers of a row, each of which is one store."""
     return [number for (number,) in struct.iter_unpack("=q", row)]
 
 
@@ -157,8 +157,8 @@ def numbers_in(row: bytes) -> list[int]:
 
 
 def exchanged(ranks: list[Board], letters: list[bytes], clock: Clock) -> list[list[bytes]]:
-    """What each rank reads. The first waits for the second, which waits for the third, and so
-    on."""
+    """The letters that each rank reads. The first rank waits for the second one, which waits for
+    the third, and so on."""
     read: list[list[bytes]] = []
 
     def write(rank: int) -> None:
@@ -203,7 +203,7 @@ def test_a_letter_of_which_a_part_is_there_is_not_read(
         whole = a._memory[place]
         words = [(whole if i in stored else before)[8 * i : 8 * i + 8] for i in range(8)]
         a._memory[place] = b"".join(words)
-        length = 16 + len(new) + 8  # what follows the checksum counts for nothing
+        length = 16 + len(new) + 8  # the bytes after the checksum count for nothing
         same = a._memory[place][:length] == whole[:length]
         assert a._letters(number) == ([new, new] if same else None)
 
@@ -292,7 +292,7 @@ def test_a_word_that_is_said_while_a_rank_asks_is_heard(
 
 
 class Others:
-    """What the other ranks tell: first nothing, then these."""
+    """The other ranks: they tell nothing first, then these numbers of processes."""
 
     def __init__(self, *processes: str) -> None:
         self.processes = processes

@@ -463,7 +463,7 @@ class MendOptimizer(ReportingFace):
 
         Raises:
             UsageError: there are no peers, or the checkpoint is damaged, another model's, or older
-                than the first merge.
+                than the first merge, or a peer has an added group that this learner has not.
             ClosedError: the optimizer was closed, before the call or while it waited.
         """
         self._run.roll_back(state_dict)

@@ -352,9 +352,8 @@ def _is_part_of_another(beat: Beat, state: EngineState) -> bool:
     """Whether a live peer shows the same model as `beat`, with more of our fragments. A group that
     a rollback took back must not go on from where it was here, because one peer lacks it."""
     count = len(beat.reports)
-    live = (peer.beat for peer in state.roster.peers.values() if not peer.suspected)
     return count < len(state.fragments) and any(
-        other.genesis == beat.genesis and len(other.reports) > count for other in live if other
+        other.genesis == beat.genesis and len(other.reports) > count for other in state.live_beats()
     )
 
 

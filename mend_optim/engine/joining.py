@@ -157,7 +157,7 @@ class Joining:
         state = self.state
         if not state.mode.before_joined:
             return False
-        beats = self._live_beats()
+        beats = list(self.state.live_beats())
         if not self._is_over(now, beats):
             self.waiting.tell(now, self._deadline())
             return False
@@ -171,10 +171,6 @@ class Joining:
         self.first_weights.join_by = max(
             self.first_weights.join_by, now + self.state.policies.timing.join_timeout_s
         )
-
-    def _live_beats(self) -> list[Beat]:
-        peers = self.state.roster.peers.values()
-        return [peer.beat for peer in peers if peer.beat and not peer.suspected]
 
     def _is_over(self, now: float, beats: Sequence[Beat]) -> bool:
         """Whether there is nothing left to wait for."""

@@ -153,9 +153,8 @@ class Majority:
 
     def _voters(self, p: int) -> Iterator[Beat]:
         """The last beats of the peers that have trained, and have this fragment."""
-        for peer in self.state.roster.peers.values():
-            beat = peer.beat
-            if beat and not peer.suspected and beat.step > 0 and p < len(beat.reports):
+        for beat in self.state.live_beats():
+            if beat.step > 0 and p < len(beat.reports):
                 yield beat
 
     def _same(self, beat: Beat) -> bool:

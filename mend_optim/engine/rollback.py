@@ -17,9 +17,15 @@ from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import Change, Mode
 from mend_optim.engine.state import EngineState, Switch
-from mend_optim.errors import require
+from mend_optim.errors import UsageError, require
 from mend_optim.protocol.lineage import MOST_ROLLBACKS, Lineage, Rollback, rollbacks
 from mend_optim.protocol.messages import Sections, State
+
+#: Why a rollback is refused if a peer has added groups that this learner has not.
+LACKS = (
+    "rollback() must be called with all parameter groups of the run, and {name} has {missing} more "
+    "than this learner; add them here and take a checkpoint that has them, or call it there"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +56,11 @@ class Rollbacks:
         """Go back to these anchors, of all fragments. Returns the number of the rollback.
 
         Raises:
-            UsageError: the run has been rolled back as often as its genesis can tell.
+            UsageError: the run has been rolled back as often as its genesis can tell, or a peer has
+                an added group that this learner has not.
         """
         state = self.state
+        self._check_groups(len(anchors))
         rollback = Rollback(self._next_number(anchors), state.me.name)
         former = (anchor.lineage.digest for anchor in anchors)
         genesis = rollback.genesis(state.genesis, repr(state.me).encode(), *former)
@@ -70,6 +78,14 @@ class Rollbacks:
         state.begin_switch(switch)
         self.adoption.finish_switch()
         return rollback.number
+
+    def _check_groups(self, count: int) -> None:
+        """A group that only others have would go on from the model that is given up."""
+        state = self.state
+        beats = (beat for beat in state.live_beats() if beat.genesis == state.genesis)
+        most, name = max(((len(b.reports), b.peer.name) for b in beats), default=(0, ""))
+        if most > count:
+            raise UsageError(LACKS.format(name=name, missing=most - count))
 
     def _next_number(self, anchors: Sequence[EarlierAnchor]) -> int:
         """One more than any model has behind it that this learner knows of."""

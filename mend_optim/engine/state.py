@@ -402,11 +402,15 @@ class EngineState:
         """The last beat of every peer that has sent one."""
         return (peer.beat for peer in self.roster.peers.values() if peer.beat)
 
+    def live_beats(self) -> Iterator[Beat]:
+        """The last beat of every live peer that has sent one."""
+        live = (peer for peer in self.roster.peers.values() if not peer.suspected)
+        return (peer.beat for peer in live if peer.beat)
+
     def shown(self, p: int) -> Iterator[tuple[PeerId, Key]]:
         """The anchors of fragment `p` that live peers with our model show."""
-        live = (peer.beat for peer in self.roster.peers.values() if not peer.suspected)
-        for beat in live:
-            if beat and beat.genesis == self.genesis and p < len(beat.reports):
+        for beat in self.live_beats():
+            if beat.genesis == self.genesis and p < len(beat.reports):
                 yield beat.peer, beat.reports[p].key
 
     @property

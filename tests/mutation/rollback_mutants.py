@@ -64,6 +64,24 @@ ROLLBACK_MUTANTS = (
         "",
     ),
     mutant(
+        "a-rollback-beside-a-group-of-others",
+        "engine/rollback",
+        "        self._check_groups(len(anchors))\n",
+        "",
+    ),
+    mutant(
+        "groups-of-another-model-forbid-a-rollback",
+        "engine/rollback",
+        "beats = (beat for beat in state.live_beats() if beat.genesis == state.genesis)",
+        "beats = (beat for beat in state.live_beats())",
+    ),
+    mutant(
+        "groups-of-the-past-forbid-a-rollback",
+        "engine/rollback",
+        "beat for beat in state.live_beats() if beat.genesis == state.genesis",
+        "beat for beat in state.beats() if beat.genesis == state.genesis",
+    ),
+    mutant(
         "more-rollbacks-than-can-be-told",
         "engine/rollback",
         "number <= MOST_ROLLBACKS,",

@@ -53,6 +53,12 @@ def followed(made: Sequence[MendOptimizer], number: int = 1) -> None:
     settle(made)
 
 
+def fragments_of_others(optimizer: MendOptimizer) -> int:
+    """The most fragments that a peer has shown to this learner."""
+    assert optimizer._learner is not None
+    return max(len(beat.reports) for beat in optimizer._learner.engine.state.live_beats())
+
+
 def account(made: Sequence[MendOptimizer]) -> int:
     """All tokens that were trained, by what became of them."""
     found = [progress(optimizer) for optimizer in made]
@@ -339,6 +345,24 @@ def test_an_added_group_goes_back_with_the_rest() -> None:
         assert all(same(parameters(optimizer), good) for optimizer in made)
         drive(made, 4, wave)
         settle(made)
+        agree(made)
+
+
+def test_a_group_that_only_others_have_added_keeps_a_learner_from_going_back_without_it() -> None:
+    with cluster(descent(0.0), descent(0.0), **FREE) as made:
+        drive(made, 8, wave)
+        settle(made)
+        saved = save(made[0])[1]
+        made[1].add_param_group({"params": weights(1.0)})
+        until(made[0], lambda: fragments_of_others(made[0]) == 2)
+        with pytest.raises(UsageError, match=r"parameter groups of the run, and .* has 1 more"):
+            made[0].rollback(saved)
+        assert rollbacks(made[0]) == 0
+        made[0].add_param_group({"params": weights(1.0)})
+        drive(made, 8, wave)
+        settle(made)
+        made[0].rollback(save(made[1])[1])
+        followed(made)
         agree(made)
 
 

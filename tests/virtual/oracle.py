@@ -48,8 +48,10 @@ class Oracle:
         self.left: set[bytes] = set()
         # Former models that are still in its weights.
         self.former: defaultdict[tuple[PeerId, int], set[bytes]] = defaultdict(set)
-        # Of a model after a rollback: what was given up for it, and may never be in it.
+        # Of a model after a rollback: what was given up for it, and may never be in it. Groups that
+        # the learner which rolled back had not added are no part of that.
         self.given_up: defaultdict[tuple[int, bytes], set[Any]] = defaultdict(set)
+        self.taken_back: dict[bytes, int] = {}  # of a model: the fragments its first learner had
         # Fragments in which a learner has just given way to a lesser anchor of most learners.
         self.yielded: dict[tuple[PeerId, int], bool] = {}
         self.at_death: set[Unit] = set()  # in a process that died, and in no other
@@ -90,6 +92,7 @@ class Oracle:
 
     def _check_lineage(self, learner: Learner, p: int, lineage: Lineage) -> None:
         units = frozenset(learner.units.theta[p])
+        self.taken_back.setdefault(lineage.genesis, len(learner.engine.state.fragments))
         self.check_tokens(learner, lineage, units)
         again = units & self.given_up[p, lineage.genesis]
         assert not again, ("back after a rollback", learner.id, p, again)
@@ -168,7 +171,8 @@ class Oracle:
         former = self.former.pop((learner.id, p), set())
         gone = [unit for unit in before if unit not in after and _is_work(unit)]
         genesis = learner.engine.state.genesis
-        if any(rollbacks(genesis) > rollbacks(other) for other in former):
+        is_back = any(rollbacks(genesis) > rollbacks(other) for other in former)
+        if is_back and p < self.taken_back[genesis]:
             self.given_up[p, genesis].update(gone)
         named = self.superseded.pop((learner.id, p), set())
         for former in learner.heirs:  # it may have said so, and died before it applied that

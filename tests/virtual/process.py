@@ -13,6 +13,7 @@ from mend_optim.engine.engine import Engine
 from mend_optim.engine.joining import Resumed
 from mend_optim.engine.progress import Motion
 from mend_optim.engine.rollback import EarlierAnchor
+from mend_optim.errors import UsageError
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Call, Message, Offer, Seal
 from mend_optim.worker.checkpoint import Checkpoint, Kept
@@ -187,21 +188,22 @@ class Learner:
         return Saved(resumed, *copies, dict(self.mailbox), heirs, self.groups, history)
 
     def roll_back(self, to: Saved) -> bool:
-        """Go back to the anchors of a checkpoint. False if it cannot be done now."""
+        """Go back to the anchors of a checkpoint. False if it cannot be done now, or is refused."""
         rollbacks = self.engine.rollbacks
         if self.dead or not rollbacks.may_begin(len(to.theta)):
             return False
-        pairs = zip(to.resumed.standings, to.theta, strict=True)
-        rollbacks.begin(
-            [
-                EarlierAnchor(
-                    lineage=standing.lineage,
-                    content=b"",
-                    sections={"anchor": Section(theta)},  # type: ignore[dict-item]
-                )
-                for standing, theta in pairs
-            ]
-        )
+        anchors = [
+            EarlierAnchor(
+                lineage=standing.lineage,
+                content=b"",
+                sections={"anchor": Section(theta)},  # type: ignore[dict-item]
+            )
+            for standing, theta in zip(to.resumed.standings, to.theta, strict=True)
+        ]
+        try:
+            rollbacks.begin(anchors)
+        except UsageError:  # a peer has a group that this learner has not
+            return False
         self.pump()
         return True
 

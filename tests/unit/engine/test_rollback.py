@@ -320,6 +320,30 @@ def test_there_is_a_last_rollback() -> None:
     assert engine.engine.state.mode is Mode.TRAINING
 
 
+def test_a_rollback_is_refused_while_a_peer_has_groups_that_this_learner_has_not() -> None:
+    """That group would go on from the model that is given up, beside anchors of another time."""
+    engine = among_peers()
+    good, _ = ahead(engine)
+    engine.beat(PEER, BASE, grown(BASE), grown(BASE))
+    engine.beat(THIRD, BASE, grown(BASE))
+    with pytest.raises(UsageError, match=r"^rollback\(\) .* of the run, and peer has 2 more than"):
+        engine.engine.rollbacks.begin([earlier(good)])
+    assert engine.engine.rollbacks.count == 0
+    assert not engine.jobs(Install)
+
+
+@pytest.mark.parametrize("genesis", [OTHER, GENESIS])
+def test_a_peer_of_another_model_or_of_the_past_keeps_nobody_from_a_rollback(
+    genesis: bytes,
+) -> None:
+    engine = among_peers()
+    good, _ = ahead(engine)
+    engine.beat(THIRD, Lineage.fresh(genesis), Lineage.fresh(genesis), genesis=genesis)
+    if genesis == GENESIS:
+        engine.engine.linked(engine.now, THIRD, False)
+    assert begun(engine, good).resets
+
+
 # ── on the others ─────────────────────────────────────────────────────────────────────────────────
 
 

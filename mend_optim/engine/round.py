@@ -58,6 +58,8 @@ class Round:
         #: The senders whose offers were refused for their size, and count as empty ones until the
         #: round is sealed.
         self.outsized: dict[PeerId, Outsize] = {}
+        #: The same of rounds that sealed nothing, until the user is told.
+        self.untold: dict[PeerId, Outsize] = {}
         #: The offers that are being merged. Invariant: empty unless MERGING.
         self.members: tuple[Offer, ...] = ()
         #: Names of expected learners that are not among the members of the last round.
@@ -118,8 +120,18 @@ class Round:
             for peer, offer in self.inbox.items()
             if offer.genesis == lineage.genesis and offer.steps and _fits(offer, lineage)
         }
-        self.outsized.clear()
+        self.forget_refused()
         self._keep_whole()
+
+    def forget_refused(self) -> None:
+        """No seal of this learner will tell of the offers that were refused."""
+        self.untold |= self.outsized
+        self.outsized.clear()
+
+    def take_untold(self) -> dict[PeerId, Outsize]:
+        """The refused offers of which no seal tells. They are forgotten here."""
+        untold, self.untold = self.untold, {}
+        return untold
 
     def held(self) -> tuple[tuple[PeerId, int], ...]:
         """(sender, seq) of every offer here, for a beat."""
@@ -210,9 +222,10 @@ class Round:
         return self.members
 
     def sealed(self, now: float) -> None:
-        """The seal is published."""
+        """The seal is published. It tells of the offers that were refused."""
         self._on("sealed")
         self.sealed_at = now
+        self.outsized.clear()
         self._reset()
 
     def advanced(self, now: float) -> None:

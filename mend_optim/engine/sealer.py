@@ -111,6 +111,7 @@ class Sealer:
         if not state.mode.may_seal or not is_sealer or fragment.deferred_news:
             self._stand_down(now, round)
             return
+        self._tell_untold(round)
         view = self._gather(now, fragment, round)
         self._apply(view, plan(view, state.policies))
 
@@ -249,6 +250,8 @@ class Sealer:
         """Another learner seals: the round is over here."""
         if round.phase is Phase.CALLING:
             round.void()
+        round.forget_refused()
+        self._tell_untold(round)
         if round.inbox or self.relaying.joint.waiting(round.fragment):
             self.relaying.pass_on(now, round)
 
@@ -282,6 +285,12 @@ class Sealer:
         for peer, outsize in round.outsized.items():
             if peer not in members:
                 tell_outsized(self.state, job.fragment, peer, outsize, refused=True)
+
+    def _tell_untold(self, round: Round) -> None:
+        """Tell of the offers that were refused in a round that has sealed nothing. An author that
+        lives offers its work again; of one that is gone nobody else can tell."""
+        for peer, outsize in round.take_untold().items():
+            tell_outsized(self.state, round.fragment, peer, outsize, refused=True)
 
     def _seal(self, job: Merge, done: Done, round: Round) -> Seal:
         members = tuple(offer.entry for offer in job.offers)

@@ -16,8 +16,10 @@ from mend_optim.engine.progress import Progress
 from mend_optim.engine.quorum import Grace, Quorum
 from mend_optim.engine.schedule import Schedule
 from mend_optim.membership.failslow import FailSlow
+from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
 from mend_optim.protocol.messages import Beat, Level, Message, Offer, Report, Seal, State
+from mend_optim.protocol.timing import Timing
 
 ME, PEER, THIRD, FOURTH = (PeerId(name, 1) for name in ("me", "peer", "third", "fourth"))
 GENESIS, OTHER = b"genesis", b"zother"
@@ -241,6 +243,16 @@ def among_peers(**schedule: int | None) -> DrivenEngine:
     engine = DrivenEngine(seals=False, **schedule)
     engine.beat()
     return engine
+
+
+def sealer_before(other: PeerId) -> PeerId:
+    """A peer that seals fragment 0 where `other` would seal it otherwise."""
+    for i in range(100):
+        roster, peer = Roster(other, "me:1", Timing()), PeerId(f"peer-{i}", 1)
+        roster.hear(0.0, Beat(peer=peer, address="other:1", count=1))
+        if roster.sealer(0) == peer != other:
+            return peer
+    raise AssertionError("nobody goes before it")
 
 
 def far_sealer(engine: DrivenEngine) -> PeerId:

@@ -208,6 +208,9 @@ class Oracle:
         # it may have died before it let go of a former model
         self.origins[learner.id] = {state.genesis}.union(*former)
         others = [x for x in self.cluster.processes.values() if x is not learner]
+        for p, round in enumerate(state.rounds):
+            # As a sealer it may have refused offers, and not have said so yet.
+            self.named |= {(p, peer.name) for peer in (*round.outsized, *round.untold)}
         for p in range(len(learner.weights)):
             held = self._held(others, p)
             # Also what it was about to hand to who seals now.

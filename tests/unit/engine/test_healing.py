@@ -6,9 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from mend_optim.engine.effects import Advance, Inspect, Merge, Outsize, Prepare, Retake
+from mend_optim.engine.effects import Advance, Inspect, Install, Merge, Outsize, Prepare, Retake
 from mend_optim.protocol.messages import Offer, Seal
-from tests.support.engines import ME, PEER, THIRD, DrivenEngine, among_peers, offer_of, seal_of
+from tests.support.engines import (
+    ME,
+    PEER,
+    THIRD,
+    DrivenEngine,
+    among_peers,
+    grown,
+    offer_of,
+    seal_of,
+    sealer_before,
+    state_of,
+)
 
 TOO_LARGE = Outsize(rms=100.0, times=50.0)
 
@@ -139,6 +150,51 @@ def test_of_the_refused_offer_of_a_former_process_the_sealer_tells() -> None:
     engine.done(again)
     (event,) = engine.events("outsized")
     assert (event.facts["incarnation"], event.facts["refused"]) == (PEER.incarnation, True)
+
+
+def refused_in_vain(by: str) -> DrivenEngine:
+    """A sealer that refused an offer, and then sealed nothing: another learner seals now, or it has
+    sealed."""
+    engine, merge = sealing(offer_of(PEER), offer_of(THIRD))
+    place = [offer.peer for offer in merge.offers].index(PEER)
+    engine.done(merge, outsized={place: TOO_LARGE})
+    again = engine.merge()
+    base, state = engine.lineage, engine.engine.state
+    if by == "another sealer":
+        other = sealer_before(ME)
+        engine.beat(other, address="other:1")
+        assert state.roster.sealer(0) == other
+        state.rounds[0].void()
+        engine.tick(0.1)
+    else:
+        newer = grown(base)
+        engine.beat(THIRD, newer)
+        engine.receive(state_of(newer, peer=THIRD))
+        engine.done(engine.jobs(Install)[0])
+        engine.done(again)
+    return engine
+
+
+@pytest.mark.parametrize("by", ["another sealer", "another seal"])
+def test_of_an_offer_that_is_refused_in_vain_the_sealer_tells_once(by: str) -> None:
+    """No seal of its own will say so. If the author is gone, nobody else can."""
+    engine = refused_in_vain(by)
+    (event,) = engine.events("outsized")
+    assert (event.facts["peer"], event.facts["refused"]) == (PEER.name, True)
+    engine.tick(0.5)
+    assert engine.events("outsized") == []
+    assert engine.engine.state.outsized == 1
+
+
+def test_of_a_refused_offer_in_its_seal_the_sealer_tells_once() -> None:
+    engine, merge = sealing(offer_of(PEER), offer_of(THIRD))
+    place = [offer.peer for offer in merge.offers].index(PEER)
+    engine.done(merge, outsized={place: TOO_LARGE})
+    engine.done(engine.merge())
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance, outsized={place: TOO_LARGE})
+    engine.tick(0.5)
+    assert len(engine.events("outsized")) == 1
 
 
 def test_a_refused_offer_takes_part_as_an_empty_one() -> None:

@@ -9,12 +9,10 @@ import pytest
 from mend_optim.engine.effects import Advance, Done, Export, Inspect, Install, Merge
 from mend_optim.engine.relaying import TRIES
 from mend_optim.engine.seal_checks import SPREAD, flaw_of
-from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import MOST_AUTHORS, Claim, Entry, PeerId
 from mend_optim.protocol.messages import Beat, Call, Offer, Seal, State, Want
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
 from mend_optim.protocol.refusals import Refused
-from mend_optim.protocol.timing import Timing
 from tests.support.engines import (
     BASE,
     FOURTH,
@@ -25,6 +23,7 @@ from tests.support.engines import (
     grown,
     offer_of,
     seal_of,
+    sealer_before,
     state_of,
 )
 
@@ -350,18 +349,11 @@ def orphaned() -> DrivenEngine:
     engine.beat(THIRD)
     admit(engine, offer_of(THIRD))
     state = engine.engine.state
-    sealers = (PeerId(f"peer-{i}", 1) for i in range(100))
-    other = next(p for p in sealers if _greater(p, state.me))
+    other = sealer_before(state.me)
     engine.beat(other, address="other:1")
     assert state.roster.sealer(0) == other
     engine.sent(Offer)
     return engine
-
-
-def _greater(peer: PeerId, than: PeerId) -> bool:
-    roster = Roster(than, "me:1", Timing())
-    roster.hear(0.0, Beat(peer=peer, address="other:1", count=1))
-    return roster.sealer(0) == peer
 
 
 def test_the_offer_of_a_learner_that_is_gone_is_passed_on_to_who_seals_now() -> None:
@@ -443,8 +435,7 @@ def test_another_sealer_gets_the_offer_as_often() -> None:
     engine, first = passed_on_once()
     times = [at for at, _ in kept_alive(engine, first, 30.0)]
     assert 1 < len(times) < TRIES - 1
-    sealers = (PeerId(f"next-{i}", 1) for i in range(1000))
-    other = next(p for p in sealers if _greater(p, first))
+    other = sealer_before(first)
     engine.beat(other, address=f"{other.name}:1")
     assert len(kept_alive(engine, other, 400.0)) == TRIES
 

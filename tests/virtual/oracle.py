@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.virtual.process import Learner
 
 Unit = tuple[int, Any]  # (fragment, (author, step))
+MOST_OFFERS = 1000  # no process of a virtual cluster makes more
 
 
 def _is_work(unit: Any) -> bool:
@@ -187,15 +188,18 @@ class Oracle:
         unnamed = [
             u for u in unnamed if not self.cluster.heirs.get(u[0], frozenset()) & self._forked_twice
         ]
-        # Or there is an offer in its own name that it did not make: an heir's, whose numbers begin
-        # with the heir's incarnation.
-        if (
-            learner.engine.state.fragments[p].lineage.last_merged(learner.id)
-            > learner.id.incarnation
-        ):
+        # Or there is an offer in its own name that it did not make.
+        if self._has_heirs_offer(learner, p):
             unnamed = [u for u in unnamed if u[0] != learner.id]
         assert len(unnamed) <= dropped_tokens, ("work vanished unsaid", learner.id, p, unnamed)
         self.dropped |= {(p, unit) for unit in gone}
+
+    def _has_heirs_offer(self, learner: Learner, p: int) -> bool:
+        """Whether the last offer in the learner's name that its anchor has is an heir's: its number
+        begins with the heir's incarnation. An heir may have started by an earlier clock."""
+        last = learner.engine.state.fragments[p].lineage.last_merged(learner.id)
+        heirs = (heir for heir, authors in self.cluster.heirs.items() if learner.id in authors)
+        return any(0 <= last - heir.incarnation < MOST_OFFERS for heir in heirs)
 
     def _claimants(self, author: PeerId) -> set[str]:
         """The names under which a seal may have merged this author's work."""

@@ -64,7 +64,7 @@ class Engine:
         self.beats = Beats(state, self.stragglers, now)
         self.idleness = Idleness(state)
         self.offers = Offers(state, self.stragglers, self.idleness)
-        self.sealer = Sealer(state, self.adoption, self.stragglers)
+        self.sealer = Sealer(state, self.adoption, self.stragglers, self.offers.standoffs)
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)
         self.finish_wait = FinishWait(state)
         self.rollbacks = Rollbacks(state, self.adoption)

@@ -121,7 +121,7 @@ class JointOffers:
             state.fault(f"offers of fragment {job.fragment} are not joined: {done.fault}")
             return ()
         # It may have another number or another model since.
-        if self.waiting(job.fragment) != own or state.roster.sealer(job.fragment) != job.sealer:
+        if self.waiting(job.fragment) != own or state.sealer(job.fragment) != job.sealer:
             return ()
         bare = tuple(replace(other, sections={}) for other in others)
         self._send(now, replace(own, sections=done.sections, others=bare), job.sealer)

@@ -9,6 +9,7 @@ from mend_optim.engine.idleness import Idleness
 from mend_optim.engine.pending import Pending
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.residual_share import NO_SHARE
+from mend_optim.engine.standoffs import Standoffs
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import FANOUT
@@ -24,6 +25,7 @@ class Offers:
         self.state = state
         self.stragglers = stragglers
         self.idleness = idleness
+        self.standoffs = Standoffs(state)
         #: By relay that has not brought an offer to its sealer: until when it gets no other.
         self._withholding: dict[PeerId, float] = {}
         #: By (name, fragment): when a peer called that is not the sealer by our roster, and was
@@ -42,7 +44,7 @@ class Offers:
             return
         state = self.state
         peer = state.roster.find(to) if to else None
-        sealer = to if peer and not peer.suspected else state.roster.sealer(fragment.fragment)
+        sealer = to if peer and not peer.suspected else state.sealer(fragment.fragment)
         target = self._first_hop(now, pending, sealer, fragment.fragment)
         pending.sent(now, target, delivered=target == state.me)
         if target is not None:
@@ -64,7 +66,7 @@ class Offers:
         sealer by its own roster: another one that calls gets our offer from us."""
         roster = self.state.roster
         near = any(are_neighbours(roster, roster.me, id) for id in roster.alive())
-        return near and self.state.joins_for(p, sealer) and sealer == roster.sealer(p)
+        return near and self.state.joins_for(p, sealer) and sealer == self.state.sealer(p)
 
     def resend(self, now: float, fragment: Progress) -> None:
         """Offer again if the learner that has the offer died, lost it, or runs the fragment's
@@ -73,7 +75,7 @@ class Offers:
         if pending is None or pending.offer is None or self.state.alone:
             return
         live = self._is_live(pending.sent_to)
-        sealer = self.state.roster.sealer(fragment.fragment)
+        sealer = self.state.sealer(fragment.fragment)
         target = self._first_hop(now, pending, sealer, fragment.fragment)
         on_its_way = (target, sealer) if target == self.state.me else (target,)
         moved = pending.sent_to not in on_its_way and (pending.delivered or not live)
@@ -92,6 +94,7 @@ class Offers:
         step for long."""
         state, p, caller = self.state, call.fragment, call.peer
         fragment = state.fragments[p]
+        self.standoffs.called(p, caller)
         if not self._answers(now, p, caller):
             return
         if fragment.pending:
@@ -118,7 +121,7 @@ class Offers:
     def moved(self, p: int) -> None:
         """The anchor of `p` has moved: the sealer may have called for an answer on this one."""
         call, fragment = self._behind.pop(p, None), self.state.fragments[p]
-        still_asked = call and call.peer == self.state.roster.sealer(p) and not fragment.pending
+        still_asked = call and call.peer == self.state.sealer(p) and not fragment.pending
         if call and still_asked and (self.idleness.idle or self._has_nothing(fragment)):
             self._take_part(fragment, call)
 
@@ -150,7 +153,7 @@ class Offers:
         learner takes part in its rounds, at the pace of a run. More often, calls would only cost
         copies and uploads."""
         state = self.state
-        if caller == state.roster.sealer(p):
+        if caller == state.sealer(p):
             return True
         period_s = state.schedule.sync_every * state.step_s
         since = now - max(period_s, state.policies.timing.beat_s)
@@ -163,7 +166,7 @@ class Offers:
     def send_nothing(self, fragment: Progress, to: PeerId | None) -> None:
         """Take part with an empty offer, because the work there is cannot be offered. It goes to
         `to` if that is alive, else to the fragment's sealer."""
-        target = to if self._is_live(to) else self.state.roster.sealer(fragment.fragment)
+        target = to if self._is_live(to) else self.state.sealer(fragment.fragment)
         if target is not None:
             self.state.emit(Send(target, self._nothing(fragment)))
 

@@ -54,7 +54,7 @@ class Relaying:
         """Another learner seals this fragment: it gets what it does not hold."""
         self._forget_others(round)
         state = self.state
-        sealer = state.roster.find(state.roster.sealer(round.fragment) or state.me)
+        sealer = state.roster.find(state.sealer(round.fragment) or state.me)
         if sealer is None:
             return
         lacking = [

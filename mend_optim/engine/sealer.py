@@ -18,6 +18,7 @@ from mend_optim.engine.residual_share import is_all_residual, shares_of, weighed
 from mend_optim.engine.round import Phase, Round
 from mend_optim.engine.round_plan import Plan, View, plan
 from mend_optim.engine.seal_checks import to_leave_out, told
+from mend_optim.engine.standoffs import Standoffs
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import Peer
@@ -36,11 +37,18 @@ FULL = (
 class Sealer:
     """Runs the rounds of the fragments that this learner seals, and takes offers that reach it."""
 
-    def __init__(self, state: EngineState, adoption: Adopter, stragglers: Stragglers) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        adoption: Adopter,
+        stragglers: Stragglers,
+        standoffs: Standoffs,
+    ) -> None:
         self.state = state
         self.adoption = adoption
         self.stragglers = stragglers
         self.relaying = Relaying(state)
+        self.standoffs = standoffs
         #: By sender and fragment, the offer that the worker is checking, and the newest one that
         #: came meanwhile. A peer that sends one after the other must not fill the worker's queue.
         self._inspecting: dict[tuple[PeerId, int], Offer] = {}
@@ -107,7 +115,8 @@ class Sealer:
         undecided = state.mode.founding or state.mode.switching or state.mode is Mode.CLOSED
         if undecided or round.phase is Phase.MERGING or fragment.is_moving:
             return
-        is_sealer = state.roster.sealer(p) == state.me
+        self.standoffs.look(now, p)
+        is_sealer = state.sealer(p) == state.me
         if not state.mode.may_seal or not is_sealer or fragment.deferred_news:
             self._stand_down(now, round)
             return

@@ -147,6 +147,9 @@ class EngineState:
         self.wants: dict[int, Wanted] = {}
         #: Which peers are believed about their anchors.
         self.claims = Claims()
+        #: By fragment, the sealer by the roster for which this learner stands in. `Standoffs` alone
+        #: writes it.
+        self.stands_in: dict[int, PeerId] = {}
         #: Wants of peers that are answered once the anchor stands still.
         self.unanswered: list[Want] = []
         #: What was refused of peers' bulky messages.
@@ -303,6 +306,13 @@ class EngineState:
         peer = self.roster.find(sealer)
         takes = peer is not None and peer.beat is not None and peer.beat.takes_joint
         return takes and self.joins(p)
+
+    def sealer(self, p: int) -> PeerId | None:
+        """The learner that runs the rounds of fragment `p`: the sealer by the roster, or this
+        learner if it stands in for that one; None if there is none."""
+        sealer = self.roster.sealer(p)
+        stands_in = sealer is not None and self.stands_in.get(p) == sealer
+        return self.me if stands_in else sealer
 
     def has_fragment(self, p: int) -> bool:
         return 0 <= p < len(self.fragments)

@@ -90,7 +90,7 @@ JOINT_MUTANTS = (
     mutant(
         "joined-for-a-former-sealer",
         GATHER,
-        " or state.roster.sealer(job.fragment) != job.sealer:",
+        " or state.sealer(job.fragment) != job.sealer:",
         ":",
     ),
     mutant(
@@ -284,7 +284,7 @@ JOINT_MUTANTS = (
     mutant(
         "other-sealers-are-not-answered",
         "engine/offers",
-        " and sealer == roster.sealer(p)\n",
+        " and sealer == self.state.sealer(p)\n",
         "\n",
     ),
     mutant(

@@ -132,7 +132,7 @@ class Oracle:
         """Laws 3 and 6: the learner that seals is the sealer by its own roster, merges on its own
         anchor, and has a quorum of that roster."""
         state = learner.engine.state
-        assert state.roster.sealer(job.fragment) == learner.me, ("sealed by another", learner.id)
+        assert state.sealer(job.fragment) == learner.me, ("sealed by another", learner.id)
         assert len(job.offers) >= self.cluster.policies.quorum.needed(state.roster.heard), (
             "sealed below quorum"
         )

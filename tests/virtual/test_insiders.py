@@ -53,6 +53,17 @@ def test_an_invented_number_keeps_no_neighbour_out_for_ever(
 
 RESIDUALS = Infiltrated(20, 4, 2, ("offer",), loss=0.0)
 WITHOUT_MEASURE = Infiltrated(13, 3, 1, ("huge", "offer", "seal"), loss=0.0)
+#: It says goodbye to one of two honest learners, and stays with the other one.
+IN_TWO_ROSTERS = Infiltrated(
+    9454,
+    3,
+    1,
+    tuple(sorted({*LIES, *WAYS} - {"joint"})),
+    lies_per_s=1.0,
+    fragments=2,
+    loss=0.0,
+    faults=(Fault(19.185175524982984, "reset_progress", ("learner-0",)),),
+)
 
 
 def test_a_claim_to_residuals_ends_no_round() -> None:
@@ -70,6 +81,15 @@ def test_one_that_counts_without_measure_ends_no_round_for_ever(
     assert check(WITHOUT_MEASURE).seen["rounds after"]
     monkeypatch.setattr("mend_optim.engine.seal_checks.MOST_TOKENS", COUNTER_LIMIT)
     assert "no rounds when it has gone" in failure(WITHOUT_MEASURE)
+
+
+def test_one_that_is_gone_for_some_alone_keeps_no_others_from_merging(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its roster, each of the two honest ones took the other for the sealer, and waited."""
+    assert check(IN_TWO_ROSTERS).seen["rounds beside"]
+    monkeypatch.setattr("mend_optim.engine.standoffs.Standoffs.look", lambda *_: None)
+    assert "no rounds beside the insider" in failure(IN_TWO_ROSTERS)
 
 
 def test_what_is_printed_of_an_insider_plays_it_again() -> None:

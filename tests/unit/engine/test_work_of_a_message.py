@@ -78,6 +78,14 @@ def test_a_beat_of_megabytes_costs_a_bounded_number_of_calls(message: Beat) -> N
     assert calls_of(lambda: engine.receive(message)) < MOST
 
 
+def test_the_offers_that_a_sealer_holds_cost_a_bounded_number_of_calls() -> None:
+    engine = DrivenEngine(seals=False)
+    engine.beat(PEER)
+    assert engine.engine.state.roster.sealer(0) == PEER
+    message = beat(901, held=60_000)
+    assert calls_of(lambda: engine.receive(message)) < MOST
+
+
 def test_goodbyes_have_the_rounds_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = full()
     asked = []

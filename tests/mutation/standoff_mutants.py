@@ -1,0 +1,87 @@
+"""Mutants of standoffs: of the learner that stands in for its sealer."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+STANDOFFS = of("unit/engine/test_standoffs")
+IN_CLUSTERS = of("virtual/test_standoffs")
+ROOM = "engine/standoffs"
+
+
+def mutant(
+    name: str, old: str, new: str, tests: tuple[str, ...] = STANDOFFS, room: str = ROOM
+) -> Mutant:
+    return Mutant(name, 7, room, old, new, tests)
+
+
+STANDOFF_MUTANTS = (
+    mutant(
+        "nobody-looks-for-standoffs",
+        "        self.standoffs.look(now, p)\n",
+        "",
+        IN_CLUSTERS,
+        "engine/sealer",
+    ),
+    mutant(
+        "nobody-stands-in",
+        "return self.me if stands_in else sealer",
+        "return sealer",
+        room="engine/state",
+    ),
+    mutant(
+        "stands-in-for-others",
+        "sealer is not None and self.stands_in.get(p) == sealer",
+        "p in self.stands_in",
+        room="engine/state",
+    ),
+    mutant("both-begin-at-once", "(1 if is_first else 2)", "1"),
+    mutant(
+        "the-greater-name-begins",
+        "self.state.me.name < sealer.name",
+        "self.state.me.name > sealer.name",
+    ),
+    mutant(
+        "each-round-is-waited-for",
+        "        if state.stands_in.get(p) == sealer:\n            return\n",
+        "",
+    ),
+    mutant("a-sealer-with-its-own-offer-is-replaced", " or self._seals(p, sealer):", ":"),
+    mutant(
+        "a-sealer-that-calls-is-replaced",
+        "        if peer == self.state.roster.sealer(p):\n            self._end(p)\n",
+        "        pass\n",
+    ),
+    mutant("anybodys-call-ends-it", "if peer == self.state.roster.sealer(p):", "if True:"),
+    mutant(
+        "calls-are-not-told",
+        "        self.standoffs.called(p, caller)\n",
+        "",
+        room="engine/offers",
+    ),
+    mutant(
+        "a-moving-anchor-is-no-sign",
+        "(known.sealer, known.anchor) != (sealer, anchor)",
+        "known.sealer != sealer",
+    ),
+    mutant("without-an-offer", "        if offer is None or not offer.steps:", "        if False:"),
+    mutant("for-an-empty-offer", "if offer is None or not offer.steps:", "if offer is None:"),
+    mutant(
+        "for-a-former-sealer",
+        "        state.stands_in.pop(p, None)\n        offer,",
+        "        offer,",
+    ),
+    mutant(
+        "what-a-sealer-holds-is-searched-in-python",
+        "sealer in dict(beat.reports[p].held)",
+        "any(holder == sealer for holder, _ in beat.reports[p].held)",
+        of("unit/engine/test_work_of_a_message"),
+    ),
+    mutant("a-beat-is-searched-each-time", "if seen is not beat:", "if True:"),
+    mutant(
+        "its-own-offer-stays-away",
+        "else state.sealer(fragment.fragment)\n        target",
+        "else state.roster.sealer(fragment.fragment)\n        target",
+        room="engine/offers",
+    ),
+)

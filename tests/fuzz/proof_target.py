@@ -75,7 +75,8 @@ def authorities() -> Any:
 def signer(data: bytes) -> bool:
     """The certificate of a signature."""
     try:
-        found = authorities().signer((data,))
+        # Not from its memory, where the fuzzer would see nothing of what a certificate takes.
+        found = authorities().signer.__wrapped__((data,))
     except PeerError:
         return False
     same(found.name, "a", "nobody else has a certificate of this authority")

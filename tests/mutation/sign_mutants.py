@@ -16,6 +16,14 @@ SIGNERS, OWN = "transport/security/signers", "transport/security/notary"
 SHOWN = "transport/security/evidence"
 
 SIGN_MUTANTS = (
+    Mutant(
+        "a-certificate-of-no-version-is-no-peers-fault",
+        8,
+        SIGNERS,
+        "    x509.InvalidVersion,\n",
+        "",
+        NOTARY,
+    ),
     # One encoding for each statement, and none for two.
     Mutant("parts-without-lengths", 4, STATED, "_LENGTH.pack(len(part)) + part", "part", STATEMENT),
     Mutant("as-many-parts-as-fit", 8, STATED, "if len(parts) == most or ", "if ", STATEMENT),

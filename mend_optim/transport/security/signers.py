@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -27,6 +27,16 @@ PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 RSA = padding.PKCS1v15()
 #: How elliptic curves sign.
 ECDSA = ec.ECDSA(SHA256())
+#: What `cryptography` raises of bytes that are no certificate, or none that it can read.
+DAMAGED = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 #: Statements of this learner, and certificates of others, that are remembered.
 REMEMBERED = 1024
 
@@ -74,7 +84,7 @@ class Authorities:
             for below, (child, issuer) in enumerate(pairwise(whole)):
                 _check_issued(child, issuer, below)
             return _signer_of(whole)
-        except (ValueError, TypeError, x509.ExtensionNotFound, x509.DuplicateExtension) as fault:
+        except DAMAGED as fault:
             raise PeerError(f"the certificate of a signature is damaged: {fault}") from fault
 
     def _authority_of(self, chain: list[x509.Certificate]) -> x509.Certificate:
@@ -105,7 +115,7 @@ def _signer_of(whole: list[x509.Certificate]) -> Signer:
 def _has_issued(issuer: x509.Certificate, child: x509.Certificate) -> bool:
     try:
         child.verify_directly_issued_by(issuer)
-    except (InvalidSignature, ValueError, TypeError):
+    except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
         return False
     return True
 

@@ -137,6 +137,15 @@ def test_a_certificate_that_is_none_is_refused(garbage: bytes) -> None:
         check(notary().sign(TOLD)._replace(chain=(garbage,)))
 
 
+def test_a_certificate_of_no_version_is_refused() -> None:
+    """The package `cryptography` raises an error of its own there, which is no `ValueError`."""
+    proof = notary().sign(TOLD)
+    version = bytes.fromhex("a003020102")
+    assert version in proof.chain[0]
+    with pytest.raises(PeerError, match="the certificate of a signature is damaged"):
+        check(proof._replace(chain=(proof.chain[0].replace(version, version[:-1] + b"t"),)))
+
+
 @pytest.mark.parametrize("uris", [[], ["https://a"], [uri_of("a"), uri_of("b")]])
 def test_a_certificate_without_one_name_is_refused(uris: list[str]) -> None:
     with pytest.raises(PeerError, match="URI"):

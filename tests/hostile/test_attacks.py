@@ -261,6 +261,30 @@ def test_l3_hellos_make_no_quorum(ground, mallory):
 
 
 @held
+def test_l4_anchors_that_nobody_gets_hold_up_no_rounds(ground, mallory):
+    """They are of another model, and greater than anything: they count for nothing, as long as
+    others train ours."""
+    for learner in (ground.a, ground.b):
+        learner.await_rounds(TRIAL)
+    key = pb.Key(tokens=2**40, version=2**20, digest=b"m" * 32)
+    hears = [pb.Rumor(peer=ground.hello.peer, count=2**40)]  # else it would pass for deaf
+    shown = {
+        "genesis": b"\xff" * len(ground.genesis),
+        "reports": [pb.Report(key=key)],
+        "step": 1,
+        "roster": hears,
+    }
+    stream = mallory.control(mallory.beat(**shown))
+    for count in range(2, 12):
+        with ground.lasts():
+            say(stream, mallory.beat(count=count, **shown))
+    told = [pb.Control.FromString(answer) for answer in stream.answers]
+    assert any(control.HasField("beat") for control in told)
+    assert not any(control.HasField("want") for control in told)
+    assert ground.a.report()["genesis"] == ground.genesis.hex()
+
+
+@held
 def test_l5_a_phantom_seals_nothing(ground, mallory):
     mallory.control(mallory.beat(roster=rumors(200, address="127.0.0.1:9")))
     with ground.lasts():

@@ -56,6 +56,7 @@ HELD = {
     "L2b goodbyes of those behind a hub": (SIGNED, "test_nobody_says_goodbye_for_a_learner"),
     "L3 hellos of many names": (ATTACKS, "test_l3_hellos_make_no_quorum"),
     "L4 anchors that nobody gets": (CLAIMS, "test_no_round_waits_for_what_a_doubted"),
+    "L4b the same of another model, at a real learner": (ATTACKS, "test_l4_anchors_that_nobody"),
     "L5 a phantom that seals": (ATTACKS, "test_l5_a_phantom_seals_nothing"),
     "L6 thousands of wants": (ATTACKS, "test_l6_thousands_of_wants"),
     "L7 thousands of pings": (ATTACKS, "test_l7_thousands_of_questions"),

@@ -44,7 +44,8 @@ test-floor: $(FLOOR_READY) ## the wire, TLS and metrics with the oldest grpcio, 
 	.venv-floor/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/unit/transport/security \
 		tests/unit/transport/test_wire.py tests/unit/transport/test_frames.py tests/unit/test_security.py \
 		tests/unit/test_certs.py tests/together/test_security.py tests/together/test_signed_offers.py \
-		tests/together/test_check.py tests/together/test_survey.py tests/fuzz tests/unit/integrations/test_prometheus.py
+		tests/together/test_check.py tests/together/test_survey.py tests/hostile/test_handshakes.py tests/fuzz \
+		tests/unit/integrations/test_prometheus.py
 
 test-clients: $(CLIENTS_READY) ## two learners inside each client library: Lightning, Accelerate, transformers, peft, stable-baselines3, torch; and what is integrated
 	$(PYTEST) tests/clients tests/unit/integrations \

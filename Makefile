@@ -54,9 +54,10 @@ test-clients: $(CLIENTS_READY) ## two learners inside each client library: Light
 test-suites: $(READY) ## suites that others wrote, as they are and with every optimizer wrapped; SUITES="torch skorch --mode alone" are some
 	.venv/bin/python -m tests.suites $(SUITES)
 
-test-deep: $(READY) ## 20,000 storms, 2,000 insiders and 500 stragglers in virtual time, then all tests with more examples (DEEP=1); over an hour
+test-deep: $(READY) ## 20,000 storms, 2,500 insiders and 500 stragglers in virtual time, then all tests with more examples (DEEP=1); over an hour
 	.venv/bin/python -m tests.virtual.storms
 	.venv/bin/python -m tests.virtual.insiders --seeds 0:2000
+	.venv/bin/python -m tests.virtual.insiders --joint --seeds 0:500
 	.venv/bin/python -m tests.virtual.stragglers --seeds 0:500
 	DEEP=1 $(PYTEST)
 

@@ -3,6 +3,7 @@ for the others, and they keep merging: while the insider is there, and when it h
 
     play many; failures are made smaller and printed:
         python -m tests.virtual.insiders --seeds 0:2000 --jobs 2
+        python -m tests.virtual.insiders --joint --seeds 0:500 --jobs 2
     play one that was printed:
         python -m tests.virtual.insiders --replay "Infiltrated(...)"
 
@@ -27,6 +28,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from mend_optim.engine.effects import Merge
@@ -366,14 +368,15 @@ def _draw_fault(r: random.Random, names: list[str], insider: int) -> Iterator[Fa
 # Playing many
 
 
-def seen_in(seeds: range) -> tuple[Counter[str], list[str]]:
+def seen_in(seeds: range, joint: bool = False) -> tuple[Counter[str], list[str]]:
     """Counts of the events in the storms of these seeds, and the failure of each that failed."""
-    return playing.seen_in(seeds, draw)
+    return playing.seen_in(seeds, draw_joint if joint else draw)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Storms with one learner that lies.")
     parser.add_argument("--seeds", default="0:2000", metavar="FROM:TO")
+    parser.add_argument("--joint", action="store_true", help="relays that lie in joint offers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--replay", metavar="STORM", help="play one that was printed")
     arguments = parser.parse_args()
@@ -386,7 +389,7 @@ def main() -> None:
     started, seen, failed = time.monotonic(), Counter[str](), 0
     parts = [range(i, min(i + 20, last)) for i in range(first, last, 20)]
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        for some, wrong in pool.map(seen_in, parts):
+        for some, wrong in pool.map(partial(seen_in, joint=arguments.joint), parts):
             seen.update(some)
             failed += len(wrong)
             print(*wrong, sep="\n", end="\n" * bool(wrong), flush=True)

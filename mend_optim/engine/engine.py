@@ -62,6 +62,7 @@ class Engine:
         self.answers = Answers(state)
         self.stragglers = Stragglers(state)
         self.beats = Beats(state, self.stragglers, now)
+        self._ticked_at = now
         self.idleness = Idleness(state)
         self.offers = Offers(state, self.stragglers, self.idleness)
         self.sealer = Sealer(state, self.adoption, self.stragglers, self.offers.standoffs)
@@ -344,6 +345,9 @@ class Engine:
     def tick(self, now: float) -> None:
         """Time passed."""
         state = self.state
+        stopped_s, self._ticked_at = now - self._ticked_at, now
+        if stopped_s > state.policies.timing.suspect_after_s:  # the process, or its machine
+            state.roster.slept(now, stopped_s)
         for id in state.roster.expire(now):
             self.presence.evicted(id)
             self.ending.evicted(id)

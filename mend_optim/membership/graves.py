@@ -25,6 +25,8 @@ class _Tombstone:
     count: int
     #: The proof of the goodbye.
     proof: bytes
+    #: Whether it was evicted for its silence.
+    silent: bool
     #: Beats to all since.
     told: int = 0
 
@@ -42,12 +44,17 @@ class Graves:
         buried = self._tombstones.get(name)
         return (buried.incarnation, buried.count) if buried else (0, -1)
 
-    def bury(self, id: PeerId, count: int, proof: bytes = b"") -> None:
+    def bury(self, id: PeerId, count: int, proof: bytes = b"", *, silent: bool = False) -> None:
         """A peer was evicted, or said goodbye."""
         self._tombstones.pop(id.name, None)
-        self._tombstones[id.name] = _Tombstone(id.incarnation, count, proof)
+        self._tombstones[id.name] = _Tombstone(id.incarnation, count, proof, silent)
         if len(self._tombstones) > GRAVES:
             del self._tombstones[next(iter(self._tombstones))]
+
+    def is_silent(self, id: PeerId) -> bool:
+        """Whether this process was evicted for its silence."""
+        buried = self._tombstones.get(id.name)
+        return buried is not None and buried.silent and buried.incarnation == id.incarnation
 
     def open(self, name: str) -> None:
         """A process of this name is here."""

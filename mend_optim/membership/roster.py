@@ -374,6 +374,16 @@ class Roster:
         peer = self.peers.pop(id.name)
         self._graves.bury(id, peer.count)
 
+    def slept(self, now: float, seconds: float) -> None:
+        """This learner was stopped for so long, and could hear nobody: that was no silence."""
+        for peer in self:
+            peer.heard_at = min(now, peer.heard_at + seconds)
+
+    def has_lost(self, id: PeerId) -> bool:
+        """Whether this process was evicted for its silence, and is not back. Not on a closed
+        roster, to which nobody comes back."""
+        return not self.closed and self._graves.is_silent(id)
+
     def expire(self, now: float) -> list[PeerId]:
         """Suspect the silent peers, and evict those that have been silent for long.
 
@@ -388,7 +398,7 @@ class Roster:
         silent = [p for p in self if now >= p.heard_at + self.timing.evict_after_s]
         for peer in silent:
             del self.peers[peer.id.name]
-            self._graves.bury(peer.id, peer.count)
+            self._graves.bury(peer.id, peer.count, silent=True)
         return [peer.id for peer in silent]
 
     def wake_at(self) -> float:

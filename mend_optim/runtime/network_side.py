@@ -160,6 +160,10 @@ class NetworkSide:
         with self._guard.mutex:
             return self._engine.state.roster.namesake(id)
 
+    def has_lost(self, id: PeerId) -> bool:
+        with self._guard.mutex:
+            return self._engine.state.roster.has_lost(id)
+
     def outranked(self, address: str, namesake: Namesake) -> PeerId | None:
         with self._guard.mutex:
             is_renewed = self._engine.outranked(time.monotonic(), address, namesake)

@@ -179,13 +179,17 @@ class Links:
 
     def tidy(self, patience_s: float) -> None:
         """Dismiss the peers without a control stream for `patience_s`. A transfer under way has its
-        own patience, so its peer stays. A peer that is outranked by now goes at once, so that its
-        next hello is told why."""
+        own patience, so its peer stays.
+
+        A peer that is outranked by now goes at once, so that its next hello is told why. So does
+        one that was evicted for its silence. If each of two has evicted the other, no beat would
+        come any more on a stream that still stands: they have to say hello again."""
         now = asyncio.get_running_loop().time()
         for link in self:
             namesake = self._handler.namesake(link.id)
             is_past = namesake is not None and namesake.id != link.id
             is_still = not link.streams and not link.busy
+            is_past = is_past or self._handler.has_lost(link.id)
             if is_past or (is_still and now - link.down_since > patience_s):
                 self.dismiss(link)
 

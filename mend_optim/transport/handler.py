@@ -101,6 +101,10 @@ class Handler(Protocol):
         The transport tells the peer of it. It also asks for the peers that it has links with.
         """
 
+    def has_lost(self, id: PeerId) -> bool:
+        """Return whether a peer was evicted for its silence, and has not been met since. The
+        transport then hangs up, so that the two say hello again."""
+
     def outranked(self, address: str, namesake: Namesake) -> PeerId | None:
         """The learner at `address` turns this one away because of a `namesake`.
 

@@ -25,6 +25,62 @@ def never(name: str, room: str, flaw: str, tests: tuple[str, ...], law: int = 8)
 
 
 PEER_MUTANTS = (
+    # Silence.
+    never(
+        "a-stopped-learner-evicts-all",
+        "engine/engine",
+        "stopped_s > state.policies.timing.suspect_after_s",
+        of("unit/engine/test_engine"),
+        law=4,
+    ),
+    Mutant(
+        "whoever-is-late-was-stopped",
+        4,
+        "engine/engine",
+        "if stopped_s > state.policies.timing.suspect_after_s:",
+        "if True:",
+        of("unit/engine/test_engine"),
+    ),
+    Mutant(
+        "a-stopped-learner-hears-in-the-future",
+        4,
+        "membership/roster",
+        "peer.heard_at = min(now, peer.heard_at + seconds)",
+        "peer.heard_at += seconds",
+        of("unit/membership/test_roster"),
+    ),
+    Mutant(
+        "two-that-evicted-each-other-stay-silent",
+        4,
+        "transport/control",
+        "is_past = is_past or self._handler.has_lost(link.id)",
+        "pass",
+        GRPC,
+    ),
+    Mutant(
+        "the-evicted-are-not-lost",
+        4,
+        "membership/roster",
+        "self._graves.bury(peer.id, peer.count, silent=True)",
+        "self._graves.bury(peer.id, peer.count)",
+        of("unit/membership/test_roster"),
+    ),
+    Mutant(
+        "a-closed-roster-hangs-up",
+        4,
+        "membership/roster",
+        "return not self.closed and self._graves.is_silent(id)",
+        "return self._graves.is_silent(id)",
+        of("unit/membership/test_roster"),
+    ),
+    Mutant(
+        "a-later-process-is-lost-with-the-former",
+        4,
+        "membership/graves",
+        "buried.silent and buried.incarnation == id.incarnation",
+        "buried.silent",
+        of("unit/membership/test_roster"),
+    ),
     never(
         "a-model-without-anchors-is-fetched",
         "engine/adoption",

@@ -204,7 +204,13 @@ class DrivenEngine:
         self.engine.correction_applied(self.now, 0, False)
 
     def tick(self, seconds: float) -> None:
-        self.now += seconds
+        """So much time passes, in which the network loop looks at the engine at least as often as
+        beats are due."""
+        until, beat_s = self.now + seconds, self.engine.state.policies.timing.beat_s
+        while self.now + beat_s < until:
+            self.now += beat_s
+            self.engine.tick(self.now)
+        self.now = until
         self.engine.tick(self.now)
 
     def _take(self, choose: Any) -> list[Any]:

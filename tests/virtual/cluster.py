@@ -370,6 +370,7 @@ class Cluster:
     def dial(self, learner: Learner) -> None:
         """Dial every address that is known and not linked, once a second."""
         self.cut_outranked(learner)
+        self.hang_up(learner)
         contacts = {p.address for p in learner.engine.state.roster.peers.values() if p.address}
         for address in sorted(contacts | set(learner.engine.state.seeds.found)):
             there = self.listening.get(address)
@@ -416,6 +417,11 @@ class Cluster:
             (there,) = (id for id in link if id != before)
             self.at(self.random.random(), self.linked, there, before, False)
             learner.linked(there, False)
+
+    def hang_up(self, learner: Learner) -> None:
+        """Break the links with peers that this learner has evicted."""
+        roster, me = learner.engine.state.roster, learner.me
+        self.unlink(lambda link: me in link and any(map(roster.has_lost, link - {me})))
 
     def cut_outranked(self, learner: Learner) -> None:
         """Break the links with processes that this learner would turn away by now."""
@@ -575,6 +581,7 @@ class Cluster:
         state = [x.engine.state for x in self.learners.values()]
         together = len(self.keys()) == 1 and all(b.joined and not b.alone for b in state)
         done = (x.engine.boundaries.settled() and not x.awaited() for x in self.learners.values())
+        moving = any(f.is_moving for b in state for f in b.fragments)  # a seal has news to tell
         held = (
             (b, r.fragment, offer)
             for b in state
@@ -582,7 +589,9 @@ class Cluster:
             for offer in r.inbox.values()
             if offer.steps
         )
-        return together and all(done) and not any(self._awaits(*each) for each in held)
+        return (
+            together and all(done) and not moving and not any(self._awaits(*each) for each in held)
+        )
 
     def _awaits(self, state: EngineState, p: int, offer: Offer) -> bool:
         """Whether a held offer will still be merged here or passed on. An offer at a learner that

@@ -212,9 +212,7 @@ class Oracle:
         # it may have died before it let go of a former model
         self.origins[learner.id] = {state.genesis}.union(*former)
         others = [x for x in self.cluster.processes.values() if x is not learner]
-        for p, round in enumerate(state.rounds):
-            # As a sealer it may have refused offers, and not have said so yet.
-            self.named |= {(p, peer.name) for peer in (*round.outsized, *round.untold)}
+        self._note_refused(learner)
         for p in range(len(learner.weights)):
             held = self._held(others, p)
             # Also what it was about to hand to who seals now.
@@ -224,6 +222,11 @@ class Oracle:
                 *self._offered(learner, p, safe=False),
             }
             self.at_death |= {(p, unit) for unit in everything - held if _is_work(unit)}
+
+    def _note_refused(self, learner: Learner) -> None:
+        """As a sealer it may have refused offers, and not have said so yet."""
+        for p, round in enumerate(learner.engine.state.rounds):
+            self.named |= {(p, peer.name) for peer in (*round.outsized, *round.untold)}
 
     def _held(self, learners: list[Learner], p: int) -> set[Any]:
         """Units in the weights of any of these learners, in an anchor not applied yet, or in an
@@ -270,6 +273,8 @@ class Oracle:
 
         Every living learner that began with nothing, and from whose checkpoint no process went on,
         must report exactly how much of its own work is missing."""
+        for learner in self.cluster.learners.values():
+            self._note_refused(learner)
         missing = self.missing()
         lost = {
             unit for unit in missing - self.at_death - self.dropped if not self._followed(*unit)

@@ -519,10 +519,10 @@ def test_a_model_that_does_not_come_is_waited_for_no_longer_than_its_peer_takes(
     greater = grown(BASE)
     engine.beat(THIRD, greater, greater)
     assert (THIRD, 1) in [(to, want.fragment) for to, want in engine.sent(Want)]
-    engine.now += engine.engine.state.policies.timing.evict_after_s + 5
+    engine.tick(engine.engine.state.policies.timing.suspect_after_s - 1)
     engine.beat(THIRD, greater, greater)
     assert engine.engine.state.switch is not None
-    engine.tick(1.0)
+    engine.tick(2.0)
     assert engine.engine.state.switch is None
     engine.receive(state_of(greater, 1, THIRD))
     (install,) = engine.jobs(Install)

@@ -102,8 +102,36 @@ def test_a_peer_is_suspected_and_evicted_in_time() -> None:
     one = engine()
     one.met(0.0, PEER, SEED)
     one.drain(0.0)
+    for now in range(1, round(one.state.policies.timing.evict_after_s)):
+        one.tick(now)
+    assert told(one) == ["suspected"]
+    assert one.state.roster.alive() == []
     one.tick(one.state.policies.timing.evict_after_s)
     assert told(one) == ["evicted"]
+
+
+def test_a_learner_that_was_stopped_takes_nobody_for_silent() -> None:
+    """It could hear nobody. If two were stopped at a time, each would evict the other."""
+    one = engine()
+    timing = one.state.policies.timing
+    one.met(0.0, PEER, SEED)
+    one.tick(1.0)
+    one.tick(1000.0)
+    assert one.state.roster.alive() == [PEER]
+    for passed in range(1, round(timing.evict_after_s) - 1):
+        one.tick(1000.0 + passed)
+    assert told(one) == ["met", "suspected"]
+    assert one.state.roster.alive() == []
+    one.tick(1000.0 + timing.evict_after_s)
+    assert told(one) == ["evicted"]
+    assert one.state.roster.has_lost(PEER)
+
+
+def test_a_learner_that_is_late_by_less_than_makes_a_suspect_was_not_stopped() -> None:
+    one = engine()
+    one.met(0.0, PEER, SEED)
+    one.tick(one.state.policies.timing.suspect_after_s)
+    assert one.state.roster.alive() == []
 
 
 def test_a_goodbye_is_told_of_once() -> None:

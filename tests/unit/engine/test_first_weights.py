@@ -204,8 +204,9 @@ def test_a_peer_whose_weights_do_not_come_is_passed_over() -> None:
 def test_a_peer_that_is_suspected_is_passed_over() -> None:
     newcomer = Newcomer(2)
     newcomer.hear(1, OWN + 2)
-    newcomer.now = TIMING.suspect_after_s + 1.0
-    newcomer.engine.tick(newcomer.now)
+    while newcomer.now <= TIMING.suspect_after_s:
+        newcomer.now += TIMING.beat_s
+        newcomer.engine.tick(newcomer.now)
     newcomer.asked()
     newcomer.hear(0, OWN + 1)
     newcomer.now += 1.0

@@ -143,7 +143,9 @@ def test_of_the_refused_offer_of_a_former_process_the_sealer_tells() -> None:
     engine.jobs(Merge)
     engine.engine.state.rounds[0].void()  # another learner was the sealer for a moment
     younger = PEER._replace(incarnation=PEER.incarnation + 1)
+    engine.beat(younger)
     engine.receive(replace(offer_of(younger, 0, 0), tokens=0))
+    engine.tick(1.5)
     again = engine.merge()
     assert PEER not in {offer.peer for offer in again.offers}
     assert engine.events("outsized") == []

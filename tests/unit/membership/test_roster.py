@@ -48,6 +48,35 @@ def known(roster: Roster, name: str = "b") -> Peer:
     return roster.peers[name]
 
 
+# Silence, and what is none
+
+
+def test_the_time_that_a_learner_was_stopped_is_no_silence() -> None:
+    roster = new("b", "c")
+    roster.expire(1.0)
+    roster.slept(101.0, 100.0)
+    assert (known(roster).heard_at, roster.expire(101.0)) == (100.0, [])
+    roster.hear(101.5, beat("c", 2))
+    roster.slept(102.0, 1.0)
+    assert known(roster, "c").heard_at == 102.0  # nobody is heard in the future
+    assert roster.expire(131.0) == [B]
+
+
+def test_a_peer_that_was_evicted_for_its_silence_is_lost_until_it_is_met_again() -> None:
+    roster = new("b", "c")
+    assert not roster.has_lost(B)
+    roster.leave(PeerId("c", 1))
+    roster.expire(30.0)
+    assert roster.has_lost(B)
+    assert not roster.has_lost(PeerId("c", 1))  # it said goodbye, and hangs up itself
+    assert not roster.has_lost(PeerId("b", 2))
+    roster.closed = True
+    assert not roster.has_lost(B)  # nobody comes back now
+    roster.closed = False
+    roster.meet(31.0, B, "b:1")
+    assert not roster.has_lost(B)
+
+
 # Beats
 
 

@@ -29,6 +29,7 @@ class Recorder:
         self.newest: dict[str, int] = {}
         #: What it knows of the newest of each name, if not that it is alive.
         self.lives: dict[str, Life] = {}
+        self.lost: set[PeerId] = set()
         self.answer: Callable[[Message], None] = lambda message: None
         self._changed = asyncio.Event()
 
@@ -55,6 +56,7 @@ class Recorder:
         if id.incarnation < self.newest.get(id.name, 0):
             return False
         self.newest[id.name] = id.incarnation
+        self.lost.discard(id)
         self._note("met", id, address, seed)
         return True
 
@@ -63,6 +65,9 @@ class Recorder:
         if id.incarnation >= newest:
             return None
         return Namesake(PeerId(id.name, newest), self.lives.get(id.name, Life.ALIVE))
+
+    def has_lost(self, id: PeerId) -> bool:
+        return id in self.lost
 
     def outranked(self, address: str, namesake: Namesake) -> PeerId | None:
         self._note("outranked", address, namesake)

@@ -329,6 +329,37 @@ async def test_a_process_that_is_dialled_hears_of_its_namesake_too(crew):
     assert a.of("outranked") == [("b", Namesake(PeerId("a", 7), Life.GONE))]
 
 
+async def says_hello_again(crew: Crew, *losers: str) -> None:
+    """a dials b, and these of the two evict the other. Their stream still stands, but no beat goes
+    to a peer that is on the roster no more."""
+    b = await crew("b", timing=HASTY)
+    a = await crew("a", b.address, timing=HASTY)
+    await a.linked_with(b)
+    await b.linked_with(a)
+    for learner, other in ((a, b), (b, a)):
+        if learner.id.name in losers:
+            learner.lost.add(other.id)
+    for learner in (a, b):
+        await learner.until(lambda one=learner: len(one.of("linked")) >= 3)
+        assert [up for _, up in learner.of("linked")][:3] == [True, False, True]
+    assert a.lost == b.lost == set()
+
+
+@scenario
+async def test_the_caller_hangs_up_on_a_peer_that_it_has_evicted(crew):
+    await says_hello_again(crew, "a")
+
+
+@scenario
+async def test_the_callee_hangs_up_on_a_peer_that_it_has_evicted(crew):
+    await says_hello_again(crew, "b")
+
+
+@scenario
+async def test_two_that_have_evicted_each_other_say_hello_again(crew):
+    await says_hello_again(crew, "a", "b")
+
+
 @scenario
 async def test_with_another_incarnation_all_links_are_made_anew(crew):
     """Those of its own dialling, and those of the peers' dialling."""

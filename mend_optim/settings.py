@@ -51,7 +51,7 @@ from mend_optim.transport.grpc_transport import Transport
 from mend_optim.transport.security.credentials import Credentials
 from mend_optim.transport.seeking import PeerList
 from mend_optim.worker.checkpoint import Checkpoint, is_past, newest
-from mend_optim.worker.joint import norms_nbytes
+from mend_optim.worker.joint import counts_nbytes, norms_nbytes
 from mend_optim.worker.merge import LINEAR, MERGES, SHARED
 from mend_optim.worker.moment_packet import dense_nbytes
 from mend_optim.worker.offer_sizes import Guard, sizes_nbytes
@@ -134,16 +134,17 @@ class Settings:
 
     def _limit(self, fragment: Fragment) -> int:
         """The largest message about a fragment, in bytes: its anchor, velocity with the rate of
-        that, and moments in float32, the scale of each tensor, sizes of offers, and norms of joint
-        ones. A peer may keep more moments than this learner does."""
-        moments = max(MOST_MOMENTS, len(self.policies.moments)) * dense_nbytes(fragment.shapes)
+        that, and moments in float32, the scale of each tensor, sizes of offers, norms and counts of
+        joint ones. A peer may keep more moments than this learner does."""
+        kinds = max(MOST_MOMENTS, len(self.policies.moments))
+        moments = kinds * dense_nbytes(fragment.shapes)
         learners = self.policies.limits.learners
         tensors = len(fragment.shapes)
         sizes = sizes_nbytes(learners) + scale_nbytes(tensors)
         if self.policies.signed:
             sizes += proofs_nbytes(learners)
         if self.policies.joins:
-            sizes += norms_nbytes(tensors, learners)
+            sizes += norms_nbytes(tensors, learners) + counts_nbytes(tensors, kinds)
         return 8 * fragment.numel + RATE_NBYTES + moments + sizes
 
     def offline(self) -> Settings:

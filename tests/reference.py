@@ -299,6 +299,15 @@ def mean_of_those_that_have_it(members: Sequence[Vector | None], numel: int) -> 
     ]
 
 
+def mean_of_means(
+    means: Sequence[Vector | None], members: Sequence[int], numel: int
+) -> list[float]:
+    """The mean over all members of groups, each of which has told its mean and how many members it
+    is of; zeros if no group has one."""
+    each = [mean for mean, count in zip(means, members, strict=True) for _ in range(count)]
+    return mean_of_those_that_have_it(each, numel)
+
+
 def rooted(x: float) -> float:
     """x after its root has been rounded to bfloat16 and squared."""
     return bfloat16(float32(math.sqrt(x))) ** 2

@@ -19,7 +19,16 @@ from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.zones import are_neighbours, zone_of
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Call, Offer, Packet, Sections
+from mend_optim.protocol.messages import (
+    JOINT_DELTAS,
+    JOINT_MOMENTS,
+    MOMENT_PREFIX,
+    NO_JOINT,
+    Call,
+    Offer,
+    Packet,
+    Sections,
+)
 from mend_optim.protocol.peer_limits import OTHERS_LIMIT
 
 #: A relay waits for its neighbours for this share of a period, and of the grace of a round.
@@ -28,11 +37,14 @@ PERIODS, GRACES = 0.25, 0.5
 DELTA_ALONE: Sections = {"delta": Packet("none", 0, memoryview(b""))}
 
 
-def may_join(offer: Offer) -> bool:
-    """Whether an offer is of new work of its own sender alone, and has nothing but its delta."""
+def may_join(offer: Offer, level: int = JOINT_MOMENTS) -> bool:
+    """Whether an offer is of new work of its own sender alone, and has nothing but its delta and,
+    for a sealer that takes such, moments."""
     alone = not offer.others and offer.carrier is None and offer.inherited is None
     is_new = offer.steps > 0 and offer.again == NO_SHARE
-    return alone and is_new and set(offer.sections) == {"delta"}
+    moments = {name for name in offer.sections if name.startswith(MOMENT_PREFIX)}
+    fits = level >= (JOINT_MOMENTS if moments else JOINT_DELTAS)
+    return alone and is_new and fits and set(offer.sections) - moments == {"delta"}
 
 
 def flaw_of_joint(offer: Offer, state: EngineState) -> str:
@@ -59,7 +71,7 @@ def may_take(offer: Offer, state: EngineState) -> bool:
     if not offer.others:
         return True
     near = (are_neighbours(state.roster, offer.peer, other.peer) for other in offer.others)
-    return state.takes_joint(offer.fragment) and all(near)
+    return state.takes_joint(offer.fragment) > NO_JOINT and all(near)
 
 
 class JointOffers:
@@ -82,19 +94,19 @@ class JointOffers:
         own = self.waiting(p)
         if p in self._joining:
             return True
-        joins = self.state.joins_for(p, sealer)
-        comes = joins and any(map(self._joins, others)) and self._expects_own(p)
+        level = self.state.joins_for(p, sealer)
+        joined = [offer for offer in others if self._joins(offer, level)]
+        comes = bool(joined) and self._expects_own(p)
         if own is None and not comes:
             self._since.pop(p, None)
             return False
-        if own and not (joins and self._joins(own)):
+        if own and not self._joins(own, level):
             self._send(now, own, sealer)
             return False
         if self._waits(now, round, own):
             return True
-        members = [offer for offer in others if self._joins(offer)][:OTHERS_LIMIT]
-        if own and members:
-            self._join(p, sealer, (own, *members))
+        if own and joined:
+            self._join(p, sealer, (own, *joined[:OTHERS_LIMIT]))
             return True
         if own:
             self._send(now, own, sealer)
@@ -134,11 +146,12 @@ class JointOffers:
             return None
         return replace(pending.offer, due=pending.due)
 
-    def _joins(self, offer: Offer) -> bool:
-        """Whether an offer is to be joined: our own, or that of a neighbour."""
+    def _joins(self, offer: Offer, level: int) -> bool:
+        """Whether an offer is to be joined: our own, or that of a neighbour. `level`: which joint
+        offers are to be made."""
         roster, tried = self.state.roster, self._tried.get(offer.fragment, ())
         is_near = offer.peer == roster.me or are_neighbours(roster, roster.me, offer.peer)
-        return is_near and may_join(offer) and (offer.peer, offer.seq) not in tried
+        return is_near and may_join(offer, level) and (offer.peer, offer.seq) not in tried
 
     def _missing(self, round: Round) -> list[PeerId]:
         """The neighbours that train, and have not offered."""

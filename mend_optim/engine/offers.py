@@ -15,7 +15,7 @@ from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.roster import FANOUT
 from mend_optim.membership.zones import are_neighbours, first_hop
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Beat, Call, Message, Offer, Report, nbytes
+from mend_optim.protocol.messages import NO_JOINT, Beat, Call, Message, Offer, Report, nbytes
 
 
 class Offers:
@@ -66,7 +66,8 @@ class Offers:
         sealer by its own roster: another one that calls gets our offer from us."""
         roster = self.state.roster
         near = any(are_neighbours(roster, roster.me, id) for id in roster.alive())
-        return near and self.state.joins_for(p, sealer) and sealer == self.state.sealer(p)
+        joins = self.state.joins_for(p, sealer) > NO_JOINT
+        return near and joins and sealer == self.state.sealer(p)
 
     def resend(self, now: float, fragment: Progress) -> None:
         """Offer again if the learner that has the offer died, lost it, or runs the fragment's

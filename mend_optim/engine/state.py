@@ -20,7 +20,15 @@ from mend_optim.engine.seal_chain import SealChain
 from mend_optim.membership.roster import Roster
 from mend_optim.membership.seeds import Seeds
 from mend_optim.protocol.lineage import Key, Lineage, PeerId, begun, content_digest
-from mend_optim.protocol.messages import Beat, Message, Seal, State, Want
+from mend_optim.protocol.messages import (
+    JOINT_MOMENTS,
+    NO_JOINT,
+    Beat,
+    Message,
+    Seal,
+    State,
+    Want,
+)
 from mend_optim.protocol.refusals import Refusals
 
 RECORDS = 64
@@ -295,17 +303,17 @@ class EngineState:
         """Whether relays join the offers of fragment `p`. A signature is over one offer."""
         return self.policies.joins and not self.policies.signed and not self.is_buffers(p)
 
-    def takes_joint(self, p: int) -> bool:
-        """Whether this learner, as a sealer, takes joint offers of fragment `p`. In a mean of
-        several offers, no single one can be scaled down."""
-        return self.joins(p) and not self.policies.clips
+    def takes_joint(self, p: int) -> int:
+        """Which joint offers of fragment `p` this learner takes as a sealer. In a mean of several
+        offers, no single one can be scaled down."""
+        return JOINT_MOMENTS if self.joins(p) and not self.policies.clips else NO_JOINT
 
-    def joins_for(self, p: int, sealer: PeerId) -> bool:
-        """Whether this learner, as a relay, joins the offers of fragment `p` for this sealer, which
-        takes joint ones by its own word."""
+    def joins_for(self, p: int, sealer: PeerId) -> int:
+        """Which joint offers of fragment `p` this learner makes as a relay for this sealer: those
+        that it takes by its own word."""
         peer = self.roster.find(sealer)
-        takes = peer is not None and peer.beat is not None and peer.beat.takes_joint
-        return takes and self.joins(p)
+        takes = peer.beat.takes_joint if peer and peer.beat else NO_JOINT
+        return takes if self.joins(p) else NO_JOINT
 
     def sealer(self, p: int) -> PeerId | None:
         """The learner that runs the rounds of fragment `p`: the sealer by the roster, or this

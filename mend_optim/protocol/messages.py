@@ -41,6 +41,9 @@ RATE = "rate"
 SIZES = "sizes"
 #: The name of the section of a joint offer that has the norms of its members' deltas.
 NORMS = "norms"
+#: The name of the section of a joint offer that says, for each tensor of each moment, how many
+#: members have it.
+COUNTS = "counts"
 #: The name of the section of an offer that has its author's signature.
 SIGNATURE = "signature"
 #: The name of the section of a seal that has the signatures of its members.
@@ -49,8 +52,14 @@ PROOFS = "proofs"
 MOMENT_PREFIX = "moment."
 #: The other names of sections. In a seal, a number names the packet of that member.
 SECTION_NAMES = frozenset(
-    ("delta", NORMS, MERGED, SCALE, RATE, SIGNATURE, PROOFS, "anchor", "velocity", "velocity_rate")
+    (
+        *("delta", NORMS, COUNTS, MERGED, SCALE, RATE, SIGNATURE, PROOFS),
+        *("anchor", "velocity", "velocity_rate"),
+    )
 )
+#: Which joint offers a sealer takes: none, those of deltas, or those with moments, too. A later
+#: version may say more.
+NO_JOINT, JOINT_DELTAS, JOINT_MOMENTS = range(3)
 
 
 # ── sections ──────────────────────────────────────────────────────────────────────────────────────
@@ -208,9 +217,8 @@ class Beat:
     turned_away: tuple[PeerId, ...] = ()
     #: The sender's zone: see `membership/zones.py`. Empty if it is in none.
     zone: str = ""
-    #: Whether the sender, as a sealer, takes joint offers of parameters. One that does not say so
-    #: gets offers one by one.
-    takes_joint: bool = False
+    #: Which joint offers of parameters the sender takes as a sealer. It gets all others one by one.
+    takes_joint: int = NO_JOINT
 
     @property
     def begun(self) -> int:
@@ -307,8 +315,8 @@ class Offer:
     #: signs it. It never travels: a receiver computes it.
     content: bytes = field(default=b"", compare=False, repr=False)
     #: The offers of the sender's neighbours that are in its sections, too: a *joint* offer has the
-    #: mean of all their deltas, and of each delta the norms: see `worker/joint.py`. They themselves
-    #: have no sections.
+    #: mean of all their deltas and of each moment, and of each delta the norms: see
+    #: `worker/joint.py`. They themselves have no sections.
     others: tuple[Offer, ...] = field(default=(), repr=False)
     #: The sender of the joint offer that this one came in. It never travels.
     carrier: PeerId | None = field(default=None, compare=False)

@@ -209,7 +209,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
         ended=checked_digest("ended", beat.ended),
         turned_away=tuple(map(to_id, away)),
         zone=checked_name("zone", beat.zone, may_be_empty=True),
-        takes_joint=beat.takes_joint,
+        takes_joint=checked_count("takes_joint", beat.takes_joint),
     )
 
 

@@ -116,12 +116,13 @@ class FragmentAnchor:
             self.means.check(offer.sections)
             if offer.others:
                 check_joint(offer, self.fragment)
+                self.means.check_joint(offer)
         return Done()
 
     def join(self, job: Join) -> Done:
         with blamed_on_peer():
             found = combined(job.offers, job.weights, self.fragment, self.buffers)
-        return Done(sections=found)
+            return Done(sections={**found, **self.means.joined(job.offers)})
 
     def merge(self, job: Merge) -> Done:
         scratch = self.buffers.take(self.theta.numel())

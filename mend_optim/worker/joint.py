@@ -6,7 +6,11 @@ crosses to a sealer in another zone, instead of one for each learner.
 A linear merge gives Δ_J the weight Σ_J w, and so has the sum that it would have of the members one
 by one, up to rounding. The guard and the norm-preserving mean need each member's length, too. So a
 joint offer tells ‖Δᵢ‖ of every tensor, in the order of its members. That is the relay's word. But a
-mean is no longer than the longest of its members, so a relay cannot hide a large delta in it."""
+mean is no longer than the longest of its members, so a relay cannot hide a large delta in it.
+
+Moments are averaged over the members that have them, each counts once, and not all may have sent
+one. So a joint offer has one mean of each moment, and tells for each tensor of how many members it
+is (`moment_means.py`)."""
 
 from __future__ import annotations
 
@@ -20,7 +24,15 @@ from mend_optim.codecs.packing import RAW, placed, raw, view
 from mend_optim.codecs.registry import decoded
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
-from mend_optim.protocol.messages import NORMS, Offer, Packet, Sections, section
+from mend_optim.protocol.messages import (
+    COUNTS,
+    NORMS,
+    Offer,
+    Packet,
+    Sections,
+    moment_names,
+    section,
+)
 from mend_optim.protocol.peer_limits import OTHERS_LIMIT
 from mend_optim.worker import merge
 from mend_optim.worker.measures import Measures
@@ -30,6 +42,8 @@ ROUNDING = 1e-3
 
 #: ‖Δᵢ‖ of every tensor of one member.
 Norms = list[float]
+#: For each tensor, how many members have a moment of it.
+Counts = tuple[int, ...]
 
 
 class Held:
@@ -79,7 +93,7 @@ def combined(
     )
     if not math.isfinite(found.most):
         raise PeerError("Joint delta is not finite")
-    return {"delta": raw(mean), NORMS: _packet([each.norms() for each in found.members])}
+    return {"delta": raw(mean), NORMS: _numbers([each.norms() for each in found.members])}
 
 
 def norms_nbytes(tensors: int, learners: int) -> int:
@@ -87,8 +101,18 @@ def norms_nbytes(tensors: int, learners: int) -> int:
     return 4 * tensors * min(learners, 1 + OTHERS_LIMIT)
 
 
-def _packet(norms: Sequence[Norms]) -> Packet:
-    return raw(torch.tensor(norms, dtype=torch.float32).flatten())
+def counts_nbytes(tensors: int, moments: int) -> int:
+    """The largest section of counts, in bytes."""
+    return 4 * tensors * moments
+
+
+def counts_packet(counts: Sequence[Counts]) -> Packet:
+    """The section of counts of moments, which are in the order of their names."""
+    return _numbers(counts)
+
+
+def _numbers(rows: Sequence[Sequence[float]]) -> Packet:
+    return raw(torch.tensor(rows, dtype=torch.float32).flatten())
 
 
 def read_norms(offer: Offer, tensors: int) -> list[Norms]:
@@ -97,14 +121,36 @@ def read_norms(offer: Offer, tensors: int) -> list[Norms]:
     Raises:
         PeerError: there is not one finite length for each tensor of each member.
     """
-    packet, members = section(offer.sections, NORMS), 1 + len(offer.others)
-    numel = members * tensors
-    if packet.codec != RAW or packet.nbytes != 4 * numel:
-        raise PeerError(f"Norms of a joint offer are not {numel} float32")
-    values = view(packet.data, torch.float32).tolist()
+    members = 1 + len(offer.others)
+    values = _read(offer, NORMS, members * tensors)
     if not all(math.isfinite(value) and value >= 0 for value in values):
         raise PeerError("Norms of a joint offer are not all finite and >= 0")
     return [values[i * tensors : (i + 1) * tensors] for i in range(members)]
+
+
+def read_counts(offer: Offer, tensors: int) -> dict[str, Counts]:
+    """By the name of each moment in a joint offer, how many of its members have each tensor's.
+
+    Raises:
+        PeerError: there is not one whole number of members for each tensor of each moment.
+    """
+    names, members = sorted(moment_names(offer.sections)), 1 + len(offer.others)
+    if not names:
+        return {}
+    values = _read(offer, COUNTS, len(names) * tensors)
+    if not all(value.is_integer() and 0 <= value <= members for value in values):
+        raise PeerError(f"Counts of a joint offer are not all whole numbers from 0 to {members}")
+    counts = tuple(map(int, values))
+    return {name: counts[i * tensors : (i + 1) * tensors] for i, name in enumerate(names)}
+
+
+def _read(offer: Offer, name: str, numel: int) -> list[float]:
+    """The numbers in a section of a joint offer. Raises `PeerError`."""
+    packet = section(offer.sections, name)
+    if packet.codec != RAW or packet.nbytes != 4 * numel:
+        raise PeerError(f"{name.capitalize()} of a joint offer are not {numel} float32")
+    numbers: list[float] = view(packet.data, torch.float32).tolist()
+    return numbers
 
 
 def check_joint(offer: Offer, fragment: Fragment) -> None:

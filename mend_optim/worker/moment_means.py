@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +19,34 @@ from mend_optim.codecs.buffers import Buffers
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError
 from mend_optim.model.layout import Fragment
-from mend_optim.protocol.messages import MOMENT_PREFIX, Offer, Packet, Sections, moment_names
+from mend_optim.protocol.messages import (
+    COUNTS,
+    MOMENT_PREFIX,
+    Offer,
+    Packet,
+    Sections,
+    moment_names,
+)
 from mend_optim.worker.correction import MomentCorrection, Reading
-from mend_optim.worker.moment_packet import average, check_moment, decode_moment, encode_moment
+from mend_optim.worker.joint import Counts, counts_packet, read_counts
+from mend_optim.worker.moment_packet import (
+    average,
+    check_moment,
+    decode_moment,
+    encode_moment,
+    tensors_held,
+)
 
 # How a checkpoint names the tensors here, followed by the moment's name. Old checkpoints have these
 # names, so they must not change.
 OWN, LATEST, MEAN, NEWCOMER = "own ", "latest ", "mean ", "newcomer "
+
+
+class _Mean(NamedTuple):
+    """The mean of one moment, and for each tensor, how many members have it."""
+
+    packet: Packet
+    members: Counts
 
 
 class MomentMeans:
@@ -73,18 +95,48 @@ class MomentMeans:
     def average(self, offers: Sequence[Offer], due: Collection[str]) -> dict[str, Packet]:
         """Sections for a seal: the mean of each moment that is due, over the members that sent it.
         A moment that no member sent has no section."""
-        sections = {}
-        for name in sorted(set(due) & set(self.moments)):
-            packets = [
-                o.sections[MOMENT_PREFIX + name]
-                for o in offers
-                if o.steps and MOMENT_PREFIX + name in o.sections
-            ]
-            if packets:
-                mean = self._scratch()
-                updates = average(self.moments[name], packets, self.fragment.shapes, mean)
-                sections[MOMENT_PREFIX + name] = self._encode(name, Reading(mean, updates))
-        return sections
+        return {
+            MOMENT_PREFIX + name: mean.packet for name, mean in self._means(offers, due).items()
+        }
+
+    def joined(self, offers: Sequence[Offer]) -> dict[str, Packet]:
+        """Sections for a joint offer of these: the mean of each moment, over the members that sent
+        it, and for each tensor of how many members it is. A round averages them as it would average
+        the members' own, one by one. None if no member sent a moment."""
+        means = self._means(offers, self.moments)
+        if not means:
+            return {}
+        sections = {MOMENT_PREFIX + name: mean.packet for name, mean in means.items()}
+        return {**sections, COUNTS: counts_packet([mean.members for mean in means.values()])}
+
+    def check_joint(self, offer: Offer) -> None:
+        """Raise `PeerError` if the counts of a joint offer are not those of its checked moments."""
+        counts = read_counts(offer, len(self.fragment.shapes))
+        for name in self._known(offer.sections):
+            packet = offer.sections[MOMENT_PREFIX + name]
+            held = tensors_held(self.moments[name], packet, self.fragment.shapes)
+            if [count > 0 for count in counts[name]] != held:
+                raise PeerError(f"{name}: Counts of a joint offer are not those of its tensors")
+
+    def _means(self, offers: Sequence[Offer], names: Collection[str]) -> dict[str, _Mean]:
+        """The means of these moments, by name, in the order of the names."""
+        found = {name: self._mean(offers, name) for name in sorted(set(names) & set(self.moments))}
+        return {name: mean for name, mean in found.items() if mean is not None}
+
+    def _mean(self, offers: Sequence[Offer], name: str) -> _Mean | None:
+        """The mean of a moment over the members that sent it; None if none did."""
+        key, shapes = MOMENT_PREFIX + name, self.fragment.shapes
+        have = [offer for offer in offers if offer.steps and key in offer.sections]
+        if not have:
+            return None
+        held = [
+            read_counts(offer, len(shapes))[name] if offer.others else (1,) * len(shapes)
+            for offer in have
+        ]
+        values = self._scratch()
+        packets = [offer.sections[key] for offer in have]
+        updates, members = average(self.moments[name], packets, shapes, values, held)
+        return _Mean(self._encode(name, Reading(values, updates)), members)
 
     def merged(self, sections: Sections, merged_own_offer: bool) -> tuple[MomentCorrection, ...]:
         """Take a seal's moments. `merged_own_offer` says whether this learner's offer is in it,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -203,9 +204,23 @@ def _decoded(part: Unpacked, scratch: Scratch) -> Iterator[Tensor]:
     return part.form.decoded(part.data, part.shape, part.param, scratch)
 
 
-def average(moment: Moment, packets: Sequence[Packet], shapes: Shapes, out: Tensor) -> Updates:
-    """Average a moment over its members: Σ sᵢ / n, tensor by tensor, over the n packets that have
-    the tensor, in their order.
+class Average(NamedTuple):
+    """By tensor, the largest update count of any member, and how many have the tensor; 0 and 0 if
+    none has."""
+
+    updates: Updates
+    members: tuple[int, ...]
+
+
+def average(
+    moment: Moment,
+    packets: Sequence[Packet],
+    shapes: Shapes,
+    out: Tensor,
+    held: Sequence[Sequence[int]] = (),
+) -> Average:
+    """Average a moment over its members: Σ nᵢsᵢ / n, n = Σ nᵢ, tensor by tensor, over the packets
+    that have the tensor, in their order. A packet may be a mean of nᵢ members itself.
 
     Every quotient and every sum is rounded once, so the result is the same on all hardware. The
     quotients come first, so that no sum is infinite.
@@ -215,19 +230,26 @@ def average(moment: Moment, packets: Sequence[Packet], shapes: Shapes, out: Tens
         packets: checked packets.
         shapes: those of the fragment's tensors.
         out: receives the mean; flat float32, zeros where n = 0.
-
-    Returns:
-        For each tensor, the largest update count of any packet; 0 where n = 0.
+        held: for each packet, by tensor, of how many members it is the mean. Empty: of one each.
     """
     scratch = Scratch(out.numel())
     quotients = Scratch(out.numel())
     members = [_unpack(moment, packet, shapes) for packet in packets]
-    updates = []
+    held = held or [(1,) * len(shapes)] * len(packets)
+    updates, counts = [], []
     for i, tensor in enumerate(split(out, shapes)):
         mean = tensor.view(-1).zero_()
-        have = [parts[i] for parts in members if parts[i].param]
-        for part in have:
+        pairs = zip(members, held, strict=True)
+        have = [(parts[i], count[i]) for parts, count in pairs if parts[i].param]
+        total = sum(count for _, count in have)
+        for part, count in have:
             for here, values in placed(_decoded(part, scratch)):
-                mean[here].add_(torch.div(values, len(have), out=quotients.take(len(values))))
-        updates.append(max((part.param for part in have), default=0))
-    return tuple(updates)
+                mean[here].add_(torch.div(values, total / count, out=quotients.take(len(values))))
+        updates.append(max((part.param for part, _ in have), default=0))
+        counts.append(total)
+    return Average(tuple(updates), tuple(counts))
+
+
+def tensors_held(moment: Moment, packet: Packet, shapes: Shapes) -> list[bool]:
+    """For each tensor, whether a checked packet has its moment."""
+    return [part.param > 0 for part in _unpack(moment, packet, shapes)]

@@ -7,6 +7,8 @@ from tests.mutation.mutant_list import Mutant, of
 JOINING = of("unit/engine/test_joint_offers")
 INBOX = of("unit/engine/test_round")
 MEANS = of("unit/worker/test_joint")
+AVERAGES = of("unit/worker/test_moment_packet", "mean_of_means")
+MOMENTS = of("unit/worker/test_moment_means", "joint or zone or counts")
 WIRE = of("unit/transport/test_wire", "joint")
 GATHER, ROUND = "engine/joint_offers", "engine/round"
 WORKER = "worker/joint"
@@ -29,10 +31,35 @@ JOINT_MUTANTS = (
     mutant("offers-of-nothing-are-joined", GATHER, "offer.steps > 0 and", ""),
     mutant("residuals-are-joined", GATHER, " and offer.again == NO_SHARE", ""),
     mutant(
-        "moments-are-joined",
+        "sections-of-any-name-are-joined",
         GATHER,
-        'set(offer.sections) == {"delta"}',
+        'set(offer.sections) - moments == {"delta"}',
         '"delta" in offer.sections',
+    ),
+    mutant(
+        "moments-are-joined-without-a-delta",
+        GATHER,
+        'set(offer.sections) - moments == {"delta"}',
+        'set(offer.sections) - moments <= {"delta"}',
+    ),
+    mutant(
+        "moments-are-joined-for-a-former-version",
+        GATHER,
+        "level >= (JOINT_MOMENTS if moments else JOINT_DELTAS)",
+        "level >= JOINT_DELTAS",
+        of("virtual/test_joint_offers", "moments_of_a_zone"),
+    ),
+    mutant(
+        "deltas-are-not-joined-for-a-former-version",
+        GATHER,
+        "level >= (JOINT_MOMENTS if moments else JOINT_DELTAS)",
+        "level >= JOINT_MOMENTS",
+    ),
+    mutant(
+        "a-later-version-is-none",
+        GATHER,
+        "level >= (JOINT_MOMENTS if moments else JOINT_DELTAS)",
+        "level == (JOINT_MOMENTS if moments else JOINT_DELTAS)",
     ),
     mutant(
         "a-relay-does-not-wait", GATHER, "if (own and not missing) or now >= until:", "if True:"
@@ -45,38 +72,38 @@ JOINT_MUTANTS = (
     mutant(
         "neighbours-do-not-wait-for-our-own",
         GATHER,
-        "joins and any(map(self._joins, others)) and self._expects_own(p)",
-        "False",
+        "comes = bool(joined) and self._expects_own(p)",
+        "comes = False",
     ),
     mutant(
         "orphans-wait-for-our-own",
         GATHER,
-        "joins and any(map(self._joins, others)) and",
-        "joins and others and",
+        "comes = bool(joined) and",
+        "comes = bool(others) and",
     ),
     mutant(
         "neighbours-wait-for-a-sealer-that-takes-none",
         GATHER,
-        "comes = joins and any(",
-        "comes = any(",
+        "self._joins(offer, level)]",
+        "self._joins(offer, JOINT_MOMENTS)]",
     ),
     mutant(
         "our-own-waits-for-a-sealer-that-takes-none",
         GATHER,
-        "not (joins and self._joins(own))",
-        "not self._joins(own)",
+        "not self._joins(own, level)",
+        "not self._joins(own, JOINT_MOMENTS)",
     ),
     mutant(
         "no-sealer-is-asked-for-its-guard",
         "engine/state",
-        "return takes and self.joins(p)",
-        "return self.joins(p)",
+        "return takes if self.joins(p) else",
+        "return JOINT_MOMENTS if self.joins(p) else",
     ),
     mutant(
         "a-relay-goes-by-its-own-guard",
         "engine/state",
-        "return takes and self.joins(p)",
-        "return takes and self.takes_joint(p)",
+        "return takes if self.joins(p) else",
+        "return takes if self.takes_joint(p) else",
     ),
     mutant("joined-twice", GATHER, "        if p in self._joining:\n            return True\n", ""),
     mutant("joined-again-and-again", GATHER, " and (offer.peer, offer.seq) not in tried", ""),
@@ -140,13 +167,16 @@ JOINT_MUTANTS = (
     mutant("joint-offers-of-anything", GATHER, "genesis or not may_join(bare):", "genesis:"),
     mutant("strangers-to-each-other", GATHER, " and all(near)", ""),
     mutant(
-        "joint-where-nobody-joins", GATHER, "return state.takes_joint(offer.fragment) and", "return"
+        "joint-where-nobody-joins",
+        GATHER,
+        "return state.takes_joint(offer.fragment) > NO_JOINT and",
+        "return",
     ),
     mutant(
         "a-sealer-that-clips-takes-joint-offers",
         "engine/state",
-        "return self.joins(p) and not self.policies.clips",
-        "return self.joins(p)",
+        "if self.joins(p) and not self.policies.clips else",
+        "if self.joins(p) else",
     ),
     mutant(
         "no-sealer-says-that-it-takes-joint-offers",
@@ -225,6 +255,72 @@ JOINT_MUTANTS = (
         "self._refuse_outlier(view)",
     ),
     mutant("nothing-that-is-joint", ROUND, "        others=(),\n        carrier=None,\n", ""),
+    mutant(
+        "a-sealer-takes-no-moments",
+        "engine/state",
+        "return JOINT_MOMENTS if self.joins(p) and",
+        "return JOINT_DELTAS if self.joins(p) and",
+    ),
+    # ── moments ───────────────────────────────────────────────────────────────────────────────────
+    mutant(
+        "a-group-counts-as-one-member",
+        "worker/moment_packet",
+        "have = [(parts[i], count[i]) for",
+        "have = [(parts[i], 1) for",
+        AVERAGES,
+    ),
+    mutant(
+        "a-mean-tells-the-number-of-packets",
+        "worker/moment_packet",
+        "counts.append(total)",
+        "counts.append(len(have))",
+        AVERAGES,
+    ),
+    mutant(
+        "a-sealer-overlooks-the-counts",
+        "worker/moment_means",
+        "if offer.others else (1,)",
+        "if False else (1,)",
+        MOMENTS,
+    ),
+    mutant(
+        "moments-get-lost-where-they-are-joined",
+        "worker/fragment_anchor",
+        "Done(sections={**found, **self.means.joined(job.offers)})",
+        "Done(sections=found)",
+        MOMENTS,
+    ),
+    mutant(
+        "counts-without-moments",
+        "worker/moment_means",
+        "        if not means:\n            return {}\n",
+        "",
+        MOMENTS,
+    ),
+    mutant(
+        "joint-moments-are-not-checked",
+        "worker/fragment_anchor",
+        "                self.means.check_joint(offer)\n",
+        "",
+        MOMENTS,
+    ),
+    mutant(
+        "counts-of-tensors-that-are-not-there",
+        "worker/moment_means",
+        "if [count > 0 for count in counts[name]] != held:",
+        "if False:",
+        MOMENTS,
+    ),
+    mutant("counts-that-are-not-whole", WORKER, "value.is_integer() and 0 <=", "0 <=", MOMENTS),
+    mutant("counts-of-more-than-all", WORKER, "0 <= value <= members", "0 <= value", MOMENTS),
+    mutant("counts-below-none", WORKER, "0 <= value <= members", "value <= members", MOMENTS),
+    mutant(
+        "no-room-for-counts",
+        "settings",
+        " + counts_nbytes(tensors, kinds)",
+        "",
+        of("unit/test_settings", "largest"),
+    ),
     # ── the bytes ─────────────────────────────────────────────────────────────────────────────────
     mutant(
         "joint-offers-in-joint-offers",
@@ -284,8 +380,8 @@ JOINT_MUTANTS = (
     mutant(
         "other-sealers-are-not-answered",
         "engine/offers",
-        " and sealer == self.state.sealer(p)\n",
-        "\n",
+        "joins and sealer == self.state.sealer(p)\n",
+        "joins\n",
     ),
     mutant(
         "norms-that-are-no-lengths", WORKER, "math.isfinite(value) and value >= 0", "True", MEANS

@@ -132,7 +132,7 @@ class DrivenEngine:
         pong: int = 0,
         latency: int = 0,
         zone: str = "",
-        takes_joint: bool | None = None,
+        takes_joint: int | None = None,
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where

@@ -37,8 +37,8 @@ from mend_optim.engine.period import read_period
 from mend_optim.engine.schedule import Schedule
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.proofs import proofs_nbytes
-from mend_optim.settings import Settings, read_settings
-from mend_optim.worker.joint import norms_nbytes
+from mend_optim.settings import MOST_MOMENTS, Settings, read_settings
+from mend_optim.worker.joint import counts_nbytes, norms_nbytes
 
 pytestmark = pytest.mark.usefixtures("no_environment")
 
@@ -512,11 +512,13 @@ def test_the_largest_message_has_room_for_the_proofs_of_all() -> None:
     assert some[1] - some[0] == proofs_nbytes(7)
 
 
-def test_the_largest_message_has_room_for_the_norms_of_a_joint_offer() -> None:
+def test_the_largest_message_has_room_for_norms_and_counts_of_a_joint_offer() -> None:
     fragment = Layout(["w", "b"], parameters(), 1).fragments[0]
     alone, joint = (read(codec=c, limits=Limits(learners=7)) for c in ("bf16", "none"))
     assert (alone.policies.joins, joint.policies.joins) == (False, True)
-    assert joint._limit(fragment) - alone._limit(fragment) == norms_nbytes(2, 7) == 4 * 2 * 7
+    more = joint._limit(fragment) - alone._limit(fragment)
+    assert more == norms_nbytes(2, 7) + counts_nbytes(2, MOST_MOMENTS)
+    assert (norms_nbytes(2, 7), counts_nbytes(2, 4)) == (4 * 2 * 7, 4 * 2 * 4)
     assert norms_nbytes(2, 4096) == 4 * 2 * 256
 
 

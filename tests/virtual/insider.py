@@ -398,7 +398,7 @@ class Insider(Learner):
         }
         if self.cluster.zones:
             changes["zone"] = lambda: self.random.choice(["", *self.cluster.zones.values()])
-            changes["takes_joint"] = lambda: not beat.takes_joint
+            changes["takes_joint"] = lambda: self.random.choice(range(4))
         told = self.drawn(changes)
         if self.random.random() < 0.1:  # of a model that is less than any other
             told |= {"genesis": NO_MODEL, "step": 0, "tokens": 0}

@@ -299,7 +299,8 @@ class Learner:
     def copied(self, copies: dict[int, Vector]) -> None:
         self.copying = False
         for p, copy in copies.items():
-            self.engine.boundaries.snapshot(p, copy)  # type: ignore[arg-type]
+            moments = dict.fromkeys(self.engine.boundaries.moments(p))
+            self.engine.boundaries.snapshot(p, copy, moments)  # type: ignore[arg-type]
         self.pump()
 
     def copied_all(self, copies: dict[int, Vector]) -> None:

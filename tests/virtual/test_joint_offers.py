@@ -1,11 +1,19 @@
-"""A joint offer that waits for its round, in virtual time, while a learner in it offers anew."""
+"""Joint offers in virtual time: moments in them; and one that waits for its round, while a learner
+in it offers anew."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from mend_optim import Moment, MomentSchedule
+from mend_optim.engine.moment_schedule import ORDERS
+from mend_optim.engine.sealer import Sealer
+from mend_optim.engine.state import EngineState
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import JOINT_DELTAS, Offer, moment_names
 from tests.support.depth import many
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner
@@ -47,6 +55,55 @@ def parts(sealer: Learner) -> dict[PeerId, int]:
     """The number of each offer that came in the joint one of its relay."""
     inbox = sealer.engine.state.rounds[0].inbox.values()
     return {offer.peer: offer.seq for offer in inbox if offer.carrier}
+
+
+class Seen:
+    """The joint offers that reach sealers: those with moments, and all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.joint = self.with_moments = 0
+        on_offer = Sealer.on_offer
+
+        def offered(sealer: Sealer, now: float, offer: Offer) -> None:
+            self.joint += bool(offer.others)
+            self.with_moments += bool(offer.others) and bool(moment_names(offer.sections))
+            on_offer(sealer, now, offer)
+
+        monkeypatch.setattr(Sealer, "on_offer", offered)
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["", "sealers of a former version"])
+@pytest.mark.parametrize("seed", range(many(3, 40)))
+def test_moments_of_a_zone_correct_exactly_those_whose_are_in_the_mean(
+    seed: int, former: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they come to the sealer, and whatever is lost: every learner checks each mean (see
+    `moments.py`), and no reading counts twice."""
+    if former:
+        takes = EngineState.takes_joint
+        monkeypatch.setattr(
+            EngineState, "takes_joint", lambda state, p: min(takes(state, p), JOINT_DELTAS)
+        )
+    seen = Seen(monkeypatch)
+    # A relay waits for its neighbours for a part of these.
+    chosen = replace(
+        policies(grace_s=10, sync_every=10),
+        moments=tuple(Moment(name=order, order=order, decay=0.9) for order in ORDERS),
+        periods=MomentSchedule(first=2, second=4),
+    )
+    cluster = Cluster(6, seed, chosen, delay_s=0.1, zones=2)
+    cluster.speed = dict.fromkeys(cluster.names, 1.0)
+    cluster.clipping = ""
+    cluster.start_all()
+    cluster.run(120)
+    cluster.cut([("learner-0", "learner-1"), ("learner-2", "learner-4")], 20)
+    cluster.run(120)
+    assert seen.joint > 5
+    assert (seen.with_moments > 5) == (not former)
+    sizes = [n for each in cluster.learners.values() for n in each.units.moments[0].corrected]
+    assert len(sizes) > 50
+    assert max(sizes) == len(cluster.names)
+    assert cluster.settle()
 
 
 @pytest.mark.parametrize("seed", range(many(4, 40)))

@@ -32,7 +32,8 @@ from mend_optim.engine.effects import (
     Retake,
 )
 from mend_optim.protocol.lineage import content_digest
-from mend_optim.protocol.messages import Offer
+from mend_optim.protocol.messages import MOMENT_PREFIX, Offer, State
+from tests.virtual.moments import Moments
 
 Vector = dict[Any, int]
 
@@ -99,6 +100,7 @@ class Units:
         self.theta = [dict(w) for w in weights]
         self.progress: list[Vector] = [{} for _ in weights]
         self.disagreement: list[Vector] = [{} for _ in weights]
+        self.moments = [Moments(Section) for _ in weights]
         #: By fragment, what is wrong with the weights: they are "outsized", or "not finite".
         self.ruined: dict[int, str] = {}
 
@@ -111,11 +113,14 @@ class Units:
             merged: Vector = job.seal.sections.get("merged", Section())  # type: ignore[assignment]
             if digest(merged) != job.seal.payload:
                 return Done(fault="the merged bytes are not those of the seal"), ()
+            self.moments[p].take(job.seal.sections, job.merged_own_offer)
             sizes = job.seal.sections.get("sizes")
             outsized = sizes.outsized if sizes is not None else {}  # type: ignore[attr-defined]
             return Done(outsized=outsized), (self._to(p, add(self.theta[p], merged), job),)
         if isinstance(job, Install):
             states = [(s.fragment, s.sections["anchor"]) for s in job.states]
+            for s in job.states:
+                self._install_moments(s, job)
             return Done(), tuple(self._to(p, anchor, job) for p, anchor in states)  # type: ignore[arg-type]
         if isinstance(job, Agree):
             p = job.fragment
@@ -126,6 +131,7 @@ class Units:
             self.ruined.pop(p, None)
             self.progress[p] = {}
             self.disagreement[p] = {}
+            self.moments[p].drop()
             return Done(), (Correction(p, dict(self.theta[p]), True, {}),)
         return self._make(job), ()
 
@@ -147,18 +153,22 @@ class Units:
                 return Done(fault="its parameters are not finite")
             delta = Section(self.progress[p])
             delta.outsized = p in self.ruined
-            return Done(sections={"delta": delta})  # type: ignore[dict-item]
+            moments = self.moments[p].offer(job.moments)
+            return Done(sections={"delta": delta, **moments})  # type: ignore[dict-item]
         if isinstance(job, Extend):
             self.theta.append(dict(job.tensor))
             self.progress.append({})
             self.disagreement.append({})
+            self.moments.append(Moments(Section))
             return Done(digest=digest(self.theta[-1]))
         if isinstance(job, Reoffer):
             return Done(sections={"delta": Section(self.progress[job.fragment])})  # type: ignore[dict-item]
         if isinstance(job, Inspect):
             return Done()
         if isinstance(job, Join):
-            return _joint([offer.sections["delta"] for offer in job.offers])  # type: ignore[misc]
+            moments = self.moments[job.fragment].mean(job.offers)
+            delta = _joint([offer.sections["delta"] for offer in job.offers])  # type: ignore[misc]
+            return Done(sections={"delta": delta, **moments})  # type: ignore[dict-item]
         if isinstance(job, Merge):
             merged: Vector = {}
             deltas = [offer.sections.get("delta", Section()) for offer in job.offers]
@@ -169,14 +179,31 @@ class Units:
                 merged = add(merged, delta)  # type: ignore[arg-type]
             sizes = Section()
             sizes.outsized = dict(job.outsized)
-            sections = {"merged": Section(merged), "sizes": sizes}
+            moments = self.moments[job.fragment].mean(job.offers, job.moments or [""])
+            sections = {"merged": Section(merged), "sizes": sizes, **moments}
             return Done(sections=sections, digest=digest(merged))  # type: ignore[arg-type]
         if isinstance(job, Found):
             for p, tensor in enumerate(job.tensors):
                 self.theta[p] = add(tensor, self.disagreement[p], -1)
             return Done(digest=digest(*self.theta))
         assert isinstance(job, Export)
-        return Done(sections={"anchor": Section(self.theta[job.fragment])}, digest=b"")  # type: ignore[dict-item]
+        sections = {"anchor": Section(self.theta[job.fragment])}
+        sections |= self.moments[job.fragment].latest
+        return Done(sections=sections, digest=b"")  # type: ignore[arg-type]
+
+    def _install_moments(self, state: State, job: Install) -> None:
+        moments = self.moments[state.fragment]
+        due = {MOMENT_PREFIX + name for name in job.due}
+        corrects = {key: mean for key, mean in state.sections.items() if key in due}
+        if job.merged_own_offer and not job.replace:
+            moments.take(corrects, True)
+        if job.merged_own_offer or job.replace:
+            moments.drop()
+        moments.latest = {
+            key: mean  # type: ignore[misc]
+            for key, mean in state.sections.items()
+            if key.startswith(MOMENT_PREFIX)
+        }
 
     def _to(self, p: int, new: Vector, job: Advance | Install) -> Correction:
         """Move to the anchor `new`, and keep what the job's gain leaves of the disagreement."""
@@ -195,14 +222,14 @@ class Units:
         return Correction(p, values, job.replace, dict(kept))
 
 
-def _joint(deltas: list[Section]) -> Done:
+def _joint(deltas: list[Section]) -> Section:
     """Those of a zone as one. As norms do, it tells which of them are of ruined weights."""
     joint: Vector = {}
     for delta in deltas:
         joint = add(joint, delta)
     made = Section(joint)
     made.outsized = [bool(delta.outsized) for delta in deltas]
-    return Done(sections={"delta": made})  # type: ignore[dict-item]
+    return made
 
 
 def _outsized(offers: Sequence[Offer]) -> set[int]:

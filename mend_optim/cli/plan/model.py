@@ -39,8 +39,6 @@ THREAD_S = 1.72 * 2 * 4 / 20e9
 OVERHEAD = 1.13
 #: Moments, where "auto" averages them: the first in every third round, the second in every sixth.
 MOMENTS = 1 / 3 + 1 / 6
-#: The share of the rounds in which none is due.
-WITHOUT_MOMENTS = 2 / 3
 #: The period from which "auto" averages moments.
 MOMENTS_FROM = 20
 #: By so much of full speed, at most, the model misses the training speeds in lockstep that
@@ -61,7 +59,7 @@ class Coding:
         argument: what to pass as `codec=`.
         smaller: how many times fewer bytes an offer has than float32.
         moments: whether "auto" averages moments beside it.
-        joins: whether relays join offers, in rounds without moments.
+        joins: whether relays join offers.
         memory: bytes per parameter that a learner keeps for it.
     """
 
@@ -130,7 +128,7 @@ class Option:
         fragments: how many.
         round_s: from a boundary until the anchor is ready.
         nbytes: of an offer of the whole model, and of a merged delta, with its share of moments.
-        joined: the share of the offers' bytes that is in rounds in which relays join them.
+        joined: whether relays join the offers of their sites.
         period: H, in inner steps.
         late: how many steps after its snapshot an anchor is ready.
         hidden: the share of a round's time that training does not wait.
@@ -144,7 +142,7 @@ class Option:
     fragments: int
     round_s: float
     nbytes: float
-    joined: float
+    joined: bool
     period: int
     late: int
     hidden: float
@@ -160,18 +158,15 @@ def round_s(setup: Setup, coding: Coding, fragments: int, extra: float = 0.0) ->
     moved = sum(
         setup.seconds(stage.own * packet, stage.site * packet)
         for stage in stages(
-            setup.places, fragments, zoned=setup.zoned, joined=joined(setup, coding, extra)
+            setup.places, fragments, zoned=setup.zoned, joined=joined(setup, coding)
         )
     )
     return moved + TRIPS * setup.rtt_s + HOST_S * setup.params / fragments
 
 
-def joined(setup: Setup, coding: Coding, extra: float) -> float:
-    """The share of the bytes of offers that is in rounds in which relays join them. Rounds with
-    moments have more bytes than others. `extra`: as of `round_s`."""
-    if not (setup.zoned and coding.joins):
-        return 0.0
-    return WITHOUT_MOMENTS / (1 + extra) if extra else 1.0
+def joined(setup: Setup, coding: Coding) -> bool:
+    """Whether relays join the offers of their sites, with the moments in them."""
+    return setup.zoned and coding.joins
 
 
 def kept_in_lockstep(setup: Setup, coding: Coding, period: int, overlap: int) -> float:
@@ -189,16 +184,16 @@ def option(setup: Setup, coding: Coding, fragments: int) -> Option:
     late = period = max(1, math.ceil(took / setup.step_s))
     nbytes = coding.nbytes(setup.params) * (1 + extra)
     per_day = OVERHEAD * DAY_S / (period * setup.step_s)
-    share = joined(setup, coding, extra)
-    busiest = busiest_link(setup.places, fragments, zoned=setup.zoned, joined=share)
-    sent = sent_by_all(setup.places, zoned=setup.zoned, joined=share)
+    joins = joined(setup, coding)
+    busiest = busiest_link(setup.places, fragments, zoned=setup.zoned, joined=joins)
+    sent = sent_by_all(setup.places, zoned=setup.zoned, joined=joins)
     stalls = THREAD_S * setup.params
     return Option(
         coding=coding,
         fragments=fragments,
         round_s=took,
         nbytes=nbytes,
-        joined=share,
+        joined=joins,
         period=period,
         late=late,
         hidden=max(0.0, 1 - stalls / (period * setup.step_s)),

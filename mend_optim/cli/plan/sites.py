@@ -9,7 +9,7 @@ Learners of one site are in one zone (`membership/zones.py`), or in none, to com
     not set  each by itself              once for each learner
 
 A relay joins the offers of its zone where nothing is lost by that (`engine/joint_offers.py`). All
-functions take the share of the offers' bytes that is in rounds in which it does so, `joined`.
+functions are told whether it does so, `joined`.
 
 Sealers and relays are chosen by hashes of names, which a plan does not know. All learners seal as
 many fragments, but for one. So a sum between sites is the mean over all names, and it is exact
@@ -30,31 +30,31 @@ class Crossing:
     received: float
 
 
-def crossing(sites: Sequence[int], place: int, *, zoned: bool, joined: float = 0.0) -> Crossing:
+def crossing(sites: Sequence[int], place: int, *, zoned: bool, joined: bool = False) -> Crossing:
     """The packets that cross at one site, as a mean over all names.
 
     Args:
         sites: how many learners each site has.
         place: the site's index.
         zoned: whether the sites are zones.
-        joined: the share of the offers' bytes that is in rounds in which relays join them.
+        joined: whether relays join the offers of their zones.
     """
     learners, inside = sum(sites), sites[place]
     others, outside = len(sites) - 1, learners - inside
     seals = inside / learners  # the share of the fragments it seals
     receivers, takers = (others, 1) if zoned else (outside, inside)
     return Crossing(
-        sent=(1 - seals) * _mixed(inside, 1, joined) + seals * receivers,
-        received=seals * _mixed(outside, others, joined) + (1 - seals) * takers,
+        sent=(1 - seals) * _offers(inside, 1, joined) + seals * receivers,
+        received=seals * _offers(outside, others, joined) + (1 - seals) * takers,
     )
 
 
-def _mixed(apart: float, together: float, joined: float) -> float:
-    """Offers that cross, of those that cross one by one or, for this share of bytes, as one."""
-    return (1 - joined) * apart + joined * together
+def _offers(apart: int, together: int, joined: bool) -> int:
+    """Offers that cross: so many one by one, or so many that are joined."""
+    return together if joined else apart
 
 
-def left_with_zones(sites: Sequence[int], joined: float = 0.0) -> float:
+def left_with_zones(sites: Sequence[int], joined: bool = False) -> float:
     """The share of the bytes between the sites that is left with zones."""
     places = range(len(sites))
     zoned = sum(crossing(sites, place, zoned=True, joined=joined).sent for place in places)
@@ -76,7 +76,7 @@ class Stage:
 
 
 def stages(
-    sites: Sequence[int], fragments: int, *, zoned: bool, joined: float = 0.0
+    sites: Sequence[int], fragments: int, *, zoned: bool, joined: bool = False
 ) -> list[Stage]:
     """The stages of a round: with zones, offers go to relays, and on to sealers; seals go to
     relays, and on to their neighbours. Without, both go straight.
@@ -85,7 +85,7 @@ def stages(
         sites: how many learners each site has.
         fragments: of the model. Their rounds run side by side.
         zoned: whether the sites are zones.
-        joined: the share of the offers' bytes that is in rounds in which relays join them.
+        joined: whether relays join the offers of their zones.
     """
     loads = _loads(sites, fragments, zoned, joined)
     hop = Stage(own=max(load.relayed * (load.inside - 1) for load in loads) / fragments)
@@ -101,20 +101,20 @@ def stages(
 
 
 def busiest_link(
-    sites: Sequence[int], fragments: int, *, zoned: bool, joined: float = 0.0
+    sites: Sequence[int], fragments: int, *, zoned: bool, joined: bool = False
 ) -> float:
     """The packets of a sync in the busier direction of the busiest learner's link."""
     return max(load.link for load in _loads(sites, fragments, zoned, joined)) / fragments
 
 
-def sent_by_all(sites: Sequence[int], *, zoned: bool, joined: float = 0.0) -> float:
+def sent_by_all(sites: Sequence[int], *, zoned: bool, joined: bool = False) -> float:
     """The packets that all learners send for a sync: those that a relay passes on go twice."""
     learners = sum(sites)
     again = 0.0
     if zoned:
         # Of a fragment, all go twice but those of the sealer's site and those of relays.
         again = sum(n / learners * (learners - n - (len(sites) - 1)) for n in sites)
-    return 2 * (learners - 1) + (1 - joined) * again
+    return 2 * (learners - 1) + (0 if joined else again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +136,8 @@ class _Load:
     fragments: int
     receivers: int
     takers: int
-    leaving: float
-    arriving: float
+    leaving: int
+    arriving: int
     zoned: bool
 
     @property
@@ -176,13 +176,13 @@ class _Load:
         return self.inside - 1 + self.receivers
 
     @property
-    def offers(self) -> float:
+    def offers(self) -> int:
         """Packets of the busiest learner while offers go to sealers."""
         passed_on = self.relayed * self.leaving + self.direct if self.relayed else 0
         return max(self.sealed * self.offers_taken, passed_on)
 
     @property
-    def offers_taken(self) -> float:
+    def offers_taken(self) -> int:
         """Packets that a sealer takes, of a fragment."""
         return self.inside - 1 + self.arriving
 
@@ -195,7 +195,7 @@ class _Load:
         return max(self.sealed * self.seals_sent, taken)
 
     @property
-    def site_offers(self) -> float:
+    def site_offers(self) -> int:
         """Packets of the site's link while offers go to sealers."""
         return max(self.site_sealed * self.arriving, self.sealed_outside * self.leaving)
 
@@ -205,11 +205,11 @@ class _Load:
         return max(self.site_sealed * self.receivers, self.sealed_outside * self.takers)
 
     @property
-    def link(self) -> float:
+    def link(self) -> int:
         """Packets of the busiest learner's link in a whole round, in its busier direction."""
         return max(self._link(self.sealed), self._link(self.fragments // self.learners))
 
-    def _link(self, sealed: int) -> float:
+    def _link(self, sealed: int) -> int:
         relayed = min(self.relayed, self.fragments - sealed)
         hops = relayed * (self.inside - 1)
         own = self.fragments - sealed - relayed
@@ -218,7 +218,7 @@ class _Load:
         return max(sent, received)
 
 
-def _loads(sites: Sequence[int], fragments: int, zoned: bool, joined: float) -> list[_Load]:
+def _loads(sites: Sequence[int], fragments: int, zoned: bool, joined: bool) -> list[_Load]:
     learners, others = sum(sites), len(sites) - 1
     return [
         _Load(
@@ -227,8 +227,8 @@ def _loads(sites: Sequence[int], fragments: int, zoned: bool, joined: float) -> 
             fragments=fragments,
             receivers=others if zoned else learners - inside,
             takers=1 if zoned else inside,
-            leaving=_mixed(inside, 1, joined),
-            arriving=_mixed(learners - inside, others, joined),
+            leaving=_offers(inside, 1, joined),
+            arriving=_offers(learners - inside, others, joined),
             zoned=zoned,
         )
         for inside in sorted(set(sites))

@@ -130,12 +130,8 @@ def _between(setup: Setup, best: Option) -> Iterator[str]:
     yield f"{seconds_of(flat_option.round_s)}, and H would be {flat_option.period}."
 
 
-def _how_offers_cross(joined: float) -> str:
-    if joined == 1:
-        return "a site's offers cross as one"
-    if joined:
-        return "a site's offers cross as one where no moments are averaged"
-    return "offers cross one by one"
+def _how_offers_cross(joined: bool) -> str:
+    return "a site's offers cross as one" if joined else "offers cross one by one"
 
 
 def _site_row(name: str, learners: int, moved: list[float], syncs: float) -> tuple[str, ...]:

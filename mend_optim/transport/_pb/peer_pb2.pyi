@@ -113,8 +113,8 @@ class Beat(_message.Message):
     turned_away: _containers.RepeatedCompositeFieldContainer[PeerId]
     ended: bytes
     zone: str
-    takes_joint: bool
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ..., latency: _Optional[int] = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., turned_away: _Optional[_Iterable[_Union[PeerId, _Mapping]]] = ..., ended: _Optional[bytes] = ..., zone: _Optional[str] = ..., takes_joint: bool = ...) -> None: ...
+    takes_joint: int
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., step: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds_per_step: _Optional[float] = ..., training: bool = ..., genesis: _Optional[bytes] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., roster: _Optional[_Iterable[_Union[Rumor, _Mapping]]] = ..., ping: _Optional[int] = ..., pong: _Optional[int] = ..., position: _Optional[int] = ..., paces: _Optional[_Iterable[_Union[Pace, _Mapping]]] = ..., latency: _Optional[int] = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., turned_away: _Optional[_Iterable[_Union[PeerId, _Mapping]]] = ..., ended: _Optional[bytes] = ..., zone: _Optional[str] = ..., takes_joint: _Optional[int] = ...) -> None: ...
 
 class Pace(_message.Message):
     __slots__ = ("cause", "now", "before", "spread", "run")

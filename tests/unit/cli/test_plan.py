@@ -314,36 +314,33 @@ def test_the_output_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
     assert output in page(), f"docs/command.md should have:\n{output}"
 
 
-def test_offers_are_joined_without_a_codec_and_without_moments() -> None:
+def test_offers_are_joined_without_a_codec() -> None:
     zoned = Setup(
         params=1e6, bits_per_s=1e9, rtt_s=0.01, step_s=1.0, learners=8, sites=(4, 4), zoned=True
     )
     none, *others = (option(zoned, coding, 8) for coding in CODINGS)
-    assert none.joined == 1
-    assert {other.joined for other in others} == {0}
-    slow = replace(zoned, bits_per_s=1e6)
-    assert option(slow, CODINGS[0], 8).joined == pytest.approx(4 / 9)
-    assert option(replace(zoned, zoned=False), CODINGS[0], 8).joined == 0
+    assert none.joined
+    assert not any(other.joined for other in others)
+    assert not option(replace(zoned, zoned=False), CODINGS[0], 8).joined
 
 
-def test_moments_cross_one_by_one_at_the_cost_that_the_docs_tell() -> None:
+def test_moments_cross_as_one_at_the_cost_that_the_docs_tell() -> None:
     """Round by round, for one of two sites of four; and as docs/operations.md tells it."""
     # The delta, the first moments in every third round, and the second ones in every sixth.
     sizes = [1 + (v % 3 == 0) + (v % 6 == 0) for v in range(1, 7)]
-    offers = sum(size * (1 if size == 1 else 4) for size in sizes)
-    # For half of the fragments it sends offers; for the others it seals.
-    by_hand = (offers / 2 + sum(sizes) / 2) / 6
+    # For half of the fragments it sends offers, of all as one or each; for the others it seals.
+    by_hand, one_by_one = ((n * sum(sizes) / 2 + sum(sizes) / 2) / 6 for n in (1, 4))
     setup = Setup(
         params=1e6, bits_per_s=1e6, rtt_s=0.01, step_s=1.0, learners=8, sites=(4, 4), zoned=True
     )
     best = option(setup, CODINGS[0], 8)
     per_packet = best.nbytes / CODINGS[0].nbytes(setup.params)
-    sent, joined = (
-        per_packet * crossing((4, 4), 0, zoned=True, joined=share).sent
-        for share in (best.joined, 1.0)
+    sent, apart = (
+        per_packet * crossing((4, 4), 0, zoned=True, joined=joins).sent
+        for joins in (best.joined, False)
     )
     flat = per_packet * crossing((4, 4), 0, zoned=False).sent
-    assert sent == pytest.approx(by_hand)
+    assert (sent, apart) == (pytest.approx(by_hand), pytest.approx(one_by_one))
     page = " ".join((DOCS / "operations.md").read_text(encoding="utf-8").split())
     assert f"{sent:.4g} times the bytes of the model instead of {flat:.4g}" in page
-    assert f"If the moments were joined, too, it would be {joined:.4g}." in page
+    assert f"One by one, it would be {apart:.4g}." in page

@@ -122,7 +122,7 @@ def test_no_names_make_a_link_busier_than_the_plan_says(
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=5))
 def test_zones_never_add_to_what_crosses(sites: list[int]) -> None:
     """Where each learner is alone in its site, they change nothing."""
-    left, joined = left_with_zones(sites), left_with_zones(sites, 1.0)
+    left, joined = left_with_zones(sites), left_with_zones(sites, joined=True)
     assert left == pytest.approx(1) if max(sites) == 1 else 0.5 < left < 1
     assert joined == pytest.approx(1) if max(sites) == 1 else joined < left
 
@@ -147,4 +147,4 @@ def test_the_bytes_that_were_measured_between_two_sites() -> None:
     for (zoned, joined), megabytes in measured.items():
         crossed = sum(crossing(sites, p, zoned=zoned, joined=joined).sent for p in (0, 1))
         assert float(megabytes) <= OVERHEAD * crossed * whole <= 1.1 * float(megabytes)
-    assert abs(left_with_zones(sites, 1.0) - float(row[2])) < 0.02
+    assert abs(left_with_zones(sites, joined=True) - float(row[2])) < 0.02

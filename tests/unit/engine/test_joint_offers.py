@@ -17,7 +17,15 @@ from mend_optim.engine.joint_offers import may_join
 from mend_optim.engine.round import Round, whole
 from mend_optim.membership.zones import zone_of
 from mend_optim.protocol.lineage import Claim, PeerId
-from mend_optim.protocol.messages import Call, Offer, Packet
+from mend_optim.protocol.messages import (
+    JOINT_DELTAS,
+    JOINT_MOMENTS,
+    NO_JOINT,
+    Call,
+    Offer,
+    Packet,
+    Sections,
+)
 from mend_optim.protocol.peer_limits import Limits
 from tests import reference
 from tests.support.engines import (
@@ -35,6 +43,7 @@ from tests.support.engines import (
 )
 
 DELTA = {"delta": Packet("none", 1, memoryview(b"1234"))}
+MOMENTS = {**DELTA, "moment.exp_avg": Packet("packed", 1, memoryview(b"5678"))}
 JOINED = {"delta": Packet("none", 1, memoryview(b"5678"))}
 NEAR = THIRD
 
@@ -75,13 +84,13 @@ def train(engine: DrivenEngine) -> None:
         all_beat(engine)
 
 
-def offer_own(engine: DrivenEngine) -> None:
+def offer_own(engine: DrivenEngine, sections: Sections = DELTA) -> None:
     if not engine.engine.boundaries.fragments_to_copy():
         train(engine)
     engine.reserve()
     engine.engine.boundaries.snapshot(0, torch.zeros(0))
     (prepare,) = engine.jobs(Prepare)
-    engine.done(prepare, sections=DELTA)
+    engine.done(prepare, sections=sections)
     all_beat(engine)
     engine.tick(0.1)
 
@@ -98,8 +107,8 @@ def offer_own_alone(engine: DrivenEngine, without: PeerId | None = None) -> None
     pass_time(engine, 6.0)
 
 
-def offer_near(engine: DrivenEngine) -> None:
-    engine.receive(with_delta(offer_of(NEAR)))
+def offer_near(engine: DrivenEngine, sections: Sections = DELTA) -> None:
+    engine.receive(replace(offer_of(NEAR), sections=sections))
     (inspect,) = engine.jobs(Inspect)
     engine.done(inspect)
 
@@ -153,7 +162,7 @@ def test_without_joining_its_own_offer_goes_at_once() -> None:
 def test_for_a_sealer_that_takes_no_joint_offers_none_waits(first: str) -> None:
     """Its guard clips, or it says nothing of joint offers."""
     engine, far = relay()
-    engine.beat(far, address="far:1", zone=THERE, takes_joint=False)
+    engine.beat(far, address="far:1", zone=THERE, takes_joint=NO_JOINT)
     train(engine)
     ways = {"own": (far, "", ME.name, ()), "near": (far, PASS_ON, NEAR.name, ())}
     for which in ("own", "near") if first == "own" else ("near", "own"):
@@ -167,7 +176,7 @@ def test_our_own_offer_that_waits_goes_once_the_sealer_takes_no_joint_ones() -> 
     engine, far = relay()
     offer_own(engine)
     assert sent(engine) == []
-    engine.beat(far, address="far:1", zone=THERE, takes_joint=False)
+    engine.beat(far, address="far:1", zone=THERE, takes_joint=NO_JOINT)
     offer_near(engine)
     assert engine.jobs(Join) == []
     assert sorted(sent(engine)) == [(far, "", ME.name, ()), (far, PASS_ON, NEAR.name, ())]
@@ -175,7 +184,7 @@ def test_our_own_offer_that_waits_goes_once_the_sealer_takes_no_joint_ones() -> 
 
 def test_a_relay_joins_whatever_its_own_guard_does() -> None:
     engine, far = relay(clips=True)
-    engine.beat(far, address="far:1", zone=THERE, takes_joint=True)
+    engine.beat(far, address="far:1", zone=THERE, takes_joint=JOINT_MOMENTS)
     offer_own(engine)
     offer_near(engine)
     assert len(engine.jobs(Join)) == 1
@@ -316,7 +325,8 @@ def test_what_the_sealer_does_not_keep_is_passed_on_by_itself() -> None:
         {"steps": 0},
         {"inherited": Claim(PEER, 0)},
         {"again": (10, 1)},
-        {"sections": {**DELTA, "moment.exp_avg": DELTA["delta"]}},
+        {"sections": {**DELTA, "anything": DELTA["delta"]}},
+        {"sections": {"moment.exp_avg": DELTA["delta"]}},
         {"sections": {}},
         {"others": (offer_of(PEER),)},
         {"carrier": PEER},
@@ -327,6 +337,34 @@ def test_only_new_work_of_its_own_sender_is_joined(changed: dict[str, object]) -
     plain = with_delta(offer_of(NEAR))
     assert may_join(plain)
     assert not may_join(replace(plain, **changed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sections", [DELTA, MOMENTS], ids=["delta", "moments"])
+@pytest.mark.parametrize("level", range(4))
+def test_a_level_says_which_offers_are_joined(sections: Sections, level: int) -> None:
+    """A later version may say a greater one."""
+    needed = JOINT_DELTAS if sections is DELTA else JOINT_MOMENTS
+    offer = replace(offer_of(NEAR), sections=sections)
+    assert may_join(offer, level) == (level >= needed)
+
+
+@pytest.mark.parametrize("level", [JOINT_DELTAS, JOINT_MOMENTS])
+@pytest.mark.parametrize("whose", ["own", "near"])
+def test_offers_with_moments_are_joined_for_a_sealer_that_takes_them(
+    whose: str, level: int
+) -> None:
+    """A former version could not read what such an offer says of them."""
+    engine, far = relay()
+    engine.beat(far, address="far:1", zone=THERE, takes_joint=level)
+    offer_own(engine, sections=MOMENTS if whose == "own" else DELTA)
+    offer_near(engine, sections=MOMENTS if whose == "near" else DELTA)
+    jobs = engine.jobs(Join)
+    if level == JOINT_MOMENTS:
+        assert [[offer.peer for offer in job.offers] for job in jobs] == [[ME, NEAR]]
+    else:
+        assert jobs == []
+        pass_time(engine, 6.0)
+        assert {(far, "", ME.name, ()), (far, PASS_ON, NEAR.name, ())} <= set(sent(engine))
 
 
 # The sealer
@@ -406,17 +444,15 @@ def test_one_of_a_learner_that_is_not_known_yet_is_neither_taken_nor_refused() -
 @pytest.mark.parametrize(
     ("changed", "p", "joins", "takes"),
     [
-        ({}, 0, True, True),
-        ({}, 1, False, False),
-        ({"signed": True}, 0, False, False),
-        ({"joins": False}, 0, False, False),
-        ({"clips": True}, 0, True, False),
+        ({}, 0, True, JOINT_MOMENTS),
+        ({}, 1, False, NO_JOINT),
+        ({"signed": True}, 0, False, NO_JOINT),
+        ({"joins": False}, 0, False, NO_JOINT),
+        ({"clips": True}, 0, True, NO_JOINT),
     ],
     ids=["joins", "buffers", "signed", "a codec that loses", "a guard that clips"],
 )
-def test_where_offers_are_joined(
-    changed: dict[str, bool], p: int, joins: bool, takes: bool
-) -> None:
+def test_where_offers_are_joined(changed: dict[str, bool], p: int, joins: bool, takes: int) -> None:
     driven = DrivenEngine(joins=True, buffers=True).engine
     state = driven.state
     state.policies = replace(state.policies, **changed)  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ BEAT = st.builds(
     paces=st.lists(st.tuples(NAME, LEVEL), max_size=3).map(tuple),
     latency=COUNTER,
     turned_away=st.lists(ID, max_size=3).map(tuple),
-    takes_joint=st.booleans(),
+    takes_joint=st.integers(0, 2**32 - 1),
 )
 WANT = st.builds(Want, ID, FRAGMENT, DIGEST)
 CONTROL = st.one_of(BEAT, st.builds(Goodbye, ID), st.builds(Call, ID, FRAGMENT, KEY), WANT)

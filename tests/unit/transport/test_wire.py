@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import MISSING, fields, replace
+from typing import Any
 
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message as Proto
 from hypothesis import given, settings
@@ -24,7 +26,19 @@ from mend_optim.protocol.lineage import (
     PeerId,
     Rollback,
 )
-from mend_optim.protocol.messages import Beat, Control, Level, Offer, Report, Rumor, Seal, State
+from mend_optim.protocol.messages import (
+    JOINT_DELTAS,
+    JOINT_MOMENTS,
+    NO_JOINT,
+    Beat,
+    Control,
+    Level,
+    Offer,
+    Report,
+    Rumor,
+    Seal,
+    State,
+)
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT, MOST_LEARNERS, NAME_LIMIT
 from mend_optim.transport import wire, wire_bulk
 from mend_optim.transport._pb import peer_pb2 as pb
@@ -78,7 +92,7 @@ FULL = Beat(
     ended=b"e" * 16,
     turned_away=(ME,),
     zone="rack-7",
-    takes_joint=True,
+    takes_joint=JOINT_MOMENTS,
 )
 
 
@@ -89,6 +103,30 @@ def test_every_field_of_a_beat_survives_the_wire() -> None:
         field.name for field in defaulted if getattr(FULL, field.name) == field.default
     } == set()
     assert again(FULL) == FULL
+
+
+def test_a_former_version_says_and_reads_whether_deltas_are_joined() -> None:
+    """`takes_joint` was a bool there."""
+    former = _beat_of_a_former_version()
+    for told, level in ((False, NO_JOINT), (True, JOINT_DELTAS)):
+        assert pb.Beat.FromString(former(takes_joint=told).SerializeToString()).takes_joint == level
+    for level in (NO_JOINT, JOINT_DELTAS, JOINT_MOMENTS):
+        read = former.FromString(pb.Beat(takes_joint=level).SerializeToString())
+        assert read.takes_joint == (level >= JOINT_DELTAS)
+
+
+def _beat_of_a_former_version() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="former.proto", package="former")
+    beat = descriptor_pb2.DescriptorProto(name="Beat")
+    field = descriptor_pb2.FieldDescriptorProto
+    number = pb.Beat.DESCRIPTOR.fields_by_name["takes_joint"].number
+    beat.field.add(
+        name="takes_joint", number=number, type=field.TYPE_BOOL, label=field.LABEL_OPTIONAL
+    )
+    file.message_type.append(beat)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("former.Beat"))
 
 
 @pytest.mark.parametrize("messages", [OFFER, SEAL, STATE], ids=["offer", "seal", "state"])

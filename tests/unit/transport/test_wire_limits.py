@@ -57,7 +57,7 @@ BEAT = pb.Beat(
     turned_away=[PEER],
     ended=b"e",
     zone="z",
-    takes_joint=True,
+    takes_joint=2**32 - 1,
 )
 HELLO = pb.Hello(
     peer=PEER,

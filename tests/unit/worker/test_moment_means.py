@@ -3,6 +3,7 @@ checkpoints."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from mend_optim.engine.effects import (
     Found,
     Inspect,
     Install,
+    Join,
     Merge,
     Prepare,
     Reoffer,
@@ -34,9 +36,11 @@ from mend_optim.engine.pending import Pending
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.schedule import Schedule
 from mend_optim.engine.standing import Standing
+from mend_optim.errors import PeerError
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Claim, Lineage, PeerId
 from mend_optim.protocol.messages import (
+    COUNTS,
     MOMENT_PREFIX,
     Offer,
     Packet,
@@ -48,6 +52,7 @@ from mend_optim.protocol.tree_digest import short_digest
 from mend_optim.worker.anchors import Anchors
 from mend_optim.worker.checkpoint import Kept, keep, kept_correction
 from mend_optim.worker.correction import Correction, MomentCorrection, Reading, stack
+from mend_optim.worker.joint import read_counts
 from mend_optim.worker.moment_means import LATEST, MEAN, NEWCOMER, OWN, MomentMeans
 from mend_optim.worker.moment_packet import check_moment, decode_moment, encode_moment
 from mend_optim.worker.outer import DiLoCoNesterov, Nesterov
@@ -242,6 +247,104 @@ def test_newcomers_are_told_what_the_seal_says_whatever_they_sent(
         assert {name: bytes(p.data) for name, p in one.export().items()} == {
             name: bytes(p.data) for name, p in round.seal.items()
         }
+
+
+def joined(members: Sequence[dict[str, Reading]], first: int = 0) -> Offer:
+    """The joint offer of these members, whose numbers begin with `first`."""
+    relay = averaging()
+    each = [
+        offered(told(averaging(), reading), str(first + i)) for i, reading in enumerate(members)
+    ]
+    own, *others = each
+    return replace(
+        own, sections=relay.joined(each), others=tuple(replace(o, sections={}) for o in others)
+    )
+
+
+def in_zones(members: Sequence[dict[str, Reading]], cuts: Sequence[int]) -> list[Offer]:
+    """The offers of a round that a sealer has of these members, cut into zones."""
+    bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(members)}), len(members)]
+    joint = [joined(members[a:b], a) for a, b in itertools.pairwise(bounds)]
+    return [part for offer in joint for part in offer.together]
+
+
+@given(MEMBERS, SENT, st.lists(st.integers(0, 4)))
+def test_a_round_of_joint_offers_averages_as_one_of_the_members_one_by_one(
+    members: list[dict[str, Reading]], due: list[str], cuts: list[int]
+) -> None:
+    offers, flat, sealer = in_zones(members, cuts), Round(members, due), averaging()
+    for offer in offers:
+        sealer.check(offer.sections)
+        sealer.check_joint(offer)
+    seal = sealer.average(offers, due)
+    assert seal.keys() == flat.seal.keys()
+    for key, packet in seal.items():
+        name = key.removeprefix(MOMENT_PREFIX)
+        one, other = read_back(name, packet), read_back(name, flat.seal[key])
+        assert one.updates == other.updates
+        sizes = [member[name].values.abs() for member in members if name in member]
+        most = torch.stack(sizes).amax(0)
+        assert bool(((one.values - other.values).abs() <= 1e-6 * most).all())
+    # The same members are corrected, by the difference to one mean, of which all keep the bits.
+    for reading, before in zip(members, flat.corrections, strict=True):
+        own = averaging()
+        told(own, reading)
+        corrections = own.merged(seal, merged_own_offer=True)
+        assert [c.moment for c in corrections] == sorted(before)
+        for name, values, *_ in corrections:
+            mean = read_back(name, seal[MOMENT_PREFIX + name]).values
+            assert torch.equal(values, mean - reading[name].values)
+        assert held(own)[1] == {
+            name.removeprefix(MOMENT_PREFIX): bytes(packet.data) for name, packet in seal.items()
+        }
+
+
+def test_a_joint_offer_without_moments_tells_no_counts() -> None:
+    assert averaging().joined([offered({}, "a"), offered({}, "b")]) == {}
+    averaging().check_joint(joined([{}, {}]))
+
+
+def test_a_joint_offer_is_the_mean_of_its_members_of_which_it_tells_the_number() -> None:
+    one, two = readings(1, ALL, (1, 0, 2, 0)), readings(2, ["exp_avg"], (7, 0, 1, 3))
+    joint = joined([one, two])
+    assert read_counts(joint, len(SHAPES)) == {
+        "exp_avg": (2, 0, 2, 1),
+        "exp_avg_sq": (1, 0, 1, 0),
+    }
+    mean = read_back("exp_avg", joint.sections[MOMENT_PREFIX + "exp_avg"])
+    assert mean.updates == (7, 0, 2, 3)
+    expected = (one["exp_avg"].values[:15] + two["exp_avg"].values[:15]) / 2
+    torch.testing.assert_close(mean.values[:15], expected)
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ((2, 0, 2, 1, 1, 0, 1), "are not 8 float32"),
+        ((2, 0, 2, 1, 1, 0, 1, 0, 0), "are not 8 float32"),
+        ((3, 0, 2, 1, 1, 0, 1, 0), "whole numbers from 0 to 2"),
+        ((-1, 0, 2, 1, 1, 0, 1, 0), "whole numbers from 0 to 2"),
+        ((1.5, 0, 2, 1, 1, 0, 1, 0), "whole numbers from 0 to 2"),
+        ((math.nan, 0, 2, 1, 1, 0, 1, 0), "whole numbers from 0 to 2"),
+        ((math.inf, 0, 2, 1, 1, 0, 1, 0), "whole numbers from 0 to 2"),
+        ((0, 0, 2, 1, 1, 0, 1, 0), "exp_avg: Counts of a joint offer are not those"),
+        ((2, 1, 2, 1, 1, 0, 1, 0), "exp_avg: Counts of a joint offer are not those"),
+        ((2, 0, 2, 1, 1, 0, 0, 0), "exp_avg_sq: Counts of a joint offer are not those"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(counts: Sequence[float], why: str) -> None:
+    joint = joined([readings(1, ALL, (1, 0, 2, 0)), readings(2, ["exp_avg"], (7, 0, 1, 3))])
+    averaging().check_joint(joint)
+    false = {**joint.sections, COUNTS: raw(torch.tensor(counts, dtype=torch.float32))}
+    with pytest.raises(PeerError, match=why):
+        averaging().check_joint(replace(joint, sections=false))
+
+
+def test_moments_of_a_joint_offer_without_counts_are_refused() -> None:
+    joint = joined([readings(1), readings(2)])
+    rest = {name: packet for name, packet in joint.sections.items() if name != COUNTS}
+    with pytest.raises(PeerError, match="'counts' is missing"):
+        averaging().check_joint(replace(joint, sections=rest))
 
 
 def test_updates_of_a_mean_are_the_most_of_any() -> None:
@@ -686,6 +789,46 @@ def test_a_round_of_offers_seals_and_corrections(name: str) -> None:
         assert bool(((own[0] + moved[0] - (own[0] + own[1]) / 2).abs() <= bound).all())
         assert bool(((own[0] + moved[0] - own[1] - moved[1]).abs() <= 1e-6 * size).all())
     assert held(a.anchors.fragments[0].means) == held(b.anchors.fragments[0].means)
+
+
+def test_a_zone_is_sealed_as_its_learners_would_be_one_by_one() -> None:
+    """Two of three send their moments in one packet, and all three hold one mean."""
+    a, b, c = Member("a"), Member("b"), Member("c")
+    offers = a.offer(1), b.offer(6), c.offer(11, ["exp_avg"])
+    flat = a.seal(*offers)
+    join = Join(fragment=0, sealer=a.id, offers=offers[1:], weights=(0.5, 0.5))
+    joint = replace(
+        offers[1],
+        sections=perform(b.anchors, join).sections,
+        others=(replace(offers[2], sections={}),),
+    )
+    assert perform(a.anchors, Inspect(joint)).fault == ""
+    zoned = a.seal(offers[0], *joint.together)
+    assert zoned.sections.keys() == flat.sections.keys()
+    for moment in ALL:
+        key = MOMENT_PREFIX + moment
+        one, other = (read_back(moment, seal.sections[key]) for seal in (zoned, flat))
+        assert one.updates == other.updates
+        torch.testing.assert_close(one.values, other.values, rtol=1e-5, atol=1e-5)
+    found = [each.advance(zoned, sealed_here=each is a) for each in (a, b, c)]
+    assert [[m.moment for m in each.corrections[0].moments] for each in found] == [
+        list(ALL),
+        list(ALL),
+        ["exp_avg"],
+    ]
+    assert a.contents()[-1] == b.contents()[-1] == c.contents()[-1]
+
+
+def test_a_joint_offer_whose_counts_are_false_is_refused_as_it_arrives() -> None:
+    a, b, c = Member("a"), Member("b"), Member("c")
+    offers = b.offer(6), c.offer(11)
+    join = Join(fragment=0, sealer=a.id, offers=offers, weights=(0.5, 0.5))
+    sections = perform(b.anchors, join).sections
+    none = raw(torch.zeros(len(ALL) * len(SHAPES)))
+    joint = replace(
+        offers[0], sections={**sections, COUNTS: none}, others=(replace(offers[1], sections={}),)
+    )
+    assert "not those of its tensors" in perform(a.anchors, Inspect(joint)).fault
 
 
 def test_what_a_merge_brings_of_moments_changes_nothing_about_the_weights() -> None:

@@ -30,6 +30,7 @@ from mend_optim.worker.moment_packet import (
     dense_nbytes,
     encode_moment,
     is_between,
+    tensors_held,
 )
 from tests import reference
 from tests.support.depth import many
@@ -412,7 +413,7 @@ def test_what_is_between() -> None:
 
 def averaged(moment: Moment, packets: Sequence[Packet]) -> tuple[Tensor, Updates]:
     out = torch.full((NUMEL,), math.nan)
-    return out, average(moment, packets, SHAPES, out)
+    return out, average(moment, packets, SHAPES, out).updates
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -440,6 +441,39 @@ def test_the_mean_is_of_those_that_have_it(
         size = max((abs(x) for member in have if member for x in member), default=0.0)
         assert mean.flatten().tolist() == pytest.approx(twin, rel=1e-6, abs=1e-6 * size + 1e-44)
     assert not moment.nonnegative or float(found.min()) >= 0
+
+
+MEANS = st.lists(
+    st.tuples(SEEDS, st.lists(st.integers(0, 5), min_size=len(SHAPES), max_size=len(SHAPES))),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@settings(max_examples=many(25, 50))
+@given(MEANS)
+def test_a_mean_of_means_counts_each_member_once(
+    moment: Moment, groups: list[tuple[int, list[int]]]
+) -> None:
+    packets = [
+        encode_moment(moment, drawn(moment, seed, tuple(held)), held, SHAPES, exact=True)
+        for seed, held in groups
+    ]
+    found = torch.full((NUMEL,), math.nan)
+    counts = [held for _, held in groups]
+    told = average(moment, packets, SHAPES, found, counts)
+    assert told.members == tuple(map(sum, zip(*counts, strict=True)))
+    parts = [codec.split(read_back(moment, packet)[0], SHAPES) for packet in packets]
+    for i, mean in enumerate(codec.split(found, SHAPES)):
+        pairs = zip(parts, counts, strict=True)
+        have = [part[i].flatten().tolist() if held[i] else None for part, held in pairs]
+        twin = reference.mean_of_means(have, [n[i] for n in counts], mean.numel())
+        size = max((abs(x) for values in have if values for x in values), default=0.0)
+        assert mean.flatten().tolist() == pytest.approx(twin, rel=1e-6, abs=1e-6 * size + 1e-44)
+    assert [tensors_held(moment, packet, SHAPES) for packet in packets] == [
+        [n > 0 for n in held] for held in counts
+    ]
 
 
 @given(st.lists(SEEDS, min_size=2, max_size=6))

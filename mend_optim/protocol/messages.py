@@ -85,8 +85,9 @@ class Packet:
 Sections = Mapping[str, Packet]
 """The tensors of one message by name.
 
-"delta" in an offer; "merged" or the members' deltas, by their index among the members, "scale",
-"rate" and "sizes" in a seal; "anchor", "velocity", "velocity_rate", "scale" and "sizes" in a state.
+"delta" in an offer, "norms" and "counts" in a joint one; "merged" or the members' deltas, by their
+index among the members, "scale", "rate" and "sizes" in a seal; "anchor", "velocity",
+"velocity_rate", "scale" and "sizes" in a state.
 "moment." and a moment's name in any of them. If offers are signed, "signature" in an offer and
 "proofs" in a seal.
 """

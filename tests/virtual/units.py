@@ -11,6 +11,7 @@ vector would do, as long as weights and disagreement make the sum."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -100,7 +101,8 @@ class Units:
         self.theta = [dict(w) for w in weights]
         self.progress: list[Vector] = [{} for _ in weights]
         self.disagreement: list[Vector] = [{} for _ in weights]
-        self.moments = [Moments(Section) for _ in weights]
+        #: By fragment.
+        self.moments = defaultdict[int, Moments](lambda: Moments(Section))
         #: By fragment, what is wrong with the weights: they are "outsized", or "not finite".
         self.ruined: dict[int, str] = {}
 
@@ -159,7 +161,6 @@ class Units:
             self.theta.append(dict(job.tensor))
             self.progress.append({})
             self.disagreement.append({})
-            self.moments.append(Moments(Section))
             return Done(digest=digest(self.theta[-1]))
         if isinstance(job, Reoffer):
             return Done(sections={"delta": Section(self.progress[job.fragment])})  # type: ignore[dict-item]

@@ -91,7 +91,13 @@ class Seat:
 
 
 def learner_at(
-    ends: Sequence[End], port: int, seat: Seat, model: Sequence[Tensor], **options: Any
+    ends: Sequence[End],
+    port: int,
+    seat: Seat,
+    model: Sequence[Tensor],
+    *,
+    momentum: float = 0.0,
+    **options: Any,
 ) -> MendOptimizer:
     """This rank's learner at its end of a switch, which the process enters for good. All learners
     listen on that port, and every gradient is random and stays as it is."""
@@ -101,7 +107,7 @@ def learner_at(
     for parameter in model:
         parameter.grad = torch.randn(parameter.shape, generator=draws)
     return MendOptimizer(
-        SGD(model, lr=1e-3),
+        SGD(model, lr=1e-3, momentum=momentum),
         name=f"learner{seat.rank}",
         listen=f"{end.address}:{port}",
         peers=[f"{other.address}:{port}" for other in ends if other is not end],

@@ -138,13 +138,16 @@ def test_without_zones_sites_change_nothing_but_what_crosses() -> None:
 def test_the_bytes_that_were_measured_between_two_sites() -> None:
     """The table of `python -m bench zones` in docs/benchmarks.md: 3.2 MB, in four fragments."""
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    (row,) = re.findall(
-        r"^\| float32 \| ([\d.]+) MB \| ([\d.]+) MB \| ([\d.]+) \(", page, re.MULTILINE
+    rows = re.findall(
+        r"^\| float32([^|]*) \| ([\d.]+) MB \| ([\d.]+) MB \| ([\d.]+) \(", page, re.MULTILINE
     )
+    assert [name for name, *_ in rows] == ["", ", and a moment in every round"]
     (one_by_one,) = re.findall(r"one by one \(([\d.]+) MB\)", page)
     sites, whole = (4, 4), 3.2
-    measured = {(True, 1.0): row[0], (True, 0.0): one_by_one, (False, 0.0): row[1]}
-    for (zoned, joined), megabytes in measured.items():
+    measured = [(True, False, 1, one_by_one)]
+    for packets, (_, zones, flat, left) in enumerate(rows, 1):
+        measured += [(True, True, packets, zones), (False, False, packets, flat)]
+        assert abs(left_with_zones(sites, joined=True) - float(left)) < 0.02
+    for zoned, joined, packets, megabytes in measured:
         crossed = sum(crossing(sites, p, zoned=zoned, joined=joined).sent for p in (0, 1))
-        assert float(megabytes) <= OVERHEAD * crossed * whole <= 1.1 * float(megabytes)
-    assert abs(left_with_zones(sites, joined=True) - float(row[2])) < 0.02
+        assert float(megabytes) <= OVERHEAD * crossed * packets * whole <= 1.1 * float(megabytes)

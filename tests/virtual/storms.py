@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from mend_optim.engine.moment_schedule import ORDERS, Moment, MomentSchedule
 from mend_optim.engine.period import AutoPeriod
 from mend_optim.engine.policies import Policies
 from mend_optim.engine.quorum import Grace, Quorum
@@ -35,6 +36,7 @@ TIMING = Timing(evict_after_s=8, join_timeout_s=6, round_timeout_s=15)
 # From the last fault to one model: evictions, joining, a few rounds; and where learners disagree,
 # until an anchor has stood still for so long that they take anybody's word.
 LIMIT_S = 120.0
+MOMENTS = tuple(Moment(name=order, order=order, decay=0.9) for order in ORDERS)
 POINTS = ("collecting", "merging", "sealed", "told")
 
 
@@ -87,6 +89,8 @@ class Storm:
     buffers: bool = False
     #: How many zones there are; 0: the learners are in none.
     zones: int = 0
+    #: Whether moments are averaged, in some rounds.
+    moments: bool = False
     seconds: float = 20.0
     faults: tuple[Fault, ...] = ()
     module: ClassVar[str] = "tests.virtual.storms"
@@ -102,6 +106,8 @@ class Storm:
         fixed = not self.auto or self.adopt_after is not None
         auto = None if fixed else AutoPeriod(most=self.auto)
         chosen = policies(self.quorum, stays=self.stays, auto=auto, **schedule)
+        if self.moments:
+            chosen = replace(chosen, moments=MOMENTS, periods=MomentSchedule(first=2, second=3))
         cluster = self.cluster_type(
             self.n,
             self.seed,
@@ -133,6 +139,8 @@ class Storm:
             yield replace(self, buffers=False)
         if self.zones:
             yield replace(self, zones=0)
+        if self.moments:
+            yield replace(self, moments=False)
         if self.n > 2:
             lost = f"learner-{self.n - 1}"
             spared = tuple(f for f in self.faults if lost not in repr(f.facts))
@@ -189,7 +197,9 @@ def draw(seed: int, wide: bool = False) -> Storm:
     auto = 0 if wide else random.Random(f"period of {seed}").choice([0, 0, 8, 30])
     buffers = random.Random(f"buffers of {seed}").random() < 0.25
     zones = random.Random(f"zones of {seed}").choice([0, 0, 2, 3]) if n > 2 else 0
-    storm = replace(storm, auto=auto, buffers=buffers, zones=zones)
+    # In zones they travel in joint offers, too.
+    moments = zones > 0 and random.Random(f"moments of {seed}").random() < 0.5
+    storm = replace(storm, auto=auto, buffers=buffers, zones=zones, moments=moments)
     return replace(storm, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mend_optim import Moment, MomentSchedule
-from mend_optim.engine.moment_schedule import ORDERS
+from mend_optim import MomentSchedule
 from mend_optim.engine.sealer import Sealer
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.sealers import sealer_of
@@ -17,7 +16,7 @@ from mend_optim.protocol.messages import JOINT_DELTAS, Offer, moment_names
 from tests.support.depth import many
 from tests.virtual.cluster import Cluster
 from tests.virtual.process import Learner
-from tests.virtual.storms import policies
+from tests.virtual.storms import MOMENTS, policies
 
 #: The network is cut for longer than a joint offer takes to come, and a learner to offer anew.
 CUT_S = 60.0
@@ -88,7 +87,7 @@ def test_moments_of_a_zone_correct_exactly_those_whose_are_in_the_mean(
     # A relay waits for its neighbours for a part of these.
     chosen = replace(
         policies(grace_s=10, sync_every=10),
-        moments=tuple(Moment(name=order, order=order, decay=0.9) for order in ORDERS),
+        moments=MOMENTS,
         periods=MomentSchedule(first=2, second=4),
     )
     cluster = Cluster(6, seed, chosen, delay_s=0.1, zones=2)

@@ -23,6 +23,7 @@ from bench.cluster import (
     namespaces,
     slow,
     straggler,
+    wire,
     zones,
 )
 from bench.micro import (
@@ -70,6 +71,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "delay": delay.run,
     "link": link.run,
     "fragments": divided.run,
+    "wire": wire.run,
     "zones": zones.run,
     "torchft": faults.run,
 }
@@ -77,6 +79,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
 ABSENT = {
     "link": namespaces.absent,
     "fragments": namespaces.absent,
+    "wire": namespaces.absent,
     "zones": namespaces.absent,
     "hostile": hostile.absent,
     "torchft": faults.absent,

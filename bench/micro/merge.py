@@ -12,20 +12,22 @@ from bench.result import Result, compared
 from bench.watch import time_of
 from mend_optim.codecs.buffers import Buffers
 from mend_optim.codecs.packing import raw
-from mend_optim.codecs.registry import Dense
+from mend_optim.codecs.registry import Dense, Int8, decoded, encode_packet
 from mend_optim.engine.effects import Merge
 from mend_optim.model.layout import Layout
 from mend_optim.protocol.lineage import Lineage, PeerId
 from mend_optim.protocol.messages import Offer
 from mend_optim.worker.anchors import Anchors
-from mend_optim.worker.merge import merge
+from mend_optim.worker.merge import merge, weighted_mean_by_parts
 from mend_optim.worker.outer import Nesterov
 
 NUMEL, TENSORS, MEMBERS = 10_000_000, 100, 4
 WARM = 1
 WEIGHTS = (0.1, 0.2, 0.3, 0.4)
 OFFSETS = tuple(range(0, NUMEL + 1, NUMEL // TENSORS))
+SHAPES = [(NUMEL // TENSORS,)] * TENSORS
 REPEATS = {"mean": 15, "rda": 7, "trimmed_mean": 3, "median": 3, "centered_clip": 3, "job": 7}
+REPEATS["int8 packets"] = 15
 
 
 def _floor(deltas: list[Tensor], out: Tensor) -> None:
@@ -88,3 +90,12 @@ def run() -> Iterator[Result]:
     for scheme in ("rda", "trimmed_mean", "median", "centered_clip"):
         yield measure(scheme, lambda scheme=scheme: merge(scheme, deltas, WEIGHTS, out, OFFSETS))  # type: ignore[misc]
     yield measure("job", job, notes="mean and digest, as a sealer's worker does it")
+    packets = [encode_packet(Int8(), delta, SHAPES)[0] for delta in deltas]
+    yield measure(
+        "int8 packets",
+        lambda: weighted_mean_by_parts(
+            (decoded(packet, SHAPES) for packet in packets), WEIGHTS, out
+        ),
+        "<= 1.5",
+        notes="decoded as they are merged",
+    )

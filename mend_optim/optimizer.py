@@ -268,7 +268,7 @@ class MendOptimizer(ReportingFace):
         mend = state_dict.get("mend")
         loaded = None if mend is None else self._run.read(mend)
         inner = {key: value for key, value in state_dict.items() if key != "mend"}
-        self.inner.load_state_dict(inner, *args, **kwargs)
+        self._run.model.load_inner(inner, *args, **kwargs)
         if loaded:
             self._run.resume(loaded)
 

@@ -226,6 +226,16 @@ class WrappedParameters:
             if len(kept) > others:
                 yield FragmentCount(told=len(kept) - others)
 
+    def load_inner(self, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Load the inner optimizer's part of a checkpoint. Tensors that are laid out keep their
+        names, because all learners know them by these. torch takes over the names in `state`, and
+        ranks that had other parameters have written theirs into it."""
+        names = [group.get("param_names") for group in self.inner.param_groups]
+        self.inner.load_state_dict(state, *args, **kwargs)
+        for group, own in zip(self.inner.param_groups, names, strict=True):
+            if own is not None and self.laid_out:
+                group["param_names"] = own
+
     def follow(self, loaded: Loaded) -> bool:
         """Group, order and divide the tensors as a checkpoint has them. Returns whether it had them
         in another way."""

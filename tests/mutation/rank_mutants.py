@@ -20,6 +20,7 @@ COURIER = of("unit/ranks/test_courier")
 STORMS = of("virtual/test_ranked")
 TYPES = of("unit/ranks/test_types")
 PLANS = of("unit/runtime/test_held_copies")
+WRAPPED = of("unit/test_wrapped_parameters")
 
 
 def mutant(name: str, place: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -467,5 +468,21 @@ RANK_MUTANTS = (
         "                self._letter(rank, number) is not None\n                or (",
         "                (",
         BOARD,
+    ),
+    Mutant(
+        "a-checkpoint-renames-tensors",
+        6,
+        "wrapped_parameters",
+        "            if own is not None and self.laid_out:",
+        "            if False:",
+        WRAPPED,
+    ),
+    Mutant(
+        "names-are-never-those-of-a-checkpoint",
+        6,
+        "wrapped_parameters",
+        "            if own is not None and self.laid_out:",
+        "            if own is not None:",
+        WRAPPED,
     ),
 )

@@ -8,10 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
-from mend_optim import MendError, MendOptimizer, MomentSchedule, Timing
+from mend_optim import LearnerState, MendError, MendOptimizer, MomentSchedule, Timing
 from tests.ranks import faults
 from tests.ranks.cast import Cast
 from tests.ranks.overlapped import Overlapped
@@ -22,6 +28,7 @@ STEPS = 10
 ROUNDS = 3
 LOCKSTEP = {"sync_every": 4, "fragments": 2, "adopt_after": 2}
 MOMENTS = MomentSchedule(first=1, second=1)
+WHOLE = Ways()
 TIMING = Timing(beat_s=0.2, evict_after_s=5.0)
 
 
@@ -156,9 +163,9 @@ def endure(cast: Cast, fault: list[Any]) -> None:
         cast.say("raised", kind=type(error).__name__, text=str(error), steps=taken)
 
 
-def beside(cast: Cast) -> None:
+def beside(cast: Cast, moments: bool = False) -> None:
     """Train until the test has seen enough, and end on the model of all."""
-    optimizer, divided = free_learner(cast)
+    optimizer, divided = free_learner(cast, moments=MOMENTS if moments else None)
     cast.say("open")
     taken = 0
     with optimizer:
@@ -183,18 +190,68 @@ def come_back(cast: Cast) -> None:
         end(cast, optimizer, divided)
 
 
-def free_learner(cast: Cast) -> tuple[Any, Divided]:
-    """A learner whose ranks have the whole model each."""
-    divided = Divided(Ways(), seed=cast.number)
+def go_on(cast: Cast, ways: list[int], part: int, end_here: bool) -> None:
+    """One part of a run, which goes on from the checkpoint of the part before. That one's ranks may
+    have divided the model in another way."""
+    how = Ways(*ways)
+    optimizer, divided = free_learner(cast, how, seed=part, moments=MOMENTS)
+    # Names instead of positions: the stages of a pipeline have other parameters.
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    facts: dict[str, Any] = {}
+    if part:
+        model, inner = get_state_dict(divided.model, optimizer, options=options)
+        state = {"model": model, "optimizer": inner, "learner": LearnerState(optimizer)}
+        dcp.load(state, checkpoint_id=cast.folder / f"part-{part - 1}")
+        set_state_dict(
+            divided.model,
+            optimizer,
+            model_state_dict=model,
+            optim_state_dict=inner,
+            options=options,
+        )
+        facts["loaded"] = kept_of(divided, optimizer)
+    optimizer.join()
+    for step in range(part * STEPS, (part + 1) * STEPS):
+        optimizer.zero_grad()
+        optimizer.count_tokens(divided.tokens)
+        divided.train(*batch(cast.number, step))
+        optimizer.step()
+    model, inner = get_state_dict(divided.model, optimizer, options=options)
+    state = {"model": model, "optimizer": inner, "learner": LearnerState(optimizer)}
+    dcp.save(state, checkpoint_id=cast.folder / f"part-{part}")
+    facts["saved"] = kept_of(divided, optimizer)
+    facts["status"] = (optimizer.status().step, optimizer.status().dropped_tokens)
+    if end_here:
+        (cast.folder / "enough").touch()
+        finish = optimizer.finish()
+        facts["finish"] = (finish.agreed, finish.digest, dict(finish.tokens))
+        facts["ended"] = weights_of(divided.model)
+    optimizer.close()
+    cast.leave(facts)
+
+
+def kept_of(divided: Divided, optimizer: Any) -> dict[str, Tensor]:
+    """The weights and the moments of all parameters that this rank has a part of."""
+    kept = weights_of(divided.model)
+    for name, p in divided.model.named_parameters():
+        for moment in ("exp_avg", "exp_avg_sq"):
+            kept[f"{name} {moment}"] = whole(optimizer.state[p][moment])
+    return kept
+
+
+def free_learner(
+    cast: Cast, ways: Ways = WHOLE, seed: int | None = None, **options: Any
+) -> tuple[Any, Divided]:
+    """A learner that adopts anchors as they come. By default each rank has the whole model."""
+    divided = Divided(ways, seed=cast.number if seed is None else seed)
     others = [address for name, address in cast.addresses.items() if name != cast.learner]
     optimizer = MendOptimizer(
         divided.optimizer(),
         name=cast.learner if cast.rank == 0 else None,
         listen=cast.addresses[cast.learner],
         peers=others if cast.learner == "a" else [],
-        sync_every=4,
-        moments=None,
         timing=TIMING,
+        **{"sync_every": 4, "moments": None, **options},
     )
     return optimizer, divided
 
@@ -225,4 +282,5 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "endure": endure,
     "beside": beside,
     "come back": come_back,
+    "go on": go_on,
 }

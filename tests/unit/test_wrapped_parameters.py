@@ -41,6 +41,27 @@ def test_what_has_no_name_of_its_own_is_in_the_order_of_the_list() -> None:
     assert name_order(["a", "_orig_mod.a"]) == [0, 1]
 
 
+def test_tensors_that_are_laid_out_keep_their_names() -> None:
+    """A stage of a pipeline loads a checkpoint of ranks that had other parameters."""
+    model = wrapped(["b", "c"])
+    state = wrapped(["c", "b"]).inner.state_dict()
+    state["param_groups"][0]["param_names"] = ["a", "b", "c"]
+    state["param_groups"][0]["lr"] = 0.5
+    model.lay_out()
+    model.load_inner(state)
+    model.check()
+    assert model.layout().names == ("b", "c")
+    assert model.inner.param_groups[0]["param_names"] == ["b", "c"]
+    assert model.inner.param_groups[0]["lr"] == 0.5
+
+
+def test_without_learners_names_are_those_of_the_checkpoint_as_in_torch() -> None:
+    model = wrapped(["b", "c"])
+    state = wrapped(["c", "b"]).inner.state_dict()
+    model.load_inner(state)
+    assert model.inner.param_groups[0]["param_names"] == ["c", "b"]
+
+
 def test_added_groups_come_last() -> None:
     model = wrapped(["c", "b"], added=("_orig_mod.a",))
     model.lay_out()

@@ -485,4 +485,27 @@ RANK_MUTANTS = (
         "            if own is not None:",
         WRAPPED,
     ),
+    Mutant(
+        "what-began-alike-is-offered",
+        8,
+        "rank_traffic",
+        "                self._copies.refuse_strange(names, self._carrier.tell(samples))",
+        "                self._carrier.tell(samples)",
+        of("ranks/test_merging", "began_alike"),
+    ),
+    mutant(
+        "a-fused-matrix-is-one-block",
+        "shards",
+        "dealt(np.arange(size * ways), ways, rank, blocks)",
+        "dealt(np.arange(size * ways), ways, rank)",
+        of("ranks/test_merging", "one_learner and fused"),
+    ),
+    Mutant(
+        "ranks-that-were-alone-do-not-meet",
+        3,
+        "runtime/held_copies",
+        "        if boundaries.founding and boundaries.fragments_to_copy():",
+        "        if False:",
+        PLANS,
+    ),
 )

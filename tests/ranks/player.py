@@ -33,6 +33,7 @@ from mend_optim.runtime.learner import Learner
 RANKS = 2
 PROCESSES = RANKS + 1
 BATCH = 8
+HIDDEN = 6
 STEPS = 18
 ROUNDS = 3
 LOCKSTEP = {"sync_every": 4, "fragments": 2, "adopt_after": 2}
@@ -49,8 +50,8 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up = nn.Linear(4, 6)
-        self.down = nn.Linear(6, 3)
+        self.up = nn.Linear(4, HIDDEN)
+        self.down = nn.Linear(HIDDEN, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(torch.tanh(self.up(x)))
@@ -78,7 +79,7 @@ class Whole:
     def __init__(self, model: Model, pair: Any) -> None:
         self.model = model
         self.pair = pair
-        self.rank = dist.get_rank(pair)
+        self.rank = dist.get_rank(pair) if dist.is_initialized() else 0
         self.divide()
 
     def divide(self) -> None: ...
@@ -125,6 +126,11 @@ class Tensorwise(Whole):
         self.tokens = BATCH if self.rank == 0 else 0
 
 
+def hidden_units(blocks: int, rank: int) -> Tensor:
+    """Those that a rank has, by their numbers."""
+    return torch.arange(HIDDEN).view(blocks, RANKS, -1)[:, rank].reshape(-1)
+
+
 class _Summed(torch.autograd.Function):
     """The sum over the ranks. Each has the whole gradient of it."""
 
@@ -142,23 +148,32 @@ class _Summed(torch.autograd.Function):
 class Plain(Whole):
     """Tensor parallelism by hand, with plain tensors, as Megatron does it."""
 
+    blocks = 1
+
     def divide(self) -> None:
         self.tokens = BATCH if self.rank == 0 else 0
-        rows = slice(3 * self.rank, 3 * self.rank + 3)
+        units = hidden_units(self.blocks, self.rank)
         up, down = self.model.up, self.model.down
-        up.weight, up.bias = nn.Parameter(up.weight[rows]), nn.Parameter(up.bias[rows])
-        down.weight = nn.Parameter(down.weight[:, rows].contiguous())
-        rowwise = Split(dim=0, group=self.pair)
+        up.weight, up.bias = nn.Parameter(up.weight[units]), nn.Parameter(up.bias[units])
+        down.weight = nn.Parameter(down.weight[:, units].contiguous())
+        rowwise = Split(dim=0, group=self.pair, blocks=self.blocks)
         self.shards = {
             "up.weight": rowwise,
             "up.bias": rowwise,
-            "down.weight": Split(dim=1, group=self.pair),
+            "down.weight": Split(dim=1, group=self.pair, blocks=self.blocks),
         }
 
     def train(self, x: Tensor, y: Tensor) -> None:
         hidden = torch.tanh(self.model.up(x))
         part = nn.functional.linear(hidden, self.model.down.weight)
         loss_of(_Summed.apply(part, self.pair) + self.model.down.bias, y).backward()
+
+
+class Fused(Plain):
+    """The same with three blocks, of each of which each rank has a part: as with the query, the key
+    and the value of attention in one matrix."""
+
+    blocks = 3
 
 
 class Undeclared(Plain):
@@ -200,6 +215,7 @@ WAYS: dict[str, type[Whole]] = {
     "sharded": Sharded,
     "tensorwise": Tensorwise,
     "plain": Plain,
+    "fused": Fused,
     "undeclared": Undeclared,
     "staged": Staged,
 }
@@ -311,18 +327,18 @@ def merge(player: Player, way: str, addresses: list[str], **options: Any) -> Fac
     }
 
 
-def late(player: Player, way: str, addresses: list[str]) -> Facts:
-    """b has trained before a comes, which begins with other weights."""
-    is_b = player.process == PROCESSES - 1
-    told = {**FREE, "peers": []} if is_b else FREE
-    divided, optimizer = player.learner(way, addresses, seed=2 if is_b else 1, **told)
+def late(player: Player, way: str, addresses: list[str], first: str, **options: Any) -> Facts:
+    """One learner has trained before the other one comes, which begins with other weights."""
+    is_first = (player.process == PROCESSES - 1) == (first == "b")
+    told = {**FREE, **options, **({"peers": []} if is_first else {})}
+    divided, optimizer = player.learner(way, addresses, seed=2 if is_first else 1, **told)
     with optimizer:
-        if is_b:
+        if is_first:
             player.train(divided, optimizer, range(6))
         dist.barrier()
         before = weights(optimizer)
         player.train(divided, optimizer, range(1))
-        first = weights(optimizer)
+        then = weights(optimizer)
         stepped = optimizer.status().step
         steps = 1
         while player.agreed(len(optimizer.status().rounds)) < ROUNDS:
@@ -332,7 +348,7 @@ def late(player: Player, way: str, addresses: list[str]) -> Facts:
         status = optimizer.status()
         finish = optimizer.finish()
     return {
-        "moved": before != first,
+        "moved": before != then,
         "stepped": stepped,
         "settled": settled,
         "steps": steps,
@@ -470,6 +486,33 @@ def fault(player: Player, way: str, addresses: list[str], kind: str) -> Facts:
     return {"raised": raised}
 
 
+def drift(player: Player, way: str, addresses: list[str]) -> Facts:
+    """The ranks have two parameters of one name, which begin alike and are trained apart."""
+    is_b = player.process == PROCESSES - 1
+    parameter = nn.Parameter(torch.zeros(4))
+    optimizer = MendOptimizer(
+        torch.optim.SGD([("w", parameter)], lr=LR),
+        name="b" if is_b else "a",
+        listen=addresses[is_b],
+        peers=[addresses[not is_b]],
+        group=None if is_b else player.pair,
+        **FREE,
+    )
+    raised, merged = "", 0
+    over = dist.barrier(async_op=True) if is_b else None
+    while not (over.is_completed() if over else raised or merged >= ROUNDS):
+        parameter.grad = torch.full((4,), float(player.process + 1))
+        try:
+            optimizer.step()
+        except MendError as error:
+            raised = f"{type(error).__name__}: {error}"
+        merged = player.agreed(len(optimizer.status().rounds))
+    if not is_b:
+        dist.barrier()
+    optimizer.close()
+    return {"raised": [raised], "merged": merged}
+
+
 def part(player: Player, divided: Whole, optimizer: Any) -> None:
     """The ranks are in two different calls."""
     if player.process == 0:
@@ -503,6 +546,7 @@ SCENARIOS: dict[str, Callable[..., Facts]] = {
     "exact": exact,
     "checkpoint": checkpoint,
     "fault": fault,
+    "drift": drift,
 }
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from mend_optim import LearnerState, MendError, MendOptimizer, MomentSchedule, Timing
-from tests.ranks import faults
+from tests.ranks import faults, player
 from tests.ranks.cast import Cast
 from tests.ranks.overlapped import Overlapped
 from tests.ranks.parallel import TOKENS, Divided, Ways, batch
@@ -100,6 +100,32 @@ def merge(
         facts["apart"] = same_as_alone(Divided(how), how)
     train_beside(cast, Divided(how, first_seed), facts, **options)
     cast.leave(facts)
+
+
+def halve(cast: Cast, way: str) -> None:
+    """The same with the model of `player.py`, of which each rank has a half in that way."""
+    torch.manual_seed(0)
+    ranks = dist.group.WORLD if cast.ranks > 1 else None
+    divided = player.WAYS[way](player.Model(), ranks)
+    optimizer = MendOptimizer(
+        torch.optim.AdamW(divided.parameters(), lr=0.05, foreach=False),
+        name=cast.learner,
+        listen=cast.addresses[cast.learner],
+        peers=[address for name, address in cast.addresses.items() if name != cast.learner],
+        shards=divided.shards,
+        moments=MOMENTS,
+        **LOCKSTEP,  # type: ignore[arg-type]
+    )
+    with optimizer:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            optimizer.count_tokens(divided.tokens)
+            divided.train(*player.batch(cast.number, step))
+            optimizer.step()
+        trained = player.weights(optimizer)
+        finish = optimizer.finish()
+    ended = player.weights(optimizer)
+    cast.leave({"trained": trained, "ended": ended, "digest": finish.digest})
 
 
 def overlap(cast: Cast) -> None:
@@ -278,6 +304,7 @@ def end(cast: Cast, optimizer: Any, divided: Divided) -> None:
 
 SCENARIOS: dict[str, Callable[..., None]] = {
     "merge": merge,
+    "halve": halve,
     "overlap": overlap,
     "endure": endure,
     "beside": beside,

@@ -34,11 +34,13 @@ Left = list[dict[str, Any]]
 def run(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Let a and b train; returns what each rank of a has left, and each of b."""
 
-    def run(a: Ways, b: Ways = WHOLE, **told: Any) -> tuple[Left, Left]:
+    def run(
+        a: Ways, b: Ways = WHOLE, seeds: tuple[int, int] = (0, 0), **told: Any
+    ) -> tuple[Left, Left]:
         company = Company(nursery, tmp_path_factory.mktemp("ranks"))
         names = [
-            company.start(learner, "merge", ways.ranks, ways=ways, **told)
-            for learner, ways in (("a", a), ("b", b))
+            company.start(learner, "merge", ways.ranks, ways=ways, first_seed=seed, **told)
+            for learner, ways, seed in zip("ab", (a, b), seeds, strict=True)
         ]
         left_a, left_b = map(company.left, names)
         return left_a, left_b
@@ -138,3 +140,20 @@ def test_a_codec_works_on_whole_matrices(
             assert apart.quantile(0.999) < tolerance
             assert apart.max() < 1e-3
     assert_one_model(a, b)
+
+
+def test_first_weights_are_replaced_as_those_of_the_twin(run: Callable[..., Any]) -> None:
+    """Of two learners with other first weights, one takes over those of the other, which the
+    weights decide. Its first step does not count."""
+    short = set()
+    for seeds in ((0, 1), (1, 0)):
+        (a_twin,), (b_twin,) = run(WHOLE, seeds=seeds)
+        a, b = run(Ways(2, 2), seeds=seeds)
+        assert_same(a, a_twin)
+        assert_same(b, b_twin)
+        agreed, _, tokens = a[0]["finish"]
+        assert agreed
+        assert tokens == a_twin["finish"][2]
+        assert sum(tokens.values()) == (2 * STEPS - 1) * TOKENS
+        short.add(min(tokens, key=tokens.__getitem__))
+    assert short == {"a", "b"}

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from tests.ranks.player import BATCH, EXACT_ROUNDS, LR, STEPS
+from tests.ranks.player import BATCH, EXACT_ROUNDS, HIDDEN, LR, STEPS, hidden_units
 from tests.ranks.pool import Pool
 from tests.support.addresses import free_addresses
 
 pytestmark = pytest.mark.timeout(240)  # to start the pool takes a while on a busy machine
-WAYS = ("copied", "sharded", "tensorwise", "plain", "staged")
+WAYS = ("copied", "sharded", "tensorwise", "plain", "fused", "staged")
+#: Ways to split plain tensors, and the blocks of which each rank has a part.
+BY_HAND = {"plain": 1, "fused": 3}
 Facts = dict[str, Any]
 
 
@@ -43,17 +46,21 @@ def distance(some: dict[str, list[float]], others: dict[str, list[float]]) -> fl
 def joined(way: str, first: dict[str, list[float]], second: dict[str, list[float]]) -> Any:
     """The whole tensors, of what the two ranks have."""
     both = {**first, **second}
-    if way == "plain":
-        for name in ("up.weight", "up.bias"):
-            both[name] = first[name] + second[name]
-        rows = [(first, second)[i % 2]["down.weight"][i // 2 * 3 :][:3] for i in range(6)]
-        both["down.weight"] = [value for row in rows for value in row]
+    if way not in BY_HAND:
+        return both
+    for name in ("up.weight", "up.bias", "down.weight"):
+        parts = [torch.tensor(each[name]).view(3, -1) for each in (first, second)]
+        is_up = name.startswith("up")
+        whole = torch.empty(HIDDEN, parts[0].shape[1] if is_up else 3)
+        for rank, part in enumerate(parts):
+            whole[hidden_units(BY_HAND[way], rank)] = part if is_up else part.T
+        both[name] = (whole if is_up else whole.T).reshape(-1).tolist()
     return both
 
 
 def assert_copies_are_equal(way: str, first: Facts, second: Facts) -> None:
     """Copies on both ranks are equal to the bit."""
-    copied = {"down.bias"} if way == "plain" else first.keys() & second.keys()
+    copied = {"down.bias"} if way in BY_HAND else first.keys() & second.keys()
     assert [first[name] for name in copied] == [second[name] for name in copied]
 
 
@@ -95,19 +102,37 @@ def test_what_a_codec_leaves_in_the_weights_is_merged_in_the_end(pool: Pool) -> 
 
 @pytest.mark.parametrize("way", ["copied", "sharded"])
 def test_ranks_that_come_late_take_over_the_weights(pool: Pool, way: str) -> None:
-    first, second, b = play(pool, "late", way)
-    assert first["ended"] == second["ended"] == b["ended"]
-    assert first["finish"] == second["finish"]
-    assert first["finish"]["agreed"]
-    assert first["finish"]["digest"] == b["finish"]["digest"]
+    first, second, b = play(pool, "late", way, first="b")
+    assert_that_all_ended_alike(way, first, second, b)
     # The gradients of the replaced weights have trained nothing.
     assert [rank["moved"] for rank in (first, second)] == [True, True]
     assert [rank["stepped"] for rank in (first, second)] == [0, 0]
-    assert first["settled"] == second["settled"]
-    assert first["position"] == second["position"]
     tokens = BATCH * (first["steps"] - 1)
     assert first["tokens"] == second["tokens"] == tokens
     assert first["finish"]["tokens"] == {"a": tokens, "b": BATCH * (6 + b["steps"])}
+
+
+@pytest.mark.parametrize(("way", "sync_every"), [("staged", 4), ("sharded", "auto")])
+def test_ranks_that_were_alone_give_their_weights_to_one_that_comes(
+    pool: Pool, way: str, sync_every: int | str
+) -> None:
+    """They make these the anchor, for which all of them copy all they have at one step."""
+    first, second, b = play(pool, "late", way, first="a", sync_every=sync_every)
+    assert_that_all_ended_alike(way, first, second, b)
+    assert (b["moved"], b["stepped"]) == (True, 0)
+    tokens = BATCH * (6 + first["steps"])
+    assert first["tokens"] == second["tokens"] == tokens
+    assert first["finish"]["tokens"] == {"a": tokens, "b": BATCH * (b["steps"] - 1)}
+
+
+def assert_that_all_ended_alike(way: str, first: Facts, second: Facts, b: Facts) -> None:
+    assert joined(way, first["ended"], second["ended"]) == b["ended"]
+    assert_copies_are_equal(way, first["ended"], second["ended"])
+    assert first["finish"] == second["finish"]
+    assert first["finish"]["agreed"]
+    assert first["finish"]["digest"] == b["finish"]["digest"]
+    assert first["settled"] == second["settled"]
+    assert first["position"] == second["position"]
 
 
 @pytest.mark.parametrize("way", ["copied", "sharded", "staged"])
@@ -166,6 +191,14 @@ def test_what_ranks_must_not_do_is_told_on_all_of_them(
     for rank, text in zip(said, told, strict=False):
         assert re.search(text, rank["raised"][0]), rank
         assert all("no longer agree" in line for line in rank["raised"][1:])
+
+
+def test_what_began_alike_and_is_no_copy_is_told_before_anything_is_merged(pool: Pool) -> None:
+    first, second, b = play(pool, "drift", "copied")
+    told = r"UsageError: parameter w must be the same on ranks 0 and 1.*give them two names"
+    for rank in (first, second):
+        assert re.match(told, rank["raised"][0]), rank
+    assert (first["merged"], b["merged"]) == (0, 0)
 
 
 def test_the_death_of_a_rank_is_told_to_the_others(pool: Pool) -> None:

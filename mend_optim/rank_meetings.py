@@ -41,16 +41,28 @@ class Meetings:
         deeds: what this rank does at an order.
         traffic: what is on its way while no call is.
         schedule: the learner's.
+        pulse_s: the lead tells the others at least so often, in seconds, that it still waits for
+            the network. They give up after a longer silence.
     """
 
     def __init__(
-        self, crew: Crew, deeds: RankDeeds, traffic: RankTraffic, schedule: Schedule
+        self,
+        crew: Crew,
+        deeds: RankDeeds,
+        traffic: RankTraffic,
+        schedule: Schedule,
+        *,
+        pulse_s: float,
     ) -> None:
         self._crew = crew
         self._deeds = deeds
         self._traffic = traffic
         self._schedule = schedule
+        self._pulse_s = pulse_s
         self._outlook = Outlook()
+        # On the lead: whether the others wait for its orders, and since when for a word of it.
+        self._leads = False
+        self._silent_since: float | None = None
 
     @property
     def closed(self) -> bool:
@@ -94,6 +106,7 @@ class Meetings:
             self._traffic.recall(learner())
         if not self._crew.is_lead:
             return self._follow()
+        self._leads, self._silent_since = True, None
         try:
             result = body()
         except BaseException as error:
@@ -102,8 +115,21 @@ class Meetings:
                 text = str(error) if kind else f"rank 0 has raised {type(error).__name__}: {error}"
                 self._tell(Deed.RAISE, kind=kind, text=text)
             raise
+        finally:
+            self._leads = False
         self._end(result, learner())
         return result
+
+    def still_waits(self, now: float) -> None:
+        """On the lead, which waits for the network: let the others know that it is there. A large
+        model comes over a slow link for longer than their group may be silent."""
+        if not self._leads:
+            return
+        if self._silent_since is None:
+            self._silent_since = now
+        if now - self._silent_since >= self._pulse_s:
+            self._silent_since = now
+            self._tell(Deed.WAIT)
 
     def _end(self, result: object, learner: Learner | None) -> None:
         """The lead's call is over."""
@@ -132,6 +158,8 @@ class Meetings:
             order = decode_order(self._crew.tell(*self._deeds.at)[0])
             if order.deed is Deed.RAISE:
                 raise ERRORS.get(order.facts["kind"], MendError)(order.facts["text"])
+            if order.deed is Deed.WAIT:
+                continue
             if order.deed is Deed.OVER:
                 self._outlook = Outlook(**order.facts)
                 return self._outlook.result

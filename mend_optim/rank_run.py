@@ -38,6 +38,8 @@ from mend_optim.worker.checkpoint import Checkpoint
 from mend_optim.wrapped_parameters import Loaded, WrappedParameters
 
 T = TypeVar("T")
+#: The lead is silent for a tenth of the time after which the other ranks give up, at most.
+PULSE = 0.1
 
 
 class RankRun(TrainingRun):
@@ -93,7 +95,8 @@ class RankRun(TrainingRun):
             hold_s=self.settings.policies.timing.round_timeout_s,
         )
         schedule = self.settings.schedule
-        self._meetings = Meetings(self._crew, self._deeds, self._traffic, schedule)
+        pulse_s = self._group.patience_s * PULSE
+        self._meetings = Meetings(self._crew, self._deeds, self._traffic, schedule, pulse_s=pulse_s)
         if self._crew.is_lead:
             self._divided.shared = SharedTensors(
                 layout, self._own, self._deeds, carrier=carrier, courier=courier, crew=self._crew
@@ -107,6 +110,7 @@ class RankRun(TrainingRun):
         self._own.watch.restarted()  # weights may have been loaded since they were laid out
         handover = Handover(learner, self._divided.shared, self.settings)
         self._traffic.report_missing = handover.report_missing
+        learner.guard.meanwhile = self._meetings.still_waits
         return handover
 
     # ── all ranks together ────────────────────────────────────────────────────────────────────────

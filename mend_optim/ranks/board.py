@@ -55,6 +55,10 @@ NAME_BYTES = 64
 ASK_S = 0.05
 
 
+def _nothing(waited_s: float) -> None:
+    """There is nothing to do while it waits."""
+
+
 class Board:
     """This rank's end of the board.
 
@@ -86,8 +90,11 @@ class Board:
         self._memory[start : start + ROW_BYTES] = said + _SUM.pack(zlib.crc32(said))
         return self._said
 
-    def hear(self, number: int) -> list[tuple[int, ...]]:
-        """The words of all ranks with this number. Waits for them.
+    def hear(
+        self, number: int, meanwhile: Callable[[float], None] = _nothing
+    ) -> list[tuple[int, ...]]:
+        """The words of all ranks with this number. Waits for them, and tells `meanwhile` now
+        and then for how many seconds.
 
         Raises:
             ConnectionError: a rank has ended without its word.
@@ -100,7 +107,17 @@ class Board:
             lambda: self._words(number),
             lambda rank: self._has_said(rank, number) or self._is_alive(rank),
             f"word {number}",
+            meanwhile,
         )
+
+    def unheard(self, number: int) -> dict[int, tuple[int, ...] | None]:
+        """The ranks that have not said the word with this number, and the word of each before it;
+        None: it is gone."""
+        return {
+            rank: self._word(rank, number - 1)
+            for rank in range(self._size)
+            if not self._has_said(rank, number)
+        }
 
     def exchange(self, letter: bytes) -> list[bytes]:
         """The letters of all ranks, of which this one's has at most `LETTER_BYTES`. Waits for them.
@@ -123,7 +140,13 @@ class Board:
             f"letter {number}",
         )
 
-    def _await(self, look: Callable[[], T | None], may_come: Callable[[int], bool], what: str) -> T:
+    def _await(
+        self,
+        look: Callable[[], T | None],
+        may_come: Callable[[int], bool],
+        what: str,
+        meanwhile: Callable[[float], None] = _nothing,
+    ) -> T:
         """What `look` finds in the end. Raises if it takes too long, or may not come from a rank
         any more."""
         started = now = time.monotonic()
@@ -133,6 +156,7 @@ class Board:
                 raise TimeoutError(f"no {what} within {self._timeout_s:g} s")
             if now > ask_at:
                 self._require(may_come)
+                meanwhile(now - started)
                 ask_at = now + ASK_S
             time.sleep(min(MOST_S, max(LEAST_S, (now - started) / 10)))
             now = time.monotonic()
@@ -162,9 +186,14 @@ class Board:
         return number % FRAMES * self._size * ROW_BYTES
 
     def _has_said(self, rank: int, number: int) -> bool:
+        return self._word(rank, number) is not None
+
+    def _word(self, rank: int, number: int) -> tuple[int, ...] | None:
+        """The word of a rank with this number; None: it is not there."""
         start = self._frame(number) + rank * ROW_BYTES
-        row = self._memory[start : start + ROW_BYTES]
-        return _is_there(_ROW.unpack(row), row[: _SAID.size], number)
+        found = self._memory[start : start + ROW_BYTES]
+        row = _ROW.unpack(found)
+        return row[1:-1] if _is_there(row, found[: _SAID.size], number) else None
 
     def _letters(self, number: int) -> list[bytes] | None:
         """The letters with this number; None: some are not there yet."""

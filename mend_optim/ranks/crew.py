@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from mend_optim.errors import MendError, UsageError
 from mend_optim.ranks.group import Pending
-from mend_optim.ranks.words import Call, Table, Word
+from mend_optim.ranks.words import Call, Table, Word, waits
 
+log = logging.getLogger("mend_optim")
+#: Seconds between two lines of one wait, and before the first.
+LINE_EVERY_S = 10.0
+WAITS = "%s, after %.0f s; all ranks must make the same calls, also state_dict()"
 PARTED = (
     "all ranks of a learner must make the same calls in the same order, got: {parting}; call "
     "step(), join(), synchronize(), finish(), global_weights(), state_dict(), reset_progress(), "
@@ -52,6 +58,8 @@ class Crew:
         self._posted: Pending | None = None
         # Where this rank was when it said its last word.
         self._at = (Call.CONSTRUCTOR, 0)
+        # Where all ranks were when they last agreed.
+        self._met: tuple[Call, int] | None = None
         # Words that nobody here waits for: they must live as long as their collective.
         self._last: tuple[Pending | None, ...] = ()
         #: Whether the ranks no longer agree.
@@ -123,20 +131,37 @@ class Crew:
 
     def _checked(self, pending: Pending) -> Table:
         try:
-            table = pending.wait()
-        except MendError:
+            table = pending.wait(self._line_writer(pending))
+        except MendError as error:
             self.is_over = True
-            raise
+            where = waits(self._talk.rank, self._at, pending.missing())
+            raise MendError(f"{error}; {where}") from error.__cause__
         except BaseException:  # Ctrl-C: the others go on with words that this rank has not heard
             self._posted = pending
             self.fail(*self._at)
             raise
         if table.is_whole:
+            self._met = self._at
             return table
         self.is_over = True
         if table.failed:
             raise MendError(FAILED.format(ranks=_listed(table.failed)))
         raise UsageError(PARTED.format(parting=table.parting()))
+
+    def _line_writer(self, pending: Pending) -> Callable[[float], None]:
+        """A function that writes a line now and then while the others have not come. It is told for
+        how long they have not. Once they are in a call together, the lead may well wait for the
+        network, and says so itself."""
+        due_s = math.inf if self._at == self._met else LINE_EVERY_S
+
+        def write(waited_s: float) -> None:
+            nonlocal due_s
+            if waited_s >= due_s:
+                due_s = waited_s + LINE_EVERY_S
+                where = waits(self._talk.rank, self._at, pending.missing())
+                log.warning(WAITS, where, waited_s)
+
+        return write
 
     def _require_whole(self) -> None:
         if self.is_over:

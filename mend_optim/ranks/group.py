@@ -10,7 +10,7 @@ host say their words on a board in shared memory instead."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,12 +22,14 @@ from torch.distributed import distributed_c10d
 
 from mend_optim.errors import MendError, UsageError
 from mend_optim.ranks.board import LETTER_BYTES, Board, shared_board
-from mend_optim.ranks.words import WIDTH, Table, Word, encode_word
+from mend_optim.ranks.words import WIDTH, Table, Word, decode_word, encode_word
 
 #: So long the constructor waits for the other ranks'.
 MEET_S = 60.0
 #: So long the collectives wait if torch does not tell for how long the user's do.
 WAIT = timedelta(minutes=30)
+#: A rank that waits for words looks up so often.
+LOOK_UP = timedelta(seconds=1)
 LOST = (
     "another rank of this learner ended, failed or did not answer, and a learner goes on only as a "
     "whole: start all its ranks again; the error of that rank tells why"
@@ -53,20 +55,33 @@ class _Rows:
         self.view_of_all = self.all.numpy().reshape(size, WIDTH)
 
 
+def _nothing(waited_s: float) -> None:
+    """There is nothing to do while it waits."""
+
+
 class Pending(NamedTuple):
     """A table that is on its way."""
 
-    #: Waits for the rows of the table. It holds them, because they must live as long as the
-    #: collective that writes into them.
-    hear: Callable[[], Sequence[Sequence[int]]]
+    #: Waits for the rows of the table, and tells its argument now and then for how many seconds.
+    #: It holds the rows, because they must live as long as the collective that writes into them.
+    hear: Callable[[Callable[[float], None]], Sequence[Sequence[int]]]
+    #: The ranks whose words are not there, and the word of each before; None: it cannot be told.
+    unheard: Callable[[], Mapping[int, Sequence[int] | None]] | None = None
 
-    def wait(self) -> Table:
-        """The table, as soon as all ranks have said their words.
+    def wait(self, meanwhile: Callable[[float], None] = _nothing) -> Table:
+        """The table, as soon as all ranks have said their words. `meanwhile` is told now and
+        then for how many seconds it has waited.
 
         Raises:
             MendError: a rank is lost.
         """
-        return Table(_begun(self.hear))
+        return Table(_begun(self.hear, meanwhile))
+
+    def missing(self) -> dict[int, Word | None]:
+        """The ranks whose words are not there, with the word of each before, where it is known.
+        Empty if it cannot be told."""
+        rows = {} if self.unheard is None else self.unheard()
+        return {rank: None if row is None else decode_word(row) for rank, row in rows.items()}
 
 
 class Group:
@@ -99,8 +114,9 @@ class Group:
         self._rows = [_Rows(self.size) for _ in range(2)]
         # The ranks meet at a board by the collective.
         self._board: Board | None = None
-        wait_s = (timeout or WAIT).total_seconds()
-        self._board = shared_board(self.tell, self.rank, self.size, wait_s)
+        #: For how many seconds a rank waits for the word of another one.
+        self.patience_s = (timeout or WAIT).total_seconds()
+        self._board = shared_board(self.tell, self.rank, self.size, self.patience_s)
 
     @property
     def is_lead(self) -> bool:
@@ -110,7 +126,8 @@ class Group:
     def say(self, word: Word) -> Pending:
         """Say this rank's word, and go on. The word before the last must have been heard."""
         if self._board is not None:
-            return Pending(partial(self._board.hear, self._board.say(word)))
+            number = self._board.say(word)
+            return Pending(partial(self._board.hear, number), partial(self._board.unheard, number))
         rows = self._rows[0]
         self._rows.reverse()
         rows.view_of_own[:] = encode_word(word)
@@ -161,8 +178,11 @@ class Group:
         return dist.all_to_all_single(taken, given, of, to, group=self._tensors)
 
 
-def _heard(work: Any, rows: _Rows) -> list[list[int]]:
-    _finished(work)
+def _heard(work: Any, rows: _Rows, meanwhile: Callable[[float], None]) -> list[list[int]]:
+    waited_s = 0.0
+    while work is not None and not _is_finished(work):
+        waited_s += LOOK_UP.total_seconds()
+        meanwhile(waited_s)
     table: list[list[int]] = rows.view_of_all.tolist()
     return table
 
@@ -197,6 +217,17 @@ def _finished(work: Any) -> None:
     """Wait for a collective that was begun; None: it is over already."""
     if work is not None:
         _begun(work.wait)
+
+
+def _is_finished(work: Any) -> bool:
+    """Wait a while for a collective. torch waits in C++, where Ctrl-C is not noticed."""
+    try:
+        work.wait(LOOK_UP)
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        _begun(work.wait)  # the time ended as it did: it may have gone well
+    return True
 
 
 def _timeout_of(group: Any) -> timedelta | None:

@@ -37,6 +37,8 @@ class Deed(IntEnum):
     OVER = 9
     #: Raise the error that the lead has raised: the call is over.
     RAISE = 10
+    #: Wait for the next order: the lead still waits for the network.
+    WAIT = 11
 
 
 @dataclass(frozen=True, kw_only=True)

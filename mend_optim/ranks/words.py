@@ -21,7 +21,7 @@ R10 Collectives write into tensors that the caller gives them."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -195,3 +195,19 @@ def _placed(call: Call, step: int) -> str:
     if call is Call.FIRST_STATE:
         return f"the first step() of an optimizer without state, after step {step}"
     return f"{call.name.lower()}() after step {step}"
+
+
+def waits(rank: int, at: tuple[Call, int], missing: Mapping[int, Word | None]) -> str:
+    """The place of a rank that waits for the others, and where these were before.
+
+    Args:
+        rank: the one that waits.
+        at: its call and step.
+        missing: the ranks that it waits for, with their last words, as far as they are known.
+    """
+    others = [
+        f"rank {other}" + (f", which was last in {_placed(*word[:2])}" if word else "")
+        for other, word in missing.items()
+    ]
+    named = "; ".join(others[:4]) + ("; …" if len(others) > 4 else "")
+    return f"rank {rank} is in {_placed(*at)} and waits for {named or 'the others'}"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+
+#: A thread that waits looks up at least so often, in seconds.
+LOOK_UP_S = 1.0
 
 
 class Guard:
@@ -20,6 +24,8 @@ class Guard:
         self.over = False
         #: The error that made a thread fail, until the training thread has raised it.
         self.error: BaseException | None = None
+        #: Called with the time, without the mutex, whenever a thread that waits looks up.
+        self.meanwhile: Callable[[float], None] = _nothing
 
     def is_held(self) -> bool:
         """Whether the calling thread holds the mutex."""
@@ -28,8 +34,15 @@ class Guard:
     def wait(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `holds()`, which is called with the mutex held, or until the learner is over.
         False if neither comes in time."""
-        with self.mutex:
-            return self.changed.wait_for(lambda: holds() or self.over, max(0.0, timeout_s))
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            with self.mutex:
+                if self.changed.wait_for(lambda: holds() or self.over, min(left_s, LOOK_UP_S)):
+                    return True
+            self.meanwhile(time.monotonic())
+            if left_s <= LOOK_UP_S:
+                return False
 
     def abandon(self) -> None:
         """In a forked child: a thread that is not here may hold the mutex for ever. Make it anew;
@@ -46,3 +59,7 @@ class Guard:
             if error is not None:
                 self.error = error
             self.changed.notify_all()
+
+
+def _nothing(now: float) -> None:
+    """There is nothing to do while a thread waits."""

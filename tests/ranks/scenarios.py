@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from mend_optim import LearnerState, MendError, MendOptimizer, MomentSchedule, Timing
+from mend_optim import LearnerState, MendError, MendOptimizer, MomentSchedule, Timing, rank_meetings
+from mend_optim.ranks.orders import Deed, Order
 from tests.ranks import faults, player
 from tests.ranks.cast import Cast
 from tests.ranks.overlapped import Overlapped
@@ -201,6 +203,22 @@ def beside(cast: Cast, moments: bool = False) -> None:
         end(cast, optimizer, divided)
 
 
+def pause(cast: Cast) -> None:
+    """Train until the test says so, pause until it lets this learner go on, and end on the model of
+    all."""
+    optimizer, divided = free_learner(cast)
+    cast.say("open")
+    taken = 0
+    with optimizer:
+        while not (cast.folder / "pause").exists():
+            train_once(cast, optimizer, divided, taken)
+            taken += 1
+        cast.say("pauses")
+        (cast.folder / "go on").read_text()  # a pipe, which the test opens in the end
+        train_once(cast, optimizer, divided, taken)
+        end(cast, optimizer, divided)
+
+
 def come_back(cast: Cast) -> None:
     """Train on as ranks that were started again, and end on the model of all."""
     optimizer, divided = free_learner(cast)
@@ -265,6 +283,20 @@ def kept_of(divided: Divided, optimizer: Any) -> dict[str, Tensor]:
     return kept
 
 
+def wait_long(cast: Cast) -> None:
+    """The same, and say each time that the lead tells the other ranks to wait."""
+    decode = rank_meetings.decode_order
+
+    def watched(data: bytes) -> Order:
+        order = decode(data)
+        if order.deed is Deed.WAIT:
+            cast.say("waits")
+        return order
+
+    with patch.object(rank_meetings, "decode_order", watched):
+        come_back(cast)
+
+
 def free_learner(
     cast: Cast, ways: Ways = WHOLE, seed: int | None = None, **options: Any
 ) -> tuple[Any, Divided]:
@@ -310,4 +342,6 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "beside": beside,
     "come back": come_back,
     "go on": go_on,
+    "wait long": wait_long,
+    "pause": pause,
 }

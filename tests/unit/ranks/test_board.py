@@ -102,6 +102,18 @@ def test_a_word_lasts_while_others_are_ahead() -> None:
                 assert b.hear(number + ahead) == [word(first + ahead), word(-first)]
 
 
+def test_a_rank_knows_who_has_not_said_a_word_and_what_these_said_before() -> None:
+    with boards(3) as (a, b, c):
+        for rank in (a, b, c):
+            rank.say(word(1))
+        number = a.say(word(2))
+        assert a.unheard(number) == {1: word(1), 2: word(1)}
+        c.say(word(3))
+        assert a.unheard(number) == {1: word(1)}
+        assert a.unheard(number - 1) == {}
+        assert a.unheard(number + 1) == {0: word(2), 1: None, 2: word(3)}
+
+
 def test_a_rank_sleeps_until_the_last_word_is_said(clock: Clock) -> None:
     with boards(3) as (a, b, c):
         number = a.say(word(1))
@@ -112,7 +124,9 @@ def test_a_rank_sleeps_until_the_last_word_is_said(clock: Clock) -> None:
                 b.say(word(2))
 
         clock.meanwhile = meanwhile
-        assert a.hear(number) == [word(1), word(2), word(3)]
+        looks: list[float] = []
+        assert a.hear(number, looks.append) == [word(1), word(2), word(3)]
+        assert not looks
     assert len(clock.slept) == 20
     assert clock.slept[0] == board.LEAST_S
     assert clock.slept == sorted(clock.slept)
@@ -122,8 +136,11 @@ def test_a_rank_sleeps_until_the_last_word_is_said(clock: Clock) -> None:
 
 def test_a_word_that_does_not_come_in_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Board, "_is_alive", lambda self, rank: True)
+    looks: list[float] = []
     with boards(2) as (a, _), pytest.raises(TimeoutError, match=r"no word 1 within 5 s"):
-        a.hear(a.say(word(1)))
+        a.hear(a.say(word(1)), looks.append)
+    assert 0.8 * TIMEOUT_S / board.ASK_S < len(looks) <= TIMEOUT_S / board.ASK_S
+    assert board.ASK_S < looks[0] < looks[-1] <= TIMEOUT_S
     assert TIMEOUT_S < sum(clock.slept) <= TIMEOUT_S + board.MOST_S
     assert max(clock.slept) == board.MOST_S
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,10 +19,22 @@ class Said:
     def __init__(self, table: Table | None) -> None:
         self.table = table
 
-    def wait(self) -> Table:
+    def wait(self, meanwhile: Callable[[float], None]) -> Table:
         if self.table is None:
             raise MendError("lost")
         return self.table
+
+    def missing(self) -> dict[int, Word | None]:
+        return {1: step(7)}
+
+
+class Slow(Said):
+    """A table that comes after half a minute."""
+
+    def wait(self, meanwhile: Callable[[float], None]) -> Table:
+        for waited_s in range(31):
+            meanwhile(waited_s)
+        return super().wait(meanwhile)
 
 
 class ScriptedTalk:
@@ -49,7 +61,7 @@ class ScriptedTalk:
 class Interrupted:
     """Ctrl-C comes during the wait."""
 
-    def wait(self) -> Table:
+    def wait(self, meanwhile: Callable[[float], None]) -> Table:
         raise KeyboardInterrupt
 
 
@@ -87,7 +99,7 @@ def test_the_longest_tells_how_much_all_tell() -> None:
         (step(2), UsageError, "rank 0 is in step 1, rank 1 is in step 2; call step"),
         (Word(call=Call.CLOSE, step=0), UsageError, r"rank 1 is in close\(\) after step 0"),
         (step(1, failed=True), MendError, "rank 1 of this learner failed"),
-        (None, MendError, "lost"),
+        (None, MendError, "lost; rank 0 is in step 1 and waits for rank 1, .* in step 7$"),
     ],
 )
 def test_after_a_fault_nothing_goes_on(
@@ -117,6 +129,24 @@ def test_the_others_learn_of_a_rank_that_leaves() -> None:
     crew, talk = crew_of(step(1))
     crew.leave(4)
     assert talk.said == [Word(call=Call.CLOSE, step=4)]
+
+
+def test_a_long_wait_for_a_rank_that_makes_another_call_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that alone saves waits for others, which wait for it in a collective of the model."""
+    crew, talk = crew_of()
+    at = Word(call=Call.STATE_DICT, step=3)
+    monkeypatch.setattr(talk, "say", lambda word: Slow(Table([word, word])))
+    crew.agree(at)
+    line = "rank 0 is in state_dict() after step 3 and waits for rank 1, which was last in step 7"
+    remedy = "all ranks must make the same calls, also state_dict()"
+    assert caplog.messages == [f"{line}, after {s} s; {remedy}" for s in (10, 20, 30)]
+    # All are there now. The lead may wait for the network as long as it likes.
+    crew.agree(at)
+    assert len(caplog.messages) == 3
+    crew.agree(step(4))
+    assert len(caplog.messages) == 6
 
 
 def test_an_order_travels() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from mend_optim import UsageError
+from mend_optim import MendError, UsageError
 from mend_optim.ranks import group
 from mend_optim.ranks.board import LETTER_BYTES
 from mend_optim.ranks.words import Call, Word
@@ -66,6 +66,34 @@ def check_letters(own: group.Group) -> None:
         assert own.tell(b"abc", length) == [b"abc".ljust(length, b"\0")]
     assert own.tell(b"x" * LETTER_BYTES, LETTER_BYTES) == [b"x" * LETTER_BYTES]
     assert len(written) == (3 if own._board else 0)
+
+
+class Work:
+    """A collective that takes longer than a rank waits at a time."""
+
+    def __init__(self, looks: int, fault: str = "") -> None:
+        self.looks = looks
+        self.fault = fault
+
+    def is_completed(self) -> bool:
+        return self.looks <= 0
+
+    def wait(self, *timeout: timedelta) -> None:
+        self.looks -= 1
+        if self.looks >= 0 and timeout:
+            raise RuntimeError("Operation timed out!")
+        if self.fault:
+            raise RuntimeError(self.fault)
+
+
+def test_a_rank_looks_up_while_it_waits_for_a_collective() -> None:
+    rows, looks = group._Rows(1), list[float]()
+    heard = group.Pending(partial(group._heard, Work(3), rows))
+    assert heard.wait(looks.append).tokens == 0
+    assert looks == [1, 2]  # the third time it was over as the time ended
+    with pytest.raises(MendError, match="another rank of this learner ended"):
+        group.Pending(partial(group._heard, Work(3, "reset"), rows)).wait()
+    assert heard.missing() == {}
 
 
 def test_where_torch_has_nothing_below_its_own_function_that_one_is_called(

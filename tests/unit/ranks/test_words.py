@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend_optim.ranks.words import WIDTH, Call, Table, Word, decode_word, encode_word
+from mend_optim.ranks.words import WIDTH, Call, Table, Word, decode_word, encode_word, waits
 
 words = st.builds(
     Word,
@@ -75,3 +75,16 @@ def table(*where: tuple[Call, int]) -> Table:
 )
 def test_ranks_that_have_parted_are_named(said: Table, told: str) -> None:
     assert said.parting() == told
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ({}, "the others"),
+        ({2: None}, "rank 2"),
+        ({1: Word(Call.JOIN, 0)}, "rank 1, which was last in join() after step 0"),
+        (dict.fromkeys(range(1, 7)), "rank 1; rank 2; rank 3; rank 4; …"),
+    ],
+)
+def test_a_rank_that_waits_tells_for_whom(missing: dict[int, Word | None], told: str) -> None:
+    assert waits(0, (Call.STEP, 3), missing) == f"rank 0 is in step 3 and waits for {told}"

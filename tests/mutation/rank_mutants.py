@@ -552,4 +552,11 @@ RANK_MUTANTS = (
         "        raise  # the time",
         GROUP,
     ),
+    mutant(
+        "ctrl-c-waits-for-gloo",
+        "group",
+        "        work.wait(LOOK_UP)",
+        "        work.wait()",
+        of("ranks/test_faults", "ctrl_c"),
+    ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -11,7 +12,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from mend_optim import rank_run
-from mend_optim.ranks import board
+from mend_optim.ranks import board, crew, group
 from mend_optim.ranks.group import Group, Pending
 from mend_optim.ranks.words import Call, Word
 from tests.ranks.cast import Cast
@@ -26,7 +27,8 @@ MEET_S = 1.0
 class Fault(NamedTuple):
     """A fault: its kind, its rank, and its place."""
 
-    #: "kill" or "freeze", or a mistake: "skip" a step, or make no optimizer at all ("absent").
+    #: "kill", "freeze" or "interrupt" (the test does that, while the rank waits), or a mistake:
+    #: "skip" a step, or make no optimizer at all ("absent").
     deed: str
     rank: int
     #: "join" or "step", in a transfer; or "between" two steps.
@@ -49,6 +51,10 @@ class Doom:
             patch.object(board, "PLACE", Path("/nowhere")).start()
         if self._is_mine and fault.place in ("join", "step"):
             self._watch()
+        if self._is_mine and fault.deed == "interrupt":
+            patch.object(crew, "LINE_EVERY_S", 0.0).start()
+            patch.object(group, "LOOK_UP", timedelta(seconds=0.05)).start()
+            patch.object(crew.log, "warning", lambda *_: cast.say("waits")).start()
 
     def _make_group(self, ranks: Any) -> Group:
         """Nobody waits a minute for a rank that makes no optimizer."""

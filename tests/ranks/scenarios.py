@@ -187,7 +187,7 @@ def endure(cast: Cast, fault: list[Any]) -> None:
             train_once(cast, optimizer, divided, taken)
             taken += 1
             doom.between(taken)
-    except MendError as error:
+    except (MendError, KeyboardInterrupt) as error:
         cast.say("raised", kind=type(error).__name__, text=str(error), steps=taken)
 
 

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.timeout(240)
 LOST = "MendError: another rank of this learner ended, failed or did not answer"
 #: The groups of learners whose rank is frozen give up after so long.
 FROZEN_S = 4.0
+#: A rank that has looked up so often for a frozen one, without a word in between, waits for it.
+LOOKS = 10
 #: Faults by name, and the errors that the other ranks raise.
 FAULTS = {
     Fault("kill", 0, "join"): LOST,
@@ -90,3 +92,30 @@ def test_ranks_that_lose_one_start_again(
     assert first["name"] == second["name"] == "a"
     assert tokens["b"] == other["trained"]
     assert first["trained"] <= tokens["a"] <= lost + first["trained"]
+
+
+@pytest.mark.parametrize("hosts", ["", "apart"])
+def test_ctrl_c_ends_the_wait_for_another_rank(
+    nursery: Nursery, tmp_path: Path, hosts: str
+) -> None:
+    company = Company(nursery, tmp_path)
+    b = company.start("b", "beside")
+    company.await_event("b0", "open")
+    company.start("a", "endure", 2, fault=Fault("interrupt", 1, "between", hosts))
+    company.await_event("a1", "struck")
+    company.signal("a0", signal.SIGSTOP)
+    said = company.events["a1"]
+    enough = len(said["waits"]) + LOOKS
+    company.until(lambda: len(said["waits"]) >= enough or said["ended"], "waits of a1")
+    company.signal("a1", signal.SIGINT)
+    assert company.await_event("a1", "raised")["kind"] == "KeyboardInterrupt"
+    company.signal("a0", signal.SIGCONT)
+    told = company.await_event("a0", "raised")
+    texts = ["rank 1 of this learner failed"]
+    if hosts:  # its last word may be lost with it
+        texts.append("another rank of this learner ended")
+    assert told["kind"] == "MendError"
+    assert told["text"].startswith(tuple(texts))
+    assert [company.status_of(who) for who in ("a0", "a1")] == [0, 0]
+    (tmp_path / "enough").touch()
+    company.await_end(b)

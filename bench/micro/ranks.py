@@ -119,7 +119,7 @@ class Words:
     def __call__(self, seat: Seat) -> list[float]:
         """The seconds of each agreement."""
         if not self._has_board:
-            board.PLACE = Path("/nowhere")
+            board.MEMORY = Path("/nowhere")
         meet(self._store, seat.rank, 2)
         crew, square, took = Crew(Group()), torch.rand(SQUARE, SQUARE), []
         for step in range(AGREEMENTS):

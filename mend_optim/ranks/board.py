@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 import sys
 import time
@@ -34,7 +35,9 @@ if sys.platform == "linux":
 
 T = TypeVar("T")
 #: Memory that only the processes of this host share. Where it is absent, there is no board.
-PLACE = Path("/dev/shm")
+MEMORY = Path("/dev/shm")
+#: Where a process finds the open files of another one.
+PROCESSES = Path("/proc")
 #: A word that is being heard, the next one, and a last one that nobody waits for (`Crew.fail`).
 FRAMES = 4
 # A row: the word's number and the word, then the checksum of these.
@@ -49,8 +52,10 @@ LETTER_BYTES = 2048
 _LETTER_ROW_BYTES = _HEAD.size + LETTER_BYTES + _SUM.size
 # Between two looks a rank sleeps a tenth of its wait so far: at least and at most so long.
 LEAST_S, MOST_S = 20e-6, 2e-3
-#: The most bytes of the name of a file.
-NAME_BYTES = 64
+#: The most bytes that tell where a file is.
+PLACE_BYTES = 64
+#: A file ends in so many random bytes, by which other ranks know it.
+SEAL_BYTES = 16
 #: So long a rank waits until it asks whether the others live, and between two such questions.
 ASK_S = 0.05
 
@@ -248,19 +253,15 @@ def shared_board(
         size: how many ranks there are.
         timeout_s: how long `Board.hear` waits, in seconds.
     """
-    name, file, board = "", None, None
-    try:
-        with suppress(OSError):
-            name, file = _new_file(size) if rank == 0 else ("", None)
-        known = _text(tell(name.encode(), NAME_BYTES)[0])
-        with suppress(OSError):
-            if known:
-                file = _known_file(known, size) if file is None else file
-                board = Board(file, rank, size, timeout_s)
-        processes = set(map(_text, tell(str(os.getpid()).encode() if board else b"", NAME_BYTES)))
-    finally:
-        if name:
-            _remove(name)
+    place, file, board = "", None, None
+    with suppress(OSError):
+        place, file = _new_file(size) if rank == 0 else ("", None)
+    known = _text(tell(place.encode(), PLACE_BYTES)[0])
+    with suppress(OSError):
+        if known:
+            file = _known_file(known, size) if file is None else file
+            board = Board(file, rank, size, timeout_s)
+    processes = set(map(_text, tell(str(os.getpid()).encode() if board else b"", PLACE_BYTES)))
     # Ranks that are threads of one process would have each other's locks.
     return board if len(processes) == size and "" not in processes else None
 
@@ -275,33 +276,36 @@ def _length(size: int) -> int:
 
 
 def _new_file(size: int) -> tuple[str, int]:
-    """A new file: its name, and a descriptor. Raises `OSError` where there is no memory for it."""
+    """A new file: where other processes find it, and a descriptor. It has no name, so nothing is
+    left of it when the last process that has it ends, in whatever way. Raises `OSError` where there
+    is no memory for it."""
     if sys.platform != "linux":
         raise OSError("there are boards on Linux alone")
-    name = f"mend-optim-{os.urandom(16).hex()}"
-    file = os.open(PLACE / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_TMPFILE | os.O_EXCL | os.O_CLOEXEC
+    file = os.open(MEMORY, flags, 0o600)
     try:
         # To touch memory that is short would end the process.
-        os.posix_fallocate(file, 0, _length(size))
+        os.posix_fallocate(file, 0, _length(size) + SEAL_BYTES)
+        seal = os.urandom(SEAL_BYTES)
+        os.pwrite(file, seal, _length(size))
     except OSError:
         os.close(file)
-        _remove(name)
         raise
-    return name, file
+    return f"{os.getpid()}/{file}/{seal.hex()}", file
 
 
-def _known_file(name: str, size: int) -> int:
-    """A descriptor of the file that the lead has made. Raises `OSError` where it is not, as on
-    another host, or is not of this user and size."""
-    file = os.open(PLACE / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    found = os.fstat(file)
-    if (found.st_uid, found.st_size) != (os.geteuid(), _length(size)):
+def _known_file(place: str, size: int) -> int:
+    """A descriptor of the file that the lead has made. Raises `OSError` where it is not to be
+    found, as on another host. There, another file may be in its place."""
+    process, number, seal = place.split("/")
+    path = PROCESSES / process / "fd" / number
+    found = os.stat(path)
+    length = _length(size)
+    kind = (stat.S_ISREG(found.st_mode), found.st_uid, found.st_size)
+    if kind != (True, os.geteuid(), length + SEAL_BYTES):
+        raise OSError(f"{path} is another file")
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    if os.pread(file, SEAL_BYTES, length).hex() != seal:
         os.close(file)
-        raise OSError(f"{name} is another file")
+        raise OSError(f"{path} is another file")
     return file
-
-
-def _remove(name: str) -> None:
-    """Remove the name. The memory lasts as long as a rank has it."""
-    with suppress(OSError):
-        os.unlink(PLACE / name)

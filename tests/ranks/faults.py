@@ -48,7 +48,7 @@ class Doom:
         self._group: Group | None = None
         patch.object(rank_run, "Group", self._make_group).start()
         if fault.hosts:
-            patch.object(board, "PLACE", Path("/nowhere")).start()
+            patch.object(board, "MEMORY", Path("/nowhere")).start()
         if self._is_mine and fault.place in ("join", "step"):
             self._watch()
         if self._is_mine and fault.deed == "interrupt":

@@ -64,11 +64,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @contextmanager
 def boards(size: int) -> Iterator[list[Board]]:
     """The ends of so many ranks, in one process: each finds the others alive or dead alike."""
-    name, file = board._new_file(size)
-    try:
-        others = [board._known_file(name, size) for _ in range(size - 1)]
-    finally:
-        board._remove(name)
+    place, file = board._new_file(size)
+    others = [board._known_file(place, size) for _ in range(size - 1)]
     yield [Board(each, rank, size, TIMEOUT_S) for rank, each in enumerate([file, *others])]
 
 
@@ -257,9 +254,9 @@ def test_a_rank_that_goes_on_after_its_letter_is_read(
 
 
 @contextmanager
-def living(name: str) -> Iterator[Any]:
+def living(place: str) -> Iterator[Any]:
     other = subprocess.Popen(
-        [sys.executable, "-c", OTHER, name],
+        [sys.executable, "-c", OTHER, place],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -274,10 +271,9 @@ def living(name: str) -> Iterator[Any]:
 
 
 def test_a_rank_that_ends_is_not_waited_for_and_its_last_word_is_heard(clock: Clock) -> None:
-    name, file = board._new_file(2)
+    place, file = board._new_file(2)
     own = Board(file, 0, 2, TIMEOUT_S)
-    with living(name) as other:
-        board._remove(name)
+    with living(place) as other:
         first, second = own.say(word(7)), own.say(word(8))
         with pytest.raises(TimeoutError):  # it lives
             own.hear(second)
@@ -313,24 +309,22 @@ class Others:
 
     def __init__(self, *processes: str) -> None:
         self.processes = processes
-        self.name = ""
+        self.place = ""
 
     def __call__(self, data: bytes, nbytes: int) -> list[bytes]:
-        others = ("",) * len(self.processes) if not self.name else self.processes
-        self.name = self.name or data.decode() or "none"
+        others = ("",) * len(self.processes) if not self.place else self.processes
+        self.place = self.place or data.decode() or "none"
         return [each.ljust(nbytes, b"\0") for each in (data, *map(str.encode, others))]
 
 
-def names() -> set[str]:
-    return {each.name for each in board.PLACE.glob("mend-optim-*")}
-
-
-def test_a_board_has_no_name_once_all_ranks_have_it() -> None:
+def test_a_board_has_no_name_at_any_time() -> None:
+    """Nothing is left of it if all ranks are killed, even while they meet."""
     others = Others("17", "18")
     own = shared_board(others, 0, 3, TIMEOUT_S)
     assert own is not None
-    assert others.name.startswith("mend-optim-")
-    assert others.name not in names()
+    process, number, _ = others.place.split("/")
+    assert int(process) == os.getpid()
+    assert os.fstat(int(number)).st_nlink == 0
     assert own._timeout_s == TIMEOUT_S
 
 
@@ -339,60 +333,79 @@ def test_ranks_that_do_not_all_reach_it_have_none(processes: tuple[str, ...]) ->
     """Those on another host cannot; threads of one process would have each other's locks."""
     others = Others(*[each.replace("own", str(os.getpid())) for each in processes])
     assert shared_board(others, 0, 3, TIMEOUT_S) is None
-    assert others.name not in names()
 
 
 def test_where_there_is_no_such_memory_there_is_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "PLACE", Path("/nowhere"))
+    monkeypatch.setattr(board, "MEMORY", Path("/nowhere"))
     assert shared_board(Others("17"), 0, 2, TIMEOUT_S) is None
 
 
 def test_a_host_without_room_has_none_and_keeps_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+    made: list[int] = []
+
+    def full(file: int, *_: Any) -> None:
+        made.append(file)
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    before = names()
     assert shared_board(Others("17"), 0, 2, TIMEOUT_S) is None
-    assert names() <= before
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0])
 
 
-def lead_of(name: str) -> Callable[[bytes, int], list[bytes]]:
-    """The lead of two ranks has told this name; then all tell their processes."""
-    told: list[list[bytes]] = [[name.encode(), b""]]
+def lead_of(place: str) -> Callable[[bytes, int], list[bytes]]:
+    """The lead of two ranks has told this place; then all tell their processes."""
+    told: list[list[bytes]] = [[place.encode(), b""]]
     return lambda data, nbytes: told.pop() if told else [b"17", data]
 
 
+@pytest.fixture
+def made() -> Iterator[tuple[str, int]]:
+    """The file of a lead of two ranks."""
+    place, file = board._new_file(2)
+    yield place, file
+    os.close(file)
+
+
 def test_another_rank_finds_the_board_of_the_lead() -> None:
-    name, file = board._new_file(2)
+    place, file = board._new_file(2)
     lead = Board(file, 0, 2, TIMEOUT_S)
-    own = shared_board(lead_of(name), 1, 2, TIMEOUT_S)
-    board._remove(name)
+    own = shared_board(lead_of(place), 1, 2, TIMEOUT_S)
     assert own is not None
     lead.say(word(1))
     assert lead.hear(own.say(word(2))) == [word(1), word(2)]
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_file_of_another_size_is_not_the_board(size: int) -> None:
-    name, file = board._new_file(size)
-    try:
-        assert shared_board(lead_of(name), 1, 2, TIMEOUT_S) is None
-    finally:
-        board._remove(name)
-        os.close(file)
+def test_a_file_of_another_size_is_not_the_board(made: tuple[str, int]) -> None:
+    """It would end the process to touch what is not there."""
+    place, file = made
+    os.truncate(file, os.fstat(file).st_size + 1)
+    assert shared_board(lead_of(place), 1, 2, TIMEOUT_S) is None
 
 
-def test_a_name_that_this_host_does_not_have() -> None:
-    assert shared_board(lead_of("mend-optim-of-another-host"), 1, 2, TIMEOUT_S) is None
+def test_a_file_with_another_seal_is_not_the_board(made: tuple[str, int]) -> None:
+    """On another host, the same process and descriptor are those of another learner."""
+    place, file = made
+    os.pwrite(file, b"x", os.fstat(file).st_size - 1)
+    before = os.listdir("/proc/self/fd")
+    assert shared_board(lead_of(place), 1, 2, TIMEOUT_S) is None
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_what_is_no_file_is_not_opened() -> None:
+    """On another host, the same descriptor may be a pipe or a terminal."""
+    reads, writes = os.pipe()
+    assert shared_board(lead_of(f"{os.getpid()}/{reads}/00"), 1, 2, TIMEOUT_S) is None
+    os.close(reads)
+    os.close(writes)
+
+
+def test_a_place_that_this_host_does_not_have() -> None:
+    assert shared_board(lead_of("4194305/3/00"), 1, 2, TIMEOUT_S) is None
     assert shared_board(lead_of(""), 1, 2, TIMEOUT_S) is None
 
 
-def test_a_file_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    name, file = board._new_file(2)
-    monkeypatch.setattr(os, "geteuid", lambda: os.stat(board.PLACE / name).st_uid + 1)
-    try:
-        assert shared_board(lead_of(name), 1, 2, TIMEOUT_S) is None
-    finally:
-        board._remove(name)
-        os.close(file)
+def test_a_file_of_another_user(made: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    place, file = made
+    monkeypatch.setattr(os, "geteuid", lambda: os.fstat(file).st_uid + 1)
+    assert shared_board(lead_of(place), 1, 2, TIMEOUT_S) is None

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch.optim import Optimizer
+
+from mend_optim.errors import require
 from mend_optim.ranks.guard import is_divided
 from mend_optim.ranks.shards import Shards, check_shards
 from mend_optim.settings import Settings
 from mend_optim.training_run import TrainingRun
 from mend_optim.wrapped_parameters import WrappedParameters
+
+ONE = (
+    "give one optimizer the parameters of all parts, as in "
+    "AdamW([pair for part in parts for pair in part.named_parameters()])"
+)
 
 
 def new_run(settings: Settings, model: WrappedParameters, shards: Shards = None) -> TrainingRun:
@@ -16,9 +26,22 @@ def new_run(settings: Settings, model: WrappedParameters, shards: Shards = None)
         UsageError: the parameters cannot be merged, `shards` is wrong, or the ranks don't agree.
     """
     check_shards(shards)
+    if settings.place is not None:
+        _refuse_container(model.inner)
     if settings.place is None or not is_divided(settings.group):
         return TrainingRun(settings, model)
     # torch may have been built without what it needs.
     from mend_optim.rank_run import RankRun
 
     return RankRun(settings, model, shards)
+
+
+def _refuse_container(inner: Optimizer) -> None:
+    """Raise `UsageError` if this optimizer only passes calls on to others, as torchtitan's does. It
+    has no state of its own: no moment would be averaged, and nobody would be told."""
+    kept = getattr(inner, "optimizers", ())
+    listed = list(kept.values()) if isinstance(kept, Mapping) else kept
+    parts = listed if isinstance(listed, list | tuple) else ()
+    others = [part for part in parts if isinstance(part, Optimizer)]
+    kind = f"a {type(inner).__name__} of {len(others)}"
+    require(not others, "inner", kind, "an optimizer that holds no others", ONE)

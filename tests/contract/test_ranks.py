@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import Parameter
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mend_optim import MendOptimizer, UsageError
@@ -61,6 +61,26 @@ def test_a_process_is_a_rank_if_its_group_has_several() -> None:
         assert is_divided(dist.group.WORLD)
         assert not is_divided(dist.new_group([0]))
         assert not is_divided(None)
+
+
+class Container(Optimizer):
+    """Passes calls on to the optimizers of the parts of a model."""
+
+    def __init__(self, optimizers: Any) -> None:
+        super().__init__([Parameter(torch.ones(3))], {})
+        self.optimizers = optimizers
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda parts: dict(enumerate(parts))])
+def test_a_container_of_optimizers_is_refused_with_peers(kind: Any) -> None:
+    """Its own state is empty: moments would not be averaged, and nobody would be told."""
+    parts = [SGD([Parameter(torch.ones(3))]) for _ in range(2)]
+    told = r"inner must be an optimizer that holds no others, got '?a Container of 2'?; give one"
+    with pytest.raises(UsageError, match=told):
+        MendOptimizer(Container(kind(parts)), listen=LOOPBACK)
+    MendOptimizer(Container(kind(parts)))
+    MendOptimizer(Container(kind([])), listen=LOOPBACK).close()
+    MendOptimizer(Container("none"), listen=LOOPBACK).close()
 
 
 @pytest.mark.parametrize("group", ["all", 2, [0, 1]])

@@ -21,6 +21,7 @@ STORMS = of("virtual/test_ranked")
 TYPES = of("unit/ranks/test_types")
 PLANS = of("unit/runtime/test_held_copies")
 WRAPPED = of("unit/test_wrapped_parameters")
+CONTRACT = of("contract/test_ranks")
 
 
 def mutant(name: str, place: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -558,5 +559,21 @@ RANK_MUTANTS = (
         "        work.wait(LOOK_UP)",
         "        work.wait()",
         of("ranks/test_faults", "ctrl_c"),
+    ),
+    Mutant(
+        "a-container-is-wrapped",
+        8,
+        "run_choice",
+        "    require(not others,",
+        "    require(True,",
+        CONTRACT,
+    ),
+    Mutant(
+        "a-container-is-refused-alone",
+        8,
+        "run_choice",
+        "    if settings.place is not None:\n        _refuse",
+        "    if True:\n        _refuse",
+        CONTRACT,
     ),
 )

@@ -1,5 +1,5 @@
-"""Our callbacks in trainers that train by DDP: a learner of two ranks, beside one of one process.
-Each trains, writes a checkpoint, and goes on from that."""
+"""Trainers that train by DDP, two of them with our callbacks: a learner of two ranks, beside one of
+one process. Each trains, writes a checkpoint, and goes on from that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 PATIENCE_S = 200.0
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 #: Of a step on one rank: rows of 8 ids, and rows.
-TOKENS = {"ranked_transformers": 2 * 8, "ranked_lightning": 2}
+TOKENS = {"ranked_transformers": 2 * 8, "ranked_lightning": 2, "ranked_accelerate": 2}
 pytestmark = pytest.mark.timeout(300)  # three processes import the library, and train twice
 
 
@@ -67,6 +67,7 @@ def ends_of(script: str, folder: Path) -> list[list[dict[str, Any]]]:
     [
         pytest.param("ranked_transformers", marks=needs("transformers")),
         pytest.param("ranked_lightning", marks=needs("lightning")),
+        pytest.param("ranked_accelerate", marks=needs("accelerate")),
     ],
 )
 def test_two_ranks_train_and_go_on_from_their_checkpoint(script: str, tmp_path: Path) -> None:

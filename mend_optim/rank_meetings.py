@@ -13,6 +13,7 @@ from mend_optim.rank_traffic import RankTraffic
 from mend_optim.ranks.crew import Crew
 from mend_optim.ranks.orders import Deed, Order, decode_order, encode_order
 from mend_optim.ranks.words import Call
+from mend_optim.runtime.held_copies import falls_due
 from mend_optim.runtime.learner import Learner, is_wanted_in
 from mend_optim.shared_tensors import RankDeeds
 
@@ -143,11 +144,16 @@ class Meetings:
         self._tell(Deed.OVER, **self._outlook._asdict())
 
     def _will_meet(self, learner: Learner | None) -> bool:
-        """Whether there will be something to do at the end of the next step. In lockstep, all meet
-        at every step, because corrections are due at exact ones."""
+        """Whether there will be something to do at the end of the next step."""
         if learner is None or learner.closed:
             return False
-        return self._schedule.lockstep or is_wanted_in(learner, 1)
+        return self.is_due(learner, 1) if self._schedule.lockstep else is_wanted_in(learner, 1)
+
+    def is_due(self, learner: Learner, steps: int) -> bool:
+        """In lockstep: whether all meet once so many more steps were taken, because a copy or a
+        correction is due at exactly that step. Where each step waits for its anchor, they meet at
+        every one."""
+        return self._schedule.adopt_after == 0 or falls_due(learner, steps)
 
     def _tell(self, deed: Deed, **facts: Any) -> None:
         self._crew.tell(*self._deeds.at, encode_order(Order(deed=deed, facts=facts)))

@@ -28,6 +28,7 @@ from mend_optim.ranks.crew import Crew
 from mend_optim.ranks.group import Group
 from mend_optim.ranks.shards import Shards
 from mend_optim.ranks.words import Call, Table, Word
+from mend_optim.runtime import held_copies
 from mend_optim.runtime.learner import CLOSED, Learner
 from mend_optim.settings import Settings
 from mend_optim.shared_tensors import GROUPS, RankDeeds, SharedTensors
@@ -211,7 +212,7 @@ class RankRun(TrainingRun):
         if self.learner is None or self.learner.closed:
             return {}
         if self.settings.schedule.lockstep:
-            return {"answer": True}
+            return {"answer": self._meetings.is_due(self.learner, held_copies.AHEAD)}
         return self._traffic.plan(self.learner)
 
     def _after_step(self) -> None:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from mend_optim.engine.progress import Progress
+from mend_optim.engine.schedule import Schedule
 from mend_optim.runtime.interrupts import Uninterrupted
 from mend_optim.runtime.learner import Learner
 from mend_optim.worker.anchors import Anchors
@@ -66,6 +68,28 @@ def plan(learner: Learner, busy: Collection[int], hold_s: float, *, in_passing: 
             boundaries.hold(p, time.monotonic() + hold_s)
         free = next((q for q in mailbox if q not in busy), None)
         return Plan(False, p, moments, None if free is None else mailbox.pop(free))
+
+
+def falls_due(learner: Learner, steps: int) -> bool:
+    """Under `adopt_after`: whether there may be something to do once so many more steps were taken.
+
+    That is a copy, an anchor that is due then, whether it has come or not, or one that came late. A
+    correction that waits for its step does not count before."""
+    state, mailbox = learner.engine.state, learner.worker.mailbox
+    with learner.mutex:
+        at = state.totals.step + steps
+        if any(at >= (state.fragments[p].adopt_at or 0) for p in mailbox):
+            return True
+        founding = learner.engine.boundaries.founding
+        return founding or any(_is_due(f, at, state.schedule) for f in state.fragments)
+
+
+def _is_due(fragment: Progress, at: int, schedule: Schedule) -> bool:
+    """Whether a fragment is copied or corrected at this step, if all goes well."""
+    pending = fragment.pending
+    if pending is None:
+        return schedule.due(at, fragment.cycle_start)
+    return not pending.missed and at >= pending.step + (schedule.adopt_after or 0)
 
 
 def counted(learner: Learner, p: int) -> bool:

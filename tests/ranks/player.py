@@ -26,7 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mend_optim import Adoption, LearnerState, MendError, MendOptimizer, MomentSchedule, UsageError
 from mend_optim.own_tensors import OwnTensors
+from mend_optim.rank_meetings import Meetings
 from mend_optim.ranks.shards import Split
+from mend_optim.ranks.words import Call
 from mend_optim.runtime import held_copies
 from mend_optim.runtime.learner import Learner
 
@@ -306,7 +308,15 @@ def weights(optimizer: Any) -> dict[str, list[float]]:
 def merge(player: Player, way: str, addresses: list[str], **options: Any) -> Facts:
     """a and b train one model in lockstep, and end on it."""
     divided, optimizer = player.learner(way, addresses, **{**LOCKSTEP, **options})
-    with optimizer:
+    met: list[int] = []
+    hold = Meetings.hold
+
+    def watched(meetings: Meetings, at: tuple[Call, int], *args: Any) -> Any:
+        if at[0] is Call.STEP:
+            met.append(at[1])
+        return hold(meetings, at, *args)
+
+    with optimizer, patch.object(Meetings, "hold", watched):
         player.train(divided, optimizer, range(STEPS))
         trained = weights(optimizer)
         status = optimizer.status()
@@ -318,6 +328,7 @@ def merge(player: Player, way: str, addresses: list[str], **options: Any) -> Fac
         finish = optimizer.finish()
     return {
         "trained": trained,
+        "met": met,
         "swapped": swapped,
         "back": back == before,
         "ended": weights(optimizer),

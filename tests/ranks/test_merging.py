@@ -81,6 +81,8 @@ def test_ranks_are_one_learner(pool: Pool, twins: list[Facts], way: str) -> None
     assert all(each["back"] for each in (first, second, b))
     assert [rank["step"] for rank in (first, second)] == [STEPS, STEPS]
     assert [rank["tokens"] for rank in (first, second)] == [BATCH * STEPS, BATCH * STEPS]
+    # The ranks meet where something is due, and go on from all other steps without a wait.
+    assert first["met"] == second["met"] == [*range(2, STEPS + 1, 2)]
 
 
 def test_ranks_wait_for_anchors_that_are_due_at_once(pool: Pool) -> None:

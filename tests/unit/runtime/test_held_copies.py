@@ -11,6 +11,7 @@ import torch
 from mend_optim.engine.effects import Advance
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.progress import Motion
+from mend_optim.protocol.lineage import Entry
 from mend_optim.runtime import held_copies
 from mend_optim.runtime.held_copies import NOTHING, Plan
 from mend_optim.worker.correction import Correction
@@ -39,9 +40,9 @@ class Lead:
         for _ in range(count):
             self.driven.step()
 
-    def seal(self) -> None:
+    def seal(self, *members: Entry) -> None:
         """The anchor moves, and a correction comes."""
-        self.driven.receive(seal_of(self.driven.lineage))
+        self.driven.receive(seal_of(self.driven.lineage, *members))
         (advance,) = self.driven.jobs(Advance)
         self.driven.done(advance)
         older = self.mailbox.get(0)
@@ -158,3 +159,37 @@ def test_a_plan_that_is_not_followed_lets_go() -> None:
     held_copies.let_go(lead, 0)  # type: ignore[arg-type]
     assert len(lead.driven.jobs(Advance)) == 1
     assert lead.dispatched
+
+
+def test_in_lockstep_ranks_meet_for_copies_and_for_anchors_at_their_steps() -> None:
+    """A period of 4 steps; an anchor is adopted 2 steps after its copy."""
+    lead = Lead(sync_every=4, adopt_after=2)
+
+    def due(steps: int) -> bool:
+        return held_copies.falls_due(lead, steps)  # type: ignore[arg-type]
+
+    assert [due(steps) for steps in range(1, 6)] == [False, False, False, True, True]
+    offer = lead.driven.offer()
+    # The offer is on its way, and nobody need look before its anchor is due.
+    assert [due(steps) for steps in range(1, 4)] == [False, True, True]
+    lead.step()
+    lead.seal(offer.entry)
+    assert lead.driven.fragment.adopt_at == 6
+    assert [due(0), due(1)] == [False, True]
+
+
+def test_in_lockstep_ranks_meet_for_an_anchor_that_came_late() -> None:
+    lead = Lead(sync_every=4, adopt_after=2)
+    offer = lead.driven.offer()
+    lead.step(2)
+    lead.engine.boundaries.waited_out()
+    assert not held_copies.falls_due(lead, 1)  # type: ignore[arg-type]
+    lead.seal(offer.entry)
+    assert held_copies.falls_due(lead, 1)  # type: ignore[arg-type]
+
+
+def test_in_lockstep_ranks_meet_to_found_anchors() -> None:
+    lead = Lead(sync_every=4, adopt_after=2)
+    assert not held_copies.falls_due(lead, 1)  # type: ignore[arg-type]
+    lead.engine.state.mode = Mode.FOUNDING
+    assert held_copies.falls_due(lead, 1)  # type: ignore[arg-type]

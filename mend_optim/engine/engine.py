@@ -62,14 +62,13 @@ class Engine:
         self.answers = Answers(state)
         self.stragglers = Stragglers(state)
         self.beats = Beats(state, self.stragglers, now)
-        self._ticked_at = now
         self.idleness = Idleness(state)
         self.offers = Offers(state, self.stragglers, self.idleness)
         self.sealer = Sealer(state, self.adoption, self.stragglers, self.offers.standoffs)
         self.boundaries = Boundaries(state, self.adoption, self.stragglers)
         self.finish_wait = FinishWait(state)
         self.rollbacks = Rollbacks(state, self.adoption)
-        self.presence = Presence(state)
+        self.presence = Presence(state, now)
         self.ending = Ending(state, self.boundaries, self.presence)
         self.namesakes = Namesakes(state)
         self.joining = Joining(state, self.adoption, self.presence)
@@ -345,11 +344,7 @@ class Engine:
     def tick(self, now: float) -> None:
         """Time passed."""
         state = self.state
-        stopped_s, self._ticked_at = now - self._ticked_at, now
-        if stopped_s > state.policies.timing.suspect_after_s:  # the process, or its machine
-            state.roster.slept(now, stopped_s)
-        for id in state.roster.expire(now):
-            self.presence.evicted(id)
+        for id in self.presence.expire(now):
             self.ending.evicted(id)
         if now >= self.beats.due_at:
             self._beat(now)

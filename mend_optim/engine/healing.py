@@ -7,6 +7,8 @@ refused offer counts as an empty one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mend_optim.engine.effects import Done, Outsize, Retake
 from mend_optim.engine.ledger import Event, whole_anchor_record
 from mend_optim.engine.offers import Offers
@@ -35,6 +37,13 @@ def tell_outsized(
         "refused": refused,
     }
     state.emit(Event("outsized", f"{done} {whose} in fragment {p}: {size}", facts))
+
+
+def tell_refused(state: EngineState, p: int, refused: Mapping[PeerId, Outsize]) -> None:
+    """The round has refused the offers of these, and no seal will say so. An author that lives
+    offers its work again; of one that is gone nobody else can tell."""
+    for peer, outsize in refused.items():
+        tell_outsized(state, p, peer, outsize, refused=True)
 
 
 class Healing:

@@ -18,8 +18,10 @@ _TRAINS_ON = ": training alone until somebody comes"
 class Presence:
     """Compares the roster with what the user was told."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, now: float) -> None:
         self.state = state
+        #: When this learner last looked at the clock.
+        self._looked_at = now
         #: The peers on the roster whose coming was told.
         self._met: set[PeerId] = set()
         #: The peers that were suspected at the last beat, and why at first. A link that breaks and
@@ -47,10 +49,18 @@ class Presence:
         """A peer said goodbye."""
         self._lost(id, "left", "left")
 
-    def evicted(self, id: PeerId) -> None:
-        """A peer has been silent for so long that the roster forgets it."""
-        patience_s = self.state.policies.timing.evict_after_s
-        self._lost(id, "evicted", f"evicted: nothing was heard of it for {patience_s:g} s")
+    def expire(self, now: float) -> list[PeerId]:
+        """Time passed. Return the peers that were silent for so long that the roster forgets them.
+        While this learner itself was stopped, it could hear nobody."""
+        roster, timing = self.state.roster, self.state.policies.timing
+        stopped_s, self._looked_at = now - self._looked_at, now
+        if stopped_s > timing.suspect_after_s:
+            roster.slept(now, stopped_s)
+        silent = roster.expire(now)
+        for id in silent:
+            text = f"evicted: nothing was heard of it for {timing.evict_after_s:g} s"
+            self._lost(id, "evicted", text)
+        return silent
 
     def left_out(self, id: PeerId) -> None:
         """The run ends without a peer that came late."""

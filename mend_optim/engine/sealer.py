@@ -7,7 +7,7 @@ from statistics import median
 
 from mend_optim.engine.adoption import Adopter
 from mend_optim.engine.effects import EXCHANGE, Done, Inspect, Merge, Send
-from mend_optim.engine.healing import tell_outsized
+from mend_optim.engine.healing import tell_refused
 from mend_optim.engine.joint_offers import flaw_of_joint, may_take
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.pending import NEVER
@@ -120,7 +120,7 @@ class Sealer:
         if not state.mode.may_seal or not is_sealer or fragment.deferred_news:
             self._stand_down(now, round)
             return
-        self._tell_untold(round)
+        tell_refused(state, p, round.take_untold())
         view = self._gather(now, fragment, round)
         self._apply(view, plan(view, state.policies))
 
@@ -260,7 +260,7 @@ class Sealer:
         if round.phase is Phase.CALLING:
             round.void()
         round.forget_refused()
-        self._tell_untold(round)
+        tell_refused(self.state, round.fragment, round.take_untold())
         if round.inbox or self.relaying.joint.waiting(round.fragment):
             self.relaying.pass_on(now, round)
 
@@ -280,26 +280,16 @@ class Sealer:
             return
         seal = self._seal(job, done, round)
         audience = sorted(peer for peer in round.inbox if peer != state.me)
-        self._tell_of_the_gone(job, round)
+        # Of the others' refused offers all learners hear by the seal. Of these, a later process of
+        # the author has taken the place.
+        members = {offer.peer for offer in job.offers}
+        gone = {peer: size for peer, size in round.outsized.items() if peer not in members}
+        tell_refused(state, p, gone)
         round.sealed(now)
         state.seals[p].add(seal, [key for _, key in state.shown(p)])
         for peer in audience:
             state.emit(Send(peer, seal, EXCHANGE))
         self.adoption.take_seal(now, seal)
-
-    def _tell_of_the_gone(self, job: Merge, round: Round) -> None:
-        """Of a refused offer all learners hear by the seal, unless a later process of its author
-        has taken its place in the round. Then nobody else can tell of it."""
-        members = {offer.peer for offer in job.offers}
-        for peer, outsize in round.outsized.items():
-            if peer not in members:
-                tell_outsized(self.state, job.fragment, peer, outsize, refused=True)
-
-    def _tell_untold(self, round: Round) -> None:
-        """Tell of the offers that were refused in a round that has sealed nothing. An author that
-        lives offers its work again; of one that is gone nobody else can tell."""
-        for peer, outsize in round.take_untold().items():
-            tell_outsized(self.state, round.fragment, peer, outsize, refused=True)
 
     def _seal(self, job: Merge, done: Done, round: Round) -> Seal:
         members = tuple(offer.entry for offer in job.offers)

@@ -1457,7 +1457,7 @@ MUTANTS = (
     Mutant("a-refused-offer-is-told-beside-the-seal", 8, "engine/round",
            "        self.sealed_at = now\n        self.outsized.clear()\n", "        self.sealed_at = now\n", HEALING),
     Mutant("a-sealer-tells-not-of-what-it-refused-in-vain", 8, "engine/sealer",
-           "            return\n        self._tell_untold(round)\n", "            return\n", HEALING),
+           "            return\n        tell_refused(state, p, round.take_untold())\n", "            return\n", HEALING),
     Mutant("seals-do-not-say-what-was-refused", 7, "engine/sealer",
            "outsized={i: found for i, found in outsized.items() if found},", "outsized={},", HEALING),
 )  # fmt: skip

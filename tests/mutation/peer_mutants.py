@@ -28,16 +28,16 @@ PEER_MUTANTS = (
     # Silence.
     never(
         "a-stopped-learner-evicts-all",
-        "engine/engine",
-        "stopped_s > state.policies.timing.suspect_after_s",
+        "engine/presence",
+        "stopped_s > timing.suspect_after_s",
         of("unit/engine/test_engine"),
         law=4,
     ),
     Mutant(
         "whoever-is-late-was-stopped",
         4,
-        "engine/engine",
-        "if stopped_s > state.policies.timing.suspect_after_s:",
+        "engine/presence",
+        "if stopped_s > timing.suspect_after_s:",
         "if True:",
         of("unit/engine/test_engine"),
     ),

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from mend_optim.engine.effects import Send
 from mend_optim.engine.majority import Majority
+from mend_optim.engine.pending import Pending
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState, Wanted
-from mend_optim.membership.zones import first_hop
-from mend_optim.protocol.lineage import Key, PeerId
-from mend_optim.protocol.messages import Seal, Want
+from mend_optim.protocol.lineage import NOWHERE, Key, PeerId
+from mend_optim.protocol.messages import Report, Seal, Want
+
+#: Of a peer without a beat, or without the fragment.
+NO_REPORT = Report(NOWHERE)
 
 
 class Pulling:
@@ -26,7 +29,7 @@ class Pulling:
 
     def catch_up(self, now: float, fragment: Progress, key: Key, peer: PeerId) -> None:
         """Pull a greater anchor, unless its seal is about to come down the stream that our offer
-        went up.
+        went up: a whole anchor is larger than a seal, and would come beside it.
 
         That is not for long if no bytes come: a sealer that died may have told the others of its
         anchor, and nobody else has the seal."""
@@ -42,12 +45,26 @@ class Pulling:
         if not is_believed and not self._seals(fragment, peer):
             return
         since = fragment.seen_behind(now)
-        pending = fragment.pending
-        way = {peer, first_hop(state.roster, fragment.fragment, peer)} - {state.me}
-        coming = pending if pending and pending.delivered and pending.sent_to in way else None
+        coming = self._coming(fragment, key, peer)
         patience = state.policies.timing.suspect_after_s + (coming.seal_s if coming else 0.0)
         if not coming or now - since >= patience:
             self.want(now, fragment, peer, key, seal_only=not is_believed)
+
+    def _coming(self, fragment: Progress, key: Key, peer: PeerId) -> Pending | None:
+        """The pending offer, if a seal is about to come to it that leads to the anchor that a peer
+        shows. The learner that has the offer may show that anchor itself, or later than others do;
+        if it shows it, and still holds the offer, that was left out."""
+        state, p, pending = self.state, fragment.fragment, fragment.pending
+        if pending is None or not pending.delivered or pending.sent_to is None:
+            return None
+        holder = state.roster.find(pending.sent_to)
+        is_next = key.version == fragment.lineage.version + 1
+        if holder is None or not (is_next or holder.id == peer):
+            return None
+        beat = holder.beat
+        report = beat.reports[p] if beat and p < len(beat.reports) else NO_REPORT
+        is_left_out = report.key >= key and (state.me, pending.seq) in report.held
+        return None if is_left_out else pending
 
     def missed(self, now: float, fragment: Progress, seal: Seal) -> None:
         """A seal came that is not on our anchor: ask its sealer for what we lack."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.mutation.mutant_list import ADOPTING, OFFERING, PROGRESS, ROUND, SEALING, Mutant, of
 
 PROOFS, CLAIMS = of("unit/engine/test_seal_checks"), of("unit/engine/test_claims")
-CHAIN = of("unit/engine/test_seal_chain")
+CHAIN, PULLED = of("unit/engine/test_seal_chain"), of("unit/engine/test_pulling")
 SEAL_MUTANTS = (
     # An answer with nothing counts on the sealer's anchor.
     Mutant(
@@ -95,6 +95,46 @@ SEAL_MUTANTS = (
     ),
     Mutant(
         "a-seal-before-its-anchor", 4, "engine/seal_chain", "self.last.key != own:", "False:", CHAIN
+    ),
+    Mutant(
+        "a-seal-on-its-way-is-fetched-whole",
+        5,
+        "engine/pulling",
+        "not (is_next or holder.id == peer)",
+        "holder.id != peer",
+        PULLED,
+    ),
+    Mutant(
+        "a-seal-is-awaited-two-rounds-behind",
+        5,
+        "engine/pulling",
+        "if holder is None or not (is_next or holder.id == peer):",
+        "if holder is None:",
+        PULLED,
+    ),
+    Mutant(
+        "those-left-out-await-a-seal",
+        5,
+        "engine/pulling",
+        "return None if is_left_out else pending",
+        "return pending",
+        PULLED,
+    ),
+    Mutant(
+        "an-offer-held-before-the-round-was-left-out",
+        5,
+        "engine/pulling",
+        "is_left_out = report.key >= key and",
+        "is_left_out =",
+        PULLED,
+    ),
+    Mutant(
+        "anybodys-offer-was-ours",
+        5,
+        "engine/pulling",
+        "(state.me, pending.seq) in report.held",
+        "bool(report.held)",
+        PULLED,
     ),
     Mutant(
         "missed-seals-of-anybody",

@@ -31,12 +31,6 @@ ZONE_MUTANTS = (
     mutant("withheld-for-ever", OFFERS, "pending.astray()", "return False"),
     mutant("withheld-at-once", OFFERS, "if waited < 2 * self.patience(pending):", "if False:"),
     mutant("a-withholder-relays-on", OFFERS, "self._withholding[relay] = now +", "now +"),
-    mutant(
-        "the-relays-seal-is-not-awaited",
-        "engine/pulling",
-        "pending.sent_to in way",
-        "pending.sent_to == peer",
-    ),
     mutant("neighbours-offers-are-kept", RELAYING, "wanted = relayed or not", "wanted = not"),
     mutant("offers-go-round-in-a-zone", RELAYING, "relayed = is_far and ", "relayed = "),
     mutant("the-living-are-given-up", RELAYING, " and not self._lives(offer.peer):", ":"),

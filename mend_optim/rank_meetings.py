@@ -22,6 +22,11 @@ T = TypeVar("T")
 ERRORS = {kind.__name__: kind for kind in (UsageError, ClosedError, MendError)}
 
 
+def has_failed(learner: Learner | None) -> bool:
+    """Whether an error has ended the learner that no step has raised yet: all ranks meet for it."""
+    return learner is not None and learner.guard.error is not None
+
+
 class Outlook(NamedTuple):
     """The end of a call, as all ranks know it."""
 
@@ -138,7 +143,7 @@ class Meetings:
         self._outlook = Outlook(
             result=told if isinstance(told, dict | bool) else None,
             meets=self._will_meet(learner),
-            closed=learner is None or learner.closed,
+            closed=(learner is None or learner.closed) and not has_failed(learner),
             head_start=0 if learner is None else learner.head_start(),
         )
         self._tell(Deed.OVER, **self._outlook._asdict())
@@ -146,7 +151,7 @@ class Meetings:
     def _will_meet(self, learner: Learner | None) -> bool:
         """Whether there will be something to do at the end of the next step."""
         if learner is None or learner.closed:
-            return False
+            return has_failed(learner)
         return self.is_due(learner, 1) if self._schedule.lockstep else is_wanted_in(learner, 1)
 
     def is_due(self, learner: Learner, steps: int) -> bool:

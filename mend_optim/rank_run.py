@@ -20,7 +20,7 @@ from mend_optim.handover import Handover
 from mend_optim.model.inner_rate import inner_rate
 from mend_optim.model.token_count import any_gradient, may_be_phantom
 from mend_optim.own_tensors import OwnTensors
-from mend_optim.rank_meetings import Meetings
+from mend_optim.rank_meetings import Meetings, has_failed
 from mend_optim.rank_traffic import RankTraffic
 from mend_optim.ranks.carrier import Carrier
 from mend_optim.ranks.courier import Courier
@@ -210,7 +210,7 @@ class RankRun(TrainingRun):
     def _plan(self) -> dict[str, Any]:
         """What the word of the lead tells all ranks to do at the end of the next step."""
         if self.learner is None or self.learner.closed:
-            return {}
+            return {"answer": has_failed(self.learner)}
         if self.settings.schedule.lockstep:
             return {"answer": self._meetings.is_due(self.learner, held_copies.AHEAD)}
         return self._traffic.plan(self.learner)

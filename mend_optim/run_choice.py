@@ -38,10 +38,10 @@ def new_run(settings: Settings, model: WrappedParameters, shards: Shards = None)
 
 def _refuse_container(inner: Optimizer) -> None:
     """Raise `UsageError` if this optimizer only passes calls on to others, as torchtitan's does. It
-    has no state of its own: no moment would be averaged, and nobody would be told."""
+    has no state of its own, so no moment of its parts would be averaged."""
     kept = getattr(inner, "optimizers", ())
     listed = list(kept.values()) if isinstance(kept, Mapping) else kept
     parts = listed if isinstance(listed, list | tuple) else ()
-    others = [part for part in parts if isinstance(part, Optimizer)]
+    others = [part for part in parts if isinstance(part, Optimizer) and part is not inner]
     kind = f"a {type(inner).__name__} of {len(others)}"
     require(not others, "inner", kind, "an optimizer that holds no others", ONE)

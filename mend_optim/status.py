@@ -10,7 +10,7 @@ from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.mode import Mode
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.failslow import Verdict
-from mend_optim.membership.roster import Peer
+from mend_optim.membership.peer import Peer
 from mend_optim.protocol.lineage import PeerId, Rollback
 from mend_optim.protocol.refusals import Refused
 

@@ -232,7 +232,7 @@ class WrappedParameters:
         ranks that had other parameters have written theirs into it."""
         names = [group.get("param_names") for group in self.inner.param_groups]
         self.inner.load_state_dict(state, *args, **kwargs)
-        for group, own in zip(self.inner.param_groups, names, strict=True):
+        for group, own in zip(self.inner.param_groups, names, strict=False):  # it may add some
             if own is not None and self.laid_out:
                 group["param_names"] = own
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from mend_optim.engine.idleness import patience_s
 from mend_optim.engine.ledger import Event
 from mend_optim.engine.state import EngineState
-from mend_optim.membership.roster import Peer
+from mend_optim.membership.peer import Peer
 from mend_optim.protocol.lineage import PeerId
 
 #: At least so long between two lines of one wait, in seconds.

@@ -151,7 +151,11 @@ class JointOffers:
         offers are to be made."""
         roster, tried = self.state.roster, self._tried.get(offer.fragment, ())
         is_near = offer.peer == roster.me or are_neighbours(roster, roster.me, offer.peer)
-        return is_near and may_join(offer, level) and (offer.peer, offer.seq) not in tried
+        # A neighbour with another inner optimizer may have moments that we can take no mean of.
+        known = {MOMENT_PREFIX + moment.name for moment in self.state.policies.moments}
+        is_known = all(name in known for name in offer.sections if name.startswith(MOMENT_PREFIX))
+        fits = is_near and is_known and may_join(offer, level)
+        return fits and (offer.peer, offer.seq) not in tried
 
     def _missing(self, round: Round) -> list[PeerId]:
         """The neighbours that train, and have not offered."""

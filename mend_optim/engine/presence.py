@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from mend_optim.engine.ledger import Event, describe
 from mend_optim.engine.state import EngineState
-from mend_optim.membership.roster import Peer
+from mend_optim.membership.peer import Peer
 from mend_optim.protocol.lineage import PeerId
 
 #: Names of peers that are gone which are kept, to tell their return; the oldest go first.

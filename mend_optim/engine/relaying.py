@@ -15,7 +15,7 @@ from mend_optim.engine.effects import PASS_ON, Done, Join, Send
 from mend_optim.engine.joint_offers import JointOffers
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
-from mend_optim.membership.roster import Peer
+from mend_optim.membership.peer import Peer
 from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Offer

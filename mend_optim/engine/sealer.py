@@ -21,7 +21,7 @@ from mend_optim.engine.seal_checks import to_leave_out, told
 from mend_optim.engine.standoffs import Standoffs
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
-from mend_optim.membership.roster import Peer
+from mend_optim.membership.peer import Peer
 from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Offer, Seal, nbytes
@@ -115,8 +115,7 @@ class Sealer:
         undecided = state.mode.founding or state.mode.switching or state.mode is Mode.CLOSED
         if undecided or round.phase is Phase.MERGING or fragment.is_moving:
             return
-        self.standoffs.look(now, p)
-        is_sealer = state.sealer(p) == state.me
+        is_sealer = self.standoffs.look(now, p) == state.me
         if not state.mode.may_seal or not is_sealer or fragment.deferred_news:
             self._stand_down(now, round)
             return

@@ -38,24 +38,35 @@ class Standoffs:
         #: By fragment, the last beat of its sealer, and whether it shows an offer of its own there.
         self._seen: dict[int, tuple[Beat, bool]] = {}
 
-    def look(self, now: float, p: int) -> None:
-        """Time passed, or an offer came."""
+    def look(self, now: float, p: int) -> PeerId | None:
+        """Time passed, or an offer came. Returns the learner that runs the rounds, as
+        `EngineState.sealer` does."""
         state, sealer = self.state, self.state.roster.sealer(p)
         if sealer is None or sealer == state.me or self._seals(p, sealer):
             self._end(p)
-            return
-        if state.stands_in.get(p) == sealer:
-            return
+            return sealer
+        anchor = state.fragments[p].lineage.digest
+        if state.stands_in.get(p) == sealer and self._got_on_by_itself(p, anchor):
+            return state.me
         state.stands_in.pop(p, None)
-        offer, anchor = state.rounds[p].inbox.get(sealer), state.fragments[p].lineage.digest
+        offer = state.rounds[p].inbox.get(sealer)
         if offer is None or not offer.steps:
             self._standing.pop(p, None)
-            return
+            return sealer
         known = self._standing.get(p)
         if known is None or (known.sealer, known.anchor) != (sealer, anchor):
             self._standing[p] = known = _Standoff(sealer, anchor, now)
-        if now >= known.since + self._patience_s(sealer):
-            state.stands_in[p] = sealer
+        if now < known.since + self._patience_s(sealer):
+            return sealer
+        state.stands_in[p] = sealer
+        return state.me
+
+    def _got_on_by_itself(self, p: int, anchor: bytes) -> bool:
+        """Whether the anchor is still the one at which this learner stood in, or came by its own
+        seal. Else another learner seals, and stands in as well."""
+        standing, last = self._standing.get(p), self.state.seals[p].last
+        stands = standing is not None and standing.anchor == anchor
+        return stands or (last is not None and last.key.digest == anchor)
 
     def called(self, p: int, peer: PeerId) -> None:
         """A peer calls for offers: it runs the rounds itself."""

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from mend_optim.membership.graves import LEFT, Graves
+from mend_optim.membership.peer import Peer
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.handshake import Life, Namesake
 from mend_optim.protocol.lineage import CLOCKS_DIFFER_NS, PeerId
@@ -47,68 +47,6 @@ PHANTOMS = 5
 TURNED_AWAY = 1024
 #: Processes turned away that one beat passes on: the newest.
 AWAY = 64
-
-
-@dataclass(slots=True, kw_only=True)
-class Peer:
-    """A learner as seen over the network. Only `Roster` writes its fields, `beat` excepted: the
-    engine takes reports out of the beat that cannot be compared."""
-
-    #: The peer. On the roster, no other peer has the same name.
-    id: PeerId
-    #: Where to dial the peer; empty if nobody can, and then it never seals.
-    address: str
-    #: The greatest beat count of this incarnation that anybody told of. Never decreases;
-    #: `beat.count <= count`, because gossip may overtake a beat.
-    count: int
-    #: When this incarnation came to the roster.
-    met_at: float
-    #: When the last sign of life came. Invariant: met_at <= heard_at.
-    heard_at: float
-    #: The greatest beat count of this learner that the peer has shown to know, or that had been
-    #: sent when the peer was met. Never decreases.
-    knows: int
-    #: Whether no steps lay behind the peer when it was first heard, in this process or before its
-    #: checkpoint. Such a peer cannot have sealed anything before.
-    fresh: bool = False
-    #: Whether a control stream with the peer is open.
-    linked: bool = False
-    #: Whether it has been silent for `suspect_after_s`, or its last control stream broke. Any sign
-    #: of life clears this.
-    silent: bool = False
-    #: Whether it has not heard of this learner for a while, by its own last beat.
-    deaf: bool = False
-    #: Its newest beat; None until there is one.
-    beat: Beat | None = None
-    #: The newest rumor of it; None until there is one.
-    rumor: Rumor | None = None
-
-    @property
-    def heard(self) -> bool:
-        """Whether this learner has heard the peer itself, not only of it."""
-        return self.beat is not None
-
-    @property
-    def word(self) -> Beat | Rumor | None:
-        """How far it is with its end: its newest beat, or what others tell of one that this learner
-        has not heard itself."""
-        return self.beat or self.rumor
-
-    @property
-    def suspected(self) -> bool:
-        """Whether the peer may be dead or cut off. Rounds don't wait for it, and it doesn't seal,
-        but it counts for the quorum until it is evicted."""
-        return self.silent or self.deaf
-
-    def has(self, fragment: int) -> bool:
-        """Return whether the peer has that fragment, as far as is known. Learners need not add a
-        parameter group at the same moment."""
-        return self.beat is None or not self.beat.reports or fragment < len(self.beat.reports)
-
-    @property
-    def training(self) -> bool:
-        """Whether the peer has joined, by its last beat."""
-        return self.beat is not None and self.beat.training
 
 
 class Roster:
@@ -375,9 +313,12 @@ class Roster:
         self._graves.bury(id, peer.count)
 
     def slept(self, now: float, seconds: float) -> None:
-        """This learner was stopped for so long, and could hear nobody: that was no silence."""
+        """This learner was stopped for so long, and could hear nobody: that was no silence. Until a
+        peer is heard again, this holds once: a learner may be stopped again and again, and the peer
+        may be dead."""
         for peer in self:
-            peer.heard_at = min(now, peer.heard_at + seconds)
+            if peer.heard_at != peer.excused_at:
+                peer.heard_at = peer.excused_at = min(now, peer.heard_at + seconds)
 
     def has_lost(self, id: PeerId) -> bool:
         """Whether this process was evicted for its silence, and is not back. Not on a closed

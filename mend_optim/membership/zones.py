@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mend_optim.membership.roster import Peer, Roster
+from mend_optim.membership.peer import Peer
+from mend_optim.membership.roster import Roster
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.lineage import PeerId
 

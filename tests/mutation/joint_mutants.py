@@ -19,6 +19,12 @@ def mutant(name: str, room: str, old: str, new: str, tests: tuple[str, ...] = JO
 
 
 JOINT_MUTANTS = (
+    mutant(
+        "moments-that-the-relay-does-not-know-are-lost",
+        "engine/joint_offers",
+        "fits = is_near and is_known and",
+        "fits = is_near and",
+    ),
     # ── the relay ─────────────────────────────────────────────────────────────────────────────────
     mutant(
         "joint-offers-are-joined-again",

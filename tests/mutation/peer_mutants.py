@@ -45,8 +45,16 @@ PEER_MUTANTS = (
         "a-stopped-learner-hears-in-the-future",
         4,
         "membership/roster",
-        "peer.heard_at = min(now, peer.heard_at + seconds)",
-        "peer.heard_at += seconds",
+        "min(now, peer.heard_at + seconds)",
+        "peer.heard_at + seconds",
+        of("unit/membership/test_roster"),
+    ),
+    Mutant(
+        "the-dead-are-excused-again-and-again",
+        4,
+        "membership/roster",
+        "if peer.heard_at != peer.excused_at:",
+        "if True:",
         of("unit/membership/test_roster"),
     ),
     Mutant(

@@ -561,6 +561,14 @@ RANK_MUTANTS = (
         of("ranks/test_faults", "ctrl_c"),
     ),
     Mutant(
+        "an-error-of-the-lead-is-never-raised",
+        8,
+        "rank_run",
+        'return {"answer": has_failed(self.learner)}',
+        "return {}",
+        of("ranks/test_faults", "error_in_a_thread"),
+    ),
+    Mutant(
         "a-container-is-wrapped",
         8,
         "run_choice",

@@ -18,8 +18,8 @@ def mutant(
 STANDOFF_MUTANTS = (
     mutant(
         "nobody-looks-for-standoffs",
-        "        self.standoffs.look(now, p)\n",
-        "",
+        "is_sealer = self.standoffs.look(now, p) == state.me",
+        "is_sealer = state.sealer(p) == state.me",
         IN_CLUSTERS,
         "engine/sealer",
     ),
@@ -43,8 +43,13 @@ STANDOFF_MUTANTS = (
     ),
     mutant(
         "each-round-is-waited-for",
-        "        if state.stands_in.get(p) == sealer:\n            return\n",
-        "",
+        "return stands or (last is not None and last.key.digest == anchor)",
+        "return stands",
+    ),
+    mutant(
+        "several-stand-in-for-good",
+        "state.stands_in.get(p) == sealer and self._got_on_by_itself(p, anchor):",
+        "state.stands_in.get(p) == sealer:",
     ),
     mutant("a-sealer-with-its-own-offer-is-replaced", " or self._seals(p, sealer):", ":"),
     mutant(
@@ -68,8 +73,8 @@ STANDOFF_MUTANTS = (
     mutant("for-an-empty-offer", "if offer is None or not offer.steps:", "if offer is None:"),
     mutant(
         "for-a-former-sealer",
-        "        state.stands_in.pop(p, None)\n        offer,",
-        "        offer,",
+        "        state.stands_in.pop(p, None)\n        offer =",
+        "        offer =",
     ),
     mutant(
         "what-a-sealer-holds-is-searched-in-python",

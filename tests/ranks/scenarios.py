@@ -191,6 +191,19 @@ def endure(cast: Cast, fault: list[Any]) -> None:
         cast.say("raised", kind=type(error).__name__, text=str(error), steps=taken)
 
 
+def break_down(cast: Cast, adopt_after: int | None) -> None:
+    """Two ranks train. After some steps an error ends the background threads of their lead."""
+    optimizer, divided = free_learner(cast, sync_every=20, adopt_after=adopt_after)
+    try:
+        for taken in range(4 * faults.STEPS):
+            train_once(cast, optimizer, divided, taken)
+            if cast.rank == 0 and taken == faults.STEPS:
+                optimizer._run.learner.guard.end(MemoryError("none is left"))
+        cast.say("raised", kind="", text="nothing", steps=taken)
+    except MendError as error:
+        cast.say("raised", kind=type(error).__name__, text=str(error), steps=taken)
+
+
 def beside(cast: Cast, moments: bool = False) -> None:
     """Train until the test has seen enough, and end on the model of all."""
     optimizer, divided = free_learner(cast, moments=MOMENTS if moments else None)
@@ -339,6 +352,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "halve": halve,
     "overlap": overlap,
     "endure": endure,
+    "break down": break_down,
     "beside": beside,
     "come back": come_back,
     "go on": go_on,

@@ -94,6 +94,21 @@ def test_ranks_that_lose_one_start_again(
     assert first["trained"] <= tokens["a"] <= lost + first["trained"]
 
 
+@pytest.mark.parametrize("adopt_after", [5, None])
+def test_an_error_in_a_thread_of_the_lead_is_raised_on_all_ranks(
+    nursery: Nursery, tmp_path: Path, adopt_after: int | None
+) -> None:
+    """Although nothing else is due at that step, and there is nobody to hear from any more."""
+    company = Company(nursery, tmp_path)
+    ranks = company.start("a", "break down", 2, adopt_after=adopt_after)
+    lead, other = (company.await_event(who, "raised") for who in ranks)
+    for said in (lead, other):
+        assert said["kind"] == "MendError"
+        assert said["text"].startswith("a background thread of mend_optim failed")
+    assert STEPS < lead["steps"] <= STEPS + 3
+    company.await_end(ranks)
+
+
 @pytest.mark.parametrize("hosts", ["", "apart"])
 def test_ctrl_c_ends_the_wait_for_another_rank(
     nursery: Nursery, tmp_path: Path, hosts: str

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mend_optim.engine import joint_offers
 from mend_optim.engine.effects import PASS_ON, Advance, Inspect, Join, Merge, Outsize, Prepare, Send
 from mend_optim.engine.joint_offers import may_join
+from mend_optim.engine.moment_schedule import Moment
 from mend_optim.engine.round import Round, whole
 from mend_optim.membership.zones import zone_of
 from mend_optim.protocol.lineage import Claim, PeerId
@@ -355,6 +356,7 @@ def test_offers_with_moments_are_joined_for_a_sealer_that_takes_them(
 ) -> None:
     """A former version could not read what such an offer says of them."""
     engine, far = relay()
+    known_moments(engine, "exp_avg")
     engine.beat(far, address="far:1", zone=THERE, takes_joint=level)
     offer_own(engine, sections=MOMENTS if whose == "own" else DELTA)
     offer_near(engine, sections=MOMENTS if whose == "near" else DELTA)
@@ -365,6 +367,24 @@ def test_offers_with_moments_are_joined_for_a_sealer_that_takes_them(
         assert jobs == []
         pass_time(engine, 6.0)
         assert {(far, "", ME.name, ()), (far, PASS_ON, NEAR.name, ())} <= set(sent(engine))
+
+
+def test_moments_of_another_inner_optimizer_go_one_by_one() -> None:
+    """The relay knows no mean of them. Joined without them, they would never be averaged."""
+    engine, far = relay()
+    known_moments(engine, "momentum_buffer")
+    engine.beat(far, address="far:1", zone=THERE, takes_joint=JOINT_MOMENTS)
+    offer_own(engine)
+    offer_near(engine, sections=MOMENTS)
+    pass_time(engine, 6.0)
+    assert engine.jobs(Join) == []
+    assert {(far, "", ME.name, ()), (far, PASS_ON, NEAR.name, ())} <= set(sent(engine))
+
+
+def known_moments(engine: DrivenEngine, name: str) -> None:
+    """The inner optimizer of this learner has a moment of this name."""
+    state = engine.engine.state
+    state.policies = replace(state.policies, moments=(Moment(name=name, order="first", decay=0.9),))
 
 
 # The sealer

@@ -75,6 +75,23 @@ def test_it_goes_on_so_without_waiting_again() -> None:
     assert engine.engine.state.sealer(0) == ME
 
 
+def test_it_steps_back_where_another_learner_seals_and_waits_again() -> None:
+    """Several may hold an offer of the sealer. Else all of them would go on sealing for good."""
+    engine, other = standoff()
+    wait(engine, other, PATIENCE_S + 1)
+    assert engine.engine.state.sealer(0) == ME
+    merge = engine.merge()
+    engine.receive(seal_of(BASE, sealer=other))
+    (advance,) = engine.jobs(Advance)
+    engine.done(advance)
+    engine.apply()
+    engine.done(merge)
+    wait(engine, other, PATIENCE_S - 1)
+    assert engine.engine.state.sealer(0) == other
+    wait(engine, other, 3)
+    assert engine.engine.state.sealer(0) == ME
+
+
 @pytest.mark.parametrize("calls", [True, False])
 def test_a_sealer_that_seals_is_left_to_it(calls: bool) -> None:
     """It calls for offers, or has an offer of its own."""

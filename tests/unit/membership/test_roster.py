@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from mend_optim.errors import UsageError
 from mend_optim.membership.graves import GOODBYES, GRAVES, LEFT, TOLD
+from mend_optim.membership.peer import Peer
 from mend_optim.membership.roster import (
     AWAY,
     DEAF,
     FANOUT,
     PHANTOMS,
     TURNED_AWAY,
-    Peer,
     Roster,
 )
 from mend_optim.membership.sealers import sealer_of
@@ -60,6 +60,18 @@ def test_the_time_that_a_learner_was_stopped_is_no_silence() -> None:
     roster.slept(102.0, 1.0)
     assert known(roster, "c").heard_at == 102.0  # nobody is heard in the future
     assert roster.expire(131.0) == [B]
+
+
+def test_a_dead_peer_is_evicted_by_a_learner_that_is_stopped_again_and_again() -> None:
+    roster = new("b")
+    roster.slept(5.0, 5.0)
+    roster.slept(10.0, 5.0)
+    assert known(roster).heard_at == 5.0
+    roster.touch(11.0, B)
+    roster.slept(20.0, 8.0)  # it was heard in between
+    assert known(roster).heard_at == 19.0
+    roster.slept(28.0, 8.0)
+    assert roster.expire(49.0) == [B]
 
 
 def test_a_peer_that_was_evicted_for_its_silence_is_lost_until_it_is_met_again() -> None:

@@ -7,7 +7,7 @@ refused offer counts as an empty one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from mend_optim.engine.effects import Done, Outsize, Retake
 from mend_optim.engine.ledger import Event, whole_anchor_record
@@ -39,11 +39,18 @@ def tell_outsized(
     state.emit(Event("outsized", f"{done} {whose} in fragment {p}: {size}", facts))
 
 
-def tell_refused(state: EngineState, p: int, refused: Mapping[PeerId, Outsize]) -> None:
-    """The round has refused the offers of these, and no seal will say so. An author that lives
-    offers its work again; of one that is gone nobody else can tell."""
+def tell_refused(
+    state: EngineState,
+    p: int,
+    refused: Mapping[PeerId, Outsize],
+    told: Collection[PeerId] = (),
+) -> None:
+    """The round has refused the offers of these. Of those that are `told`, all learners hear by the
+    seal. Of the others no seal speaks: an author that lives offers its work again; of one that is
+    gone, or whose later process has its place in the round, nobody else can tell."""
     for peer, outsize in refused.items():
-        tell_outsized(state, p, peer, outsize, refused=True)
+        if peer not in told:
+            tell_outsized(state, p, peer, outsize, refused=True)
 
 
 class Healing:

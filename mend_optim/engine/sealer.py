@@ -115,11 +115,11 @@ class Sealer:
         undecided = state.mode.founding or state.mode.switching or state.mode is Mode.CLOSED
         if undecided or round.phase is Phase.MERGING or fragment.is_moving:
             return
-        is_sealer = self.standoffs.look(now, p) == state.me
-        if not state.mode.may_seal or not is_sealer or fragment.deferred_news:
+        sealer = self.standoffs.look(now, p)
+        if sealer != state.me or not state.mode.may_seal or fragment.deferred_news:
             self._stand_down(now, round)
             return
-        tell_refused(state, p, round.take_untold())
+        self._tell_untold(now, round)
         view = self._gather(now, fragment, round)
         self._apply(view, plan(view, state.policies))
 
@@ -259,7 +259,7 @@ class Sealer:
         if round.phase is Phase.CALLING:
             round.void()
         round.forget_refused()
-        tell_refused(self.state, round.fragment, round.take_untold())
+        self._tell_untold(now, round)
         if round.inbox or self.relaying.joint.waiting(round.fragment):
             self.relaying.pass_on(now, round)
 
@@ -278,17 +278,20 @@ class Sealer:
             self.poll(now, p)
             return
         seal = self._seal(job, done, round)
-        audience = sorted(peer for peer in round.inbox if peer != state.me)
-        # Of the others' refused offers all learners hear by the seal. Of these, a later process of
-        # the author has taken the place.
-        members = {offer.peer for offer in job.offers}
-        gone = {peer: size for peer, size in round.outsized.items() if peer not in members}
-        tell_refused(state, p, gone)
+        tell_refused(state, p, round.outsized, told={offer.peer for offer in job.offers})
         round.sealed(now)
         state.seals[p].add(seal, [key for _, key in state.shown(p)])
-        for peer in audience:
+        for peer in sorted(set(round.inbox) - {state.me}):
             state.emit(Send(peer, seal, EXCHANGE))
         self.adoption.take_seal(now, seal)
+
+    def _tell_untold(self, now: float, round: Round) -> None:
+        """Tell of the offers that were refused in a round that has sealed nothing. Beats tell their
+        authors that they are held no more, so they are offered again; and so is our own."""
+        pending, untold = self.state.fragments[round.fragment].pending, round.take_untold()
+        tell_refused(self.state, round.fragment, untold)
+        if pending and self.state.me in untold:
+            pending.forgotten(now)
 
     def _seal(self, job: Merge, done: Done, round: Round) -> Seal:
         members = tuple(offer.entry for offer in job.offers)

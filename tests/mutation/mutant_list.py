@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant("added-groups-are-not-found-again", 1, "wrapped_parameters",
            "if regroup else ()", "if False else ()", FACE),
     # ── 3: one seal, the same bits everywhere ────────────────────────────────────────────────────────────────────────
-    Mutant("everybody-seals", 3, "engine/sealer", ("or not is_sealer or"), "or", SEALING),
+    Mutant("everybody-seals", 3, "engine/sealer", ("if sealer != state.me or not"), "if not", SEALING),
     Mutant("merge-in-arrival-order", 3, "engine/round", "for peer in self._first(expected, most)]", "for peer in self.inbox if peer in self._first(expected, most)]", ROUND),
     Mutant("digest-in-arrival-order", 3, "protocol/lineage", "members = sorted(members)", "members = list(members)", LINEAGE),
     Mutant("digest-without-payload", 3, "protocol/lineage", "[self.digest, payload, *", "[self.digest, *", LINEAGE),
@@ -1457,7 +1457,9 @@ MUTANTS = (
     Mutant("a-refused-offer-is-told-beside-the-seal", 8, "engine/round",
            "        self.sealed_at = now\n        self.outsized.clear()\n", "        self.sealed_at = now\n", HEALING),
     Mutant("a-sealer-tells-not-of-what-it-refused-in-vain", 8, "engine/sealer",
-           "            return\n        tell_refused(state, p, round.take_untold())\n", "            return\n", HEALING),
+           "            return\n        self._tell_untold(now, round)\n", "            return\n", HEALING),
+    Mutant("a-sealers-own-refused-offer-is-with-nobody", 5, "engine/sealer",
+           "            pending.forgotten(now)\n", "            pass\n", HEALING),
     Mutant("seals-do-not-say-what-was-refused", 7, "engine/sealer",
            "outsized={i: found for i, found in outsized.items() if found},", "outsized={},", HEALING),
 )  # fmt: skip

@@ -625,7 +625,7 @@ SEAL_MUTANTS = (
         "of-the-gone-nobody-tells",
         4,
         "engine/sealer",
-        "        tell_refused(state, p, gone)\n",
+        "        tell_refused(state, p, round.outsized, told={offer.peer for offer in job.offers})\n",
         "",
         of("unit/engine/test_healing", "former"),
     ),

@@ -18,8 +18,8 @@ def mutant(
 STANDOFF_MUTANTS = (
     mutant(
         "nobody-looks-for-standoffs",
-        "is_sealer = self.standoffs.look(now, p) == state.me",
-        "is_sealer = state.sealer(p) == state.me",
+        "sealer = self.standoffs.look(now, p)",
+        "sealer = state.sealer(p)",
         IN_CLUSTERS,
         "engine/sealer",
     ),

@@ -188,6 +188,26 @@ def test_of_an_offer_that_is_refused_in_vain_the_sealer_tells_once(by: str) -> N
     assert engine.engine.state.outsized == 1
 
 
+def test_its_own_offer_that_was_refused_in_vain_the_sealer_offers_again() -> None:
+    """So that the next round tells it, and it gives up what is ruined. Else its work would be with
+    nobody, and never merged."""
+    engine, merge = sealing(offer_of(PEER), offer_of(THIRD))
+    place = [offer.peer for offer in merge.offers].index(ME)
+    engine.done(merge, outsized={place: TOO_LARGE})
+    again = engine.merge()
+    newer = grown(engine.lineage)
+    engine.beat(THIRD, newer)
+    engine.receive(state_of(newer, peer=THIRD))
+    engine.done(engine.jobs(Install)[0])
+    engine.done(again)
+    engine.tick(0.1)
+    engine.jobs(Inspect)
+    engine.tick(0.1)
+    held = engine.engine.state.rounds[0].inbox
+    assert ME in held
+    assert held[ME].steps == 4
+
+
 def test_of_a_refused_offer_in_its_seal_the_sealer_tells_once() -> None:
     engine, merge = sealing(offer_of(PEER), offer_of(THIRD))
     place = [offer.peer for offer in merge.offers].index(PEER)

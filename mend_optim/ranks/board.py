@@ -124,6 +124,11 @@ class Board:
             if not self._has_said(rank, number)
         }
 
+    def ahead(self) -> dict[int, tuple[int, ...]]:
+        """The ranks that have said a word more than this one, and that word of each."""
+        words = {rank: self._word(rank, self._said + 1) for rank in range(self._size)}
+        return {rank: word for rank, word in words.items() if word is not None}
+
     def exchange(self, letter: bytes) -> list[bytes]:
         """The letters of all ranks, of which this one's has at most `LETTER_BYTES`. Waits for them.
 

@@ -42,6 +42,10 @@ class Talk(Protocol):
         """See `Group.tell`."""
         ...
 
+    def failed(self) -> tuple[int, ...]:
+        """See `Group.failed`."""
+        ...
+
 
 class Crew:
     """This rank among the ranks of its learner.
@@ -103,16 +107,34 @@ class Crew:
         """The bytes that each rank tells. They end in zeros where another rank told more. Raises as
         `posted` does."""
         table = self.agree(Word(call=call, step=step, nbytes=len(data)))
-        return self._talk.tell(data, table.nbytes) if table.nbytes else [b""] * self._talk.size
+        if not table.nbytes:
+            return [b""] * self._talk.size
+        with self.telling_of_faults(call, step):
+            return self._talk.tell(data, table.nbytes)
 
     @contextmanager
     def telling_of_faults(self, call: Call, step: int) -> Iterator[None]:
-        """If this rank cannot go on, the other ranks learn of it."""
+        """If this rank cannot go on, the other ranks learn of it.
+
+        Raises:
+            MendError: another rank has said before that it cannot go on. An error of this rank
+                that is no `UsageError` most likely comes from that.
+        """
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, MendError) and not isinstance(error, UsageError):
+                self._raise_failure(error)
             self.fail(call, step)
             raise
+
+    def _raise_failure(self, error: MendError) -> None:
+        """Raise if another rank has said that it cannot go on. This rank says nothing then, so that
+        a third one learns which of them was the first."""
+        failed = () if self.is_over else self._talk.failed()
+        if failed:
+            self.is_over = True
+            raise MendError(FAILED.format(ranks=_listed(failed))) from error
 
     def fail(self, call: Call, step: int) -> None:
         """Tell the others, who may be waiting, that this rank cannot go on. Waits for nobody."""

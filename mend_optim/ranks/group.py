@@ -148,6 +148,12 @@ class Group:
             return [letter.ljust(nbytes, b"\0") for letter in letters]
         return self._told(self._words, data, nbytes)
 
+    def failed(self) -> tuple[int, ...]:
+        """The ranks that have said that they cannot go on, in a word that this one has no answer
+        to yet. Empty if it is not known."""
+        ahead = {} if self._board is None else self._board.ahead()
+        return tuple(rank for rank, row in ahead.items() if decode_word(row).failed)
+
     def tell_along(self, data: bytes, nbytes: int) -> list[bytes]:
         """The same as `tell`, between two transfers."""
         return self._told(self._tensors, data, nbytes)

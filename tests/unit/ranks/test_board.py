@@ -233,6 +233,7 @@ def test_a_rank_that_goes_on_without_its_letter_is_not_waited_for(
         b.say(word(2))
         with pytest.raises(ConnectionError, match="rank 1 has ended, or went on"):
             a.exchange(b"a letter")
+        assert a.ahead() == {1: word(2)}
     assert board.ASK_S < sum(clock.slept) <= board.ASK_S + board.MOST_S
 
 

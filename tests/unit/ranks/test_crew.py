@@ -53,6 +53,9 @@ class ScriptedTalk:
         other = self.others.pop(0)
         return Said(None if other is None else Table([word, other]))
 
+    def failed(self) -> tuple[int, ...]:
+        return ()
+
     def tell(self, data: bytes, nbytes: int) -> Sequence[bytes]:
         self.told.append((data, nbytes))
         return [data.ljust(nbytes, b"\0"), b"x" * nbytes]
@@ -175,3 +178,49 @@ def test_a_rank_that_is_interrupted_while_it_waits_is_over_and_says_so(
     assert said == [step(4), step(4, failed=True)]
     with pytest.raises(MendError, match="no longer agree"):
         crew.tell(Call.JOIN, 4)
+
+
+NAMED = "rank 1 of this learner failed, and its own error tells why"
+ORDER = Word(call=Call.JOIN, step=4)
+
+
+@pytest.mark.parametrize("error", [MendError("lost"), UsageError("a mistake"), OSError("full")])
+def test_a_rank_that_said_first_that_it_failed_is_named(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is what this rank notices: a transfer or a letter that does not come."""
+    crew, talk = crew_of(ORDER)
+    monkeypatch.setattr(talk, "failed", lambda: (1,))
+    explains = type(error) is MendError
+    with (
+        pytest.raises(type(error), match=NAMED if explains else str(error)),
+        crew.telling_of_faults(Call.JOIN, 4),
+    ):
+        raise error
+    # It says nothing of its own then, so a third rank learns the name of the first that failed.
+    assert talk.said == ([] if explains else [ORDER._replace(failed=True)])
+    with pytest.raises(MendError, match="no longer agree"):
+        crew.agree(step(4))
+
+
+@pytest.mark.parametrize(
+    ("error", "failed", "told"),
+    [
+        (MendError("lost"), (), "lost"),
+        (MendError("lost"), (1,), NAMED),
+        (KeyboardInterrupt("Ctrl-C"), (), "Ctrl-C"),
+    ],
+)
+def test_a_fault_while_the_ranks_tell(
+    error: BaseException, failed: tuple[int, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew, talk = crew_of(ORDER, ORDER)
+
+    def break_off(data: bytes, nbytes: int) -> Sequence[bytes]:
+        raise error
+
+    monkeypatch.setattr(talk, "tell", break_off)
+    monkeypatch.setattr(talk, "failed", lambda: failed)
+    with pytest.raises(type(error), match=told):
+        crew.tell(Call.JOIN, 4, b"an order")
+    assert talk.said[1:] == ([] if failed else [ORDER._replace(failed=True)])

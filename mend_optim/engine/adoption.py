@@ -171,6 +171,8 @@ class Adopter:
         known = {pending and pending.sent_to, wanted and wanted.peer}
         if sealer in known or sealer.name == state.me.name or state.roster.may_seal(p, sealer):
             return True
+        if _is_from_go_between(seal, state):
+            return True
         return self.majority.believes(fragment, seal.key, sealer)
 
     def _advance(self, fragment: Progress, seal: Seal) -> None:
@@ -363,9 +365,22 @@ def _is_next(anchor: State, state: EngineState) -> bool:
 
 
 def _may_come(seal: Seal, state: EngineState) -> bool:
-    """Whether a seal came from its sealer, or through a neighbour. Another peer is refused."""
+    """Whether a seal came from its sealer, through a neighbour, or through the go-between that has
+    our offer. Another peer is refused."""
     if seal.passed_by is None or are_neighbours(state.roster, state.me, seal.passed_by):
         return True
-    if state.roster.find(seal.passed_by):  # else it has another incarnation by now
+    if _is_from_go_between(seal, state):
+        return True
+    sealer, passed_by = map(state.roster.find, (seal.sealer, seal.passed_by))
+    # Who reaches whom may change while a seal is on its way, and each peer hears of it later.
+    meets = sealer is not None and sealer.linked and state.me in sealer.reaches
+    if meets and passed_by and seal.sealer not in passed_by.reaches:
         state.refuse_seal(seal, f"it is one of {seal.sealer.name}")
     return False
+
+
+def _is_from_go_between(seal: Seal, state: EngineState) -> bool:
+    """Whether the peer that passed on a seal has our offer, because we do not reach the sealer."""
+    sealer, pending = state.roster.find(seal.sealer), state.fragments[seal.fragment].pending
+    reached = sealer is not None and sealer.linked
+    return pending is not None and pending.sent_to == seal.passed_by and not reached

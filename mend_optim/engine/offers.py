@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mend_optim.engine.detours import Detours
 from mend_optim.engine.effects import Send
 from mend_optim.engine.idleness import Idleness
 from mend_optim.engine.pending import Pending
@@ -26,6 +27,7 @@ class Offers:
         self.stragglers = stragglers
         self.idleness = idleness
         self.standoffs = Standoffs(state)
+        self._detours = Detours(state)
         #: By relay that has not brought an offer to its sealer: until when it gets no other.
         self._withholding: dict[PeerId, float] = {}
         #: By (name, fragment): when a peer called that is not the sealer by our roster, and was
@@ -75,6 +77,7 @@ class Offers:
         pending = fragment.pending
         if pending is None or pending.offer is None or self.state.alone:
             return
+        self._detours.look(now, fragment)
         live = self._is_live(pending.sent_to)
         sealer = self.state.sealer(fragment.fragment)
         target = self._first_hop(now, pending, sealer, fragment.fragment)

@@ -1,5 +1,6 @@
 """Offers that a learner holds for rounds that another one runs, and passes on to that sealer: those
-of learners that are gone, because nobody else has a copy, and those that it relays for its zone.
+of learners that are gone, because nobody else has a copy; those that it relays for its zone; and
+those of learners that do not reach the sealer.
 
 The sealer may refuse such an offer for good: because of its size, its signature, or its author's
 name. So the holder waits twice as long after each time. After `TRIES` it gives up the offer of a
@@ -11,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mend_optim.engine.effects import PASS_ON, Done, Join, Send
+from mend_optim.engine.effects import EXCHANGE, PASS_ON, Done, Join, Send
 from mend_optim.engine.joint_offers import JointOffers
 from mend_optim.engine.round import Round
 from mend_optim.engine.state import EngineState
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import PeerId
-from mend_optim.protocol.messages import Offer
+from mend_optim.protocol.messages import Offer, Seal
 
 #: Times that one sealer gets an offer that it does not keep.
 TRIES = 5
@@ -77,9 +78,20 @@ class Relaying:
                 self._wait(now, passing)
 
     def may_pass_on(self, author: PeerId, by: PeerId) -> bool:
-        """Whether a peer may pass on an offer of this author: one that is gone from here, too, or
-        is the peer's neighbour."""
-        return not self._lives(author) or are_neighbours(self.state.roster, author, by)
+        """Whether a peer may pass on an offer of this author: one that is gone from here, too, that
+        this learner has no stream with, or that is the peer's neighbour."""
+        known = self.state.roster.find(author)
+        is_here = known is not None and known.linked and not known.suspected
+        return not is_here or are_neighbours(self.state.roster, author, by)
+
+    def hand_down(self, seal: Seal) -> None:
+        """The learners whose offers this one relays get the seal from it, too."""
+        state, inbox = self.state, self.state.rounds[seal.fragment].inbox
+        sealer = state.roster.find(seal.sealer)
+        for peer in sorted(set(inbox) - {state.me}):
+            is_near = are_neighbours(state.roster, state.me, peer)
+            if is_near or (sealer and self._is_out_of_reach(peer, sealer)):
+                state.emit(Send(peer, seal, EXCHANGE))
 
     def arrived(self, to: PeerId, offer: Offer) -> None:
         """The sealer has the whole of an offer; whether it keeps it, its beats tell."""
@@ -88,8 +100,8 @@ class Relaying:
             passing.arrived += 1
 
     def _lacking(self, round: Round, sealer: Peer) -> Iterator[Offer]:
-        """Offers with work which the sealer does not hold: of learners that are gone, and of those
-        of this zone if the sealer is in another one."""
+        """Offers with work which the sealer does not hold: of learners that are gone, of those that
+        the sealer does not reach, and of those of this zone if the sealer is in another one."""
         p, roster = round.fragment, self.state.roster
         reports = sealer.beat.reports if sealer.beat else ()
         held = reports[p].held if p < len(reports) else ()
@@ -97,10 +109,18 @@ class Relaying:
         for peer in sorted(set(round.inbox) - {self.state.me}):
             offer = round.inbox[peer]
             relayed = is_far and are_neighbours(roster, roster.me, peer)
-            wanted = relayed or not self._lives(peer)
+            apart = self._is_out_of_reach(peer, sealer)
+            wanted = relayed or apart or not self._lives(peer)
             separate = offer.carrier is None and not offer.others
             if wanted and separate and offer.steps and (offer.peer, offer.seq) not in held:
                 yield offer
+
+    def _is_out_of_reach(self, author: PeerId, sealer: Peer) -> bool:
+        """Whether a sealer that this learner reaches, and an author, do not reach each other. A
+        sealer that does not even say that it reaches us does not tell whom it reaches."""
+        peer, known = self.state.roster.find(author), {sealer.id, *sealer.reaches}
+        apart = author not in known and (peer is None or sealer.id not in peer.reaches)
+        return apart and sealer.linked and self.state.me in known
 
     def _lives(self, peer: PeerId) -> bool:
         known = self.state.roster.find(peer)

@@ -22,7 +22,6 @@ from mend_optim.engine.standoffs import Standoffs
 from mend_optim.engine.state import EngineState
 from mend_optim.engine.stragglers import Stragglers
 from mend_optim.membership.peer import Peer
-from mend_optim.membership.zones import are_neighbours
 from mend_optim.protocol.lineage import Entry, Lineage, PeerId
 from mend_optim.protocol.messages import Call, Offer, Seal, nbytes
 from mend_optim.protocol.peer_limits import COUNTER_LIMIT
@@ -141,7 +140,7 @@ class Sealer:
 
     def _expected(self, p: int) -> list[PeerId]:
         """The learners that take part in a round: live peers that train this model (in lockstep all
-        live peers), and this one."""
+        live peers), this one, and those whose offers come by go-betweens."""
         state = self.state
         lockstep = state.schedule.lockstep
         peers = [state.roster.find(id) for id in state.roster.alive()]
@@ -150,7 +149,14 @@ class Sealer:
             for peer in peers
             if peer and peer.heard and peer.has(p) and (lockstep or self._trains(peer))
         ]
-        return [state.me, *here]
+        return [state.me, *here, *self._from_afar(p)]
+
+    def _from_afar(self, p: int) -> list[PeerId]:
+        """The learners that this one does not reach, and whose offers it merged last. They are far
+        off: they would miss every other round if none waited for them."""
+        last, roster = self.state.seals[p].last, self.state.roster
+        peers = [roster.find(entry.peer) for entry in last.members] if last else []
+        return [p.id for p in peers if p and not p.heard and roster.go_betweens.may_choose(p)]
 
     def _trains(self, peer: Peer) -> bool:
         beat = peer.beat
@@ -339,14 +345,7 @@ class Sealer:
         if self.state.is_me(seal.sealer):
             self.state.rounds[seal.fragment].advanced(now)
         else:
-            self._hand_down(seal)
-
-    def _hand_down(self, seal: Seal) -> None:
-        """The learners of this zone whose offers this learner relays get the seal from it, too."""
-        state, inbox = self.state, self.state.rounds[seal.fragment].inbox
-        for peer in sorted(inbox):
-            if peer != state.me and are_neighbours(state.roster, state.me, peer):
-                state.emit(Send(peer, seal, EXCHANGE))
+            self.relaying.hand_down(seal)
 
 
 def _orphans(offers: Sequence[Offer]) -> set[int]:

@@ -102,6 +102,7 @@ class EngineState:
         self.latency = Latency()
         self._told_late = False
         self.roster = Roster(me, address, policies.timing, policies.limits, policies.zone)
+        self.roster.go_betweens.has_work_of = self._has_work_of
         self.seeds = Seeds(seeds)
         #: Written by `change` alone: see `mode.py`.
         self.mode = Mode.NEW
@@ -314,6 +315,9 @@ class EngineState:
         peer = self.roster.find(sealer)
         takes = peer.beat.takes_joint if peer and peer.beat else NO_JOINT
         return takes if self.joins(p) else NO_JOINT
+
+    def _has_work_of(self, id: PeerId) -> bool:
+        return any(fragment.lineage.last_merged(id) > 0 for fragment in self.fragments)
 
     def sealer(self, p: int) -> PeerId | None:
         """The learner that runs the rounds of fragment `p`: the sealer by the roster, or this

@@ -33,13 +33,21 @@ class Peer:
     fresh: bool = False
     #: Whether a control stream with the peer is open.
     linked: bool = False
+    #: Whether it was evicted for its silence, and is back by a beat or by hearsay alone: a stream
+    #: from before does not count.
+    lost: bool = False
     #: Whether it has been silent for `suspect_after_s`, or its last control stream broke. Any sign
     #: of life clears this.
     silent: bool = False
     #: Whether it has not heard of this learner for a while, by its own last beat.
     deaf: bool = False
-    #: Its newest beat; None until there is one.
+    #: The peers that it reaches, by its newest beat.
+    reaches: frozenset[PeerId] = frozenset()
+    #: Its newest beat; None until there is one, and again once this learner hears the peer no more
+    #: itself.
     beat: Beat | None = None
+    #: When its newest beat came, or as much later as its silence was excused.
+    beat_at: float = float("-inf")
     #: The newest rumor of it; None until there is one.
     rumor: Rumor | None = None
     #: What `heard_at` was when its silence was excused. Nothing was heard of it since if the two
@@ -56,6 +64,11 @@ class Peer:
         """How far it is with its end: its newest beat, or what others tell of one that this learner
         has not heard itself."""
         return self.beat or self.rumor
+
+    @property
+    def reached(self) -> bool:
+        """Whether this learner has heard the peer itself, and has a stream with it."""
+        return self.heard and self.linked and not self.suspected
 
     @property
     def suspected(self) -> bool:

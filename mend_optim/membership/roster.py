@@ -14,10 +14,10 @@ only a tombstone stays, which keeps old gossip from bringing the peer back. A pr
 beyond them is turned away, and told so: `namesake`.
 
 A word about a third learner is only a hint. A peer that this learner has not heard itself is
-dialled, and news of it is passed on, but it counts for no quorum, seals nothing and holds up no
-round. A goodbye that somebody else tells of is believed only of a peer that is not linked with this
-learner. The roster has at most `limits.learners` places; a peer known by hearsay gives its place up
-first.
+dialled, and news of it is passed on, but it counts for no quorum, holds up no round, and seals only
+if others reach it: see `go_betweens.py`. A goodbye that somebody else tells of is believed only of
+a peer that is not linked with this learner. The roster has at most `limits.learners` places; a peer
+known by hearsay gives its place up first.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from mend_optim.membership.go_betweens import GoBetweens
 from mend_optim.membership.graves import LEFT, Graves
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.sealers import sealer_of
@@ -73,6 +74,8 @@ class Roster:
         #: By name. Invariant: peers[name].id.name == name != me.name.
         self.peers: dict[str, Peer] = {}
         self._graves = Graves()
+        #: The peers that reach others.
+        self.go_betweens = GoBetweens(self.peers)
         #: By name, the last process that was turned away. The oldest comes first.
         self._turned_away: dict[str, PeerId] = {}
         #: Whether any peer has ever been here.
@@ -170,7 +173,9 @@ class Roster:
         peer = self._learn(now, Rumor(beat.peer, beat.address, beat.count), direct=True) or known
         if peer:
             peer.fresh = peer.fresh or (peer.beat is None and beat.position == 0)
-            peer.beat = beat
+            peer.beat, peer.beat_at = beat, now
+            rumors = islice(beat.roster, self.limits.rumors)
+            peer.reaches = frozenset(rumor.peer for rumor in rumors if rumor.reached)
             # Gossip may have told of a greater count, and not truly: this is a sign of life, too.
             peer.heard_at = now
             peer.silent = False
@@ -248,8 +253,10 @@ class Roster:
                 return None
             if known is None and direct and not self._make_room():
                 return None
+            lost = self._graves.is_silent(rumor.peer)
             self._graves.open(name)
             known = self._add(now, rumor.peer, rumor.address, rumor.count)
+            known.lost = lost
         if not direct:
             known.rumor = rumor
         known.count = rumor.count
@@ -287,6 +294,7 @@ class Roster:
             peer.silent = not up
             if up:
                 peer.heard_at = now
+                peer.lost = False
 
     def leave(self, id: PeerId, proof: bytes = b"") -> bool:
         """Evict a peer that said goodbye. That incarnation never comes back.
@@ -319,11 +327,13 @@ class Roster:
         for peer in self:
             if peer.heard_at != peer.excused_at:
                 peer.heard_at = peer.excused_at = min(now, peer.heard_at + seconds)
+                peer.beat_at = min(now, peer.beat_at + seconds)
 
     def has_lost(self, id: PeerId) -> bool:
-        """Whether this process was evicted for its silence, and is not back. Not on a closed
-        roster, to which nobody comes back."""
-        return not self.closed and self._graves.is_silent(id)
+        """Whether this process was evicted for its silence, and the two have not met anew. Not on a
+        closed roster, to which nobody comes back."""
+        known = self.find(id)
+        return not self.closed and (self._graves.is_silent(id) if known is None else known.lost)
 
     def expire(self, now: float) -> list[PeerId]:
         """Suspect the silent peers, and evict those that have been silent for long.
@@ -331,11 +341,15 @@ class Roster:
         Returns:
             The evicted.
         """
+        self.go_betweens.expire(now)
         # These sums must be those of `wake_at`. Rounded in another way, they could let a learner
         # wake up and find nothing to do, again and again.
         for peer in self:
             if now >= peer.heard_at + self.timing.suspect_after_s:
                 peer.silent = True
+            if not peer.linked and now >= peer.beat_at + self.timing.evict_after_s:
+                # Others may still reach it. This learner knows it by hearsay alone.
+                peer.beat, peer.reaches = None, frozenset()
         silent = [p for p in self if now >= p.heard_at + self.timing.evict_after_s]
         for peer in silent:
             del self.peers[peer.id.name]
@@ -388,7 +402,8 @@ class Roster:
 
     def _able(self, fragment: int) -> list[Peer]:
         """The peers that can seal a fragment, suspects included."""
-        return [p for p in self if p.heard and p.address and p.has(fragment)]
+        may_choose = self.go_betweens.may_choose
+        return [p for p in self if p.address and p.has(fragment) and may_choose(p)]
 
     def _sealer_of(self, fragment: int, peers: list[Peer]) -> PeerId | None:
         """The sealer if these peers and this learner are those that can seal it."""
@@ -430,7 +445,7 @@ def _rumor_of(peer: Peer) -> Rumor:
     """The news of a peer, with how far it is with its end."""
     word = peer.word
     if word is None or not word.finishes:
-        return Rumor(peer.id, peer.address, peer.count)
+        return Rumor(peer.id, peer.address, peer.count, reached=peer.reached)
     return Rumor(
         peer.id,
         peer.address,
@@ -438,4 +453,5 @@ def _rumor_of(peer: Peer) -> Rumor:
         finishes=True,
         ready=word.ready,
         tokens=word.tokens,
+        reached=peer.reached,
     )

@@ -40,8 +40,9 @@ def are_neighbours(roster: Roster, id: PeerId, other: PeerId) -> bool:
 def first_hop(
     roster: Roster, fragment: int, to: PeerId, without: Collection[PeerId] = ()
 ) -> PeerId:
-    """Return the first learner on an offer's way from this one to a sealer: the relay of its zone,
-    which it may be itself; or the sealer, if they are in one zone, or if nobody can relay.
+    """Return the first learner on an offer's way from this one to a sealer: a go-between, if this
+    learner does not reach it; the relay of its zone, which it may be itself; or the sealer, if they
+    are in one zone, or if nobody can relay.
 
     Args:
         roster: This learner's.
@@ -49,6 +50,9 @@ def first_hop(
         to: The sealer.
         without: Peers that must not relay.
     """
+    between = roster.go_betweens.choose(fragment, to, without)
+    if between:
+        return between
     if not roster.zone or to == roster.me or are_neighbours(roster, roster.me, to):
         return to
     able = [p for p in roster if p.id not in without and _can_relay(roster, p, fragment)]

@@ -140,6 +140,8 @@ class Rumor:
     tokens: int = 0
     #: The proof of its goodbye: see `Goodbye`.
     proof: bytes = b""
+    #: Whether the sender has heard it itself, and has a stream with it.
+    reached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,7 @@ def _rumor(rumor: Rumor) -> pb.Rumor:
         ready=rumor.ready,
         tokens=rumor.tokens,
         proof=rumor.proof,
+        reached=rumor.reached,
     )
 
 
@@ -248,4 +249,5 @@ def _to_rumor(rumor: pb.Rumor) -> Rumor:
         ready=checked_digest("ready", rumor.ready),
         tokens=checked_count("tokens", rumor.tokens),
         proof=checked_proof(rumor.proof),
+        reached=rumor.reached,
     )

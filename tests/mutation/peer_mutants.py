@@ -77,8 +77,8 @@ PEER_MUTANTS = (
         "a-closed-roster-hangs-up",
         4,
         "membership/roster",
-        "return not self.closed and self._graves.is_silent(id)",
-        "return self._graves.is_silent(id)",
+        "return not self.closed and (self._graves.is_silent(id) if",
+        "return bool(self._graves.is_silent(id) if",
         of("unit/membership/test_roster"),
     ),
     Mutant(

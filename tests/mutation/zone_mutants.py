@@ -31,10 +31,15 @@ ZONE_MUTANTS = (
     mutant("withheld-for-ever", OFFERS, "pending.astray()", "return False"),
     mutant("withheld-at-once", OFFERS, "if waited < 2 * self.patience(pending):", "if False:"),
     mutant("a-withholder-relays-on", OFFERS, "self._withholding[relay] = now +", "now +"),
-    mutant("neighbours-offers-are-kept", RELAYING, "wanted = relayed or not", "wanted = not"),
+    mutant(
+        "neighbours-offers-are-kept",
+        RELAYING,
+        "wanted = relayed or apart or not",
+        "wanted = apart or not",
+    ),
     mutant("offers-go-round-in-a-zone", RELAYING, "relayed = is_far and ", "relayed = "),
     mutant("the-living-are-given-up", RELAYING, " and not self._lives(offer.peer):", ":"),
-    mutant("seals-are-not-handed-down", "engine/sealer", "self._hand_down(seal)", "pass"),
+    mutant("seals-are-not-handed-down", "engine/sealer", "self.relaying.hand_down(seal)", "pass"),
     mutant(
         "anybody-passes-seals-on",
         "engine/adoption",
@@ -45,8 +50,8 @@ ZONE_MUTANTS = (
     mutant(
         "neighbours-may-not-pass-offers-on",
         RELAYING,
-        "_lives(author) or are_neighbours",
-        "_lives(author) and are_neighbours",
+        "is_here or are_neighbours",
+        "is_here and are_neighbours",
     ),
     mutant(
         "a-relays-seal-is-its-sealers",

@@ -3,6 +3,7 @@ one event at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
-from mend_optim.protocol.messages import Beat, Level, Message, Offer, Report, Seal, State
+from mend_optim.protocol.messages import Beat, Level, Message, Offer, Report, Rumor, Seal, State
 from mend_optim.protocol.timing import Timing
 
 ME, PEER, THIRD, FOURTH = (PeerId(name, 1) for name in ("me", "peer", "third", "fourth"))
@@ -133,11 +134,12 @@ class DrivenEngine:
         latency: int = 0,
         zone: str = "",
         takes_joint: int | None = None,
+        reaches: Collection[PeerId] | None = None,
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
         it can be dialled, if that is not as of all peers. `takes_joint`: None is as of this
-        learner."""
+        learner. `reaches`: those that it reaches; None: it does not say."""
         self.counts += 1
         if address is None:
             address = "" if self.seals else f"{peer.name}:1"
@@ -164,6 +166,9 @@ class DrivenEngine:
             latency=latency,
             zone=zone,
             takes_joint=self.engine.state.takes_joint(0) if takes_joint is None else takes_joint,
+            roster=tuple(
+                Rumor(id, f"{id.name}:1", self.counts, reached=True) for id in reaches or ()
+            ),
         )
         self.receive(beat)
 

@@ -368,7 +368,9 @@ class Learner:
         self.pump()
 
     def linked(self, there: PeerId, up: bool) -> None:
-        self.engine.linked(self.now, there, up)
+        # The word of a link that broke may come when the two have met again.
+        if up == (frozenset((self.me, there)) in self.cluster.links):
+            self.engine.linked(self.now, there, up)
         self.pump()
 
     def report(self, what: str, to: PeerId, message: Message) -> None:

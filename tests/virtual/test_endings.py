@@ -166,3 +166,21 @@ def test_in_a_roster_that_no_beat_goes_through_all_end_with_the_whole_account() 
         assert end.anchors == ends[0].anchors
         assert end.tokens == ends[0].tokens
         assert len(end.tokens) == n
+
+
+@pytest.mark.parametrize("parted_at", [0.0, 30.0])
+def test_two_rooms_end_on_one_model(parted_at: float) -> None:
+    """Learners of one never reach those of the other, but one machine between them reaches all."""
+    rooms = ("learner-1", "learner-2"), ("learner-3", "learner-4")
+    apart = [pair for a in rooms[0] for b in rooms[1] for pair in ((a, b), (b, a))]
+    cluster = Ends(5, 1, policies(None, stays=False), loss=0.0, duplicates=0.0)
+    cluster.at(parted_at, cluster.cut, apart, 10_000.0)
+    cluster.run(0.01)
+    cluster.start_all()
+    for i, name in enumerate(cluster.names):
+        cluster.at(parted_at + 90.0 + i, cluster.finish, name)
+    cluster.run(90.0)
+    assert cluster.until(lambda: cluster.all_ended(set(cluster.names)), LIMIT_S)
+    ends = list(cluster.ends.values())
+    assert all(end.anchors == ends[0].anchors for end in ends)
+    assert sum(end.left_over for end in ends) == 0

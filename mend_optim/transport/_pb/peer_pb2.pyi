@@ -141,7 +141,7 @@ class Report(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ...) -> None: ...
 
 class Rumor(_message.Message):
-    __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens", "proof")
+    __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens", "proof", "reached")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class Rumor(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     peer: PeerId
     address: str
     count: int
@@ -158,7 +159,8 @@ class Rumor(_message.Message):
     ready: bytes
     tokens: int
     proof: bytes
-    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., tokens: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    reached: bool
+    def __init__(self, peer: _Optional[_Union[PeerId, _Mapping]] = ..., address: _Optional[str] = ..., count: _Optional[int] = ..., left: bool = ..., finishes: bool = ..., ready: _Optional[bytes] = ..., tokens: _Optional[int] = ..., proof: _Optional[bytes] = ..., reached: bool = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("peer", "proof")

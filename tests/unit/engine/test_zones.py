@@ -150,6 +150,7 @@ def test_a_seal_is_taken_from_a_neighbour_only(zone: str) -> None:
     engine, far = member()
     by = PeerId("by", 1)
     engine.beat(by, zone=zone)
+    engine.beat(far, address="far:1", zone=THERE, reaches=(ME,))
     engine.receive(replace(seal_of(engine.lineage, sealer=far), passed_by=by))
     assert len(engine.jobs(Advance)) == (zone == HERE)
     assert len(engine.faults()) == (zone != HERE)
@@ -219,6 +220,7 @@ def test_the_offer_of_a_learner_that_lives_is_taken_from_its_neighbour_only(
 ) -> None:
     engine = DrivenEngine(zone=THERE)
     engine.beat(THIRD, zone=HERE)
+    engine.engine.linked(engine.now, THIRD, True)
     by = PeerId("by", 1)
     engine.beat(by, zone=zone)
     engine.engine.passed_on(engine.now, offer_of(THIRD), by)

@@ -62,6 +62,16 @@ def test_the_time_that_a_learner_was_stopped_is_no_silence() -> None:
     assert roster.expire(131.0) == [B]
 
 
+def test_a_learner_that_was_stopped_has_still_heard_its_peers_itself() -> None:
+    roster = new("b")
+    roster.slept(101.0, 100.0)
+    roster.expire(101.0)
+    assert known(roster).heard
+    roster.touch(131.0, B)
+    roster.expire(131.0)
+    assert not known(roster).heard
+
+
 def test_a_dead_peer_is_evicted_by_a_learner_that_is_stopped_again_and_again() -> None:
     roster = new("b")
     roster.slept(5.0, 5.0)

@@ -1,0 +1,79 @@
+"""Go-betweens: peers that reach a learner which this one does not reach itself.
+
+    room 1            cloud            room 2
+    c, d ───────────── a ───────────── e, f          no address of one room leads into the other
+
+All learners have to choose the same sealer. If each chose from those that it reaches, then c would
+seal what e seals, and work of one room after the other would be lost. So a learner chooses also
+from those that a peer reaches, by that peer's own beats, if an anchor has their work. It sends its
+offer to such a peer, which passes it on, and gets the seal from there.
+
+A peer may say that it reaches a learner which is dead, and keep all offers. So a go-between is
+doubted while nothing comes of what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from mend_optim.membership.peer import Peer
+from mend_optim.membership.sealers import sealer_of
+from mend_optim.protocol.lineage import PeerId
+
+
+class GoBetweens:
+    """The peers that reach others, as their beats say.
+
+    Args:
+        peers: The roster's, by name. They may change at any time.
+    """
+
+    def __init__(self, peers: Mapping[str, Peer]) -> None:
+        self._peers = peers
+        #: Whether an anchor has work of a learner.
+        self.has_work_of: Callable[[PeerId], bool] = lambda id: False
+        #: By peer that is doubted, until when.
+        self._doubted: dict[PeerId, float] = {}
+        #: By peer that was ever doubted, for how long the last time.
+        self._lasted: dict[PeerId, float] = {}
+
+    def may_choose(self, peer: Peer) -> bool:
+        """Whether a peer may be chosen as a sealer: one that this learner has heard itself, or that
+        others reach."""
+        return peer.heard or (self.has_work_of(peer.id) and bool(self._of(peer.id)))
+
+    def choose(self, fragment: int, to: PeerId, without: Collection[PeerId] = ()) -> PeerId | None:
+        """Return the go-between for a fragment's offers to a learner. None if this learner reaches
+        it, or nobody does.
+
+        Args:
+            fragment: The fragment.
+            to: The sealer.
+            without: Peers that must not be it.
+        """
+        peer = self._peers.get(to.name)
+        if peer is None or peer.id != to or peer.linked:
+            return None
+        ids = {p.id.name: p.id for p in self._of(to) if p.id not in without and p.has(fragment)}
+        return ids[sealer_of(fragment, ids)] if ids else None
+
+    def _of(self, id: PeerId) -> list[Peer]:
+        """The peers that reach a learner."""
+        return [
+            peer
+            for peer in self._peers.values()
+            if id in peer.reaches
+            and peer.linked
+            and not peer.suspected
+            and peer.id not in self._doubted
+        ]
+
+    def doubt(self, now: float, id: PeerId, seconds: float) -> None:
+        """Nothing came of what a go-between got. It is doubted for so long, or for twice as long as
+        the last time."""
+        self._lasted[id] = max(seconds, 2 * self._lasted.get(id, 0.0))
+        self._doubted[id] = now + self._lasted[id]
+
+    def expire(self, now: float) -> None:
+        """End the doubts whose time is over, and forget those of peers that are gone."""
+        self._doubted = {id: until for id, until in self._doubted.items() if now < until}
+        self._lasted = {id: s for id, s in self._lasted.items() if id.name in self._peers}

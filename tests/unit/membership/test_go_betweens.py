@@ -1,0 +1,190 @@
+"""Learners of which some do not reach each other choose the same sealers, and ways to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mend_optim.membership.roster import Roster
+from mend_optim.membership.sealers import sealer_of
+from mend_optim.membership.zones import first_hop
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Beat, Rumor
+from mend_optim.protocol.timing import Timing
+
+TIMING = Timing(beat_s=1, evict_after_s=30)
+Graph = Mapping[str, set[str]]
+
+
+def id_of(name: str) -> PeerId:
+    return PeerId(name, 1)
+
+
+def told(graph: Graph, name: str, count: int = 1) -> Beat:
+    """The beat of a learner that knows all others, and reaches some of them."""
+    others = sorted(set(graph) - {name})
+    rumors = [Rumor(id_of(x), f"{x}:1", count, reached=x in graph[name]) for x in others]
+    return Beat(peer=id_of(name), address=f"{name}:1", count=count, roster=tuple(rumors))
+
+
+def roster_of(graph: Graph, me: str, merged: Iterable[str] | None = None) -> Roster:
+    """The roster of a learner among others, each of which has heard those that it reaches.
+    `merged`: the learners whose work is in an anchor; None: all."""
+    roster = Roster(id_of(me), f"{me}:1", TIMING)
+    known = set(graph if merged is None else merged)
+    roster.go_betweens.has_work_of = lambda id: id.name in known
+    for name in sorted(graph[me]):
+        roster.meet(0.0, id_of(name), f"{name}:1")
+        roster.link(0.0, id_of(name), True)
+    for name in sorted(graph[me]):
+        beat = told(graph, name)
+        roster.hear(0.0, beat)
+        roster.gossip(0.0, beat.roster)
+    return roster
+
+
+def joined(names: Iterable[str], apart: Iterable[tuple[str, str]]) -> Graph:
+    """All of these reach each other, but for some pairs."""
+    cut = {frozenset(pair) for pair in apart}
+    listed = list(names)
+    return {a: {b for b in listed if a != b and frozenset((a, b)) not in cut} for a in listed}
+
+
+#: Two rooms, and a machine that both reach.
+ROOMS = joined("acdef", [(x, y) for x in "cd" for y in "ef"])
+
+
+def test_two_rooms_choose_the_same_sealers_by_the_machine_that_both_reach() -> None:
+    rosters = {me: roster_of(ROOMS, me) for me in ROOMS}
+    for p in range(10):
+        expected = id_of(sealer_of(p, ROOMS))
+        for me, roster in rosters.items():
+            assert roster.sealer(p) == expected
+            assert roster.may_seal(p, expected)
+            reached = expected.name == me or expected.name in ROOMS[me]
+            assert first_hop(roster, p, expected) == (expected if reached else id_of("a"))
+
+
+NAMES = "abcdefgh"
+
+
+@given(st.sets(st.sampled_from([pair for pair in combinations(NAMES, 2) if "a" not in pair])))
+def test_one_machine_that_all_reach_is_enough(apart: set[tuple[str, str]]) -> None:
+    graph = joined(NAMES, apart)
+    for me in NAMES:
+        roster = roster_of(graph, me)
+        for p in range(3):
+            sealer = roster.sealer(p)
+            assert sealer is not None
+            assert sealer.name == sealer_of(p, NAMES)
+            hop = first_hop(roster, p, sealer)
+            assert sealer.name in {me, *graph[me]} or sealer.name in graph[hop.name]
+
+
+def test_a_learner_whose_work_is_in_no_anchor_seals_only_for_those_that_hear_it() -> None:
+    """A peer may make up learners."""
+    roster = roster_of(ROOMS, "c", merged="acd")
+    assert {roster.sealer(p).name for p in range(12)} == {"a", "c", "d"}  # type: ignore[union-attr]
+    assert not any(roster.may_seal(p, id_of("e")) for p in range(12))
+
+
+def test_a_learner_that_nobody_reaches_seals_nothing() -> None:
+    alone = {**ROOMS, "e": set(), "a": set("cdf"), "f": {"a"}}
+    roster = roster_of(alone, "c")
+    assert {roster.sealer(p).name for p in range(12)} == {"a", "c", "d", "f"}  # type: ignore[union-attr]
+
+
+def far_fragment(roster: Roster) -> tuple[int, PeerId]:
+    """A fragment whose sealer this learner does not reach."""
+    for p in range(20):
+        sealer = roster.sealer(p)
+        if sealer and sealer.name in "ef":
+            return p, sealer
+    raise AssertionError("all sealers are near")
+
+
+def test_a_sealer_that_is_met_needs_no_go_between() -> None:
+    roster = roster_of(ROOMS, "c")
+    p, sealer = far_fragment(roster)
+    roster.meet(1.0, sealer, f"{sealer.name}:1")
+    assert roster.go_betweens.choose(p, sealer) == id_of("a")
+    roster.link(1.0, sealer, True)
+    assert roster.go_betweens.choose(p, sealer) is None
+    assert first_hop(roster, p, sealer) == sealer
+
+
+@pytest.mark.parametrize("fate", ["silent", "without a stream", "left out"])
+def test_a_go_between_that_is_not_there_is_none(fate: str) -> None:
+    roster = roster_of(ROOMS, "c")
+    p, sealer = far_fragment(roster)
+    if fate == "silent":
+        roster.peers["a"].silent = True
+    elif fate == "without a stream":
+        roster.link(1.0, id_of("a"), False)
+        roster.touch(2.0, id_of("a"))
+    without = [id_of("a")] if fate == "left out" else []
+    assert roster.go_betweens.choose(p, sealer, without) is None
+    assert (roster.sealer(p) == sealer) == (fate == "left out")
+
+
+def test_a_doubt_ends_and_the_next_one_lasts_twice_as_long() -> None:
+    roster = roster_of(ROOMS, "c")
+    p, sealer = far_fragment(roster)
+
+    def lasts(now: float) -> float:
+        roster.go_betweens.doubt(now, id_of("a"), 60.0)
+        assert roster.sealer(p) != sealer
+        passed = 0.0
+        while roster.sealer(p) != sealer:
+            passed += 1.0
+            roster.touch(now + passed, id_of("a"))
+            roster.go_betweens.expire(now + passed)
+        return passed
+
+    assert [lasts(0.0), lasts(1000.0), lasts(2000.0)] == [60.0, 120.0, 240.0]
+    del roster.peers["a"]
+    roster.go_betweens.expire(5000.0)
+    roster.peers["a"] = roster_of(ROOMS, "c").peers["a"]
+    assert lasts(6000.0) == 60.0
+
+
+def test_a_peer_that_is_heard_no_more_is_known_by_hearsay() -> None:
+    """Its last beat would be believed for ever, while others tell that it lives."""
+    roster = roster_of(joined("abc", []), "c")
+    before = roster.heard
+    roster.link(5.0, id_of("b"), False)
+    for second in range(5, 60):
+        roster.touch(second, id_of("a"))
+        roster.gossip(second, [Rumor(id_of("b"), "b:1", second)])
+        assert roster.expire(second) == []
+        heard = roster.peers["b"].heard
+        assert heard == (second < 30)
+    assert roster.heard == before - 1
+    assert roster.peers["b"].reaches == frozenset()
+    assert not roster.peers["b"].suspected
+
+
+def test_beats_tell_whom_a_learner_reaches() -> None:
+    roster = roster_of(ROOMS, "c")
+    assert {rumor.peer.name for rumor in roster.rumors() if rumor.reached} == {"a", "d"}
+    assert {rumor.peer.name for rumor in roster.rumors()} == {"a", "d", "e", "f"}
+    roster.link(1.0, id_of("d"), False)
+    roster.touch(2.0, id_of("d"))
+    assert {rumor.peer.name for rumor in roster.rumors() if rumor.reached} == {"a"}
+
+
+def test_a_peer_that_comes_back_by_hearsay_is_lost_until_the_two_meet_anew() -> None:
+    """The stream from before its eviction may still stand, and nothing tells that it does."""
+    roster = roster_of(joined("abc", []), "c")
+    b = id_of("b")
+    roster.touch(29.0, id_of("a"))
+    assert roster.expire(31.0) == [b]
+    roster.gossip(32.0, [Rumor(b, "b:1", 40)])
+    assert roster.has_lost(b)
+    roster.meet(33.0, b, "b:1")
+    roster.link(33.0, b, True)
+    assert not roster.has_lost(b)

@@ -1,0 +1,71 @@
+"""Learners of which many never reach one another, in virtual time: two rooms, and a machine between
+them. Nearly all work of all of them is merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from tests.support.depth import DEEP
+from tests.virtual.cluster import Cluster
+from tests.virtual.storms import policies
+
+FRAGMENTS = 6
+Pairs = list[tuple[str, str]]
+
+
+def named(pairs: Iterable[tuple[int, int]]) -> Pairs:
+    both = [(a, b) for pair in pairs for a, b in (pair, pair[::-1])]
+    return [(f"learner-{a}", f"learner-{b}") for a, b in both]
+
+
+#: learner-0 is between the rooms.
+TWO_AND_TWO = named((a, b) for a in (1, 2) for b in (3, 4))
+THREE_AND_THREE = named((a, b) for a in (1, 2, 3) for b in (4, 5, 6))
+ONE_AND_ONE = named([(1, 2)])
+
+
+def played(n: int, apart: Pairs, until: float, parted_at: float) -> Cluster:
+    """A cluster of so many learners, some of which do not reach each other from a time on; all laws
+    are checked meanwhile."""
+    chosen = policies(sync_every=2 * FRAGMENTS, fragments=FRAGMENTS)
+    cluster = Cluster(n, 1, chosen, loss=0.0, duplicates=0.0)
+    cluster.speed = dict.fromkeys(cluster.names, 1.0)
+    cluster.at(parted_at, cluster.cut, apart, 10_000.0)
+    if not parted_at:
+        cluster.run(0.01)
+    cluster.start_all()
+    cluster.run(until)
+    return cluster
+
+
+def shares(cluster: Cluster) -> dict[str, float]:
+    """By learner, the share of its steps that its least anchor has of it."""
+    found = {}
+    for learner in cluster.learners.values():
+        state = learner.engine.state
+        merged = [f.lineage.tokens for f in state.fragments]
+        found[learner.name] = min(merged) / sum(
+            other.engine.state.totals.tokens for other in cluster.learners.values()
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("n", "apart", "until", "parted_at"),
+    [
+        (3, ONE_AND_ONE, 120.0, 0.0),
+        (5, TWO_AND_TWO, 120.0, 0.0),
+        (5, TWO_AND_TWO, 240.0, 40.0),
+        *([(7, THREE_AND_THREE, 240.0, 30.0), (3, ONE_AND_ONE, 240.0, 40.0)] if DEEP else []),
+    ],
+)
+def test_the_work_of_two_rooms_is_merged(
+    n: int, apart: Pairs, until: float, parted_at: float
+) -> None:
+    """Before, each of two rooms had rounds of its own, and half of the work was lost."""
+    cluster = played(n, apart, until, parted_at)
+    assert cluster.seen["offer relayed"] > 10
+    assert cluster.seen["seal relayed"] > 10
+    assert min(shares(cluster).values()) > 0.85

@@ -67,12 +67,12 @@ def absent() -> str:
 
 def run() -> Iterator[Result]:
     """Rows of `python -m bench hostile`."""
-    from tests.hostile import test_raw_peers
+    from tests.hostile import test_calls_and_dials, test_false_work, test_raw_peers
     from tests.hostile.ground import Ground
     from tests.hostile.test_attacks import ATTACKS
     from tests.system.processes import Process, Supervisor
 
-    assert test_raw_peers  # its attacks are among them
+    assert all((test_raw_peers, test_false_work, test_calls_and_dials))  # theirs are among them
     processes: list[Process] = []
     supervisor = Supervisor(processes)
     try:

@@ -10,12 +10,16 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 
+from mend_optim.protocol.lineage import PeerId
+from mend_optim.protocol.messages import Bulk, Offer
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.connection import CALLER, SERVICE
+from mend_optim.transport.frames import to_frames
 
 REPLY_S = 20.0
 MESSAGE_LIMIT = 4 << 20
@@ -73,9 +77,16 @@ class Call:
 class Attacker:
     """A peer of any name, at the door of the learner at `address`, whose hello it knows."""
 
-    def __init__(self, address: str, host: pb.Hello, name: str, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        address: str,
+        host: pb.Hello,
+        name: str,
+        incarnation: int = 0,
+        channel: grpc.Channel | None = None,
+    ) -> None:
         self.me = pb.PeerId(name=name, incarnation=incarnation or time.time_ns())
-        self.channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self.channel = channel or grpc.insecure_channel(address, options=_OPTIONS)
         self.calls: list[Call] = []
         self.host = host
         #: Notified at the end of each call.
@@ -140,10 +151,40 @@ class Attacker:
     def want(self, fragment: int = 0) -> pb.Want:
         return pb.Want(peer=self.me, fragment=fragment)
 
+    def push(self, message: Bulk) -> Call:
+        """Hand a seal or a whole anchor over that nobody has asked for."""
+        call = self.open("Push", *to_frames(message))
+        call.finish()
+        return call
+
+    def offers(self, offer: Offer, method: str = "Exchange") -> Call:
+        """Hand an offer over, with its bytes."""
+        call = self.open(method, *to_frames(offer))
+        if method != "Exchange":
+            call.finish()
+        return call
+
+    @property
+    def id(self) -> PeerId:
+        return PeerId(self.me.name, self.me.incarnation)
+
     def offer(self, sections: Iterable[tuple[str, int]], **fields: Any) -> bytes:
         """The header of an offer with sections of these sizes in bytes."""
         known = {"peer": self.me, "seq": 1, "tokens": 1, "steps": 1, "key": pb.Key(), "due": True}
         return header(sections, offer=pb.Offer(**{**known, **fields}))
+
+
+def own_files(directory: Path) -> Iterator[bytes]:
+    """The authority's certificate, the attacker's own, and its key."""
+    return ((directory / f"{part}.pem").read_bytes() for part in ("ca", "cert", "key"))
+
+
+def tls_channel(address: str, host: str, directory: Path, *, named: bool = True) -> grpc.Channel:
+    """A connection with the certificate in this directory, or with none."""
+    ca, chain, key = own_files(directory)
+    own = (key, chain) if named else (None, None)
+    options = [*_OPTIONS, ("grpc.ssl_target_name_override", host)]
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, *own), options=options)
 
 
 def control(message: Any) -> bytes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mend_optim.transport._pb import peer_pb2 as pb
 from tests.hostile.attacker import Attacker
-from tests.system.processes import Learner, Supervisor
+from tests.system.processes import Facts, Learner, Supervisor
 
 #: The most that one attack may leave behind in a learner.
 MEMORY_MB = 200
@@ -32,22 +32,28 @@ LIMIT = 24 * NUMEL
 class Ground:
     """The learners "a", which is attacked, and "b", which trains with it."""
 
-    def __init__(self, supervisor: Supervisor, pace_s: float = PACE_S) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        pace_s: float = PACE_S,
+        special: Mapping[str, Facts] | None = None,
+    ) -> None:
         self.supervisor = supervisor
-        self.a, self.b = supervisor.start_all("ab", width=WIDTH, pace_s=pace_s)
+        self.a, self.b = supervisor.start_all("ab", special, width=WIDTH, pace_s=pace_s)
         self.go_on(STEPS, ROUNDS)
         report = self.a.report()
         self.genesis = bytes.fromhex(report["genesis"])
         #: An insider knows the model and the settings, as "a" tells them in its hello.
         self.hello = pb.Hello.FromString(bytes.fromhex(report["hello"]))
 
-    def attacker(self, name: str, incarnation: int = 0) -> Attacker:
-        """A peer of any name, at the door of "a"."""
-        return Attacker(self.a.address, self.hello, name, incarnation)
+    def attacker(self, name: str, incarnation: int = 0, at: Learner | None = None) -> Attacker:
+        """A peer of any name, at the door of "a" or of another learner."""
+        return Attacker((at or self.a).address, self.hello, name, incarnation)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Whatever happens inside: both go on, and it has cost no more than it may.
+    def held(self, merged: Iterable[str] = "ab") -> Iterator[None]:
+        """Whatever happens inside: both go on, and it has cost no more than it may. Work of nobody
+        is merged but of those that are `merged`.
 
         The longest gap of training is not measured: on a busy machine it is as long as the machine
         makes it. Each learner must take steps and adopt anchors while the attack lasts, and
@@ -58,7 +64,7 @@ class Ground:
         self.go_on(STEPS, ROUNDS)
         for learner, before in seen.items():
             ledger = learner.rounds[before:]
-            assert all({m["name"] for m in round["members"]} <= {"a", "b"} for round in ledger)
+            assert {m["name"] for round in ledger for m in round["members"]} <= set(merged)
             assert "Traceback" not in learner.complaints, learner.complaints
         grown = memory_mb(self.a) - memory
         assert grown < MEMORY_MB, f"{grown} MB more"
@@ -77,6 +83,21 @@ class Ground:
             lambda: all(x.step >= step and len(x.rounds) >= count for x, step, count in goals),
             f"both to take {steps} steps and adopt {rounds} anchors",
         )
+
+
+def refusals(learner: Learner, peer: str, words: str) -> int:
+    """How often a learner has refused something of a peer for such a reason, as it counts that."""
+    counted = learner.report()["refused"]
+    return sum(times for name, why, times in counted if name == peer and words in why)
+
+
+def await_refusal(learner: Learner, peer: str, words: str, times: int = 1) -> None:
+    """Wait until that is counted so often."""
+    for _ in range(100):
+        if refusals(learner, peer, words) >= times:
+            return
+        learner.await_steps(1)
+    raise AssertionError(f"of {peer}, nothing was refused because {words!r}: {learner.report()}")
 
 
 def pid(learner: Learner) -> int:

@@ -4,6 +4,7 @@ a line.
     learn      fork a process that is a learner, and wait for its end; it takes the other orders
     run        take steps, up to number `steps` (null: until told to pause)
     pause      take no more steps
+    ruin       multiply a matrix of its weights by `factor`
     report     print a status report
     gaps       print the longest gaps between two steps since the last such order: see `Gaps`
     synchronize
@@ -145,6 +146,9 @@ class Learner:
         options = dict(order["options"])
         if "secret" in options:
             options["credentials"] = Credentials.secret(options.pop("secret"))
+        if "certificates" in options:
+            files = options.pop("certificates")
+            options["credentials"] = Credentials.files(files, signed=True)
         clock, behind_ns = time.time_ns, int(1e9 * order["clock_behind_s"])
         time.time_ns = lambda: clock() - behind_ns
         self.optimizer = MendOptimizer(
@@ -232,6 +236,11 @@ class Learner:
         while self.drawn < state["drawn"]:
             self.draw()
         self.step = state["step"]
+
+    def ruin(self, factor: float) -> None:
+        """Multiply a matrix of the weights, as an accident would."""
+        with torch.no_grad():
+            self.model[0].weight.mul_(factor)  # type: ignore[operator]
 
     def run(self, steps: int | None = None, pace_s: float | None = None) -> None:
         self.until, self.pace_s = steps, self.pace_s if pace_s is None else pace_s

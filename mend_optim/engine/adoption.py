@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mend_optim.engine.contents import NOBODYS, to_check
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.engine.first_weights import FirstWeights
 from mend_optim.engine.ledger import Event
@@ -260,25 +261,30 @@ class Adopter:
         if key < fragment.lineage.key:
             return asked is not None and asked.gives_way
         is_shown = asked is not None and not asked.seal_only and key <= asked.key
-        if is_shown or self.majority.believes(fragment, key, anchor.peer):
+        believed = is_shown or self.majority.believes(fragment, key, anchor.peer)
+        content = self.majority.content_of(anchor)
+        if believed and content not in (None, NOBODYS):
             return True
-        if asked:
+        if asked and content != NOBODYS:
             asked.held = anchor
         return False
 
     def _take_held(self, now: float) -> None:
-        """Take the anchors that were kept, and are believed by now."""
+        """Take the anchors that were kept, if they are to be had by now."""
         for p, wanted in list(self.state.wants.items()):
-            fragment, held = self.state.fragments[p], wanted.held
-            if held and self.majority.believes(fragment, held.lineage.key, held.peer):
-                wanted.held = None
+            held, wanted.held = wanted.held, None
+            if held and self._is_to_be_had(held, self.state.fragments[p]):
                 self.take_state(now, held)
 
     def _check_gain(self, now: float, anchor: State, fragment: Progress) -> None:
-        """Doubt a peer that hands over less than it has shown, and nothing that is of use."""
+        """Doubt a peer that hands over less than it has shown, and nothing that is of use; or what
+        nobody else has had."""
         wanted = self.state.wants.get(anchor.fragment)
-        key = anchor.lineage.key
-        if wanted and wanted.peer == anchor.peer and key < min(wanted.key, fragment.lineage.key):
+        if wanted is None or wanted.peer != anchor.peer:
+            return
+        is_less = anchor.lineage.key < min(wanted.key, fragment.lineage.key)
+        is_nobodys = not wanted.gives_way and self.majority.content_of(anchor) == NOBODYS
+        if is_less or is_nobodys:
             self.pulling.doubt(now, wanted.peer, wanted.since)
 
     def _collect(self, now: float, switch: Switch, anchor: State) -> None:
@@ -321,6 +327,7 @@ class Adopter:
         self.state.work(
             Install(
                 states=anchors,
+                contents=tuple(to_check(self.majority.content_of(anchor)) for anchor in anchors),
                 merged_own_offer=merged_own_offer,
                 replace=replace,
                 forget=not merged_own_offer and moved_on,

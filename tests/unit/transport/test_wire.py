@@ -31,6 +31,7 @@ from mend_optim.protocol.messages import (
     JOINT_MOMENTS,
     NO_JOINT,
     Beat,
+    Content,
     Control,
     Level,
     Offer,
@@ -80,7 +81,11 @@ FULL = Beat(
     seconds_per_step=0.5,
     training=True,
     genesis=b"genesis",
-    reports=(Report(Key(4, 5, b"digest"), ((ME, 6),), b"group"),),
+    reports=(
+        Report(
+            Key(4, 5, b"digest"), ((ME, 6),), b"group", (Content(Key(4, 5, b"digest"), b"content"),)
+        ),
+    ),
     roster=(Rumor(ME, "b:1", 7, left=True, proof=b"proof"),),
     ping=8,
     pong=9,

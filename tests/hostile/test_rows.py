@@ -108,6 +108,7 @@ HELD = {
 }
 OPEN = {
     "M1d the word of one to a learner that has just started": "insiders and the model",
+    "M4c a member that nobody knows, without signatures": "offers without signatures",
 }
 
 

@@ -478,8 +478,7 @@ class MendOptimizer(ReportingFace):
         return self._run.saved_state()
 
     def load_learner_state(self, state: Any) -> None:
-        """Go on from `learner_state()` as `load_state_dict` does, but leave the inner optimizer's
-        state alone."""
+        """Go on from `learner_state()`. The inner optimizer's own state is left alone."""
         if loaded := self._run.read(state):
             self._run.resume(loaded)
 
@@ -494,6 +493,7 @@ class MendOptimizer(ReportingFace):
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if kind is None and self._run.takes_part:
             self.finish()
+        self._run.is_broken_off = kind is not None
         self.close()
 
 

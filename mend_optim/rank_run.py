@@ -367,6 +367,8 @@ class RankRun(TrainingRun):
     def close(self) -> None:
         """`MendOptimizer.close`."""
         self._meetings.close()
+        if self.is_broken_off:
+            self._crew.fail(Call.CLOSE, self.history.step)
         self._crew.leave(self.history.step)
         self._courier.end()
         super().close()

@@ -93,6 +93,8 @@ class TrainingRun:
 
     #: Whether this process has the learner's part of a checkpoint.
     keeps_learner = True
+    #: Whether an exception has left the optimizer's `with` statement.
+    is_broken_off = False
 
     def __init__(self, settings: Settings, model: WrappedParameters) -> None:
         self.inner = model.inner
@@ -114,12 +116,11 @@ class TrainingRun:
         self._own_weights: list[Tensor] | None = None
         self._uncompiled: Callable[..., Any] | None = None
         # Whether the learner is to start at the first step.
-        self._starts_late = False
+        self._starts_late = settings.place is not None and not model.has_shapes
         if settings.place is not None:
             # There is nothing to compile in threads, clocks and copies, if you compile `step()`.
             # A bound method would be a circle, and the run not gone when its last user is.
             self._uncompiled = torch.compiler.disable(TrainingRun._step_with_peers)  # type: ignore[no-untyped-call]
-            self._starts_late = not self.model.has_shapes
             if not self._starts_late:
                 self._start()
 

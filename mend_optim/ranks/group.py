@@ -24,7 +24,7 @@ from mend_optim.errors import MendError, UsageError
 from mend_optim.ranks.board import LETTER_BYTES, Board, shared_board
 from mend_optim.ranks.words import WIDTH, Table, Word, decode_word, encode_word
 
-#: So long the constructor waits for the other ranks'.
+#: So long the constructor waits for the other ranks', and then at most as long to connect to them.
 MEET_S = 60.0
 #: So long the collectives wait if torch does not tell for how long the user's do.
 WAIT = timedelta(minutes=30)
@@ -93,6 +93,7 @@ class Group:
 
     Raises:
         UsageError: some of the ranks have not come by then.
+        MendError: a rank has ended since it came.
     """
 
     def __init__(self, ranks: Any = None, meet_s: float = MEET_S) -> None:
@@ -106,8 +107,8 @@ class Group:
         self.size = len(members)
         _meet(members, self.rank, meet_s)
         timeout = _timeout_of(world)
-        self._words = _new_group(members, timeout)
-        self._tensors = _new_group(members, timeout)
+        self._words = _new_group(members, meet_s, timeout)
+        self._tensors = _new_group(members, meet_s, timeout)
         self._say = _quick_gather(self._words)
         # A word that is on its way and a last one that nobody waits for (`Crew.fail`) are all that
         # there are at one time.
@@ -247,10 +248,17 @@ def _timeout_of(group: Any) -> timedelta | None:
     return timeout if isinstance(timeout, timedelta) else None
 
 
-def _new_group(members: list[int], timeout: timedelta | None) -> Any:
-    """A gloo group of these ranks. Other ranks of the world may not know of it."""
+def _new_group(members: list[int], meet_s: float, timeout: timedelta | None) -> Any:
+    """A gloo group of these ranks, which waits as long as the user's. But nobody waits so long to
+    connect to a rank that has ended since it came. Other ranks of the world may not know of it."""
     local = len(members) < dist.get_world_size()
-    return dist.new_group(members, timeout=timeout, backend="gloo", use_local_synchronization=local)
+    meet = min(timedelta(seconds=meet_s), timeout or WAIT)
+    can_change = hasattr(getattr(dist, "ProcessGroupGloo", None), "_set_default_timeout")
+    make = partial(dist.new_group, backend="gloo", use_local_synchronization=local)
+    group = _begun(partial(make, members, timeout=meet if can_change else timeout))
+    if can_change:
+        group._get_backend(torch.device("cpu"))._set_default_timeout(timeout or WAIT)
+    return group
 
 
 def _meet(members: Sequence[int], rank: int, meet_s: float) -> None:
@@ -260,10 +268,12 @@ def _meet(members: Sequence[int], rank: int, meet_s: float) -> None:
     _made[tuple(members)] += 1
     name = "mend_optim/" + "-".join(map(str, members))
     keys = [f"{name}/{number}/{member}" for member in members]
-    store.set(keys[rank], b"here")
+    _begun(store.set, keys[rank], b"here")
     try:
         store.wait(keys, timedelta(seconds=meet_s))
     except RuntimeError:
-        absent = [str(at) for at, key in enumerate(keys) if not store.check([key])]
-        told = ABSENT.format(ranks=", ".join(absent), seconds=meet_s)
-        raise UsageError(told) from None
+        # The store may have ended with the rank that keeps it.
+        absent = [str(at) for at, key in enumerate(keys) if not _begun(store.check, [key])]
+        if absent:
+            told = ABSENT.format(ranks=", ".join(absent), seconds=meet_s)
+            raise UsageError(told) from None

@@ -20,6 +20,7 @@ import torch._dynamo  # noqa: F401 - else the first learner that shards would do
 
 from tests.ranks import scenarios
 from tests.ranks.cast import Cast
+from tests.ranks.faults import Mishap
 
 Facts = dict[str, Any]
 
@@ -50,11 +51,12 @@ def play(order: Facts, rank: int) -> None:
         scenarios.meet(cast, order["store"], order["timeout_s"])
         scenarios.SCENARIOS[order["play"]](cast, **order["told"])
         status = 0
+    except Mishap:
+        raise
     except BaseException:
         traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def main() -> None:

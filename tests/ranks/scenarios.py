@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -180,13 +181,14 @@ def endure(cast: Cast, fault: list[Any]) -> None:
         return
     try:
         optimizer, divided = free_learner(cast)
-        while True:
-            if doom.skips(taken):
-                doom.strike()
-                optimizer.finish()
-            train_once(cast, optimizer, divided, taken)
-            taken += 1
-            doom.between(taken)
+        with optimizer if doom.is_within else nullcontext():
+            while True:
+                if doom.skips(taken):
+                    doom.strike()
+                    optimizer.finish()
+                train_once(cast, optimizer, divided, taken)
+                taken += 1
+                doom.between(taken)
     except (MendError, KeyboardInterrupt) as error:
         cast.say("raised", kind=type(error).__name__, text=str(error), steps=taken)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks.company import Company, Nursery
+from tests.ranks.company import Company, Facts, Nursery
 from tests.ranks.faults import STEP_TRANSFERS, STEPS, Fault
 from tests.ranks.parallel import TOKENS
 from tests.ranks.scenarios import ROUNDS
@@ -31,13 +31,30 @@ FAULTS = {
     Fault("kill", 1, "step"): LOST,
     Fault("kill", 0, "between"): LOST,
     Fault("kill", 1, "between", "apart"): LOST,
+    Fault("kill", 1, "group"): LOST,
+    Fault("kill", 0, "board"): LOST,
+    Fault("kill", 0, "entry"): LOST,
+    Fault("kill all", 1, "step"): "",
     Fault("freeze", 1, "step"): LOST,
+    Fault("freeze", 0, "step"): LOST,
+    Fault("freeze", 0, "join"): LOST,
+    Fault("raise", 0, "between", "apart"): LOST,
+    Fault("raise within", 1, "between"): (
+        "MendError: rank 1 of this learner failed, and its own error tells why"
+    ),
     # The first step did not count: its gradients were those of weights that b's have replaced.
     Fault("skip", 1): (
         rf"UsageError: all ranks .*rank 0 is in step {STEPS}, "
         rf"rank 1 is in finish\(\) after step {STEPS - 1};"
     ),
     Fault("absent", 1): r"UsageError: group must be ranks .*got none on rank 1 within 1 s",
+}
+#: How the process ends to which it happens, where it does not end by itself.
+ENDS = {
+    "kill": -signal.SIGKILL,
+    "kill all": -signal.SIGKILL,
+    "raise": 1,
+    "raise within": 1,
 }
 # Each by itself or, with DEEP=1, also one after another.
 SERIES = [*([fault] for fault in FAULTS), *([list(FAULTS)] if DEEP else [])]
@@ -53,22 +70,33 @@ def suffer(company: Company, fault: Fault) -> int:
     timeout_s = FROZEN_S if fault.deed == "freeze" else 60.0
     company.start("a", "endure", 2, timeout_s=timeout_s, fault=fault)
     struck = company.await_event(victim, "struck")
+    if fault.deed == "kill all":
+        company.signal(victim, signal.SIGKILL)
+        company.signal(other, signal.SIGKILL)
+    raised = raised_by(company, fault, victim, other)
+    for said in raised:
+        assert re.match(FAULTS[fault], f"{said['kind']}: {said['text']}"), said
+    if fault.place in ("join", "step"):
+        assert struck["call"] == fault.place.upper()
+        assert struck["transfers"] == (STEP_TRANSFERS if fault.place == "step" else 1)
+    if fault.place not in ("", "group", "board"):
+        assert struck["has_board"] == (not fault.hosts and sys.platform == "linux")
+    assert company.status_of(victim) == ENDS.get(fault.deed, 0)
+    assert company.status_of(other) == (ENDS["kill"] if fault.deed == "kill all" else 0)
+    return (max(said["steps"] for said in [struck, *raised]) + 1) * TOKENS
+
+
+def raised_by(company: Company, fault: Fault, victim: str, other: str) -> list[Facts]:
+    """The errors that the ranks have raised."""
+    if fault.deed == "kill all":
+        return []
     raised = [company.await_event(other, "raised")]
     if fault.deed == "freeze":
         assert not company.events[victim]["raised"]
         company.signal(victim, signal.SIGCONT)
     if fault.deed in ("freeze", "skip"):
         raised.append(company.await_event(victim, "raised"))
-    for said in raised:
-        assert re.match(FAULTS[fault], f"{said['kind']}: {said['text']}"), said
-    if fault.place in ("join", "step"):
-        assert struck["call"] == fault.place.upper()
-        assert struck["transfers"] == (STEP_TRANSFERS if fault.place == "step" else 1)
-    if fault.deed != "absent":
-        assert struck["has_board"] == (not fault.hosts and sys.platform == "linux")
-    assert company.status_of(victim) == (-signal.SIGKILL if fault.deed == "kill" else 0)
-    assert company.status_of(other) == 0
-    return (max(said["steps"] for said in raised) + 1) * TOKENS
+    return raised
 
 
 @pytest.mark.parametrize("series", SERIES, ids=named)

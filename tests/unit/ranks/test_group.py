@@ -45,6 +45,38 @@ def test_ranks_that_are_there_are_not_waited_for(
     group._meet([4], 0, meet_s=0.05)
 
 
+class LostStore:
+    """A store whose process has ended after some calls, or which is slow."""
+
+    def __init__(self, lasts: int) -> None:
+        self.lasts = lasts
+
+    def _call(self, *args: Any) -> bool:
+        self.lasts -= 1
+        if self.lasts < 0:
+            raise dist.DistNetworkError("Broken pipe")
+        return True
+
+    set = check = _call
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        raise dist.DistStoreError("wait timeout")
+
+
+@pytest.mark.parametrize("lasts", [0, 1])
+def test_the_end_of_the_rank_that_keeps_the_store_is_told(
+    lasts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: LostStore(lasts))
+    with pytest.raises(MendError, match="another rank of this learner ended"):
+        group._meet([4, 5], 0, meet_s=0.05)
+
+
+def test_ranks_that_come_at_the_last_moment_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: LostStore(3))
+    group._meet([4, 5], 0, meet_s=0.05)
+
+
 def check_words(own: group.Group) -> None:
     """Words arrive, one after another, and a last one beside one that nobody has heard."""
     words = [Word(call=Call.STEP, step=step, tokens=7 * step, copy=-1) for step in range(5)]
@@ -106,7 +138,9 @@ def test_where_torch_has_nothing_below_its_own_function_that_one_is_called(
     assert called == [("rows", "row", "a group", True)]
 
 
-def test_the_groups_wait_as_long_as_the_users(tmp_path: Path) -> None:
+def test_the_groups_wait_as_long_as_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{tmp_path / 'store'}",
@@ -116,11 +150,26 @@ def test_the_groups_wait_as_long_as_the_users(tmp_path: Path) -> None:
     )
     try:
         assert group._timeout_of(dist.group.WORLD) == timedelta(seconds=7)
-        own = group.Group()
+        waits: list[timedelta] = []
+        make = dist.new_group
+
+        def watched(*args: Any, timeout: timedelta, **named: Any) -> Any:
+            waits.append(timeout)
+            return make(*args, timeout=timeout, **named)
+
+        monkeypatch.setattr(dist, "new_group", watched)
+        own = group.Group(meet_s=5.0)
         assert group._timeout_of(own._words) == timedelta(seconds=7)
         assert group._timeout_of(own._tensors) == timedelta(seconds=7)
         check_words(own)
         check_letters(own)
+        # But not for ranks that have ended before they are connected.
+        assert waits == [timedelta(seconds=5)] * 2
+        group.Group(meet_s=60.0)
+        # Where torch cannot change that later, they wait so long at once.
+        monkeypatch.delattr(dist, "ProcessGroupGloo")
+        assert group._timeout_of(group.Group(meet_s=5.0)._words) == timedelta(seconds=7)
+        assert waits[2:] == [timedelta(seconds=7)] * 4
         # As with a version of torch that has nothing below its public function.
         own._say = partial(group._gathered, group=own._words, later=True)
         check_words(own)

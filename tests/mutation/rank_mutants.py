@@ -18,6 +18,7 @@ HELD = of("unit/engine/test_held")
 TRAFFIC = of("unit/test_rank_traffic")
 COURIER = of("unit/ranks/test_courier")
 STORMS = of("virtual/test_ranked")
+LOCKSTEP = of("virtual/test_ranked", "something_is_due")
 TYPES = of("unit/ranks/test_types")
 PLANS = of("unit/runtime/test_held_copies")
 WRAPPED = of("unit/test_wrapped_parameters")
@@ -701,5 +702,37 @@ RANK_MUTANTS = (
         "self._run.is_broken_off = kind is not None",
         "self._run.is_broken_off = False",
         of("ranks/test_faults", "within"),
+    ),
+    Mutant(
+        "lockstep-ranks-decide-a-step-too-late",
+        3,
+        "runtime/held_copies",
+        "AHEAD = 2",
+        "AHEAD = 1",
+        LOCKSTEP,
+    ),
+    Mutant(
+        "lockstep-ranks-meet-a-step-too-late",
+        3,
+        "runtime/held_copies",
+        "at >= pending.step + (schedule.adopt_after or 0)",
+        "at > pending.step + (schedule.adopt_after or 0)",
+        LOCKSTEP,
+    ),
+    Mutant(
+        "lockstep-ranks-do-not-meet-for-copies",
+        3,
+        "runtime/held_copies",
+        "        return schedule.due(at, fragment.cycle_start)",
+        "        return False",
+        LOCKSTEP,
+    ),
+    Mutant(
+        "lockstep-ranks-do-not-meet-for-late-anchors",
+        3,
+        "runtime/held_copies",
+        "if any(at >= (state.fragments[p].adopt_at or 0) for p in mailbox)",
+        "if any(at > (state.fragments[p].adopt_at or 0) for p in mailbox)",
+        LOCKSTEP,
     ),
 )

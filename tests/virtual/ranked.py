@@ -1,16 +1,18 @@
 """Learners of several ranks in the virtual cluster. Their copies are decided on one step before
 they are made and counted one step after, and their corrections are added steps after they were
-taken. The decisions are those of `runtime/held_copies.py`.
+taken. In lockstep, the ranks meet where something is due, and go on from all other steps. The
+decisions are those of `runtime/held_copies.py`.
 
     python -m tests.virtual.ranked --replay STORM"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
-from types import SimpleNamespace
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 from unittest.mock import patch
 
@@ -42,6 +44,15 @@ class Sent:
     is_staged: bool = False
 
 
+class Standing(NamedTuple):
+    """All that tells what is due in lockstep."""
+
+    #: The mode, and where each fragment is in its cycle.
+    copies: object = None
+    #: The fragments whose corrections are ready, and the steps at which these are to be applied.
+    corrections: Mapping[int, int | None] = MappingProxyType({})
+
+
 class Ranked(Learner):
     """The lead of a learner of several ranks. The network and the courier are as slow as they
     like."""
@@ -53,6 +64,10 @@ class Ranked(Learner):
         # The unit of the step whose words nobody has heard yet, and the step's duration.
         self.ahead: tuple[Vector, float | None] | None = None
         self.told: Plan = NOTHING
+        # In lockstep: whether the ranks have agreed in their last call to meet at the next step.
+        # Also the standing on which they have decided about that step, and about the one before.
+        self.meets_next = False
+        self.decided_on = self.decided_before = Standing()
         self.copies: list[Copied] = []
         self.offering: list[Copied] = []
         self.sent: list[Sent] = []
@@ -79,41 +94,83 @@ class Ranked(Learner):
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether the ranks meet at the steps at which something is due, and at no others."""
+        return bool(self.cluster.policies.schedule.adopt_after)
+
     def step(self) -> None:
         state = self.engine.state
-        lockstep = self.cluster.policies.schedule.lockstep
+        meets_always = self.cluster.policies.schedule.adopt_after == 0
         is_busy = self.copying or self.waiting or self.cluster.now < self.paused_until
-        if is_busy or lockstep or not (self.trains and state.joined and state.totals.step):
+        if is_busy or meets_always or not (self.trains and state.joined and state.totals.step):
             if not is_busy:
                 self.recall()
             super().step()
+            self.appoint()
             return
         self.count()
         self.cluster.trained += 1
         unit: Vector = {(self.id, state.totals.step + 1): 1}
         self.ahead = unit, self.step_s
         told, self.told = self.told, NOTHING
+        self.decided_before = self.decided_on
         self.follow(told)
-        if told.meets:
-            self.cluster.seen["met in a step"] += 1
-            self.recall()
-            self.hand_over()
+        if told.meets or self.meets_next:
+            self.meet()
+        elif self.in_lockstep:
+            self.cluster.seen["went on in lockstep"] += 1
+            self.told = Plan(meets=self.decide(held_copies.falls_due, held_copies.AHEAD))
+            self.decided_on = self.standing()
         else:
-            busy = {sent.correction.fragment for sent in self.sent}
-            passing = not self.failed
-            self.told = self.decide(held_copies.plan, busy, HOLD_S, in_passing=passing)
-            if self.told.correction:
-                self.sent.append(Sent(self.told.correction))  # type: ignore[arg-type]
+            self.plan()
         self.pump()
         self.step_s = self.cluster.step_s(self.name)
         self.cluster.after(self.step_s, self, self.step)
 
-    def count(self) -> None:
-        """The words of the last step are heard."""
+    def meet(self) -> None:
+        """All ranks meet at the end of a step."""
+        self.cluster.seen["met in a step"] += 1
+        self.recall(meets=True)
+        self.waits_until = self.cluster.now + self.cluster.policies.timing.round_timeout_s
+        self.hand_over()
+        self.appoint()
+
+    def plan(self) -> None:
+        """The lead's word says what all do at the end of the next step."""
+        busy = {sent.correction.fragment for sent in self.sent}
+        self.told = self.decide(held_copies.plan, busy, HOLD_S, in_passing=not self.failed)
+        if self.told.correction:
+            self.sent.append(Sent(self.told.correction))  # type: ignore[arg-type]
+
+    def appoint(self) -> None:
+        """A call of all ranks is over."""
+        if self.in_lockstep and not self.waiting:
+            self.meets_next = self.decide(held_copies.falls_due, 1)
+            self.decided_on = self.standing()
+
+    def standing(self) -> Standing:
+        state = self.engine.state
+        cycles = [(f.pending, f.cycle_start) for f in state.fragments]
+        corrections = {p: state.fragments[p].adopt_at for p in self.mailbox}
+        return Standing((state.mode, cycles), corrections)
+
+    def hand_over(self) -> None:
+        super().hand_over()
+        boundaries = self.engine.boundaries
+        if self.in_lockstep and not self.waiting and boundaries.must_wait():
+            # Training does not wait for this anchor any longer.
+            self.cluster.seen["waited in vain"] += 1
+            boundaries.waited_out()
+
+    def count(self, meets: bool = False) -> None:
+        """The words of the last step are heard. `meets`: all ranks meet at the end of that step."""
         if self.ahead is None:
             return
         (unit, seconds), self.ahead = self.ahead, None
         self.engine.boundaries.stepped(1, seconds)
+        if self.in_lockstep and not meets:
+            self.check_lockstep()
         self.weights = [add(weights, unit) for weights in self.weights]
         self.cluster.oracle.worked(self, *unit)
         copies, self.copies = self.copies, []
@@ -124,6 +181,18 @@ class Ranked(Learner):
             else:
                 self.failed = True
                 self.cluster.seen["copied in vain"] += 1
+
+    def check_lockstep(self) -> None:
+        """The ranks have not met at the end of the last step. No anchor was due then, and no copy,
+        unless that could not be foreseen."""
+        boundaries, before, now = self.engine.boundaries, self.decided_before, self.standing()
+        assert not boundaries.must_wait(), "the ranks went on where an anchor was due"
+        if before.copies == now.copies:
+            assert not boundaries.due_in(0), "the ranks went on where a copy was due"
+            assert not boundaries.founding, "the ranks went on where all is copied"
+        for p, adopt_at in before.corrections.items():
+            stays = now.corrections.get(p, -1) == adopt_at
+            assert not stays or boundaries.holds_back(p), "the ranks left what came late"
 
     def follow(self, told: Plan) -> None:
         """Do what the words of the last step said."""
@@ -165,9 +234,9 @@ class Ranked(Learner):
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
 
-    def recall(self) -> None:
-        """All ranks meet in a call."""
-        self.count()
+    def recall(self, meets: bool = False) -> None:
+        """All ranks meet in a call. `meets`: it is the end of a step."""
+        self.count(meets)
         for copy in list(self.offering):
             self.offer(copy)
         self.failed = False
@@ -183,15 +252,21 @@ class Ranked(Learner):
 
     def save(self) -> Saved | None:
         self.recall()
-        return super().save()
+        saved = super().save()
+        self.appoint()
+        return saved
 
     def roll_back(self, to: Saved) -> bool:
         self.recall()
-        return super().roll_back(to)
+        taken = super().roll_back(to)
+        self.appoint()
+        return taken
 
     def reset_progress(self) -> bool:
         self.recall()
-        return super().reset_progress()
+        done = super().reset_progress()
+        self.appoint()
+        return done
 
     def extend(self) -> None:
         """`add_param_group()` is refused."""
@@ -220,6 +295,12 @@ def ranked(seed: int, wide: bool = False) -> RankedStorm:
     told = {field.name: getattr(storm, field.name) for field in fields(Storm)}
     faults = tuple(fault for fault in storm.faults if fault.kind != "extend")
     return RankedStorm(**{**told, "buffers": False, "faults": faults})
+
+
+def ranked_in_lockstep(seed: int) -> RankedStorm:
+    """The same where corrections are due at exact steps."""
+    overlap = random.Random(f"overlap of {seed}").choice([1, 2, 3])
+    return replace(ranked(seed), adopt_after=overlap)
 
 
 def main() -> None:

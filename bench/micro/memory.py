@@ -34,7 +34,7 @@ class Memory(NamedTuple):
     rest: float
 
 
-def _resident(field: str) -> int:
+def resident(field: str) -> int:
     """Bytes of this process, as the kernel counts them: "VmRSS" now, "VmHWM" at the peak."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -43,7 +43,8 @@ def _resident(field: str) -> int:
     raise RuntimeError(f"the kernel does not tell {field}")
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
+    """The peak that the kernel counts begins anew."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -54,23 +55,23 @@ def _learn(codec: str, fragments: int | str, seat: Seat) -> Memory:
         parameter.grad = torch.randn(parameter.shape, generator=draws)
     inner = SGD(parameters, lr=1e-3)
     inner.step()
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     options = {"codec": codec, "fragments": fragments, "moments": None}
     place = seat.join(inner, sync_every=PERIOD, adopt_after=LATE, **options)
     with closing(place) as optimizer:
         optimizer.join()
         seat.meet()
-        _forget_peak()
+        forget_peak()
         for _ in range(PERIOD * ROUNDS):
             due = time.monotonic() + STEP_S
             optimizer.step()
             time.sleep(max(0.0, due - time.monotonic()))
-        peak = _resident("VmHWM")
+        peak = resident("VmHWM")
         seat.meet()
         if not optimizer.synchronize(SETTLE_S):
             raise TimeoutError(f"not all was merged within {SETTLE_S:g} s")
         seat.meet()
-        rest = _resident("VmRSS")
+        rest = resident("VmRSS")
         seat.meet()
     count = sum(parameter.numel() for parameter in parameters)
     return Memory((peak - before) / count, (rest - before) / count)

@@ -11,10 +11,16 @@ one copy.
 The agreement of a step is measured on two ranks without rounds: the time in which they hear the
 words of the step before and say theirs, on the board and by the collective. Their steps follow at
 once; or they compute before each for some milliseconds, which takes the code of a step out of the
-caches, and meet in a collective of their own."""
+caches, and meet in a collective of their own.
+
+The same rounds are run once more with transfers on the training threads, which then wait for them.
+
+Resident memory is measured as in `memory`, and compared with a formula. In it, the learner of one
+process beside the ranks stands for what the lead needs as any learner does."""
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,12 +35,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.cluster.learners import Seat, Still, run_learners, transformer
+from bench.micro.memory import Memory, forget_peak, resident
 from bench.micro.sync import Took, after_a_pause, pause_then
 from bench.result import Result, compared, plain
 from bench.watch import Watch
 from mend_optim import MendOptimizer
 from mend_optim.own_tensors import OwnTensors
 from mend_optim.ranks import board
+from mend_optim.ranks.courier import Courier, Errand, Work
 from mend_optim.ranks.crew import Crew
 from mend_optim.ranks.group import Group
 from mend_optim.ranks.shards import Split
@@ -44,6 +52,7 @@ RANKS = 4
 WIDTH, LAYERS = 512, 20  # 63 M elements in 240 tensors
 SYNC_EVERY = 32
 WARM, ROUNDS = 1, 6
+FRAGMENTS = (1, 4)
 AGREEMENTS, SQUARE = 500, 700
 GOAL, STEP_GOAL = "<= 1.3", "<= 20"
 
@@ -64,12 +73,16 @@ class Plan:
 
     Args:
         store: the file by which the ranks meet.
+        waits: whether training threads wait for each transfer.
     """
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, waits: bool) -> None:
         self._store = store
+        self._waits = waits
 
     def __call__(self, seat: Seat) -> list[Round]:
+        if self._waits:
+            _wait_for_couriers()
         parameters = transformer(WIDTH, LAYERS)
         with closing(join(seat, parameters, self._store, RANKS, SYNC_EVERY)) as optimizer:
             return _learn(seat, optimizer)
@@ -81,7 +94,13 @@ def meet(store: str, rank: int, ranks: int) -> None:
 
 
 def join(
-    seat: Seat, parameters: list[nn.Parameter], store: str, ranks: int, sync_every: int
+    seat: Seat,
+    parameters: list[nn.Parameter],
+    store: str,
+    ranks: int,
+    sync_every: int,
+    *,
+    fragments: int = 1,
 ) -> MendOptimizer:
     """The first so many seats are the ranks of learner a; the last one is learner b."""
     is_a = seat.rank < ranks
@@ -96,10 +115,64 @@ def join(
         listen=a if is_a else b,
         peers=[b if is_a else a],
         sync_every=sync_every,
-        fragments=1,
+        fragments=fragments,
         moments=None,
         shards=(lambda name, tensor: split) if is_a else None,
     )
+
+
+def _wait_for_couriers() -> None:
+    """From here on, the thread that gives a courier of this process an errand waits for it."""
+    put = Courier.put
+
+    def put_and_wait(courier: Courier, work: Work) -> Errand:
+        errand = put(courier, work)
+        errand.wait()
+        return errand
+
+    Courier.put = put_and_wait  # type: ignore[method-assign]
+
+
+class Holding:
+    """The facts that all processes know which measure their memory.
+
+    Args:
+        store: the file by which the ranks meet.
+        fragments: how many there are.
+    """
+
+    def __init__(self, store: str, fragments: int) -> None:
+        self._store = store
+        self._fragments = fragments
+
+    def __call__(self, seat: Seat) -> Memory:
+        """Of the model's parameters, not of the rank's alone."""
+        parameters = transformer(WIDTH, LAYERS)
+        count = sum(parameter.numel() for parameter in parameters)
+        watch = Watch()
+        watch.on(OwnTensors, "apply", "apply")
+        optimizer = join(
+            seat, parameters, self._store, RANKS, SYNC_EVERY, fragments=self._fragments
+        )
+        del parameters
+        # It has its threads and modules by now, and copies at the first step.
+        importlib.import_module("torch._dynamo")
+        before = resident("VmRSS")
+        with closing(optimizer):
+            optimizer.step()
+            seat.meet()
+            forget_peak()
+            for _ in range(ROUNDS * self._fragments):
+                while not watch.count("apply"):
+                    pause_then(optimizer.step)
+                watch.take()
+                seat.meet()
+            peak = resident("VmHWM")
+            optimizer.synchronize()
+            seat.meet()
+            rest = resident("VmRSS")
+            seat.meet()
+        return Memory((peak - before) / count, (rest - before) / count)
 
 
 class Words:
@@ -202,13 +275,53 @@ def agreements() -> Iterator[Result]:
             yield plain("ranks", f"agreement of a step {how}, {name}", "us", took, goal=goal)
 
 
-def run() -> Iterator[Result]:
-    yield from agreements()
+def holdings() -> Iterator[Result]:
+    """The rows about memory."""
+    for fragments in FRAGMENTS:
+        with tempfile.TemporaryDirectory() as folder:
+            holding = Holding(str(Path(folder) / "store"), fragments)
+            lead, *others, alone = run_learners(holding, RANKS + 1)
+        # Of each rank's own part: a copy, which stays in a pool. Of its part of one fragment: what
+        # is cut out of that copy for the lead, or a correction. The lead has the others' parts of
+        # a fragment, too, before they are put together.
+        own = 4 / RANKS
+        formulas = {
+            "lead": (alone.peak + own + 4 / fragments, alone.rest + own),
+            "other ranks": (own + own / fragments, own),
+        }
+        for who, found in (("lead", [lead]), ("other ranks", others)):
+            for name, formula in zip(Memory._fields, formulas[who], strict=True):
+                text = f"bytes per parameter of the model, {name}, {who}, fragments={fragments}"
+                values = [getattr(memory, name) for memory in found]
+                floors = [formula] * len(values)
+                yield compared("ranks", text, "B", values, floors, notes="floor = the formula")
+        for name in Memory._fields:
+            text = f"bytes per parameter, {name}, a learner of one process, fragments={fragments}"
+            yield plain("ranks", text, "B", [getattr(alone, name)])
+
+
+def learned(waits: bool) -> list[list[Round]]:
+    """The rounds of all learners."""
     with tempfile.TemporaryDirectory() as folder:
-        learners = run_learners(Plan(str(Path(folder) / "store")), RANKS + 1)
+        plan = Plan(str(Path(folder) / "store"), waits)
+        learners: list[list[Round]] = run_learners(plan, RANKS + 1)
+    return learners
+
+
+def by_rank(learners: list[list[Round]]) -> dict[str, list[Round]]:
+    """The rounds of the lead, and those of the other ranks."""
+    return {
+        "lead": learners[0],
+        "other ranks": [each for rank in learners[1:RANKS] for each in rank],
+    }
+
+
+def syncs() -> Iterator[Result]:
+    """The rows about training threads in rounds."""
+    learners = learned(waits=False)
+    waiting = by_rank(learned(waits=True))
     setting = f"63 M float32 in 240 tensors, {RANKS} ranks and another learner"
-    lead, others = learners[0], [each for rank in learners[1:RANKS] for each in rank]
-    for who, rounds in (("lead", lead), ("other ranks", others)):
+    for who, rounds in by_rank(learners).items():
         sync, copy, both, computed, copied = (
             [1e3 * value for value in column] for column in list(zip(*rounds, strict=True))[:5]
         )
@@ -220,5 +333,14 @@ def run() -> Iterator[Result]:
         what = f"processor time of the training thread per outer sync, {who}"
         notes = f"{setting}; floor = that of one copy of its part"
         yield compared("ranks", what, "ms", computed, copied, notes=notes)
+        what = f"training thread per outer sync, with transfers on it, {who}"
+        notes = f"{setting}; floor = the same with transfers in the background"
+        yield compared("ranks", what, "ms", [1e3 * r.sync for r in waiting[who]], sync, notes=notes)
     idle = [1e6 * rank[0].idle for rank in learners[:RANKS]]
     yield plain("ranks", "a step without a sync", "us", idle, setting)
+
+
+def run() -> Iterator[Result]:
+    yield from agreements()
+    yield from holdings()
+    yield from syncs()

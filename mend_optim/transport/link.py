@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Beat, Message, Want
 from mend_optim.transport.connection import Connection
+from mend_optim.transport.departures import Departures
 from mend_optim.transport.inflow import Inflow
 from mend_optim.transport.receiving import BusyError
 from mend_optim.transport.security.certificate import Certificate
@@ -93,6 +94,8 @@ class Link:
         #: The peer's open requests, which wait for replies: (kind, fragment), where the kind is
         #: "exchange" or "pull". At most one of each; a newer one closes the older.
         self.requests: dict[tuple[str, int], Outbox] = {}
+        #: The bulky messages that are being sent to the peer.
+        self.departures = Departures()
         #: By fragment, the want that this learner sent over the control stream, and the timer that
         #: gives it up. The peer may push exactly these fragments.
         self.asked: dict[int, tuple[Want, asyncio.TimerHandle]] = {}

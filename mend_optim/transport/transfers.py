@@ -26,7 +26,6 @@ from functools import partial
 from typing import Any
 
 from mend_optim.errors import PeerError
-from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Bulk, Message, Offer, Seal, State, Want
 from mend_optim.transport.frames import ACK, Assembler, check_fragment, check_sender, to_frames
 from mend_optim.transport.handler import Handler
@@ -62,10 +61,12 @@ class Carrier:
         self._allocate = allocate
         self._patience_s = patience_s
 
-    async def upload(self, stream: Stream, message: Bulk) -> None:
-        """Send one whole message."""
-        for frame in to_frames(message):
-            await stream.write(frame)
+    async def upload(self, link: Link, stream: Stream, message: Bulk) -> None:
+        """Send one whole message to a peer, after the more urgent ones."""
+        with link.departures.leaving(message, self._patience_s) as departure:
+            for frame in to_frames(message):
+                await departure.turn()
+                await stream.write(frame)
 
     async def download(
         self,
@@ -206,7 +207,7 @@ class Transfers:
 
     async def _exchange(self, link: Link, offer: Offer) -> None:
         with self._dial(link, "Exchange") as stream:
-            await self._carrier.upload(stream, offer)
+            await self._carrier.upload(link, stream, offer)
             await stream.finish()
             if await stream.read() != ACK:
                 raise PeerError(f"peer {link.id} did not acknowledge the offer")
@@ -247,7 +248,7 @@ class Transfers:
 
     async def _push(self, link: Link, message: Bulk, method: str) -> None:
         with self._dial(link, method) as stream:
-            await self._carrier.upload(stream, message)
+            await self._carrier.upload(link, stream, message)
             await stream.finish()
             if await stream.read() != ACK:
                 raise PeerError(f"peer {link.id} did not acknowledge the {method}")
@@ -291,15 +292,15 @@ class TransferServer:
         fragment, seq = await self._take_offer(link, stream)
         outbox = link.requests["exchange", fragment]
         try:
-            work = self._send_seals(stream, outbox, link.id, seq)
+            work = self._send_seals(link, stream, outbox, seq)
             await self._answering.run((link.id, "exchange", fragment), work)
         finally:
             link.close_request("exchange", fragment, outbox)
 
-    async def _send_seals(self, stream: Stream, outbox: Outbox, peer: PeerId, seq: int) -> None:
+    async def _send_seals(self, link: Link, stream: Stream, outbox: Outbox, seq: int) -> None:
         is_last = False
         while not is_last:
-            is_last = await self._send_seal(stream, outbox, peer, seq)
+            is_last = await self._send_seal(link, stream, outbox, seq)
 
     async def _take_offer(self, link: Link, stream: Stream) -> tuple[int, int]:
         """Take an offer; return its fragment and number. No variable keeps its bytes afterwards."""
@@ -315,13 +316,13 @@ class TransferServer:
         self._handler.receive(offer)
         return offer.fragment, offer.seq
 
-    async def _send_seal(self, stream: Stream, outbox: Outbox, peer: PeerId, seq: int) -> bool:
+    async def _send_seal(self, link: Link, stream: Stream, outbox: Outbox, seq: int) -> bool:
         """Send the next seal; return whether it was the last."""
         seal = await outbox.get()
         if not isinstance(seal, Seal):
             return True
-        await self._carrier.upload(stream, seal.without(peer, seq))
-        return seal.place(peer, seq) is not None
+        await self._carrier.upload(link, stream, seal.without(link.id, seq))
+        return seal.place(link.id, seq) is not None
 
     async def pull(self, link: Link, stream: Stream) -> None:
         """Take a want, and send the answer. If there is none in time, end the stream without."""
@@ -334,16 +335,16 @@ class TransferServer:
         timer = asyncio.get_running_loop().call_later(self._patience_s, outbox.close)
         try:
             self._handler.receive(want)
-            work = self._answer(stream, outbox)
+            work = self._answer(link, stream, outbox)
             await self._answering.run((link.id, "pull", want.fragment), work)
         finally:
             timer.cancel()
             link.close_request("pull", want.fragment, outbox)
 
-    async def _answer(self, stream: Stream, outbox: Outbox) -> None:
+    async def _answer(self, link: Link, stream: Stream, outbox: Outbox) -> None:
         answer = await outbox.get()
         if isinstance(answer, (State, Seal)):
-            await self._carrier.upload(stream, answer)
+            await self._carrier.upload(link, stream, answer)
 
     async def push(self, link: Link, stream: Stream) -> None:
         """Take the answer to a want that this learner sent over the control stream, and nothing

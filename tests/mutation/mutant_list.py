@@ -937,7 +937,7 @@ MUTANTS = (
            ("forget=not merged_own_offer and moved_on,"), "forget=False,", of("together/test_codecs", "restored")),
     Mutant("nobody-outlived", 9, "engine/accounts",
            "     return self.restored_from is not None and not lineage.admits(self.restored_from)", "     return False", PROGRESS),
-    Mutant("own-packet-comes-back", 3, "transport/transfers", "seal.without(peer, seq)", "seal", of("unit/transport/test_transfers", "relayed_packet")),
+    Mutant("own-packet-comes-back", 3, "transport/transfers", "seal.without(link.id, seq)", "seal", of("unit/transport/test_transfers", "relayed_packet")),
     Mutant("own-packet-is-missed", 3, "transport/transfers", "seal.completed(offer)", "seal", of("unit/transport/test_transfers", "relayed_packet")),
     Mutant("own-packet-of-any-offer", 3, "protocol/messages",
            "str(self.place(author, seq))", "str([m.peer for m in self.members].index(author))",

@@ -28,6 +28,7 @@ from pathlib import Path
 from tests.mutation import (
     bounds_mutants,
     cli_mutants,
+    departure_mutants,
     field_mutants,
     go_between_mutants,
     joint_mutants,
@@ -51,6 +52,7 @@ MUTANTS = (
     *mutant_list.MUTANTS,
     *bounds_mutants.BOUNDS_MUTANTS,
     *cli_mutants.CLI_MUTANTS,
+    *departure_mutants.DEPARTURE_MUTANTS,
     *field_mutants.FIELD_MUTANTS,
     *go_between_mutants.GO_BETWEEN_MUTANTS,
     *launch_mutants.LAUNCH_MUTANTS,

@@ -784,6 +784,35 @@ async def test_offers_for_several_fragments_are_open_at_once(crew):
     await a.until(lambda: {seal.fragment for seal in a.messages(Seal)} == {0, 1})
 
 
+@pytest.mark.parametrize("kind", ["offer", "whole anchor"])
+def test_a_seal_overtakes_what_was_on_its_way_to_the_same_peer(kind):
+    """Both are as long. Side by side, the seal would come last, because it begins last."""
+    size = 24 << 20
+
+    @scenario
+    async def run(crew):
+        a, b = await crew.pair(limit=[2 * size, 2 * size].__getitem__)
+        offer = offer_of(a)
+        a.transport.send(b.id, offer, "")
+        await b.until(lambda: b.messages(Offer))
+        if kind == "offer":
+            b.transport.send(a.id, offer_of(b, size=size, fragment=1), "")
+        else:
+            a.transport.send(b.id, Want(a.id, 1, b""), "")
+            await b.until(lambda: b.messages(Want))
+            b.transport.send(a.id, state_of(b, size=size // 2, fragment=1), "pull")
+        await a.until(lambda: a.of("heard"))
+        seal = replace(seal_of(b, offer), sections={"merged": packet(bytes(size))})
+        b.transport.send(a.id, seal, "exchange")
+        bulky = (Offer, State, Seal)
+        await a.until(lambda: len([m for (m,) in a.of("received") if isinstance(m, bulky)]) == 2)
+        first, second = (m for (m,) in a.of("received") if isinstance(m, bulky))
+        assert isinstance(first, Seal)
+        assert not isinstance(second, Seal)
+
+    run()
+
+
 @scenario
 async def test_what_the_receiver_must_not_accept_is_undelivered_and_the_link_survives(crew):
     a, b = await crew.pair()

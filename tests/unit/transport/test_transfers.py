@@ -23,6 +23,7 @@ from mend_optim.transport.link import Link, Outbox
 from mend_optim.transport.receiving import Receiving
 from mend_optim.transport.stream import within
 from mend_optim.transport.transfers import Carrier, Transfers, TransferServer
+from tests.support.virtual_loop import VirtualLoop
 from tests.unit.transport.recorder import (
     LIMIT,
     Recorder,
@@ -36,24 +37,6 @@ from tests.unit.transport.recorder import (
 PATIENCE_S = 60.0
 TICK_S = 2**-6  # between two looks: exact in binary, so that sums of it are
 GONE = PeerId("gone", 1)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now = 0.0
-        self._look = self._selector.select  # type: ignore[attr-defined]
-        self._selector.select = self._jump  # type: ignore[attr-defined]
-
-    def _jump(self, timeout: float | None) -> Any:
-        assert timeout is not None, "everybody waits, and no timer will wake anybody"
-        self._now += timeout
-        return self._look(0)
-
-    def time(self) -> float:
-        return self._now
 
 
 class Broken:

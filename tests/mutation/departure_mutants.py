@@ -1,0 +1,84 @@
+"""Mutants of the order in which bulky messages leave."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant_list import Mutant, of
+
+ORDER = of("unit/transport/test_departures")
+LOOPBACK = of("unit/transport/test_grpc_transport", "overtakes")
+
+DEPARTURE_MUTANTS = (
+    Mutant(
+        "bulky-messages-share-the-link",
+        7,
+        "transport/transfers",
+        "                await departure.turn()\n",
+        "",
+        LOOPBACK,
+    ),
+    Mutant(
+        "offers-overtake-seals",
+        7,
+        "transport/departures",
+        "case Seal():\n            return 0\n        case Offer():\n            return 1",
+        "case Seal():\n            return 1\n        case Offer():\n            return 0",
+        ORDER,
+    ),
+    Mutant(
+        "whole-anchors-leave-beside-offers",
+        7,
+        "transport/departures",
+        "            return 2\n",
+        "            return 1\n",
+        ORDER,
+    ),
+    Mutant(
+        "equally-urgent-messages-wait-for-each-other",
+        7,
+        "transport/departures",
+        "other.rank < rank",
+        "other.rank <= rank",
+        ORDER,
+    ),
+    Mutant(
+        "a-paused-message-starves",
+        7,
+        "transport/departures",
+        "min(self._all.busy_until(self.rank), ends_at)",
+        "self._all.busy_until(self.rank)",
+        ORDER,
+    ),
+    Mutant(
+        "a-stuck-message-holds-the-others-back",
+        7,
+        "transport/departures",
+        "other.moved_at + other.pause_s for other in ahead",
+        "float('inf') for other in ahead",
+        ORDER,
+    ),
+    Mutant(
+        "a-message-that-has-left-goes-on-moving",
+        7,
+        "transport/departures",
+        "            self._leaving.remove(departure)\n",
+        "            pass\n",
+        ORDER,
+    ),
+    Mutant(
+        "a-message-leaves-without-a-word",
+        7,
+        "transport/departures",
+        "            left.set()\n",
+        "",
+        ORDER,
+    ),
+    Mutant(
+        "one-order-for-all-peers",
+        7,
+        "transport/link",
+        "self.departures = Departures()",
+        "self.departures = vars(Departures).get('one') or Departures()\n"
+        "        Departures.one = self.departures",
+        ORDER,
+    ),
+)

@@ -107,6 +107,12 @@ class Status:
         rounds_adopted: anchors adopted since the start.
         outsized_offers: offers, of any learner, that these rounds refused or scaled down because of
             their size: see `Guard`.
+        held_residual: where this learner seals merged deltas that are [encoded once
+            more](codecs.md#the-way-back), the length ‖·‖₂ of the part that its last seals lost and
+            its next ones will bring, summed over the fragments. If its process dies, that much of
+            everybody's work is lost.
+        dropped_residual: the sum of the lengths of such parts that were given up, because this
+            learner took a whole anchor, founded one, or went on from an older checkpoint.
         fragments: the anchors; empty before the first step with peers.
         roster: the known peers, by name.
         rounds: records of the last adopted anchors, the newest last.
@@ -159,6 +165,8 @@ class Status:
     ended: str = ""
     rounds_adopted: int = 0
     outsized_offers: int = 0
+    held_residual: float = 0.0
+    dropped_residual: float = 0.0
     fragments: tuple[FragmentStatus, ...] = ()
     roster: tuple[PeerStatus, ...] = ()
     rounds: tuple[RoundRecord, ...] = ()
@@ -356,6 +364,8 @@ def learner_status(
         ended=_end_of(state),
         rounds_adopted=state.adopted_rounds,
         outsized_offers=state.outsized,
+        held_residual=sum(told.held for told in state.seal_residuals.values()),
+        dropped_residual=sum(told.dropped for told in state.seal_residuals.values()),
         fragments=fragments,
         roster=peer_statuses(state, failing),
         rounds=tuple(state.records),

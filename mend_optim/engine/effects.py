@@ -27,6 +27,16 @@ class Outsize(NamedTuple):
     times: float
 
 
+class SealResidual(NamedTuple):
+    """The residual of the merged deltas of one fragment that a learner has sealed, as lengths ‖·‖₂.
+    See `worker/seal_payload.py`."""
+
+    #: Of the part that goes with its next seal of the fragment.
+    held: float = 0.0
+    #: The sum of those that were given up.
+    dropped: float = 0.0
+
+
 # ── jobs ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -237,6 +247,8 @@ class Done:
     #: Of a merge: by index, the offers that are refused. If there are any, nothing was merged. Of a
     #: seal: by index, the members whose offers were refused, or scaled down.
     outsized: Mapping[int, Outsize] = field(default_factory=dict)
+    #: By fragment, as of this job; only those that may have changed.
+    seal_residuals: Mapping[int, SealResidual] = field(default_factory=dict)
 
 
 # ── effects ───────────────────────────────────────────────────────────────────────────────────────

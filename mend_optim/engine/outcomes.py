@@ -62,6 +62,7 @@ class Outcomes:
 
     def take(self, now: float, job: Job, done: Done) -> None:
         """A job was performed."""
+        self.state.seal_residuals.update(done.seal_residuals)
         match job:
             case Prepare() | Reoffer():
                 self._prepared(now, job, done)

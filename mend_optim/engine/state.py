@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from mend_optim.engine.accounts import Totals
 from mend_optim.engine.claims import Claims
-from mend_optim.engine.effects import Effect, Job, Send, Work
+from mend_optim.engine.effects import Effect, Job, SealResidual, Send, Work
 from mend_optim.engine.ledger import Event, RoundRecord
 from mend_optim.engine.mode import MODES, Change, Mode
 from mend_optim.engine.pending import NEVER
@@ -139,6 +139,8 @@ class EngineState:
         #: How many offers, of any learner, the rounds of these anchors refused or scaled down. Only
         #: `Healing` counts them.
         self.outsized = 0
+        #: By fragment, the residual of this learner's seals. `Outcomes` alone writes it.
+        self.seal_residuals: dict[int, SealResidual] = {}
         #: How many anchors were adopted. Only grows.
         self.adopted_rounds = 0
         #: How many were adopted since the last rollback. `Outcomes` alone writes it. It knows how

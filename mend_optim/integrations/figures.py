@@ -158,6 +158,17 @@ FIGURES = (
         counts=True,
     ),
     Figure(
+        name="held_residual",
+        text="Length of the part of merged deltas that this learner's next seals will bring.",
+        read=lambda status: _one(status.held_residual),
+    ),
+    Figure(
+        name="dropped_residual",
+        text="Sum of the lengths of such parts that were given up.",
+        read=lambda status: _one(status.dropped_residual),
+        counts=True,
+    ),
+    Figure(
         name="rollbacks",
         text="Rollbacks that led to the present model.",
         read=lambda status: _one(status.rollbacks),

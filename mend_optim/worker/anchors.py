@@ -5,7 +5,7 @@ at a time and in order, and reports the results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from mend_optim.engine.effects import (
     Prepare,
     Reoffer,
     Retake,
+    SealResidual,
 )
 from mend_optim.engine.moment_schedule import Moment
 from mend_optim.errors import PeerError, unreachable
@@ -83,6 +84,8 @@ class Anchors:
         #: Hashes the bytes of all messages.
         self.hashing = Hashing()
         self.fragments: list[FragmentAnchor | BufferAnchor] = []
+        #: The fragments of which the engine has not heard what residual came with a checkpoint.
+        self._loaded: set[int] = set()
         for fragment, anchor in zip(layout.fragments, weights, strict=True):
             self._add(fragment, anchor)
 
@@ -117,9 +120,13 @@ class Anchors:
                     if self.signing:
                         self.signing.advance(job)
                     correction = self.fragments[job.seal.fragment].advance(job)
-                    return Done(outsized=outsized_in(job.seal)), (correction,)
+                    told = self._seal_residuals([job.seal.fragment])
+                    done = Done(outsized=outsized_in(job.seal), seal_residuals=told)
+                    return done, (correction,)
                 case Install():
-                    return Done(), self._install(job)
+                    corrections = self._install(job)
+                    told = self._seal_residuals([state.fragment for state in job.states])
+                    return Done(seal_residuals=told), corrections
                 case Agree():
                     return Done(), (self.fragments[job.fragment].agree(),)
                 case Retake():
@@ -187,7 +194,18 @@ class Anchors:
             fragment.refuse_strange(weights)
         for p, weights in enumerate(job.tensors):
             self.fragments[p].found(weights, job.moments[p] if job.moments else None)
-        return Done(digest=self.genesis())
+        told = self._seal_residuals(range(len(job.tensors)))
+        return Done(digest=self.genesis(), seal_residuals=told)
+
+    def _seal_residuals(self, changed: Iterable[int]) -> dict[int, SealResidual]:
+        """The accounts of the fragments that have changed, and of those that were loaded."""
+        told = {}
+        for p in sorted({*changed, *self._loaded}):
+            fragment = self.fragments[p]
+            if isinstance(fragment, FragmentAnchor):
+                told[p] = SealResidual(fragment.payload.held, fragment.payload.dropped)
+        self._loaded.clear()
+        return told
 
     def save(self, p: int) -> dict[str, Tensor]:
         """Copies of all tensors of fragment `p`, by the names they have in a checkpoint."""
@@ -196,6 +214,7 @@ class Anchors:
     def load(self, p: int, tensors: Mapping[str, Tensor]) -> None:
         """Take copies of what `save` returned."""
         self.fragments[p].load(tensors)
+        self._loaded.add(p)
 
     def copies(self) -> list[Tensor]:
         """Copies of all anchors."""

@@ -377,10 +377,8 @@ class FragmentAnchor:
         self.sizes.load(tensors.get(SIZES))
         self.feedback.restore(tensors)
         self.means.load(tensors)
-        if self.payload.feedback:
-            self.payload.feedback.restore(
-                {name: tensors[saved] for name, saved in RETURNED.items() if saved in tensors}
-            )
+        returned = {name: tensors[key] for name, key in RETURNED.items() if key in tensors}
+        self.payload.restore(returned)
 
     def copy(self) -> Tensor:
         """A copy of the anchor."""

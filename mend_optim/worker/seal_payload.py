@@ -125,6 +125,8 @@ class SealPayload:
         self.thrifty = codec.back == "auto"
         #: Encodes merged deltas and keeps their residual; None if the codec does not encode them.
         self.feedback = Feedback(codec, fragment.shapes, buffers) if codec.back != "exact" else None
+        #: The length ‖·‖₂ of its residual, and the sum of those of the residuals given up.
+        self.held = self.dropped = 0.0
         #: Whether the last merge was encoded by it.
         self._encoded = False
         #: The mean of the packets that come back as they are, and its greatest magnitude.
@@ -202,6 +204,7 @@ class SealPayload:
         """This learner's own seal was taken: the loss of its encoding is the residual now."""
         if self.feedback and self._encoded:
             self.feedback.commit()
+            self.held = self._length(self.feedback.residual)
         self._encoded = False
 
     def digest(self, sections: Sections, weights: Sequence[float]) -> bytes:
@@ -304,6 +307,24 @@ class SealPayload:
         """Give up the residual of this learner's seals: other learners went on without it."""
         if self.feedback:
             self.feedback.drop()
+        self.dropped += self.held
+        self.held = 0.0
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take what a checkpoint has of the feedback. A residual that this codec cannot keep is
+        given up."""
+        self.held = self._length(tensors.get("residual"))
+        if self.feedback:
+            self.feedback.restore(tensors)
+        else:
+            self.drop()
+
+    def _length(self, residual: Tensor | None) -> float:
+        if residual is None:
+            return 0.0
+        lengths = scale.Lengths([0, residual.numel()])
+        lengths.add(slice(0, residual.numel()), residual)
+        return lengths.norms()[0]
 
     def _merge(
         self,

@@ -246,6 +246,43 @@ def test_what_a_restored_learners_former_self_offered_since_is_not_offered_again
             assert not returned(again).any()
 
 
+def test_a_sealer_tells_what_it_holds_and_what_it_gives_up() -> None:
+    """Its next process goes on from a checkpoint. The others have gone on without that, so the
+    process takes their anchor whole."""
+    told = Int8(back="same")
+    models = [[Parameter(torch.zeros(shape)) for shape in SHAPES] for _ in range(3)]
+    inners = (SGD(model, lr=1.0) for model in models[:2])
+    with cluster(*inners, codec=told, **LOCKSTEP) as optimizers:
+
+        def train(first: int, last: int) -> None:
+            def loop(i: int) -> None:
+                for step in range(first, last):
+                    for parameter, gradient in zip(models[i], gradients(i, step), strict=True):
+                        parameter.grad = gradient
+                    optimizers[i].step()
+
+            together(lambda: loop(0), lambda: loop(1))
+
+        train(0, 3)
+        for optimizer in optimizers:
+            held = optimizer.status().held_residual
+            assert held == pytest.approx(returned(optimizer).norm().item(), rel=1e-5)
+            assert optimizer.status().dropped_residual == 0
+        old, other = sorted(optimizers, key=lambda optimizer: -optimizer.status().held_residual)
+        assert old.status().held_residual > other.status().held_residual == 0
+        saved, held = save(old), old.status().held_residual
+        train(3, 6)
+        old.close()
+        name = old.status().name
+        with closing(
+            newcomer(SGD(models[2], lr=1.0), name, other, codec=told, **LOCKSTEP)
+        ) as again:
+            load(again, saved)
+            assert again.join().rounds[-1].reason == "pulled"
+            status = again.status()
+            assert (status.held_residual, status.dropped_residual) == (0, held)
+
+
 @pytest.mark.parametrize("offered", [True, False])
 def test_what_stayed_in_the_weights_of_a_checkpoint_is_closed_once(offered: bool) -> None:
     """Either by the offer that its process left at a sealer, or by the process that goes on from

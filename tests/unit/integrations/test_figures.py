@@ -20,6 +20,8 @@ FULL = replace(
     dropped_tokens=3,
     superseded_tokens=4,
     outsized_offers=2,
+    held_residual=0.5,
+    dropped_residual=0.25,
     rollbacks=1,
     rounds=(replace(ROUND, absent=("c",)), PULLED),
     refused=(Refused(peer="b", reason="beat of N bytes", times=7),),

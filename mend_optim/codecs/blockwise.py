@@ -48,14 +48,10 @@ def half_of(n: int) -> int:
 
 
 def spans(n: int, block: int) -> Iterator[tuple[int, int]]:
-    """0 … n in spans of as many whole blocks as fit a part, then what is left: less than a
-    block."""
-    whole = n - n % block
+    """0 … n in spans of as many blocks as fit a part. The last block may be shorter."""
     step = max(block, PART)
-    for start in range(0, whole, step):
-        yield start, min(start + step, whole)
-    if whole < n:
-        yield whole, n
+    for start in range(0, n, step):
+        yield start, min(start + step, n)
 
 
 @cache
@@ -152,9 +148,13 @@ class BlockForm(ABC):
         scale = scales.float().unsqueeze(1)
         for start, stop in spans(math.prod(shape), param):
             values = scratch.take(stop - start)
-            blocks = values.view(-1, min(param, stop - start))
-            coded = codes[self.codes_nbytes(start) : self.codes_nbytes(stop)].view(len(blocks), -1)
-            self.read(coded, scale[start // param : -(-stop // param)], blocks)
+            whole = stop - stop % param
+            for first, last in ((start, whole), (whole, stop)):
+                if first < last:
+                    blocks = values[first - start : last - start].view(-1, min(param, last - first))
+                    coded = codes[self.codes_nbytes(first) : self.codes_nbytes(last)]
+                    here = scale[first // param : -(-last // param)]
+                    self.read(coded.view(len(blocks), -1), here, blocks)
             yield values
 
     def encode(self, values: Tensor, block: int, out: Tensor, scratch: EncodeScratch) -> None:

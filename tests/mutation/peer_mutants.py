@@ -25,6 +25,14 @@ def never(name: str, room: str, flaw: str, tests: tuple[str, ...], law: int = 8)
 
 
 PEER_MUTANTS = (
+    Mutant(
+        "a-shorter-last-block-is-not-decoded",
+        9,
+        "codecs/blockwise",
+        "((start, whole), (whole, stop))",
+        "((start, whole),)",
+        BLOCKS,
+    ),
     # Silence.
     never(
         "a-stopped-learner-evicts-all",

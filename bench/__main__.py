@@ -21,6 +21,7 @@ from bench.cluster import (
     link,
     moments,
     namespaces,
+    pace,
     slow,
     straggler,
     wire,
@@ -46,6 +47,7 @@ from bench.result import Result, environment, line
 
 BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "sync": sync.run,
+    "sync250": sync.run_large,
     "step": step.run,
     "exchange": exchange.run,
     "tls": tls.run,
@@ -70,6 +72,7 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
     "failslow": failslow.run,
     "delay": delay.run,
     "link": link.run,
+    "pace": pace.run,
     "fragments": divided.run,
     "wire": wire.run,
     "zones": zones.run,
@@ -77,7 +80,9 @@ BENCHES: dict[str, Callable[[], Iterator[Result]]] = {
 }
 # why a bench cannot run here
 ABSENT = {
+    "sync250": sync.absent_large,
     "link": namespaces.absent,
+    "pace": namespaces.absent,
     "fragments": namespaces.absent,
     "wire": namespaces.absent,
     "zones": namespaces.absent,

@@ -39,7 +39,7 @@ SYNC_EVERY, OVERLAP, STEP_S = 32, 16, 0.025
 BATCH = 2  # small, so the pace and not the cores determines how long a step takes
 FREE, MIDDLING, SLOW = "", "10mbit", "1mbit"
 LEAST_S = {FREE: 4.0, MIDDLING: 4.0, SLOW: 8.0}
-CAP_S = 30.0  # the longest that a part waits for its rounds
+CAP_S = 30.0  # the longest that a part waits for its rounds, unless it says otherwise
 GOALS = {("powersgd", MIDDLING): ">= 0.97"}
 # Headers, acknowledgements and beats cost less than this. More means that something is sent twice.
 OVERHEAD = "<= 1.25"
@@ -49,11 +49,12 @@ PORT, LOOK_S, SETTLE_S = 29600, 0.1, 30.0
 
 class Part(NamedTuple):
     """The speed of the wire, and how long to train on it: at least so many seconds and so many
-    rounds."""
+    rounds, but no longer than `cap_s`."""
 
     rate: str
     least_s: float
     least_rounds: int
+    cap_s: float = CAP_S
 
 
 class Setting(NamedTuple):
@@ -171,7 +172,9 @@ class Trainer:
                     status.rounds_adopted - start.rounds_adopted,
                     time.monotonic() - begun,
                 )
-                if spent_s >= CAP_S or (spent_s >= part.least_s and rounds >= part.least_rounds):
+                if spent_s >= part.cap_s or (
+                    spent_s >= part.least_s and rounds >= part.least_rounds
+                ):
                     goal.value = self._boundary(status.step + LEAD)
             self.step()
         return time.monotonic() - clock, before, status

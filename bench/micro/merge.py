@@ -3,15 +3,16 @@ place."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from bench.result import Result, compared
-from bench.watch import time_of
+from bench.watch import processor_time_of, time_of
 from mend_optim.codecs.buffers import Buffers
-from mend_optim.codecs.packing import raw
+from mend_optim.codecs.packing import Shapes, raw
 from mend_optim.codecs.registry import Dense, Int8, decoded, encode_packet
 from mend_optim.engine.effects import Merge
 from mend_optim.model.layout import Layout
@@ -26,8 +27,12 @@ WARM = 1
 WEIGHTS = (0.1, 0.2, 0.3, 0.4)
 OFFSETS = tuple(range(0, NUMEL + 1, NUMEL // TENSORS))
 SHAPES = [(NUMEL // TENSORS,)] * TENSORS
+# The same in tensors of whole blocks, which are encoded as one; and next to nothing in as many
+# tensors, whose merge is calls alone.
+WHOLE = [(NUMEL // TENSORS // 128 * 128,)] * TENSORS
+TINY = [(1000,)] * TENSORS
 REPEATS = {"mean": 15, "rda": 7, "trimmed_mean": 3, "median": 3, "centered_clip": 3, "job": 7}
-REPEATS["int8 packets"] = 15
+REPEATS |= dict.fromkeys(("int8 packets", "int8 packets of whole blocks", "int8 calls"), 15)
 
 
 def _floor(deltas: list[Tensor], out: Tensor) -> None:
@@ -66,6 +71,15 @@ def _job(deltas: list[Tensor]) -> Callable[[], object]:
     return lambda: anchors.perform(job)
 
 
+def _int8(deltas: list[Tensor], shapes: Shapes) -> Callable[[], object]:
+    """Merge int8 packets of the beginning of the deltas, in tensors of these shapes."""
+    out = torch.empty(sum(map(math.prod, shapes)))
+    packets = [encode_packet(Int8(), delta[: len(out)], shapes)[0] for delta in deltas]
+    return lambda: weighted_mean_by_parts(
+        (decoded(packet, shapes) for packet in packets), WEIGHTS, out
+    )
+
+
 def run() -> Iterator[Result]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -73,9 +87,15 @@ def run() -> Iterator[Result]:
     out, floor_out = torch.empty(NUMEL), torch.empty(NUMEL)
     job = _job(deltas)
 
-    def measure(name: str, work: Callable[[], object], goal: str = "", notes: str = "") -> Result:
+    def measure(
+        name: str,
+        work: Callable[[], object],
+        goal: str = "",
+        notes: str = "",
+        timed: Callable[[Callable[[], object]], float] = time_of,
+    ) -> Result:
         turns = [
-            (time_of(work), time_of(lambda: _floor(deltas, floor_out)))
+            (timed(work), timed(lambda: _floor(deltas, floor_out)))
             for _ in range(WARM + REPEATS[name])
         ]
         took, floors = ([1e3 * s for s in column] for column in zip(*turns[WARM:], strict=True))
@@ -90,12 +110,17 @@ def run() -> Iterator[Result]:
     for scheme in ("rda", "trimmed_mean", "median", "centered_clip"):
         yield measure(scheme, lambda scheme=scheme: merge(scheme, deltas, WEIGHTS, out, OFFSETS))  # type: ignore[misc]
     yield measure("job", job, notes="mean and digest, as a sealer's worker does it")
-    packets = [encode_packet(Int8(), delta, SHAPES)[0] for delta in deltas]
-    yield measure(
-        "int8 packets",
-        lambda: weighted_mean_by_parts(
-            (decoded(packet, SHAPES) for packet in packets), WEIGHTS, out
-        ),
-        "<= 1.5",
-        notes="decoded as they are merged",
-    )
+    notes = "decoded as they are merged"
+    yield measure("int8 packets", _int8(deltas, SHAPES), "<= 1.5", notes)
+    apart = {
+        "int8 packets": (SHAPES, notes),
+        "int8 packets of whole blocks": (WHOLE, notes),
+        "int8 calls": (TINY, "100 tensors of 1,000 elements, over the floor of 100,000 each"),
+    }
+    for name, (shapes, notes) in apart.items():
+        yield measure(
+            name,
+            _int8(deltas, shapes),
+            notes=f"processor time; {notes}",
+            timed=processor_time_of,
+        )

@@ -167,14 +167,9 @@ class Adopter:
     def _is_due_from(self, seal: Seal, fragment: Progress) -> bool:
         """Whether its sealer is the one that this learner expects, or has our offer, or was asked;
         or most learners have what it led to."""
-        state, p, pending, sealer = self.state, seal.fragment, fragment.pending, seal.sealer
-        wanted = state.wants.get(p)
-        known = {pending and pending.sent_to, wanted and wanted.peer}
-        if sealer in known or sealer.name == state.me.name or state.roster.may_seal(p, sealer):
+        if _is_expected(seal, fragment, self.state):
             return True
-        if _is_from_go_between(seal, state):
-            return True
-        return self.majority.believes(fragment, seal.key, sealer)
+        return self.majority.believes(fragment, seal.key, seal.sealer)
 
     def _advance(self, fragment: Progress, seal: Seal) -> None:
         lineage = fragment.lineage.seal(seal.members, seal.payload)
@@ -384,6 +379,16 @@ def _may_come(seal: Seal, state: EngineState) -> bool:
     if meets and passed_by and seal.sealer not in passed_by.reaches:
         state.refuse_seal(seal, f"it is one of {seal.sealer.name}")
     return False
+
+
+def _is_expected(seal: Seal, fragment: Progress, state: EngineState) -> bool:
+    """Whether a seal is of the sealer, by our roster, or of a peer that has our offer or was asked,
+    or comes from a go-between."""
+    sealer, pending, wanted = seal.sealer, fragment.pending, state.wants.get(seal.fragment)
+    known = {pending and pending.sent_to, wanted and wanted.peer}
+    if sealer in known or sealer.name == state.me.name or _is_from_go_between(seal, state):
+        return True
+    return state.roster.may_seal(seal.fragment, sealer)
 
 
 def _is_from_go_between(seal: Seal, state: EngineState) -> bool:

@@ -119,7 +119,7 @@ MAJORITY_MUTANTS = (
     ),
     mutant(
         "anybody-seals",
-        "return self.majority.believes(fragment, seal.key, sealer)",
+        "return self.majority.believes(fragment, seal.key, seal.sealer)",
         "return True",
         TAKING,
     ),

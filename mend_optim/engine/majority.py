@@ -41,8 +41,6 @@ from mend_optim.protocol.messages import Beat, State
 PAUSES = 4
 #: Anchors that a peer shows one after the other, before it gets on with them.
 GETS_ON = 2
-#: Anchors of each fragment that a process adopts before it has much to lose, also after a rollback.
-TRIAL = 4
 #: Stands for the whole model where a fragment is named.
 MODEL = -1
 
@@ -127,12 +125,12 @@ class Majority:
             return True
         if most > own:
             return False  # that one comes first
-        return self._is_young or self._is_stuck(p)
+        return self.state.is_young or self._is_stuck(p)
 
     def content_of(self, anchor: State) -> bytes | None:
         """What must be in a whole anchor: see `contents`. A learner that believes anybody takes
         anything."""
-        if not self.state.policies.limits.majority or self._is_young:
+        if not self.state.policies.limits.majority or self.state.is_young:
             return ANY
         p, lineage = anchor.fragment, anchor.lineage
         voters = (beat for beat in self._voters(p) if beat.genesis == lineage.genesis)
@@ -151,7 +149,7 @@ class Majority:
             return True
         if self._for_another_model(beat, voters):
             return False
-        return self._is_young or self._is_stuck(MODEL)
+        return self.state.is_young or self._is_stuck(MODEL)
 
     def _for_another_model(self, beat: Beat, voters: list[Beat]) -> bool:
         """Whether most voters train one model that is neither ours nor that of this beat."""
@@ -170,10 +168,6 @@ class Majority:
 
     def _same(self, beat: Beat) -> bool:
         return beat.genesis == self.state.genesis
-
-    @property
-    def _is_young(self) -> bool:
-        return self.state.adopted_since_rollback < TRIAL * len(self.state.fragments)
 
     def _is_stuck(self, p: int) -> bool:
         """Whether an anchor has not moved for long, although a greater one is claimed."""
@@ -218,7 +212,7 @@ class Majority:
         }
         ripe = self._ripe(MODEL, apart)
         # A learner that has little to lose does not count itself.
-        ours = self._camp(state.genesis, voters) + (0 if self._is_young else 1)
+        ours = self._camp(state.genesis, voters) + (0 if self.state.is_young else 1)
         for genesis in sorted({beat.genesis for beat in voters if beat.peer.name in ripe}):
             theirs = [b for b in voters if b.genesis == genesis and b.peer.name in ripe]
             if len(theirs) > ours:

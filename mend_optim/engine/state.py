@@ -32,6 +32,8 @@ from mend_optim.protocol.messages import (
 from mend_optim.protocol.refusals import Refusals
 
 RECORDS = 64
+#: Anchors of each fragment that a process adopts before it has much to lose, also after a rollback.
+TRIAL = 4
 #: Rounds are late if they take so many inner steps.
 LATE = 20
 LATE_TEXT = (
@@ -102,7 +104,7 @@ class EngineState:
         self.latency = Latency()
         self._told_late = False
         self.roster = Roster(me, address, policies.timing, policies.limits, policies.zone)
-        self.roster.go_betweens.has_work_of = self._has_work_of
+        self.roster.go_betweens.believes_in = self._believes_in
         self.seeds = Seeds(seeds)
         #: Written by `change` alone: see `mode.py`.
         self.mode = Mode.NEW
@@ -318,8 +320,14 @@ class EngineState:
         takes = peer.beat.takes_joint if peer and peer.beat else NO_JOINT
         return takes if self.joins(p) else NO_JOINT
 
-    def _has_work_of(self, id: PeerId) -> bool:
-        return any(fragment.lineage.last_merged(id) > 0 for fragment in self.fragments)
+    @property
+    def is_young(self) -> bool:
+        """Whether this learner has little to lose."""
+        return self.adopted_since_rollback < TRIAL * len(self.fragments)
+
+    def _believes_in(self, id: PeerId) -> bool:
+        """Whether a learner may seal that others reach: an anchor has its work, or none can."""
+        return self.is_young or any(f.lineage.last_merged(id) > 0 for f in self.fragments)
 
     def sealer(self, p: int) -> PeerId | None:
         """The learner that runs the rounds of fragment `p`: the sealer by the roster, or this

@@ -5,8 +5,9 @@
 
 All learners have to choose the same sealer. If each chose from those that it reaches, then c would
 seal what e seals, and work of one room after the other would be lost. So a learner chooses also
-from those that a peer reaches, by that peer's own beats, if an anchor has their work. It sends its
-offer to such a peer, which passes it on, and gets the seal from there.
+from those that a peer reaches, by that peer's own beats, if an anchor has their work, or while it
+has little to lose: in a new run no anchor has any. It sends its offer to such a peer, which passes
+it on, and gets the seal from there.
 
 A peer may say that it reaches a learner which is dead, and keep all offers. So a go-between is
 doubted while nothing comes of what it gets."""
@@ -29,8 +30,8 @@ class GoBetweens:
 
     def __init__(self, peers: Mapping[str, Peer]) -> None:
         self._peers = peers
-        #: Whether an anchor has work of a learner.
-        self.has_work_of: Callable[[PeerId], bool] = lambda id: False
+        #: Whether a learner that this one has not heard may be chosen, if others reach it.
+        self.believes_in: Callable[[PeerId], bool] = lambda id: False
         #: By peer that is doubted, until when.
         self._doubted: dict[PeerId, float] = {}
         #: By peer that was ever doubted, for how long the last time.
@@ -39,7 +40,7 @@ class GoBetweens:
     def may_choose(self, peer: Peer) -> bool:
         """Whether a peer may be chosen as a sealer: one that this learner has heard itself, or that
         others reach."""
-        return peer.heard or (self.has_work_of(peer.id) and bool(self._of(peer.id)))
+        return peer.heard or (self.believes_in(peer.id) and bool(self._of(peer.id)))
 
     def choose(self, fragment: int, to: PeerId, without: Collection[PeerId] = ()) -> PeerId | None:
         """Return the go-between for a fragment's offers to a learner. None if this learner reaches

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from mend_optim.engine.majority import TRIAL
+from mend_optim.engine.state import TRIAL
 from mend_optim.transport._pb import peer_pb2 as pb
 from mend_optim.transport.connection import CALLER, SERVICE
 from mend_optim.transport.grpc_options import FILE_SHARE

@@ -23,14 +23,14 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "a-sealer-is-chosen-from-those-that-are-heard",
         ROOM,
-        "return peer.heard or (self.has_work_of(peer.id) and bool(self._of(peer.id)))",
+        "return peer.heard or (self.believes_in(peer.id) and bool(self._of(peer.id)))",
         "return peer.heard",
         CHOICE,
     ),
     mutant(
         "learners-without-work-seal",
         ROOM,
-        "(self.has_work_of(peer.id) and bool(self._of(peer.id)))",
+        "(self.believes_in(peer.id) and bool(self._of(peer.id)))",
         "bool(self._of(peer.id))",
         CHOICE,
         8,
@@ -38,8 +38,8 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "learners-that-nobody-reaches-seal",
         ROOM,
-        "(self.has_work_of(peer.id) and bool(self._of(peer.id)))",
-        "self.has_work_of(peer.id)",
+        "(self.believes_in(peer.id) and bool(self._of(peer.id)))",
+        "self.believes_in(peer.id)",
         CHOICE,
     ),
     mutant(
@@ -125,9 +125,24 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "no-work-is-known",
         "engine/state",
-        "return any(fragment.lineage.last_merged(id) > 0 for",
-        "return any(False for",
+        "any(f.lineage.last_merged(id) > 0 for f in",
+        "any(False for f in",
         ENGINE,
+    ),
+    mutant(
+        "a-new-run-believes-in-nobody",
+        "engine/state",
+        "return self.is_young or any(",
+        "return any(",
+        ENGINE,
+    ),
+    mutant(
+        "everybody-is-believed-in",
+        "engine/state",
+        "return self.is_young or any(",
+        "return True or any(",
+        ENGINE,
+        8,
     ),
     mutant(
         "nothing-is-doubted",

@@ -85,8 +85,10 @@ MAJORITY_MUTANTS = (
     ),
     mutant("the-untrained-vote", "if beat.step > 0 and", "if"),
     mutant("anybody-before-the-majority", "return False  # that one comes first", "pass"),
-    mutant("a-trial-for-ever", "return self._is_young or self._is_stuck(p)", "return True"),
-    mutant("no-trial", "adopted_since_rollback < TRIAL", "adopted_since_rollback < 0"),
+    mutant("a-trial-for-ever", "return self.state.is_young or self._is_stuck(p)", "return True"),
+    mutant(
+        "no-trial", "adopted_since_rollback < TRIAL", "adopted_since_rollback < 0", "engine/state"
+    ),
     mutant(
         "no-trial-after-a-rollback",
         "                state.adopted_since_rollback = 0\n",
@@ -102,7 +104,9 @@ MAJORITY_MUTANTS = (
     ),
     mutant("no-patience-at-all", "max(least_s, PAUSES * max(", "max(0.0, PAUSES * max("),
     mutant(
-        "any-model-is-believed", "return self._is_young or self._is_stuck(MODEL)", "return True"
+        "any-model-is-believed",
+        "return self.state.is_young or self._is_stuck(MODEL)",
+        "return True",
     ),
     mutant(
         "rollbacks-need-a-majority", "or rollbacks(beat.genesis) > rollbacks(state.genesis)", ""
@@ -143,7 +147,7 @@ MAJORITY_MUTANTS = (
     of_contents("a-former-anchor-stays-old", "self._digests.pop(key, None)", "pass"),
     of_contents(
         "the-young-heed-what-is-in-an-anchor",
-        "if not self.state.policies.limits.majority or self._is_young:\n            return ANY",
+        "if not self.state.policies.limits.majority or self.state.is_young:\n            return ANY",
         "if not self.state.policies.limits.majority:\n            return ANY",
         RULES,
     ),

@@ -8,7 +8,7 @@ import pytest
 
 from mend_optim.engine.contents import ANY
 from mend_optim.engine.effects import Send
-from mend_optim.engine.majority import TRIAL
+from mend_optim.engine.state import TRIAL
 from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.messages import Seal, State
 from mend_optim.protocol.peer_limits import Limits

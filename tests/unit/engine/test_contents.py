@@ -9,7 +9,7 @@ import pytest
 
 from mend_optim.engine.contents import ANY, NOBODYS, Contents, expected
 from mend_optim.engine.effects import Advance, Attest, Install
-from mend_optim.engine.majority import TRIAL
+from mend_optim.engine.state import TRIAL
 from mend_optim.protocol.lineage import Key, Lineage, PeerId
 from mend_optim.protocol.messages import MOST_CONTENTS, Beat, Content, Report, Want
 from mend_optim.protocol.peer_limits import Limits

@@ -12,6 +12,7 @@ import pytest
 
 from mend_optim.engine.detours import PATIENCE
 from mend_optim.engine.effects import EXCHANGE, PASS_ON, Advance, Inspect, Merge, Send
+from mend_optim.engine.state import TRIAL
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Offer, Seal
 from tests.support.engines import ME, DrivenEngine, offer_of, seal_of
@@ -30,7 +31,7 @@ def author(*anchors_have_work_of: PeerId) -> DrivenEngine:
     """A learner that reaches nobody but a go-between, which nobody can dial, so it never seals."""
     engine = DrivenEngine(seals=False)
     known = set(anchors_have_work_of)
-    engine.engine.state.roster.go_betweens.has_work_of = known.__contains__
+    engine.engine.state.roster.go_betweens.believes_in = known.__contains__
     meet(engine, BETWEEN, "", ME, FAR)
     return engine
 
@@ -57,14 +58,16 @@ def test_a_learner_that_nobody_knows_by_its_work_gets_none() -> None:
 
 def test_the_work_in_an_anchor_tells_that_a_learner_is_real() -> None:
     engine = DrivenEngine(seals=False)
-    has_work_of = engine.engine.state.roster.go_betweens.has_work_of
-    assert not has_work_of(FAR)
+    believes_in = engine.engine.state.roster.go_betweens.believes_in
+    assert believes_in(FAR)
+    assert believes_in(AUTHOR)  # in a new run, no anchor can have work of anybody
     meet(engine, BETWEEN, "between:1", ME, FAR)
-    engine.receive(seal_of(engine.lineage, offer_of(FAR).entry, sealer=BETWEEN))
-    engine.done(engine.jobs(Advance)[0])
-    engine.apply()
-    assert has_work_of(FAR)
-    assert not has_work_of(AUTHOR)
+    for seq in range(1, TRIAL + 1):
+        engine.receive(seal_of(engine.lineage, offer_of(FAR, seq).entry, sealer=BETWEEN))
+        engine.done(engine.jobs(Advance)[0])
+        engine.apply()
+    assert believes_in(FAR)
+    assert not believes_in(AUTHOR)
 
 
 @pytest.mark.parametrize("by", [BETWEEN, AUTHOR])
@@ -206,7 +209,7 @@ def hand_over(engine: DrivenEngine, author: PeerId, seq: int) -> None:
 def test_a_sealer_waits_for_authors_whose_offers_came_by_a_go_between() -> None:
     """They would miss every other round: their offers come later than those of others."""
     engine = DrivenEngine(grace_s=100.0)
-    engine.engine.state.roster.go_betweens.has_work_of = lambda id: True
+    engine.engine.state.roster.go_betweens.believes_in = lambda id: True
     meet(engine, BETWEEN, "", ME, AUTHOR)
     hand_over(engine, AUTHOR, 1)
     hand_over(engine, BETWEEN, 1)

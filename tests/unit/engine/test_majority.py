@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mend_optim.engine.effects import Advance, Install
-from mend_optim.engine.majority import GETS_ON, PAUSES, TRIAL
+from mend_optim.engine.majority import GETS_ON, PAUSES
+from mend_optim.engine.state import TRIAL
 from mend_optim.protocol.lineage import Lineage, PeerId, Rollback
 from mend_optim.protocol.messages import Want
 from mend_optim.protocol.peer_limits import Limits

@@ -36,7 +36,7 @@ def roster_of(graph: Graph, me: str, merged: Iterable[str] | None = None) -> Ros
     `merged`: the learners whose work is in an anchor; None: all."""
     roster = Roster(id_of(me), f"{me}:1", TIMING)
     known = set(graph if merged is None else merged)
-    roster.go_betweens.has_work_of = lambda id: id.name in known
+    roster.go_betweens.believes_in = lambda id: id.name in known
     for name in sorted(graph[me]):
         roster.meet(0.0, id_of(name), f"{name}:1")
         roster.link(0.0, id_of(name), True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mend_optim.engine.contents import NOBODYS, to_check
 from mend_optim.engine.effects import Advance, Install
 from mend_optim.engine.first_weights import FirstWeights
 from mend_optim.engine.ledger import Event
@@ -256,30 +255,25 @@ class Adopter:
         if key < fragment.lineage.key:
             return asked is not None and asked.gives_way
         is_shown = asked is not None and not asked.seal_only and key <= asked.key
-        believed = is_shown or self.majority.believes(fragment, key, anchor.peer)
-        content = self.majority.content_of(anchor)
-        if believed and content not in (None, NOBODYS):
+        if is_shown or self.majority.believes(fragment, key, anchor.peer):
             return True
-        if asked and content != NOBODYS:
+        if asked:
             asked.held = anchor
         return False
 
     def _take_held(self, now: float) -> None:
-        """Take the anchors that were kept, if they are to be had by now."""
+        """Take the anchors that were kept, and are believed by now."""
         for p, wanted in list(self.state.wants.items()):
-            held, wanted.held = wanted.held, None
-            if held and self._is_to_be_had(held, self.state.fragments[p]):
+            fragment, held = self.state.fragments[p], wanted.held
+            if held and self.majority.believes(fragment, held.lineage.key, held.peer):
+                wanted.held = None
                 self.take_state(now, held)
 
     def _check_gain(self, now: float, anchor: State, fragment: Progress) -> None:
-        """Doubt a peer that hands over less than it has shown, and nothing that is of use; or what
-        nobody else has had."""
+        """Doubt a peer that hands over less than it has shown, and nothing that is of use."""
         wanted = self.state.wants.get(anchor.fragment)
-        if wanted is None or wanted.peer != anchor.peer:
-            return
-        is_less = anchor.lineage.key < min(wanted.key, fragment.lineage.key)
-        is_nobodys = not wanted.gives_way and self.majority.content_of(anchor) == NOBODYS
-        if is_less or is_nobodys:
+        key = anchor.lineage.key
+        if wanted and wanted.peer == anchor.peer and key < min(wanted.key, fragment.lineage.key):
             self.pulling.doubt(now, wanted.peer, wanted.since)
 
     def _collect(self, now: float, switch: Switch, anchor: State) -> None:
@@ -322,7 +316,6 @@ class Adopter:
         self.state.work(
             Install(
                 states=anchors,
-                contents=tuple(to_check(self.majority.content_of(anchor)) for anchor in anchors),
                 merged_own_offer=merged_own_offer,
                 replace=replace,
                 forget=not merged_own_offer and moved_on,

@@ -32,12 +32,7 @@ class Beats:
         state = self.state
         self._count += 1
         reports = [
-            Report(
-                state.key(fragment),
-                state.rounds[fragment.fragment].held(),
-                group,
-                fragment.contents.told(),
-            )
+            Report(state.key(fragment), state.rounds[fragment.fragment].held(), group)
             for fragment, group in zip(state.fragments, state.groups, strict=True)
         ]
         return Beat(

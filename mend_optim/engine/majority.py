@@ -31,11 +31,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mend_optim.engine.contents import ANY, expected
 from mend_optim.engine.progress import Progress
 from mend_optim.engine.state import EngineState
 from mend_optim.protocol.lineage import Key, ModelKey, PeerId, model_key, rollbacks
-from mend_optim.protocol.messages import Beat, State
+from mend_optim.protocol.messages import Beat
 
 #: An anchor that has not moved for so many times the longest of its last pauses is stuck.
 PAUSES = 4
@@ -126,16 +125,6 @@ class Majority:
         if most > own:
             return False  # that one comes first
         return self.state.is_young or self._is_stuck(p)
-
-    def content_of(self, anchor: State) -> bytes | None:
-        """What must be in a whole anchor: see `contents`. A learner that believes anybody takes
-        anything."""
-        if not self.state.policies.limits.majority or self.state.is_young:
-            return ANY
-        p, lineage = anchor.fragment, anchor.lineage
-        voters = (beat for beat in self._voters(p) if beat.genesis == lineage.genesis)
-        found = expected(voters, p, lineage.key, anchor.peer)
-        return ANY if found is None and self._is_stuck(p) else found
 
     def believes_model(self, beat: Beat) -> bool:
         """Whether the model of another genesis that a beat shows is to be had, if it is greater."""

@@ -12,7 +12,6 @@ from mend_optim.engine.boundaries import Boundaries
 from mend_optim.engine.effects import (
     Advance,
     Agree,
-    Attest,
     Done,
     Export,
     Extend,
@@ -87,8 +86,8 @@ class Outcomes:
                 self._founded(now, job, done)
             case Extend():
                 self.state.extend(done.digest, Totals(*job.at), job.groups)
-            case Export() | Attest():
-                self._read(job, done)
+            case Export():
+                self._exported(job, done)
             case _:
                 unreachable(job)
 
@@ -182,7 +181,6 @@ class Outcomes:
             state.set_period(seal.period)
             state.record(sealed_record(seal, job.merged_own_offer, offer))
             state.adopted_since_rollback += 1
-            self._attest(fragment)
             self.sealer.advanced(now, seal)
             state.moved(p)
             self.healing.sealed(fragment, seal, done)
@@ -254,15 +252,8 @@ class Outcomes:
         by = rollback.by if rollback else ""
         record = replace(record, sealer=by, superseded_tokens=superseded)
         state.record(record)
-        self._attest(fragment)
         state.moved(p)
         return record
-
-    def _attest(self, fragment: Progress) -> None:
-        """The anchor has moved: beats are to tell what is in it. Of two learners, neither needs
-        that: nobody else could say what is in the anchor of the other one."""
-        if self.state.policies.limits.majority and self.state.roster.size > 2:
-            self.state.work(Attest(fragment.fragment, fragment.lineage.key))
 
     def _follow_model(self, taken: int) -> None:
         """Another model has replaced ours in its first fragments: go on from its position. Groups
@@ -296,15 +287,7 @@ class Outcomes:
         self.state.record(record)
         self.state.adopted_since_rollback += 1
         fragment.became_anchor(lineage, at)
-        self._attest(fragment)
         self.state.moved(fragment.fragment)
-
-    def _read(self, job: Export | Attest, done: Done) -> None:
-        """The worker has copied an anchor out, or taken the digest of what is in it."""
-        if isinstance(job, Attest):
-            self.state.fragments[job.fragment].contents.note(job.key, done.digest)
-        else:
-            self._exported(job, done)
 
     def _exported(self, job: Export, done: Done) -> None:
         content = State(

@@ -50,8 +50,6 @@ SIGNATURE = "signature"
 PROOFS = "proofs"
 #: The prefix of the names of all sections that hold moments.
 MOMENT_PREFIX = "moment."
-#: Anchors of a fragment whose content a beat tells at most.
-MOST_CONTENTS = 4
 #: The other names of sections. In a seal, a number names the packet of that member.
 SECTION_NAMES = frozenset(
     (
@@ -146,14 +144,6 @@ class Rumor:
     reached: bool = False
 
 
-class Content(NamedTuple):
-    """What is in an anchor: see `engine/contents.py`."""
-
-    key: Key
-    #: The digest of its bytes. Invariant: not empty.
-    digest: bytes
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """One fragment in a beat."""
@@ -165,8 +155,6 @@ class Report:
     #: For a fragment that is an added parameter group, a digest of the group's names, shapes and
     #: dtypes; empty for the others. The hello may have come too early to compare the group.
     group: bytes = b""
-    #: What is in the sender's last anchors, as far as it knows.
-    contents: tuple[Content, ...] = ()
 
 
 class Level(NamedTuple):

@@ -14,10 +14,8 @@ from mend_optim.errors import PeerError, unreachable
 from mend_optim.protocol.handshake import Hello, Life, Namesake
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import (
-    MOST_CONTENTS,
     Beat,
     Call,
-    Content,
     Control,
     Goodbye,
     Report,
@@ -216,12 +214,7 @@ def _to_beat(beat: pb.Beat) -> Beat:
 
 
 def _report(report: Report) -> pb.Report:
-    return pb.Report(
-        key=key_of(report.key),
-        held=merged_of(report.held),
-        group=report.group,
-        contents=[pb.Content(key=key_of(key), digest=digest) for key, digest in report.contents],
-    )
+    return pb.Report(key=key_of(report.key), held=merged_of(report.held), group=report.group)
 
 
 def _to_report(report: pb.Report) -> Report:
@@ -229,13 +222,7 @@ def _to_report(report: pb.Report) -> Report:
         key=to_key(report),
         held=to_merged("offers held", report.held),
         group=checked_digest("group", report.group),
-        contents=tuple(map(_to_content, checked_list("contents", report.contents, MOST_CONTENTS))),
     )
-
-
-def _to_content(content: pb.Content) -> Content:
-    check(bool(content.digest), "the content of an anchor is empty")
-    return Content(to_key(content), checked_digest("content of an anchor", content.digest))
 
 
 def _rumor(rumor: Rumor) -> pb.Rumor:

@@ -41,7 +41,6 @@ HELD = {
     "M1b the same of another genesis": (MAJORITY, "test_no_single_learner_foists_an_anchor"),
     "M1c not a number": (FALSE, "test_m1c_an_offer_that_is_not_finite"),
     "M1f an anchor that is pushed": (FALSE, "test_m1f_nobody_takes_an_anchor"),
-    "M1g other bytes under the key of an anchor": (MAJORITY, "test_no_single_learner_hands_over"),
     "M2 an offer of 2^62 tokens": (FALSE, "test_m2_tokens_beyond_measure"),
     "M3 an offer of 2^64 - 1 tokens": (ATTACKS, "test_m3_an_offer_of_all_tokens"),
     "M3b an anchor of 2^63 tokens": (FALSE, "test_m3b_an_anchor_of_all_tokens"),

@@ -601,8 +601,8 @@ SEAL_MUTANTS = (
         "nothing-new-is-enough",
         4,
         "engine/adoption",
-        "anchor.lineage.key < min(wanted.key, fragment.lineage.key)",
-        "False",
+        "key < min(wanted.key, fragment.lineage.key):",
+        "False:",
         CLAIMS,
     ),
     Mutant(
@@ -633,8 +633,8 @@ SEAL_MUTANTS = (
         "a-lone-learner-is-doubted",
         4,
         "engine/adoption",
-        "anchor.lineage.key < min(wanted.key, fragment.lineage.key)",
-        "anchor.lineage.key < wanted.key",
+        "key < min(wanted.key, fragment.lineage.key):",
+        "key < wanted.key:",
         CLAIMS,
     ),
     Mutant(

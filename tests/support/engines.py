@@ -19,17 +19,7 @@ from mend_optim.engine.schedule import Schedule
 from mend_optim.membership.failslow import FailSlow
 from mend_optim.membership.roster import Roster
 from mend_optim.protocol.lineage import Claim, Entry, Key, Lineage, PeerId
-from mend_optim.protocol.messages import (
-    Beat,
-    Content,
-    Level,
-    Message,
-    Offer,
-    Report,
-    Rumor,
-    Seal,
-    State,
-)
+from mend_optim.protocol.messages import Beat, Level, Message, Offer, Report, Rumor, Seal, State
 from mend_optim.protocol.timing import Timing
 
 ME, PEER, THIRD, FOURTH = (PeerId(name, 1) for name in ("me", "peer", "third", "fourth"))
@@ -145,7 +135,6 @@ class DrivenEngine:
         zone: str = "",
         takes_joint: int | None = None,
         reaches: Collection[PeerId] | None = None,
-        contents: tuple[Content, ...] = (),
     ) -> None:
         """A beat of a peer that trains; it is met before. `slower`: how many times slower it is
         than it was, if it says anything. `held`: the offers that it says it has. `address`: where
@@ -156,7 +145,7 @@ class DrivenEngine:
             address = "" if self.seals else f"{peer.name}:1"
         self.engine.met(self.now, peer, address)
         reports = tuple(
-            Report(lineage.key, held, contents=contents)
+            Report(lineage.key, held)
             for lineage in lineages or [BASE] * len(self.engine.state.fragments)
         )
         paces = (("compute", Level(slower, 1.0, 0.01, 9 + self.counts)),) if slower else ()

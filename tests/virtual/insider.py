@@ -84,7 +84,7 @@ class Insider(Learner):
             if isinstance(effect, Send):
                 self.send(effect)
             elif isinstance(effect, Work):
-                self.take_on(effect.job)
+                self.assign(effect.job)
             else:
                 self.heed(effect)
         if self.queue and not self.working:
@@ -129,8 +129,6 @@ class Insider(Learner):
         message, lies = effect.message, self.cluster.lies
         if self.now >= self.cluster.foists_from:
             message = self.foisted(message)
-        if self.now >= self.cluster.swaps_from and isinstance(message, State):
-            message = self.swapped(message)
         if "silence" in lies and self.random.random() < 0.3 and not isinstance(message, Beat):
             self.cluster.seen["lie: silence"] += 1
             return
@@ -219,14 +217,11 @@ class Insider(Learner):
             reports = tuple(Report(key) for key in keys)
             return replace(message, genesis=self.foisted_genesis, reports=reports, step=9)
         if isinstance(message, State):
+            self.cluster.seen["foisted"] += 1
             lineage = self.foisted_lineage(message.fragment)
-            return replace(self.swapped(message), lineage=lineage)
+            anchor = Section({(FOISTED, 0): 1})
+            return replace(message, lineage=lineage, sections={"anchor": anchor})  # type: ignore[dict-item]
         return message
-
-    def swapped(self, anchor: State) -> State:
-        """Something else under the key of an anchor."""
-        self.cluster.seen["foisted"] += 1
-        return replace(anchor, sections={"anchor": Section({(FOISTED, 0): 1})})  # type: ignore[dict-item]
 
     @property
     def foisted_genesis(self) -> bytes:

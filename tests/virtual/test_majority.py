@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mend_optim.engine.contents import ANY
 from mend_optim.engine.effects import Send
 from mend_optim.engine.state import TRIAL
-from mend_optim.membership.sealers import sealer_of
 from mend_optim.protocol.messages import Seal, State
 from mend_optim.protocol.peer_limits import Limits
 from tests.support.depth import many
@@ -73,51 +71,6 @@ def test_no_single_learner_foists_an_anchor_on_others(lies: tuple[str, ...]) -> 
 def test_it_does_where_one_word_is_enough(lies: tuple[str, ...]) -> None:
     with pytest.raises(AssertionError, match="work vanished unsaid"):
         beside_an_impostor(impostors(lies)[0], majority=False)
-
-
-class Swapping(InsiderCluster):
-    """A run in which one honest learner gets no seal, and no anchor but those of the insider, which
-    hands over something else under their keys."""
-
-    laggard = ""
-
-    def send(self, sender: Learner, effect: Send) -> None:
-        bulk = isinstance(effect.message, Seal | State) and effect.to.name == self.laggard
-        if not bulk or (self.is_insider(sender) and isinstance(effect.message, State)):
-            super().send(sender, effect)
-
-
-def beside_one_that_swaps(storm: Infiltrated) -> Swapping:
-    cluster = Swapping(storm)
-    cluster.start_all()
-    cluster.run(TRIAL_S)
-    cluster.swaps_from = cluster.now
-    cluster.laggard = next(
-        name for name in cluster.honest_names if name != sealer_of(0, cluster.names)
-    )
-    cluster.run(BESIDE_S)
-    return cluster
-
-
-def test_no_single_learner_hands_over_something_else_under_a_key() -> None:
-    """M1g: the oracle sees that no digest stands for two contents among the honest."""
-    swapped = 0
-    for storm in impostors(())[1:7:2]:
-        cluster = beside_one_that_swaps(replace(storm, loss=0.0))
-        swapped += cluster.seen["foisted"]
-        cluster.laggard = ""
-        cluster.run(BESIDE_S / 2)
-        lineages = [x.engine.state.fragments[0].lineage for x in cluster.learners.values()]
-        versions = [lineage.version for lineage in lineages]
-        assert max(versions) - min(versions) <= 2, versions
-        assert fooled(cluster) == set(), storm
-    assert swapped > 0
-
-
-def test_it_does_where_nobody_tells_what_is_in_an_anchor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mend_optim.engine.majority.expected", lambda *_: ANY)
-    with pytest.raises(AssertionError, match="one digest, two contents"):
-        beside_one_that_swaps(replace(impostors(())[1], loss=0.0))
 
 
 class Deafened(Cluster):

@@ -131,24 +131,14 @@ class Pace(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., now: _Optional[float] = ..., before: _Optional[float] = ..., spread: _Optional[float] = ..., run: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("key", "held", "group", "contents")
+    __slots__ = ("key", "held", "group")
     KEY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
-    CONTENTS_FIELD_NUMBER: _ClassVar[int]
     key: Key
     held: _containers.RepeatedCompositeFieldContainer[Merged]
     group: bytes
-    contents: _containers.RepeatedCompositeFieldContainer[Content]
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ..., contents: _Optional[_Iterable[_Union[Content, _Mapping]]] = ...) -> None: ...
-
-class Content(_message.Message):
-    __slots__ = ("key", "digest")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    key: Key
-    digest: bytes
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., group: _Optional[bytes] = ...) -> None: ...
 
 class Rumor(_message.Message):
     __slots__ = ("peer", "address", "count", "left", "finishes", "ready", "tokens", "proof", "reached")

@@ -31,7 +31,6 @@ from mend_optim.protocol.messages import (
     JOINT_MOMENTS,
     NO_JOINT,
     Beat,
-    Content,
     Control,
     Level,
     Offer,
@@ -81,11 +80,7 @@ FULL = Beat(
     seconds_per_step=0.5,
     training=True,
     genesis=b"genesis",
-    reports=(
-        Report(
-            Key(4, 5, b"digest"), ((ME, 6),), b"group", (Content(Key(4, 5, b"digest"), b"content"),)
-        ),
-    ),
+    reports=(Report(Key(4, 5, b"digest"), ((ME, 6),), b"group"),),
     roster=(Rumor(ME, "b:1", 7, left=True, proof=b"proof"),),
     ping=8,
     pong=9,

@@ -61,5 +61,6 @@ class Detours:
         pending, sealer = fragment.pending, self.state.roster.sealer(fragment.fragment)
         if pending is None or sealer is None:
             return None
-        via = self.state.roster.go_betweens.choose(fragment.fragment, sealer)
+        roster = self.state.roster
+        via = roster.go_betweens.choose(fragment.fragment, sealer, zone=roster.zone)
         return via if via == pending.sent_to else None

@@ -119,7 +119,7 @@ class Relaying:
         """Whether a sealer that this learner reaches, and an author, do not reach each other. A
         sealer that does not even say that it reaches us does not tell whom it reaches."""
         peer, known = self.state.roster.find(author), {sealer.id, *sealer.reaches}
-        apart = author not in known and (peer is None or sealer.id not in peer.reaches)
+        apart = peer is not None and author not in known and sealer.id not in peer.reaches
         return apart and sealer.linked and self.state.me in known
 
     def _lives(self, peer: PeerId) -> bool:

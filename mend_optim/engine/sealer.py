@@ -156,7 +156,8 @@ class Sealer:
         off: they would miss every other round if none waited for them."""
         last, roster = self.state.seals[p].last, self.state.roster
         peers = [roster.find(entry.peer) for entry in last.members] if last else []
-        return [p.id for p in peers if p and not p.heard and roster.go_betweens.may_choose(p)]
+        unheard = [peer for peer in peers if peer and not peer.heard]
+        return [peer.id for peer in roster.go_betweens.choosable(unheard)]
 
     def _trains(self, peer: Peer) -> bool:
         beat = peer.beat

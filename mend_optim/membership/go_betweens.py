@@ -14,7 +14,7 @@ doubted while nothing comes of what it gets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from mend_optim.membership.peer import Peer
 from mend_optim.membership.sealers import sealer_of
@@ -37,12 +37,17 @@ class GoBetweens:
         #: By peer that was ever doubted, for how long the last time.
         self._lasted: dict[PeerId, float] = {}
 
-    def may_choose(self, peer: Peer) -> bool:
-        """Whether a peer may be chosen as a sealer: one that this learner has heard itself, or that
-        others reach."""
-        return peer.heard or (self.believes_in(peer.id) and bool(self._of(peer.id)))
+    def choosable(self, peers: Sequence[Peer]) -> Sequence[Peer]:
+        """Return those of some peers that may be chosen as sealers: this learner has heard them
+        itself, or others reach them."""
+        if all(peer.heard for peer in peers):
+            return peers
+        reached = frozenset[PeerId]().union(*(peer.reaches for peer in self._usable()))
+        return [p for p in peers if p.heard or (p.id in reached and self.believes_in(p.id))]
 
-    def choose(self, fragment: int, to: PeerId, without: Collection[PeerId] = ()) -> PeerId | None:
+    def choose(
+        self, fragment: int, to: PeerId, without: Collection[PeerId] = (), zone: str = ""
+    ) -> PeerId | None:
         """Return the go-between for a fragment's offers to a learner. None if this learner reaches
         it, or nobody does.
 
@@ -50,23 +55,28 @@ class GoBetweens:
             fragment: The fragment.
             to: The sealer.
             without: Peers that must not be it.
+            zone: This learner's. A peer of the same zone goes before all others.
         """
         peer = self._peers.get(to.name)
         if peer is None or peer.id != to or peer.linked:
             return None
-        ids = {p.id.name: p.id for p in self._of(to) if p.id not in without and p.has(fragment)}
+        able = [p for p in self._usable() if to in p.reaches and p.has(fragment)]
+        able = [p for p in able if p.id not in without]
+        near = [p for p in able if zone and p.beat and p.beat.zone == zone]
+        ids = {p.id.name: p.id for p in near or able}
         return ids[sealer_of(fragment, ids)] if ids else None
 
-    def _of(self, id: PeerId) -> list[Peer]:
-        """The peers that reach a learner."""
-        return [
+    def _usable(self) -> Iterator[Peer]:
+        """The peers that can pass offers on: none can be sent to a peer that nobody can dial."""
+        return (
             peer
             for peer in self._peers.values()
-            if id in peer.reaches
+            if peer.address
             and peer.linked
+            and peer.training
             and not peer.suspected
             and peer.id not in self._doubted
-        ]
+        )
 
     def doubt(self, now: float, id: PeerId, seconds: float) -> None:
         """Nothing came of what a go-between got. It is doubted for so long, or for twice as long as

@@ -23,7 +23,7 @@ known by hearsay gives its place up first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from mend_optim.membership.go_betweens import GoBetweens
@@ -400,12 +400,12 @@ class Roster:
         with_it = [p for p in able if p is peer or not p.suspected]
         return id in (self._sealer_of(fragment, with_it), self._sealer_of(fragment, able))
 
-    def _able(self, fragment: int) -> list[Peer]:
+    def _able(self, fragment: int) -> Sequence[Peer]:
         """The peers that can seal a fragment, suspects included."""
-        may_choose = self.go_betweens.may_choose
-        return [p for p in self if p.address and p.has(fragment) and may_choose(p)]
+        peers = [peer for peer in self if peer.address and peer.has(fragment)]
+        return self.go_betweens.choosable(peers)
 
-    def _sealer_of(self, fragment: int, peers: list[Peer]) -> PeerId | None:
+    def _sealer_of(self, fragment: int, peers: Sequence[Peer]) -> PeerId | None:
         """The sealer if these peers and this learner are those that can seal it."""
         ids = {p.id.name: p.id for p in peers}
         if self.address:

@@ -50,7 +50,7 @@ def first_hop(
         to: The sealer.
         without: Peers that must not relay.
     """
-    between = roster.go_betweens.choose(fragment, to, without)
+    between = roster.go_betweens.choose(fragment, to, without, roster.zone)
     if between:
         return between
     if not roster.zone or to == roster.me or are_neighbours(roster, roster.me, to):

@@ -23,23 +23,23 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "a-sealer-is-chosen-from-those-that-are-heard",
         ROOM,
-        "return peer.heard or (self.believes_in(peer.id) and bool(self._of(peer.id)))",
-        "return peer.heard",
+        "if p.heard or (p.id in reached and self.believes_in(p.id))]",
+        "if p.heard]",
         CHOICE,
     ),
     mutant(
         "learners-without-work-seal",
         ROOM,
-        "(self.believes_in(peer.id) and bool(self._of(peer.id)))",
-        "bool(self._of(peer.id))",
+        "(p.id in reached and self.believes_in(p.id))",
+        "(p.id in reached)",
         CHOICE,
         8,
     ),
     mutant(
         "learners-that-nobody-reaches-seal",
         ROOM,
-        "(self.believes_in(peer.id) and bool(self._of(peer.id)))",
-        "self.believes_in(peer.id)",
+        "(p.id in reached and self.believes_in(p.id))",
+        "self.believes_in(p.id)",
         CHOICE,
     ),
     mutant(
@@ -49,7 +49,16 @@ GO_BETWEEN_MUTANTS = (
         "peer.id != to:",
         CHOICE,
     ),
-    mutant("peers-between-that-must-not-be", ROOM, "if p.id not in without and", "if", CHOICE),
+    mutant("peers-between-that-must-not-be", ROOM, "if p.id not in without]", "]", CHOICE),
+    mutant(
+        "a-go-between-without-an-address",
+        ROOM,
+        "            if peer.address\n            and",
+        "            if",
+        CHOICE,
+    ),
+    mutant("a-go-between-that-has-not-joined", ROOM, "            and peer.training\n", "", CHOICE),
+    mutant("go-betweens-are-far-away", ROOM, "for p in near or able}", "for p in able}", CHOICE),
     mutant("a-go-between-without-a-stream", ROOM, "            and peer.linked\n", "", CHOICE),
     mutant("a-silent-go-between", ROOM, "            and not peer.suspected\n", "", CHOICE),
     mutant(
@@ -198,7 +207,7 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "one-side-says-that-both-are-apart",
         RELAYING,
-        "author not in known and (peer is None or sealer.id not in peer.reaches)",
+        "author not in known and sealer.id not in peer.reaches",
         "author not in known",
     ),
     mutant(

@@ -457,6 +457,9 @@ class Cluster:
         if receiver is None or self.is_cut(sender.name, to.name):
             self.fail(sender, effect)
             return
+        if isinstance(message, Offer) and not receiver.address:
+            self.fail(sender, effect)  # there is no address to send it to
+            return
         if not self._is_on_stream(sender, effect):
             return
         by = sender.engine.state.me if effect.reply == PASS_ON else None

@@ -53,16 +53,22 @@ def test_an_invented_number_keeps_no_neighbour_out_for_ever(
 
 RESIDUALS = Infiltrated(20, 4, 2, ("offer",), loss=0.0)
 WITHOUT_MEASURE = Infiltrated(13, 3, 1, ("huge", "offer", "seal"), loss=0.0)
-#: It says goodbye to one of two honest learners, and stays with the other one.
+#: Its hellos leave honest learners with rosters by which they choose different sealers.
 IN_TWO_ROSTERS = Infiltrated(
-    9454,
+    9277,
+    4,
     3,
-    1,
-    tuple(sorted({*LIES, *WAYS} - {"joint"})),
+    ("hello",),
     lies_per_s=1.0,
     fragments=2,
-    loss=0.0,
-    faults=(Fault(19.185175524982984, "reset_progress", ("learner-0",)),),
+    adopt_after=0,
+    stays=True,
+    loss=0.1,
+    says_goodbye=True,
+    faults=(
+        Fault(12.3254282124416, "freeze", ("learner-1", 1.7933249675960865, True)),
+        Fault(17.270619459799445, "reset_progress", ("learner-2",)),
+    ),
 )
 
 
@@ -83,10 +89,10 @@ def test_one_that_counts_without_measure_ends_no_round_for_ever(
     assert "no rounds when it has gone" in failure(WITHOUT_MEASURE)
 
 
-def test_one_that_is_gone_for_some_alone_keeps_no_others_from_merging(
+def test_one_that_parts_the_rosters_of_others_keeps_none_of_them_from_merging(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By its roster, each of the two honest ones took the other for the sealer, and waited."""
+    """By its roster, each of two honest ones took the other for the sealer, and waited."""
     assert check(IN_TWO_ROSTERS).seen["rounds beside"]
     monkeypatch.setattr("mend_optim.engine.standoffs.Standoffs._patience_s", lambda *_: 1e9)
     assert "no rounds beside the insider" in failure(IN_TWO_ROSTERS)

@@ -28,11 +28,11 @@ def meet(engine: DrivenEngine, peer: PeerId, address: str = "", *reaches: PeerId
 
 
 def author(*anchors_have_work_of: PeerId) -> DrivenEngine:
-    """A learner that reaches nobody but a go-between, which nobody can dial, so it never seals."""
+    """A learner that reaches nobody but a go-between. Of that and `FAR`, the latter seals."""
     engine = DrivenEngine(seals=False)
     known = set(anchors_have_work_of)
     engine.engine.state.roster.go_betweens.believes_in = known.__contains__
-    meet(engine, BETWEEN, "", ME, FAR)
+    meet(engine, BETWEEN, "between:1", ME, FAR)
     return engine
 
 
@@ -50,10 +50,9 @@ def test_an_offer_for_a_sealer_that_is_not_reached_goes_to_a_go_between() -> Non
     assert sends(engine, Offer) == [(BETWEEN, "")]
 
 
-def test_a_learner_that_nobody_knows_by_its_work_gets_none() -> None:
-    engine = author()
-    engine.offer()
-    assert sends(engine, Offer) == []
+def test_a_learner_that_nobody_knows_by_its_work_seals_nothing() -> None:
+    assert author(FAR).engine.state.sealer(0) == FAR
+    assert author().engine.state.sealer(0) == BETWEEN
 
 
 def test_the_work_in_an_anchor_tells_that_a_learner_is_real() -> None:
@@ -85,7 +84,7 @@ def test_a_seal_of_a_sealer_that_is_reached_comes_from_nobody_else() -> None:
     engine = author(FAR)
     offer = engine.offer()
     meet(engine, FAR, "far:1", ME)
-    meet(engine, BETWEEN, "", ME)
+    meet(engine, BETWEEN, "between:1", ME)
     engine.receive(replace(seal_of(engine.lineage, offer.entry, sealer=FAR), passed_by=BETWEEN))
     assert engine.jobs(Advance) == []
     assert engine.faults() == [f"seal of {BETWEEN.name} refused: it is one of {FAR.name}"]
@@ -96,7 +95,7 @@ def wait(engine: DrivenEngine, seconds: float) -> None:
     until = engine.now + seconds
     while engine.now < until:
         engine.tick(min(1.0, until - engine.now))
-        meet(engine, BETWEEN, "", ME, FAR)
+        meet(engine, BETWEEN, "between:1", ME, FAR)
 
 
 def test_a_go_between_with_which_nothing_comes_is_doubted() -> None:
@@ -109,7 +108,7 @@ def test_a_go_between_with_which_nothing_comes_is_doubted() -> None:
     assert engine.engine.state.sealer(0) == FAR
     assert engine.faults() == []
     wait(engine, 10.0)
-    assert engine.engine.state.sealer(0) is None
+    assert engine.engine.state.sealer(0) == BETWEEN
     (told,) = engine.faults()
     assert told.startswith(f"passing on of offers of fragment 0 of {BETWEEN.name} refused: no anc")
     wait(engine, patience_s)
@@ -187,7 +186,7 @@ def test_nothing_is_passed_on_to_a_sealer_that_is_not_reached() -> None:
 @pytest.mark.parametrize("reached", [True, False])
 def test_a_sealer_takes_the_offer_of_an_author_that_it_does_not_reach(reached: bool) -> None:
     engine = DrivenEngine()
-    meet(engine, BETWEEN, "", ME, AUTHOR)
+    meet(engine, BETWEEN, "between:1", ME, AUTHOR)
     if reached:
         meet(engine, AUTHOR, "", ME)
     else:
@@ -210,7 +209,7 @@ def test_a_sealer_waits_for_authors_whose_offers_came_by_a_go_between() -> None:
     """They would miss every other round: their offers come later than those of others."""
     engine = DrivenEngine(grace_s=100.0)
     engine.engine.state.roster.go_betweens.believes_in = lambda id: True
-    meet(engine, BETWEEN, "", ME, AUTHOR)
+    meet(engine, BETWEEN, "between:1", ME, AUTHOR)
     hand_over(engine, AUTHOR, 1)
     hand_over(engine, BETWEEN, 1)
     engine.offer()
@@ -219,7 +218,7 @@ def test_a_sealer_waits_for_authors_whose_offers_came_by_a_go_between() -> None:
     engine.done(first)
     engine.done(engine.jobs(Advance)[0])
     engine.apply()
-    meet(engine, BETWEEN, "", ME, AUTHOR)
+    meet(engine, BETWEEN, "between:1", ME, AUTHOR)
     hand_over(engine, BETWEEN, 2)
     engine.offer()
     assert engine.jobs(Merge) == []

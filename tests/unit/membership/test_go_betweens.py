@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -28,7 +29,9 @@ def told(graph: Graph, name: str, count: int = 1) -> Beat:
     """The beat of a learner that knows all others, and reaches some of them."""
     others = sorted(set(graph) - {name})
     rumors = [Rumor(id_of(x), f"{x}:1", count, reached=x in graph[name]) for x in others]
-    return Beat(peer=id_of(name), address=f"{name}:1", count=count, roster=tuple(rumors))
+    return Beat(
+        peer=id_of(name), address=f"{name}:1", count=count, training=True, roster=tuple(rumors)
+    )
 
 
 def roster_of(graph: Graph, me: str, merged: Iterable[str] | None = None) -> Roster:
@@ -117,7 +120,9 @@ def test_a_sealer_that_is_met_needs_no_go_between() -> None:
     assert first_hop(roster, p, sealer) == sealer
 
 
-@pytest.mark.parametrize("fate", ["silent", "without a stream", "left out"])
+@pytest.mark.parametrize(
+    "fate", ["silent", "without a stream", "without an address", "not yet joined", "left out"]
+)
 def test_a_go_between_that_is_not_there_is_none(fate: str) -> None:
     roster = roster_of(ROOMS, "c")
     p, sealer = far_fragment(roster)
@@ -126,9 +131,26 @@ def test_a_go_between_that_is_not_there_is_none(fate: str) -> None:
     elif fate == "without a stream":
         roster.link(1.0, id_of("a"), False)
         roster.touch(2.0, id_of("a"))
+    elif fate == "without an address":
+        roster.peers["a"].address = ""
+    elif fate == "not yet joined":
+        roster.hear(2.0, replace(told(ROOMS, "a", 2), training=False))
     without = [id_of("a")] if fate == "left out" else []
     assert roster.go_betweens.choose(p, sealer, without) is None
     assert (roster.sealer(p) == sealer) == (fate == "left out")
+
+
+def test_a_go_between_is_a_neighbour_if_one_is_there() -> None:
+    """What leaves a zone goes through its relay, which joins it with others."""
+    graph = joined("abcdes", [("c", "s")])
+    roster = roster_of(graph, "c")
+    for zone, names in (("here", "ab"), ("there", "de")):
+        for name in names:
+            roster.hear(1.0, replace(told(graph, name, 2), zone=zone))
+    chosen = {roster.go_betweens.choose(p, id_of("s"), zone="here") for p in range(12)}
+    assert chosen == {id_of("a"), id_of("b")}
+    chosen = {roster.go_betweens.choose(p, id_of("s"), zone="") for p in range(12)}
+    assert chosen == set(map(id_of, "abde"))
 
 
 def test_a_doubt_ends_and_the_next_one_lasts_twice_as_long() -> None:

@@ -45,6 +45,7 @@ BEAT = pb.Beat(
             ready=b"r",
             tokens=1,
             proof=b"p",
+            reached=True,
         )
     ],
     ping=1,

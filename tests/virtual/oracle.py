@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mend_optim.engine.effects import Merge
 from mend_optim.engine.ledger import RoundRecord
 from mend_optim.engine.progress import Motion
-from mend_optim.protocol.lineage import Key, Lineage, PeerId, rollbacks
+from mend_optim.protocol.lineage import FORGOTTEN, Key, Lineage, PeerId, rollbacks
 from tests.virtual.units import Vector
 
 if TYPE_CHECKING:
@@ -167,6 +167,8 @@ class Oracle:
         - it was counted as dropped,
         - or the ledger names its author,
         - or its author had given it up before, which an anchor with later work of it does not show,
+        - or the anchor has forgotten its author, a former process of a name: such work counts as
+          merged, and its author drops it,
         - or another process went on from its author's checkpoint, so one name has two histories.
         """
         former = self.former.pop((learner.id, p), set())
@@ -188,6 +190,8 @@ class Oracle:
         unnamed = [
             u for u in unnamed if not self.cluster.heirs.get(u[0], frozenset()) & self._forked_twice
         ]
+        lineage = learner.engine.state.fragments[p].lineage
+        unnamed = [u for u in unnamed if lineage.last_merged(u[0]) != FORGOTTEN]
         # Or there is an offer in its own name that it did not make.
         if self._has_heirs_offer(learner, p):
             unnamed = [u for u in unnamed if u[0] != learner.id]

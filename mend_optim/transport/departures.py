@@ -24,6 +24,9 @@ from mend_optim.protocol.messages import Bulk, Offer, Seal, State
 #: The part of a stream's patience after which a paused message sends a frame all the same. By then
 #: a message that is stuck in one frame holds nothing back.
 PAUSE_SHARE = 1 / 4
+#: A message that is overtaken by so many frames sends one of its own. Else a learner that is behind
+#: would never get the anchor that it needs over a link that seals fill.
+OVERTAKES = 16
 
 
 def urgency(message: Bulk) -> int:
@@ -54,15 +57,22 @@ class Departure:
         self.pause_s = pause_s
         #: When its last frame began to leave, by the loop's clock.
         self.moved_at = asyncio.get_running_loop().time()
+        #: How many frames of more urgent messages have left since.
+        self.overtaken = 0
 
     async def turn(self) -> None:
         """Wait until the next frame may leave: no more urgent message moves, or the pause was long
-        enough."""
+        enough, in seconds or in frames."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self.pause_s
-        while (until := min(self._all.busy_until(self.rank), ends_at)) > loop.time():
+        while self.overtaken < OVERTAKES:
+            until = min(self._all.busy_until(self.rank), ends_at)
+            if until <= loop.time():
+                break
             await self._all.change(until - loop.time())
+        self.overtaken = 0
         self.moved_at = loop.time()
+        self._all.overtake(self.rank)
 
 
 class Departures:
@@ -70,8 +80,9 @@ class Departures:
 
     def __init__(self) -> None:
         self._leaving: list[Departure] = []
-        #: Set once a message has left. Each one is followed by a fresh event.
-        self._left = asyncio.Event()
+        #: Set once a message has left, or was overtaken for long. Each one is followed by a fresh
+        #: event.
+        self._changed = asyncio.Event()
 
     @contextmanager
     def leaving(self, message: Bulk, patience_s: float) -> Iterator[Departure]:
@@ -87,18 +98,29 @@ class Departures:
             yield departure
         finally:
             self._leaving.remove(departure)
-            left, self._left = self._left, asyncio.Event()
-            left.set()
+            self._wake()
 
     def busy_until(self, rank: int) -> float:
         """Until when the more urgent messages count as moving, by the loop's clock."""
         ahead = (other for other in self._leaving if other.rank < rank)
         return max((other.moved_at + other.pause_s for other in ahead), default=0.0)
 
+    def overtake(self, rank: int) -> None:
+        """A frame of a message of this rank leaves."""
+        behind = [other for other in self._leaving if other.rank > rank]
+        for other in behind:
+            other.overtaken += 1
+        if any(other.overtaken >= OVERTAKES for other in behind):
+            self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
     async def change(self, seconds: float) -> None:
-        """Wait until a message has left; no longer than that."""
-        left = asyncio.ensure_future(self._left.wait())
+        """Wait until a message has left, or was overtaken for long; no longer than that."""
+        changed = asyncio.ensure_future(self._changed.wait())
         try:
-            await asyncio.wait({left}, timeout=seconds)
+            await asyncio.wait({changed}, timeout=seconds)
         finally:
-            left.cancel()
+            changed.cancel()

@@ -68,8 +68,8 @@ DEPARTURE_MUTANTS = (
         "a-message-leaves-without-a-word",
         7,
         "transport/departures",
-        "            left.set()\n",
-        "",
+        "            self._leaving.remove(departure)\n            self._wake()\n",
+        "            self._leaving.remove(departure)\n",
         ORDER,
     ),
     Mutant(
@@ -79,6 +79,30 @@ DEPARTURE_MUTANTS = (
         "self.departures = Departures()",
         "self.departures = vars(Departures).get('one') or Departures()\n"
         "        Departures.one = self.departures",
+        ORDER,
+    ),
+    Mutant(
+        "whole-anchors-starve-behind-seals",
+        7,
+        "transport/departures",
+        "            other.overtaken += 1\n",
+        "            pass\n",
+        ORDER,
+    ),
+    Mutant(
+        "a-message-is-overtaken-once",
+        7,
+        "transport/departures",
+        "        self.overtaken = 0\n        self.moved_at",
+        "        self.moved_at",
+        ORDER,
+    ),
+    Mutant(
+        "nobody-tells-the-overtaken",
+        7,
+        "transport/departures",
+        "if any(other.overtaken >= OVERTAKES for other in behind):",
+        "if False:",
         ORDER,
     ),
 )

@@ -11,7 +11,7 @@ import pytest
 
 from mend_optim.protocol.lineage import PeerId
 from mend_optim.protocol.messages import Bulk
-from mend_optim.transport.departures import PAUSE_SHARE, Departures, urgency
+from mend_optim.transport.departures import OVERTAKES, PAUSE_SHARE, Departures, urgency
 from mend_optim.transport.link import Link
 from tests.support.virtual_loop import VirtualLoop
 from tests.unit.transport.recorder import Recorder, offer_of, seal_of, state_of
@@ -96,10 +96,18 @@ def test_equally_urgent_messages_go_side_by_side(message):
 def test_a_paused_message_sends_a_frame_at_times():
     """The other end gives up a stream that stands still for its patience."""
     way = Way()
-    play(way.send(OFFER, frames=3), way.send(SEAL, frames=4 * int(PAUSE_S), at=0.5))
+    play(way.send(OFFER, frames=3), way.send(SEAL, frames=2 * int(PAUSE_S), at=0.5, frame_s=2))
     first, *others = way.times("Offer")
     assert first == 0.0
     assert others == [1 + PAUSE_S, 2 + 2 * PAUSE_S]
+
+
+def test_a_message_that_many_frames_overtake_sends_one():
+    """Seals may fill a slow link, and a learner that is behind gets no further by them."""
+    way = Way()
+    play(way.send(STATE, frames=4), way.send(SEAL, frames=4 * OVERTAKES, at=0.05, frame_s=0.1))
+    between = "".join(kind[1] for kind in way.kinds).split("t")
+    assert [len(seals) for seals in between] == [0, OVERTAKES, OVERTAKES, OVERTAKES, OVERTAKES]
 
 
 def test_a_message_that_stands_still_holds_nothing_back():

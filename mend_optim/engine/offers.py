@@ -145,8 +145,9 @@ class Offers:
             return False
         pending.astray()
         self._withholding[relay] = now + self.state.policies.timing.round_timeout_s
-        why = f"{caller.name} lacks it {waited:.1f} s after it was sent"
-        self.state.refuse(relay, f"relaying of offer {pending.seq}", why)
+        if are_neighbours(self.state.roster, self.state.me, relay):  # a go-between has no such duty
+            why = f"{caller.name} lacks it {waited:.1f} s after it was sent"
+            self.state.refuse(relay, f"relaying of offer {pending.seq}", why)
         return True
 
     def _answers(self, now: float, p: int, caller: PeerId) -> bool:

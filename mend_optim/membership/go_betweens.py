@@ -87,4 +87,5 @@ class GoBetweens:
     def expire(self, now: float) -> None:
         """End the doubts whose time is over, and forget those of peers that are gone."""
         self._doubted = {id: until for id, until in self._doubted.items() if now < until}
-        self._lasted = {id: s for id, s in self._lasted.items() if id.name in self._peers}
+        here = {peer.id for peer in self._peers.values()}
+        self._lasted = {id: lasted for id, lasted in self._lasted.items() if id in here}

@@ -82,7 +82,7 @@ GO_BETWEEN_MUTANTS = (
     mutant(
         "doubts-of-the-gone-are-kept",
         ROOM,
-        "in self._lasted.items() if id.name in self._peers",
+        "in self._lasted.items() if id in here",
         "in self._lasted.items()",
         CHOICE,
         8,
@@ -187,7 +187,7 @@ GO_BETWEEN_MUTANTS = (
         "wanted = relayed or not",
     ),
     mutant(
-        "who-does-not-tell-reaches-nobody",
+        "older-versions-reach-nobody",
         RELAYING,
         "sealer.linked and self.state.me in known",
         "sealer.linked",

@@ -367,7 +367,8 @@ def _may_come(seal: Seal, state: EngineState) -> bool:
     if _is_from_go_between(seal, state):
         return True
     sealer, passed_by = map(state.roster.find, (seal.sealer, seal.passed_by))
-    # Who reaches whom may change while a seal is on its way, and each peer hears of it later.
+    # Two learners may come to reach each other while a seal is on its way, and the peer that passes
+    # it on hears of that later.
     meets = sealer is not None and sealer.linked and state.me in sealer.reaches
     if meets and passed_by and seal.sealer not in passed_by.reaches:
         state.refuse_seal(seal, f"it is one of {seal.sealer.name}")

@@ -52,7 +52,7 @@ class Ground:
 
     @contextmanager
     def held(self, merged: Iterable[str] = "ab") -> Iterator[None]:
-        """Whatever happens inside: both go on, and it has cost no more than it may. Work of nobody
+        """After an attack inside: both go on, and it has cost no more than it may. Work of nobody
         is merged but of those that are `merged`.
 
         The longest gap of training is not measured: on a busy machine it is as long as the machine

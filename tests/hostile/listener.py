@@ -1,4 +1,4 @@
-"""A hostile peer that listens: it answers hellos, and offers with whatever it likes."""
+"""A hostile peer that listens: it answers hellos, and answers offers with any message."""
 
 from __future__ import annotations
 

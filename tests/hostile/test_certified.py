@@ -64,7 +64,7 @@ class Certified:
         return self.caller(self.folder / SEALER, SEALER)
 
     def notary(self) -> Any:
-        """What signs in the insider's name."""
+        """The notary that signs in the insider's name."""
         credentials = Credentials.files(self.folder / SEALER)
         identity = load_identity("here", credentials, SEALER)
         return CertificateNotary(lambda: identity)

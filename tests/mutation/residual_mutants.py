@@ -19,7 +19,7 @@ RESIDUAL_MUTANTS = (
         "",
     ),
     mutant(
-        "what-a-sealer-holds-is-not-told",
+        "a-held-residual-is-not-told",
         "worker/seal_payload",
         "            self.held = self._length(self.feedback.residual)\n",
         "",

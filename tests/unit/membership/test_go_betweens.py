@@ -141,7 +141,7 @@ def test_a_go_between_that_is_not_there_is_none(fate: str) -> None:
 
 
 def test_a_go_between_is_a_neighbour_if_one_is_there() -> None:
-    """What leaves a zone goes through its relay, which joins it with others."""
+    """An offer leaves a zone through its relay, which joins it with others."""
     graph = joined("abcdes", [("c", "s")])
     roster = roster_of(graph, "c")
     for zone, names in (("here", "ab"), ("there", "de")):
